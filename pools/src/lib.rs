@@ -3,8 +3,6 @@
 //! | module | resource | what remains if its owner is killed |
 //! |---|---|---|
 //! | [`disk`] | writable layer: a preformatted ext4 in an unlinked file | nothing: the kernel frees it with the last descriptor |
-//! | [`network`] | a network namespace with a tap in it, joined to the host's, held by descriptors | nothing, likewise; published ports lead nowhere until a thawd that runs, or else the next start, removes them |
-//! | [`network::pod`] | taps in a namespace that is somebody else's, and frames redirected to them | the redirection, found by its cookie by the next |
 //! | [`cgroup`] | one directory per hierarchy, `/thaw/<name>` | empty directories, found by their maker's name by the next start |
 //! | [`vmm`] | a `thaw-vmm` process | nothing if tethered; else a process, found by [`process::ProcessRecord`] |
 //! | [`share`] | a `thaw-share` process: directories of the host for one guest | nothing: it ends with its VMM |
@@ -28,7 +26,6 @@ pub mod demand;
 pub mod disk;
 pub mod limits;
 pub mod machine;
-pub mod network;
 pub mod plan;
 pub mod pool;
 pub mod process;
@@ -65,30 +62,6 @@ pub enum Error {
         status: std::process::ExitStatus,
         message: String,
     },
-    /// The host has a route of its own into the range for slots.
-    #[error(
-        "the range {range} for sandboxes overlaps this host's route to {route} by {interface}; set another [network] range"
-    )]
-    RangeTaken {
-        range: String,
-        route: String,
-        interface: String,
-    },
-    /// As many slots as the range has room for.
-    #[error("all {slots} network slots of {range} are in use; set a larger [network] range")]
-    RangeFull { range: String, slots: u32 },
-    /// This host does not forward, and is not to be made to.
-    #[error("net.ipv4.ip_forward is 0; set it to 1, or [network] forwarding = true")]
-    ForwardingOff,
-    /// Somebody else has a port that was to be published.
-    #[error("port {port} of this host is in use; publish another")]
-    PortInUse { port: String },
-    /// A port of an address this host has not.
-    #[error("{port}: this host has no such address")]
-    NotOurAddress { port: String },
-    /// A pod's network is not one that can be joined.
-    #[error(transparent)]
-    Pod(#[from] network::pod::PodError),
     /// thaw-vmm was not found.
     #[error("thaw-vmm is not at {}; put it beside thaw, or name it in THAW_VMM", looked.display())]
     VmmMissing { looked: PathBuf },

@@ -1,8 +1,8 @@
 //! The network flags of `thaw run` and `thaw thaw`, and `thaw network`: another policy for a sandbox that runs.
 
 use clap::Args;
-use thaw_pools::network::policy::{Policy, parse_into};
-use thaw_pools::network::publish::{Port, PortError};
+use thaw_network::policy::{Policy, parse_into};
+use thaw_network::publish::{Port, PortError};
 use thaw_protocol::api::{NetworkPolicy, PublishedPort};
 use thaw_sandbox::exit::{ExitCode, Failure};
 

@@ -13,8 +13,8 @@ pub(super) fn checks(host: &Host) -> Vec<Check> {
         landlock(host),
         tap(host),
         forwarding(host),
-        translation(thaw_pools::network::try_out()),
-        fast_path(thaw_pools::network::try_fast_path()),
+        translation(thaw_network::try_out()),
+        fast_path(thaw_network::try_fast_path()),
         userfaultfd(host),
     ]
 }
@@ -126,12 +126,12 @@ fn forwarding(host: &Host) -> Check {
     }
 }
 
-fn translation(tried: Result<(), thaw_pools::Error>) -> Check {
+fn translation(tried: Result<(), thaw_network::Error>) -> Check {
     const NAME: &str = "veth and nftables NAT";
     let denied = |e: &std::io::Error| e.kind() == std::io::ErrorKind::PermissionDenied;
     match tried {
         Ok(()) => Check::ok(NAME, "work"),
-        Err(thaw_pools::Error::System { source, .. }) if denied(&source) => Check::warn(
+        Err(thaw_network::Error::System { source, .. }) if denied(&source) => Check::warn(
             NAME,
             "only for root",
             "a private network is the guest and its gateway, without the world outside",
@@ -146,7 +146,7 @@ fn translation(tried: Result<(), thaw_pools::Error>) -> Check {
     }
 }
 
-fn fast_path(tried: Result<(), thaw_pools::Error>) -> Check {
+fn fast_path(tried: Result<(), thaw_network::Error>) -> Check {
     const NAME: &str = "eBPF redirection";
     match tried {
         Ok(()) => Check::ok(NAME, "works: packets of sandboxes without a policy go that way"),
@@ -207,7 +207,7 @@ mod tests {
         let tried = |kind: std::io::ErrorKind| {
             let what = "write nftables rules";
             let source = kind.into();
-            translation(Err(thaw_pools::Error::System { what, source })).state
+            translation(Err(thaw_network::Error::System { what, source })).state
         };
         assert_eq!(translation(Ok(())).state, State::Ok);
         assert_eq!(fast_path(Ok(())).state, State::Ok);

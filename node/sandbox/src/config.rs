@@ -31,7 +31,7 @@ pub struct Config {
     /// Mirrors, budgets and limits of reading registries.
     pub fetch: thaw_images::registry::Config,
     /// Addresses and name servers of sandboxes.
-    pub network: thaw_pools::network::Setup,
+    pub network: thaw_network::Setup,
     /// What thawd makes ahead.
     pub pools: pools::PoolsConfig,
     /// Where thawd serves its API besides its unix socket.
@@ -399,7 +399,7 @@ mod tests {
         let config = Config::parse(example.unwrap()).unwrap();
         assert_eq!(config.prefetch, PrefetchConfig::default());
         assert_eq!(config.pools, pools::PoolsConfig::default());
-        assert_eq!(config.network, thaw_pools::network::Setup::default());
+        assert_eq!(config.network, thaw_network::Setup::default());
         assert_eq!(config.fetch.mirrors_of("quay.io").len(), 1);
         let defaults = thaw_images::registry::Config {
             mirrors: config.fetch.mirrors.clone(),

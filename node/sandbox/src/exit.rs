@@ -223,11 +223,21 @@ impl From<thaw_pools::Error> for Failure {
             thaw_pools::Error::VmmMissing { .. } => ExitCode::VmmMissing,
             thaw_pools::Error::ShareMissing { .. } => ExitCode::ShareMissing,
             thaw_pools::Error::Share { .. } => ExitCode::ShareFailed,
-            thaw_pools::Error::PortInUse { .. } | thaw_pools::Error::NotOurAddress { .. } => {
-                ExitCode::PortUnavailable
-            }
             thaw_pools::Error::ProgramFailed { message, .. } if message.contains("No space left") => {
                 ExitCode::DiskFull
+            }
+            other if is_full_somewhere(other) => ExitCode::DiskFull,
+            _ => ExitCode::Runtime,
+        };
+        Failure::new(code, error.to_string())
+    }
+}
+
+impl From<thaw_network::Error> for Failure {
+    fn from(error: thaw_network::Error) -> Failure {
+        let code = match &error {
+            thaw_network::Error::PortInUse { .. } | thaw_network::Error::NotOurAddress { .. } => {
+                ExitCode::PortUnavailable
             }
             other if is_full_somewhere(other) => ExitCode::DiskFull,
             _ => ExitCode::Runtime,

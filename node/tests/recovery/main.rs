@@ -58,7 +58,7 @@ impl Plan {
             .iter()
             .filter(|p| p.name().contains(part))
             .collect();
-        if let Err(e) = thaw_pools::network::try_fast_path() {
+        if let Err(e) = thaw_network::try_fast_path() {
             thaw_test_skip::skip(format!("the fast path's failpoints: {e}"));
             points.retain(|p| !FAST.iter().any(|begins| p.name().starts_with(begins)));
         }

@@ -5,7 +5,7 @@ use std::path::{Component, Path};
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use thaw_pools::network::Terms;
+use thaw_network::Terms;
 use thaw_protocol::api::{
     CPU_LIMIT_MILLIS, CreateSandbox, DISK_MIB, Encoding, ExecProcess, ForkSandbox, FreezeSandbox,
     NetworkPolicy, PublishedPort, PullImage, RateLimits, StartContainer, TerminalSize, ThawSandbox,

@@ -30,7 +30,7 @@ mod tests {
     use std::collections::BTreeSet;
 
     use thaw_images::registry::{Config as FetchConfig, Mirror, MirrorKind};
-    use thaw_pools::network::Setup;
+    use thaw_network::Setup;
 
     use super::super::api::{ApiConfig, MetricsConfig};
     use super::super::pools::{ParkedConfig, PoolsConfig, ShellsConfig};

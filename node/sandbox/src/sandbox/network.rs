@@ -7,9 +7,9 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use thaw_pools::network::pod::PodNetwork;
-use thaw_pools::network::policy::Policy;
-use thaw_pools::network::{NetworkSlot, Networks, Terms, Traffic, Uplink};
+use thaw_network::pod::PodNetwork;
+use thaw_network::policy::Policy;
+use thaw_network::{NetworkSlot, Networks, Terms, Traffic, Uplink};
 use thaw_protocol::api::{NetworkPolicy, PublishedPort, SandboxNetwork};
 use thaw_protocol::handshake::Network;
 
@@ -99,7 +99,7 @@ pub fn read(policy: Option<&NetworkPolicy>, publish: &[PublishedPort]) -> Result
     Terms::read(policy, publish).map_err(wrong)
 }
 
-fn failed(error: thaw_pools::Error) -> Failure {
+fn failed(error: thaw_network::Error) -> Failure {
     let failure = Failure::from(error);
     match failure.code {
         ExitCode::PortUnavailable => failure,

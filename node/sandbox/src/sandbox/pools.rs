@@ -4,9 +4,9 @@ use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
+use thaw_network::{Networks, Setup};
 use thaw_pools::cgroup::{Cgroups, Hierarchy};
 use thaw_pools::disk::Disks;
-use thaw_pools::network::{Networks, Setup};
 use thaw_pools::plan::Plan;
 use thaw_pools::pool::Pool;
 use thaw_pools::resource::Kind;

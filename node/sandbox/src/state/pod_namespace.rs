@@ -8,7 +8,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use thaw_pools::network::pod::{self, PodNetwork};
+use thaw_network::pod::{self, PodNetwork};
 
 use super::FileIdentity;
 use crate::exit::{ExitCode, Failure};

@@ -7,7 +7,7 @@ use thaw_bench::network::Path;
 use thaw_bench::network::frames::Guest;
 use thaw_bench::network::place::{PORT, Place};
 use thaw_bench::{Report, table};
-use thaw_pools::network::{FastPathSetting, NetworkSlot, Networks, Setup};
+use thaw_network::{FastPathSetting, NetworkSlot, Networks, Setup};
 use thaw_pools::resource::Kind;
 
 /// Rounds, each a burst of every kind each way in turn; as many as warm up are not counted.

@@ -4,7 +4,7 @@ use std::io;
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
 
-use thaw_pools::network::{GATEWAY_MAC, GUEST_ADDRESS, GUEST_MAC, NetworkSlot};
+use thaw_network::{GATEWAY_MAC, GUEST_ADDRESS, GUEST_MAC, NetworkSlot};
 
 /// `virtio_net_hdr_v1`, of a frame that wants nothing.
 const HEADER: usize = 12;

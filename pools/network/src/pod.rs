@@ -21,8 +21,8 @@ use rustix::fs::{Mode, OFlags};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::handshake::Network;
 
-use super::tap::{move_into, on_a_thread, open_tap};
 use crate::Error;
+use crate::tap::{move_into, on_a_thread, open_tap};
 use describe::Surveyed;
 use filter::Identity;
 use thaw_sys::netlink::Socket;
@@ -89,7 +89,10 @@ pub fn open(path: &Path) -> Result<OwnedFd, Error> {
     // What is no namespace, a pipe perhaps, is not waited for.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let opened = rustix::fs::open(path, flags, Mode::empty());
-    opened.map_err(|e| Error::io("open the network namespace", path)(e.into()))
+    opened.map_err(|e| Error::Namespace {
+        path: path.to_owned(),
+        source: e.into(),
+    })
 }
 
 impl PodNetwork {
@@ -100,7 +103,7 @@ impl PodNetwork {
     pub fn attach(namespace: OwnedFd) -> Result<Option<PodNetwork>, Error> {
         refuse_host(namespace.as_fd())?;
         let led = within(namespace.as_fd(), |route| -> Result<_, Error> {
-            let links = survey::links(route).map_err(failed("read the pod's interfaces"))?;
+            let links = survey::links(route).map_err(Error::system("read the pod's interfaces"))?;
             if links.iter().any(is_tap) {
                 return Err(PodError::InUse.into());
             }
@@ -108,7 +111,7 @@ impl PodNetwork {
             let Some(link) = only(describe::for_a_guest(links))? else {
                 return Ok(None);
             };
-            let surveyed = Surveyed::of(route).map_err(failed("read the pod's network"))?;
+            let surveyed = Surveyed::of(route).map_err(Error::system("read the pod's network"))?;
             refuse_directed(route, &link)?;
             let config = surveyed.describe(&link);
             let addresses = config.addresses.iter().map(|address| address.ip);
@@ -152,7 +155,7 @@ impl PodNetwork {
         self.loopback.take()
     }
 
-    /// As [`super::NetworkSlot::tap`] is. None of one that was adopted.
+    /// As [`crate::NetworkSlot::tap`] is. None of one that was adopted.
     pub fn tap(&self) -> Option<&OwnedFd> {
         self.led.as_ref().map(|led| &led.tap)
     }
@@ -187,10 +190,6 @@ pub fn detach(namespace: BorrowedFd<'_>) -> Result<(), Error> {
     within(namespace, remove)
 }
 
-fn failed(what: &'static str) -> impl FnOnce(io::Error) -> Error {
-    move |source| Error::System { what, source }
-}
-
 /// Runs `work` in a namespace, with a socket there.
 fn within<T: Send>(
     namespace: BorrowedFd<'_>,
@@ -198,14 +197,14 @@ fn within<T: Send>(
 ) -> Result<T, Error> {
     on_a_thread(|| {
         move_into(namespace)?;
-        let mut route = Socket::route().map_err(failed("open a netlink socket"))?;
+        let mut route = Socket::route().map_err(Error::system("open a netlink socket"))?;
         work(&mut route)
     })
 }
 
 /// The host's namespace is that of its first process, and ours.
 fn refuse_host(namespace: BorrowedFd<'_>) -> Result<(), Error> {
-    let failed = |e: rustix::io::Errno| failed("look at the pod's network namespace")(e.into());
+    let failed = |e: rustix::io::Errno| Error::system("look at the pod's network namespace")(e.into());
     let theirs = rustix::fs::fstat(namespace).map_err(failed)?;
     for host in ["/proc/1/ns/net", "/proc/thread-self/ns/net"] {
         // Another's first process may not be for us to see; our own namespace always is.
@@ -235,7 +234,7 @@ fn only(mut links: Vec<Link>) -> Result<Option<Link>, PodError> {
 
 /// What directs frames already, and is not ours, is not to be pushed aside.
 fn refuse_directed(route: &mut Socket, link: &Link) -> Result<(), Error> {
-    let directed = tc::with_ingress(route).map_err(failed("read the pod's qdiscs"))?;
+    let directed = tc::with_ingress(route).map_err(Error::system("read the pod's qdiscs"))?;
     match directed.contains(&link.index) {
         true => {
             let interface = link.name.clone();
@@ -247,7 +246,7 @@ fn refuse_directed(route: &mut Socket, link: &Link) -> Result<(), Error> {
 
 /// Makes the tap of an interface, and has frames go both ways, the guest's where it may send them.
 fn lead(route: &mut Socket, to: &Link, identity: &Identity) -> Result<OwnedFd, Error> {
-    let program = bpf::load(&filter::program(identity, to.index)).map_err(failed(
+    let program = bpf::load(&filter::program(identity, to.index)).map_err(Error::system(
         "filter what a pod's guest sends (CONFIG_BPF_SYSCALL; what the kernel says of the program)",
     ))?;
     let tap = open_tap(TAP, None)?;
@@ -272,7 +271,7 @@ fn lead(route: &mut Socket, to: &Link, identity: &Identity) -> Result<OwnedFd, E
         reach(Failpoint::PodRedirected);
         Ok(())
     };
-    join().map_err(failed(
+    join().map_err(Error::system(
         "filter and redirect a pod's frames (load sch_ingress, cls_bpf, cls_u32, act_mirred)",
     ))?;
     Ok(tap)
@@ -310,7 +309,7 @@ fn remove(route: &mut Socket) -> Result<(), Error> {
         }
         Ok(())
     };
-    remove().map_err(failed("take a sandbox's taps out of a pod's network"))
+    remove().map_err(Error::system("take a sandbox's taps out of a pod's network"))
 }
 
 /// What went by itself, or with its interface, is removed as well.

@@ -16,8 +16,8 @@ use rustix::net::{
 };
 use rustix::thread::UnshareFlags;
 
-use super::{GATEWAY_MAC, HOST_ADDRESS, TAP_INDEX, TAP_NAME};
 use crate::Error;
+use crate::{GATEWAY_MAC, HOST_ADDRESS, TAP_INDEX, TAP_NAME};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_sys::netlink::Socket;
 
@@ -105,10 +105,7 @@ pub(super) struct Failure {
 
 impl From<Failure> for Error {
     fn from(failure: Failure) -> Error {
-        Error::System {
-            what: failure.step.name(),
-            source: failure.error.into(),
-        }
+        Error::system(failure.step.name())(failure.error.into())
     }
 }
 
@@ -413,9 +410,7 @@ mod tests {
         std::thread::spawn(move || {
             if move_into(sender.as_fd()).is_ok() {
                 let socket = std::net::UdpSocket::bind((HOST_ADDRESS, 0)).unwrap();
-                socket
-                    .send_to(b"hello", (super::super::GUEST_ADDRESS, 9))
-                    .unwrap();
+                socket.send_to(b"hello", (crate::GUEST_ADDRESS, 9)).unwrap();
             }
         })
         .join()
@@ -427,7 +422,7 @@ mod tests {
             let ethernet = &frame[VNET_HEADER as usize..n];
             arp_seen |= ethernet[12..14] == [0x08, 0x06]
                 && ethernet[6..12] == GATEWAY_MAC
-                && ethernet[38..42] == super::super::GUEST_ADDRESS.octets();
+                && ethernet[38..42] == crate::GUEST_ADDRESS.octets();
         }
         assert!(arp_seen, "the tap did not carry the host's ARP request");
     }

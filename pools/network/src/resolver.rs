@@ -5,7 +5,7 @@ use std::io::Read;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 
-use super::slot::PLATFORM;
+use crate::slot::PLATFORM;
 
 const FILE: &str = "/etc/resolv.conf";
 /// Where systemd-resolved, which listens on the host's loopback, says whom it asks itself.

@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType};
 use super::super::tests::{HOST4, HOST6, POD4, POD6, attach, on_a_host, pod};
 use super::super::{Error, PodNetwork};
 use super::*;
-use crate::network::world::PATIENCE;
+use crate::world::PATIENCE;
 use thaw_sys::bpf;
 
 const OTHER4: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 6);
@@ -512,7 +512,7 @@ fn as_many_addresses_as_there_may_be_are_a_program_and_one_more_is_refused() {
 
 #[test]
 fn a_pod_of_too_many_addresses_is_refused_and_left_as_it_was() {
-    use crate::network::world::within;
+    use crate::world::within;
     use thaw_sys::{link, netlink::Socket, tc};
     on_a_host(|| {
         let pod = pod();

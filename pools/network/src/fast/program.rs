@@ -7,16 +7,14 @@
 //! slot's the guest's on the way in, one hop is counted, and the frame is for the next interface. Address and address
 //! belong together whatever the connection, so there is nothing to remember.
 //!
-//! Invariant: a packet is redirected only where the namespace's rules ([`super::super::slot`]) would let it through whatever
+//! Invariant: a packet is redirected only where the namespace's rules ([`crate::slot`]) would let it through whatever
 //! came before it; every other is handed on to them untouched: what is no IPv4, has options, is a fragment, has nowhere to
 //! hop, is from another address than it may be, to or from where it depends on a connection, of another protocol than TCP,
 //! UDP and ICMP.
 
 use std::net::Ipv4Addr;
 
-use super::super::{
-    GATEWAY_MAC, GUEST_ADDRESS, GUEST_MAC, HOST_ADDRESS, HOST_MAC, PREFIX, TAP_INDEX, UPLINK_MAC,
-};
+use crate::{GATEWAY_MAC, GUEST_ADDRESS, GUEST_MAC, HOST_ADDRESS, HOST_MAC, PREFIX, TAP_INDEX, UPLINK_MAC};
 use Register::{R0, R1, R2, R3, R4, R5, R6, R7, R8, R9, R10};
 use thaw_sys::bpf::Table;
 use thaw_sys::bpf::assembler::{Assembler, Helper, Operation, Register, Size, When};
@@ -25,7 +23,7 @@ use thaw_sys::prefix::Prefix;
 /// What the programs must know of a slot: words of 32 bits, which they read at these offsets.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
-pub(in super::super) struct Wiring {
+pub(crate) struct Wiring {
     /// The slot's address and that of the host's end, as they are in a header.
     slot: u32,
     host: u32,

@@ -14,8 +14,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::api::PublishedPort;
 
-use super::host::{ANYWHERE, AT, Host};
 use crate::Error;
+use crate::host::{ANYWHERE, AT, Host};
 use thaw_sys::netlink::Socket;
 use thaw_sys::nft::rule::{TCP, UDP};
 use thaw_sys::nft::{Field, Target, Transaction};
@@ -159,10 +159,7 @@ impl Port {
             Some(libc::EADDRNOTAVAIL) => Error::NotOurAddress {
                 port: self.to_string(),
             },
-            _ => Error::System {
-                what: "reserve a port of the host",
-                source,
-            },
+            _ => Error::system("reserve a port of the host")(source),
         };
         let address = SocketAddrV4::new(self.address.unwrap_or(Ipv4Addr::UNSPECIFIED), self.host);
         let kind = match self.protocol {
@@ -229,10 +226,7 @@ impl Publication {
         }
         inserted.map_err(|source| match source.raw_os_error() {
             Some(libc::EEXIST) => Error::PortInUse { port: list(ports) },
-            _ => Error::System {
-                what: "publish ports",
-                source,
-            },
+            _ => Error::system("publish ports")(source),
         })?;
         reach(Failpoint::PublishInserted);
         let publications = reserved.into_iter().map(|(port, socket)| Publication {

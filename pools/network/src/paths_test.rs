@@ -5,8 +5,8 @@ use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 
-use super::world::*;
 use super::*;
+use crate::world::*;
 use thaw_sys::conntrack;
 use thaw_sys::netlink::Socket;
 

@@ -19,9 +19,9 @@ use proptest::test_runner::TestRunner;
 use rustix::io::Errno;
 use rustix::thread::{CpuSet, UnshareFlags, sched_getcpu, sched_setaffinity};
 
-use super::tap::enter;
-use super::world::*;
 use super::*;
+use crate::tap::enter;
+use crate::world::*;
 use thaw_sys::bpf;
 use thaw_sys::bpf::assembler::{Assembler, Register, Size, When};
 use thaw_sys::netlink::Socket;

@@ -16,9 +16,9 @@ use std::net::Ipv4Addr;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::Arc;
 
-use super::tap::{self, Privileged};
-use super::{TAP_INDEX, UPLINK_NAME};
 use crate::Error;
+use crate::tap::{self, Privileged};
+use crate::{TAP_INDEX, UPLINK_NAME};
 pub(super) use program::Wiring;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_sys::bpf::{self, Table};
@@ -152,13 +152,15 @@ fn remove(route: &mut Socket, uplink: u32) -> io::Result<()> {
 /// # Errors
 /// What it lacks.
 pub(super) fn try_out() -> Result<(), Error> {
-    let failed = |what| move |source| Error::System { what, source };
-    bpf::can_wait().map_err(failed("wait for programs (membarrier(2), not with nohz_full)"))?;
+    bpf::can_wait().map_err(Error::system(
+        "wait for programs (membarrier(2), not with nohz_full)",
+    ))?;
     let Privileged {
         tapped, mut route, ..
     } = tap::in_thread()?;
-    let mut host = Socket::netfilter().map_err(failed("open an nftables socket (load nf_tables)"))?;
-    conntrack::find(&mut host, |_| false).map_err(failed("read connections (load nf_conntrack_netlink)"))?;
+    let mut host = Socket::netfilter().map_err(Error::system("open an nftables socket (load nf_tables)"))?;
+    conntrack::find(&mut host, |_| false)
+        .map_err(Error::system("read connections (load nf_conntrack_netlink)"))?;
     let mut lay = || -> io::Result<()> {
         // The other end is there as well; what matters is that it is a pair's.
         link::make_pair(&mut route, "here", UPLINK_NAME, tapped.namespace.as_fd())?;
@@ -166,7 +168,7 @@ pub(super) fn try_out() -> Result<(), Error> {
         let wiring = Wiring::new(Ipv4Addr::UNSPECIFIED, Ipv4Addr::UNSPECIFIED, uplink);
         FastPath::lay(&mut route, &Arc::new(Programs::load(&[])?), &wiring, uplink).map(drop)
     };
-    lay().map_err(failed(
+    lay().map_err(Error::system(
         "redirect packets by eBPF (CONFIG_BPF_SYSCALL, CONFIG_NET_CLS_BPF, Linux 5.10)",
     ))
 }

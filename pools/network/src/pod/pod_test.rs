@@ -7,8 +7,8 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, U
 use rustix::thread::UnshareFlags;
 
 use super::*;
-use crate::network::tap::{Failure, enter};
-use crate::network::world::{PATIENCE, Wire, talk, within as inside};
+use crate::tap::{Failure, enter};
+use crate::world::{PATIENCE, Wire, talk, within as inside};
 
 const MTU: u32 = 1400;
 pub(super) const POD4: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 5);

@@ -18,12 +18,12 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType};
 use serde::{Deserialize, Serialize};
 use thaw_sys::lock::Lock;
 
-use super::earlier::Earlier;
-use super::fast::{FastPath, Programs, Wiring};
-use super::range::{Range, SLOT_LENGTH};
-use super::tap::Privileged;
-use super::{GUEST_ADDRESS, GUEST_MAC, HOST_MAC, TAP_INDEX, UPLINK_MAC, UPLINK_NAME, resolver, slot};
 use crate::Error;
+use crate::earlier::Earlier;
+use crate::fast::{FastPath, Programs, Wiring};
+use crate::range::{Range, SLOT_LENGTH};
+use crate::tap::Privileged;
+use crate::{GUEST_ADDRESS, GUEST_MAC, HOST_MAC, TAP_INDEX, UPLINK_MAC, UPLINK_NAME, resolver, slot};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_sys::bpf;
 use thaw_sys::conntrack;
@@ -129,13 +129,12 @@ impl Host {
     /// Joins a slot's namespace to the host's, with an address and rules of its own: its number, and its fast path.
     pub fn join(&self, slot: &mut Privileged) -> Result<(u32, Option<FastPath>), Error> {
         let way = self.prepare()?;
-        let failed = |what| move |source| Error::System { what, source };
-        let mut route = Socket::route().map_err(failed("open a netlink socket"))?;
+        let mut route = Socket::route().map_err(Error::system("open a netlink socket"))?;
         let (number, name) = self.take_number(&mut route, &slot.tapped.namespace)?;
         reach(Failpoint::NetworkPairMade);
         let joined = self
             .dress(&mut route, number, &name, slot)
-            .map_err(failed("give a network slot its addresses"))
+            .map_err(Error::system("give a network slot its addresses"))
             .inspect(|_| reach(Failpoint::NetworkAddressed))
             .and_then(|uplink| {
                 self.remove_published(|_| Ok(vec![self.setup.range.slot(number)]))?;
@@ -144,7 +143,7 @@ impl Host {
                     way != Way::Nftables && self.earlier.forget(number, || self.end_earlier(number)).is_ok();
                 slot::rules(self, number, &resolver::barred(&self.nameservers()), fast)
                     .commit(&mut slot.filter)
-                    .map_err(failed("write the nftables rules of a network slot"))?;
+                    .map_err(Error::system("write the nftables rules of a network slot"))?;
                 Ok((uplink, fast))
             });
         let (uplink, fast) = joined.inspect_err(|_| self.leave(&name))?;
@@ -196,10 +195,8 @@ impl Host {
                 Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
                 Ok(()) => return Ok((number, name)),
                 Err(source) => {
-                    return Err(Error::System {
-                        what: "make a pair of interfaces (load the veth module, or use --network none)",
-                        source,
-                    });
+                    let what = "make a pair of interfaces (load the veth module, or use --network none)";
+                    return Err(Error::system(what)(source));
                 }
             }
         }
@@ -261,11 +258,11 @@ impl Host {
         if let Some(way) = *prepared {
             return Ok(way);
         }
-        let failed = |what| move |source| Error::System { what, source };
         self.check_range()?;
         self.forward()?;
-        let mut filter = Socket::netfilter().map_err(failed("open an nftables socket (load nf_tables)"))?;
-        self.rules().commit(&mut filter).map_err(failed(
+        let mut filter =
+            Socket::netfilter().map_err(Error::system("open an nftables socket (load nf_tables)"))?;
+        self.rules().commit(&mut filter).map_err(Error::system(
             "write the host's nftables rules (load nf_tables, nft_chain_nat, nft_masq, nft_fib_ipv4)",
         ))?;
         reach(Failpoint::NetworkTableWritten);
@@ -280,10 +277,7 @@ impl Host {
 
     /// Refuses a range the host has other routes into.
     fn check_range(&self) -> Result<(), Error> {
-        let failed = |source| Error::System {
-            what: "read the host's routes",
-            source,
-        };
+        let failed = Error::system("read the host's routes");
         let mut route = Socket::route().map_err(failed)?;
         let inet = inet().map_err(failed)?;
         for found in survey::routes(&mut route).map_err(failed)? {
@@ -313,10 +307,7 @@ impl Host {
     }
 
     fn forward(&self) -> Result<(), Error> {
-        let failed = |source| Error::System {
-            what: "turn on forwarding (sysctl net.ipv4.ip_forward=1)",
-            source,
-        };
+        let failed = Error::system("turn on forwarding (sysctl net.ipv4.ip_forward=1)");
         if fs::read_to_string(FORWARDING).map_err(failed)?.trim() != "0" {
             return Ok(());
         }
@@ -446,10 +437,7 @@ impl Host {
             }
             Ok(published.len())
         };
-        let removed = remove().map_err(|source| Error::System {
-            what: "remove ports that dead owners had published",
-            source,
-        })?;
+        let removed = remove().map_err(Error::system("remove ports that dead owners had published"))?;
         if removed > 0 {
             tracing::info!(removed, "removed ports that dead owners had published");
         }

@@ -7,8 +7,8 @@ use std::os::fd::AsFd;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use super::tap::{self, Failure};
-use super::{NetworkSlot, TAP_NAME};
+use crate::tap::{self, Failure};
+use crate::{NetworkSlot, TAP_NAME};
 
 /// The devices of the calling thread's namespace (proc(5)).
 const DEVICES: &str = "/proc/thread-self/net/dev";

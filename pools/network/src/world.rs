@@ -9,9 +9,9 @@ use std::time::Duration;
 use rustix::thread::UnshareFlags;
 use thaw_protocol::api::NetworkPolicy;
 
-use super::policy::{Policy, parse_into};
-use super::tap::{enter, make_tap, move_into, on_a_thread};
 use super::*;
+use crate::policy::{Policy, parse_into};
+use crate::tap::{enter, make_tap, move_into, on_a_thread};
 use thaw_sys::netlink::Socket;
 use thaw_sys::nft;
 

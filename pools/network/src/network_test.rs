@@ -7,9 +7,9 @@ use std::time::Duration;
 
 use thaw_protocol::api::PublishedPort;
 
-use super::publish::Port;
-use super::world::*;
 use super::*;
+use crate::publish::Port;
+use crate::world::*;
 use thaw_sys::netlink::Socket;
 use thaw_sys::nft;
 

@@ -3,13 +3,13 @@
 //! A slot's interfaces go with its last descriptor, also where its owner and its VMM were both killed; the kernel says so to
 //! whoever listens. Invariant: while a process listens, a published port leads to a slot that is there, but for the moment
 //! between the two. For them what is heard only says when to look: one look serves all that went by then, and all that was not
-//! heard. For connections it says of which numbers ([`super::earlier`]).
+//! heard. For connections it says of which numbers ([`crate::earlier`]).
 
 use std::io;
 use std::sync::Arc;
 
-use super::host::Host;
 use crate::Error;
+use crate::host::Host;
 use thaw_sys::link;
 use thaw_sys::netlink::Socket;
 

@@ -11,6 +11,8 @@
 //! nftables otherwise. All that takes RTNL is done when a slot is made; what a sandbox wants beyond that (a
 //! policy, published ports) is one nftables transaction each, which does not.
 
+#![cfg_attr(test, allow(clippy::unwrap_used))]
+
 use std::io;
 use std::net::{IpAddr, Ipv4Addr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,14 +22,14 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use thaw_protocol::api::SandboxNetwork;
 use thaw_protocol::handshake::{Address, Network, Route};
 
-use crate::Error;
-use crate::process::ProcessRecord;
-use crate::resource::{Kind, Unfit};
 use host::Host;
 use tap::{Failure, Privileged, Step, Tapped};
+use thaw_pools::process::ProcessRecord;
+use thaw_pools::resource::{Kind, Unfit};
 use thaw_sys::link;
 
 mod earlier;
+mod error;
 mod fast;
 mod gone;
 mod host;
@@ -43,6 +45,7 @@ mod uplink;
 #[cfg(test)]
 mod world;
 
+pub use error::Error;
 pub use host::{FastPathSetting, Setup};
 pub use range::{Range, RangeError};
 pub use traffic::Traffic;
@@ -189,16 +192,12 @@ pub fn try_out() -> Result<(), Error> {
     let mut made = tap::in_thread()?;
     let namespace = made.tapped.namespace.as_fd();
     let joined = link::make_pair(&mut made.route, "here", "there", namespace);
-    joined.map_err(|source| Error::System {
-        what: "make a pair of interfaces (modprobe veth)",
-        source,
-    })?;
+    joined.map_err(Error::system("make a pair of interfaces (modprobe veth)"))?;
     let rules = [host.rules(), slot::rules(&host, 0, &[], false)];
     for rules in rules {
-        rules.commit(&mut made.filter).map_err(|source| Error::System {
-            what: "write nftables rules (modprobe nf_tables nft_chain_nat nft_ct nft_masq nft_nat nft_fib_ipv4 nft_reject_ipv4)",
-            source,
-        })?;
+        rules.commit(&mut made.filter).map_err(Error::system(
+            "write nftables rules (modprobe nf_tables nft_chain_nat nft_ct nft_masq nft_nat nft_fib_ipv4 nft_reject_ipv4)",
+        ))?;
     }
     Ok(())
 }
@@ -237,14 +236,14 @@ fn config() -> Network {
 }
 
 #[cfg(test)]
-#[path = "network/fast_test.rs"]
+#[path = "fast_test.rs"]
 mod fast_tests;
 #[cfg(test)]
-#[path = "network/paths_test.rs"]
+#[path = "paths_test.rs"]
 mod paths_tests;
 #[cfg(test)]
-#[path = "network/rtnl_test.rs"]
+#[path = "rtnl_test.rs"]
 mod rtnl_tests;
 #[cfg(test)]
-#[path = "network/network_test.rs"]
+#[path = "network_test.rs"]
 mod tests;

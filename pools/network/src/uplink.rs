@@ -8,25 +8,21 @@ use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 use thaw_protocol::api::{Egress, NetworkPolicy, PublishedPort, SandboxNetwork};
 use thaw_sys::lock::Lock;
 
-use super::fast::FastPath;
-use super::host::Host;
-use super::policy::Policy;
-use super::publish::{Port, Publication};
-use super::tap::{self, Tapped};
-use super::{GUEST_ADDRESS, slot};
 use crate::Error;
-use crate::process::ProcessRecord;
+use crate::fast::FastPath;
+use crate::host::Host;
+use crate::policy::Policy;
+use crate::publish::{Port, Publication};
+use crate::tap::{self, Tapped};
+use crate::{GUEST_ADDRESS, slot};
 use thaw_failpoint::{Failpoint, reach};
+use thaw_pools::process::ProcessRecord;
 use thaw_sys::conntrack::{self, Connection, Translation};
 use thaw_sys::netlink::Socket;
 
 const PUT: &str = "put a network policy in force";
 const LEAVE: &str = "have a slot leave its fast path";
 const HAND_OVER: &str = "hand a slot's connections over to its namespace (load nf_conntrack_netlink)";
-
-fn failed(what: &'static str) -> impl FnOnce(std::io::Error) -> Error {
-    move |source| Error::System { what, source }
-}
 
 /// A slot's way outside. Dropped without [`Uplink::leave`], its interfaces go with its namespace.
 #[derive(Debug)]
@@ -105,11 +101,11 @@ impl Uplink {
             let in_force = self.policy.get_mut().unwrap_or_else(PoisonError::into_inner);
             // Nobody has sent anything: there is nothing to wait for, to hand over or to end.
             if let Some(mut fast) = in_force.fast.take() {
-                fast.turn_off().map_err(failed(LEAVE))?;
+                fast.turn_off().map_err(Error::system(LEAVE))?;
             }
             slot::change(&policy)
                 .commit(&mut in_force.filter)
-                .map_err(failed(PUT))?;
+                .map_err(Error::system(PUT))?;
             reach(Failpoint::PolicyInForce);
             in_force.policy = policy;
         }
@@ -129,7 +125,7 @@ impl Uplink {
             in_force.policy = policy;
             return Ok(());
         }
-        let mut host = Socket::netfilter().map_err(failed("open a netfilter socket"))?;
+        let mut host = Socket::netfilter().map_err(Error::system("open a netfilter socket"))?;
         let denied = |began: Ipv4Addr, connection: &Connection| {
             let to = &connection.original;
             to.source == began
@@ -144,23 +140,25 @@ impl Uplink {
         let filter = &mut in_force.filter;
         if in_force.fast.is_some() {
             // Before the namespace decides, it knows who began what; connections that began meanwhile follow.
-            conntrack::hand_over(&mut host, filter, translation, allowed).map_err(failed(HAND_OVER))?;
+            conntrack::hand_over(&mut host, filter, translation, allowed)
+                .map_err(Error::system(HAND_OVER))?;
         }
-        slot::change(&policy).commit(filter).map_err(failed(PUT))?;
+        slot::change(&policy).commit(filter).map_err(Error::system(PUT))?;
         reach(Failpoint::PolicyInForce);
         if let Some(fast) = &mut in_force.fast {
-            fast.leave().map_err(failed(LEAVE))?;
+            fast.leave().map_err(Error::system(LEAVE))?;
             in_force.fast = None;
             reach(Failpoint::PolicyFastLeft);
             tracing::info!(slot = self.number, "left its fast path for its policy");
-            conntrack::hand_over(&mut host, filter, translation, allowed).map_err(failed(HAND_OVER))?;
+            conntrack::hand_over(&mut host, filter, translation, allowed)
+                .map_err(Error::system(HAND_OVER))?;
         }
         // The host's first: what it does not know any more brings nothing back to the slot.
         let ended = conntrack::end(&mut host, |connection| denied(own, connection))
             .and_then(|_| conntrack::end(filter, |connection| denied(GUEST_ADDRESS, connection)));
         reach(Failpoint::PolicyConnectionsEnded);
         in_force.policy = policy;
-        let ended = ended.map_err(failed("end connections (load nf_conntrack_netlink)"))?;
+        let ended = ended.map_err(Error::system("end connections (load nf_conntrack_netlink)"))?;
         if ended > 0 {
             tracing::info!(
                 slot = self.number,
@@ -196,24 +194,18 @@ impl Uplink {
         vmm: ProcessRecord,
         described: &SandboxNetwork,
     ) -> Result<(Tapped, Uplink), Error> {
-        let odd = |what: &'static str| Error::System {
-            what,
-            source: std::io::ErrorKind::InvalidData.into(),
-        };
+        let invalid = |what| Error::system(what)(std::io::ErrorKind::InvalidData.into());
         let address: Ipv4Addr = described
             .address
             .parse()
-            .map_err(|_| odd("read a slot's address"))?;
+            .map_err(|_| invalid("read a slot's address"))?;
         let number = host.setup.range.number(address);
-        let number = number.ok_or_else(|| odd("adopt a slot of another range"))?;
+        let number = number.ok_or_else(|| invalid("adopt a slot of another range"))?;
         let policy =
-            Policy::new(described.policy.clone()).map_err(|_| odd("read a slot's network policy"))?;
-        let tap = tap_of(vmm).map_err(|source| Error::System {
-            what: "have the tap of a VMM",
-            source,
-        })?;
+            Policy::new(described.policy.clone()).map_err(|_| invalid("read a slot's network policy"))?;
+        let tap = tap_of(vmm).map_err(Error::system("have the tap of a VMM"))?;
         let (namespace, route, filter) = tap::namespace_of(&tap)?;
-        let fast = FastPath::found(route).map_err(failed("look for the fast path of a slot"))?;
+        let fast = FastPath::found(route).map_err(Error::system("look for the fast path of a slot"))?;
         let ports = described.published.iter();
         let ports = ports.filter_map(|port| Port::try_from(port).ok());
         let uplink = Uplink {
@@ -251,10 +243,10 @@ pub struct Terms {
 impl Terms {
     /// Reads what was asked for; the error says what of it cannot be.
     pub fn read(policy: Option<&NetworkPolicy>, ports: &[PublishedPort]) -> Result<Terms, String> {
-        if ports.len() > super::publish::MAX_PORTS {
+        if ports.len() > crate::publish::MAX_PORTS {
             return Err(format!(
                 "at most {} ports are published",
-                super::publish::MAX_PORTS
+                crate::publish::MAX_PORTS
             ));
         }
         let ports = ports.iter().map(Port::try_from).collect::<Result<_, _>>();

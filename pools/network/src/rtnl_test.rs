@@ -5,10 +5,10 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::mpsc;
 
-use super::world::*;
 use super::*;
-use crate::plan::{Plan, Watermarks};
-use crate::pool::Pool;
+use crate::world::*;
+use thaw_pools::plan::{Plan, Watermarks};
+use thaw_pools::pool::Pool;
 use thaw_sys::netlink::Socket;
 
 // include/uapi/linux/userfaultfd.h

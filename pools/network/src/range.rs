@@ -46,7 +46,7 @@ pub enum RangeError {
         "{0} is not private: choose one within 10.0.0.0/8, 100.64.0.0/10, 172.16.0.0/12, 192.168.0.0/16 or 198.18.0.0/15"
     )]
     Public(Prefix),
-    #[error("{0} has the address every guest sees as its own, {guest}", guest = super::GUEST_ADDRESS)]
+    #[error("{0} has the address every guest sees as its own, {guest}", guest = crate::GUEST_ADDRESS)]
     Guests(Prefix),
 }
 
@@ -114,7 +114,7 @@ impl FromStr for Range {
         if !PRIVATE.iter().any(within) {
             return Err(RangeError::Public(prefix));
         }
-        match prefix.contains(super::GUEST_ADDRESS) {
+        match prefix.contains(crate::GUEST_ADDRESS) {
             true => Err(RangeError::Guests(prefix)),
             false => Ok(Range(prefix)),
         }

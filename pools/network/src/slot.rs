@@ -5,9 +5,9 @@
 
 use std::net::Ipv4Addr;
 
-use super::host::Host;
-use super::policy::Policy;
-use super::{GUEST_ADDRESS, TAP_NAME, UPLINK_NAME};
+use crate::host::Host;
+use crate::policy::Policy;
+use crate::{GUEST_ADDRESS, TAP_NAME, UPLINK_NAME};
 use thaw_sys::nft::rule::{ESTABLISHED, Interface, NEW, RELATED, Rule, TCP, UDP};
 use thaw_sys::nft::{Hook, Transaction};
 use thaw_sys::prefix::Prefix;

@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use crate::pod::PodError;
+use crate::{MAX_POD_ADDRESSES, POD_TAP};
 
 /// Why a network could not be made, joined or changed.
 #[derive(Debug, thiserror::Error)]
@@ -45,4 +45,33 @@ impl Error {
     pub(crate) fn system(what: &'static str) -> impl Fn(io::Error) -> Error + Copy {
         move |source| Error::System { what, source }
     }
+}
+
+/// Why a guest cannot join the network of its pod.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PodError {
+    /// The namespace is the host's own.
+    #[error(
+        "the network is the host's own, which a virtual machine cannot share; run the pod without hostNetwork"
+    )]
+    HostNetwork,
+    /// Another guest has joined it.
+    #[error(
+        "the pod's network has the tap {POD_TAP} in it: another sandbox uses it, or one that was not taken away"
+    )]
+    InUse,
+    /// Another program directs the frames that arrive.
+    #[error(
+        "{interface} of the pod has an ingress or clsact qdisc with filters: remove it, or have the CNI plugin not add it"
+    )]
+    Directed { interface: String },
+    /// It has more interfaces than a guest.
+    #[error("the pod has {} network interfaces ({}) and a guest has one: attach one network to it", names.len(), names.join(", "))]
+    Several { names: Vec<String> },
+    /// It has more addresses than the filter of what a guest sends can compare.
+    #[error(
+        "the pod has {count} addresses of a family and a guest has at most {}",
+        MAX_POD_ADDRESSES
+    )]
+    Addresses { count: usize },
 }

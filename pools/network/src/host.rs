@@ -141,9 +141,14 @@ impl Host {
                 // In the namespace of a slot without a fast path no connection goes on that it has not seen.
                 let fast =
                     way != Way::Nftables && self.earlier.forget(number, || self.end_earlier(number)).is_ok();
-                slot::rules(self, number, &resolver::barred(&self.nameservers()), fast)
-                    .commit(&mut slot.filter)
-                    .map_err(Error::system("write the nftables rules of a network slot"))?;
+                slot::rules(
+                    self.setup.range,
+                    number,
+                    &resolver::barred(&self.nameservers()),
+                    fast,
+                )
+                .commit(&mut slot.filter)
+                .map_err(Error::system("write the nftables rules of a network slot"))?;
                 Ok((uplink, fast))
             });
         let (uplink, fast) = joined.inspect_err(|_| self.leave(&name))?;
@@ -180,7 +185,7 @@ impl Host {
         if let Some(programs) = &*kept {
             return Ok(programs.clone());
         }
-        let loaded = Arc::new(Programs::load(&slot::undecided(self))?);
+        let loaded = Arc::new(Programs::load(&slot::undecided(self.setup.range))?);
         *kept = Some(loaded.clone());
         Ok(loaded)
     }

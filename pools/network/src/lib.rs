@@ -70,6 +70,10 @@ const MTU: u16 = 1500;
 const TAP_NAME: &str = "thaw0";
 const TAP_INDEX: libc::c_uint = 1000;
 const UPLINK_NAME: &str = "uplink";
+/// The name of a tap in the namespace of a pod.
+const POD_TAP: &str = "thaw-t0";
+/// Most addresses of one family that a pod may have: each is some dozen instructions of a filter, and jumps are of 16 bits.
+const MAX_POD_ADDRESSES: usize = 256;
 
 /// One sandbox's network.
 #[derive(Debug)]
@@ -193,7 +197,7 @@ pub fn try_out() -> Result<(), Error> {
     let namespace = made.tapped.namespace.as_fd();
     let joined = link::make_pair(&mut made.route, "here", "there", namespace);
     joined.map_err(Error::system("make a pair of interfaces (modprobe veth)"))?;
-    let rules = [host.rules(), slot::rules(&host, 0, &[], false)];
+    let rules = [host.rules(), slot::rules(host.setup.range, 0, &[], false)];
     for rules in rules {
         rules.commit(&mut made.filter).map_err(Error::system(
             "write nftables rules (modprobe nf_tables nft_chain_nat nft_ct nft_masq nft_nat nft_fib_ipv4 nft_reject_ipv4)",

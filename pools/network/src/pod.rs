@@ -21,8 +21,8 @@ use rustix::fs::{Mode, OFlags};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::handshake::Network;
 
-use crate::Error;
 use crate::tap::{move_into, on_a_thread, open_tap};
+use crate::{Error, POD_TAP};
 use describe::Surveyed;
 use filter::Identity;
 use thaw_sys::netlink::Socket;
@@ -33,39 +33,8 @@ mod describe;
 mod filter;
 mod loopback;
 
+pub use crate::error::PodError;
 pub use loopback::meant_for;
-
-/// What our taps are called.
-const TAP: &str = "thaw-t0";
-
-/// Why a namespace cannot be a guest's.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PodError {
-    /// The namespace is no pod's.
-    #[error(
-        "the network is the host's own, which a virtual machine cannot share; run the pod without hostNetwork"
-    )]
-    HostNetwork,
-    /// Some guest has it.
-    #[error(
-        "the pod's network has the tap {TAP} in it: another sandbox uses it, or one that was not taken away"
-    )]
-    InUse,
-    /// Frames that arrive are somebody else's to direct.
-    #[error(
-        "{interface} of the pod has an ingress or clsact qdisc with filters: remove it, or have the CNI plugin not add it"
-    )]
-    Directed { interface: String },
-    /// More than a guest can be given.
-    #[error("the pod has {} network interfaces ({}) and a guest has one: attach one network to it", names.len(), names.join(", "))]
-    Several { names: Vec<String> },
-    /// More than what a guest sends can be compared with.
-    #[error(
-        "the pod has {count} addresses of a family and a guest has at most {}",
-        filter::MAX_ADDRESSES
-    )]
-    Addresses { count: usize },
-}
 
 /// A pod's network, led to a guest. Dropped, the namespace is as it was, unless it is [kept](PodNetwork::keep).
 #[derive(Debug)]
@@ -218,7 +187,7 @@ fn refuse_host(namespace: BorrowedFd<'_>) -> Result<(), Error> {
 }
 
 fn is_tap(link: &Link) -> bool {
-    link.name == TAP && link.kind.as_deref() == Some("tun")
+    link.name == POD_TAP && link.kind.as_deref() == Some("tun")
 }
 
 /// The one there is, for a guest that has one device.
@@ -249,15 +218,15 @@ fn lead(route: &mut Socket, to: &Link, identity: &Identity) -> Result<OwnedFd, E
     let program = bpf::load(&filter::program(identity, to.index)).map_err(Error::system(
         "filter what a pod's guest sends (CONFIG_BPF_SYSCALL; what the kernel says of the program)",
     ))?;
-    let tap = open_tap(TAP, None)?;
+    let tap = open_tap(POD_TAP, None)?;
     reach(Failpoint::PodTapMade);
     let mut join = || -> io::Result<()> {
         // What the namespace itself would say by the tap is not for the guest.
-        match std::fs::write(format!("/proc/sys/net/ipv6/conf/{TAP}/disable_ipv6"), "1") {
+        match std::fs::write(format!("/proc/sys/net/ipv6/conf/{POD_TAP}/disable_ipv6"), "1") {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             written => written?,
         }
-        let index = link::index(route, TAP)?;
+        let index = link::index(route, POD_TAP)?;
         link::set_mtu(route, index, to.mtu)?;
         link::set_up(route, index)?;
         reach(Failpoint::PodTapUp);

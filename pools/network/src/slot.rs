@@ -5,8 +5,8 @@
 
 use std::net::Ipv4Addr;
 
-use crate::host::Host;
 use crate::policy::Policy;
+use crate::range::Range;
 use crate::{GUEST_ADDRESS, TAP_NAME, UPLINK_NAME};
 use thaw_sys::nft::rule::{ESTABLISHED, Interface, NEW, RELATED, Rule, TCP, UDP};
 use thaw_sys::nft::{Hook, Transaction};
@@ -43,19 +43,19 @@ fn barred() -> impl Iterator<Item = Prefix> {
 }
 
 /// Where a slot's packets are decided by what came before them, or not let through.
-pub(super) fn undecided(host: &Host) -> Vec<Prefix> {
-    barred().chain([host.setup.range.prefix()]).collect()
+pub(super) fn undecided(range: Range) -> Vec<Prefix> {
+    barred().chain([range.prefix()]).collect()
 }
 
 /// Whether no policy lets a guest connect there.
-pub(super) fn is_barred(host: &Host, to: Ipv4Addr) -> bool {
-    undecided(host).iter().any(|prefix| prefix.contains(to))
+pub(super) fn is_barred(range: Range, to: Ipv4Addr) -> bool {
+    undecided(range).iter().any(|prefix| prefix.contains(to))
 }
 
 /// All of a slot's rules, with the default policy. `barred`: name servers at such addresses.
 /// `fast`: it is to have a fast path, so of connections that there are the namespace may see the middle alone.
-pub(super) fn rules(host: &Host, number: u32, barred: &[Ipv4Addr], fast: bool) -> Transaction<'static> {
-    let own = host.setup.range.slot(number);
+pub(super) fn rules(range: Range, number: u32, barred: &[Ipv4Addr], fast: bool) -> Transaction<'static> {
+    let own = range.slot(number);
     let (guest, uplink) = (Interface::Named(TAP_NAME), Interface::Named(UPLINK_NAME));
     let mut t = Transaction::new(TABLE);
 
@@ -77,7 +77,7 @@ pub(super) fn rules(host: &Host, number: u32, barred: &[Ipv4Addr], fast: bool) -
             t.rule("barred", asked.port(&(DNS..=DNS)).goto(EGRESS));
         }
     }
-    for prefix in undecided(host) {
+    for prefix in undecided(range) {
         t.rule("barred", Rule::new().to(prefix).goto(DENIED));
     }
     t.rule("barred", Rule::new().goto(EGRESS));

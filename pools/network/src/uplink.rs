@@ -129,7 +129,7 @@ impl Uplink {
         let denied = |began: Ipv4Addr, connection: &Connection| {
             let to = &connection.original;
             to.source == began
-                && (slot::is_barred(&self.host, to.destination)
+                && (slot::is_barred(self.host.setup.range, to.destination)
                     || policy.decides(to.destination, to.protocol, to.port) == Egress::Deny)
         };
         let allowed = |connection: &Connection| !denied(own, connection);

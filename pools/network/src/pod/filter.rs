@@ -22,12 +22,10 @@
 
 use std::net::{IpAddr, Ipv6Addr};
 
-use super::PodError;
+use crate::MAX_POD_ADDRESSES;
+use crate::error::PodError;
 use Register::{R0, R1, R2, R3, R4, R6, R7, R8, R9, R10};
 use thaw_sys::bpf::assembler::{Assembler, Helper, Operation, Register, Size, When};
-
-/// Most addresses of one family: each is some dozen instructions, and jumps are of 16 bits.
-pub(super) const MAX_ADDRESSES: usize = 256;
 
 /// Whom a guest may say it is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -53,7 +51,7 @@ impl Identity {
             }
         }
         let most = identity.v4.len().max(identity.v6.len());
-        match most > MAX_ADDRESSES {
+        match most > MAX_POD_ADDRESSES {
             true => Err(PodError::Addresses { count: most }),
             false => Ok(identity),
         }

@@ -499,11 +499,11 @@ fn as_many_addresses_as_there_may_be_are_a_program_and_one_more_is_refused() {
         let v6 = (1..count).map(|n| IpAddr::V6(Ipv6Addr::from_bits(n.into())));
         Identity::new(OTHER_MAC, v4.chain(v6))
     };
-    let most = MAX_ADDRESSES as u16;
+    let most = MAX_POD_ADDRESSES as u16;
     assert_eq!(
         all(most + 1),
         Err(PodError::Addresses {
-            count: MAX_ADDRESSES + 1
+            count: MAX_POD_ADDRESSES + 1
         })
     );
     let identity = all(most).unwrap();
@@ -519,7 +519,7 @@ fn a_pod_of_too_many_addresses_is_refused_and_left_as_it_was() {
         within(&pod, || {
             let mut route = Socket::route().unwrap();
             let eth0 = link::index(&mut route, "eth0").unwrap();
-            for n in 0..MAX_ADDRESSES as u32 {
+            for n in 0..MAX_POD_ADDRESSES as u32 {
                 let address = Ipv4Addr::from_bits(Ipv4Addr::new(10, 89, 0, 0).to_bits() + n);
                 link::add_address(&mut route, eth0, address, 32).unwrap();
             }
@@ -529,7 +529,7 @@ fn a_pod_of_too_many_addresses_is_refused_and_left_as_it_was() {
         within(&pod, || {
             let mut route = Socket::route().unwrap();
             assert!(tc::with_ingress(&mut route).unwrap().is_empty());
-            link::index(&mut route, super::super::TAP).unwrap_err();
+            link::index(&mut route, crate::POD_TAP).unwrap_err();
         });
     });
 }

@@ -8,7 +8,7 @@ use kvm_ioctls::Cap;
 
 use crate::msr::SavedMsrs;
 use crate::state::XSAVE_MIN;
-use crate::{Error, Result, Vm};
+use crate::{Error, Result};
 
 /// KVM's misc device number (linux/miscdevice.h, `KVM_MINOR`).
 const KVM_DEVICE: (u32, u32) = (10, 232);
@@ -120,11 +120,6 @@ impl Kvm {
     /// CPUID from it.
     pub fn supported_cpuid(&self) -> &CpuId {
         &self.supported_cpuid
-    }
-
-    /// Creates an empty machine: no memory, no interrupt controller, no vCPU.
-    pub fn create_vm(&self) -> Result<Arc<Vm>> {
-        Vm::new(self).map(Arc::new)
     }
 }
 

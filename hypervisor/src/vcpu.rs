@@ -51,8 +51,19 @@ pub struct Vcpu {
     pub(crate) stopped: Option<u64>,
 }
 
+impl Vm {
+    /// Creates vCPU `index`. Must follow the interrupt controllers.
+    pub fn create_vcpu(self: &Arc<Self>, index: u8) -> Result<Vcpu> {
+        let fd = self
+            .fd
+            .create_vcpu(index.into())
+            .map_err(Error::ioctl("KVM_CREATE_VCPU"))?;
+        Vcpu::new(self.clone(), fd, index)
+    }
+}
+
 impl Vcpu {
-    pub(crate) fn new(vm: Arc<Vm>, fd: VcpuFd, index: u8) -> Result<Vcpu> {
+    fn new(vm: Arc<Vm>, fd: VcpuFd, index: u8) -> Result<Vcpu> {
         let kicker = Arc::new(Kicker::new(&fd, vm.run_size())?);
         Ok(Vcpu {
             fd,

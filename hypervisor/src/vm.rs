@@ -17,7 +17,7 @@ use vmm_sys_util::eventfd::EventFd;
 
 use crate::msr::SavedMsrs;
 use crate::state::{ClockState, InterruptPart, InterruptState};
-use crate::{Capabilities, Error, Kvm, Result, Vcpu};
+use crate::{Capabilities, Error, Kvm, Result};
 
 const PAGE_SIZE: u64 = 4096;
 
@@ -32,14 +32,21 @@ pub enum Access {
 #[derive(Debug)]
 pub struct Vm {
     // Closed before `slots` is dropped: fields are dropped in order.
-    fd: VmFd,
+    pub(crate) fd: VmFd,
     slots: Mutex<BTreeMap<u32, Arc<GuestRegionMmap<()>>>>,
     saved_msrs: Arc<SavedMsrs>,
     capabilities: Capabilities,
 }
 
+impl Kvm {
+    /// Creates an empty machine: no memory, no interrupt controller, no vCPU.
+    pub fn create_vm(&self) -> Result<Arc<Vm>> {
+        Vm::new(self).map(Arc::new)
+    }
+}
+
 impl Vm {
-    pub(crate) fn new(kvm: &Kvm) -> Result<Vm> {
+    fn new(kvm: &Kvm) -> Result<Vm> {
         loop {
             match kvm.fd.create_vm() {
                 Ok(fd) => {
@@ -145,15 +152,6 @@ impl Vm {
         self.fd.enable_cap(&capability).is_ok()
     }
 
-    /// Creates vCPU `index`. Must follow the interrupt controllers.
-    pub fn create_vcpu(self: &Arc<Self>, index: u8) -> Result<Vcpu> {
-        let fd = self
-            .fd
-            .create_vcpu(index.into())
-            .map_err(Error::ioctl("KVM_CREATE_VCPU"))?;
-        Vcpu::new(self.clone(), fd, index)
-    }
-
     /// Makes each signal of `event` an edge on interrupt line `gsi`.
     pub fn register_irqfd(&self, event: &EventFd, gsi: u32) -> Result<()> {
         self.fd
@@ -184,7 +182,7 @@ impl Vm {
         Ok(InterruptState { chips })
     }
 
-    /// Restores the interrupt controllers. Must follow every [`Vcpu::restore`]: the IOAPIC immediately
+    /// Restores the interrupt controllers. Must follow every [`crate::Vcpu::restore`]: the IOAPIC immediately
     /// delivers its pending interrupts to the local APICs, and restoring those would lose them.
     pub fn restore_interrupts(&self, state: &InterruptState) -> Result<()> {
         for chip in &state.chips {

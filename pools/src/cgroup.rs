@@ -16,10 +16,11 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use crate::limits;
 use crate::process::ProcessRecord;
 use crate::resource::{Kind, Unfit};
 use thaw_failpoint::{Failpoint, reach};
+
+pub(crate) mod controllers;
 
 /// The v1 controllers a sandbox is put under, where they are mounted.
 const V1_CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
@@ -128,7 +129,7 @@ impl Hierarchy {
                 return Err(Unavailable(format!("cannot create {}: {e}", directory.display())));
             }
             if let (Hierarchy::V2 { .. }, true) = (self, made.is_ours()) {
-                limits::enable(root, &directory, &limits::ALWAYS);
+                controllers::enable(root, &directory, &controllers::ALWAYS);
             }
             made.directories.push(directory);
             reach(Failpoint::CgroupDirectoryMade);

@@ -3,18 +3,9 @@
 //! Invariant: never more than the high watermark, and after a time without claims no more than the low one.
 
 use std::collections::VecDeque;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use crate::plan::Watermarks;
-
-/// How many of those that may be ready are to be.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Sizing {
-    /// All of them.
-    Full,
-    /// As many as there were claims in the time up to now.
-    Demand { within: Duration },
-}
+use crate::plan::{Sizing, Watermarks};
 
 /// The claims that count.
 #[derive(Debug)]
@@ -82,6 +73,7 @@ impl Demand {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+    use std::time::Duration;
 
     const MINUTE: Duration = Duration::from_secs(60);
 

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 pub mod block;
 pub mod cgroup;
-pub mod demand;
+mod demand;
 pub mod disk;
 pub mod limits;
 pub mod machine;
@@ -77,5 +77,10 @@ impl Error {
     fn io(what: &'static str, place: &Path) -> impl FnOnce(io::Error) -> Error {
         let place = place.to_owned();
         move |source| Error::Io { what, place, source }
+    }
+
+    /// Wraps the error of a system call: `what` completes "cannot …".
+    fn system(what: &'static str) -> impl FnOnce(io::Error) -> Error {
+        move |source| Error::System { what, source }
     }
 }

@@ -3,12 +3,12 @@
 //! Invariant: a VMM whose guest keeps to its size never reaches the limits of memory and processes, so the kernel ends only one
 //! that does not. `docs/operations.md` has the measurements behind the numbers; [`MEASURED_OVERHEAD`] is what a test holds them to.
 
-use std::fs::{self, OpenOptions};
-use std::io::{self, Write};
+use std::fs;
+use std::io;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 
-use crate::cgroup::Cgroup;
+use crate::cgroup::{Cgroup, controllers};
 
 /// Bytes for what does not grow with the guest: heaps and stacks of the VMM and thaw-share, sockets, page tables of windows.
 const FIXED: u64 = 128 << 20;
@@ -33,9 +33,6 @@ const WITH_SWAP: &str = "memory.memsw.limit_in_bytes";
 /// The file of a CPU limit of cgroup v2, and those of v1.
 const CPU: &str = "cpu.max";
 const CPU_V1: [&str; 2] = ["cpu.cfs_period_us", "cpu.cfs_quota_us"];
-/// The controllers that each sandbox is limited by, each with a file it brings.
-pub(crate) const ALWAYS: [(&str, &str); 2] = [("+memory", MEMORY[0]), ("+pids", "pids.max")];
-
 /// Limits of one sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
@@ -146,7 +143,7 @@ impl Cgroup {
         let quota = u64::from(millis) * CPU_PERIOD / 1000;
         for directory in self.directories() {
             if let Some(root) = directory.ancestors().nth(2) {
-                enable(root, directory, &[("+cpu", CPU)]);
+                controllers::enable(root, directory, &[("+cpu", CPU)]);
             }
         }
         if self.set(CPU, format_args!("{quota} {CPU_PERIOD}"))? {
@@ -211,7 +208,7 @@ impl Cgroup {
         let value = value.to_string();
         for directory in self.directories() {
             let file = directory.join(name);
-            match write(&file, &value) {
+            match controllers::write(&file, &value) {
                 Ok(()) => return Ok(true),
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(source) => return Err(LimitError::Write { file, value, source }),
@@ -224,30 +221,6 @@ impl Cgroup {
         let mut read = self.directories().iter().map(|d| d.join(name));
         read.find_map(|file| fs::read_to_string(file).ok()?.trim().parse().ok())
     }
-}
-
-/// Has these controllers in a cgroup v2 directory of ours, two below the root, where the host allows it. Where it does not, setting
-/// the limit names what is missing.
-pub(crate) fn enable(root: &Path, directory: &Path, controllers: &[(&str, &str)]) {
-    for (controller, sign) in controllers {
-        if directory.join(sign).exists() {
-            continue;
-        }
-        for above in [Some(root), directory.parent()].into_iter().flatten() {
-            let file = above.join("cgroup.subtree_control");
-            if let Err(error) = write(&file, controller) {
-                tracing::debug!("cannot write {controller} to {}: {error}", file.display());
-            }
-        }
-    }
-}
-
-/// Writes to a file of the kernel's; never makes one.
-fn write(file: &Path, text: &str) -> io::Result<()> {
-    OpenOptions::new()
-        .write(true)
-        .open(file)?
-        .write_all(text.as_bytes())
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! A VMM before anybody's guest runs in it, in each state it can be made ahead in (DESIGN §4).
+//! A VMM before anybody's guest runs in it, in each state it can be made ahead in.
 //!
 //! ```text
 //! Process ──create──> Shell ──restore──> Parked
@@ -18,7 +18,6 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -32,7 +31,7 @@ use thaw_protocol::packet::{self, PacketError, Receiver};
 use thaw_protocol::tags::Tagged;
 use thaw_protocol::versions::CONTROL;
 
-use crate::resource::{Kind, Unfit};
+use crate::resource::Unfit;
 use crate::vmm::{self, Jail, VmmProcess};
 use thaw_failpoint::{Failpoint, reach};
 
@@ -56,19 +55,19 @@ pub enum MachineError {
     Connection(PacketError),
     /// It answered what was not asked.
     #[error("thaw-vmm answered another question")]
-    Odd,
+    UnexpectedAnswer,
     /// It did not answer.
     #[error("thaw-vmm has not answered {asked} within {} s", after.as_secs())]
-    Silent { asked: &'static str, after: Duration },
+    TimedOut { asked: &'static str, after: Duration },
 }
 
 /// How long a VMM may take to make its machine, and to read a snapshot's memory.
 const PROMPT: Duration = Duration::from_secs(60);
 const BULK: Duration = Duration::from_secs(30 * 60);
 
-/// Where a VMM's files are.
+/// How a VMM is started.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct VmmOptions {
     /// Its control socket. A tethered VMM's has no name any more once we are connected: nobody else is to connect.
     pub control: PathBuf,
     /// What it writes is appended here.
@@ -143,22 +142,22 @@ struct Connected {
 impl Process {
     /// Starts `program`. We connect before it exists: the socket keeps the connection for it, so however early we are
     /// killed, it finds the connection closed, and ends.
-    pub fn start(program: &Path, place: &Place) -> Result<Process, MachineError> {
-        let listener = vmm::listen(&place.control, SocketType::SEQPACKET)?;
+    pub fn start(program: &Path, options: &VmmOptions) -> Result<Process, MachineError> {
+        let listener = vmm::listen(&options.control, SocketType::SEQPACKET)?;
         reach(Failpoint::VmmListening);
-        let control = vmm::connect(&place.control, SocketType::SEQPACKET)?;
-        if place.tethered {
-            std::fs::remove_file(&place.control).map_err(crate::Error::io("unlink", &place.control))?;
+        let control = vmm::connect(&options.control, SocketType::SEQPACKET)?;
+        if options.tethered {
+            std::fs::remove_file(&options.control).map_err(crate::Error::io("unlink", &options.control))?;
             reach(Failpoint::VmmUnlisted);
         }
         let log = std::fs::File::options()
             .create(true)
             .read(true)
             .append(true)
-            .open(&place.log)
-            .map_err(crate::Error::io("open", &place.log))?;
+            .open(&options.log)
+            .map_err(crate::Error::io("open", &options.log))?;
         reach(Failpoint::VmmLogMade);
-        let process = vmm::spawn(program, &listener, &log.into(), place.jail)?;
+        let process = vmm::spawn(program, &listener, &log.into(), options.jail)?;
         reach(Failpoint::VmmSpawned);
         Ok(Process {
             vmm: Connected {
@@ -167,7 +166,7 @@ impl Process {
                 last: 0,
                 version: CONTROL.current,
             },
-            tethered: place.tethered,
+            tethered: options.tethered,
         })
     }
 
@@ -194,7 +193,7 @@ impl Process {
                         machine,
                     });
                 }
-                Ok(_) => return Err(MachineError::Odd),
+                Ok(_) => return Err(MachineError::UnexpectedAnswer),
                 // It may be the program of an earlier release, kept for its snapshots.
                 Err(MachineError::Refused(e))
                     if e.code == ErrorCode::Invalid && self.vmm.version > CONTROL.oldest =>
@@ -228,7 +227,7 @@ impl Shell {
             populate_ns,
         } = response
         else {
-            return Err(MachineError::Odd);
+            return Err(MachineError::UnexpectedAnswer);
         };
         Ok(Parked {
             vmm: self.vmm,
@@ -367,14 +366,16 @@ impl Connected {
         };
         packet::send(&self.control, &request, fds).map_err(failed)?;
         if !is_readable_within(&self.control, after).map_err(|e| failed(e.into()))? {
-            return Err(MachineError::Silent { asked, after });
+            return Err(MachineError::TimedOut { asked, after });
         }
         // A userfaultfd comes beside the answer to a restore.
         let received = Receiver::for_descriptors(1).receive::<FromVmm>(&self.control);
         match received.map_err(failed)? {
             (FromVmm::Reply { id, result }, fds) if id == self.last => Ok((result?, fds)),
             (FromVmm::Event(Event::Exited(reason)), _) => Err(MachineError::Exited(reason)),
-            (FromVmm::Reply { .. } | FromVmm::Event(Event::Doorbell { .. }), _) => Err(MachineError::Odd),
+            (FromVmm::Reply { .. } | FromVmm::Event(Event::Doorbell { .. }), _) => {
+                Err(MachineError::UnexpectedAnswer)
+            }
         }
     }
 }
@@ -396,96 +397,6 @@ fn is_hangup(error: &std::io::Error) -> bool {
         error.kind(),
         std::io::ErrorKind::BrokenPipe | std::io::ErrorKind::ConnectionReset
     )
-}
-
-/// Kind of VM made as far as a process.
-#[derive(Debug)]
-pub struct Processes {
-    pub program: PathBuf,
-}
-
-/// Kind of VM made as far as a shell.
-#[derive(Debug)]
-pub struct Shells {
-    pub processes: Processes,
-    /// /dev/kvm.
-    pub kvm: Arc<OwnedFd>,
-}
-
-/// Kind of VM made as far as a parked one, of one snapshot.
-#[derive(Debug)]
-pub struct ParkedVms {
-    pub shells: Shells,
-    pub snapshot: Arc<SnapshotFiles>,
-    pub mode: MemoryMode,
-}
-
-/// Which machine, and where.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct MachineWant {
-    pub place: Place,
-    pub machine: MachineSpec,
-}
-
-impl Kind for Processes {
-    const NAME: &'static str = "vmm";
-    type Want = Place;
-    type Resource = Vm;
-    type Error = MachineError;
-
-    fn make(&self, want: &Place) -> Result<Vm, MachineError> {
-        Process::start(&self.program, want).map(Vm::Process)
-    }
-
-    fn check(&self, vm: &Vm) -> Result<(), Unfit> {
-        vm.check()
-    }
-
-    fn destroy(&self, vm: Vm) {
-        // The process is killed and reaped.
-        drop(vm);
-    }
-}
-
-impl Kind for Shells {
-    const NAME: &'static str = "shell";
-    type Want = MachineWant;
-    type Resource = Vm;
-    type Error = MachineError;
-
-    fn make(&self, want: &MachineWant) -> Result<Vm, MachineError> {
-        let process = Process::start(&self.processes.program, &want.place)?;
-        Ok(Vm::Shell(process.create(self.kvm.as_fd(), want.machine.clone())?))
-    }
-
-    fn check(&self, vm: &Vm) -> Result<(), Unfit> {
-        vm.check()
-    }
-
-    fn destroy(&self, vm: Vm) {
-        drop(vm);
-    }
-}
-
-impl Kind for ParkedVms {
-    const NAME: &'static str = "parked";
-    type Want = MachineWant;
-    type Resource = Vm;
-    type Error = MachineError;
-
-    fn make(&self, want: &MachineWant) -> Result<Vm, MachineError> {
-        let process = Process::start(&self.shells.processes.program, &want.place)?;
-        let shell = process.create(self.shells.kvm.as_fd(), want.machine.clone())?;
-        Ok(Vm::Parked(shell.restore(&self.snapshot, self.mode, None)?))
-    }
-
-    fn check(&self, vm: &Vm) -> Result<(), Unfit> {
-        vm.check()
-    }
-
-    fn destroy(&self, vm: Vm) {
-        drop(vm);
-    }
 }
 
 #[cfg(test)]

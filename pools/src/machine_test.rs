@@ -1,7 +1,6 @@
 //! A VMM's states, driven against one that answers as we tell it: the real one is driven by `vmm/tests`.
 
 use super::*;
-use crate::pool::Pool;
 use rustix::net::{AddressFamily, SocketFlags, socketpair};
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
@@ -36,8 +35,8 @@ fn sleeper(directory: &Path) -> PathBuf {
     program
 }
 
-fn place(directory: &Path, tethered: bool) -> Place {
-    Place {
+fn options(directory: &Path, tethered: bool) -> VmmOptions {
+    VmmOptions {
         control: directory.join("control.sock"),
         log: directory.join("log"),
         tethered,
@@ -47,7 +46,7 @@ fn place(directory: &Path, tethered: bool) -> Place {
 
 /// A process whose other end of the control socket is ours.
 fn with_peer(directory: &Path) -> (Process, OwnedFd) {
-    let mut process = Process::start(&sleeper(directory), &place(directory, true)).unwrap();
+    let mut process = Process::start(&sleeper(directory), &options(directory, true)).unwrap();
     let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
@@ -150,7 +149,7 @@ fn a_vmm_that_rings_without_a_guest_is_refused() {
     });
     let kvm = file("kvm");
     let made = process.create(kvm.as_fd(), spec(false));
-    assert!(matches!(made, Err(MachineError::Odd)));
+    assert!(matches!(made, Err(MachineError::UnexpectedAnswer)));
     vmm.join().unwrap();
 }
 
@@ -188,7 +187,7 @@ fn a_vm_is_driven_through_its_states_with_the_right_descriptors() {
 }
 
 #[test]
-fn with_userfaultfd_memory_stays_here_and_the_descriptor_comes_back() {
+fn userfaultfd_restore_sends_no_memory_and_returns_it() {
     let directory = tempfile::tempdir().unwrap();
     let (process, peer) = with_peer(directory.path());
     let vmm = answering(
@@ -243,31 +242,25 @@ fn a_refusal_and_an_end_are_told_apart_and_leave_no_process() {
 }
 
 #[test]
-fn a_process_is_claimed_checked_and_ended() {
+fn process_is_checked_and_ends_when_dropped() {
     let directory = tempfile::tempdir().unwrap();
-    let source = Pool::empty(Processes {
-        program: sleeper(directory.path()),
-    });
-    let (tethered, free) = (place(directory.path(), true), place(directory.path(), false));
-    let vm = source.claim(&tethered).unwrap().resource;
+    let program = sleeper(directory.path());
+    let (tethered, free) = (options(directory.path(), true), options(directory.path(), false));
+    let vm = Vm::Process(Process::start(&program, &tethered).unwrap());
     assert!(!tethered.control.exists(), "nobody else is to connect");
-    source.kind().check(&vm).unwrap();
+    vm.check().unwrap();
     let record = vm.process().record();
     vm.process().kill();
     while record.lives() {
         std::thread::yield_now();
     }
-    assert!(source.kind().check(&vm).is_err());
-    source.release(vm);
+    assert!(vm.check().is_err());
 
-    let vm = source.claim(&free).unwrap().resource;
+    let vm = Vm::Process(Process::start(&program, &free).unwrap());
     assert!(free.control.exists());
     let record = vm.process().record();
-    source.release(vm);
+    drop(vm);
     assert!(!record.lives());
-    let none = Pool::empty(Processes {
-        program: "/nowhere/thaw-vmm".into(),
-    });
     std::fs::remove_file(&free.control).unwrap();
-    assert!(none.claim(&tethered).is_err());
+    assert!(Process::start(Path::new("/nowhere/thaw-vmm"), &tethered).is_err());
 }

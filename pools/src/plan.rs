@@ -1,8 +1,8 @@
 //! How a pool is filled and emptied: how many it keeps ready, how many are made at once, and how long it rests after failures.
 
-use thaw_sys::backoff::Backoff;
+use std::time::Duration;
 
-use crate::demand::Sizing;
+use thaw_sys::backoff::Backoff;
 
 /// How many a pool keeps ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -62,13 +62,21 @@ impl Watermarks {
     }
 }
 
+/// How many resources a pool keeps ready, of those that its watermarks allow.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Sizing {
+    /// All of them.
+    Full,
+    /// As many as were claimed within this time.
+    Demand { within: Duration },
+}
+
 /// How a pool is filled and emptied.
 #[derive(Clone, Debug)]
 pub struct Plan<W> {
     /// What is made ahead.
     pub want: W,
     pub watermarks: Watermarks,
-    /// How many of those it may keep ready it does.
     pub sizing: Sizing,
     /// How many are made at once.
     pub makers: usize,

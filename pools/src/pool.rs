@@ -18,8 +18,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use crate::demand::{Demand, Sizing};
-use crate::plan::{Plan, Watermarks};
+use crate::demand::Demand;
+use crate::plan::{Plan, Sizing, Watermarks};
 use crate::resource::{Claim, Kind, SlowReason, Unfit};
 use crate::statistics::{Counters, Depth, PoolStatistics, add};
 use thaw_failpoint::{Failpoint, reach};

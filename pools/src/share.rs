@@ -3,16 +3,18 @@
 //! It ends by itself when the VMM at the other end of its relay does, whoever started either. So whoever starts one keeps no copy of the
 //! relay's other end: killed at any moment before it is the VMM's, we leave nothing.
 //!
-//! What it is to serve can also be mounted in it while it runs: [`place()`] and [`take_away`].
+//! What it is to serve can also be mounted in it while it runs: [`attach()`] and [`detach`].
 
-mod place;
+mod attach;
+mod error;
+mod mount;
 mod source;
-mod tree;
 
-pub use place::{PlaceError, place, take_away};
+pub use attach::{attach, detach};
+pub use error::AttachError;
 pub use source::{FsOption, Source, SourceError, Tree};
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -31,20 +33,9 @@ const BUFFER: usize = 2 << 20;
 
 /// Where the binary is: `$THAW_SHARE`, else beside the running program.
 pub fn find() -> Result<PathBuf, Error> {
-    let looked = match std::env::var_os(SHARE_VARIABLE) {
-        Some(path) => PathBuf::from(path),
-        None => {
-            let own = std::env::current_exe().map_err(|source| Error::System {
-                what: "find this program",
-                source,
-            })?;
-            own.with_file_name("thaw-share")
-        }
-    };
-    match fs::canonicalize(&looked) {
-        Ok(path) if path.is_file() => Ok(path),
-        _ => Err(Error::ShareMissing { looked }),
-    }
+    vmm::find_program(SHARE_VARIABLE, "thaw-share", |looked| Error::ShareMissing {
+        looked,
+    })
 }
 
 /// One that serves, and the end of its relay that the VMM is to have: as `Backend::Share`.
@@ -88,14 +79,9 @@ pub fn start(
     files: &[BorrowedFd<'_>],
     lasting: Option<Lasting<'_>>,
 ) -> Result<Serving, Error> {
-    let fail = |what: &'static str| {
-        move |e: rustix::io::Errno| Error::System {
-            what,
-            source: e.into(),
-        }
-    };
     let pair = |kind| {
-        socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None).map_err(fail("make sockets"))
+        let made = socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None);
+        made.map_err(|e| Error::system("make sockets")(e.into()))
     };
     let (ours, theirs) = pair(SocketType::SEQPACKET)?;
     let (relay, far_end) = pair(SocketType::STREAM)?;

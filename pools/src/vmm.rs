@@ -34,19 +34,25 @@ pub const LARGEST_FILE: u64 = (*DISK_MIB.end() as u64) << 20;
 
 /// Where the binary is: `$THAW_VMM`, else beside the running program.
 pub fn find() -> Result<PathBuf, Error> {
-    let looked = match std::env::var_os(VMM_VARIABLE) {
+    find_program(VMM_VARIABLE, "thaw-vmm", |looked| Error::VmmMissing { looked })
+}
+
+/// Where a program of ours is: what `variable` names, else beside the running program.
+pub(crate) fn find_program(
+    variable: &str,
+    name: &str,
+    missing: impl FnOnce(PathBuf) -> Error,
+) -> Result<PathBuf, Error> {
+    let looked = match std::env::var_os(variable) {
         Some(path) => PathBuf::from(path),
         None => {
-            let own = std::env::current_exe().map_err(|source| Error::System {
-                what: "find this program",
-                source,
-            })?;
-            own.with_file_name("thaw-vmm")
+            let own = std::env::current_exe().map_err(Error::system("find this program"))?;
+            own.with_file_name(name)
         }
     };
     match fs::canonicalize(&looked) {
         Ok(path) if path.is_file() => Ok(path),
-        _ => Err(Error::VmmMissing { looked }),
+        _ => Err(missing(looked)),
     }
 }
 

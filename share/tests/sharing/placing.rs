@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use thaw_pools::process::ProcessRecord;
-use thaw_pools::share::{PlaceError, Source, place, take_away};
+use thaw_pools::share::{AttachError, Source, attach, detach};
 
 use thaw_protocol::share::Serve;
 
@@ -27,8 +27,8 @@ fn bind(path: &Path, options: &[&str]) -> Source {
     source("bind", path, &options)
 }
 
-fn add(guest: &Guest, name: &str, source: &Source) -> Result<(), PlaceError> {
-    place(guest.share().pidfd(), me().as_fd(), name, source)
+fn add(guest: &Guest, name: &str, source: &Source) -> Result<(), AttachError> {
+    attach(guest.share().pidfd(), me().as_fd(), name, source)
 }
 
 fn mounts_of(guest: &Guest) -> String {
@@ -73,7 +73,7 @@ fn one_that_takes_over_has_what_was_placed() {
     // More comes and goes, as before.
     add(&guest, "2", &bind(&conf, &[])).unwrap();
     guest.lookup(1, "2").unwrap();
-    take_away(guest.share().pidfd(), "0").unwrap();
+    detach(guest.share().pidfd(), "0").unwrap();
     assert_eq!(guest.lookup(1, "0").unwrap_err(), -libc::ENOENT);
     let (code, said) = guest.end();
     assert_eq!(code, Some(0), "{said}");
@@ -110,7 +110,7 @@ fn directories_and_files_come_and_go_and_are_nowhere_else() {
     assert_eq!(fs::read_to_string("/proc/self/mountinfo").unwrap(), before);
 
     for name in ["0", "1", "2", "0", "never"] {
-        take_away(guest.share().pidfd(), name).unwrap();
+        detach(guest.share().pidfd(), name).unwrap();
     }
     for name in ["0", "1", "2"] {
         assert_eq!(guest.lookup(1, name).unwrap_err(), -libc::ENOENT);
@@ -201,33 +201,33 @@ fn what_cannot_be_shared_is_refused_by_name_and_leaves_nothing() {
     assert!(error.contains(missing.to_str().unwrap()), "{error}");
     for bad in ["..", "a/b", ""] {
         let refused = add(&guest, bad, &bind(&data, &[]));
-        assert!(matches!(refused, Err(PlaceError::Name(_))), "{bad}");
+        assert!(matches!(refused, Err(AttachError::Name(_))), "{bad}");
     }
     assert_eq!(mounts_of(&guest), bare);
     add(&guest, "0", &bind(&data, &[])).unwrap();
     assert!(matches!(
         add(&guest, "0", &bind(&data, &[])),
-        Err(PlaceError::Name(_))
+        Err(AttachError::Name(_))
     ));
     // Bounded, whoever asks.
     let placed = (1..100).take_while(|n| match add(&guest, &n.to_string(), &bind(&data, &[])) {
         Ok(()) => true,
-        Err(PlaceError::Full) => false,
+        Err(AttachError::Full) => false,
         Err(e) => panic!("{e}"),
     });
     let placed = placed.count();
     assert!((2..40).contains(&placed), "{placed}");
-    take_away(guest.share().pidfd(), "0").unwrap();
+    detach(guest.share().pidfd(), "0").unwrap();
     add(&guest, "again", &bind(&data, &[])).unwrap();
     let pidfd = guest.share().pidfd().try_clone_to_owned().unwrap();
     assert_eq!(guest.end().0, Some(0));
     let late = place_late(&pidfd, &data);
-    assert!(matches!(late, Err(PlaceError::Ended)), "{late:?}");
-    take_away(pidfd.as_fd(), "0").unwrap();
+    assert!(matches!(late, Err(AttachError::Ended)), "{late:?}");
+    detach(pidfd.as_fd(), "0").unwrap();
 }
 
-fn place_late(share: &OwnedFd, path: &Path) -> Result<(), PlaceError> {
-    place(share.as_fd(), me().as_fd(), "late", &bind(path, &[]))
+fn place_late(share: &OwnedFd, path: &Path) -> Result<(), AttachError> {
+    attach(share.as_fd(), me().as_fd(), "late", &bind(path, &[]))
 }
 
 /// A process with a mount namespace of its own, whose mounts propagate; it mounts when it is told to.
@@ -283,7 +283,7 @@ fn share_uses_callers_paths_and_its_later_mounts_if_asked() {
     let whose = ProcessRecord::of(host.child.id() as i32).unwrap().open().unwrap();
     let mut guest = Guest::of_slots(4);
     for (name, options) in [("alone", &["rprivate"]), ("follows", &["rslave"])] {
-        place(guest.share().pidfd(), whose.as_fd(), name, &bind(&data, options)).unwrap();
+        attach(guest.share().pidfd(), whose.as_fd(), name, &bind(&data, options)).unwrap();
     }
     host.mount();
     let mut late = |name: &str| {
@@ -295,7 +295,7 @@ fn share_uses_callers_paths_and_its_later_mounts_if_asked() {
     assert_eq!(late("alone"), Err(-libc::ENOENT));
     // What is placed now has it either way: "ro" is said of the mount alone, "rro" of all below it too.
     for (name, below) in [("ro", Ok(())), ("rro", Err(-libc::EROFS))] {
-        place(guest.share().pidfd(), whose.as_fd(), name, &bind(&data, &[name])).unwrap();
+        attach(guest.share().pidfd(), whose.as_fd(), name, &bind(&data, &[name])).unwrap();
         let (node, _) = guest.lookup(1, name).unwrap();
         assert_eq!(guest.create(node, "x").map(drop), Err(-libc::EROFS), "{name}");
         let (sub, _) = guest.lookup(node, "sub").unwrap();

@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use thaw_failpoint::{Failpoint, reach};
-use thaw_pools::machine::{MachineError, Place, Process, Vm};
+use thaw_pools::machine::{MachineError, Process, Vm, VmmOptions};
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{Command, ExitReason, JAIL_LACKS_CODE, MachineSpec, Response, StartTimes};
 
@@ -28,12 +28,12 @@ const LOG_BYTES: u64 = 64 << 10;
 /// is: until it is asked for a machine, a VMM ends with our connection; from then on an untethered one does not.
 pub(super) async fn make(
     program: &Path,
-    place: &Place,
+    options: &VmmOptions,
     files: &MachineFiles,
     machine: MachineSpec,
     started: impl FnOnce(&VmmProcess) -> Result<(), Failure>,
 ) -> Result<(ControlClient, VmmProcess), Failure> {
-    let process = Process::start(program, place).map_err(|e| match e {
+    let process = Process::start(program, options).map_err(|e| match e {
         MachineError::Start(e) => e.into(),
         other => Failure::new(ExitCode::VmmFailed, other.to_string()),
     })?;
@@ -42,7 +42,7 @@ pub(super) async fn make(
     let mut control = ControlClient::new(socket, Vmm(process.record().pid))?;
     match control.create(machine, files.kvm.as_fd()).await {
         Ok(()) => Ok((control, process)),
-        Err(e) => Err(vmm_failure(e, process, &place.log)),
+        Err(e) => Err(vmm_failure(e, process, &options.log)),
     }
 }
 
@@ -72,14 +72,14 @@ pub(super) async fn spawn(
     record.cgroup = resources.cgroup.as_ref().map(|c| c.name().to_owned());
     let stage = trace.stage("spawn");
     let began = monotonic_ns();
-    let place = Place {
+    let options = VmmOptions {
         control: resources.directory.control_socket(),
         log: resources.directory.path().join(LOG),
         tethered: machine.tethered,
         jail: node.require.jail(),
     };
     let (directory, cgroup) = (&resources.directory, &resources.cgroup);
-    let made = make(program, &place, files, machine, |process| {
+    let made = make(program, &options, files, machine, |process| {
         record.vmm = Some(process.record());
         directory.write(record)?;
         reach(Failpoint::CreateVmmRecorded);

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use thaw_pools::demand::Sizing;
+use thaw_pools::plan::Sizing;
 use thaw_pools::plan::{Plan, Watermarks};
 use thaw_pools::pool::Pool;
 use thaw_pools::resource::{Kind, SlowReason};

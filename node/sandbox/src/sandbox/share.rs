@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rustix::fs::{Mode, OFlags};
-use thaw_pools::share::{self, Lasting, PlaceError, Serving, Source};
+use thaw_pools::share::{self, AttachError, Lasting, Serving, Source};
 use thaw_protocol::api::Volume;
 use thaw_protocol::control::{Backend, DeviceId};
 use thaw_protocol::share::{SLOTS, Serve, Share};
@@ -110,7 +110,7 @@ impl Sandbox {
             Failure::new(ExitCode::VolumeUnavailable, what)
         })?;
         let serving = self.serving().await?;
-        blocking(move || share::place(serving.as_fd(), client.as_fd(), &name, &source).map_err(not_placed))
+        blocking(move || share::attach(serving.as_fd(), client.as_fd(), &name, &source).map_err(not_placed))
             .await
     }
 
@@ -139,7 +139,7 @@ impl Sandbox {
         let Some(serving) = self.share()? else {
             return Ok(());
         };
-        blocking(move || share::take_away(serving.as_fd(), &name).map_err(not_placed)).await
+        blocking(move || share::detach(serving.as_fd(), &name).map_err(not_placed)).await
     }
 
     /// Where its thaw-share has its mounts, if it has one.
@@ -185,12 +185,12 @@ impl Sandbox {
     }
 }
 
-fn not_placed(error: PlaceError) -> Failure {
+fn not_placed(error: AttachError) -> Failure {
     let code = match &error {
-        PlaceError::Source { .. } | PlaceError::Kind { .. } | PlaceError::Name(_) | PlaceError::Full => {
+        AttachError::Source { .. } | AttachError::Kind { .. } | AttachError::Name(_) | AttachError::Full => {
             ExitCode::VolumeUnavailable
         }
-        PlaceError::Ended | PlaceError::Step { .. } => ExitCode::ShareFailed,
+        AttachError::Ended | AttachError::Step { .. } => ExitCode::ShareFailed,
     };
     Failure::new(code, error.to_string())
 }

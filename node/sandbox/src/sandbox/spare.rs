@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::{Cgroup, Cgroups};
-use thaw_pools::machine::{MachineError, Place, Process, Restored, Shell, Vm};
+use thaw_pools::machine::{MachineError, Process, Restored, Shell, Vm, VmmOptions};
 use thaw_pools::resource::Unfit;
 use thaw_pools::vmm;
 use thaw_protocol::control::MachineSpec;
@@ -131,13 +131,13 @@ impl Spares {
         };
         let directory = self.run.create(&record)?;
         reach(Failpoint::SpareDirectoryMade);
-        let place = Place {
+        let options = VmmOptions {
             control: directory.control_socket(),
             log: directory.path().join(LOG),
             tethered: machine.tethered,
             jail: self.require.jail(),
         };
-        let process = Process::start(&program, &place).map_err(failure)?;
+        let process = Process::start(&program, &options).map_err(failure)?;
         record.vmm = Some(process.process().record());
         directory.write(&record)?;
         reach(Failpoint::SpareRecorded);

@@ -18,7 +18,7 @@ use rustix::mount::{
 use rustix::process::fchdir;
 use thaw_sys::mount::{Attributes, set_attributes};
 
-use super::PlaceError;
+use super::error::AttachError;
 use super::source::{FsOption, Source, Tree};
 
 /// Longest string the kernel takes as one option, without the zero behind it.
@@ -38,8 +38,8 @@ pub struct Detached {
 /// Makes what is to be shared. On a thread whose working directory is its own: it is another afterwards.
 ///
 /// # Errors
-/// [`PlaceError::Source`], which names the path, or what the file system says.
-pub fn detached(source: &Source) -> Result<Detached, PlaceError> {
+/// [`AttachError::Source`], which names the path, or what the file system says.
+pub fn detached(source: &Source) -> Result<Detached, AttachError> {
     let mount = match &source.tree {
         Tree::Bind { path, recursive } => bind(source, path, *recursive)?,
         Tree::Overlay {
@@ -54,7 +54,7 @@ pub fn detached(source: &Source) -> Result<Detached, PlaceError> {
         FileType::Directory => true,
         FileType::RegularFile => false,
         other => {
-            return Err(PlaceError::Kind {
+            return Err(AttachError::Kind {
                 what: name(source),
                 kind: described(other),
             });
@@ -85,21 +85,21 @@ fn name(source: &Source) -> String {
     }
 }
 
-fn failed(what: String) -> impl FnOnce(Errno) -> PlaceError {
-    move |e| PlaceError::Source {
+fn failed(what: String) -> impl FnOnce(Errno) -> AttachError {
+    move |e| AttachError::Source {
         what,
         source: e.into(),
     }
 }
 
-fn of(step: &'static str) -> impl FnOnce(Errno) -> PlaceError {
-    move |e| PlaceError::Step {
+fn of(step: &'static str) -> impl FnOnce(Errno) -> AttachError {
+    move |e| AttachError::Step {
         step,
         source: e.into(),
     }
 }
 
-fn bind(source: &Source, path: &Path, recursive: bool) -> Result<OwnedFd, PlaceError> {
+fn bind(source: &Source, path: &Path, recursive: bool) -> Result<OwnedFd, AttachError> {
     let mut flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     flags.set(OpenTreeFlags::AT_RECURSIVE, recursive);
     let mount = open_tree(CWD, path, flags).map_err(failed(path.display().to_string()))?;
@@ -136,7 +136,7 @@ fn overlay(
     lower: &[PathBuf],
     upper: Option<&(PathBuf, PathBuf)>,
     options: &[FsOption],
-) -> Result<OwnedFd, PlaceError> {
+) -> Result<OwnedFd, AttachError> {
     let open = |path: &PathBuf| {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         rustix::fs::open(path, flags, Mode::empty()).map_err(failed(path.display().to_string()))
@@ -172,7 +172,7 @@ fn overlay(
     context.mount(options)
 }
 
-fn device(source: &Source, kind: &str, path: &Path, options: &[FsOption]) -> Result<OwnedFd, PlaceError> {
+fn device(source: &Source, kind: &str, path: &Path, options: &[FsOption]) -> Result<OwnedFd, AttachError> {
     let context = Context::open(kind, source)?;
     let path = path.to_str().ok_or(Errno::INVAL).map_err(failed(name(source)))?;
     context.set("source", Some(path))?;
@@ -189,10 +189,10 @@ struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    fn open(kind: &str, source: &'a Source) -> Result<Context<'a>, PlaceError> {
+    fn open(kind: &str, source: &'a Source) -> Result<Context<'a>, AttachError> {
         let opened = fsopen(kind, FsOpenFlags::FSOPEN_CLOEXEC);
         let context = opened.map_err(|e| match e {
-            Errno::NODEV => PlaceError::Source {
+            Errno::NODEV => AttachError::Source {
                 what: name(source),
                 source: io::Error::other(format!("this kernel has no {kind}")),
             },
@@ -201,7 +201,7 @@ impl<'a> Context<'a> {
         Ok(Context { context, source })
     }
 
-    fn set(&self, key: &str, value: Option<&str>) -> Result<(), PlaceError> {
+    fn set(&self, key: &str, value: Option<&str>) -> Result<(), AttachError> {
         let done = match value {
             Some(value) => fsconfig_set_string(self.context.as_fd(), key, value),
             None => fsconfig_set_flag(self.context.as_fd(), key),
@@ -209,7 +209,7 @@ impl<'a> Context<'a> {
         done.map_err(|e| self.explained(key, e))
     }
 
-    fn mount(self, options: &[FsOption]) -> Result<OwnedFd, PlaceError> {
+    fn mount(self, options: &[FsOption]) -> Result<OwnedFd, AttachError> {
         for (key, value) in options {
             self.set(key, value.as_deref())?;
         }
@@ -220,7 +220,7 @@ impl<'a> Context<'a> {
     }
 
     /// What the kernel says of it, which is more than a number where it says anything.
-    fn explained(&self, step: &str, error: Errno) -> PlaceError {
+    fn explained(&self, step: &str, error: Errno) -> AttachError {
         let mut said = vec![format!("{step}: {error}")];
         let mut line = [0; 256];
         // One message a read, until there is none; it keeps a handful.
@@ -233,7 +233,7 @@ impl<'a> Context<'a> {
                 _ => break,
             }
         }
-        PlaceError::Source {
+        AttachError::Source {
             what: name(self.source),
             source: io::Error::new(io::Error::from(error).kind(), said.join("; ")),
         }

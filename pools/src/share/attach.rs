@@ -4,7 +4,6 @@
 //! of its root. Both are entered by a thread that ends with that; this process's own namespace has none of it at any time.
 //! What ends thaw-share takes all of its namespace along.
 
-use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags};
@@ -13,32 +12,16 @@ use rustix::mount::{
     MountAttrFlags, MoveMountFlags, OpenTreeFlags, UnmountFlags, move_mount, open_tree, unmount,
 };
 use rustix::thread::{ThreadNameSpaceType, UnshareFlags, move_into_thread_name_spaces};
-use thaw_protocol::share::{SLOTS, is_good_name};
+use thaw_protocol::share::is_good_name;
 use thaw_sys::jail::unshare;
 use thaw_sys::mount::{Attributes, set_attributes};
 
+use super::error::AttachError;
+use super::mount::{Detached, detached};
 use super::source::Source;
-use super::tree::{Detached, detached};
 
-/// Why nothing was placed, or taken away.
-#[derive(Debug, thiserror::Error)]
-pub enum PlaceError {
-    #[error("{what} cannot be shared: {source}")]
-    Source { what: String, source: io::Error },
-    #[error("{what} cannot be shared: it is {kind}, and only directories and regular files can be")]
-    Kind { what: String, kind: &'static str },
-    #[error("{0:?} cannot be the name of a share, or is another's")]
-    Name(String),
-    #[error("there is no room for another share: a microVM has {SLOTS}")]
-    Full,
-    #[error("thaw-share has ended, and with it all that this microVM shares")]
-    Ended,
-    #[error("cannot place a share: {step}: {source}")]
-    Step { step: &'static str, source: io::Error },
-}
-
-fn step<T>(step: &'static str, result: Result<T, Errno>) -> Result<T, PlaceError> {
-    result.map_err(|e| PlaceError::Step {
+fn step<T>(step: &'static str, result: Result<T, Errno>) -> Result<T, AttachError> {
+    result.map_err(|e| AttachError::Step {
         step,
         source: e.into(),
     })
@@ -49,34 +32,34 @@ fn step<T>(step: &'static str, result: Result<T, Errno>) -> Result<T, PlaceError
 ///
 /// # Errors
 /// What of the source cannot be; otherwise all is as it was.
-pub fn place(
+pub fn attach(
     share: BorrowedFd<'_>,
     whose: BorrowedFd<'_>,
     name: &str,
     source: &Source,
-) -> Result<(), PlaceError> {
+) -> Result<(), AttachError> {
     if !is_good_name(name) {
-        return Err(PlaceError::Name(name.into()));
+        return Err(AttachError::Name(name.into()));
     }
     on_a_thread(|| {
         enter(whose, "entering the caller's mount namespace")?;
         let made = detached(source)?;
         enter_share(share)?;
-        attach(name, &made)
+        mount_entry(name, &made)
     })
 }
 
 /// Takes the entry `name` away. What the guest has open of it stays for as long as it has; an entry that is not there is gone.
 ///
 /// # Errors
-/// [`PlaceError::Step`].
-pub fn take_away(share: BorrowedFd<'_>, name: &str) -> Result<(), PlaceError> {
+/// [`AttachError::Step`].
+pub fn detach(share: BorrowedFd<'_>, name: &str) -> Result<(), AttachError> {
     if !is_good_name(name) {
-        return Err(PlaceError::Name(name.into()));
+        return Err(AttachError::Name(name.into()));
     }
     on_a_thread(|| {
         match enter_share(share) {
-            Err(PlaceError::Ended) => return Ok(()),
+            Err(AttachError::Ended) => return Ok(()),
             entered => entered?,
         }
         let at = format!("/{name}");
@@ -90,14 +73,14 @@ pub fn take_away(share: BorrowedFd<'_>, name: &str) -> Result<(), PlaceError> {
 }
 
 /// A thread of its own, with a working directory and root of its own, which ends: a namespace that was entered is not left.
-fn on_a_thread<T: Send>(work: impl FnOnce() -> Result<T, PlaceError> + Send) -> Result<T, PlaceError> {
+fn on_a_thread<T: Send>(work: impl FnOnce() -> Result<T, AttachError> + Send) -> Result<T, AttachError> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("share".into());
         let started = thread.spawn_scoped(scope, || {
             step("leaving the others' working directory", unshare(UnshareFlags::FS))?;
             work()
         });
-        let thread = started.map_err(|source| PlaceError::Step {
+        let thread = started.map_err(|source| AttachError::Step {
             step: "starting a thread",
             source,
         })?;
@@ -107,24 +90,24 @@ fn on_a_thread<T: Send>(work: impl FnOnce() -> Result<T, PlaceError> + Send) -> 
     })
 }
 
-fn enter(process: BorrowedFd<'_>, what: &'static str) -> Result<(), PlaceError> {
+fn enter(process: BorrowedFd<'_>, what: &'static str) -> Result<(), AttachError> {
     step(
         what,
         move_into_thread_name_spaces(process, ThreadNameSpaceType::MOUNT),
     )
 }
 
-fn enter_share(share: BorrowedFd<'_>) -> Result<(), PlaceError> {
+fn enter_share(share: BorrowedFd<'_>) -> Result<(), AttachError> {
     match enter(share, "entering thaw-share's mount namespace") {
-        Err(PlaceError::Step { source, .. }) if source.raw_os_error() == Some(libc::ESRCH) => {
-            Err(PlaceError::Ended)
+        Err(AttachError::Step { source, .. }) if source.raw_os_error() == Some(libc::ESRCH) => {
+            Err(AttachError::Ended)
         }
         entered => entered,
     }
 }
 
 /// The root of the namespace, as a mount that is nowhere and can be written: the one that is there cannot.
-fn writable_root() -> Result<OwnedFd, PlaceError> {
+fn writable_root() -> Result<OwnedFd, AttachError> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let root = step("copying the root", open_tree(CWD, "/", flags))?;
     let writable = Attributes {
@@ -140,7 +123,7 @@ fn writable_root() -> Result<OwnedFd, PlaceError> {
 }
 
 /// Mounts it on a new entry. In thaw-share's namespace.
-fn attach(name: &str, made: &Detached) -> Result<(), PlaceError> {
+fn mount_entry(name: &str, made: &Detached) -> Result<(), AttachError> {
     let root = writable_root()?;
     let entry = match made.is_directory {
         true => rustix::fs::mkdirat(&root, name, Mode::from_raw_mode(0o755)),
@@ -154,8 +137,8 @@ fn attach(name: &str, made: &Detached) -> Result<(), PlaceError> {
     };
     match entry {
         Ok(()) => {}
-        Err(Errno::EXIST) => return Err(PlaceError::Name(name.into())),
-        Err(Errno::NOSPC) => return Err(PlaceError::Full),
+        Err(Errno::EXIST) => return Err(AttachError::Name(name.into())),
+        Err(Errno::NOSPC) => return Err(AttachError::Full),
         Err(e) => return step("making its entry", Err(e)),
     }
     let at = format!("/{name}");
@@ -167,7 +150,7 @@ fn attach(name: &str, made: &Detached) -> Result<(), PlaceError> {
     step("moving its mount", moved)
 }
 
-fn remove_entry(root: &OwnedFd, name: &str) -> Result<(), PlaceError> {
+fn remove_entry(root: &OwnedFd, name: &str) -> Result<(), AttachError> {
     let removed = match rustix::fs::unlinkat(root, name, AtFlags::REMOVEDIR) {
         Err(Errno::NOTDIR) => rustix::fs::unlinkat(root, name, AtFlags::empty()),
         other => other,

@@ -48,7 +48,7 @@ fn program(port: u16, ring: BorrowedFd<'_>) -> Vec<u64> {
     a.set(R3, EVENT as u32);
     a.set(R4, FORCE_WAKEUP);
     a.call(Helper::RingbufOutput);
-    a.place("end");
+    a.label("end");
     a.set(R0, 1);
     a.end();
     a.finish()

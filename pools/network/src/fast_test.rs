@@ -654,7 +654,7 @@ fn deafen(route: &mut Socket, link: u32) {
     );
     a.set(Register::R0, 2);
     a.end();
-    a.place("pass");
+    a.label("pass");
     a.set(Register::R0, 0);
     a.end();
     let program = bpf::load(&a.finish()).unwrap();

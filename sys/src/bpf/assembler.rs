@@ -188,8 +188,8 @@ impl Assembler {
     }
 
     /// Jumps if a register compares so with a number.
-    pub fn jump_when(&mut self, register: Register, when: When, number: u32, place: &'static str) {
-        self.open.push((self.written.len(), place));
+    pub fn jump_when(&mut self, register: Register, when: When, number: u32, label: &'static str) {
+        self.open.push((self.written.len(), label));
         self.put(JMP32 | when as u8, register as u8, 0, 0, number as i32);
     }
 
@@ -199,9 +199,9 @@ impl Assembler {
         register: Register,
         when: When,
         other: Register,
-        place: &'static str,
+        label: &'static str,
     ) {
-        self.open.push((self.written.len(), place));
+        self.open.push((self.written.len(), label));
         self.put(
             JMP32 | when as u8 | BY_REGISTER,
             register as u8,
@@ -212,31 +212,31 @@ impl Assembler {
     }
 
     /// Jumps if a pointer is null.
-    pub fn jump_when_null(&mut self, register: Register, place: &'static str) {
-        self.open.push((self.written.len(), place));
+    pub fn jump_when_null(&mut self, register: Register, label: &'static str) {
+        self.open.push((self.written.len(), label));
         self.put(JMP | When::Equal as u8, register as u8, 0, 0, 0);
     }
 
     /// Jumps if a register, all 64 bits of it, is above another.
-    pub fn jump_when_above(&mut self, register: Register, other: Register, place: &'static str) {
-        self.open.push((self.written.len(), place));
+    pub fn jump_when_above(&mut self, register: Register, other: Register, label: &'static str) {
+        self.open.push((self.written.len(), label));
         self.put(JMP | JGT | BY_REGISTER, register as u8, other as u8, 0, 0);
     }
 
-    pub fn jump(&mut self, place: &'static str) {
-        self.open.push((self.written.len(), place));
+    pub fn jump(&mut self, label: &'static str) {
+        self.open.push((self.written.len(), label));
         self.put(JMP | JA, 0, 0, 0, 0);
     }
 
     /// Earlier jumps to this name lead here.
-    pub fn place(&mut self, name: &'static str) {
+    pub fn label(&mut self, name: &'static str) {
         let here = self.written.len();
-        self.open.retain(|(at, place)| {
-            if *place == name {
+        self.open.retain(|(at, label)| {
+            if *label == name {
                 // Programs here are of some hundred instructions.
                 self.written[*at].offset = (here - at - 1) as i16;
             }
-            *place != name
+            *label != name
         });
     }
 
@@ -251,7 +251,7 @@ impl Assembler {
 
     /// The instructions, for [`super::load`].
     pub fn finish(self) -> Vec<u64> {
-        debug_assert!(self.open.is_empty(), "no place {:?}", self.open);
+        debug_assert!(self.open.is_empty(), "no label {:?}", self.open);
         self.written.into_iter().map(Instruction::word).collect()
     }
 }

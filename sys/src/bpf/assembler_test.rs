@@ -9,7 +9,7 @@ fn instructions_are_written_as_the_kernel_reads_them() {
     a.load(Size::Four, Register::R0, Register::R6, 16);
     a.jump_when(Register::R0, When::Equal, 8, "end");
     a.set(Register::R0, 2);
-    a.place("end");
+    a.label("end");
     a.end();
     let bytes: Vec<[u8; 8]> = a.finish().into_iter().map(u64::to_ne_bytes).collect();
     assert_eq!(

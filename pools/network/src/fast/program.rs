@@ -151,38 +151,78 @@ fn load_addresses(a: &mut Assembler, way: Way, old: Register, new: Register) {
     load_wiring(a, slots, SLOT);
 }
 
+/// Offsets in a frame and in a slot's wiring, which differ by the way.
+struct Offsets {
+    /// The address that is translated.
+    own: i16,
+    /// The address of the other side.
+    other: i16,
+    /// The address that is translated in the header that an ICMP error is about.
+    inner: i16,
+    /// What the translation adds to a header's checksum: of the wiring.
+    difference: i16,
+}
+
+impl Way {
+    fn offsets(self) -> Offsets {
+        match self {
+            Way::Out => Offsets {
+                own: IP + SOURCE,
+                other: IP + DESTINATION,
+                inner: INNER + DESTINATION,
+                difference: OUTWARD,
+            },
+            Way::In => Offsets {
+                own: IP + DESTINATION,
+                other: IP + SOURCE,
+                inner: INNER + SOURCE,
+                difference: INWARD,
+            },
+        }
+    }
+}
+
 fn write(slots: &Table<Wiring>, barred: &[Prefix], way: Way) -> Vec<u64> {
     let mut a = Assembler::default();
-    // Which address is translated, which is the other's, and which of an inner header is translated.
-    let (own, other) = match way {
-        Way::Out => (IP + SOURCE, IP + DESTINATION),
-        Way::In => (IP + DESTINATION, IP + SOURCE),
-    };
-    let inner = match way {
-        Way::Out => INNER + DESTINATION,
-        Way::In => INNER + SOURCE,
-    };
-    let arriving = match way {
-        Way::Out => GATEWAY_MAC,
-        Way::In => UPLINK_MAC,
-    };
+    find_slot(&mut a, slots);
+    check_frame(&mut a, way);
+    check_own_address(&mut a, way);
+    check_peer(&mut a, barred, way);
+    check_protocol(&mut a, way);
+    check_host_connection(&mut a, way);
+    translate_transport_checksum(&mut a, way);
+    translate_inner_header(&mut a, way);
+    translate_header(&mut a, way);
+    redirect(&mut a, way);
+    a.label("drop");
+    a.set(R0, DROP);
+    a.end();
+    a.label("pass");
+    a.set(R0, PASS);
+    a.end();
+    a.finish()
+}
 
-    let difference = match way {
-        Way::Out => OUTWARD,
-        Way::In => INWARD,
-    };
-
+/// Keeps the program's context in `R6` and the address of the slot's wiring on the stack.
+fn find_slot(a: &mut Assembler, slots: &Table<Wiring>) {
     a.copy(R6, R1);
     a.load(Size::Four, R1, R6, CLASS);
     a.look_up(slots.number(), R1);
     a.jump_when_null(R0, "pass");
     a.store(Size::Eight, R10, WIRING, R0);
+}
+
+/// Passes what is no plain IPv4 packet for this end, or has no hop left.
+fn check_frame(a: &mut Assembler, way: Way) {
+    let [b0, b1, b2, b3, b4, b5] = match way {
+        Way::Out => GATEWAY_MAC,
+        Way::In => UPLINK_MAC,
+    };
     a.load(Size::Four, R1, R6, PROTOCOL);
     a.jump_when(R1, When::NotEqual, IPV4, "pass");
     a.load(Size::Four, R1, R6, VLAN_PRESENT);
     a.jump_when(R1, When::NotEqual, 0, "pass");
-    bounds(&mut a, SHORTEST, "pass");
-    let [b0, b1, b2, b3, b4, b5] = arriving;
+    bounds(a, SHORTEST, "pass");
     a.load(Size::Four, R1, R7, 0);
     a.jump_when(R1, When::NotEqual, u32::from_ne_bytes([b0, b1, b2, b3]), "pass");
     a.load(Size::Two, R1, R7, 4);
@@ -193,10 +233,18 @@ fn write(slots: &Table<Wiring>, barred: &[Prefix], way: Way) -> Vec<u64> {
     a.jump_when(R1, When::Any, IS_FRAGMENT, "pass");
     a.load(Size::One, R1, R7, TTL);
     a.jump_when(R1, When::AtMost, 1, "pass");
-    a.load(Size::Four, R1, R7, own);
-    load_addresses(&mut a, way, R2, R3);
+}
+
+/// Passes what is from or for another address than the one that is translated. Keeps the protocol in `R9`.
+fn check_own_address(a: &mut Assembler, way: Way) {
+    a.load(Size::Four, R1, R7, way.offsets().own);
+    load_addresses(a, way, R2, R3);
     a.jump_when_register(R1, When::NotEqual, R2, "pass");
     a.load(Size::One, R9, R7, IP_PROTOCOL);
+}
+
+/// Passes what is to or from where connections decide, or nothing is let through.
+fn check_peer(a: &mut Assembler, barred: &[Prefix], way: Way) {
     if way == Way::In {
         // An error may be from anywhere: what it is about tells that it is the guest's.
         a.jump_when(R9, When::NotEqual, ICMP, "no error");
@@ -204,11 +252,10 @@ fn write(slots: &Table<Wiring>, barred: &[Prefix], way: Way) -> Vec<u64> {
         for kind in ERRORS {
             a.jump_when(R1, When::Equal, kind, "error");
         }
-        a.place("no error");
+        a.label("no error");
     }
-
-    a.load(Size::Four, R2, R7, other);
-    load_wiring(&mut a, R1, HOST);
+    a.load(Size::Four, R2, R7, way.offsets().other);
+    load_wiring(a, R1, HOST);
     a.jump_when_register(R2, When::Equal, R1, "host");
     a.host_order(R2);
     let guests = Prefix::around(HOST_ADDRESS, PREFIX);
@@ -217,6 +264,10 @@ fn write(slots: &Table<Wiring>, barred: &[Prefix], way: Way) -> Vec<u64> {
         a.operate(Operation::And, R1, prefix.mask().to_bits() as i32);
         a.jump_when(R1, When::Equal, prefix.first().to_bits(), "pass");
     }
+}
+
+/// Goes on to what each protocol needs.
+fn check_protocol(a: &mut Assembler, way: Way) {
     a.jump_when(R9, When::Equal, TCP, "tcp");
     a.jump_when(R9, When::Equal, UDP, "udp");
     a.jump_when(R9, When::NotEqual, ICMP, "pass");
@@ -230,46 +281,62 @@ fn write(slots: &Table<Wiring>, barred: &[Prefix], way: Way) -> Vec<u64> {
         }
     }
     a.jump("pass");
+}
 
-    // The host begins connections and the guest does not; what answers none there is, the host's rules deny.
-    a.place("host");
+/// The host begins connections and the guest does not; what answers none there is, the host's rules deny.
+fn check_host_connection(a: &mut Assembler, way: Way) {
+    a.label("host");
     a.jump_when(R9, When::NotEqual, TCP, "pass");
     if way == Way::Out {
-        bounds(&mut a, WITH_TCP, "pass");
+        bounds(a, WITH_TCP, "pass");
         a.load(Size::One, R1, R7, TCP_FLAGS);
         a.operate(Operation::And, R1, SYN_OR_ACK);
         a.jump_when(R1, When::Equal, SYN, "pass");
     }
-    a.place("tcp");
-    bounds(&mut a, WITH_TCP, "pass");
+}
+
+/// Updates the checksum of TCP or UDP, which covers the address.
+fn translate_transport_checksum(a: &mut Assembler, way: Way) {
+    a.label("tcp");
+    bounds(a, WITH_TCP, "pass");
     a.set(R2, TCP_CHECKSUM as u32);
     a.set(R5, TCP_SUM);
     a.jump("checksum");
-    a.place("udp");
+    a.label("udp");
     a.set(R2, UDP_CHECKSUM as u32);
     a.set(R5, UDP_SUM);
-    a.place("checksum");
+    a.label("checksum");
     a.copy(R1, R6);
-    load_addresses(&mut a, way, R3, R4);
+    load_addresses(a, way, R3, R4);
     a.call(Helper::L4ChecksumReplace);
     a.jump_when(R0, When::NotEqual, 0, "pass");
     // The call may have moved the packet. It is as long as it was.
-    bounds(&mut a, SHORTEST, "drop");
+    bounds(a, SHORTEST, "drop");
     a.jump("header");
+}
 
-    // The address within is the other way round; the sum of that header stays, and with it that of the whole.
-    a.place("error");
-    bounds(&mut a, WITH_INNER, "pass");
+/// Translates the header that an ICMP error is about. The address within is the other way round; the sum of that header stays, and
+/// with it that of the whole.
+fn translate_inner_header(a: &mut Assembler, way: Way) {
+    let Offsets {
+        inner, difference, ..
+    } = way.offsets();
+    a.label("error");
+    bounds(a, WITH_INNER, "pass");
     a.load(Size::One, R1, R7, INNER);
     a.jump_when(R1, When::NotEqual, PLAIN, "pass");
     a.load(Size::Four, R1, R7, inner);
-    load_addresses(&mut a, way, R2, R3);
+    load_addresses(a, way, R2, R3);
     a.jump_when_register(R1, When::NotEqual, R2, "pass");
     a.store(Size::Four, R7, inner, R3);
-    load_wiring(&mut a, R4, difference);
-    adjust(&mut a, INNER + IP_CHECKSUM, R4);
+    load_wiring(a, R4, difference);
+    adjust(a, INNER + IP_CHECKSUM, R4);
+}
 
-    a.place("header");
+/// Writes the MAC addresses of the next interface, counts a hop and translates the address.
+fn translate_header(a: &mut Assembler, way: Way) {
+    let Offsets { own, difference, .. } = way.offsets();
+    a.label("header");
     let (to, from) = match way {
         Way::Out => (HOST_MAC, UPLINK_MAC),
         Way::In => (GUEST_MAC, GATEWAY_MAC),
@@ -287,15 +354,18 @@ fn write(slots: &Table<Wiring>, barred: &[Prefix], way: Way) -> Vec<u64> {
     a.load(Size::One, R1, R7, TTL);
     a.operate(Operation::Add, R1, -1);
     a.store(Size::One, R7, TTL, R1);
-    load_addresses(&mut a, way, R2, R3);
+    load_addresses(a, way, R2, R3);
     a.store(Size::Four, R7, own, R3);
-    load_wiring(&mut a, R4, difference);
+    load_wiring(a, R4, difference);
     a.operate(Operation::Add, R4, HOP as i32);
-    adjust(&mut a, IP + IP_CHECKSUM, R4);
+    adjust(a, IP + IP_CHECKSUM, R4);
+}
+
+fn redirect(a: &mut Assembler, way: Way) {
     a.set(R2, 0);
     match way {
         Way::Out => {
-            load_wiring(&mut a, R1, UPLINK);
+            load_wiring(a, R1, UPLINK);
             a.call(Helper::RedirectPeer);
         }
         Way::In => {
@@ -304,14 +374,6 @@ fn write(slots: &Table<Wiring>, barred: &[Prefix], way: Way) -> Vec<u64> {
         }
     }
     a.end();
-
-    a.place("drop");
-    a.set(R0, DROP);
-    a.end();
-    a.place("pass");
-    a.set(R0, PASS);
-    a.end();
-    a.finish()
 }
 
 /// Has `R7` and `R8` be the frame's begin and end, of at least so many bytes.

@@ -125,12 +125,12 @@ pub(super) fn program(identity: &Identity, to: u32) -> Vec<u64> {
     fragment(&mut a);
     ports(&mut a);
 
-    a.place("send");
+    a.label("send");
     a.set(R1, to);
     a.set(R2, 0);
     a.call(Helper::Redirect);
     a.end();
-    a.place("drop");
+    a.label("drop");
     a.set(R0, DROP);
     a.end();
     a.finish()
@@ -146,19 +146,19 @@ fn arp(a: &mut Assembler, identity: &Identity) {
     same(a, 14, &[0; 4], "sender");
     one_of(a, 24, &identity.v4, "send");
     a.jump("drop");
-    a.place("sender");
+    a.label("sender");
     one_of(a, 14, &identity.v4, "send");
     a.jump("drop");
 }
 
 fn ipv4(a: &mut Assembler, identity: &Identity) {
-    a.place("ipv4");
+    a.label("ipv4");
     fetch(a, ETHERNET, IPV4);
     a.load(Size::One, R7, R10, COPY);
     version(a, 0x40);
     one_of(a, 12, &identity.v4, "own ipv4");
     a.jump("drop");
-    a.place("own ipv4");
+    a.label("own ipv4");
     // Words of the header, of which there are five at least.
     a.operate(Operation::And, R7, 0x0f);
     a.jump_when(R7, When::AtMost, 4, "drop");
@@ -178,14 +178,14 @@ fn ipv4(a: &mut Assembler, identity: &Identity) {
         a.load(Size::One, R1, R10, COPY);
         any_of(a, R1, barred, "drop");
         a.jump("send");
-        a.place(within);
+        a.label(within);
     }
     a.jump("send");
 }
 
 /// `R9`: the packet is from no address. `R8`: what is in it.
 fn ipv6(a: &mut Assembler, identity: &Identity) {
-    a.place("ipv6");
+    a.label("ipv6");
     fetch(a, ETHERNET, IPV6);
     a.load(Size::One, R7, R10, COPY);
     version(a, 0x60);
@@ -193,23 +193,23 @@ fn ipv6(a: &mut Assembler, identity: &Identity) {
     a.set(R9, 1);
     same(a, 8, &[0; 16], "from somebody");
     a.jump("within");
-    a.place("from somebody");
+    a.label("from somebody");
     a.set(R9, 0);
     one_of(a, 8, &identity.v6, "within");
     a.jump("drop");
 
-    a.place("within");
+    a.label("within");
     a.jump_when(R8, When::Equal, ICMPV6, "icmpv6");
     a.jump_when(R8, When::Equal, HOP_BY_HOP, "hop by hop");
     a.jump_when(R9, When::NotEqual, 0, "drop");
     a.jump_when(R8, When::Equal, FRAGMENT, "fragment");
-    a.place("upper");
+    a.label("upper");
     a.set(R2, AFTER_IPV6);
     a.jump_when(R8, When::Equal, UDP, "ports");
     any_of(a, R8, &EXTENSIONS, "drop");
     a.jump("send");
 
-    a.place("hop by hop");
+    a.label("hop by hop");
     fetch(a, AFTER_IPV6, EXTENSION + 1);
     same(a, 0, &[ICMPV6 as u8, 0], "drop");
     a.load(Size::One, R1, R10, COPY + EXTENSION as i16);
@@ -218,7 +218,7 @@ fn ipv6(a: &mut Assembler, identity: &Identity) {
 }
 
 fn icmpv6(a: &mut Assembler, identity: &Identity) {
-    a.place("icmpv6");
+    a.label("icmpv6");
     fetch(a, AFTER_IPV6, 1);
     a.load(Size::One, R8, R10, COPY);
     any_of(a, R8, &REPORTS, "send");
@@ -228,16 +228,16 @@ fn icmpv6(a: &mut Assembler, identity: &Identity) {
     a.jump_when(R8, When::Equal, ROUTER_SOLICITATION, "send");
     any_of(a, R8, &MESSAGES, "send");
     a.jump("drop");
-    a.place("solicitation");
+    a.label("solicitation");
     a.jump_when(R9, When::Equal, 0, "send");
-    a.place("own target");
+    a.label("own target");
     fetch(a, TARGET, 16);
     one_of(a, 0, &identity.v6, "send");
     a.jump("drop");
 }
 
 fn fragment(a: &mut Assembler) {
-    a.place("fragment");
+    a.label("fragment");
     fetch(a, AFTER_IPV6, EXTENSION);
     a.load(Size::One, R8, R10, COPY);
     a.load(Size::Two, R1, R10, COPY + 2);
@@ -256,7 +256,7 @@ fn fragment(a: &mut Assembler) {
 
 /// Those of UDP, which begins at `R2`.
 fn ports(a: &mut Assembler) {
-    a.place("ports");
+    a.label("ports");
     fetch_there(a, 4);
     for (at, barred) in [(0, DHCP_SOURCES), (2, DHCP_DESTINATIONS)] {
         a.load(Size::Two, R1, R10, COPY + at);
@@ -299,7 +299,7 @@ fn one_of<const N: usize>(a: &mut Assembler, at: i16, addresses: &[[u8; N]], the
     for address in addresses {
         same(a, at, address, "next");
         a.jump(then);
-        a.place("next");
+        a.label("next");
     }
 }
 

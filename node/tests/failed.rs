@@ -281,7 +281,7 @@ async fn failures_expire_and_do_not_grow_in_number() {
     let count = || std::fs::read_dir(place.path("run/failed")).map_or(0, |files| files.count());
     eventually("two are kept at most", || count() <= 2);
     let gone = client(&place).get(&ids[0]).await.unwrap_err();
-    assert_eq!(gone.code, thaw_sandbox::exit::ExitCode::SandboxNotFound);
+    assert_eq!(gone.kind, thaw_sandbox::error::ErrorKind::SandboxNotFound);
     eventually("their time is over", || count() == 0);
     eventually("none is listed", || listed(&place).is_empty());
     is_clean(&place, &thawd);

@@ -13,7 +13,7 @@ use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::FreezeSandbox;
 use thaw_protocol::shim::pods::*;
 use thaw_protocol::shim::pods_ttrpc::PodsClient;
-use thaw_sandbox::exit::ExitCode;
+use thaw_sandbox::error::ErrorKind;
 use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Place, Thawd};
@@ -140,11 +140,11 @@ async fn a_pod_has_a_block_device_while_it_is_given_one_and_not_longer() {
     let freeze: FreezeSandbox = serde_json::from_value(json!({"directory": place.path("frozen")})).unwrap();
     let api = || Client::connect(&place.socket()).unwrap();
     let refused = api().freeze(&id, &freeze).await.unwrap_err();
-    assert_eq!(refused.code, ExitCode::Shared, "{refused}");
+    assert_eq!(refused.kind, ErrorKind::Shared, "{refused}");
     thawd.kill();
     let thawd = Thawd::start(&place);
     let refused = api().freeze(&id, &freeze).await.unwrap_err();
-    assert_eq!(refused.code, ExitCode::Shared, "{refused}");
+    assert_eq!(refused.kind, ErrorKind::Shared, "{refused}");
     let client = pods(&place).await;
     assert_eq!(
         client.add_disk(with(), &asked(minor, true)).await.unwrap().name,

@@ -12,7 +12,7 @@ use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::limits::{Limits, Needs, PROCESSES};
 use thaw_pools::vmm::LARGEST_FILE;
 use thaw_protocol::api::{CreateSandbox, CreatedSandbox};
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::log;
 use thaw_tiny_node::{Counts, Place, Thawd, without_limits};
@@ -38,7 +38,7 @@ fn place_with_limits() -> Option<Place> {
     place()
 }
 
-async fn try_create(place: &Place, fields: Value) -> Result<CreatedSandbox, Failure> {
+async fn try_create(place: &Place, fields: Value) -> Result<CreatedSandbox, Error> {
     let mut request = place.request();
     for (key, value) in fields.as_object().unwrap() {
         request[key] = value.clone();
@@ -264,7 +264,7 @@ async fn a_host_without_cgroups_is_refused_unless_allowed() {
     let mut thawd = Thawd::begin(&place, without_cgroups(&place));
     assert!(thawd.serves(&place), "{}", log(&place));
     let refused = try_create(&place, json!({})).await.unwrap_err();
-    assert_eq!(refused.code, ExitCode::LimitsUnavailable, "{refused}");
+    assert_eq!(refused.kind, ErrorKind::LimitsUnavailable, "{refused}");
     assert!(refused.to_string().contains("require_limits"), "{refused}");
     let makers = [thawd.record()];
     assert!(thawd.stop().success());
@@ -280,7 +280,7 @@ async fn a_host_without_cgroups_is_refused_unless_allowed() {
     let refused = try_create(&place, json!({"cpu_limit_millis": 500}))
         .await
         .unwrap_err();
-    assert_eq!(refused.code, ExitCode::LimitsUnavailable, "{refused}");
+    assert_eq!(refused.kind, ErrorKind::LimitsUnavailable, "{refused}");
     assert!(thawd.stop().success());
 }
 
@@ -300,7 +300,7 @@ async fn a_jail_that_cannot_be_whole_is_refused_with_its_reason() {
     let mut thawd = Thawd::begin(&place, command);
     assert!(thawd.serves(&place), "{}", log(&place));
     let refused = try_create(&place, json!({})).await.unwrap_err();
-    assert_eq!(refused.code, ExitCode::JailIncomplete, "{refused}");
+    assert_eq!(refused.kind, ErrorKind::JailIncomplete, "{refused}");
     assert!(refused.to_string().contains("require_jail"), "{refused}");
     let context = refused.context.join("\n");
     assert!(

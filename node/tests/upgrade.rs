@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use thaw_daemon::api::client::Client;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CreateSandbox, FreezeSandbox, Sandbox, ThawSandbox};
-use thaw_sandbox::exit::ExitCode;
+use thaw_sandbox::error::ErrorKind;
 use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Place, Thawd, asked};
@@ -68,7 +68,7 @@ async fn is_left_running(place: &Place, sandbox: &Sandbox, vmm: ProcessRecord) {
     assert!(vmm.lives(), "{}", log(place));
     assert!(directory(place, sandbox).is_dir());
     let unknown = client(place).get(&sandbox.id).await.unwrap_err();
-    assert_eq!(unknown.code, ExitCode::SandboxNotFound);
+    assert_eq!(unknown.kind, ErrorKind::SandboxNotFound);
     assert!(
         log(place).contains(&format!("thaw rm {}", sandbox.id)),
         "{}",
@@ -170,7 +170,7 @@ async fn snapshot_thaws_after_the_guest_image_was_replaced() {
     let image = manifest["guest_image"].as_str().unwrap();
     std::fs::remove_file(place.path("data/components").join(image)).unwrap();
     let refused = client(&place).thaw(&thaw).await.unwrap_err();
-    assert_eq!(refused.code, ExitCode::SnapshotIncompatible);
+    assert_eq!(refused.kind, ErrorKind::SnapshotIncompatible);
     assert!(refused.what.contains(image), "{refused}");
     assert!(ps(&place).is_empty());
     assert!(thawd.stop().success());

@@ -13,7 +13,7 @@ use thaw_protocol::api::{CreateSandbox, FreezeSandbox};
 use thaw_protocol::shim::MessageField;
 use thaw_protocol::shim::pods::*;
 use thaw_protocol::shim::pods_ttrpc::PodsClient;
-use thaw_sandbox::exit::ExitCode;
+use thaw_sandbox::error::ErrorKind;
 use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Counts, Place, Thawd};
@@ -82,7 +82,7 @@ async fn it_lives_through_the_deaths_of_thawd_and_ends_with_its_sandbox() {
     // What the guest has open there, no snapshot can hold.
     let freeze: FreezeSandbox = serde_json::from_value(json!({"directory": place.path("frozen")})).unwrap();
     let refused = client(&place).freeze(&id, &freeze).await.unwrap_err();
-    assert_eq!(refused.code, ExitCode::Shared, "{refused}");
+    assert_eq!(refused.kind, ErrorKind::Shared, "{refused}");
     assert!(!place.path("frozen").exists());
 
     thawd.kill();
@@ -92,8 +92,8 @@ async fn it_lives_through_the_deaths_of_thawd_and_ends_with_its_sandbox() {
     assert_eq!(client(&place).get(&id).await.unwrap().state, "running");
     let refused = client(&place).freeze(&id, &freeze).await.unwrap_err();
     assert_eq!(
-        refused.code,
-        ExitCode::Shared,
+        refused.kind,
+        ErrorKind::Shared,
         "also for who takes it over: {refused}"
     );
     assert!(thawd.stop().success());
@@ -203,12 +203,12 @@ async fn what_cannot_be_shared_makes_no_sandbox() {
     let mut missing = request(&place);
     missing.volumes[0].host = place.path("missing");
     let refused = client(&place).create(&missing).await.unwrap_err();
-    assert_eq!(refused.code, ExitCode::VolumeUnavailable, "{refused}");
+    assert_eq!(refused.kind, ErrorKind::VolumeUnavailable, "{refused}");
     assert!(refused.what.contains("missing"), "{refused}");
     let mut socket = request(&place);
     socket.volumes[0].host = place.socket();
     let refused = client(&place).create(&socket).await.unwrap_err();
-    assert_eq!(refused.code, ExitCode::ShareFailed, "{refused}");
+    assert_eq!(refused.kind, ErrorKind::ShareFailed, "{refused}");
     let mut twice = request(&place);
     twice.volumes[1].guest = twice.volumes[0].guest.clone();
     client(&place).create(&twice).await.unwrap_err();
@@ -281,7 +281,7 @@ async fn a_running_pod_is_given_directories_and_has_them_taken_away_by_whichever
     assert!(both.contains(" /0 ") && both.contains(" /1 "), "{both}");
     let freeze: FreezeSandbox = serde_json::from_value(json!({"directory": place.path("frozen")})).unwrap();
     let refused = client(&place).freeze(&id, &freeze).await.unwrap_err();
-    assert_eq!(refused.code, ExitCode::Shared, "{refused}");
+    assert_eq!(refused.kind, ErrorKind::Shared, "{refused}");
 
     thawd.kill();
     let thawd = Thawd::start(&place);

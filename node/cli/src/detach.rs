@@ -8,7 +8,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Command, Stdio};
 
 use serde_json::Value;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use tokio::io::{AsyncBufReadExt, BufReader};
 
 use super::print;
@@ -33,7 +33,7 @@ impl Until {
 }
 
 /// Runs this process's own command line detached, and prints the sandbox's id.
-pub(super) async fn detached_self(until: Until, ui: &Ui) -> Result<u8, Failure> {
+pub(super) async fn detached_self(until: Until, ui: &Ui) -> Result<u8, Error> {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let id = detached(&without_flag(arguments), until, ui).await?;
     say(&id, ui);
@@ -57,8 +57,8 @@ fn without_flag(mut arguments: Vec<OsString>) -> Vec<OsString> {
 }
 
 /// Runs `thaw` with these arguments in a process of its own. Returns the sandbox's id once its container is as far.
-pub(super) async fn detached(arguments: &[OsString], until: Until, ui: &Ui) -> Result<String, Failure> {
-    let fail = |e: std::io::Error| Failure::system("cannot start a process to keep the sandbox", &e);
+pub(super) async fn detached(arguments: &[OsString], until: Until, ui: &Ui) -> Result<String, Error> {
+    let fail = |e: std::io::Error| Error::system("cannot start a process to keep the sandbox", &e);
     let program = std::env::current_exe().map_err(fail)?;
     let mut command = Command::new(program);
     command
@@ -91,19 +91,19 @@ pub(super) async fn detached(arguments: &[OsString], until: Until, ui: &Ui) -> R
         }
     }
     let what = format!("the process that was to keep the sandbox ended: {last}");
-    Err(Failure::new(ExitCode::Runtime, what))
+    Err(Error::new(ErrorKind::Runtime, what))
 }
 
 /// The error a line tells, if it does.
-fn failure(line: &Value) -> Option<Failure> {
+fn failure(line: &Value) -> Option<Error> {
     let error = line.get("error")?;
     let slug = error["code"].as_str().unwrap_or_default();
-    let code = ExitCode::ALL.iter().copied().find(|c| c.slug() == slug);
-    let code = code.unwrap_or(ExitCode::Runtime);
+    let kind = ErrorKind::ALL.iter().copied().find(|kind| kind.slug() == slug);
+    let kind = kind.unwrap_or(ErrorKind::Runtime);
     let message = error["message"].as_str().unwrap_or_default();
     let mut failure = match message.rsplit_once("; ") {
-        Some((what, remedy)) => Failure::new(code, what).remedy(remedy),
-        None => Failure::new(code, message),
+        Some((what, remedy)) => Error::new(kind, what).remedy(remedy),
+        None => Error::new(kind, message),
     };
     let context = error["context"].as_array().into_iter().flatten();
     failure.context = context.filter_map(|l| l.as_str().map(str::to_owned)).collect();
@@ -127,7 +127,7 @@ mod tests {
             "code": "disk-full", "exit": 73, "message": "no room: /x; free space", "context": ["a"],
         }});
         let failure = failure(&line).unwrap();
-        assert_eq!(failure.code, ExitCode::DiskFull);
+        assert_eq!(failure.kind, ErrorKind::DiskFull);
         assert_eq!(
             (failure.to_string().as_str(), &failure.context[..]),
             ("no room: /x; free space", &["a".to_owned()][..])

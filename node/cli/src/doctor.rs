@@ -1,7 +1,7 @@
 //! `thaw doctor`.
 
+use thaw_daemon::exit::DOCTOR_FOUND;
 use thaw_doctor::{Host, examine, render};
-use thaw_sandbox::exit::ExitCode;
 use thaw_sandbox::paths::Paths;
 
 use crate::stdio::terminal;
@@ -18,9 +18,5 @@ pub(super) fn doctor(ui: &Ui, json: bool) -> u8 {
         let width = terminal::size().map_or(WIDTH, |(_, columns)| columns.into());
         super::print(render(&report, width, ui.colour_stdout()).trim_end());
     }
-    if report.ready {
-        0
-    } else {
-        ExitCode::DoctorFound.number()
-    }
+    if report.ready { 0 } else { DOCTOR_FOUND }
 }

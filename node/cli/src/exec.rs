@@ -2,7 +2,7 @@
 
 use thaw_sandbox::agent_client::AgentClient;
 use thaw_sandbox::container::{self, Options, Running};
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::paths::Paths;
 use thaw_sandbox::sandbox::READY_LIMIT;
 use thaw_sandbox::state::{RunDirectory, vsock_socket};
@@ -11,7 +11,7 @@ use super::ExecArguments;
 use super::run::{check_tty, environment};
 use crate::stdio::{AttachOptions, Signals, Stdin, attach, terminal};
 
-pub(super) async fn exec(arguments: &ExecArguments) -> Result<u8, Failure> {
+pub(super) async fn exec(arguments: &ExecArguments) -> Result<u8, Error> {
     check_tty(&arguments.process)?;
     let run = RunDirectory::open(&Paths::from_env().run)?;
     let record = run.find(&arguments.sandbox)?;

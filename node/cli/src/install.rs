@@ -6,7 +6,7 @@ use clap::{Args, ValueEnum};
 use serde_json::json;
 use thaw_containerd::install::containerd::{NAME, RUNTIME};
 use thaw_containerd::install::{self, Done, Options};
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::paths::Paths;
 
 use crate::ui::Ui;
@@ -44,7 +44,7 @@ impl InstallArguments {
 }
 
 /// `thaw install`. `print`: only shows what would be written.
-pub(super) fn install(arguments: &InstallArguments, print: bool, ui: &Ui, json: bool) -> Result<u8, Failure> {
+pub(super) fn install(arguments: &InstallArguments, print: bool, ui: &Ui, json: bool) -> Result<u8, Error> {
     let (options, paths) = (arguments.options(), Paths::from_env());
     if print {
         super::print(install::block(&options, &paths)?.lines.trim_end());
@@ -74,7 +74,7 @@ pub(super) fn install(arguments: &InstallArguments, print: bool, ui: &Ui, json: 
 }
 
 /// `thaw uninstall`.
-pub(super) fn uninstall(arguments: &InstallArguments, ui: &Ui, json: bool) -> Result<u8, Failure> {
+pub(super) fn uninstall(arguments: &InstallArguments, ui: &Ui, json: bool) -> Result<u8, Error> {
     let options = arguments.options();
     let done = install::uninstall(&options, &Paths::from_env())?;
     let config = options.config.display();

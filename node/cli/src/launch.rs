@@ -12,7 +12,7 @@ use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CreateSandbox, CreatedSandbox, ProcessIdentity, PublishedPort, ThawSandbox};
 use thaw_protocol::control::MemoryMode;
 use thaw_sandbox::config::Config;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::image::record::Recording;
 use thaw_sandbox::images::Images;
 use thaw_sandbox::paths::Paths;
@@ -71,7 +71,7 @@ impl PendingRecording {
 }
 
 /// If the launch failed, waits until its resources are released, because this process ends next.
-async fn release_if_failed<T>(node: &Node, made: Result<T, Failure>) -> Result<T, Failure> {
+async fn release_if_failed<T>(node: &Node, made: Result<T, Error>) -> Result<T, Error> {
     if made.is_err() {
         node.pools.unclaimed().await;
     }
@@ -86,7 +86,7 @@ impl Launched {
         command: &[String],
         ui: &Ui,
         trace: &Trace,
-    ) -> Result<Launched, Failure> {
+    ) -> Result<Launched, Error> {
         let paths = Paths::from_env();
         let memory_mode = memory_mode(arguments.memory_mode)?;
         if let Some(client) = Client::connect(&paths.daemon_socket()) {
@@ -146,7 +146,7 @@ impl Launched {
     }
 
     /// Thaws a sandbox from a snapshot.
-    pub(super) async fn thaw(request: ThawSandbox, trace: &Trace) -> Result<Launched, Failure> {
+    pub(super) async fn thaw(request: ThawSandbox, trace: &Trace) -> Result<Launched, Error> {
         let paths = Paths::from_env();
         if let Some(client) = Client::connect(&paths.daemon_socket()) {
             let request = ThawSandbox {
@@ -183,7 +183,7 @@ impl Launched {
         before_ns: u64,
         paths: Paths,
         trace: &Trace,
-    ) -> Result<Launched, Failure> {
+    ) -> Result<Launched, Error> {
         // thawd logged this retry to its own log; the user of this command must see it too.
         for retry in created
             .account
@@ -198,7 +198,7 @@ impl Launched {
         let directory = vsock.parent().map(PathBuf::from).unwrap_or_default();
         let config = serde_json::from_str(&created.image_config).map_err(|e| {
             let what = format!("the image's configuration cannot be read: {e}");
-            Failure::new(ExitCode::ImageMalformed, what)
+            Error::new(ErrorKind::ImageMalformed, what)
         })?;
         Ok(Launched {
             id: created.sandbox.id,
@@ -231,7 +231,7 @@ impl Launched {
         }
     }
 
-    fn of_this_process(node: Node, sandbox: Sandbox, run: PathBuf) -> Result<Launched, Failure> {
+    fn of_this_process(node: Node, sandbox: Sandbox, run: PathBuf) -> Result<Launched, Error> {
         let sandbox = Arc::new(sandbox);
         let directory = sandbox.directory();
         Ok(Launched {
@@ -270,9 +270,9 @@ impl Launched {
     }
 
     /// Adds to a failure what the sandbox knows about its cause.
-    pub(super) async fn explain(&self, failure: Failure) -> Failure {
-        match (&self.owner, failure.code) {
-            (OwnedBy::ThisProcess { sandbox, .. }, ExitCode::GuestEnded | ExitCode::AgentFailed) => {
+    pub(super) async fn explain(&self, failure: Error) -> Error {
+        match (&self.owner, failure.kind) {
+            (OwnedBy::ThisProcess { sandbox, .. }, ErrorKind::GuestEnded | ErrorKind::AgentFailed) => {
                 sandbox.explain(failure).await
             }
             _ => failure,
@@ -300,7 +300,7 @@ impl Launched {
                 // If thawd is gone, the sandbox has no owner, and this process may end it.
                 let ended =
                     RunDirectory::open(&self.run).is_ok_and(|run| run.end(&self.id, &Hierarchy::detect()));
-                if !ended && e.code != ExitCode::SandboxNotFound {
+                if !ended && e.kind != ErrorKind::SandboxNotFound {
                     tracing::warn!("{e}");
                 }
             }
@@ -333,7 +333,7 @@ fn daemon_request(
     image: &str,
     command: &[String],
     memory_mode: MemoryMode,
-) -> Result<CreateSandbox, Failure> {
+) -> Result<CreateSandbox, Error> {
     let name = |value: &dyn erased::Name| value.name();
     Ok(CreateSandbox {
         image: absolute(image)?,
@@ -365,11 +365,9 @@ fn daemon_request(
 }
 
 /// The absolute path of the file that a recording is also written to.
-fn record_to(flag: Option<&Path>) -> Result<Option<PathBuf>, Failure> {
-    flag.map(|path| {
-        std::path::absolute(path).map_err(|e| Failure::system("cannot tell where --record is", &e))
-    })
-    .transpose()
+fn record_to(flag: Option<&Path>) -> Result<Option<PathBuf>, Error> {
+    flag.map(|path| std::path::absolute(path).map_err(|e| Error::system("cannot tell where --record is", &e)))
+        .transpose()
 }
 
 /// The names of flags' values, whatever their types.
@@ -388,11 +386,11 @@ mod erased {
 }
 
 /// A local image by its absolute path, because thawd's current directory is another.
-fn absolute(image: &str) -> Result<String, Failure> {
+fn absolute(image: &str) -> Result<String, Error> {
     for kind in ["oci:", "docker-archive:"] {
         if let Some(path) = image.strip_prefix(kind) {
             let here = std::env::current_dir()
-                .map_err(|e| Failure::system("cannot tell the current directory", &e))?;
+                .map_err(|e| Error::system("cannot tell the current directory", &e))?;
             return Ok(format!("{kind}{}", here.join(path).display()));
         }
     }

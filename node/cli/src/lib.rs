@@ -3,9 +3,10 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 use clap::{Args, Parser, Subcommand};
+use thaw_daemon::exit::exit;
 use thaw_protocol::api::{SeccompProfile, Volume};
 use thaw_protocol::control::MemoryMode;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::VARIABLES;
 
 use crate::ui::Ui;
@@ -244,9 +245,9 @@ pub struct RunArguments {
 
 impl RunArguments {
     /// What the container has of the host's.
-    fn volumes(&self) -> Result<Vec<Volume>, Failure> {
+    fn volumes(&self) -> Result<Vec<Volume>, Error> {
         let checked = thaw_sandbox::container::check_volumes(&self.volume);
-        checked.map_err(|why| Failure::new(ExitCode::Runtime, format!("-v: {why}")))?;
+        checked.map_err(|why| Error::new(ErrorKind::Runtime, format!("-v: {why}")))?;
         Ok(self.volume.clone())
     }
 }
@@ -408,7 +409,7 @@ pub fn main() -> u8 {
             // Help and version are no errors; wrong usage is docker's 125.
             let _ = e.print();
             return if e.use_stderr() {
-                ExitCode::Runtime.number()
+                exit(ErrorKind::Runtime).number
             } else {
                 0
             };
@@ -417,19 +418,19 @@ pub fn main() -> u8 {
     logging::start(&cli.global.log_level, cli.global.json);
     let ui = Ui::new(cli.global.json, cli.global.quiet);
     let armed = match &cli.global.failpoint {
-        Some(place) => thaw_failpoint::arm(place).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string())),
+        Some(place) => thaw_failpoint::arm(place).map_err(|e| Error::new(ErrorKind::Runtime, e.to_string())),
         None => Ok(()),
     };
     match armed.and_then(|()| dispatch(&cli, &ui)) {
         Ok(status) => status,
         Err(failure) => {
             ui.failure(&failure);
-            failure.code.number()
+            exit(failure.kind).number
         }
     }
 }
 
-fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Failure> {
+fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Error> {
     match &cli.command {
         Command::Run(arguments) => in_runtime(run::run(arguments, ui)),
         Command::Exec(arguments) => in_runtime(exec::exec(arguments)),
@@ -459,12 +460,12 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Failure> {
     }
 }
 
-fn in_runtime(work: impl Future<Output = Result<u8, Failure>>) -> Result<u8, Failure> {
+fn in_runtime(work: impl Future<Output = Result<u8, Error>>) -> Result<u8, Error> {
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
         .enable_all()
         .build()
-        .map_err(|e| Failure::system("cannot start the runtime", &e))?;
+        .map_err(|e| Error::system("cannot start the runtime", &e))?;
     let result = runtime.block_on(work);
     runtime.shutdown_background();
     result

@@ -4,7 +4,7 @@ use std::ops::RangeInclusive;
 
 use clap::Args;
 use thaw_protocol::api::{ChangeSandbox, RATE_BYTES, RATE_OPS, RateLimit, RateLimits};
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 
 use super::running::Owner;
 use super::size::ByteSize;
@@ -87,12 +87,12 @@ fn over(
 }
 
 /// `thaw limit`.
-pub(super) async fn change(arguments: &ChangeLimits) -> Result<u8, Failure> {
+pub(super) async fn change(arguments: &ChangeLimits) -> Result<u8, Error> {
     let owner = Owner::find(&arguments.sandbox)?;
     let before = owner.client.get(&owner.id).await?.rate_limits;
     let rate_limits = arguments.limits.over(before);
     if rate_limits.is_none() {
-        return Err(Failure::new(ExitCode::Runtime, "no limit is named").remedy("see `thaw limit --help`"));
+        return Err(Error::new(ErrorKind::Runtime, "no limit is named").remedy("see `thaw limit --help`"));
     }
     owner
         .client

@@ -4,7 +4,7 @@ use clap::Args;
 use thaw_network::policy::{Policy, parse_into};
 use thaw_network::publish::{Port, PortError};
 use thaw_protocol::api::{NetworkPolicy, PublishedPort};
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 
 use super::running::Owner;
 
@@ -34,7 +34,7 @@ pub struct ChangeArguments {
 
 impl NetworkArguments {
     /// The policy the flags make. None: none was said.
-    pub(super) fn policy(&self) -> Result<Option<NetworkPolicy>, Failure> {
+    pub(super) fn policy(&self) -> Result<Option<NetworkPolicy>, Error> {
         match self.egress.as_slice() {
             [] => Ok(None),
             rules => policy(rules).map(Some),
@@ -43,15 +43,15 @@ impl NetworkArguments {
 }
 
 /// `thaw network`.
-pub(super) async fn change(arguments: &ChangeArguments) -> Result<u8, Failure> {
+pub(super) async fn change(arguments: &ChangeArguments) -> Result<u8, Error> {
     let owner = Owner::find(&arguments.sandbox)?;
     let policy = policy(&arguments.rules)?;
     owner.client.set_network_policy(&owner.id, &policy).await?;
     Ok(0)
 }
 
-fn policy(rules: &[String]) -> Result<NetworkPolicy, Failure> {
-    read(rules).map_err(|e| Failure::new(ExitCode::Runtime, e))
+fn policy(rules: &[String]) -> Result<NetworkPolicy, Error> {
+    read(rules).map_err(|e| Error::new(ErrorKind::Runtime, e))
 }
 
 fn parse_port(text: &str) -> Result<PublishedPort, String> {

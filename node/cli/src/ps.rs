@@ -3,7 +3,7 @@
 use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::{FAILED, PublishedPort, Sandbox};
 use thaw_sandbox::config::Config;
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::paths::Paths;
 use thaw_sandbox::state::failed::{Retention, failed_at, now};
 use thaw_sandbox::state::{Living, Record, RunDirectory, Unreadable, vsock_socket};
@@ -11,7 +11,7 @@ use thaw_sandbox::state::{Living, Record, RunDirectory, Unreadable, vsock_socket
 use crate::ui::{Mode, Ui};
 
 /// Lists what runs; with `all`, what failed too. Of `--quiet`, ids alone.
-pub(super) fn ps(all: bool, ui: &Ui) -> Result<u8, Failure> {
+pub(super) fn ps(all: bool, ui: &Ui) -> Result<u8, Error> {
     let run = RunDirectory::open(&Paths::from_env().run)?;
     run.clean(&Hierarchy::detect());
     // What is wrong with records that cannot be read is in the log, which the cleaning has written to.

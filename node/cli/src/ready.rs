@@ -3,7 +3,7 @@
 use clap::Args;
 use thaw_protocol::api::{HttpProbe, ReadinessProbe, TcpProbe};
 use thaw_sandbox::container::ready;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 
 /// When a container is ready.
 #[derive(Debug, Default, Args)]
@@ -22,7 +22,7 @@ pub struct ReadyArguments {
 
 impl ReadyArguments {
     /// The probe the flags make. None: none was asked for.
-    pub(super) fn probe(&self) -> Result<Option<ReadinessProbe>, Failure> {
+    pub(super) fn probe(&self) -> Result<Option<ReadinessProbe>, Error> {
         let tcp = self.ready_tcp.map(|port| TcpProbe { port });
         if tcp.is_none() && self.ready_http.is_none() {
             return Ok(None);
@@ -33,7 +33,7 @@ impl ReadyArguments {
             timeout_s: self.ready_timeout.unwrap_or(ReadinessProbe::TIMEOUT_S),
             period_ms: ReadinessProbe::PERIOD_MS,
         };
-        let wrong = |e| Failure::new(ExitCode::Runtime, format!("the readiness probe cannot be: {e}"));
+        let wrong = |e| Error::new(ErrorKind::Runtime, format!("the readiness probe cannot be: {e}"));
         ready::check(&probe).map_err(wrong)?;
         Ok(Some(probe))
     }

@@ -7,7 +7,7 @@ use thaw_protocol::api::ReadinessProbe;
 use thaw_sandbox::agent_client::{AgentClient, ProcessId};
 use thaw_sandbox::container::ready::{self, Unready};
 use thaw_sandbox::container::{self, Options, RootServing, Running};
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::sandbox::READY_LIMIT;
 use thaw_sandbox::trace::Trace;
 
@@ -23,14 +23,14 @@ const OOM_REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 /// 128 + SIGKILL.
 const KILLED: i32 = 137;
 
-pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure> {
+pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Error> {
     let Some((image, command)) = arguments.image_and_command.split_first() else {
-        return Err(Failure::new(ExitCode::Runtime, "no image"));
+        return Err(Error::new(ErrorKind::Runtime, "no image"));
     };
     let probe = arguments.ready.probe()?;
     if arguments.detach {
         if arguments.process.interactive {
-            return Err(Failure::new(ExitCode::Runtime, "-d and -i exclude each other"));
+            return Err(Error::new(ErrorKind::Runtime, "-d and -i exclude each other"));
         }
         let until = match probe {
             None => Until::Started,
@@ -50,8 +50,8 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
     sandbox.print_ports(&arguments.through.publish, ui);
     let Some(config) = sandbox.config.clone() else {
         sandbox.close(false).await;
-        return Err(Failure::new(
-            ExitCode::ImageMalformed,
+        return Err(Error::new(
+            ErrorKind::ImageMalformed,
             "the image's configuration cannot be read",
         ));
     };
@@ -89,7 +89,7 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
                 Err(failure) => Err(failure),
             },
             // The agent would never answer: a VMM whose guest has ended keeps its sockets open until it is told to exit.
-            reason = sandbox.machine_end() => Err(Failure::new(ExitCode::GuestEnded, reason)),
+            reason = sandbox.machine_end() => Err(Error::new(ErrorKind::GuestEnded, reason)),
             status = interrupted() => Ok(End { status: status.into(), out_of_memory: false }),
         },
         Err(failure) => Err(failure),
@@ -100,10 +100,10 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Failure
 /// Closes the sandbox, reports how its container ended, and returns the exit status.
 pub(super) async fn conclude(
     mut sandbox: Launched,
-    result: Result<End, Failure>,
+    result: Result<End, Error>,
     timings: Option<&Trace>,
     ui: &Ui,
-) -> Result<u8, Failure> {
+) -> Result<u8, Error> {
     let result = match result {
         Err(failure) => Err(sandbox.explain(failure).await),
         Ok(end) => Ok(end),
@@ -123,8 +123,8 @@ pub(super) async fn conclude(
         ui.timings(&account);
     }
     if end.out_of_memory {
-        ui.failure(&Failure::new(
-            ExitCode::OutOfMemory,
+        ui.failure(&Error::new(
+            ErrorKind::OutOfMemory,
             format!("container {id}: killed: out of memory"),
         ));
     }
@@ -153,7 +153,7 @@ async fn start(
     root: RootServing,
     probe: Option<&ReadinessProbe>,
     trace: &Trace,
-) -> Result<Started, Failure> {
+) -> Result<Started, Error> {
     let agent = {
         let _stage = trace.stage("connect");
         AgentClient::connect(&sandbox.vsock, READY_LIMIT).await?
@@ -189,7 +189,7 @@ impl Started {
         sandbox: &Launched,
         running: &Running,
         trace: &Trace,
-    ) -> Result<Started, Failure> {
+    ) -> Result<Started, Error> {
         let _stage = trace.stage("connect");
         let agent = AgentClient::connect(&sandbox.vsock, READY_LIMIT).await?;
         Ok(Started {
@@ -205,10 +205,10 @@ impl Started {
         sandbox: &Launched,
         how: AttachOptions,
         signals: Signals,
-    ) -> Result<End, Failure> {
+    ) -> Result<End, Error> {
         let status = tokio::select! {
             status = attach(&self.agent, &self.process, how, signals) => status?,
-            reason = sandbox.machine_end() => return Err(Failure::new(ExitCode::GuestEnded, reason)),
+            reason = sandbox.machine_end() => return Err(Error::new(ErrorKind::GuestEnded, reason)),
         };
         // The agent queues the event before it reports the exit, so it arrives soon if there is one.
         let event = async { tokio::time::timeout(OOM_REPORT_TIMEOUT, self.out_of_memory).await };
@@ -229,7 +229,7 @@ impl Started {
         probe: &ReadinessProbe,
         trace: &Trace,
         ui: &Ui,
-    ) -> Result<End, Failure> {
+    ) -> Result<End, Error> {
         let (agent, container) = (self.agent.clone(), self.process.container.clone());
         let mut attended = std::pin::pin!(self.attach(sandbox, how, signals));
         let waited = {
@@ -252,7 +252,7 @@ impl Started {
 }
 
 /// The error of a container that ended before it was ready, unless memory ran out, which says more.
-fn not_ready(end: End, probe: &ReadinessProbe) -> Result<End, Failure> {
+fn not_ready(end: End, probe: &ReadinessProbe) -> Result<End, Error> {
     match end.out_of_memory {
         true => Ok(end),
         false => Err(Unready::Exited(end.status).failure(probe)),
@@ -260,19 +260,19 @@ fn not_ready(end: End, probe: &ReadinessProbe) -> Result<End, Failure> {
 }
 
 /// A terminal that is not one cannot be raw, nor have a size.
-pub(super) fn check_tty(process: &ProcessArguments) -> Result<(), Failure> {
+pub(super) fn check_tty(process: &ProcessArguments) -> Result<(), Error> {
     if process.tty && process.interactive && !terminal::stdin_is_terminal() {
-        return Err(Failure::new(ExitCode::Runtime, "-it: stdin is not a terminal").remedy("leave out -t"));
+        return Err(Error::new(ErrorKind::Runtime, "-it: stdin is not a terminal").remedy("leave out -t"));
     }
     Ok(())
 }
 
 /// The environment the flags make.
-pub(super) fn environment(process: &ProcessArguments) -> Result<Vec<String>, Failure> {
+pub(super) fn environment(process: &ProcessArguments) -> Result<Vec<String>, Error> {
     let mut given = Vec::new();
     for path in &process.env_file {
         let text = std::fs::read_to_string(path);
-        let text = text.map_err(|e| Failure::system(format!("cannot read {}", path.display()), &e))?;
+        let text = text.map_err(|e| Error::system(format!("cannot read {}", path.display()), &e))?;
         given.extend(container::parse_env_file(&text));
     }
     given.extend(process.env.iter().cloned());

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use thaw_daemon::api::client::Client;
 use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::FreezeSandbox;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::Paths;
 use thaw_sandbox::state::{RunDirectory, owner_socket};
 
@@ -21,7 +21,7 @@ pub(super) struct Owner {
 
 impl Owner {
     /// By id, name, or the beginning of an id.
-    pub(super) fn find(wanted: &str) -> Result<Owner, Failure> {
+    pub(super) fn find(wanted: &str) -> Result<Owner, Error> {
         let paths = Paths::from_env();
         let run = RunDirectory::open(&paths.run)?;
         let record = run.find(wanted)?;
@@ -35,7 +35,7 @@ impl Owner {
                 record.id,
                 socket.display()
             );
-            Failure::new(ExitCode::DaemonUnreachable, what)
+            Error::new(ErrorKind::DaemonUnreachable, what)
                 .remedy("it is being made or ended, or thawd must be started again")
         })?;
         Ok(Owner {
@@ -46,7 +46,7 @@ impl Owner {
     }
 
     /// Has the sandbox ended, and waits until nothing of it is there: its name is free then.
-    async fn delete(&self) -> Result<(), Failure> {
+    async fn delete(&self) -> Result<(), Error> {
         self.client.delete(&self.id).await?;
         // Its owner answers before it removes it.
         self.tethered
@@ -55,19 +55,19 @@ impl Owner {
     }
 }
 
-pub(super) async fn pause(wanted: &str) -> Result<u8, Failure> {
+pub(super) async fn pause(wanted: &str) -> Result<u8, Error> {
     let owner = Owner::find(wanted)?;
     owner.client.pause(&owner.id).await?;
     Ok(0)
 }
 
-pub(super) async fn resume(wanted: &str) -> Result<u8, Failure> {
+pub(super) async fn resume(wanted: &str) -> Result<u8, Error> {
     let owner = Owner::find(wanted)?;
     owner.client.resume(&owner.id).await?;
     Ok(0)
 }
 
-pub(super) async fn remove(wanted: &[String]) -> Result<u8, Failure> {
+pub(super) async fn remove(wanted: &[String]) -> Result<u8, Error> {
     for wanted in wanted {
         print(&remove_one(wanted).await?);
     }
@@ -75,7 +75,7 @@ pub(super) async fn remove(wanted: &[String]) -> Result<u8, Failure> {
 }
 
 /// Ends one sandbox, by its owner or by us where it has none, or removes what is left of one that failed; its id.
-async fn remove_one(wanted: &str) -> Result<String, Failure> {
+async fn remove_one(wanted: &str) -> Result<String, Error> {
     let run = RunDirectory::open(&Paths::from_env().run)?;
     let failure = match Owner::find(wanted) {
         Ok(owner) => match owner.delete().await {
@@ -85,8 +85,8 @@ async fn remove_one(wanted: &str) -> Result<String, Failure> {
         Err(e) => e,
     };
     let has_no_owner = matches!(
-        failure.code,
-        ExitCode::SandboxNotFound | ExitCode::DaemonUnreachable
+        failure.kind,
+        ErrorKind::SandboxNotFound | ErrorKind::DaemonUnreachable
     );
     let id = match has_no_owner {
         true => run.find_unowned(wanted),
@@ -95,18 +95,18 @@ async fn remove_one(wanted: &str) -> Result<String, Failure> {
     // Nobody has its lock, or it is not ended: then the first failure says more.
     match id.filter(|id| run.end(id, &Hierarchy::detect())) {
         Some(id) => Ok(id),
-        None if failure.code == ExitCode::SandboxNotFound => remove_failed(&run, wanted, failure).await,
+        None if failure.kind == ErrorKind::SandboxNotFound => remove_failed(&run, wanted, failure).await,
         None => Err(failure),
     }
 }
 
 /// Removes what is left of a sandbox that failed: its id. There is none that runs, or else `not_found`.
-async fn remove_failed(run: &RunDirectory, wanted: &str, not_found: Failure) -> Result<String, Failure> {
+async fn remove_failed(run: &RunDirectory, wanted: &str, not_found: Error) -> Result<String, Error> {
     let id = run.find_failed(wanted)?.ok_or(not_found)?.id;
     if let Some(client) = Client::connect(&Paths::from_env().daemon_socket()) {
         match client.delete(&id).await {
             // It was never thawd's.
-            Err(e) if e.code == ExitCode::SandboxNotFound => {}
+            Err(e) if e.kind == ErrorKind::SandboxNotFound => {}
             done => done?,
         }
     }
@@ -114,7 +114,7 @@ async fn remove_failed(run: &RunDirectory, wanted: &str, not_found: Failure) -> 
     Ok(id)
 }
 
-pub(super) async fn freeze(arguments: &FreezeArguments, json: bool) -> Result<u8, Failure> {
+pub(super) async fn freeze(arguments: &FreezeArguments, json: bool) -> Result<u8, Error> {
     let owner = Owner::find(&arguments.sandbox)?;
     let directory = absolute(&arguments.directory)?;
     let request = FreezeSandbox {
@@ -145,6 +145,6 @@ pub(super) async fn freeze(arguments: &FreezeArguments, json: bool) -> Result<u8
 }
 
 /// A path as another process sees it.
-pub(super) fn absolute(path: &Path) -> Result<PathBuf, Failure> {
-    std::path::absolute(path).map_err(|e| Failure::system("cannot tell the current directory", &e))
+pub(super) fn absolute(path: &Path) -> Result<PathBuf, Error> {
+    std::path::absolute(path).map_err(|e| Error::system("cannot tell the current directory", &e))
 }

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use serde_json::{Value, json};
 use thaw_protocol::control::{CpuBaseline, MEMORY_MIB};
 use thaw_sandbox::config::Config;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::human_bytes::HumanBytes;
 use thaw_sandbox::paths::Paths;
 use thaw_sandbox::sandbox::Node;
@@ -68,7 +68,7 @@ fn parse_baseline(text: &str) -> Result<CpuBaseline, String> {
     }
 }
 
-pub(super) async fn template(command: &TemplateCommand, ui: &Ui, json: bool) -> Result<u8, Failure> {
+pub(super) async fn template(command: &TemplateCommand, ui: &Ui, json: bool) -> Result<u8, Error> {
     let paths = Paths::from_env();
     let signatures = Signatures::of(&Config::from_env()?.snapshots);
     let store = Templates::open(&paths, Hold::Files, signatures)?;
@@ -126,14 +126,14 @@ pub(super) async fn template(command: &TemplateCommand, ui: &Ui, json: bool) -> 
     Ok(0)
 }
 
-fn memory_mib(memory: ByteSize) -> Result<u32, Failure> {
+fn memory_mib(memory: ByteSize) -> Result<u32, Error> {
     let mib = memory.mebibytes();
     match MEMORY_MIB.contains(&mib) {
         true => Ok(mib),
         false => {
             let (least, most) = (MEMORY_MIB.start(), MEMORY_MIB.end());
             let what = format!("a template cannot have {mib} MiB of memory: {least} to {most}");
-            Err(Failure::new(ExitCode::Runtime, what).remedy("choose another --memory"))
+            Err(Error::new(ErrorKind::Runtime, what).remedy("choose another --memory"))
         }
     }
 }
@@ -202,7 +202,7 @@ fn describe(entry: &Entry) -> Value {
     value
 }
 
-fn inspect(entry: Entry, json: bool) -> Result<(), Failure> {
+fn inspect(entry: Entry, json: bool) -> Result<(), Error> {
     if json {
         super::print(&describe(&entry).to_string());
         return Ok(());
@@ -264,8 +264,8 @@ mod tests {
         assert_eq!(memory_mib("64m".parse().unwrap()).unwrap(), 64);
         for bad in ["63m", "65g", "0"] {
             assert_eq!(
-                memory_mib(bad.parse().unwrap()).unwrap_err().code,
-                ExitCode::Runtime
+                memory_mib(bad.parse().unwrap()).unwrap_err().kind,
+                ErrorKind::Runtime
             );
         }
     }

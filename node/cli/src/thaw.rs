@@ -7,7 +7,7 @@ use futures_util::future::join_all;
 use thaw_protocol::api::{FreezeSandbox, RateLimits, ThawSandbox};
 use thaw_sandbox::config::Config;
 use thaw_sandbox::container::Running;
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::paths::Paths;
 use thaw_sandbox::snapshot::{Hold, Registry, Scratch, Signatures};
 use thaw_sandbox::trace::Trace;
@@ -22,7 +22,7 @@ use super::{ForkArguments, ThawArguments, detach};
 use crate::stdio::{AttachOptions, Signals, Stdin};
 use crate::ui::Ui;
 
-pub(super) async fn thaw(arguments: &ThawArguments, ui: &Ui) -> Result<u8, Failure> {
+pub(super) async fn thaw(arguments: &ThawArguments, ui: &Ui) -> Result<u8, Error> {
     if arguments.detach {
         return detach::detached_self(Until::Started, ui).await;
     }
@@ -54,7 +54,7 @@ async fn attach(
     sandbox: &Launched,
     trace: &Trace,
     ui: &Ui,
-) -> Result<super::run::End, Failure> {
+) -> Result<super::run::End, Error> {
     let running = Running::read(&sandbox.directory)?;
     let signals = Signals::new()?;
     let started = Started::thawed(sandbox, &running, trace).await?;
@@ -69,7 +69,7 @@ async fn attach(
     started.attach(sandbox, how, signals).await
 }
 
-pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Failure> {
+pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Error> {
     let owner = Owner::find(&arguments.sandbox)?;
     let data = Paths::from_env().data;
     let signatures = Signatures::of(&Config::from_env()?.snapshots);

@@ -9,7 +9,7 @@ use serde::Serialize;
 use thaw_daemon::api::client::Client;
 use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::{NodeUsage, PoolUsage, SandboxUsage, Usage};
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::human_bytes::HumanBytes;
 use thaw_sandbox::paths::Paths;
 use thaw_sandbox::sandbox::usage;
@@ -77,8 +77,8 @@ pub(super) fn parse_interval(text: &str) -> Result<Duration, String> {
     }
 }
 
-pub(super) async fn top(arguments: &TopArguments, json: bool) -> Result<u8, Failure> {
-    let caught = |kind| signal(kind).map_err(|e| Failure::system("cannot catch a signal", &e));
+pub(super) async fn top(arguments: &TopArguments, json: bool) -> Result<u8, Error> {
+    let caught = |kind| signal(kind).map_err(|e| Error::system("cannot catch a signal", &e));
     let (mut interrupted, mut terminated) =
         (caught(SignalKind::interrupt())?, caught(SignalKind::terminate())?);
     let live = !arguments.once && !json && std::io::stdout().is_terminal();
@@ -112,7 +112,7 @@ pub(super) async fn top(arguments: &TopArguments, json: bool) -> Result<u8, Fail
 }
 
 /// All sandboxes there are, as they are now.
-async fn look() -> Result<NodeUsage, Failure> {
+async fn look() -> Result<NodeUsage, Error> {
     let paths = Paths::from_env();
     let mut node = match Client::connect(&paths.daemon_socket()) {
         Some(client) => client.usage().await?,

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
+use thaw_daemon::exit::{exit, line};
 use thaw_imagefs::digest::Digest;
 use thaw_images::progress::{Event, Progress};
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::human_bytes::HumanBytes;
 use thaw_sandbox::trace::{Account, Stage};
 
@@ -59,12 +60,12 @@ impl Ui {
     }
 
     /// The one line of a failure, after the lines that explain it.
-    pub fn failure(&self, failure: &Failure) {
+    pub fn failure(&self, failure: &Error) {
         match self.mode {
             Mode::Json => say(&json!({"error": {
-                "code": failure.code.slug(),
-                "exit": failure.code.number(),
-                "message": failure.to_string(),
+                "code": failure.kind.slug(),
+                "exit": exit(failure.kind).number,
+                "message": line(failure),
                 "context": failure.context,
             }})
             .to_string()),
@@ -76,7 +77,7 @@ impl Ui {
                 for line in &failure.context {
                     say(&format!("{dim}  | {line}{end}"));
                 }
-                say(&format!("{red}thaw:{end} {failure}"));
+                say(&format!("{red}thaw:{end} {}", line(failure)));
             }
         }
     }

@@ -3,6 +3,7 @@
 //! | module | noun |
 //! |---|---|
 //! | [`api`] | thawd's HTTP API, both ends |
+//! | [`exit`] | exit codes: what each means, and what to do about it |
 //! | [`pods`] | what thawd does for containerd's shim |
 //! | [`metrics`] | what thawd counts |
 //! | [`spans`] | creations as OpenTelemetry spans |
@@ -11,6 +12,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod api;
+pub mod exit;
 pub mod metrics;
 pub mod pods;
 pub mod service;

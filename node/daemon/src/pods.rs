@@ -18,7 +18,7 @@ use thaw_protocol::shim::pods::*;
 use thaw_protocol::shim::pods_ttrpc::{Pods as Service, create_pods};
 use thaw_protocol::versions::PODS;
 use thaw_sandbox::blocking::blocking;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::sandbox::{NetworkMode, NetworkSource};
 use thaw_sandbox::state::{HostDisk, PodNamespace};
 use thaw_sandbox::unix_socket::bind;
@@ -31,6 +31,7 @@ use crate::api::daemon::Daemon;
 use crate::api::factory::{CreatePod, ThawPod};
 use crate::api::problem::Refusal;
 use crate::api::scope::Wanted;
+use crate::exit::line;
 
 mod cgroup;
 
@@ -47,7 +48,7 @@ pub struct Listening {
 impl Listening {
     /// # Errors
     /// When the socket cannot be had, or another thawd has it.
-    pub fn open(socket: &Path) -> Result<Listening, Failure> {
+    pub fn open(socket: &Path) -> Result<Listening, Error> {
         Ok(Listening {
             listener: bind(socket)?,
             socket: socket.into(),
@@ -58,8 +59,8 @@ impl Listening {
     ///
     /// # Errors
     /// When the server breaks.
-    pub async fn serve(self, daemon: Arc<Daemon>, end: impl Future<Output = ()>) -> Result<(), Failure> {
-        let broken = |e: ttrpc::Error| Failure::new(ExitCode::Runtime, format!("serving pods: {e}"));
+    pub async fn serve(self, daemon: Arc<Daemon>, end: impl Future<Output = ()>) -> Result<(), Error> {
+        let broken = |e: ttrpc::Error| Error::new(ErrorKind::Runtime, format!("serving pods: {e}"));
         let mut server = Server::new()
             .add_listener(Listener::from(self.listener))
             .register_service(create_pods(Arc::new(Pods { daemon })));
@@ -77,33 +78,33 @@ struct Pods {
 
 type Answer<T> = ttrpc::Result<T>;
 
-fn refused(mut failure: Failure) -> ttrpc::Error {
-    let code = match failure.code {
-        ExitCode::SandboxNotFound | ExitCode::ImageNotStored => Code::NOT_FOUND,
-        ExitCode::DiskFull => Code::RESOURCE_EXHAUSTED,
+fn refused(mut failure: Error) -> ttrpc::Error {
+    let code = match failure.kind {
+        ErrorKind::SandboxNotFound | ErrorKind::ImageNotStored => Code::NOT_FOUND,
+        ErrorKind::DiskFull => Code::RESOURCE_EXHAUSTED,
         _ => Code::INTERNAL,
     };
-    failure.remedy = failure.remedy.or_else(|| remedy(failure.code).map(str::to_owned));
-    ttrpc::Error::RpcStatus(ttrpc::get_status(code, failure.to_string()))
+    failure.remedy = failure.remedy.or_else(|| remedy(failure.kind).map(str::to_owned));
+    ttrpc::Error::RpcStatus(ttrpc::get_status(code, line(&failure)))
 }
 
 /// What to do, said to who reads a pod's events: of `thaw`'s flags and of its terminal they have nothing.
-fn remedy(code: ExitCode) -> Option<&'static str> {
-    match code {
-        ExitCode::MemoryTooSmall => Some("raise the memory limits of the pod's containers"),
-        ExitCode::NetworkUnavailable => Some("run `thaw doctor` on the node"),
-        ExitCode::SandboxNotFound => Some("the pod has ended: make it anew"),
-        ExitCode::ImageNotStored => {
+fn remedy(kind: ErrorKind) -> Option<&'static str> {
+    match kind {
+        ErrorKind::MemoryTooSmall => Some("raise the memory limits of the pod's containers"),
+        ErrorKind::NetworkUnavailable => Some("run `thaw doctor` on the node"),
+        ErrorKind::SandboxNotFound => Some("the pod has ended: make it anew"),
+        ErrorKind::ImageNotStored => {
             Some("have it pulled through Thaw's snapshotter, or use another snapshotter")
         }
-        ExitCode::Shared => Some("a pod with volumes or a root of another snapshotter cannot be frozen"),
-        ExitCode::Runtime
-        | ExitCode::GuestNotReady
-        | ExitCode::HandshakeFailed
-        | ExitCode::VmmFailed
-        | ExitCode::GuestEnded
-        | ExitCode::AgentFailed
-        | ExitCode::ShareFailed => Some("the node's journal has more: journalctl -u thawd"),
+        ErrorKind::Shared => Some("a pod with volumes or a root of another snapshotter cannot be frozen"),
+        ErrorKind::Runtime
+        | ErrorKind::GuestNotReady
+        | ErrorKind::HandshakeFailed
+        | ErrorKind::VmmFailed
+        | ErrorKind::GuestEnded
+        | ErrorKind::AgentFailed
+        | ErrorKind::ShareFailed => Some("the node's journal has more: journalctl -u thawd"),
         _ => None,
     }
 }
@@ -269,7 +270,7 @@ impl Service for Pods {
     async fn remove_share(&self, _: &TtrpcContext, r: RemoveShareRequest) -> Answer<Empty> {
         match self.daemon.remove_share(&pod(r.sandbox_id), r.name).await {
             // With its machine all of it is gone.
-            Err(e) if e.code == ExitCode::SandboxNotFound => Ok(Empty::new()),
+            Err(e) if e.kind == ErrorKind::SandboxNotFound => Ok(Empty::new()),
             done => done.map(|()| Empty::new()).map_err(refused),
         }
     }
@@ -296,7 +297,7 @@ impl Service for Pods {
         let slot = slot.ok_or_else(|| invalid(format!("{:?} is no slot of the host's disks", r.name)))?;
         match self.daemon.remove_disk(&pod(r.sandbox_id), slot).await {
             // With its machine it is gone.
-            Err(e) if e.code == ExitCode::SandboxNotFound => Ok(Empty::new()),
+            Err(e) if e.kind == ErrorKind::SandboxNotFound => Ok(Empty::new()),
             done => done.map(|()| Empty::new()).map_err(refused),
         }
     }
@@ -321,7 +322,7 @@ impl Service for Pods {
 
     async fn end(&self, _: &TtrpcContext, r: PodRequest) -> Answer<Empty> {
         match self.daemon.delete_unless_failed(&pod(r.sandbox_id)).await {
-            Err(e) if e.code == ExitCode::SandboxNotFound => Ok(Empty::new()),
+            Err(e) if e.kind == ErrorKind::SandboxNotFound => Ok(Empty::new()),
             done => done.map(|()| Empty::new()).map_err(refused),
         }
     }

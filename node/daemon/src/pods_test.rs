@@ -228,7 +228,7 @@ async fn a_thawd_that_ends_tells_no_end_of_a_pod_that_outlives_it() {
 
 #[test]
 fn a_refusal_says_what_to_do_to_who_has_a_pod_and_no_command_line() {
-    use ExitCode::*;
+    use ErrorKind::*;
     let said = |failure| match refused(failure) {
         ttrpc::Error::RpcStatus(status) => status.message().to_owned(),
         other => panic!("{other} is no status"),
@@ -252,7 +252,7 @@ fn a_refusal_says_what_to_do_to_who_has_a_pod_and_no_command_line() {
         Runtime,
     ];
     for code in of_pods {
-        let said = said(Failure::new(code, "what: where"));
+        let said = said(Error::new(code, "what: where"));
         assert!(said.starts_with("what: where; "), "{said}");
         assert!(
             !said.contains("--") && !said.contains("lines above"),
@@ -260,7 +260,7 @@ fn a_refusal_says_what_to_do_to_who_has_a_pod_and_no_command_line() {
         );
     }
     assert_eq!(
-        said(Failure::new(Runtime, "what").remedy("its own")),
+        said(Error::new(Runtime, "what").remedy("its own")),
         "what; its own"
     );
 }

@@ -20,7 +20,7 @@ use opentelemetry_sdk::trace::{
 };
 use thaw_protocol::api::Account;
 use thaw_sandbox::config::TracingConfig;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
@@ -100,13 +100,13 @@ impl Spans {
     ///
     /// # Errors
     /// `config-invalid`: nothing can be sent there.
-    pub fn start(config: &TracingConfig) -> Result<Option<Spans>, Failure> {
+    pub fn start(config: &TracingConfig) -> Result<Option<Spans>, Error> {
         let Some(collector) = &config.otlp else {
             return Ok(None);
         };
         let refuse = |e: &dyn std::fmt::Display| {
             let what = format!("[tracing]: nothing can be sent to {collector}: {e}");
-            Failure::new(ExitCode::ConfigInvalid, what)
+            Error::new(ErrorKind::ConfigInvalid, what)
         };
         let client = thaw_images::registry::http_client(collector).map_err(|e| refuse(&e))?;
         let mut exporter = opentelemetry_otlp::SpanExporter::builder()

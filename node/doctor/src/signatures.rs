@@ -1,7 +1,7 @@
 //! A check of whose snapshots this node uses.
 
 use thaw_sandbox::config::Config;
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::paths::Paths;
 use thaw_sandbox::snapshot::{KEYS, Signatures, TrustedKeys};
 
@@ -10,7 +10,7 @@ use super::Check;
 const NAME: &str = "snapshot signatures";
 const FIX: &str = "put a public key there, *.pub: docs/snapshot-format.md";
 
-pub(super) fn check(paths: &Paths, config: Result<Config, Failure>) -> Check {
+pub(super) fn check(paths: &Paths, config: Result<Config, Error>) -> Check {
     let keys = paths.data.join(KEYS);
     let signatures = match config {
         Ok(config) => Signatures::of(&config.snapshots),
@@ -59,7 +59,7 @@ pub(super) fn check(paths: &Paths, config: Result<Config, Failure>) -> Check {
 
 #[cfg(test)]
 mod tests {
-    use thaw_sandbox::exit::ExitCode;
+    use thaw_sandbox::error::ErrorKind;
 
     use super::*;
     use crate::State;
@@ -94,7 +94,7 @@ mod tests {
         assert_eq!(found(not).0, State::Warn);
         std::fs::write(root.path().join(KEYS).join("bad.pub"), "no key").unwrap();
         assert_eq!(found("").0, State::Missing);
-        let broken = Failure::new(ExitCode::ConfigInvalid, "line 1");
+        let broken = Error::new(ErrorKind::ConfigInvalid, "line 1");
         assert_eq!(check(&paths, Err(broken)).state, State::Missing);
     }
 }

@@ -20,7 +20,7 @@ use thaw_protocol::handshake::AGENT_PORT;
 use ttrpc::Code;
 use ttrpc::context::Context;
 
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::handshake;
 
 /// How long output may still come after the process has ended: something else may hold its streams open.
@@ -58,10 +58,10 @@ impl std::fmt::Debug for AgentClient {
 
 impl AgentClient {
     /// Connects through the sandbox's vsock socket.
-    pub async fn connect(vsock: &Path, limit: Duration) -> Result<AgentClient, Failure> {
+    pub async fn connect(vsock: &Path, limit: Duration) -> Result<AgentClient, Error> {
         let failed = |e: &dyn std::fmt::Display| {
-            Failure::new(
-                ExitCode::AgentFailed,
+            Error::new(
+                ErrorKind::AgentFailed,
                 format!("cannot reach the guest's agent: {e}"),
             )
         };
@@ -82,7 +82,7 @@ impl AgentClient {
     }
 
     /// Mounts what the container needs and makes it ready to start.
-    pub async fn create(&self, request: &CreateContainerRequest) -> Result<(), Failure> {
+    pub async fn create(&self, request: &CreateContainerRequest) -> Result<(), Error> {
         self.client
             .create_container(Context::default(), request)
             .await
@@ -91,7 +91,7 @@ impl AgentClient {
     }
 
     /// Starts the container's own process.
-    pub async fn start(&self, container: &str) -> Result<(), Failure> {
+    pub async fn start(&self, container: &str) -> Result<(), Error> {
         let request = StartContainerRequest {
             container_id: container.into(),
             ..Default::default()
@@ -104,7 +104,7 @@ impl AgentClient {
     }
 
     /// Starts another process in a container.
-    pub async fn exec(&self, request: &ExecProcessRequest) -> Result<(), Failure> {
+    pub async fn exec(&self, request: &ExecProcessRequest) -> Result<(), Error> {
         self.client
             .exec_process(Context::default(), request)
             .await
@@ -240,20 +240,20 @@ impl AgentClient {
 }
 
 /// The agent says by the status's code when it is the command that is at fault.
-fn start_failure(error: ttrpc::Error) -> Failure {
+fn start_failure(error: ttrpc::Error) -> Error {
     let ttrpc::Error::RpcStatus(status) = &error else {
-        return Failure::new(
-            ExitCode::AgentFailed,
+        return Error::new(
+            ErrorKind::AgentFailed,
             format!("the guest's agent does not answer: {error}"),
         );
     };
     let message = status.message().to_owned();
     match status.code() {
-        Code::NOT_FOUND => Failure::new(ExitCode::NotFound, message),
-        Code::PERMISSION_DENIED => Failure::new(ExitCode::NotExecutable, message),
-        Code::INVALID_ARGUMENT => Failure::new(ExitCode::AgentFailed, message)
+        Code::NOT_FOUND => Error::new(ErrorKind::NotFound, message),
+        Code::PERMISSION_DENIED => Error::new(ErrorKind::NotExecutable, message),
+        Code::INVALID_ARGUMENT => Error::new(ErrorKind::AgentFailed, message)
             .remedy("correct it: a user or group is a number, or a name that the image has"),
-        _ => Failure::new(ExitCode::AgentFailed, message),
+        _ => Error::new(ErrorKind::AgentFailed, message),
     }
 }
 
@@ -268,11 +268,11 @@ mod tests {
                 code,
                 "exec: \"x\": not found",
             )))
-            .code
+            .kind
         };
-        assert_eq!(failure(Code::NOT_FOUND).number(), 127);
-        assert_eq!(failure(Code::PERMISSION_DENIED).number(), 126);
-        assert_eq!(failure(Code::INTERNAL), ExitCode::AgentFailed);
+        assert_eq!(failure(Code::NOT_FOUND), ErrorKind::NotFound);
+        assert_eq!(failure(Code::PERMISSION_DENIED), ErrorKind::NotExecutable);
+        assert_eq!(failure(Code::INTERNAL), ErrorKind::AgentFailed);
         let unknown = ttrpc::get_status(
             Code::INVALID_ARGUMENT,
             "user \"x\": no matching entry in /etc/passwd",
@@ -283,8 +283,8 @@ mod tests {
             "{said}"
         );
         assert_eq!(
-            start_failure(ttrpc::Error::LocalClosed).code,
-            ExitCode::AgentFailed
+            start_failure(ttrpc::Error::LocalClosed).kind,
+            ErrorKind::AgentFailed
         );
     }
 }

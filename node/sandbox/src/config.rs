@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use serde::de::{self, Deserialize, Deserializer};
 use serde::{Serialize, Serializer};
 
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 
 pub mod api;
 pub mod default;
@@ -287,7 +287,7 @@ impl Config {
     ///
     /// # Errors
     /// `config-invalid`: which file, which line, which key.
-    pub fn from_env() -> Result<Config, Failure> {
+    pub fn from_env() -> Result<Config, Error> {
         match named() {
             Some(path) => Config::at(&path),
             None => Ok(Config::read(&default_path())?.unwrap_or_default()),
@@ -295,34 +295,34 @@ impl Config {
     }
 
     /// What a file says that must be there.
-    fn at(path: &Path) -> Result<Config, Failure> {
+    fn at(path: &Path) -> Result<Config, Error> {
         Config::read(path)?.ok_or_else(|| {
             let what = format!("{} is not there", path.display());
-            Failure::new(ExitCode::ConfigInvalid, what).remedy(format!(
+            Error::new(ErrorKind::ConfigInvalid, what).remedy(format!(
                 "correct the name, or unset {VARIABLE} where that names it"
             ))
         })
     }
 
     /// What a file says; none where there is no file.
-    fn read(path: &Path) -> Result<Option<Config>, Failure> {
+    fn read(path: &Path) -> Result<Option<Config>, Error> {
         let unreadable = |error: std::io::Error| {
             let what = format!("cannot read {}: {error}", path.display());
-            Failure::new(ExitCode::ConfigInvalid, what).remedy("check its permissions")
+            Error::new(ErrorKind::ConfigInvalid, what).remedy("check its permissions")
         };
         match std::fs::metadata(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => return Err(unreadable(error)),
             Ok(metadata) if metadata.len() > MAX_FILE => {
                 let what = format!("{} is larger than {MAX_FILE} bytes", path.display());
-                return Err(Failure::new(ExitCode::ConfigInvalid, what));
+                return Err(Error::new(ErrorKind::ConfigInvalid, what));
             }
             Ok(_) => {}
         }
         let text = std::fs::read_to_string(path).map_err(unreadable)?;
         Config::parse(&text)
             .map(Some)
-            .map_err(|why| Failure::new(ExitCode::ConfigInvalid, format!("{}: {why}", path.display())))
+            .map_err(|why| Error::new(ErrorKind::ConfigInvalid, format!("{}: {why}", path.display())))
     }
 
     /// What a text says, or the line that is wrong and why.
@@ -476,7 +476,7 @@ mod tests {
         assert_eq!(Config::read(&path).unwrap(), None);
         std::fs::write(&path, "[store]\nlimit = 1\nlimit = 2\n").unwrap();
         let failure = Config::read(&path).unwrap_err();
-        assert_eq!(failure.code, ExitCode::ConfigInvalid);
+        assert_eq!(failure.kind, ErrorKind::ConfigInvalid);
         assert!(failure.to_string().contains("thawd.toml: line 3"), "{failure}");
     }
 

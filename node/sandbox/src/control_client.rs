@@ -23,7 +23,7 @@ use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
-use crate::exit::Failure;
+use crate::error::Error;
 use crate::readiness::{BOTH, register};
 
 mod error;
@@ -101,7 +101,7 @@ impl ControlClient {
     ///
     /// # Errors
     /// The VMM is of a release this one does not understand, is gone, or does not answer.
-    pub async fn adopt(path: &Path, vmm: Vmm, recorded: u32) -> Result<ControlClient, Failure> {
+    pub async fn adopt(path: &Path, vmm: Vmm, recorded: u32) -> Result<ControlClient, Error> {
         let foreign = |error| CallError::Version { vmm, error };
         CONTROL.agree(recorded).map_err(foreign)?;
         let socket = thaw_pools::vmm::connect(path, SocketType::SEQPACKET)?;

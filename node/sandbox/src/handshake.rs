@@ -14,7 +14,7 @@ use thaw_protocol::handshake::{
 };
 use thaw_protocol::packet::PacketError;
 
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::trace::monotonic_ns;
 
 /// Bytes of fresh entropy each guest gets.
@@ -76,7 +76,7 @@ impl Clock {
 
 /// Gives the guest behind the vsock socket at `path` its identity and waits for it to be in force. Blocks, for at most
 /// `limit` per step.
-pub fn perform(path: &Path, wanted: Wanted, limit: Duration) -> Result<Performed, Failure> {
+pub fn perform(path: &Path, wanted: Wanted, limit: Duration) -> Result<Performed, Error> {
     let mut stream = connect(path, HANDSHAKE_PORT, limit).map_err(|e| {
         let failure = failed(format!("cannot reach the agent: {e}"));
         match e.kind() {
@@ -85,7 +85,7 @@ pub fn perform(path: &Path, wanted: Wanted, limit: Duration) -> Result<Performed
         }
     })?;
     let connected = monotonic_ns();
-    let random = |e: io::Error| Failure::system("cannot read random bytes", &e);
+    let random = |e: io::Error| Error::system("cannot read random bytes", &e);
     let nonce = crate::random::<16>().map_err(random)?;
     let identity = Identity {
         version: HANDSHAKE_VERSION,
@@ -113,7 +113,7 @@ pub fn perform(path: &Path, wanted: Wanted, limit: Duration) -> Result<Performed
 }
 
 /// Tells the agent the time, once, and waits for its acknowledgement: that, and the time it was told.
-fn acknowledgement(stream: &mut UnixStream) -> Result<(Acknowledgement, u64), Failure> {
+fn acknowledgement(stream: &mut UnixStream) -> Result<(Acknowledgement, u64), Error> {
     let mut told = 0;
     loop {
         let said = read_answer(stream).map_err(|e| unheard("no acknowledgement of the identity", &e))?;
@@ -131,13 +131,13 @@ fn acknowledgement(stream: &mut UnixStream) -> Result<(Acknowledgement, u64), Fa
 }
 
 /// Stops every workload of the guest behind the vsock socket at `path`. Blocks, for at most `limit` per step.
-pub fn quiesce(path: &Path, limit: Duration) -> Result<(), Failure> {
+pub fn quiesce(path: &Path, limit: Duration) -> Result<(), Error> {
     let stopped = greet(path, &Greeting::Quiesce, limit);
     stopped.map_err(|reason| failed(format!("the workloads cannot be stopped: {reason}")))
 }
 
 /// Lets them go on.
-pub fn resume(path: &Path, limit: Duration) -> Result<(), Failure> {
+pub fn resume(path: &Path, limit: Duration) -> Result<(), Error> {
     let resumed = greet(path, &Greeting::Continue, limit);
     resumed.map_err(|reason| failed(format!("the workloads cannot be let go on: {reason}")))
 }
@@ -153,12 +153,12 @@ fn greet(path: &Path, greeting: &Greeting, limit: Duration) -> Result<(), String
     }
 }
 
-fn failed(what: String) -> Failure {
-    Failure::new(ExitCode::HandshakeFailed, what)
+fn failed(what: String) -> Error {
+    Error::new(ErrorKind::HandshakeFailed, what)
 }
 
 /// A step the agent did not take: because it is gone or does not answer, or because what it said is wrong.
-fn unheard(what: &str, error: &PacketError) -> Failure {
+fn unheard(what: &str, error: &PacketError) -> Error {
     let failure = failed(format!("{what}: {error}"));
     match error {
         PacketError::Version(_) => {
@@ -169,7 +169,7 @@ fn unheard(what: &str, error: &PacketError) -> Failure {
     }
 }
 
-fn check(answer: &Acknowledgement, nonce: &[u8; 16], test_hooks: bool) -> Result<(), Failure> {
+fn check(answer: &Acknowledgement, nonce: &[u8; 16], test_hooks: bool) -> Result<(), Error> {
     if answer.nonce != *nonce {
         return Err(failed(
             "the agent acknowledged another identity than it was sent".into(),
@@ -245,7 +245,7 @@ mod tests {
     use thaw_protocol::handshake::{Quiesced, read_frame};
 
     /// An agent behind a socket, which answers what `change` makes of a good acknowledgement.
-    fn with_agent(change: impl FnOnce(&mut Acknowledgement) + Send + 'static) -> Result<Performed, Failure> {
+    fn with_agent(change: impl FnOnce(&mut Acknowledgement) + Send + 'static) -> Result<Performed, Error> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("vsock.sock");
         let listener = UnixListener::bind(&path).unwrap();
@@ -306,7 +306,7 @@ mod tests {
                 .contains("no clock")
         );
         assert!(refused(|a| a.test_hooks = true).what.contains("test hook"));
-        assert_eq!(refused(|a| a.nonce[0] ^= 1).code, ExitCode::HandshakeFailed);
+        assert_eq!(refused(|a| a.nonce[0] ^= 1).kind, ErrorKind::HandshakeFailed);
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! The node's image store: what sandboxes and misses need of `rootfs`, with Thaw's exit codes.
+//! The node's image store: what sandboxes and misses need of `thaw-images`, with this crate's errors.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -20,7 +20,7 @@ use thaw_images::store::{Image, PullOptions, PullPolicy, Store};
 use thaw_protocol::control::{BlobRange, ImageSpec};
 
 use crate::config::Config;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::miss_counts::MissCounts;
 
 mod failure;
@@ -95,21 +95,21 @@ pub struct Exported {
 
 impl Images {
     /// Opens the store, making it where it is missing, with a configuration's defaults.
-    pub fn open(directory: &Path) -> Result<Images, Failure> {
+    pub fn open(directory: &Path) -> Result<Images, Error> {
         Images::open_with(directory, Config::default())
     }
 
     /// Opens the store, making it where it is missing.
-    pub fn open_with(directory: &Path, config: Config) -> Result<Images, Failure> {
+    pub fn open_with(directory: &Path, config: Config) -> Result<Images, Error> {
         let store = Store::open(directory).map_err(failure)?;
         let client = Client::new(config.fetch.clone())
-            .map_err(|e| Failure::new(ExitCode::ConfigInvalid, format!("[fetch]: {}", failure(e).what)))?;
+            .map_err(|e| Error::new(ErrorKind::ConfigInvalid, format!("[fetch]: {}", failure(e).what)))?;
         Ok(Images::over(store, client, Arc::new(config)))
     }
 
     /// Another store, making it where it is missing: with the same configuration, and within the same limits of what is fetched. What is
     /// in it, what it fetches and what it counts is its own.
-    pub fn beside(&self, directory: &Path) -> Result<Images, Failure> {
+    pub fn beside(&self, directory: &Path) -> Result<Images, Error> {
         let store = Store::open(directory).map_err(failure)?;
         Ok(Images::over(store, self.client.clone(), self.config.clone()))
     }
@@ -170,7 +170,7 @@ impl Images {
         pull: Pull,
         plain_http: bool,
         progress: Arc<dyn Progress>,
-    ) -> Result<Image, Failure> {
+    ) -> Result<Image, Error> {
         let reference: ImageRef = reference.parse().map_err(failure)?;
         let options = self.pull_options(pull, plain_http);
         self.pull_with(&reference, &options, progress).await
@@ -182,13 +182,13 @@ impl Images {
         reference: &ImageRef,
         options: &PullOptions,
         progress: Arc<dyn Progress>,
-    ) -> Result<Image, Failure> {
+    ) -> Result<Image, Error> {
         self.store
             .pull(reference, &Platform::linux_amd64(), options, progress)
             .await
             .map_err(|e| match e {
-                thaw_images::Error::NotFound { .. } if options.policy == PullPolicy::Never => Failure::new(
-                    ExitCode::ImageNotStored,
+                thaw_images::Error::NotFound { .. } if options.policy == PullPolicy::Never => Error::new(
+                    ErrorKind::ImageNotStored,
                     format!("image {reference} is not in the store"),
                 ),
                 e => failure(e),
@@ -196,14 +196,14 @@ impl Images {
     }
 
     /// The image of the lowest `count` layers of one, with its config but for the layers above.
-    pub async fn lowest_layers(&self, image: &Image, count: usize) -> Result<Image, Failure> {
+    pub async fn lowest_layers(&self, image: &Image, count: usize) -> Result<Image, Error> {
         let all = image.config.rootfs().diff_ids();
         if count == all.len() {
             return Ok(image.clone());
         }
         let gone = || {
-            Failure::new(
-                ExitCode::ImageNotStored,
+            Error::new(
+                ErrorKind::ImageNotStored,
                 format!(
                     "the lowest {count} layers of image {} are not in the store",
                     image.digest
@@ -232,7 +232,7 @@ impl Images {
     }
 
     /// Bytes of an image's layer, counted from the bottom, that are on this host.
-    pub fn layer_bytes(&self, image: &Image, layer: usize) -> Result<u64, Failure> {
+    pub fn layer_bytes(&self, image: &Image, layer: usize) -> Result<u64, Error> {
         use std::os::unix::fs::MetadataExt;
         let inspection = self.store.inspect(&image.digest).map_err(failure)?;
         let blob = inspection
@@ -333,15 +333,15 @@ impl Images {
     }
 
     /// The images in the store.
-    pub fn list(&self) -> Result<Vec<Image>, Failure> {
+    pub fn list(&self) -> Result<Vec<Image>, Error> {
         self.store.images().map_err(failure)
     }
 
     /// The image with this manifest digest.
-    pub fn by_digest(&self, digest: &str) -> Result<Option<Image>, Failure> {
+    pub fn by_digest(&self, digest: &str) -> Result<Option<Image>, Error> {
         let digest: Digest = digest.parse().map_err(|_| {
-            Failure::new(
-                ExitCode::BadReference,
+            Error::new(
+                ErrorKind::BadReference,
                 format!("{digest:?} is not an image digest"),
             )
         })?;
@@ -349,7 +349,7 @@ impl Images {
     }
 
     /// The image a reference or a digest (or an unambiguous beginning of one) names.
-    pub fn named(&self, wanted: &str) -> Result<Image, Failure> {
+    pub fn named(&self, wanted: &str) -> Result<Image, Error> {
         let hex = wanted.strip_prefix("sha256:").unwrap_or(wanted);
         let by_digest: Vec<_> = match hex.len() >= 6 && hex.bytes().all(|b| b.is_ascii_hexdigit()) {
             true => self
@@ -365,22 +365,22 @@ impl Images {
                 let reference: ImageRef = wanted.parse().map_err(failure)?;
                 let reference = absolute(reference)?;
                 self.store.find(&reference).map_err(failure)?.ok_or_else(|| {
-                    Failure::new(
-                        ExitCode::ImageNotStored,
+                    Error::new(
+                        ErrorKind::ImageNotStored,
                         format!("no image {wanted} is in the store"),
                     )
                     .remedy("see `thaw image ls`")
                 })
             }
-            _ => Err(Failure::new(
-                ExitCode::BadReference,
+            _ => Err(Error::new(
+                ErrorKind::BadReference,
                 format!("more than one image begins with {wanted}"),
             )),
         }
     }
 
     /// Removes the image a reference or a digest (or an unambiguous beginning of one) names. Returns its digest.
-    pub fn remove(&self, wanted: &str) -> Result<String, Failure> {
+    pub fn remove(&self, wanted: &str) -> Result<String, Error> {
         let image = self.named(wanted)?;
         self.store.remove(&image.digest).map_err(failure)?;
         Ok(image.digest.to_string())
@@ -388,22 +388,22 @@ impl Images {
 }
 
 /// A local reference by its absolute path, as the store keeps it.
-pub(crate) fn absolute(mut reference: ImageRef) -> Result<ImageRef, Failure> {
+pub(crate) fn absolute(mut reference: ImageRef) -> Result<ImageRef, Error> {
     let path = match &mut reference {
         ImageRef::Layout { directory, .. } => directory,
         ImageRef::Archive { file, .. } => file,
         ImageRef::Registry(_) => return Ok(reference),
     };
     *path = std::path::absolute(&*path)
-        .map_err(|e| Failure::system(format!("cannot tell where {} is", path.display()), &e))?;
+        .map_err(|e| Error::system(format!("cannot tell where {} is", path.display()), &e))?;
     Ok(reference)
 }
 
 /// Opens what a VMM needs to serve an image.
-pub fn export(image: &Image, name: String) -> Result<Exported, Failure> {
-    let open = |path: &Path| -> Result<OwnedFd, Failure> {
+pub fn export(image: &Image, name: String) -> Result<Exported, Error> {
+    let open = |path: &Path| -> Result<OwnedFd, Error> {
         let file =
-            File::open(path).map_err(|e| Failure::system(format!("cannot open {}", path.display()), &e))?;
+            File::open(path).map_err(|e| Error::system(format!("cannot open {}", path.display()), &e))?;
         Ok(file.into())
     };
     let mut descriptors = vec![open(&image.metadata)?];
@@ -469,20 +469,20 @@ mod tests {
             .pull("registry.invalid/x", Pull::Never, false, Arc::new(Silent))
             .await
             .unwrap_err();
-        assert_eq!(never.code, ExitCode::ImageNotStored);
+        assert_eq!(never.kind, ErrorKind::ImageNotStored);
         let absent = images
             .pull("oci:/nowhere", Pull::Missing, false, Arc::new(Silent))
             .await
             .unwrap_err();
-        assert_eq!(absent.code, ExitCode::ImageNotFound);
+        assert_eq!(absent.kind, ErrorKind::ImageNotFound);
         let bad = images
             .pull("No Such!", Pull::Missing, false, Arc::new(Silent))
             .await
             .unwrap_err();
-        assert_eq!(bad.code, ExitCode::BadReference);
+        assert_eq!(bad.kind, ErrorKind::BadReference);
         assert_eq!(
-            images.remove("busybox").unwrap_err().code,
-            ExitCode::ImageNotStored
+            images.remove("busybox").unwrap_err().kind,
+            ErrorKind::ImageNotStored
         );
     }
 }

@@ -1,6 +1,6 @@
 //! Sandboxes of one host: how each is made, thawed, frozen, taken over and ended, and what is recorded of it.
 //!
-//! Nothing here knows of the command line, of HTTP or of exit codes of processes.
+//! Nothing here knows of the command line, of HTTP or exit codes.
 //!
 //! | module | noun |
 //! |---|---|
@@ -16,7 +16,7 @@
 //! | [`template`] | guests booted once, from which every sandbox is thawed |
 //! | [`trace`], [`slow`] | where the time of a start goes, and why it was slower than it could have been |
 //! | [`failure`] | why a sandbox ended unasked |
-//! | [`exit`] | exit codes |
+//! | [`error`] | the error of this crate, and its kinds |
 //!
 //! Invariant: whatever ends this process, what it made for a sandbox ends with it or is found by the next start.
 
@@ -28,7 +28,7 @@ pub mod config;
 pub mod console;
 pub mod container;
 pub mod control_client;
-pub mod exit;
+pub mod error;
 pub mod failure;
 pub mod handshake;
 pub mod human_bytes;

@@ -24,7 +24,7 @@ use thaw_protocol::api::{SandboxNetwork, Volume};
 use thaw_protocol::control::DeviceId;
 
 use crate::container::RootServing;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::tenant::Tenant;
 use thaw_records::RecordError;
 
@@ -166,12 +166,12 @@ impl SandboxDirectory {
 
 impl RunDirectory {
     /// Opens the run directory, making it where it is missing, for its owner alone.
-    pub fn open(run: &Path) -> Result<RunDirectory, Failure> {
+    pub fn open(run: &Path) -> Result<RunDirectory, Error> {
         fs::DirBuilder::new()
             .recursive(true)
             .mode(0o700)
             .create(run)
-            .map_err(|e| Failure::system(format!("cannot create {}", run.display()), &e))?;
+            .map_err(|e| Error::system(format!("cannot create {}", run.display()), &e))?;
         reach(Failpoint::RunDirectoryMade);
         Ok(RunDirectory {
             sandboxes: run.join("sandboxes"),
@@ -181,10 +181,10 @@ impl RunDirectory {
     /// Makes the directory of a new sandbox and writes its record.
     ///
     /// # Errors
-    /// [`ExitCode::NameInUse`] when a running sandbox of the same tenant has the record's name.
-    pub fn create(&self, record: &Record) -> Result<SandboxDirectory, Failure> {
+    /// [`ErrorKind::NameInUse`] when a running sandbox of the same tenant has the record's name.
+    pub fn create(&self, record: &Record) -> Result<SandboxDirectory, Error> {
         let path = self.sandboxes.join(&record.id);
-        let fail = |e: io::Error| Failure::system(format!("cannot create {}", path.display()), &e);
+        let fail = |e: io::Error| Error::system(format!("cannot create {}", path.display()), &e);
         // Held so that no cleaner meets a directory whose owner has not locked it yet, and no two take one name.
         let all = self.make_and_lock_all().map_err(fail)?;
         if let Some(name) = &record.name
@@ -195,7 +195,7 @@ impl RunDirectory {
                 .any(|r| r.id == *name || r.terms.tenant == record.terms.tenant && r.name.as_ref() == Some(name))
         {
             let what = format!("a sandbox is running under the name {name}");
-            return Err(Failure::new(ExitCode::NameInUse, what));
+            return Err(Error::new(ErrorKind::NameInUse, what));
         }
         reach(Failpoint::DirectoriesLocked);
         fs::DirBuilder::new().mode(0o700).create(&path).map_err(fail)?;
@@ -272,7 +272,7 @@ impl RunDirectory {
 
     /// The running sandbox with this id, name, or unambiguous beginning of an id. A name is that of a sandbox without a tenant: two tenants
     /// may use one name, and the host's users mean neither by it.
-    pub fn find(&self, wanted: &str) -> Result<Record, Failure> {
+    pub fn find(&self, wanted: &str) -> Result<Record, Error> {
         let running = self.running();
         if let Some(exact) = running
             .iter()
@@ -285,12 +285,12 @@ impl RunDirectory {
             .filter(|r| !wanted.is_empty() && r.id.starts_with(wanted));
         match (begin.next(), begin.next()) {
             (Some(one), None) => Ok(one),
-            (Some(_), Some(_)) => Err(Failure::new(
-                ExitCode::SandboxNotFound,
+            (Some(_), Some(_)) => Err(Error::new(
+                ErrorKind::SandboxNotFound,
                 format!("more than one sandbox begins with {wanted}"),
             )),
-            (None, _) => Err(Failure::new(
-                ExitCode::SandboxNotFound,
+            (None, _) => Err(Error::new(
+                ErrorKind::SandboxNotFound,
                 format!("no running sandbox is {wanted}"),
             )),
         }
@@ -313,7 +313,7 @@ impl RunDirectory {
     }
 
     /// Waits until a sandbox's owner, who holds its lock, has removed it or died.
-    pub fn wait_for_owner(&self, id: &str) -> Result<(), Failure> {
+    pub fn wait_for_owner(&self, id: &str) -> Result<(), Error> {
         let path = self.directory(id);
         let waited = match File::open(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
@@ -321,7 +321,7 @@ impl RunDirectory {
                 opened.and_then(|directory| Ok(rustix::fs::flock(directory, FlockOperation::LockShared)?))
             }
         };
-        waited.map_err(|e| Failure::system(format!("cannot wait until {} is gone", path.display()), &e))
+        waited.map_err(|e| Error::system(format!("cannot wait until {} is gone", path.display()), &e))
     }
 
     /// Removes what dead owners left: VMMs that should have ended with them, cgroups, directories. Returns how many
@@ -546,7 +546,7 @@ impl SandboxDirectory {
     }
 
     /// Writes the record, whole or not at all; before it, which process its VMM is, for who cannot read the record.
-    pub fn write(&self, record: &Record) -> Result<(), Failure> {
+    pub fn write(&self, record: &Record) -> Result<(), Error> {
         let (new, path) = (self.path.join("record.new"), self.path.join(RECORD));
         let write = || -> io::Result<()> {
             if let Some(vmm) = record.vmm
@@ -563,7 +563,7 @@ impl SandboxDirectory {
             reach(Failpoint::RecordWritten);
             Ok(())
         };
-        write().map_err(|e| Failure::system(format!("cannot write {}", path.display()), &e))
+        write().map_err(|e| Error::system(format!("cannot write {}", path.display()), &e))
     }
 
     /// For a task of whoever has it: one that neither keeps others away nor removes it.
@@ -574,8 +574,8 @@ impl SandboxDirectory {
     }
 
     /// The record as it was written last.
-    pub fn record(&self) -> Result<Record, Failure> {
-        read_record(&self.path).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))
+    pub fn record(&self) -> Result<Record, Error> {
+        read_record(&self.path).map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))
     }
 
     /// From now on it stays when we end.

@@ -149,8 +149,8 @@ fn sandboxes_are_found_by_id_name_and_unambiguous_beginning() {
     assert_eq!(run.find("aa2").unwrap().id, "aa22");
     for unfit in ["aa", "cc33", "", "zz"] {
         assert_eq!(
-            run.find(unfit).unwrap_err().code,
-            ExitCode::SandboxNotFound,
+            run.find(unfit).unwrap_err().kind,
+            ErrorKind::SandboxNotFound,
             "{unfit}"
         );
     }
@@ -158,7 +158,7 @@ fn sandboxes_are_found_by_id_name_and_unambiguous_beginning() {
         name: Some("name-aa11".into()),
         ..record("dd44", None, true)
     };
-    assert_eq!(run.create(&again).unwrap_err().code, ExitCode::NameInUse);
+    assert_eq!(run.create(&again).unwrap_err().kind, ErrorKind::NameInUse);
     vmm.kill().unwrap();
     vmm.wait().unwrap();
 }
@@ -283,7 +283,7 @@ fn name_is_taken_within_its_tenant_alone() {
         .collect();
     for tenant in tenants {
         let again = run.create(&of_tenant("again", tenant)).unwrap_err();
-        assert_eq!(again.code, ExitCode::NameInUse, "{tenant:?}");
+        assert_eq!(again.kind, ErrorKind::NameInUse, "{tenant:?}");
     }
     // An id is nobody's name: no tenant may have one that looks like one, so this tells it nothing.
     let of_an_id = |name: &str, tenant| {
@@ -291,10 +291,10 @@ fn name_is_taken_within_its_tenant_alone() {
             name: Some(name.into()),
             ..of_tenant("new", tenant)
         };
-        run.create(&record).map(drop).map_err(|e| e.code)
+        run.create(&record).map(drop).map_err(|e| e.kind)
     };
     for tenant in tenants {
-        assert_eq!(of_an_id("1", tenant), Err(ExitCode::NameInUse));
+        assert_eq!(of_an_id("1", tenant), Err(ErrorKind::NameInUse));
     }
     drop(held);
 }
@@ -309,7 +309,7 @@ fn name_on_the_host_is_that_of_no_tenant() {
         ..of_tenant(id, tenant)
     };
     let acme = run.create(&living("aa", Some("acme"))).unwrap();
-    assert_eq!(run.find("web").unwrap_err().code, ExitCode::SandboxNotFound);
+    assert_eq!(run.find("web").unwrap_err().kind, ErrorKind::SandboxNotFound);
     let found = run.find("aa").unwrap();
     assert_eq!(
         found.terms.tenant,

@@ -5,15 +5,15 @@ use std::path::Path;
 
 use tokio::net::UnixListener;
 
-use crate::exit::Failure;
+use crate::error::Error;
 
 /// Listens where nobody else does, for this user alone: a socket a dead thawd left is replaced.
 ///
 /// # Errors
 /// Somebody listens there, or the host refuses.
-pub fn bind(socket: &Path) -> Result<UnixListener, Failure> {
+pub fn bind(socket: &Path) -> Result<UnixListener, Error> {
     let failed =
-        |error: &std::io::Error| Failure::system(format!("cannot listen on {}", socket.display()), error);
+        |error: &std::io::Error| Error::system(format!("cannot listen on {}", socket.display()), error);
     if let Some(directory) = socket.parent() {
         std::fs::create_dir_all(directory).map_err(|error| failed(&error))?;
     }

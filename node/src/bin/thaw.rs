@@ -1,7 +1,7 @@
 //! The command line.
 
 fn main() -> ! {
-    thaw_sandbox::exit::end_on_panic();
+    thaw_daemon::exit::end_on_panic();
     let status = thaw_cli::main();
     // Not a return: a thread may still be reading stdin, and it must not hold us up.
     std::process::exit(status.into())

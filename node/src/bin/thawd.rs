@@ -14,11 +14,12 @@ use thaw_daemon::api::peer::Access;
 use thaw_daemon::api::scrape::Scrape;
 use thaw_daemon::api::server::{OverTcp, serve};
 use thaw_daemon::api::tcp::Tcp;
+use thaw_daemon::exit::exit;
 use thaw_daemon::pods;
 use thaw_daemon::service;
 use thaw_failpoint as failpoint;
 use thaw_sandbox::config::default;
-use thaw_sandbox::exit::{ExitCode as Code, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::{Paths, VARIABLES};
 use thaw_sandbox::sandbox::{Node, Tenants};
 use thaw_sandbox::snapshot::Hold;
@@ -97,7 +98,7 @@ fn help() -> String {
 }
 
 fn main() -> ExitCode {
-    thaw_sandbox::exit::end_on_panic();
+    thaw_daemon::exit::end_on_panic();
     let arguments = Arguments::parse();
     logging::start(&arguments.log_level, arguments.json);
     let done = match &arguments.command {
@@ -115,7 +116,7 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             Ui::new(arguments.json, false).failure(&failure);
-            ExitCode::from(failure.code.number())
+            ExitCode::from(exit(failure.kind).number)
         }
     }
 }
@@ -141,18 +142,18 @@ fn socket(arguments: &Arguments, paths: &Paths) -> std::path::PathBuf {
     arguments.socket.clone().unwrap_or_else(|| paths.daemon_socket())
 }
 
-fn runtime() -> Result<tokio::runtime::Runtime, Failure> {
+fn runtime() -> Result<tokio::runtime::Runtime, Error> {
     tokio::runtime::Builder::new_multi_thread()
         .enable_all()
         .build()
-        .map_err(|e| Failure::system("cannot start the runtime", &e))
+        .map_err(|e| Error::system("cannot start the runtime", &e))
 }
 
-fn drain(arguments: &Arguments, undo: bool) -> Result<(), Failure> {
+fn drain(arguments: &Arguments, undo: bool) -> Result<(), Error> {
     let socket = socket(arguments, &Paths::from_env());
     let nobody = || {
         let what = format!("nobody serves {}", socket.display());
-        Failure::new(Code::DaemonUnreachable, what)
+        Error::new(ErrorKind::DaemonUnreachable, what)
     };
     let client = Client::connect(&socket).ok_or_else(nobody)?;
     let now = runtime()?.block_on(async {
@@ -189,9 +190,9 @@ async fn read_again(mut said: Signal, credentials: Option<Arc<Credentials>>) {
     }
 }
 
-fn run(arguments: &Arguments) -> Result<(), Failure> {
+fn run(arguments: &Arguments) -> Result<(), Error> {
     if let Some(place) = &arguments.failpoint {
-        failpoint::arm(place).map_err(|e| Failure::new(Code::Runtime, e.to_string()))?;
+        failpoint::arm(place).map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))?;
     }
     raise_descriptors();
     let runtime = runtime()?;
@@ -205,10 +206,10 @@ fn run(arguments: &Arguments) -> Result<(), Failure> {
         };
         let mut ends = Vec::new();
         for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
-            ends.push(signal(kind).map_err(|e| Failure::system("cannot catch a signal", &e))?);
+            ends.push(signal(kind).map_err(|e| Error::system("cannot catch a signal", &e))?);
         }
         let hang_ups = signal(SignalKind::hangup());
-        let hang_ups = hang_ups.map_err(|e| Failure::system("cannot catch a signal", &e))?;
+        let hang_ups = hang_ups.map_err(|e| Error::system("cannot catch a signal", &e))?;
         let mut node = Node::open_as(paths, Hold::Sealed, arguments.test_templates)?;
         node.fill_pools()?;
         tokio::spawn(node.images.clone().keep_measured());

@@ -12,7 +12,7 @@ use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CreateSandbox, FreezeSandbox, NetworkPolicy, ThawSandbox};
 use thaw_sandbox::container::Running;
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Place, asked};
 
@@ -193,7 +193,7 @@ fn lose_cgroup() {
 }
 
 /// The life of sandboxes. Ends at the first failure: thawd's death is one.
-async fn life(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool) -> Result<(), Failure> {
+async fn life(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool) -> Result<(), Error> {
     let first = client.create(&request(place)).await?.sandbox;
     let at = json!({"directory": place.path(FROZEN)});
     let freeze: FreezeSandbox = serde_json::from_value(at.clone()).unwrap();
@@ -217,7 +217,7 @@ async fn life(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool) 
 }
 
 /// A sandbox that fails, is listed and removed.
-async fn failure(place: &Place, client: &Client) -> Result<(), Failure> {
+async fn failure(place: &Place, client: &Client) -> Result<(), Error> {
     let asked = CreateSandbox {
         name: Some(FAILS.into()),
         ..request(place)
@@ -231,7 +231,7 @@ async fn failure(place: &Place, client: &Client) -> Result<(), Failure> {
 }
 
 /// What else can be asked for.
-async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool) -> Result<(), Failure> {
+async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool) -> Result<(), Error> {
     let images = Store::open(&place.path("data/images")).unwrap().images().unwrap();
     let image = images.first().unwrap();
     leave_a_recording(image);
@@ -272,10 +272,10 @@ async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool)
 }
 
 /// Clones a sandbox, by a key: the clone's id.
-fn fork(place: &Place, id: &str) -> Result<Vec<String>, Failure> {
+fn fork(place: &Place, id: &str) -> Result<Vec<String>, Error> {
     let gone = || {
-        Failure::new(
-            thaw_sandbox::exit::ExitCode::DaemonUnreachable,
+        Error::new(
+            thaw_sandbox::error::ErrorKind::DaemonUnreachable,
             "it does not answer",
         )
     };

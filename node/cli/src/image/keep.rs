@@ -6,7 +6,7 @@ use serde_json::json;
 use thaw_imagefs::digest::Digest;
 use thaw_images::store::{Image, Pruned};
 use thaw_sandbox::config::Size;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::human_bytes::HumanBytes;
 use thaw_sandbox::images::{Images, failure};
 
@@ -19,7 +19,7 @@ pub(super) fn prune(
     all: bool,
     until: Option<Size>,
     json: bool,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let mut pruned = Pruned::default();
     if wanted.is_empty() {
         pruned = match until {
@@ -46,7 +46,7 @@ pub(super) fn prune(
     Ok(())
 }
 
-pub(super) fn remove(images: &Images, wanted: &[String], json: bool) -> Result<(), Failure> {
+pub(super) fn remove(images: &Images, wanted: &[String], json: bool) -> Result<(), Error> {
     for name in wanted {
         let digest = images.remove(name)?;
         print(&match json {
@@ -63,7 +63,7 @@ pub(super) async fn verify(
     repair: bool,
     ui: &Ui,
     json: bool,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let all: Vec<Image> = match wanted {
         [] => images.list()?,
         wanted => wanted
@@ -76,7 +76,7 @@ pub(super) async fn verify(
         let (store, digest) = (images.store.clone(), image.digest);
         let report = tokio::task::spawn_blocking(move || store.verify(&digest)).await;
         let report = report
-            .map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?
+            .map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))?
             .map_err(failure)?;
         let mut repaired = false;
         if repair && !report.is_sound() {
@@ -123,15 +123,15 @@ pub(super) async fn verify(
     }
     match unsound.is_empty() {
         true => Ok(()),
-        false => Err(Failure::new(
-            ExitCode::ImageDamaged,
+        false => Err(Error::new(
+            ErrorKind::ImageDamaged,
             format!("file data in the store is damaged: {}", unsound.join(", ")),
         )),
     }
 }
 
 /// Fetches bad chunks again, and all chunks of layers that are damaged otherwise.
-async fn mend(images: &Images, bad: &[(Digest, u64)], damaged: &[Digest]) -> Result<(), Failure> {
+async fn mend(images: &Images, bad: &[(Digest, u64)], damaged: &[Digest]) -> Result<(), Error> {
     let mut layers: BTreeMap<Digest, Vec<u64>> = BTreeMap::new();
     for (layer, chunk) in bad {
         layers.entry(*layer).or_default().push(*chunk);

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 use thaw_images::accelerated::{Facts, Options};
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::human_bytes::HumanBytes;
 use thaw_sandbox::image::convert::{self, Wanted};
 use thaw_sandbox::image::index;
@@ -17,7 +17,7 @@ pub(super) async fn index(
     arguments: &IndexArguments,
     ui: &Ui,
     json: bool,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let made = index::index(
         images,
         &arguments.image,
@@ -55,7 +55,7 @@ pub(super) async fn convert(
     arguments: &ConvertArguments,
     ui: &Ui,
     json: bool,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let wanted = Wanted {
         from: &arguments.source,
         to: &arguments.destination,

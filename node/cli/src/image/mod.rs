@@ -8,7 +8,7 @@ use serde_json::json;
 use thaw_images::accelerated::Chunking;
 use thaw_images::store::PullOptions;
 use thaw_sandbox::config::{Config, Size};
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::images::{Images, Pull, size};
 use thaw_sandbox::paths::Paths;
 
@@ -161,7 +161,7 @@ pub enum Cut {
 
 impl ConvertArguments {
     /// How files are cut, as the flags have it.
-    fn chunking(&self) -> Result<Option<Chunking>, Failure> {
+    fn chunking(&self) -> Result<Option<Chunking>, Error> {
         let text = match (self.chunking, self.chunk_size) {
             (None, _) => return Ok(None),
             (Some(Cut::Fixed), None) => "fixed".to_owned(),
@@ -171,11 +171,11 @@ impl ConvertArguments {
         };
         text.parse()
             .map(Some)
-            .map_err(|e| Failure::new(ExitCode::Runtime, format!("--chunk-size: {e}")))
+            .map_err(|e| Error::new(ErrorKind::Runtime, format!("--chunk-size: {e}")))
     }
 }
 
-pub(super) async fn image(command: &ImageCommand, ui: &Ui, json: bool) -> Result<u8, Failure> {
+pub(super) async fn image(command: &ImageCommand, ui: &Ui, json: bool) -> Result<u8, Error> {
     let images = Images::open_with(&Paths::from_env().images(), Config::from_env()?)?;
     let work = async {
         match command {
@@ -214,7 +214,7 @@ async fn pull(
     plain_http: bool,
     ui: &Ui,
     json: bool,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let options = PullOptions {
         lazy: !full,
         ..images.pull_options(Pull::Always, plain_http)

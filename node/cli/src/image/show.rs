@@ -1,7 +1,7 @@
 //! What there is: `thaw image ls`, `inspect`, `du`.
 
 use serde_json::{Value, json};
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::human_bytes::HumanBytes;
 use thaw_sandbox::images::shown::{self, Presence};
 use thaw_sandbox::images::{Images, failure};
@@ -18,7 +18,7 @@ fn called(reference: &str, pinned: bool, layers: usize) -> String {
 }
 
 /// The images in the store; those that the snapshotter made for snapshots only with `all`.
-pub(super) fn list(images: &Images, all: bool, json: bool) -> Result<(), Failure> {
+pub(super) fn list(images: &Images, all: bool, json: bool) -> Result<(), Error> {
     let mut rows = Vec::new();
     for image in images.list()? {
         let image = shown::image(images, &image)?;
@@ -47,7 +47,7 @@ pub(super) fn list(images: &Images, all: bool, json: bool) -> Result<(), Failure
     Ok(())
 }
 
-pub(super) fn inspect(images: &Images, wanted: &str, json: bool) -> Result<(), Failure> {
+pub(super) fn inspect(images: &Images, wanted: &str, json: bool) -> Result<(), Error> {
     let image = images.named(wanted)?;
     let detail = shown::detail(images, &image)?;
     if json {
@@ -122,7 +122,7 @@ fn short(digest: &str) -> String {
     hex.chars().take(12).collect()
 }
 
-pub(super) fn du(images: &Images, json: bool) -> Result<(), Failure> {
+pub(super) fn du(images: &Images, json: bool) -> Result<(), Error> {
     let usage = images.store.usage().map_err(failure)?;
     let limit = images.config.store.limit.map(|limit| limit.0);
     if json {

@@ -6,7 +6,7 @@
 use std::io::Read;
 
 use thaw_sandbox::agent_client::{AgentClient, OUTPUT_LINGERS, Output, ProcessId};
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use tokio::io::AsyncWriteExt;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::mpsc;
@@ -51,16 +51,16 @@ pub enum Stdin {
 /// that were caught before the process was started.
 ///
 /// # Errors
-/// [`ExitCode::GuestEnded`] if the guest ends first.
+/// [`ErrorKind::GuestEnded`] if the guest ends first.
 pub async fn attach(
     agent: &AgentClient,
     process: &ProcessId,
     how: AttachOptions,
     signals: Signals,
-) -> Result<i32, Failure> {
+) -> Result<i32, Error> {
     let _raw = match how.stdin == Stdin::Pass && how.tty && terminal::stdin_is_terminal() {
         true => {
-            Some(terminal::RawTerminal::enter().map_err(|e| Failure::system("cannot set the terminal", &e))?)
+            Some(terminal::RawTerminal::enter().map_err(|e| Error::system("cannot set the terminal", &e))?)
         }
         false => None,
     };
@@ -87,7 +87,7 @@ pub async fn attach(
     for output in outputs {
         drain(output).await;
     }
-    status.map_err(|e| Failure::new(ExitCode::GuestEnded, format!("lost the guest: {e}")))
+    status.map_err(|e| Error::new(ErrorKind::GuestEnded, format!("lost the guest: {e}")))
 }
 
 struct AbortOnDrop(JoinHandle<()>);
@@ -196,12 +196,12 @@ pub struct Signals {
 
 impl Signals {
     /// Call it within a tokio runtime.
-    pub fn new() -> Result<Signals, Failure> {
+    pub fn new() -> Result<Signals, Error> {
         let (sender, received) = mpsc::channel(16);
         let mut catchers = Vec::new();
         for number in FORWARDED {
             let mut caught = signal(SignalKind::from_raw(number))
-                .map_err(|e| Failure::system(format!("cannot catch signal {number}"), &e))?;
+                .map_err(|e| Error::system(format!("cannot catch signal {number}"), &e))?;
             let sender = sender.clone();
             catchers.push(AbortOnDrop(tokio::spawn(async move {
                 while caught.recv().await.is_some() {

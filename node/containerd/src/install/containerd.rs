@@ -11,7 +11,7 @@ use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use toml::{Table, Value};
 
 use super::block;
@@ -49,7 +49,7 @@ pub struct Block {
 
 impl Setting {
     /// For a shim that is beside this program, or where containerd finds it.
-    pub fn find(snapshots: PathBuf, images: PathBuf, program: &Path) -> Result<Setting, Failure> {
+    pub fn find(snapshots: PathBuf, images: PathBuf, program: &Path) -> Result<Setting, Error> {
         let known = WELL_KNOWN.iter().map(|directory| Path::new(directory).join(SHIM));
         if known.into_iter().any(|path| path.is_file()) {
             return Ok(Setting {
@@ -61,7 +61,7 @@ impl Setting {
         let beside = program.with_file_name(SHIM);
         if !beside.is_file() {
             let what = format!("{SHIM} is neither in {} nor beside thaw", WELL_KNOWN.join(", "));
-            return Err(Failure::new(ExitCode::ProgramMissing, what).remedy("install it: make install"));
+            return Err(Error::new(ErrorKind::ProgramMissing, what).remedy("install it: make install"));
         }
         Ok(Setting {
             snapshots,
@@ -222,12 +222,12 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    pub fn read(named: &Path) -> Result<ConfigFile, Failure> {
+    pub fn read(named: &Path) -> Result<ConfigFile, Error> {
         let path = fs::canonicalize(named).unwrap_or_else(|_| named.to_owned());
         let text = match fs::read_to_string(&path) {
             Ok(text) => Some(text),
             Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-            Err(e) => return Err(Failure::system(format!("cannot read {}", named.display()), &e)),
+            Err(e) => return Err(Error::system(format!("cannot read {}", named.display()), &e)),
         };
         Ok(ConfigFile {
             named: named.to_owned(),
@@ -240,9 +240,9 @@ impl ConfigFile {
         self.text.as_deref().unwrap_or_default()
     }
 
-    fn unusable(&self, why: impl std::fmt::Display) -> Failure {
-        Failure::new(
-            ExitCode::ConfigInvalid,
+    fn unusable(&self, why: impl std::fmt::Display) -> Error {
+        Error::new(
+            ErrorKind::ConfigInvalid,
             format!("{} cannot be changed: {why}", self.named.display()),
         )
         .remedy("correct it, or add what `thaw install --print` shows by hand")
@@ -260,13 +260,13 @@ impl ConfigFile {
     }
 
     /// The block for this file.
-    pub fn block(&self, setting: &Setting) -> Result<Block, Failure> {
+    pub fn block(&self, setting: &Setting) -> Result<Block, Error> {
         let owners = block::without(self.text()).map_err(|e| self.unusable(e))?;
         setting.block(&owners).map_err(|why| self.unusable(why))
     }
 
     /// Has the block in the file; whether that changed it. `remembered` besides what this remembers itself.
-    pub fn install(&self, block: &Block, remembered: &[&str]) -> Result<bool, Failure> {
+    pub fn install(&self, block: &Block, remembered: &[&str]) -> Result<bool, Error> {
         let directory = self.path.parent().unwrap_or(Path::new("/"));
         let mut words = remembered.to_vec();
         if self.text.is_none() || self.remembers(MADE_FILE) {
@@ -280,13 +280,13 @@ impl ConfigFile {
             return Ok(false);
         }
         fs::create_dir_all(directory)
-            .map_err(|e| Failure::system(format!("cannot make {}", directory.display()), &e))?;
+            .map_err(|e| Error::system(format!("cannot make {}", directory.display()), &e))?;
         self.replace(&text, true)?;
         Ok(true)
     }
 
     /// Takes the block away; whether one was there.
-    pub fn uninstall(&self) -> Result<bool, Failure> {
+    pub fn uninstall(&self) -> Result<bool, Error> {
         let (made_file, made_directory) = (self.remembers(MADE_FILE), self.remembers(MADE_DIRECTORY));
         let owners = block::without(self.text()).map_err(|e| self.unusable(e))?;
         if self.text.as_deref().unwrap_or_default() == owners {
@@ -297,7 +297,7 @@ impl ConfigFile {
             return Ok(true);
         }
         fs::remove_file(&self.path)
-            .map_err(|e| Failure::system(format!("cannot remove {}", self.named.display()), &e))?;
+            .map_err(|e| Error::system(format!("cannot remove {}", self.named.display()), &e))?;
         if let (true, Some(directory)) = (made_directory, self.path.parent()) {
             // Not ours any more, if somebody has put something into it.
             let _ = fs::remove_dir(directory);
@@ -306,8 +306,8 @@ impl ConfigFile {
     }
 
     /// Puts another text in its place, whole, with the owner and the mode there were.
-    fn replace(&self, text: &str, checked: bool) -> Result<(), Failure> {
-        let failed = |e: &io::Error| Failure::system(format!("cannot write {}", self.named.display()), e);
+    fn replace(&self, text: &str, checked: bool) -> Result<(), Error> {
+        let failed = |e: &io::Error| Error::system(format!("cannot write {}", self.named.display()), e);
         let directory = self.path.parent().unwrap_or(Path::new("/"));
         let mut file = tempfile::Builder::new()
             .prefix(".config.toml.thaw-")

@@ -11,7 +11,7 @@ pub mod systemd;
 use std::path::PathBuf;
 
 use serde::Serialize;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::Paths;
 use thaw_sandbox::state::RunDirectory;
 
@@ -46,18 +46,18 @@ pub struct Done {
 }
 
 /// What `install` would write.
-pub fn block(options: &Options, paths: &Paths) -> Result<Block, Failure> {
+pub fn block(options: &Options, paths: &Paths) -> Result<Block, Error> {
     ConfigFile::read(&options.config)?.block(&setting(paths)?)
 }
 
-fn setting(paths: &Paths) -> Result<Setting, Failure> {
+fn setting(paths: &Paths) -> Result<Setting, Error> {
     let program =
-        std::env::current_exe().map_err(|e| Failure::system("cannot tell where this program is", &e))?;
+        std::env::current_exe().map_err(|e| Error::system("cannot tell where this program is", &e))?;
     Setting::find(paths.snapshots_socket(), paths.images(), &program)
 }
 
 /// Makes Thaw a runtime of containerd, and has thawd run.
-pub fn install(options: &Options, paths: &Paths) -> Result<Done, Failure> {
+pub fn install(options: &Options, paths: &Paths) -> Result<Done, Error> {
     let setting = setting(paths)?;
     let file = ConfigFile::read(&options.config)?;
     let block = file.block(&setting)?;
@@ -86,8 +86,8 @@ pub fn install(options: &Options, paths: &Paths) -> Result<Done, Failure> {
 /// Undoes it.
 ///
 /// # Errors
-/// [`ExitCode::RuntimeInUse`]: there are sandboxes, which nobody would end any more.
-pub fn uninstall(options: &Options, paths: &Paths) -> Result<Done, Failure> {
+/// [`ErrorKind::RuntimeInUse`]: there are sandboxes, which nobody would end any more.
+pub fn uninstall(options: &Options, paths: &Paths) -> Result<Done, Error> {
     let file = ConfigFile::read(&options.config)?;
     let mut done = Done::default();
     if !file.has_block() {
@@ -101,7 +101,7 @@ pub fn uninstall(options: &Options, paths: &Paths) -> Result<Done, Failure> {
     };
     if running > 0 {
         let what = format!("sandboxes that run: {running}");
-        return Err(Failure::new(ExitCode::RuntimeInUse, what));
+        return Err(Error::new(ErrorKind::RuntimeInUse, what));
     }
     let disables = file.remembers(ENABLED) && systemd::runs() && systemd::has(THAWD);
     done.configured = file.uninstall()?;
@@ -113,7 +113,7 @@ pub fn uninstall(options: &Options, paths: &Paths) -> Result<Done, Failure> {
     Ok(done)
 }
 
-fn restart(options: &Options, done: &mut Done) -> Result<(), Failure> {
+fn restart(options: &Options, done: &mut Done) -> Result<(), Error> {
     if !done.configured {
         return Ok(());
     }

@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 
 /// Whether systemd runs this host: sd_booted(3).
 pub fn runs() -> bool {
@@ -35,13 +35,13 @@ pub fn has(unit: &str) -> bool {
 ///
 /// # Errors
 /// It fails: with the last line it said.
-pub fn control(words: &[&str]) -> Result<(), Failure> {
+pub fn control(words: &[&str]) -> Result<(), Error> {
     let line = format!("systemctl {}", words.join(" "));
     let output = Command::new("systemctl")
         .args(words)
         .stdin(Stdio::null())
         .output()
-        .map_err(|e| Failure::system(format!("cannot run {line}"), &e))?;
+        .map_err(|e| Error::system(format!("cannot run {line}"), &e))?;
     if output.status.success() {
         return Ok(());
     }
@@ -50,6 +50,6 @@ pub fn control(words: &[&str]) -> Result<(), Failure> {
         .lines()
         .rfind(|l| !l.trim().is_empty())
         .unwrap_or("it does not say why");
-    Err(Failure::new(ExitCode::ServiceFailed, format!("{line}: {last}"))
+    Err(Error::new(ErrorKind::ServiceFailed, format!("{line}: {last}"))
         .remedy("see journalctl -e, then run the command again"))
 }

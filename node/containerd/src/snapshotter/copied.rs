@@ -13,19 +13,19 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{AtFlags, CWD, Timespec, Timestamps, XattrFlags, lsetxattr, utimensat};
 use rustix::io::Errno;
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::images::part::{Contents, Node, Part, What};
 
 /// Bytes of a file that are read at once.
 const STEP: usize = 1 << 20;
 
 /// Makes all of it below `draft`, which is empty. The runtime is where bytes that are not on this host yet are waited for.
-pub fn copy(draft: &Path, part: &Part, runtime: &tokio::runtime::Handle) -> Result<(), Failure> {
+pub fn copy(draft: &Path, part: &Part, runtime: &tokio::runtime::Handle) -> Result<(), Error> {
     // Where the first name of a file is that has more.
     let mut names: HashMap<u64, PathBuf> = HashMap::new();
     for (path, node) in &part.nodes {
         let path = below(draft, path);
-        let fail = |e: io::Error| Failure::system(format!("cannot make {}", path.display()), &e);
+        let fail = |e: io::Error| Error::system(format!("cannot make {}", path.display()), &e);
         match &node.what {
             What::Directory => std::fs::create_dir(&path).map_err(fail)?,
             What::Link { target } => symlink(OsStr::from_bytes(target), &path).map_err(fail)?,
@@ -56,8 +56,8 @@ fn fill(
     size: u64,
     contents: &dyn Contents,
     runtime: &tokio::runtime::Handle,
-    fail: &dyn Fn(io::Error) -> Failure,
-) -> Result<(), Failure> {
+    fail: &dyn Fn(io::Error) -> Error,
+) -> Result<(), Error> {
     file.set_len(size).map_err(fail)?;
     let mut offset = 0;
     let mut buffer = vec![0; size.min(STEP as u64) as usize];

@@ -10,7 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::images::part::Part;
 
 use super::copied;
@@ -49,7 +49,7 @@ impl HostFiles {
     }
 
     /// The directory of an image. Makes it if it is missing.
-    pub async fn get(&self, layers: &dyn Layers, digest: &str) -> Result<PathBuf, Failure> {
+    pub async fn get(&self, layers: &dyn Layers, digest: &str) -> Result<PathBuf, Error> {
         let place = self.of(digest);
         if place.is_dir() {
             return Ok(place);
@@ -66,7 +66,7 @@ impl HostFiles {
     }
 
     /// All files of an image at `place`, which is on the same file system. Makes it if it is missing.
-    pub async fn whole(&self, layers: &dyn Layers, digest: &str, place: PathBuf) -> Result<PathBuf, Failure> {
+    pub async fn whole(&self, layers: &dyn Layers, digest: &str, place: PathBuf) -> Result<PathBuf, Error> {
         if !place.is_dir() {
             let whole = layers.whole(digest).await?;
             self.make(whole, Vec::new(), place.clone()).await?;
@@ -79,11 +79,11 @@ impl HostFiles {
         part: Part,
         files: Vec<(&'static str, Vec<u8>)>,
         place: PathBuf,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), Error> {
         let root = self.root.clone();
         let runtime = tokio::runtime::Handle::current();
         thaw_sandbox::blocking::blocking(move || {
-            let fail = |e: io::Error| Failure::system(format!("cannot make {}", place.display()), &e);
+            let fail = |e: io::Error| Error::system(format!("cannot make {}", place.display()), &e);
             let draft = begin(&root).map_err(fail)?;
             copied::copy(draft.path(), &part, &runtime)?;
             add(draft.path(), &files).map_err(fail)?;

@@ -2,7 +2,7 @@ use std::os::unix::fs::MetadataExt;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use thaw_sandbox::exit::ExitCode;
+use thaw_sandbox::error::ErrorKind;
 use thaw_sandbox::images::part::{Contents, Node, Nodes, Part, What};
 
 use super::super::remote::Pulled;
@@ -17,45 +17,45 @@ struct Sevens;
 
 #[async_trait]
 impl Contents for Sevens {
-    async fn read(&self, number: u64, _: u64, into: &mut [u8]) -> Result<(), Failure> {
+    async fn read(&self, number: u64, _: u64, into: &mut [u8]) -> Result<(), Error> {
         into.fill(7);
         match number {
             7 => Ok(()),
-            _ => Err(Failure::new(ExitCode::RegistryUnreachable, "nobody answers")),
+            _ => Err(Error::new(ErrorKind::RegistryUnreachable, "nobody answers")),
         }
     }
 }
 
 #[async_trait]
 impl Layers for Fake {
-    async fn pull(&self, _: &str) -> Result<Pulled, Failure> {
-        Err(Failure::new(ExitCode::ImageNotFound, "none"))
+    async fn pull(&self, _: &str) -> Result<Pulled, Error> {
+        Err(Error::new(ErrorKind::ImageNotFound, "none"))
     }
 
-    async fn stored(&self, digest: &str) -> Result<Pulled, Failure> {
+    async fn stored(&self, digest: &str) -> Result<Pulled, Error> {
         self.pull(digest).await
     }
 
-    async fn lowest(&self, digest: &str, _: usize) -> Result<Pulled, Failure> {
+    async fn lowest(&self, digest: &str, _: usize) -> Result<Pulled, Error> {
         self.pull(digest).await
     }
 
-    async fn file(&self, _: &str, path: &str) -> Result<Option<Vec<u8>>, Failure> {
+    async fn file(&self, _: &str, path: &str) -> Result<Option<Vec<u8>>, Error> {
         Ok((path == "etc/passwd").then(|| b"root:x:0:0".to_vec()))
     }
 
-    async fn volumes(&self, _: &str) -> Result<Part, Failure> {
+    async fn volumes(&self, _: &str) -> Result<Part, Error> {
         Ok(Part {
             nodes: self.nodes.clone(),
             contents: Arc::new(Sevens),
         })
     }
 
-    async fn whole(&self, digest: &str) -> Result<Part, Failure> {
+    async fn whole(&self, digest: &str) -> Result<Part, Error> {
         self.volumes(digest).await
     }
 
-    async fn bytes(&self, _: &str, _: usize) -> Result<u64, Failure> {
+    async fn bytes(&self, _: &str, _: usize) -> Result<u64, Error> {
         Ok(0)
     }
 }
@@ -133,7 +133,7 @@ async fn what_cannot_be_read_leaves_nothing() {
     let places = HostFiles::beside(&root.path().join("snapshots"));
     let unread = fake(&[("a", 0o644, 8, What::File { size: 1 })]);
     let failure = places.get(&unread, "sha256:a").await.unwrap_err();
-    assert_eq!(failure.code, ExitCode::RegistryUnreachable);
+    assert_eq!(failure.kind, ErrorKind::RegistryUnreachable);
     let made = std::fs::read_dir(root.path().join("snapshots-files")).unwrap();
     assert_eq!(made.count(), 0);
 }

@@ -24,7 +24,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use thaw_protocol::snapshots::snapshots_server::SnapshotsServer;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::images::Images;
 use thaw_sandbox::unix_socket;
 use tokio::net::UnixListener;
@@ -41,7 +41,7 @@ impl Listening {
     ///
     /// # Errors
     /// When the socket or the snapshots cannot be had.
-    pub async fn open(images: Images, root: &Path, socket: &Path) -> Result<Listening, Failure> {
+    pub async fn open(images: Images, root: &Path, socket: &Path) -> Result<Listening, Error> {
         Ok(Listening {
             service: service::Snapshotter::open(Arc::new(images), root).await?,
             listener: unix_socket::bind(socket)?,
@@ -53,14 +53,14 @@ impl Listening {
     ///
     /// # Errors
     /// When the server breaks.
-    pub async fn serve(self, end: impl Future<Output = ()>) -> Result<(), Failure> {
+    pub async fn serve(self, end: impl Future<Output = ()>) -> Result<(), Error> {
         tracing::info!(socket = %self.socket.display(), "serving containerd as a snapshotter");
         let served = tonic::transport::Server::builder()
             .add_service(SnapshotsServer::new(self.service))
             .serve_with_incoming_shutdown(Incoming(self.listener), end)
             .await;
         let _ = std::fs::remove_file(&self.socket);
-        served.map_err(|error| Failure::new(ExitCode::Runtime, format!("the snapshotter ended: {error}")))
+        served.map_err(|error| Error::new(ErrorKind::Runtime, format!("the snapshotter ended: {error}")))
     }
 }
 

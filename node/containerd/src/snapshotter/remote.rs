@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use thaw_imagefs::Digest;
 use thaw_images::progress::Silent;
 use thaw_images::store::Lease;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::images::part::Part;
 use thaw_sandbox::images::{Images, Pull};
 
@@ -49,10 +49,10 @@ impl Wanted {
 
 /// Whether containerd may have what the store could not get: it has the login of a pod's `imagePullSecrets`, and mirrors, proxies
 /// and authorities of its own. Some registries say of what one may not see that it is not there.
-pub fn is_kept_from_us(failure: &Failure) -> bool {
+pub fn is_kept_from_us(failure: &Error) -> bool {
     matches!(
-        failure.code,
-        ExitCode::RegistryDenied | ExitCode::ImageNotFound | ExitCode::RegistryUnreachable
+        failure.kind,
+        ErrorKind::RegistryDenied | ErrorKind::ImageNotFound | ErrorKind::RegistryUnreachable
     )
 }
 
@@ -72,13 +72,13 @@ impl Pulled {
     ///
     /// # Errors
     /// When none has: containerd and the store do not mean the same image.
-    pub fn layer(&self, target: &str) -> Result<usize, Failure> {
+    pub fn layer(&self, target: &str) -> Result<usize, Error> {
         chain_ids(&self.diff_ids)
             .iter()
             .position(|id| id.to_string() == target)
             .ok_or_else(|| {
-                Failure::new(
-                    ExitCode::ImageMalformed,
+                Error::new(
+                    ErrorKind::ImageMalformed,
                     format!("image {} has no layers with chain ID {target}", self.digest),
                 )
             })
@@ -102,82 +102,82 @@ fn chain_ids(diff_ids: &[Digest]) -> Vec<Digest> {
 #[async_trait]
 pub trait Layers: Send + Sync + 'static {
     /// Makes sure an image is in the store.
-    async fn pull(&self, reference: &str) -> Result<Pulled, Failure>;
+    async fn pull(&self, reference: &str) -> Result<Pulled, Error>;
 
     /// An image that is in the store.
-    async fn stored(&self, digest: &str) -> Result<Pulled, Failure>;
+    async fn stored(&self, digest: &str) -> Result<Pulled, Error>;
 
     /// The image of the lowest `count` layers of a stored one, made if need be.
-    async fn lowest(&self, digest: &str, count: usize) -> Result<Pulled, Failure>;
+    async fn lowest(&self, digest: &str, count: usize) -> Result<Pulled, Error>;
 
     /// A file of an image, if it is one of no more than [`LARGEST_FILE`] bytes.
-    async fn file(&self, digest: &str, path: &str) -> Result<Option<Vec<u8>>, Failure>;
+    async fn file(&self, digest: &str, path: &str) -> Result<Option<Vec<u8>>, Error>;
 
     /// What an image has where its config declares volumes.
-    async fn volumes(&self, digest: &str) -> Result<Part, Failure>;
+    async fn volumes(&self, digest: &str) -> Result<Part, Error>;
 
     /// All of an image.
-    async fn whole(&self, digest: &str) -> Result<Part, Failure>;
+    async fn whole(&self, digest: &str) -> Result<Part, Error>;
 
     /// Bytes of a layer that are on this host.
-    async fn bytes(&self, digest: &str, layer: usize) -> Result<u64, Failure>;
+    async fn bytes(&self, digest: &str, layer: usize) -> Result<u64, Error>;
 }
 
 #[async_trait]
 impl Layers for Images {
-    async fn pull(&self, reference: &str) -> Result<Pulled, Failure> {
+    async fn pull(&self, reference: &str) -> Result<Pulled, Error> {
         let image = Images::pull(self, reference, Pull::Missing, false, Arc::new(Silent)).await?;
         pulled(&image)
     }
 
-    async fn stored(&self, digest: &str) -> Result<Pulled, Failure> {
+    async fn stored(&self, digest: &str) -> Result<Pulled, Error> {
         let image = self.by_digest(digest)?.ok_or_else(|| gone(digest))?;
         pulled(&image)
     }
 
-    async fn lowest(&self, digest: &str, count: usize) -> Result<Pulled, Failure> {
+    async fn lowest(&self, digest: &str, count: usize) -> Result<Pulled, Error> {
         let image = self.by_digest(digest)?.ok_or_else(|| gone(digest))?;
         pulled(&self.lowest_layers(&image, count).await?)
     }
 
-    async fn file(&self, digest: &str, path: &str) -> Result<Option<Vec<u8>>, Failure> {
+    async fn file(&self, digest: &str, path: &str) -> Result<Option<Vec<u8>>, Error> {
         let image = self.by_digest(digest)?.ok_or_else(|| gone(digest))?;
         self.read_file(&image, path, LARGEST_FILE).await
     }
 
-    async fn volumes(&self, digest: &str) -> Result<Part, Failure> {
+    async fn volumes(&self, digest: &str) -> Result<Part, Error> {
         let image = self.by_digest(digest)?.ok_or_else(|| gone(digest))?;
         Images::volumes(self, &image).await
     }
 
-    async fn whole(&self, digest: &str) -> Result<Part, Failure> {
+    async fn whole(&self, digest: &str) -> Result<Part, Error> {
         let image = self.by_digest(digest)?.ok_or_else(|| gone(digest))?;
         Images::whole(self, &image).await
     }
 
-    async fn bytes(&self, digest: &str, layer: usize) -> Result<u64, Failure> {
+    async fn bytes(&self, digest: &str, layer: usize) -> Result<u64, Error> {
         let image = self.by_digest(digest)?.ok_or_else(|| gone(digest))?;
         self.layer_bytes(&image, layer)
     }
 }
 
-fn gone(digest: &str) -> Failure {
-    Failure::new(
-        ExitCode::ImageNotStored,
+fn gone(digest: &str) -> Error {
+    Error::new(
+        ErrorKind::ImageNotStored,
         format!("image {digest} was removed from the store while a snapshot needs it"),
     )
     .remedy("pull it again")
 }
 
-fn diff_ids(image: &thaw_images::store::Image) -> Result<Vec<Digest>, Failure> {
+fn diff_ids(image: &thaw_images::store::Image) -> Result<Vec<Digest>, Error> {
     let parse = |text: &String| {
         text.parse()
-            .map_err(|error| Failure::new(ExitCode::ImageMalformed, format!("the image's config: {error}")))
+            .map_err(|error| Error::new(ErrorKind::ImageMalformed, format!("the image's config: {error}")))
     };
     image.config.rootfs().diff_ids().iter().map(parse).collect()
 }
 
-fn pulled(image: &thaw_images::store::Image) -> Result<Pulled, Failure> {
+fn pulled(image: &thaw_images::store::Image) -> Result<Pulled, Error> {
     let lease = image.lease().map_err(thaw_sandbox::images::failure)?;
     Ok(Pulled {
         digest: image.digest,

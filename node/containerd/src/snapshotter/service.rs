@@ -15,7 +15,7 @@ use thaw_protocol::snapshots::{
     StatSnapshotRequest, StatSnapshotResponse, UpdateSnapshotRequest, UpdateSnapshotResponse, UsageRequest,
     UsageResponse, ViewSnapshotRequest, ViewSnapshotResponse,
 };
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use tonic::{Request, Response, Status};
 
 use super::filter::Filter;
@@ -51,16 +51,16 @@ impl From<TableError> for Status {
     }
 }
 
-fn refused(failure: Failure) -> Status {
+fn refused(failure: Error) -> Status {
     let text = failure.to_string();
     tracing::warn!("snapshotter: {text}");
-    match failure.code {
-        ExitCode::ImageNotFound | ExitCode::ImageNotStored => Status::not_found(text),
-        ExitCode::RegistryUnreachable | ExitCode::RegistryFailed | ExitCode::RegistryRateLimited => {
+    match failure.kind {
+        ErrorKind::ImageNotFound | ErrorKind::ImageNotStored => Status::not_found(text),
+        ErrorKind::RegistryUnreachable | ErrorKind::RegistryFailed | ErrorKind::RegistryRateLimited => {
             Status::unavailable(text)
         }
-        ExitCode::RegistryDenied => Status::permission_denied(text),
-        ExitCode::DiskFull => Status::resource_exhausted(text),
+        ErrorKind::RegistryDenied => Status::permission_denied(text),
+        ErrorKind::DiskFull => Status::resource_exhausted(text),
         _ => Status::internal(text),
     }
 }
@@ -68,8 +68,8 @@ fn refused(failure: Failure) -> Status {
 impl Snapshotter {
     /// Reads the snapshots under `root`, and leases the images they stand on. One whose image is gone is told of, and stays:
     /// containerd removes it with its image.
-    pub async fn open(layers: Arc<dyn Layers>, root: &Path) -> Result<Snapshotter, Failure> {
-        let table = Table::open(root).map_err(|error| Failure::new(ExitCode::Runtime, error.to_string()))?;
+    pub async fn open(layers: Arc<dyn Layers>, root: &Path) -> Result<Snapshotter, Error> {
+        let table = Table::open(root).map_err(|error| Error::new(ErrorKind::Runtime, error.to_string()))?;
         let mut digests: Vec<String> = table.all().filter_map(image_of).collect();
         digests.sort();
         digests.dedup();

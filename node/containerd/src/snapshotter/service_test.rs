@@ -30,16 +30,16 @@ fn chain() -> Vec<String> {
 
 #[async_trait]
 impl Layers for Fake {
-    async fn pull(&self, reference: &str) -> Result<Pulled, Failure> {
+    async fn pull(&self, reference: &str) -> Result<Pulled, Error> {
         self.pulls.fetch_add(1, Ordering::Relaxed);
         match reference {
             "registry/image:1" => self.stored("sha256:whole").await,
-            "registry/private:1" => Err(Failure::new(ExitCode::RegistryDenied, "401")),
-            _ => Err(Failure::new(ExitCode::RegistryFailed, "503")),
+            "registry/private:1" => Err(Error::new(ErrorKind::RegistryDenied, "401")),
+            _ => Err(Error::new(ErrorKind::RegistryFailed, "503")),
         }
     }
 
-    async fn stored(&self, digest: &str) -> Result<Pulled, Failure> {
+    async fn stored(&self, digest: &str) -> Result<Pulled, Error> {
         Ok(Pulled {
             digest: Digest::of(digest.as_bytes()),
             diff_ids: diff_ids(),
@@ -47,19 +47,19 @@ impl Layers for Fake {
         })
     }
 
-    async fn lowest(&self, digest: &str, count: usize) -> Result<Pulled, Failure> {
+    async fn lowest(&self, digest: &str, count: usize) -> Result<Pulled, Error> {
         self.stored(&format!("{digest}/{count}")).await
     }
 
-    async fn file(&self, _: &str, path: &str) -> Result<Option<Vec<u8>>, Failure> {
+    async fn file(&self, _: &str, path: &str) -> Result<Option<Vec<u8>>, Error> {
         Ok((path == "etc/passwd").then(|| b"root:x:0:0".to_vec()))
     }
 
-    async fn volumes(&self, _: &str) -> Result<Part, Failure> {
+    async fn volumes(&self, _: &str) -> Result<Part, Error> {
         Ok(Part::none())
     }
 
-    async fn whole(&self, digest: &str) -> Result<Part, Failure> {
+    async fn whole(&self, digest: &str) -> Result<Part, Error> {
         let node = Node {
             what: What::Link {
                 target: digest.as_bytes().to_vec(),
@@ -78,7 +78,7 @@ impl Layers for Fake {
         })
     }
 
-    async fn bytes(&self, _: &str, layer: usize) -> Result<u64, Failure> {
+    async fn bytes(&self, _: &str, layer: usize) -> Result<u64, Error> {
         Ok(4096 * layer as u64)
     }
 }

@@ -12,7 +12,7 @@ use thaw_protocol::api::{
 };
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 use thaw_sandbox::container::{Options, check_volumes, ready};
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::id;
 
 use super::peer::Peer;
@@ -39,7 +39,7 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
             "memory_mib is {}, which is too small for a guest: the least is {least}",
             request.memory_mib
         );
-        return Err(Failure::new(ExitCode::MemoryTooSmall, what).into());
+        return Err(Error::new(ErrorKind::MemoryTooSmall, what).into());
     }
     if request.memory_mib > most {
         return Err(invalid(format!("memory_mib is at most {most}")));

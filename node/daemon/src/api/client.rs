@@ -13,7 +13,7 @@ use thaw_protocol::api::{
     ChangeSandbox, CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, Health, MAX_BODY,
     NetworkPolicy, NodeUsage, Problem, Sandbox, SandboxList, ThawSandbox,
 };
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 
 /// Sandboxes asked for at once: an answer is at most [`MAX_ANSWER`].
 const PIECE: usize = 16;
@@ -35,33 +35,33 @@ impl Client {
     }
 
     /// That it lives.
-    pub async fn health(&self) -> Result<Health, Failure> {
+    pub async fn health(&self) -> Result<Health, Error> {
         self.ask(Method::GET, "/v1/health", None).await
     }
 
     /// What its pools have, and its sandboxes take.
-    pub async fn usage(&self) -> Result<NodeUsage, Failure> {
+    pub async fn usage(&self) -> Result<NodeUsage, Error> {
         self.ask(Method::GET, "/v1/node/usage", None).await
     }
 
     /// Has it make no more sandboxes, and waits until none is being made.
-    pub async fn drain(&self) -> Result<Drain, Failure> {
+    pub async fn drain(&self) -> Result<Drain, Error> {
         self.ask(Method::POST, "/v1/node/drain", None).await
     }
 
     /// Has it make sandboxes again.
-    pub async fn undrain(&self) -> Result<Drain, Failure> {
+    pub async fn undrain(&self) -> Result<Drain, Error> {
         self.ask(Method::DELETE, "/v1/node/drain", None).await
     }
 
     /// Makes a sandbox.
-    pub async fn create(&self, request: &CreateSandbox) -> Result<CreatedSandbox, Failure> {
+    pub async fn create(&self, request: &CreateSandbox) -> Result<CreatedSandbox, Error> {
         let body = serde_json::to_vec(request).map_err(|e| self.broken(&e))?;
         self.ask(Method::POST, "/v1/sandboxes", Some(body)).await
     }
 
     /// All sandboxes, as they were at one moment.
-    pub async fn list(&self) -> Result<Vec<Sandbox>, Failure> {
+    pub async fn list(&self) -> Result<Vec<Sandbox>, Error> {
         let path = format!("/v1/sandboxes?limit={PIECE}");
         let mut list: SandboxList = self.ask(Method::GET, &path, None).await?;
         let mut all = list.items;
@@ -74,59 +74,59 @@ impl Client {
     }
 
     /// One sandbox, by id or name.
-    pub async fn get(&self, id: &str) -> Result<Sandbox, Failure> {
+    pub async fn get(&self, id: &str) -> Result<Sandbox, Error> {
         self.ask(Method::GET, &format!("/v1/sandboxes/{}", escape(id)), None)
             .await
     }
 
     /// Deletes one.
-    pub async fn delete(&self, id: &str) -> Result<(), Failure> {
+    pub async fn delete(&self, id: &str) -> Result<(), Error> {
         self.exchange(Method::DELETE, &format!("/v1/sandboxes/{}", escape(id)), None)
             .await
             .map(drop)
     }
 
     /// The same, but one that ended unasked stays listed as failed.
-    pub async fn delete_unless_failed(&self, id: &str) -> Result<(), Failure> {
+    pub async fn delete_unless_failed(&self, id: &str) -> Result<(), Error> {
         let path = format!("/v1/sandboxes/{}?failed=keep", escape(id));
         self.exchange(Method::DELETE, &path, None).await.map(drop)
     }
 
     /// Stops a sandbox's CPUs.
-    pub async fn pause(&self, id: &str) -> Result<(), Failure> {
+    pub async fn pause(&self, id: &str) -> Result<(), Error> {
         let path = format!("/v1/sandboxes/{}/pause", escape(id));
         self.exchange(Method::POST, &path, None).await.map(drop)
     }
 
     /// Lets them run again.
-    pub async fn resume(&self, id: &str) -> Result<(), Failure> {
+    pub async fn resume(&self, id: &str) -> Result<(), Error> {
         let path = format!("/v1/sandboxes/{}/resume", escape(id));
         self.exchange(Method::POST, &path, None).await.map(drop)
     }
 
     /// Freezes a sandbox.
-    pub async fn freeze(&self, id: &str, request: &FreezeSandbox) -> Result<FrozenSandbox, Failure> {
+    pub async fn freeze(&self, id: &str, request: &FreezeSandbox) -> Result<FrozenSandbox, Error> {
         let body = serde_json::to_vec(request).map_err(|e| self.broken(&e))?;
         let path = format!("/v1/sandboxes/{}/freeze", escape(id));
         self.ask(Method::POST, &path, Some(body)).await
     }
 
     /// Says where a sandbox may connect to.
-    pub async fn set_network_policy(&self, id: &str, policy: &NetworkPolicy) -> Result<Sandbox, Failure> {
+    pub async fn set_network_policy(&self, id: &str, policy: &NetworkPolicy) -> Result<Sandbox, Error> {
         let body = serde_json::to_vec(policy).map_err(|e| self.broken(&e))?;
         let path = format!("/v1/sandboxes/{}/network", escape(id));
         self.ask(Method::PATCH, &path, Some(body)).await
     }
 
     /// Changes a sandbox while it runs.
-    pub async fn change(&self, id: &str, change: &ChangeSandbox) -> Result<Sandbox, Failure> {
+    pub async fn change(&self, id: &str, change: &ChangeSandbox) -> Result<Sandbox, Error> {
         let body = serde_json::to_vec(change).map_err(|e| self.broken(&e))?;
         let path = format!("/v1/sandboxes/{}", escape(id));
         self.ask(Method::PATCH, &path, Some(body)).await
     }
 
     /// Makes a sandbox of a snapshot.
-    pub async fn thaw(&self, request: &ThawSandbox) -> Result<CreatedSandbox, Failure> {
+    pub async fn thaw(&self, request: &ThawSandbox) -> Result<CreatedSandbox, Error> {
         let body = serde_json::to_vec(request).map_err(|e| self.broken(&e))?;
         self.ask(Method::POST, "/v1/thaws", Some(body)).await
     }
@@ -136,12 +136,12 @@ impl Client {
         method: Method,
         path: &str,
         body: Option<Vec<u8>>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, Error> {
         let answer = self.exchange(method, path, body).await?;
         serde_json::from_slice(&answer).map_err(|e| self.broken(&e))
     }
 
-    async fn exchange(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Bytes, Failure> {
+    async fn exchange(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Bytes, Error> {
         let stream = vmm::connect(&self.socket, SocketType::STREAM).map_err(|e| self.broken(&e))?;
         let stream = std::os::unix::net::UnixStream::from(stream);
         stream.set_nonblocking(true).map_err(|e| self.broken(&e))?;
@@ -169,24 +169,24 @@ impl Client {
         }
     }
 
-    fn failure(&self, status: StatusCode, body: &[u8]) -> Failure {
+    fn failure(&self, status: StatusCode, body: &[u8]) -> Error {
         let Ok(problem) = serde_json::from_slice::<Problem>(body) else {
             return self.broken(&format!("it answers {status}"));
         };
-        let code = ExitCode::ALL
+        let kind = ErrorKind::ALL
             .iter()
             .copied()
             .find(|c| c.slug() == problem.code)
-            .unwrap_or(ExitCode::Runtime);
-        Failure {
+            .unwrap_or(ErrorKind::Runtime);
+        Error {
             context: problem.context,
-            ..Failure::new(code, problem.detail).remedy(problem.remedy)
+            ..Error::new(kind, problem.detail).remedy(problem.remedy)
         }
     }
 
-    fn broken(&self, error: &dyn std::fmt::Display) -> Failure {
-        Failure::new(
-            ExitCode::DaemonUnreachable,
+    fn broken(&self, error: &dyn std::fmt::Display) -> Error {
+        Error::new(
+            ErrorKind::DaemonUnreachable,
             format!("thawd at {}: {error}", self.socket.display()),
         )
     }
@@ -220,12 +220,12 @@ mod tests {
             br#"{"type":"urn:thaw:problem:disk-full","title":"t","status":507,"detail":"no room; at all: /x",
             "instance":"/v1/sandboxes","code":"disk-full","remedy":"free space","exit":73,"context":["a"]}"#;
         let failure = client.failure(StatusCode::INSUFFICIENT_STORAGE, body);
-        assert_eq!(failure.code, ExitCode::DiskFull);
+        assert_eq!(failure.kind, ErrorKind::DiskFull);
         assert_eq!(failure.to_string(), "no room; at all: /x; free space");
         assert_eq!(failure.context, ["a"]);
         assert_eq!(
-            client.failure(StatusCode::BAD_GATEWAY, b"x").code,
-            ExitCode::DaemonUnreachable
+            client.failure(StatusCode::BAD_GATEWAY, b"x").kind,
+            ErrorKind::DaemonUnreachable
         );
     }
 }

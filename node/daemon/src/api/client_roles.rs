@@ -9,7 +9,7 @@ use std::path::Path;
 
 use rustls::pki_types::CertificateDer;
 use sha2::{Digest, Sha256};
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use webpki::EndEntityCert;
 
 use super::grant::{Grant, Granted, lines, read_file, unusable};
@@ -120,7 +120,7 @@ impl ClientRoles {
     ///
     /// # Errors
     /// `config-invalid`: others can write it, or a line is not such.
-    pub fn read(path: &Path) -> Result<ClientRoles, Failure> {
+    pub fn read(path: &Path) -> Result<ClientRoles, Error> {
         let text = read_file(path, WHAT, 0o022)?;
         ClientRoles::parse(&text).map_err(|why| unusable(path, WHAT, &why))
     }

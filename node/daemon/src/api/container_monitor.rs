@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use thaw_sandbox::agent_client::{AgentClient, Output};
 use thaw_sandbox::container::Running;
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::sandbox::{READY_LIMIT, Sandbox};
 use tokio::sync::watch;
@@ -43,10 +43,10 @@ impl ContainerMonitor {
         sandbox: &Sandbox,
         running: Running,
         agent: Option<AgentClient>,
-    ) -> Result<ContainerMonitor, Failure> {
+    ) -> Result<ContainerMonitor, Error> {
         let (directory, vsock, end) = (sandbox.directory(), sandbox.vsock(), sandbox.wait_end());
         let journal = Journal::open(&directory)
-            .map_err(|e| Failure::system(format!("cannot keep output in {}", directory.display()), &e))?;
+            .map_err(|e| Error::system(format!("cannot keep output in {}", directory.display()), &e))?;
         let journal = Arc::new(journal);
         let (tell, exit) = watch::channel(None);
         let kept = journal.clone();
@@ -65,7 +65,7 @@ impl ContainerMonitor {
     }
 
     /// Monitors the container that a thawed or adopted sandbox has, over a new connection.
-    pub fn resume(sandbox: &Sandbox) -> Result<ContainerMonitor, Failure> {
+    pub fn resume(sandbox: &Sandbox) -> Result<ContainerMonitor, Error> {
         ContainerMonitor::start(sandbox, Running::read(&sandbox.directory())?, None)
     }
 }
@@ -97,7 +97,7 @@ async fn monitor(
 }
 
 /// Writes the output of a process to the journal until it ends, and returns its exit status.
-async fn keep(process: &dyn Process, tty: bool, journal: &Arc<Journal>) -> Result<i32, Failure> {
+async fn keep(process: &dyn Process, tty: bool, journal: &Arc<Journal>) -> Result<i32, Error> {
     let stderr = async {
         // With a terminal both are one stream.
         if !tty {

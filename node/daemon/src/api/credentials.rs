@@ -14,7 +14,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ServerConfig, WebPkiClientVerifier};
 use thaw_sandbox::config::api::ApiConfig;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
@@ -77,12 +77,12 @@ impl Credentials {
     ///
     /// # Errors
     /// `config-invalid`: one of them is missing, or cannot be used.
-    pub fn read(config: &ApiConfig) -> Result<Credentials, Failure> {
+    pub fn read(config: &ApiConfig) -> Result<Credentials, Error> {
         Credentials::read_by(config, Box::new(SystemTime::now))
     }
 
     /// The same with another clock.
-    pub(super) fn read_by(config: &ApiConfig, clock: Clock) -> Result<Credentials, Failure> {
+    pub(super) fn read_by(config: &ApiConfig, clock: Clock) -> Result<Credentials, Error> {
         let in_force = InForce::read(config)?;
         in_force.warn_of_administrators(config);
         Ok(Credentials {
@@ -98,7 +98,7 @@ impl Credentials {
     ///
     /// # Errors
     /// As [`Credentials::read`]; nothing has changed then.
-    pub fn reload(&self) -> Result<(), Failure> {
+    pub fn reload(&self) -> Result<(), Error> {
         let read = InForce::read(&self.config)?;
         read.warn_of_administrators(&self.config);
         *self.in_force.write().unwrap_or_else(PoisonError::into_inner) = read;
@@ -159,7 +159,7 @@ impl Credentials {
 }
 
 impl InForce {
-    fn read(config: &ApiConfig) -> Result<InForce, Failure> {
+    fn read(config: &ApiConfig) -> Result<InForce, Error> {
         let tls = match (&config.certificate, &config.key) {
             (Some(certificate), Some(key)) => Some(acceptor(config, certificate, key)?),
             _ => None,
@@ -197,10 +197,10 @@ impl InForce {
     }
 }
 
-fn acceptor(config: &ApiConfig, certificate: &Path, key: &Path) -> Result<TlsAcceptor, Failure> {
+fn acceptor(config: &ApiConfig, certificate: &Path, key: &Path) -> Result<TlsAcceptor, Error> {
     let unusable = |path: &Path, why: &dyn std::fmt::Display| {
         let what = format!("[api]: {} cannot be used: {why}", path.display());
-        Failure::new(ExitCode::ConfigInvalid, what)
+        Error::new(ErrorKind::ConfigInvalid, what)
     };
     let chain = |path: &Path| {
         let chain = CertificateDer::pem_file_iter(path).map_err(|e| unusable(path, &e))?;

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use thaw_protocol::api::Sandbox as Described;
 use thaw_sandbox::config::SandboxConfig;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::sandbox::{Node, Sandbox, Tenants};
 use thaw_sandbox::state::failed::Retention;
 use tokio::sync::{Notify, watch};
@@ -88,10 +88,10 @@ impl Daemon {
     ///
     /// # Errors
     /// The data directory cannot be written, or the configuration of spans is invalid.
-    pub async fn start(tenants: Tenants) -> Result<Arc<Daemon>, Failure> {
+    pub async fn start(tenants: Tenants) -> Result<Arc<Daemon>, Error> {
         let node = tenants.shared().clone();
         let file = node.paths.data.join(VERSIONS);
-        let fail = |e: io::Error| Failure::system(format!("cannot write {}", file.display()), &e);
+        let fail = |e: io::Error| Error::system(format!("cannot write {}", file.display()), &e);
         let kept = Kept {
             run: Some(node.run.clone()),
             retention: Retention::of(&node.images.config.sandbox),
@@ -229,7 +229,7 @@ impl Daemon {
     }
 
     /// The id of the sandbox with this id or name.
-    fn id(&self, wanted: &Wanted) -> Result<String, Failure> {
+    fn id(&self, wanted: &Wanted) -> Result<String, Error> {
         let found = self
             .cache
             .find(wanted)
@@ -237,7 +237,7 @@ impl Daemon {
         Ok(found.id.clone())
     }
 
-    fn find(&self, id: &str) -> Result<(Arc<dyn Machine>, OneAtATime), Failure> {
+    fn find(&self, id: &str) -> Result<(Arc<dyn Machine>, OneAtATime), Error> {
         let found = self
             .table()
             .get(id)
@@ -246,11 +246,11 @@ impl Daemon {
     }
 
     /// The error for a sandbox without a machine: it failed, or never existed.
-    fn absent(&self, id: &str) -> Failure {
+    fn absent(&self, id: &str) -> Error {
         match self.cache.get(id).and_then(|shown| shown.failure.clone()) {
             Some(failure) => {
                 let what = format!("sandbox {id} has failed: {}", failure.message);
-                Failure::new(ExitCode::SandboxNotFound, what).remedy("see `thaw ps -a`; `thaw rm` removes it")
+                Error::new(ErrorKind::SandboxNotFound, what).remedy("see `thaw ps -a`; `thaw rm` removes it")
             }
             None => no_such_sandbox(id),
         }
@@ -262,9 +262,9 @@ impl Daemon {
 }
 
 /// The error for a sandbox that does not exist.
-pub fn no_such_sandbox(wanted: &str) -> Failure {
-    Failure::new(
-        ExitCode::SandboxNotFound,
+pub fn no_such_sandbox(wanted: &str) -> Error {
+    Error::new(
+        ErrorKind::SandboxNotFound,
         format!("no running sandbox is {wanted}"),
     )
 }

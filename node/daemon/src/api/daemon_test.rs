@@ -88,8 +88,8 @@ async fn the_cache_follows_what_happens_to_a_sandbox() {
     };
     assert_eq!(fake.living(), 0);
     assert_eq!(
-        daemon.delete(&on_node("web")).await.unwrap_err().code,
-        ExitCode::SandboxNotFound
+        daemon.delete(&on_node("web")).await.unwrap_err().kind,
+        ErrorKind::SandboxNotFound
     );
 }
 
@@ -137,7 +137,7 @@ async fn sandbox_without_an_owner_is_ended_by_its_id() {
     let (_fake, daemon) = Fake::daemon(true);
     daemon.delete(&on_node(UNOWNED)).await.unwrap();
     let unknown = daemon.delete(&on_node("unknown")).await.unwrap_err();
-    assert_eq!(unknown.code, ExitCode::SandboxNotFound);
+    assert_eq!(unknown.kind, ErrorKind::SandboxNotFound);
 }
 
 /// The watchdog's period in tests.

@@ -22,7 +22,7 @@ struct Served {
     id: String,
     root: tempfile::TempDir,
     stop: oneshot::Sender<()>,
-    served: tokio::task::JoinHandle<Result<(), thaw_sandbox::exit::Failure>>,
+    served: tokio::task::JoinHandle<Result<(), thaw_sandbox::error::Error>>,
 }
 
 impl Served {

@@ -13,7 +13,7 @@ use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
     Account, CreateSandbox, Image, ImageDetail, PullImage, RateLimits, Template, ThawSandbox,
 };
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::sandbox::NetworkSource;
 use thaw_sandbox::snapshot::Scratch;
 use thaw_sandbox::state::{Behalf, Record};
@@ -30,15 +30,15 @@ mod tenants;
 #[async_trait]
 pub trait Catalog: std::fmt::Debug + Send + Sync {
     /// The images that a caller pulled, without those that were assembled for snapshots.
-    async fn images(&self) -> Result<Vec<Image>, Failure>;
+    async fn images(&self) -> Result<Vec<Image>, Error>;
     /// An image by reference, digest, or the beginning of a digest.
-    async fn image(&self, wanted: String) -> Result<ImageDetail, Failure>;
+    async fn image(&self, wanted: String) -> Result<ImageDetail, Error>;
     /// Pulls an image. If the future is dropped, the pull stops; what was fetched stays.
-    async fn pull(&self, request: PullImage) -> Result<Image, Failure>;
-    async fn remove_image(&self, wanted: String) -> Result<(), Failure>;
-    async fn templates(&self) -> Result<Vec<Template>, Failure>;
+    async fn pull(&self, request: PullImage) -> Result<Image, Error>;
+    async fn remove_image(&self, wanted: String) -> Result<(), Error>;
+    async fn templates(&self) -> Result<Vec<Template>, Error>;
     /// Removes a template by its key, or the beginning of its key.
-    async fn remove_template(&self, wanted: String) -> Result<(), Failure>;
+    async fn remove_template(&self, wanted: String) -> Result<(), Error>;
 }
 
 /// A directory for one snapshot, which is removed when this is dropped.

@@ -3,7 +3,7 @@
 use async_trait::async_trait;
 use thaw_protocol::agent::files::{ReadFileRequest, WriteFileRequest};
 use thaw_sandbox::agent_client::AgentClient;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use ttrpc::Code;
 
 use super::problem::{ApiCode, Refusal};
@@ -103,14 +103,14 @@ impl Files for GuestFiles {
 fn refusal(error: ttrpc::Error) -> Refusal {
     let ttrpc::Error::RpcStatus(status) = &error else {
         let what = format!("the guest's agent does not answer: {error}");
-        return Failure::new(ExitCode::AgentFailed, what).into();
+        return Error::new(ErrorKind::AgentFailed, what).into();
     };
     let code = match status.code() {
         Code::NOT_FOUND => ApiCode::NoFile,
         Code::INVALID_ARGUMENT => ApiCode::NotAFile,
         Code::FAILED_PRECONDITION => ApiCode::FileRefused,
         Code::RESOURCE_EXHAUSTED => ApiCode::NoRoom,
-        _ => return Failure::new(ExitCode::AgentFailed, status.message()).into(),
+        _ => return Error::new(ErrorKind::AgentFailed, status.message()).into(),
     };
     Refusal::new(code, status.message())
 }
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(code(Code::RESOURCE_EXHAUSTED), Some(ApiCode::NoRoom));
         assert_eq!(code(Code::INTERNAL), None);
         assert!(
-            matches!(refusal(ttrpc::Error::LocalClosed), Refusal::Failure(f) if f.code == ExitCode::AgentFailed)
+            matches!(refusal(ttrpc::Error::LocalClosed), Refusal::Failure(f) if f.kind == ErrorKind::AgentFailed)
         );
     }
 }

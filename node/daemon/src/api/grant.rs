@@ -10,7 +10,7 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::tenant::Tenant;
 
 /// Bytes of a file that is read.
@@ -206,7 +206,7 @@ fn once<T>(into: &mut Option<T>, key: &str, value: T) -> Result<(), String> {
 ///
 /// # Errors
 /// `config-invalid`: it cannot be read, is too large, or others have a right to it.
-pub fn read_file(path: &Path, what: &str, refused: u32) -> Result<String, Failure> {
+pub fn read_file(path: &Path, what: &str, refused: u32) -> Result<String, Error> {
     let invalid = |why: String| unusable(path, what, &why);
     let file = std::fs::File::open(path).map_err(|e| invalid(e.to_string()))?;
     let metadata = file.metadata().map_err(|e| invalid(e.to_string()))?;
@@ -224,9 +224,9 @@ pub fn read_file(path: &Path, what: &str, refused: u32) -> Result<String, Failur
 }
 
 /// A file that says who may ask cannot be used.
-pub fn unusable(path: &Path, what: &str, why: &str) -> Failure {
+pub fn unusable(path: &Path, what: &str, why: &str) -> Error {
     let what = format!("the {what} in {} cannot be used: {why}", path.display());
-    Failure::new(ExitCode::ConfigInvalid, what)
+    Error::new(ErrorKind::ConfigInvalid, what)
 }
 
 /// The lines of such a file that say something, with their numbers: `#` begins a comment.

@@ -14,7 +14,7 @@ use thaw_protocol::api::{
 };
 use thaw_protocol::control::DeviceId;
 use thaw_sandbox::container::Options;
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::state::{HostDisk, Record};
 
@@ -52,32 +52,32 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     }
     /// Why it ended, which it has, and what was last seen of it.
     async fn failure(&self) -> SandboxFailure;
-    async fn pause(&self) -> Result<(), Failure>;
-    async fn resume(&self) -> Result<(), Failure>;
-    async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Failure>;
+    async fn pause(&self) -> Result<(), Error>;
+    async fn resume(&self) -> Result<(), Error>;
+    async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Error>;
     /// What its container's process wrote, where thawd attends that.
     fn journal(&self) -> Option<Arc<Journal>>;
     /// Waits for the end of its container's process: what it ended with. It may wait longer than the machine is held, and does
     /// so for ever where nobody here attends that.
     fn exit(&self) -> BoxFuture<'static, i32>;
     /// Shows it an image of the store, by its manifest's digest; its directory in the root device.
-    async fn show(&self, digest: &str) -> Result<String, Failure>;
+    async fn show(&self, digest: &str) -> Result<String, Error>;
     /// Shares files of this host with it, by this name: those its client sees.
-    async fn add_share(&self, name: String, source: Source) -> Result<(), Failure>;
+    async fn add_share(&self, name: String, source: Source) -> Result<(), Error>;
     /// Takes a share away.
-    async fn remove_share(&self, name: String) -> Result<(), Failure>;
+    async fn remove_share(&self, name: String) -> Result<(), Error>;
     /// Gives it a block device of this host; the slot of its machine.
-    async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Failure>;
+    async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Error>;
     /// Takes it away.
-    async fn remove_disk(&self, slot: DeviceId) -> Result<(), Failure>;
+    async fn remove_disk(&self, slot: DeviceId) -> Result<(), Error>;
     /// Starts a process in its container.
-    async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure>;
+    async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Error>;
     /// The files of its container.
-    async fn files(&self) -> Result<Arc<dyn Files>, Failure>;
+    async fn files(&self) -> Result<Arc<dyn Files>, Error>;
     /// Says where it may connect to, from now on: its network as it is then.
-    async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure>;
+    async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Error>;
     /// Says how much its disks and its network may do, from now on; what they may then.
-    async fn set_rate_limits(&self, change: RateLimits) -> Result<RateLimits, Failure>;
+    async fn set_rate_limits(&self, change: RateLimits) -> Result<RateLimits, Error>;
     /// Ends it; who holds it removes it.
     fn kill(&self);
     /// Ends it and removes all it has.

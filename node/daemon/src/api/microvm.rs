@@ -13,7 +13,7 @@ use thaw_protocol::api::{
 use thaw_protocol::control::{DeviceId, MachineState};
 use thaw_sandbox::agent_client::AgentClient;
 use thaw_sandbox::container::{self, Options, Running, ready};
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::sandbox::{FreezeOptions, Node, READY_LIMIT, Sandbox, usage};
 use thaw_sandbox::state::{HostDisk, Record};
@@ -141,15 +141,15 @@ impl Machine for Microvm {
         self.sandbox.failure().await
     }
 
-    async fn pause(&self) -> Result<(), Failure> {
+    async fn pause(&self) -> Result<(), Error> {
         self.sandbox.pause().await
     }
 
-    async fn resume(&self) -> Result<(), Failure> {
+    async fn resume(&self) -> Result<(), Error> {
         self.sandbox.resume().await
     }
 
-    async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Failure> {
+    async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Error> {
         let options = FreezeOptions {
             delta: request.delta,
             stop: request.stop,
@@ -165,11 +165,11 @@ impl Machine for Microvm {
         })
     }
 
-    async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure> {
+    async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Error> {
         self.sandbox.set_network_policy(policy).await
     }
 
-    async fn set_rate_limits(&self, change: RateLimits) -> Result<RateLimits, Failure> {
+    async fn set_rate_limits(&self, change: RateLimits) -> Result<RateLimits, Error> {
         self.sandbox.set_rate_limits(change).await
     }
 
@@ -190,27 +190,27 @@ impl Machine for Microvm {
         })
     }
 
-    async fn show(&self, digest: &str) -> Result<String, Failure> {
+    async fn show(&self, digest: &str) -> Result<String, Error> {
         self.sandbox.show(&self.node, digest).await
     }
 
-    async fn add_share(&self, name: String, source: Source) -> Result<(), Failure> {
+    async fn add_share(&self, name: String, source: Source) -> Result<(), Error> {
         self.sandbox.add_share(name, source).await
     }
 
-    async fn remove_share(&self, name: String) -> Result<(), Failure> {
+    async fn remove_share(&self, name: String) -> Result<(), Error> {
         self.sandbox.remove_share(name).await
     }
 
-    async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Failure> {
+    async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Error> {
         self.sandbox.add_disk(disk).await
     }
 
-    async fn remove_disk(&self, slot: DeviceId) -> Result<(), Failure> {
+    async fn remove_disk(&self, slot: DeviceId) -> Result<(), Error> {
         self.sandbox.remove_disk(slot).await
     }
 
-    async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure> {
+    async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Error> {
         let running = Running::read(&self.sandbox.directory())?;
         let agent = AgentClient::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
         let started = container::exec(&agent, &running, &options);
@@ -221,13 +221,13 @@ impl Machine for Microvm {
                     "the guest's agent did not answer within {} s",
                     READY_LIMIT.as_secs()
                 );
-                return Err(Failure::new(ExitCode::AgentFailed, what));
+                return Err(Error::new(ErrorKind::AgentFailed, what));
             }
         };
         Ok(Arc::new(GuestProcess { agent, id }))
     }
 
-    async fn files(&self) -> Result<Arc<dyn Files>, Failure> {
+    async fn files(&self) -> Result<Arc<dyn Files>, Error> {
         let container = Running::read(&self.sandbox.directory())?.container_id;
         let agent = AgentClient::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
         Ok(Arc::new(GuestFiles { agent, container }))

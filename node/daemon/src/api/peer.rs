@@ -5,7 +5,7 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use rustix::net::sockopt::socket_peercred;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::tenant::Tenant;
 
 use super::grant::{Grant, Role};
@@ -121,7 +121,7 @@ impl Access {
     }
 
     /// For a group by its name or number.
-    pub fn for_group(group: &str) -> Result<Access, Failure> {
+    pub fn for_group(group: &str) -> Result<Access, Error> {
         let groups = std::fs::read(Path::new("/etc/group")).unwrap_or_default();
         let group = group
             .parse()
@@ -129,7 +129,7 @@ impl Access {
             .or_else(|| number_of(group, &String::from_utf8_lossy(&groups)));
         match group {
             Some(_) => Ok(Access { group }),
-            None => Err(Failure::new(ExitCode::Runtime, "there is no such group").remedy("see /etc/group")),
+            None => Err(Error::new(ErrorKind::Runtime, "there is no such group").remedy("see /etc/group")),
         }
     }
 }

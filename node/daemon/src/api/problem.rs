@@ -1,6 +1,6 @@
 //! Whatever goes wrong is answered by a problem document (RFC 9457): one code, one status each.
 //!
-//! Codes are the CLI's ([`ExitCode`]), and [`ApiCode`] for what only HTTP can get wrong. Invariant: no answer with an error
+//! Codes are the slugs of [`ErrorKind`], and of [`ApiCode`] for what only HTTP can get wrong. Invariant: no answer with an error
 //! status leaves the router without such a document; [`say`] writes it, so it knows the path that was asked for.
 
 use axum::extract::Request;
@@ -8,9 +8,10 @@ use axum::http::{HeaderValue, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use thaw_protocol::api::{PROBLEM_TYPE, PROBLEM_URN, Problem};
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 
 use super::watch::Gone;
+use crate::exit::{Exit, exit, line};
 
 /// Seconds after which who was turned away may ask again.
 pub const RETRY_AFTER_S: u64 = 1;
@@ -72,7 +73,7 @@ api_codes! {
 #[derive(Debug)]
 pub enum Refusal {
     /// What the CLI would say too.
-    Failure(Failure),
+    Failure(Error),
     /// What only a request can get wrong, and what it was.
     Api(ApiCode, String),
 }
@@ -86,7 +87,7 @@ impl Refusal {
     /// Its stable name.
     pub fn slug(&self) -> &'static str {
         match self {
-            Refusal::Failure(failure) => failure.code.slug(),
+            Refusal::Failure(failure) => failure.kind.slug(),
             Refusal::Api(code, _) => code.slug(),
         }
     }
@@ -95,7 +96,7 @@ impl Refusal {
         let (code, title, detail, remedy, status, exit, context) = match self {
             Refusal::Api(code, detail) => {
                 let remedy = code.remedy().to_owned();
-                let exit = ExitCode::Runtime.number();
+                let exit = exit(ErrorKind::Runtime).number;
                 (
                     code.slug(),
                     code.title(),
@@ -107,16 +108,19 @@ impl Refusal {
                 )
             }
             Refusal::Failure(failure) => {
-                let code = failure.code;
-                let remedy = failure.remedy.unwrap_or_else(|| code.remedy().to_owned());
-                let (status, exit) = (status(code), code.number());
-                (
-                    code.slug(),
-                    code.meaning(),
-                    failure.what,
+                let kind = failure.kind;
+                let Exit {
+                    number,
+                    meaning,
                     remedy,
-                    status,
-                    exit,
+                } = exit(kind);
+                (
+                    kind.slug(),
+                    meaning,
+                    failure.what,
+                    failure.remedy.unwrap_or_else(|| remedy.to_owned()),
+                    status(kind),
+                    number,
                     failure.context,
                 )
             }
@@ -146,14 +150,14 @@ impl Refusal {
 impl std::fmt::Display for Refusal {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
-            Refusal::Failure(failure) => failure.fmt(f),
+            Refusal::Failure(failure) => f.write_str(&line(failure)),
             Refusal::Api(code, detail) => write!(f, "{}: {detail}", code.title()),
         }
     }
 }
 
-impl From<Failure> for Refusal {
-    fn from(failure: Failure) -> Refusal {
+impl From<Error> for Refusal {
+    fn from(failure: Error) -> Refusal {
         Refusal::Failure(failure)
     }
 }
@@ -164,10 +168,10 @@ impl From<Gone> for Refusal {
     }
 }
 
-/// The status of what the CLI would exit with.
-fn status(code: ExitCode) -> StatusCode {
-    use ExitCode as E;
-    match code {
+/// The status of each kind of error.
+fn status(kind: ErrorKind) -> StatusCode {
+    use ErrorKind as E;
+    match kind {
         E::SandboxNotFound | E::ImageNotFound | E::ImageNotStored | E::SnapshotNotFound => {
             StatusCode::NOT_FOUND
         }

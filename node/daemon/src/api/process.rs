@@ -2,7 +2,7 @@
 
 use async_trait::async_trait;
 use thaw_sandbox::agent_client::{AgentClient, Output, ProcessId};
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 
 /// A process that was started.
 #[async_trait]
@@ -10,13 +10,13 @@ pub trait Process: std::fmt::Debug + Send + Sync {
     /// What it wrote, as soon as there is any; none at the end.
     async fn read(&self, output: Output) -> Option<Vec<u8>>;
     /// Returns when all of it is in the process's pipe or terminal.
-    async fn write(&self, data: Vec<u8>) -> Result<(), Failure>;
+    async fn write(&self, data: Vec<u8>) -> Result<(), Error>;
     /// Ends its input.
     async fn close_stdin(&self);
     async fn resize(&self, rows: u16, columns: u16);
     async fn signal(&self, number: u8);
     /// Its exit code, or 128 and the signal's number.
-    async fn wait(&self) -> Result<i32, Failure>;
+    async fn wait(&self) -> Result<i32, Error>;
 }
 
 /// A process behind the guest's agent.
@@ -32,9 +32,9 @@ impl Process for GuestProcess {
         self.agent.read(&self.id, output).await
     }
 
-    async fn write(&self, data: Vec<u8>) -> Result<(), Failure> {
+    async fn write(&self, data: Vec<u8>) -> Result<(), Error> {
         let written = self.agent.write_stdin(&self.id, data).await;
-        written.map_err(|e| Failure::new(ExitCode::AgentFailed, format!("cannot write to its input: {e}")))
+        written.map_err(|e| Error::new(ErrorKind::AgentFailed, format!("cannot write to its input: {e}")))
     }
 
     async fn close_stdin(&self) {
@@ -55,8 +55,8 @@ impl Process for GuestProcess {
         }
     }
 
-    async fn wait(&self) -> Result<i32, Failure> {
+    async fn wait(&self) -> Result<i32, Error> {
         let status = self.agent.wait(&self.id).await;
-        status.map_err(|e| Failure::new(ExitCode::GuestEnded, format!("lost the guest: {e}")))
+        status.map_err(|e| Error::new(ErrorKind::GuestEnded, format!("lost the guest: {e}")))
     }
 }

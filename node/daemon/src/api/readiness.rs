@@ -6,7 +6,7 @@ use futures_util::future::BoxFuture;
 use thaw_protocol::api::{Account, Readiness, ReadinessProbe};
 use thaw_sandbox::agent_client::{AgentClient, OUTPUT_LINGERS};
 use thaw_sandbox::container::ready::{self, Unready};
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::sandbox::Sandbox;
 use thaw_sandbox::trace::Trace;
@@ -19,7 +19,7 @@ const TAIL: u64 = 8 << 10;
 const LONGEST_LINE: usize = 200;
 
 /// Waits until a container is ready, and returns where the time went.
-pub struct ReadinessWait(pub BoxFuture<'static, Result<Account, Failure>>);
+pub struct ReadinessWait(pub BoxFuture<'static, Result<Account, Error>>);
 
 impl std::fmt::Debug for ReadinessWait {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -44,7 +44,7 @@ impl ReadinessWait {
                 let _stage = trace.stage("ready");
                 tokio::select! {
                     waited = ready::wait(&agent, &container, &probe) => waited?,
-                    reason = end => return Err(Failure::new(ExitCode::GuestEnded, reason)),
+                    reason = end => return Err(Error::new(ErrorKind::GuestEnded, reason)),
                 }
             };
             if let Err(unready) = waited {
@@ -61,9 +61,9 @@ impl ReadinessWait {
 }
 
 /// Adds the last lines that the container wrote to a failure.
-async fn with_output(failure: Failure, journal: Arc<Journal>) -> Failure {
+async fn with_output(failure: Error, journal: Arc<Journal>) -> Error {
     let lines = tokio::task::spawn_blocking(move || last_lines(&journal)).await;
-    Failure {
+    Error {
         context: lines.unwrap_or_default(),
         ..failure
     }

@@ -13,7 +13,7 @@ use axum::response::Response;
 use axum::routing::get;
 use axum::{Extension, Router};
 use thaw_sandbox::config::api::MetricsConfig;
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use tokio::sync::{Semaphore, watch};
 
 use super::daemon::Daemon;
@@ -41,13 +41,13 @@ impl Scrape {
     ///
     /// # Errors
     /// thawd cannot listen at this address.
-    pub async fn open(config: &MetricsConfig) -> Result<Option<Scrape>, Failure> {
+    pub async fn open(config: &MetricsConfig) -> Result<Option<Scrape>, Error> {
         let Some(address) = config.listen else {
             return Ok(None);
         };
         let listener = Listener::open(address).await;
         let listener =
-            listener.map_err(|e| Failure::system(format!("[metrics]: cannot listen at {address}"), &e))?;
+            listener.map_err(|e| Error::system(format!("[metrics]: cannot listen at {address}"), &e))?;
         Ok(Some(Scrape { listener }))
     }
 

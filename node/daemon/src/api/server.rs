@@ -14,7 +14,7 @@ use axum::Router;
 use rustix::net::SocketType;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::vmm;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::sandbox::{Node, Sandbox};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
@@ -56,10 +56,10 @@ pub async fn serve(
     tcp: OverTcp,
     listens: impl FnOnce(),
     end: impl Future<Output = ()>,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     if vmm::is_served(socket) {
         let what = format!("another thawd serves {}", socket.display());
-        return Err(Failure::new(ExitCode::Runtime, what).remedy("stop it first, or set THAW_RUN"));
+        return Err(Error::new(ErrorKind::Runtime, what).remedy("stop it first, or set THAW_RUN"));
     }
     if std::fs::remove_file(socket).is_ok() {
         reach(Failpoint::ServeOldRemoved);
@@ -75,8 +75,8 @@ pub async fn serve(
     Ok(())
 }
 
-fn listen(socket: &Path, access: Access) -> Result<UnixListener, Failure> {
-    let fail = |e: std::io::Error| Failure::system(format!("cannot listen at {}", socket.display()), &e);
+fn listen(socket: &Path, access: Access) -> Result<UnixListener, Error> {
+    let fail = |e: std::io::Error| Error::system(format!("cannot listen at {}", socket.display()), &e);
     let listener = std::os::unix::net::UnixListener::from(vmm::listen(socket, SocketType::STREAM)?);
     reach(Failpoint::ServeBound);
     // Before the first accept. A caller that connected earlier is authenticated like any other.
@@ -191,7 +191,7 @@ pub struct OwnerService {
 
 impl OwnerService {
     /// Serves `sandbox` at `owner.sock` in its directory, to this user alone. Call it within a tokio runtime.
-    pub fn start(node: Node, sandbox: Arc<Sandbox>) -> Result<OwnerService, Failure> {
+    pub fn start(node: Node, sandbox: Arc<Sandbox>) -> Result<OwnerService, Error> {
         let access = Access::default();
         let listener = listen(&thaw_sandbox::state::owner_socket(&sandbox.directory()), access)?;
         let daemon = Daemon::of_one(node, sandbox);

@@ -15,7 +15,7 @@ fn start(
     socket: &Path,
 ) -> (
     tokio::sync::oneshot::Sender<()>,
-    tokio::task::JoinHandle<Result<(), Failure>>,
+    tokio::task::JoinHandle<Result<(), Error>>,
 ) {
     let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
     let at = socket.to_owned();
@@ -75,7 +75,7 @@ async fn both_ends_agree_over_a_socket() {
             .await
             .map(drop),
     ] {
-        assert_eq!(not_found.unwrap_err().code, ExitCode::SandboxNotFound);
+        assert_eq!(not_found.unwrap_err().kind, ErrorKind::SandboxNotFound);
     }
     let nowhere = ThawSandbox {
         directory: path("s"),
@@ -90,18 +90,18 @@ async fn both_ends_agree_over_a_socket() {
         timeout_s: None,
     };
     assert_eq!(
-        client.thaw(&nowhere).await.unwrap_err().code,
-        ExitCode::SnapshotNotFound
+        client.thaw(&nowhere).await.unwrap_err().kind,
+        ErrorKind::SnapshotNotFound
     );
     let mut tiny = request("x");
     tiny.memory_mib = 1;
     assert_eq!(
-        client.create(&tiny).await.unwrap_err().code,
-        ExitCode::MemoryTooSmall
+        client.create(&tiny).await.unwrap_err().kind,
+        ErrorKind::MemoryTooSmall
     );
     let mut odd = request("x");
     odd.pull = "perhaps".into();
-    assert_eq!(client.create(&odd).await.unwrap_err().code, ExitCode::Runtime);
+    assert_eq!(client.create(&odd).await.unwrap_err().kind, ErrorKind::Runtime);
     stop.send(()).unwrap();
     served.await.unwrap().unwrap();
     assert!(!socket.exists());

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use thaw_sandbox::agent_client::{OUTPUT_LINGERS, Output};
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use tokio::sync::{mpsc, watch};
 
 use super::process::Process;
@@ -24,7 +24,7 @@ const PARTING: Duration = Duration::from_secs(15);
 pub enum Said {
     Wrote(Output, Vec<u8>),
     /// The last.
-    Ended(Result<i32, Failure>),
+    Ended(Result<i32, Error>),
 }
 
 /// A process and who attends it. Dropped, the process is hung up on.

@@ -12,7 +12,7 @@ use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use thaw_sandbox::config::api::ApiConfig;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
@@ -43,7 +43,7 @@ impl Tcp {
     ///
     /// # Errors
     /// `config-invalid`: the configuration is incomplete, or a file it names cannot be used.
-    pub async fn open(config: &ApiConfig) -> Result<Option<Tcp>, Failure> {
+    pub async fn open(config: &ApiConfig) -> Result<Option<Tcp>, Error> {
         let Some(address) = config.listen else {
             return match *config == ApiConfig::default() {
                 true => Ok(None),
@@ -72,7 +72,7 @@ impl Tcp {
         }
         let credentials = Arc::new(Credentials::read(config)?);
         let listener = Listener::open(address).await;
-        let listener = listener.map_err(|e| Failure::system(format!("cannot listen at {address}"), &e))?;
+        let listener = listener.map_err(|e| Error::system(format!("cannot listen at {address}"), &e))?;
         Ok(Some(Tcp {
             listener,
             credentials,
@@ -113,8 +113,8 @@ impl Tcp {
     }
 }
 
-fn invalid(why: &str) -> Failure {
-    Failure::new(ExitCode::ConfigInvalid, format!("[api]: {why}"))
+fn invalid(why: &str) -> Error {
+    Error::new(ErrorKind::ConfigInvalid, format!("[api]: {why}"))
 }
 
 async fn serve_tcp(

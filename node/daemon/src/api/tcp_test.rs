@@ -347,7 +347,7 @@ async fn half_of_a_configuration_is_refused() {
             Err(failure) => failure,
             Ok(_) => panic!("{why}"),
         };
-        assert_eq!(failure.code, ExitCode::ConfigInvalid);
+        assert_eq!(failure.kind, ErrorKind::ConfigInvalid);
         assert!(failure.to_string().contains(why), "{why}: {failure}");
         assert!(!failure.to_string().contains(TOKEN));
     }

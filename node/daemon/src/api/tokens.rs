@@ -8,7 +8,7 @@ use std::time::SystemTime;
 
 use axum::http::{HeaderMap, header};
 use ring::hmac;
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 
 use super::grant::{Expiry, Grant, Granted, lines, read_file, unusable};
 use super::peer::{Admission, Peer};
@@ -51,7 +51,7 @@ impl Tokens {
     ///
     /// # Errors
     /// `config-invalid`: others can read it, or a line is not such; no token is in the message.
-    pub fn read(path: &Path) -> Result<Tokens, Failure> {
+    pub fn read(path: &Path) -> Result<Tokens, Error> {
         let text = read_file(path, WHAT, 0o077)?;
         Tokens::parse(&text).map_err(|why| unusable(path, WHAT, &why))
     }
@@ -126,7 +126,7 @@ impl Tokens {
 
 #[cfg(test)]
 mod tests {
-    use thaw_sandbox::exit::ExitCode;
+    use thaw_sandbox::error::ErrorKind;
 
     use super::*;
     use crate::api::grant::Role;
@@ -254,8 +254,8 @@ mod tests {
         assert!(Tokens::read(file.path()).is_ok());
         std::fs::set_permissions(file.path(), PermissionsExt::from_mode(0o640)).unwrap();
         assert_eq!(
-            Tokens::read(file.path()).unwrap_err().code,
-            ExitCode::ConfigInvalid
+            Tokens::read(file.path()).unwrap_err().kind,
+            ErrorKind::ConfigInvalid
         );
         assert!(Tokens::read(Path::new("/nowhere")).is_err());
     }

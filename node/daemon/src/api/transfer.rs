@@ -12,7 +12,7 @@ use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use serde::Deserialize;
 use thaw_protocol::api::{FILE_MODE, MAX_FILE, Problem};
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::id::new_id;
 use utoipa::IntoParams;
 
@@ -163,7 +163,7 @@ pub async fn write(
     if content_length(&request).is_some_and(|length| length > MAX_FILE) {
         return Err(too_large());
     }
-    let name = new_id().map_err(|e| Failure::system("cannot read random bytes", &e))?;
+    let name = new_id().map_err(|e| Error::system("cannot read random bytes", &e))?;
     let mut writing = Writing {
         files: daemon.running(&wanted)?.files().await?,
         upload: Upload {

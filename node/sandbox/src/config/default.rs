@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{Config, default_path};
-use crate::exit::Failure;
+use crate::error::Error;
 
 /// Every option with its default, each described. Those without one are commented out.
 pub const DEFAULT: &str = include_str!("default.toml");
@@ -12,7 +12,7 @@ pub const DEFAULT: &str = include_str!("default.toml");
 ///
 /// # Errors
 /// `config-invalid`: which file, line and key, and what is wrong.
-pub fn check(file: Option<&Path>) -> Result<String, Failure> {
+pub fn check(file: Option<&Path>) -> Result<String, Error> {
     let named = file.map(Path::to_owned).or_else(super::named);
     if let Some(file) = named {
         Config::at(&file)?;
@@ -39,7 +39,7 @@ mod tests {
         TracingConfig,
     };
     use super::*;
-    use crate::exit::ExitCode;
+    use crate::error::ErrorKind;
 
     /// With the options that have no default turned on.
     fn uncommented() -> String {
@@ -175,21 +175,21 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("thawd.toml");
         let missing = check(Some(&path)).unwrap_err();
-        assert_eq!(missing.code, ExitCode::ConfigInvalid);
+        assert_eq!(missing.kind, ErrorKind::ConfigInvalid);
         assert!(missing.what.contains("not there"), "{missing}");
         std::fs::write(&path, DEFAULT).unwrap();
         assert_eq!(check(Some(&path)).unwrap(), format!("{} is good", path.display()));
         std::fs::write(&path, DEFAULT.replace("makers", "bakers")).unwrap();
         let wrong = check(Some(&path)).unwrap_err();
         let line = DEFAULT.lines().position(|l| l.starts_with("makers")).unwrap() + 1;
-        assert_eq!(wrong.code, ExitCode::ConfigInvalid);
+        assert_eq!(wrong.kind, ErrorKind::ConfigInvalid);
         assert!(
             wrong.what.contains(&format!("line {line}")) && wrong.what.contains("bakers"),
             "{wrong}"
         );
         std::fs::write(&path, "[[fetch.mirrors.\"docker.io\"]]\nurl = \"ftp://mirror\"\n").unwrap();
         let wrong = check(Some(&path)).unwrap_err();
-        assert_eq!(wrong.code, ExitCode::ConfigInvalid);
+        assert_eq!(wrong.kind, ErrorKind::ConfigInvalid);
         assert!(wrong.what.contains("line 2"), "{wrong}");
     }
 }

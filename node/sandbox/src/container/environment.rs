@@ -3,7 +3,7 @@
 use std::ffi::OsString;
 
 use super::Options;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 
 /// What an image without a PATH gets.
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
@@ -31,7 +31,7 @@ pub(super) fn merge(base: &[String], options: &Options) -> Vec<String> {
 }
 
 /// What `-e` was given: `NAME=VALUE`, or `NAME` for the caller's own value, left out where it has none.
-pub fn resolve(given: &[String], own: impl Fn(&str) -> Option<OsString>) -> Result<Vec<String>, Failure> {
+pub fn resolve(given: &[String], own: impl Fn(&str) -> Option<OsString>) -> Result<Vec<String>, Error> {
     let mut env = Vec::new();
     for entry in given {
         match entry.split_once('=') {
@@ -58,8 +58,8 @@ pub fn parse_env_file(text: &str) -> Vec<String> {
         .collect()
 }
 
-fn bad(entry: &str) -> Failure {
-    Failure::new(ExitCode::Runtime, format!("bad environment variable {entry:?}"))
+fn bad(entry: &str) -> Error {
+    Error::new(ErrorKind::Runtime, format!("bad environment variable {entry:?}"))
         .remedy("write NAME=VALUE or NAME")
 }
 

@@ -5,18 +5,18 @@ use thaw_protocol::agent::agent::ExecProcessRequest;
 
 use super::{Options, Running, exec_process};
 use crate::agent_client::{AgentClient, ProcessId};
-use crate::exit::Failure;
+use crate::error::Error;
 use crate::id::new_id;
 
 /// Starts a process: returns when its program is executed.
 ///
 /// # Errors
-/// [`ExitCode::NotFound`](crate::exit::ExitCode::NotFound) and
-/// [`ExitCode::NotExecutable`](crate::exit::ExitCode::NotExecutable) where the command is at fault.
-pub async fn exec(agent: &AgentClient, running: &Running, options: &Options) -> Result<ProcessId, Failure> {
+/// [`ErrorKind::NotFound`](crate::error::ErrorKind::NotFound) and
+/// [`ErrorKind::NotExecutable`](crate::error::ErrorKind::NotExecutable) where the command is at fault.
+pub async fn exec(agent: &AgentClient, running: &Running, options: &Options) -> Result<ProcessId, Error> {
     let process = ProcessId {
         container: running.container_id.clone(),
-        exec: new_id().map_err(|e| Failure::system("cannot read random bytes", &e))?,
+        exec: new_id().map_err(|e| Error::system("cannot read random bytes", &e))?,
     };
     let request = ExecProcessRequest {
         container_id: process.container.clone(),

@@ -12,7 +12,7 @@ use thaw_protocol::agent::{MessageField, layout, oci};
 use thaw_protocol::api::{SeccompProfile, Volume};
 
 use crate::agent_client::ProcessId;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use thaw_records::RecordError;
 
 mod defaults;
@@ -79,21 +79,21 @@ impl Running {
     /// Of the sandbox with this directory.
     ///
     /// # Errors
-    /// [`ExitCode::SandboxNotFound`] while it has no container.
-    pub fn read(directory: &Path) -> Result<Running, Failure> {
+    /// [`ErrorKind::SandboxNotFound`] while it has no container.
+    pub fn read(directory: &Path) -> Result<Running, Error> {
         let path = directory.join(RUNNING_FILE);
         thaw_records::read(&path).map_err(|e| match e {
             RecordError::Missing => {
                 let id = directory.file_name().unwrap_or_default().display();
                 let what = format!("sandbox {id} has no running container yet");
-                Failure::new(ExitCode::SandboxNotFound, what)
+                Error::new(ErrorKind::SandboxNotFound, what)
             }
-            other => Failure::new(ExitCode::Runtime, format!("{}: {other}", path.display())),
+            other => Error::new(ErrorKind::Runtime, format!("{}: {other}", path.display())),
         })
     }
 
     /// Notes it in the directory of its sandbox, whole or not at all.
-    pub fn write(&self, directory: &Path) -> Result<(), Failure> {
+    pub fn write(&self, directory: &Path) -> Result<(), Error> {
         let (new, path) = (
             directory.join(RUNNING_FILE).with_extension("new"),
             directory.join(RUNNING_FILE),
@@ -105,15 +105,15 @@ impl Running {
             reach(Failpoint::ContainerNoted);
             Ok(())
         };
-        write().map_err(|e| Failure::system(format!("cannot write {}", path.display()), &e))
+        write().map_err(|e| Error::system(format!("cannot write {}", path.display()), &e))
     }
 }
 
 /// The container's specification.
 ///
 /// # Errors
-/// [`ExitCode::Runtime`] when neither the image nor the flags name a command.
-pub fn spec(id: &str, image: &ImageConfiguration, options: &Options) -> Result<oci::Spec, Failure> {
+/// [`ErrorKind::Runtime`] when neither the image nor the flags name a command.
+pub fn spec(id: &str, image: &ImageConfiguration, options: &Options) -> Result<oci::Spec, Error> {
     let config = image.config().clone().unwrap_or_default();
     let args = command_line(
         config.entrypoint().clone().unwrap_or_default(),
@@ -208,11 +208,7 @@ fn process(
 }
 
 /// `docker run`: the entry point flag also drops the image's command, whose arguments were meant for another program.
-fn command_line(
-    entrypoint: Vec<String>,
-    cmd: Vec<String>,
-    options: &Options,
-) -> Result<Vec<String>, Failure> {
+fn command_line(entrypoint: Vec<String>, cmd: Vec<String>, options: &Options) -> Result<Vec<String>, Error> {
     let (mut args, cmd) = match &options.entrypoint {
         Some(program) if program.is_empty() => (Vec::new(), Vec::new()),
         Some(program) => (vec![program.clone()], Vec::new()),
@@ -225,10 +221,8 @@ fn command_line(
     });
     match args.first() {
         Some(program) if !program.is_empty() => Ok(args),
-        _ => Err(
-            Failure::new(ExitCode::Runtime, "no command: the image names none")
-                .remedy("give one after the image, or with --entrypoint"),
-        ),
+        _ => Err(Error::new(ErrorKind::Runtime, "no command: the image names none")
+            .remedy("give one after the image, or with --entrypoint")),
     }
 }
 
@@ -247,7 +241,7 @@ mod tests {
         ImageConfiguration::from_reader(text.as_bytes()).unwrap()
     }
 
-    fn args(json: &str, options: Options) -> Result<Vec<String>, Failure> {
+    fn args(json: &str, options: Options) -> Result<Vec<String>, Error> {
         spec("c", &image(json), &options).map(|s| s.Process.Args.clone())
     }
 
@@ -275,7 +269,7 @@ mod tests {
         };
         assert_eq!(args(both, all).unwrap(), ["/bin/sh", "ls", "-l"]);
         let error = args("{}", Options::default()).unwrap_err();
-        assert_eq!(error.code, ExitCode::Runtime);
+        assert_eq!(error.kind, ErrorKind::Runtime);
         let cleared = Options {
             entrypoint: Some(String::new()),
             ..Default::default()

@@ -3,7 +3,7 @@
 //! Invariant: from before a container with a probe is started until it is ready, its sandbox's directory says that it is
 //! waited for. Whoever asked is answered only afterwards, so a later owner that finds it so removes the sandbox.
 
-use std::io::ErrorKind;
+use std::io;
 use std::ops::RangeInclusive;
 use std::path::Path;
 use std::time::Duration;
@@ -16,7 +16,7 @@ use thaw_protocol::api::{
 };
 
 use crate::agent_client::AgentClient;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 
 /// The file in a sandbox's directory that says whether its container is ready; there is none where nobody asked.
 const FILE: &str = "readiness";
@@ -71,8 +71,8 @@ pub fn check(probe: &ReadinessProbe) -> Result<(), String> {
 /// Has a container that is made, but not started, expected to become ready.
 ///
 /// # Errors
-/// [`ExitCode::AgentFailed`]: the guest cannot tell.
-pub async fn expect(agent: &AgentClient, container: &str, probe: &ReadinessProbe) -> Result<(), Failure> {
+/// [`ErrorKind::AgentFailed`]: the guest cannot tell.
+pub async fn expect(agent: &AgentClient, container: &str, probe: &ReadinessProbe) -> Result<(), Error> {
     let ports = [
         probe.tcp.as_ref().map(|tcp| tcp.port),
         probe.http.as_ref().map(|http| http.port),
@@ -91,8 +91,8 @@ pub async fn expect(agent: &AgentClient, container: &str, probe: &ReadinessProbe
         ..Default::default()
     };
     let failed = |e| {
-        Failure::new(
-            ExitCode::AgentFailed,
+        Error::new(
+            ErrorKind::AgentFailed,
             format!("cannot see what the container listens on: {e}"),
         )
     };
@@ -102,12 +102,12 @@ pub async fn expect(agent: &AgentClient, container: &str, probe: &ReadinessProbe
 /// Waits for what becomes of it, once it is started.
 ///
 /// # Errors
-/// [`ExitCode::GuestEnded`] when the guest ends first, [`ExitCode::AgentFailed`] when it does not say.
+/// [`ErrorKind::GuestEnded`] when the guest ends first, [`ErrorKind::AgentFailed`] when it does not say.
 pub async fn wait(
     agent: &AgentClient,
     container: &str,
     probe: &ReadinessProbe,
-) -> Result<Result<(), Unready>, Failure> {
+) -> Result<Result<(), Unready>, Error> {
     let request = WaitReadyRequest {
         container_id: container.into(),
         timeout_ms: probe.timeout_s.saturating_mul(1000),
@@ -121,9 +121,9 @@ pub async fn wait(
                 "nobody tells whether the container is ready: {}",
                 status.message()
             );
-            return Err(Failure::new(ExitCode::AgentFailed, what));
+            return Err(Error::new(ErrorKind::AgentFailed, what));
         }
-        Ok(Err(e)) => return Err(Failure::new(ExitCode::GuestEnded, format!("lost the guest: {e}"))),
+        Ok(Err(e)) => return Err(Error::new(ErrorKind::GuestEnded, format!("lost the guest: {e}"))),
         // A guest that stands still does not know the time.
         Err(_) => return Ok(Err(Unready::TimedOut("the guest does not answer".into()))),
     };
@@ -133,14 +133,14 @@ pub async fn wait(
         Ok(Told::TIMED_OUT) => Ok(Err(Unready::TimedOut(told.seen))),
         other => {
             let what = format!("the guest's agent says of the container's readiness: {other:?}");
-            Err(Failure::new(ExitCode::AgentFailed, what))
+            Err(Error::new(ErrorKind::AgentFailed, what))
         }
     }
 }
 
 impl Unready {
-    /// As the caller is told it: [`ExitCode::NotReady`].
-    pub fn failure(self, probe: &ReadinessProbe) -> Failure {
+    /// As the caller is told it: [`ErrorKind::NotReady`].
+    pub fn failure(self, probe: &ReadinessProbe) -> Error {
         let what = match self {
             Unready::Exited(code) => {
                 format!("the container ended before it was ready: it exited with {code}")
@@ -149,25 +149,25 @@ impl Unready {
                 format!("the container was not ready after {} s: {seen}", probe.timeout_s)
             }
         };
-        Failure::new(ExitCode::NotReady, what)
+        Error::new(ErrorKind::NotReady, what)
     }
 }
 
 /// Writes down that a container is waited for, or is ready.
-pub fn note(directory: &Path, readiness: Readiness) -> Result<(), Failure> {
+pub fn note(directory: &Path, readiness: Readiness) -> Result<(), Error> {
     let path = directory.join(FILE);
     let text = match readiness {
         Readiness::Ready => READY,
         Readiness::Waiting | Readiness::Failed => "waiting",
     };
-    std::fs::write(&path, text).map_err(|e| Failure::system(format!("cannot write {}", path.display()), &e))
+    std::fs::write(&path, text).map_err(|e| Error::system(format!("cannot write {}", path.display()), &e))
 }
 
 /// What was written down.
 pub fn noted(directory: &Path) -> Option<Readiness> {
     match std::fs::read_to_string(directory.join(FILE)) {
         Ok(text) if text == READY => Some(Readiness::Ready),
-        Err(e) if e.kind() == ErrorKind::NotFound => None,
+        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
         // Half written, or not to be read: nobody was told that it is ready.
         _ => Some(Readiness::Waiting),
     }
@@ -225,7 +225,7 @@ mod tests {
         let probe: ReadinessProbe = serde_json::from_str(r#"{"tcp": {"port": 8080}}"#).unwrap();
         assert_eq!((probe.timeout_s, probe.period_ms), (30, 100));
         let late = Unready::TimedOut("nothing listens on port 8080".into()).failure(&probe);
-        assert_eq!(late.code, ExitCode::NotReady);
+        assert_eq!(late.kind, ErrorKind::NotReady);
         assert_eq!(
             late.what,
             "the container was not ready after 30 s: nothing listens on port 8080"

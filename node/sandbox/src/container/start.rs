@@ -9,19 +9,19 @@ use thaw_protocol::agent::{MessageField, layout};
 use super::{Options, Running, running, spec, storages};
 use crate::agent_client::AgentClient;
 use crate::container::RootServing;
-use crate::exit::Failure;
+use crate::error::Error;
 
 /// Makes the container `id`, up to the point of executing its program.
 ///
 /// # Errors
-/// [`Runtime`](crate::exit::ExitCode::Runtime) when neither the image nor the options name a command; those of the agent.
+/// [`Runtime`](crate::error::ErrorKind::Runtime) when neither the image nor the options name a command; those of the agent.
 pub async fn create(
     agent: &AgentClient,
     id: &str,
     config: &ImageConfiguration,
     options: &Options,
     root: RootServing,
-) -> Result<Running, Failure> {
+) -> Result<Running, Error> {
     let spec = spec(id, config, options)?;
     let running = running(id, &spec);
     let mut storages = storages(id, root);
@@ -40,7 +40,7 @@ pub async fn create(
 }
 
 /// Starts it, and notes in its sandbox's directory what others need to know of it.
-pub async fn start(agent: &AgentClient, running: &Running, directory: &Path) -> Result<(), Failure> {
+pub async fn start(agent: &AgentClient, running: &Running, directory: &Path) -> Result<(), Error> {
     agent.start(&running.container_id).await?;
     running.write(directory)
 }

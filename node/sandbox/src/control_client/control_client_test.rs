@@ -5,7 +5,7 @@ use thaw_protocol::control::{ErrorCode, Event, FromVmm, MachineState, StartTimes
 
 use super::reader::{EVENT_BURST, EVENTS_PER_SECOND, MAX_STRAYS};
 use super::*;
-use crate::exit::ExitCode;
+use crate::error::ErrorKind;
 
 const VMM: Vmm = Vmm(4711);
 
@@ -81,7 +81,7 @@ async fn replies_find_their_requests_in_any_order() {
     let boot = client.call(Command::Boot { cmdline: "x".into() }, &fds);
     let status = client.call(Command::Status, &[]);
     let (boot, status) = tokio::join!(boot, status);
-    assert_eq!(Failure::from(boot.unwrap_err()).code, ExitCode::KernelNotPvh);
+    assert_eq!(Error::from(boot.unwrap_err()).kind, ErrorKind::KernelNotPvh);
     assert!(matches!(
         status.unwrap(),
         Response::Status {
@@ -165,8 +165,8 @@ async fn garbage_ends_the_connection_by_name() {
             life.closed_because().contains("broke the control protocol"),
             "{life:?}"
         );
-        let failure = Failure::from(error);
-        assert_eq!(failure.code, ExitCode::VmmFailed);
+        let failure = Error::from(error);
+        assert_eq!(failure.kind, ErrorKind::VmmFailed);
         assert!(failure.what.contains("thaw-vmm (pid 4711)"), "{}", failure.what);
     }
 }
@@ -235,7 +235,7 @@ async fn a_wrong_id_answers_nobody_and_the_request_ends_in_time() {
         "thaw-vmm (pid 4711) has not answered Status within 60 s"
     );
     assert!(began.elapsed() >= PROMPT - Duration::from_secs(1) && began.elapsed() < PROMPT * 2);
-    assert!(Failure::from(error).machine_lost);
+    assert!(Error::from(error).machine_lost);
     drop(vmm);
 }
 

@@ -9,7 +9,7 @@ use thaw_protocol::packet::PacketError;
 use thaw_protocol::versions::VersionError;
 
 use super::Vmm;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 
 /// Why a request has no answer.
 #[derive(Debug, thiserror::Error)]
@@ -77,27 +77,27 @@ fn says_full(message: &str) -> bool {
         .any(|e| message.contains(&std::io::Error::from(*e).to_string()))
 }
 
-impl From<CallError> for Failure {
-    fn from(error: CallError) -> Failure {
-        let code = match &error {
+impl From<CallError> for Error {
+    fn from(error: CallError) -> Error {
+        let kind = match &error {
             CallError::Refused(refusal) => match refusal.code {
-                ErrorCode::Kvm => ExitCode::KvmInadequate,
-                ErrorCode::NotPvh => ExitCode::KernelNotPvh,
-                ErrorCode::MemoryTooSmall => ExitCode::MemoryTooSmall,
-                ErrorCode::Snapshot => ExitCode::SnapshotDamaged,
-                ErrorCode::Incompatible => ExitCode::SnapshotIncompatible,
-                ErrorCode::Shared => ExitCode::Shared,
-                ErrorCode::System if says_full(&refusal.message) => ExitCode::DiskFull,
+                ErrorCode::Kvm => ErrorKind::KvmInadequate,
+                ErrorCode::NotPvh => ErrorKind::KernelNotPvh,
+                ErrorCode::MemoryTooSmall => ErrorKind::MemoryTooSmall,
+                ErrorCode::Snapshot => ErrorKind::SnapshotDamaged,
+                ErrorCode::Incompatible => ErrorKind::SnapshotIncompatible,
+                ErrorCode::Shared => ErrorKind::Shared,
+                ErrorCode::System if says_full(&refusal.message) => ErrorKind::DiskFull,
                 ErrorCode::WrongState
                 | ErrorCode::Invalid
                 | ErrorCode::Unswapped
                 | ErrorCode::System
-                | ErrorCode::Version => ExitCode::VmmFailed,
+                | ErrorCode::Version => ErrorKind::VmmFailed,
             },
-            CallError::TooOld { .. } => ExitCode::VmmTooOld,
-            _ => ExitCode::VmmFailed,
+            CallError::TooOld { .. } => ErrorKind::VmmTooOld,
+            _ => ErrorKind::VmmFailed,
         };
-        let failure = Failure::new(code, error.to_string());
+        let failure = Error::new(kind, error.to_string());
         match error {
             CallError::Closed { .. } | CallError::Broken { .. } | CallError::Silent { .. } => failure.lost(),
             _ => failure,
@@ -113,11 +113,11 @@ mod tests {
     fn a_vmm_without_room_is_a_full_disk() {
         let refused = |code, error: Errno| {
             let message = format!("cannot write the memory file: {}", std::io::Error::from(error));
-            Failure::from(CallError::Refused(ControlError { code, message })).code
+            Error::from(CallError::Refused(ControlError { code, message })).kind
         };
-        assert_eq!(refused(ErrorCode::System, Errno::NOSPC), ExitCode::DiskFull);
-        assert_eq!(refused(ErrorCode::System, Errno::DQUOT), ExitCode::DiskFull);
-        assert_eq!(refused(ErrorCode::System, Errno::IO), ExitCode::VmmFailed);
-        assert_eq!(refused(ErrorCode::Invalid, Errno::NOSPC), ExitCode::VmmFailed);
+        assert_eq!(refused(ErrorCode::System, Errno::NOSPC), ErrorKind::DiskFull);
+        assert_eq!(refused(ErrorCode::System, Errno::DQUOT), ErrorKind::DiskFull);
+        assert_eq!(refused(ErrorCode::System, Errno::IO), ErrorKind::VmmFailed);
+        assert_eq!(refused(ErrorCode::Invalid, Errno::NOSPC), ErrorKind::VmmFailed);
     }
 }

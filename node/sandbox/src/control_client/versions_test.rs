@@ -12,7 +12,7 @@ use thaw_protocol::packet;
 use thaw_protocol::versions::CONTROL;
 
 use super::*;
-use crate::exit::ExitCode;
+use crate::error::ErrorKind;
 
 const VMM: Vmm = Vmm(4711);
 
@@ -37,7 +37,7 @@ impl Played {
         Played { directory, asked }
     }
 
-    async fn adopt(&self, recorded: u32) -> Result<ControlClient, Failure> {
+    async fn adopt(&self, recorded: u32) -> Result<ControlClient, Error> {
         ControlClient::adopt(&self.directory.path().join("control.sock"), VMM, recorded).await
     }
 }
@@ -83,7 +83,7 @@ async fn a_vmm_of_version_4_is_neither_greeted_nor_asked_what_it_lacks() {
     let error = client.call(limit, &[]).await.unwrap_err();
     let text = "thaw-vmm (pid 4711) speaks version 4 of the control protocol, which has no Limit";
     assert_eq!(error.to_string(), text);
-    assert_eq!(Failure::from(error).code, ExitCode::VmmTooOld);
+    assert_eq!(Error::from(error).kind, ErrorKind::VmmTooOld);
     client.call(Command::Status, &[]).await.unwrap();
     assert_eq!(vmm.asked.join().unwrap(), [Command::Status]);
 }
@@ -110,7 +110,7 @@ async fn a_vmm_that_does_not_agree_is_told_why_by_name() {
     for (answer, why) in cases {
         let vmm = Played::new(vec![answer]);
         let failure = vmm.adopt(5).await.unwrap_err();
-        assert_eq!(failure.code, ExitCode::VmmFailed);
+        assert_eq!(failure.kind, ErrorKind::VmmFailed);
         assert!(failure.what.contains(why), "{failure}");
         assert_eq!(vmm.asked.join().unwrap(), [greeting()]);
     }

@@ -11,7 +11,7 @@ use thaw_images::progress::Progress;
 use thaw_images::source::Platform;
 
 use super::place;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::images::{Images, Pull, failure};
 
 /// What is asked for.
@@ -44,7 +44,7 @@ pub async fn convert(
     images: &Images,
     wanted: Wanted<'_>,
     progress: Arc<dyn Progress>,
-) -> Result<Made, Failure> {
+) -> Result<Made, Error> {
     let (source, destination) = (place::parse(wanted.from)?, place::parse(wanted.to)?);
     place::check_writable(&destination)?;
     let dictionaries = wanted
@@ -82,9 +82,8 @@ pub async fn convert(
     })
 }
 
-fn read_trace(path: &Path) -> Result<LoadOrder, Failure> {
-    let invalid =
-        |why: String| Failure::new(ExitCode::LoadOrderInvalid, format!("{}: {why}", path.display()));
+fn read_trace(path: &Path) -> Result<LoadOrder, Error> {
+    let invalid = |why: String| Error::new(ErrorKind::LoadOrderInvalid, format!("{}: {why}", path.display()));
     let length = std::fs::metadata(path).map_err(|e| invalid(e.to_string()))?.len();
     if length > prefetch::MAX_DOCUMENT as u64 {
         return Err(invalid("it is too large for a load order".into()));

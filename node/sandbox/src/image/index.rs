@@ -21,7 +21,7 @@ use thaw_images::reference::ImageRef;
 use thaw_images::source::{self, LayerSource, Platform, Push, Resolved, Source, Turns};
 
 use super::place::{self, Place};
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::images::{Images, failure};
 
 /// Who says it made the index.
@@ -82,7 +82,7 @@ pub async fn index(
     cut: Cut,
     plain_http: bool,
     progress: Arc<dyn Progress>,
-) -> Result<Indexed, Failure> {
+) -> Result<Indexed, Error> {
     let from = place::parse(reference)?;
     let to = match destination {
         Some(destination) => place::parse(destination)?,
@@ -98,7 +98,7 @@ pub async fn index(
         .map_err(failure)?;
     if resolved.form != Form::Layers || matches!(from, ImageRef::Archive { .. }) {
         let what = format!("{from} has no layers that a SOCI index describes");
-        return Err(Failure::new(ExitCode::NotIndexable, what).remedy("index the image it was made of"));
+        return Err(Error::new(ErrorKind::NotIndexable, what).remedy("index the image it was made of"));
     }
     let (layers, ztocs) = ztocs(&*source, &resolved, cut, &progress).await?;
     if ztocs.is_empty() {
@@ -107,7 +107,7 @@ pub async fn index(
             .filter_map(|layer| Some(format!("{}: {}", layer.layer, layer.why_not.as_ref()?)))
             .collect();
         let what = format!("no layer of {from} can be indexed: {}", why.join(", "));
-        return Err(Failure::new(ExitCode::NotIndexable, what));
+        return Err(Error::new(ErrorKind::NotIndexable, what));
     }
     let push = Push::open(&to, &options, progress.clone())
         .await
@@ -116,7 +116,7 @@ pub async fn index(
     let mut pushed_bytes = place.copy_image(&*source, &resolved).await?;
     let described: Vec<Ztoc> = ztocs.iter().map(|(ztoc, _)| ztoc.clone()).collect();
     let soci_index = soci::index_manifest(&described, TOOL)
-        .map_err(|e| Failure::new(ExitCode::NotIndexable, e.to_string()))?;
+        .map_err(|e| Error::new(ErrorKind::NotIndexable, e.to_string()))?;
     for (ztoc, bytes) in ztocs {
         pushed_bytes += place.blob(&ztoc.digest, bytes).await?;
     }
@@ -153,7 +153,7 @@ pub async fn index(
 const SOCI_CONFIG: &[u8] = b"{}";
 
 /// The image's name with `-soci` behind its tag.
-fn beside(from: &ImageRef) -> Result<ImageRef, Failure> {
+fn beside(from: &ImageRef) -> Result<ImageRef, Error> {
     let named = |tag: &Option<String>| match tag {
         Some(tag) => format!("{tag}-soci"),
         None => "soci".into(),
@@ -171,7 +171,7 @@ fn beside(from: &ImageRef) -> Result<ImageRef, Failure> {
         }
         ImageRef::Archive { .. } => {
             let what = format!("{from} cannot be written to");
-            Err(Failure::new(ExitCode::PushRefused, what))
+            Err(Error::new(ErrorKind::PushRefused, what))
         }
     }
 }
@@ -184,7 +184,7 @@ async fn ztocs(
     resolved: &Resolved,
     cut: Cut,
     progress: &Arc<dyn Progress>,
-) -> Result<(Vec<IndexedLayer>, Vec<Made>), Failure> {
+) -> Result<(Vec<IndexedLayer>, Vec<Made>), Error> {
     let total = resolved.descriptors.iter().map(|layer| layer.size).sum();
     let (mut layers, mut ztocs, mut done) = (Vec::new(), Vec::<Made>::new(), 0);
     for (layer, descriptor) in resolved.layers.iter().zip(&resolved.descriptors) {
@@ -226,7 +226,7 @@ async fn ztoc(
     source: &dyn Source,
     layer: &LayerSource,
     span_size: u64,
-) -> Result<Result<Vec<u8>, String>, Failure> {
+) -> Result<Result<Vec<u8>, String>, Error> {
     let mut turns = Turns::new(source, layer);
     let made = loop {
         let body = turns.open().await.map_err(failure)?;
@@ -239,7 +239,7 @@ async fn ztoc(
             })
         };
         let read = tokio::task::spawn_blocking(work).await;
-        match read.map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))? {
+        match read.map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))? {
             Ok(made) => break made,
             Err(error) => turns.failed(error).map_err(failure)?,
         };
@@ -249,17 +249,16 @@ async fn ztoc(
         Ok(None) => Ok(Err("its compression has no places to begin at".into())),
         // Its other layers can still have theirs.
         Err(FormError::Unsupported { what, .. }) => Ok(Err(format!("it has what no ztoc can say: {what}"))),
-        Err(e) => Err(Failure::new(
-            ExitCode::NotIndexable,
+        Err(e) => Err(Error::new(
+            ErrorKind::NotIndexable,
             format!("{}: {e}", layer.name()),
         )),
     }
 }
 
 /// The image's manifest, bound to its index. Docker's becomes an OCI one: only that has annotations.
-fn bound(manifest: &[u8], index: &Digest) -> Result<Vec<u8>, Failure> {
-    let malformed =
-        |why: &str| Failure::new(ExitCode::ImageMalformed, format!("the image's manifest: {why}"));
+fn bound(manifest: &[u8], index: &Digest) -> Result<Vec<u8>, Error> {
+    let malformed = |why: &str| Error::new(ErrorKind::ImageMalformed, format!("the image's manifest: {why}"));
     let mut manifest: Value = serde_json::from_slice(manifest).map_err(|e| malformed(&e.to_string()))?;
     let object = manifest
         .as_object_mut()

@@ -7,21 +7,20 @@ use std::sync::Arc;
 
 use sha2::{Digest as _, Sha256};
 use thaw_imagefs::digest::Digest;
-use thaw_images::Error;
 use thaw_images::progress::{Event, Progress};
 use thaw_images::reference::ImageRef;
 use thaw_images::source::{LayerSource, Push, Resolved, Source, Turns};
 
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::images::{Images, failure};
 
 /// A reference, paths absolute.
-pub fn parse(reference: &str) -> Result<ImageRef, Failure> {
+pub fn parse(reference: &str) -> Result<ImageRef, Error> {
     crate::images::absolute(reference.parse().map_err(failure)?)
 }
 
 /// Refuses what cannot be written to, before any work is done.
-pub fn check_writable(to: &ImageRef) -> Result<(), Failure> {
+pub fn check_writable(to: &ImageRef) -> Result<(), Error> {
     let why = match to {
         ImageRef::Archive { .. } => "an archive cannot be written to",
         ImageRef::Registry(registry) if registry.digest.is_some() => {
@@ -29,7 +28,7 @@ pub fn check_writable(to: &ImageRef) -> Result<(), Failure> {
         }
         _ => return Ok(()),
     };
-    Err(Failure::new(ExitCode::PushRefused, format!("{to}: {why}")))
+    Err(Error::new(ErrorKind::PushRefused, format!("{to}: {why}")))
 }
 
 /// The tag it is written under.
@@ -76,7 +75,7 @@ impl<'a> Place<'a> {
     }
 
     /// Makes sure the image's config and layers are there. Returns the bytes sent.
-    pub async fn copy_image(&self, source: &dyn Source, resolved: &Resolved) -> Result<u64, Failure> {
+    pub async fn copy_image(&self, source: &dyn Source, resolved: &Resolved) -> Result<u64, Error> {
         let config = &resolved.config_bytes;
         let mut sent = self.blob(&Digest::of(config), config.clone()).await?;
         for (layer, descriptor) in resolved.layers.iter().zip(&resolved.descriptors) {
@@ -93,7 +92,7 @@ impl<'a> Place<'a> {
     }
 
     /// Makes sure a blob is there. Returns the bytes sent.
-    pub async fn blob(&self, digest: &Digest, bytes: Vec<u8>) -> Result<u64, Failure> {
+    pub async fn blob(&self, digest: &Digest, bytes: Vec<u8>) -> Result<u64, Error> {
         let size = bytes.len() as u64;
         if self.push.blob_exists(digest).await.map_err(failure)? == Some(size) {
             return Ok(0);
@@ -107,7 +106,7 @@ impl<'a> Place<'a> {
     }
 
     /// Whether the blob is there, or could be taken over.
-    async fn is_there(&self, digest: &Digest, size: u64) -> Result<bool, Failure> {
+    async fn is_there(&self, digest: &Digest, size: u64) -> Result<bool, Error> {
         if self.push.blob_exists(digest).await.map_err(failure)? == Some(size) {
             return Ok(true);
         }
@@ -118,20 +117,20 @@ impl<'a> Place<'a> {
     }
 
     /// A layer's stored form, verified, in a file without a name.
-    async fn fetch(&self, source: &dyn Source, layer: &LayerSource) -> Result<File, Failure> {
+    async fn fetch(&self, source: &dyn Source, layer: &LayerSource) -> Result<File, Error> {
         let mut turns = Turns::new(source, layer);
         loop {
             let body = turns.open().await.map_err(failure)?;
             let (layer, scratch) = (layer.clone(), self.scratch.clone());
-            let copy = move || -> Result<File, Error> {
-                let io = |e| Error::io(&scratch, e);
+            let copy = move || -> Result<File, thaw_images::Error> {
+                let io = |e| thaw_images::Error::io(&scratch, e);
                 let mut file = tempfile::tempfile_in(&scratch).map_err(io)?;
                 verified(body.reader, &layer, |reader| io::copy(reader, &mut file))?.map_err(io)?;
                 file.rewind().map_err(io)?;
                 Ok(file)
             };
             let copied = tokio::task::spawn_blocking(copy).await;
-            match copied.map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))? {
+            match copied.map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))? {
                 Ok(file) => return Ok(file),
                 Err(error) => turns.failed(error).map_err(failure)?,
             };
@@ -155,7 +154,7 @@ pub fn verified<T>(
     reader: Box<dyn Read + Send>,
     layer: &LayerSource,
     read: impl FnOnce(&mut dyn Read) -> T,
-) -> Result<T, Error> {
+) -> Result<T, thaw_images::Error> {
     let mut hashing = Hashing {
         reader,
         hasher: Sha256::new(),
@@ -166,10 +165,10 @@ pub fn verified<T>(
     if let Some(error) = hashing.failed {
         return Err(error);
     }
-    rest.map_err(|e| Error::io(Path::new("the layer's source"), e))?;
+    rest.map_err(|e| thaw_images::Error::io(Path::new("the layer's source"), e))?;
     let got = Digest::from(<[u8; 32]>::from(hashing.hasher.finalize()));
     match layer.digest {
-        Some(expected) if expected != got => Err(Error::DigestMismatch {
+        Some(expected) if expected != got => Err(thaw_images::Error::DigestMismatch {
             what: layer.name(),
             expected,
             got,
@@ -182,7 +181,7 @@ pub fn verified<T>(
 struct Hashing {
     reader: Box<dyn Read + Send>,
     hasher: Sha256,
-    failed: Option<Error>,
+    failed: Option<thaw_images::Error>,
 }
 
 impl Read for Hashing {
@@ -196,7 +195,7 @@ impl Read for Hashing {
             Err(error) => {
                 let error = error
                     .downcast()
-                    .unwrap_or_else(|e| Error::io(Path::new("the layer's source"), e));
+                    .unwrap_or_else(|e| thaw_images::Error::io(Path::new("the layer's source"), e));
                 self.failed.get_or_insert(error);
                 Err(io::Error::other("the layer's source failed"))
             }

@@ -18,7 +18,7 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::oneshot;
 
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::images::{Images, failure};
 use crate::readiness::register;
 
@@ -67,8 +67,8 @@ impl std::fmt::Display for Recorded {
 
 impl Recording {
     /// Begins. The descriptor is for the VMM; the recording ends when nobody has it any more. Within a tokio runtime.
-    pub fn start() -> Result<(Recording, Arc<OwnedFd>), Failure> {
-        let fail = |e: std::io::Error| Failure::system("cannot make a socket for the recording", &e);
+    pub fn start() -> Result<(Recording, Arc<OwnedFd>), Error> {
+        let fail = |e: std::io::Error| Error::system("cannot make a socket for the recording", &e);
         let (ours, theirs) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,
@@ -123,9 +123,9 @@ impl Recording {
         images: &Images,
         image: &Image,
         file: Option<PathBuf>,
-    ) -> Result<Option<Recorded>, Failure> {
+    ) -> Result<Option<Recorded>, Error> {
         let recorded = self.task.await;
-        let (recorder, journal) = recorded.map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
+        let (recorder, journal) = recorded.map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))?;
         let (images, image) = (images.clone(), image.clone());
         let written = tokio::task::spawn_blocking(move || {
             let written = match recorder.is_empty() {
@@ -138,7 +138,7 @@ impl Recording {
             journal.map_or(Ok(()), Journal::end).map(|()| written)
         });
         let written = written.await;
-        let written = written.map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
+        let written = written.map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))?;
         written.map_err(failure)
     }
 }

@@ -1,36 +1,36 @@
-//! What the store and its sources say, with Thaw's exit codes.
+//! Errors of the image store and its sources, as errors of this crate.
 
-use crate::exit::{ExitCode, Failure, is_full_somewhere};
+use crate::error::{Error, ErrorKind, is_full_somewhere};
 
 /// The store's errors say what to do themselves.
-pub fn failure(error: thaw_images::Error) -> Failure {
+pub fn failure(error: thaw_images::Error) -> Error {
     use thaw_images::Error as E;
     let cause = match error.inner() {
         E::Unreadable { source, .. } => source.inner(),
         error => error,
     };
-    let code = match cause {
-        E::BadReference { .. } => ExitCode::BadReference,
-        E::NotFound { .. } | E::RegistryNotFound { .. } => ExitCode::ImageNotFound,
-        E::DigestMismatch { .. } | E::ChunkDigest { .. } => ExitCode::DigestMismatch,
-        E::TruncatedLayer { .. } => ExitCode::LayerTruncated,
-        E::UnknownMediaType { .. } => ExitCode::UnknownMediaType,
-        E::WrongArchitecture { .. } => ExitCode::WrongArchitecture,
-        E::UnsafePath { .. } => ExitCode::UnsafePath,
-        E::RegistryUnreachable { .. } => ExitCode::RegistryUnreachable,
-        E::RegistryDenied { .. } | E::Credentials { .. } => ExitCode::RegistryDenied,
-        E::RegistryRateLimited { .. } => ExitCode::RegistryRateLimited,
-        E::RegistryFailed { .. } | E::Unreadable { .. } => ExitCode::RegistryFailed,
-        E::DiskFull { .. } => ExitCode::DiskFull,
-        E::Malformed { .. } | E::Merge(_) | E::Layer { .. } => ExitCode::ImageMalformed,
-        other if is_full_somewhere(other) => ExitCode::DiskFull,
-        E::InUse { .. } => ExitCode::ImageInUse,
-        E::Metadata(_) | E::Blob { .. } | E::Io { .. } | E::Cancelled | E::Shared(_) => ExitCode::Runtime,
+    let kind = match cause {
+        E::BadReference { .. } => ErrorKind::BadReference,
+        E::NotFound { .. } | E::RegistryNotFound { .. } => ErrorKind::ImageNotFound,
+        E::DigestMismatch { .. } | E::ChunkDigest { .. } => ErrorKind::DigestMismatch,
+        E::TruncatedLayer { .. } => ErrorKind::LayerTruncated,
+        E::UnknownMediaType { .. } => ErrorKind::UnknownMediaType,
+        E::WrongArchitecture { .. } => ErrorKind::WrongArchitecture,
+        E::UnsafePath { .. } => ErrorKind::UnsafePath,
+        E::RegistryUnreachable { .. } => ErrorKind::RegistryUnreachable,
+        E::RegistryDenied { .. } | E::Credentials { .. } => ErrorKind::RegistryDenied,
+        E::RegistryRateLimited { .. } => ErrorKind::RegistryRateLimited,
+        E::RegistryFailed { .. } | E::Unreadable { .. } => ErrorKind::RegistryFailed,
+        E::DiskFull { .. } => ErrorKind::DiskFull,
+        E::Malformed { .. } | E::Merge(_) | E::Layer { .. } => ErrorKind::ImageMalformed,
+        other if is_full_somewhere(other) => ErrorKind::DiskFull,
+        E::InUse { .. } => ErrorKind::ImageInUse,
+        E::Metadata(_) | E::Blob { .. } | E::Io { .. } | E::Cancelled | E::Shared(_) => ErrorKind::Runtime,
     };
     let message = error.to_string();
     match message.rsplit_once("; ") {
-        Some((what, remedy)) => Failure::new(code, what).remedy(remedy),
-        None => Failure::new(code, message),
+        Some((what, remedy)) => Error::new(kind, what).remedy(remedy),
+        None => Error::new(kind, message),
     }
 }
 
@@ -40,18 +40,25 @@ mod tests {
     use thaw_imagefs::digest::Digest;
 
     #[test]
-    fn each_kind_of_bad_image_has_its_exit_code() {
+    fn image_error_has_its_kind() {
+        for (error, kind) in bad_images().into_iter().chain(failed_pulls()) {
+            let shown = error.to_string();
+            assert_eq!(failure(error).kind, kind, "{shown}");
+        }
+    }
+
+    fn bad_images() -> Vec<(thaw_images::Error, ErrorKind)> {
         use thaw_images::Error as E;
         let layer = Digest::of(b"x");
         let text = String::new;
-        let cases = [
+        vec![
             (
                 E::DigestMismatch {
                     what: text(),
                     expected: layer,
                     got: layer,
                 },
-                74,
+                ErrorKind::DigestMismatch,
             ),
             (
                 E::TruncatedLayer {
@@ -59,7 +66,7 @@ mod tests {
                     expected: 2,
                     got: 1,
                 },
-                75,
+                ErrorKind::LayerTruncated,
             ),
             (
                 E::UnknownMediaType {
@@ -67,28 +74,35 @@ mod tests {
                     media_type: text(),
                     advice: text(),
                 },
-                76,
+                ErrorKind::UnknownMediaType,
             ),
             (
                 E::WrongArchitecture {
                     wanted: text(),
                     available: vec![],
                 },
-                77,
+                ErrorKind::WrongArchitecture,
             ),
             (
                 E::UnsafePath {
                     layer,
                     reason: text(),
                 },
-                78,
+                ErrorKind::UnsafePath,
             ),
+        ]
+    }
+
+    fn failed_pulls() -> Vec<(thaw_images::Error, ErrorKind)> {
+        use thaw_images::Error as E;
+        let text = String::new;
+        vec![
             (
                 E::RegistryNotFound {
                     registry: text(),
                     what: text(),
                 },
-                80,
+                ErrorKind::ImageNotFound,
             ),
             (
                 E::RegistryUnreachable {
@@ -96,7 +110,7 @@ mod tests {
                     reason: text(),
                     advice: text(),
                 },
-                81,
+                ErrorKind::RegistryUnreachable,
             ),
             (
                 E::RegistryDenied {
@@ -105,7 +119,7 @@ mod tests {
                     what: text(),
                     reason: text(),
                 },
-                82,
+                ErrorKind::RegistryDenied,
             ),
             (
                 E::RegistryRateLimited {
@@ -113,7 +127,7 @@ mod tests {
                     what: text(),
                     retry_after: None,
                 },
-                83,
+                ErrorKind::RegistryRateLimited,
             ),
             (
                 E::RegistryFailed {
@@ -123,21 +137,17 @@ mod tests {
                     reason: text(),
                     attempts: 3,
                 },
-                84,
+                ErrorKind::RegistryFailed,
             ),
-            (E::DiskFull { path: "/x".into() }, 73),
+            (E::DiskFull { path: "/x".into() }, ErrorKind::DiskFull),
             (
                 E::BadReference {
                     reference: text(),
                     problem: text(),
                 },
-                85,
+                ErrorKind::BadReference,
             ),
-        ];
-        for (error, number) in cases {
-            let shown = error.to_string();
-            assert_eq!(failure(error).code.number(), number, "{shown}");
-        }
+        ]
     }
 
     #[test]

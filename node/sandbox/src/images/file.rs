@@ -7,16 +7,16 @@ use thaw_imagefs::erofs::{FileType, Inode, Reader};
 use thaw_images::store::Image;
 
 use super::Images;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 
 impl Images {
     /// The bytes of a regular file of at most `most` bytes; none where there is no such one. No link is followed.
-    pub async fn read_file(&self, image: &Image, path: &str, most: u64) -> Result<Option<Vec<u8>>, Failure> {
+    pub async fn read_file(&self, image: &Image, path: &str, most: u64) -> Result<Option<Vec<u8>>, Error> {
         let (metadata, path) = (image.metadata.clone(), path.to_owned());
         let found = crate::blocking::blocking(move || {
             let bytes = std::fs::read(&metadata);
             let bytes =
-                bytes.map_err(|e| Failure::system(format!("cannot read {}", metadata.display()), &e))?;
+                bytes.map_err(|e| Error::system(format!("cannot read {}", metadata.display()), &e))?;
             let reader = Reader::new(bytes).map_err(malformed)?;
             let inode = lookup(&reader, &path)?;
             Ok(inode.map(|inode| (reader, inode)))
@@ -44,7 +44,7 @@ impl Images {
         metadata: &[u8],
         mut address: u64,
         mut into: &mut [u8],
-    ) -> Result<(), Failure> {
+    ) -> Result<(), Error> {
         while !into.is_empty() {
             let length = into.len() as u64;
             let inline = usize::try_from(address)
@@ -67,7 +67,7 @@ impl Images {
                 let path = &blob.data;
                 File::open(path)
                     .and_then(|file| file.read_exact_at(&mut into[..taken as usize], offset))
-                    .map_err(|e| Failure::system(format!("cannot read {}", path.display()), &e))?;
+                    .map_err(|e| Error::system(format!("cannot read {}", path.display()), &e))?;
                 taken as usize
             };
             address += taken as u64;
@@ -77,7 +77,7 @@ impl Images {
     }
 }
 
-fn lookup(reader: &Reader<Vec<u8>>, path: &str) -> Result<Option<Inode>, Failure> {
+fn lookup(reader: &Reader<Vec<u8>>, path: &str) -> Result<Option<Inode>, Error> {
     let mut inode = reader.inode(reader.superblock().root).map_err(malformed)?;
     for name in path.split('/').filter(|name| !name.is_empty()) {
         if inode.file_type != FileType::Directory {
@@ -91,6 +91,6 @@ fn lookup(reader: &Reader<Vec<u8>>, path: &str) -> Result<Option<Inode>, Failure
     Ok((inode.file_type == FileType::File).then_some(inode))
 }
 
-pub(super) fn malformed(why: impl std::fmt::Display) -> Failure {
-    Failure::new(ExitCode::ImageMalformed, format!("the image's metadata: {why}"))
+pub(super) fn malformed(why: impl std::fmt::Display) -> Error {
+    Error::new(ErrorKind::ImageMalformed, format!("the image's metadata: {why}"))
 }

@@ -13,7 +13,7 @@ use thaw_images::store::Image;
 
 use super::Images;
 use super::file::malformed;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 
 /// Links that are followed on the way to a volume, as Linux has it.
 const MOST_LINKS: usize = 40;
@@ -79,7 +79,7 @@ pub type Nodes = BTreeMap<Vec<u8>, Node>;
 #[async_trait]
 pub trait Contents: Send + Sync {
     /// Bytes of the file with this number, from `offset` on.
-    async fn read(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<(), Failure>;
+    async fn read(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<(), Error>;
 }
 
 /// What is copied.
@@ -103,7 +103,7 @@ struct Nothing;
 
 #[async_trait]
 impl Contents for Nothing {
-    async fn read(&self, number: u64, _: u64, _: &mut [u8]) -> Result<(), Failure> {
+    async fn read(&self, number: u64, _: u64, _: &mut [u8]) -> Result<(), Error> {
         Err(malformed(format!("there is no file {number}")))
     }
 }
@@ -116,7 +116,7 @@ struct Stored {
 
 #[async_trait]
 impl Contents for Stored {
-    async fn read(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<(), Failure> {
+    async fn read(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<(), Error> {
         let inode = self.reader.inode(number).map_err(malformed)?;
         into.fill(0);
         for mapping in self.reader.mappings(&inode, offset, into.len() as u64) {
@@ -140,7 +140,7 @@ impl Images {
     ///
     /// # Errors
     /// When the metadata is malformed, or there is more than [`VOLUMES`].
-    pub async fn volumes(&self, image: &Image) -> Result<Part, Failure> {
+    pub async fn volumes(&self, image: &Image) -> Result<Part, Error> {
         let config = image.config.config().as_ref();
         let paths = config.and_then(|it| it.volumes().clone()).unwrap_or_default();
         self.part(image, paths, VOLUMES).await
@@ -150,11 +150,11 @@ impl Images {
     ///
     /// # Errors
     /// When the metadata is malformed, or there is more than [`WHOLE`].
-    pub async fn whole(&self, image: &Image) -> Result<Part, Failure> {
+    pub async fn whole(&self, image: &Image) -> Result<Part, Error> {
         self.part(image, vec!["/".into()], WHOLE).await
     }
 
-    async fn part(&self, image: &Image, paths: Vec<String>, bound: Bound) -> Result<Part, Failure> {
+    async fn part(&self, image: &Image, paths: Vec<String>, bound: Bound) -> Result<Part, Error> {
         if paths.is_empty() {
             return Ok(Part::none());
         }
@@ -162,9 +162,9 @@ impl Images {
         crate::blocking::blocking(move || {
             let path = &image.metadata;
             let bytes = std::fs::read(path);
-            let bytes = bytes.map_err(|e| Failure::system(format!("cannot read {}", path.display()), &e))?;
+            let bytes = bytes.map_err(|e| Error::system(format!("cannot read {}", path.display()), &e))?;
             let reader = Reader::new(bytes).map_err(malformed)?;
-            let nodes = walk(&reader, &paths, bound).map_err(|failure| Failure {
+            let nodes = walk(&reader, &paths, bound).map_err(|failure| Error {
                 what: format!("image {} ({}): {}", image.reference, image.digest, failure.what),
                 ..failure
             })?;
@@ -180,7 +180,7 @@ impl Images {
 }
 
 /// What there is at these paths.
-fn walk<B: AsRef<[u8]>>(reader: &Reader<B>, paths: &[String], bound: Bound) -> Result<Nodes, Failure> {
+fn walk<B: AsRef<[u8]>>(reader: &Reader<B>, paths: &[String], bound: Bound) -> Result<Nodes, Error> {
     let mut walk = Walk {
         reader,
         bound,
@@ -207,7 +207,7 @@ struct Walk<'a, B> {
 
 impl<B: AsRef<[u8]>> Walk<'_, B> {
     /// Goes to a path as a kernel whose root is the image's would, and keeps what it comes by.
-    fn resolve(&mut self, volume: &str) -> Result<Option<(Vec<u8>, Inode)>, Failure> {
+    fn resolve(&mut self, volume: &str) -> Result<Option<(Vec<u8>, Inode)>, Error> {
         let root = self.inode(self.reader.superblock().root)?;
         let mut names: VecDeque<Vec<u8>> = split(volume.as_bytes()).collect();
         // The directories from the root's child down to where it is.
@@ -250,7 +250,7 @@ impl<B: AsRef<[u8]>> Walk<'_, B> {
     }
 
     /// Keeps all that is below a directory.
-    fn tree(&mut self, volume: &str, at: Vec<u8>, inode: Inode) -> Result<(), Failure> {
+    fn tree(&mut self, volume: &str, at: Vec<u8>, inode: Inode) -> Result<(), Error> {
         let mut pending = vec![(at, inode)];
         while let Some((place, directory)) = pending.pop() {
             if directory.file_type != FileType::Directory {
@@ -269,7 +269,7 @@ impl<B: AsRef<[u8]>> Walk<'_, B> {
         Ok(())
     }
 
-    fn keep(&mut self, volume: &str, path: &[u8], inode: &Inode) -> Result<(), Failure> {
+    fn keep(&mut self, volume: &str, path: &[u8], inode: &Inode) -> Result<(), Error> {
         self.seen += 1;
         if self.seen > self.bound.entries {
             return Err(too_large(volume, self.bound));
@@ -313,7 +313,7 @@ impl<B: AsRef<[u8]>> Walk<'_, B> {
     }
 
     /// Those that are not the host's to give a meaning.
-    fn extended(&self, inode: &Inode) -> Result<Extended, Failure> {
+    fn extended(&self, inode: &Inode) -> Result<Extended, Error> {
         let mut kept = Vec::new();
         for xattr in self.reader.xattrs(inode).map_err(malformed)? {
             let xattr = xattr.map_err(malformed)?;
@@ -324,14 +324,14 @@ impl<B: AsRef<[u8]>> Walk<'_, B> {
         Ok(kept)
     }
 
-    fn inode(&self, number: Nid) -> Result<Inode, Failure> {
+    fn inode(&self, number: Nid) -> Result<Inode, Error> {
         self.reader.inode(number).map_err(malformed)
     }
 }
 
-fn too_large(place: &str, bound: Bound) -> Failure {
-    Failure::new(
-        ExitCode::ImageMalformed,
+fn too_large(place: &str, bound: Bound) -> Error {
+    Error::new(
+        ErrorKind::ImageMalformed,
         format!(
             "what of it is copied on the host is, with {place}, more than {} entries or {} MiB",
             bound.entries,
@@ -341,7 +341,7 @@ fn too_large(place: &str, bound: Bound) -> Failure {
     .remedy(bound.remedy)
 }
 
-fn join(place: &[u8], name: &[u8]) -> Result<Vec<u8>, Failure> {
+fn join(place: &[u8], name: &[u8]) -> Result<Vec<u8>, Error> {
     let mut path = place.to_owned();
     if !path.is_empty() {
         path.push(b'/');

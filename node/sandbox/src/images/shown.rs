@@ -6,11 +6,11 @@ use thaw_images::store::{Form, Image, Inspection, LayerInspection};
 use thaw_protocol::api;
 
 use super::{Images, failure, size};
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::human_bytes::HumanBytes;
 
 /// An image in short.
-pub fn image(images: &Images, image: &Image) -> Result<api::Image, Failure> {
+pub fn image(images: &Images, image: &Image) -> Result<api::Image, Error> {
     let inspection = images.store.inspect(&image.digest).map_err(failure)?;
     let presence = Presence::of(&inspection);
     Ok(api::Image {
@@ -27,10 +27,10 @@ pub fn image(images: &Images, image: &Image) -> Result<api::Image, Failure> {
 }
 
 /// An image, layer by layer.
-pub fn detail(images: &Images, image: &Image) -> Result<api::ImageDetail, Failure> {
+pub fn detail(images: &Images, image: &Image) -> Result<api::ImageDetail, Error> {
     let inspection = images.store.inspect(&image.digest).map_err(failure)?;
     let presence = Presence::of(&inspection);
-    let odd = |e: serde_json::Error| Failure::new(ExitCode::ImageMalformed, e.to_string());
+    let odd = |e: serde_json::Error| Error::new(ErrorKind::ImageMalformed, e.to_string());
     Ok(api::ImageDetail {
         digest: image.digest.to_string(),
         reference: image.reference.clone(),

@@ -24,7 +24,7 @@ use super::share::{Served, Tended};
 use super::{Node, Origin, Sandbox, freezing, locked, network, rate_limits};
 use crate::container::{IMAGE_SLOT, RootServing};
 use crate::control_client::{ControlClient, Vmm};
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::state::{Record, SandboxDirectory};
 
 /// How long a VMM may take to answer.
@@ -35,10 +35,10 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 pub enum NotAdopted {
     /// Nothing of it runs any more, and it is removed.
     #[error("{0}")]
-    Ended(Failure),
+    Ended(Error),
     /// It runs on, without an owner.
     #[error("{0}")]
-    Left(Failure),
+    Left(Error),
 }
 
 /// Connects to its VMM, and gives it a new miss socket and console.
@@ -68,7 +68,7 @@ pub(super) async fn adopt(
 type Adopted = (Record, Option<ImageConfiguration>, Option<Origin>);
 
 async fn take_over(node: &Node, record: Record, resources: &mut Resources) -> Result<Adopted, NotAdopted> {
-    let ended = |what: &str| NotAdopted::Ended(Failure::new(ExitCode::VmmFailed, what));
+    let ended = |what: &str| NotAdopted::Ended(Error::new(ErrorKind::VmmFailed, what));
     let vmm = record.vmm.and_then(VmmProcess::adopt);
     resources.vmm = Some(vmm.ok_or_else(|| ended("its VMM has ended"))?);
     let cgroup = record.cgroup.as_deref().map(|name| node.cgroups.adopt(name));
@@ -120,8 +120,8 @@ async fn connect(
     node: &Node,
     record: &Record,
     resources: &mut Resources,
-) -> Result<Arc<ControlClient>, Failure> {
-    let failed = |what: String| Failure::new(ExitCode::VmmFailed, what);
+) -> Result<Arc<ControlClient>, Error> {
+    let failed = |what: String| Error::new(ErrorKind::VmmFailed, what);
     let silent = |_| {
         failed(format!(
             "its VMM has not answered for {} s",
@@ -194,7 +194,7 @@ async fn has_ended(control: &ControlClient) -> bool {
 /// runs on with the others.
 fn recover(resources: &mut Resources, node: &Node, record: &Record) -> Option<Origin> {
     let (provenance, vmm) = (record.provenance.as_ref()?, record.vmm?);
-    let told = |e: Failure| tracing::warn!(sandbox = record.id, "adopted, but it cannot be frozen: {e}");
+    let told = |e: Error| tracing::warn!(sandbox = record.id, "adopted, but it cannot be frozen: {e}");
     resources.used_slots = AtomicU16::new(provenance.last_slot());
     let (images, lost) = provenance.images(node);
     for shown in &images {

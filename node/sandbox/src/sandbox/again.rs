@@ -1,22 +1,22 @@
 //! A machine that is lost before it is ready is made again, once.
 //!
 //! Nothing of the user's runs before the acknowledgement, so making all of it anew repeats nothing. Only death and silence
-//! ([`Failure::machine_lost`]) are answered so: what was refused would be refused again. It is never silent.
+//! ([`Error::machine_lost`]) are answered so: what was refused would be refused again. It is never silent.
 
 use std::time::Duration;
 
 use super::Resources;
 use super::machine::describe;
-use crate::exit::Failure;
+use crate::error::Error;
 
 /// How long after its silence a machine's end may be told: the VMM says why, then ends.
 const END_LINGERS: Duration = Duration::from_secs(1);
 
 /// Does what makes a machine; if it is lost, says so to `told`, and does it again. The second failure is the failure.
-pub(super) async fn once_more<T, F: Future<Output = Result<T, Failure>>>(
+pub(super) async fn once_more<T, F: Future<Output = Result<T, Error>>>(
     told: impl Fn(&str),
     make: impl Fn() -> F,
-) -> Result<T, Failure> {
+) -> Result<T, Error> {
     match make().await {
         Err(first) if first.machine_lost => {
             let text = format!("the first machine died before it was ready: {}", first.what);
@@ -25,14 +25,14 @@ pub(super) async fn once_more<T, F: Future<Output = Result<T, Failure>>>(
                 tracing::warn!("  | {line}");
             }
             told(&text);
-            make().await.map_err(Failure::for_good)
+            make().await.map_err(Error::for_good)
         }
         other => other,
     }
 }
 
 /// The same failure, with why the machine ended if it has.
-pub(super) async fn with_end(failure: Failure, resources: &Resources) -> Failure {
+pub(super) async fn with_end(failure: Error, resources: &Resources) -> Error {
     let Some(control) = resources.control.as_ref().filter(|_| failure.machine_lost) else {
         return failure;
     };
@@ -46,21 +46,21 @@ pub(super) async fn with_end(failure: Failure, resources: &Resources) -> Failure
         None => ended.closed_because(),
     };
     let what = format!("{why} ({})", failure.what);
-    Failure { what, ..failure }
+    Error { what, ..failure }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::exit::ExitCode;
+    use crate::error::ErrorKind;
     use std::cell::{Cell, RefCell};
 
-    fn lost(what: &str) -> Failure {
-        Failure::new(ExitCode::GuestNotReady, what).lost()
+    fn lost(what: &str) -> Error {
+        Error::new(ErrorKind::GuestNotReady, what).lost()
     }
 
     /// Makes with each outcome in turn: what came of it, how often it was tried, and what was told.
-    async fn outcome(outcomes: [Result<u8, Failure>; 2]) -> (Result<u8, Failure>, usize, Vec<String>) {
+    async fn outcome(outcomes: [Result<u8, Error>; 2]) -> (Result<u8, Error>, usize, Vec<String>) {
         let (left, tried, told) = (
             RefCell::new(Vec::from(outcomes)),
             Cell::new(0),
@@ -91,7 +91,7 @@ mod tests {
         assert_eq!((second.what.as_str(), tried), ("second", 2));
         assert!(!second.machine_lost, "nobody outside tries a third time");
 
-        let refused = Failure::new(ExitCode::SnapshotDamaged, "damaged");
+        let refused = Error::new(ErrorKind::SnapshotDamaged, "damaged");
         let (made, tried, told) = outcome([Err(refused), Ok(2)]).await;
         assert_eq!(
             (made.unwrap_err().what.as_str(), tried, told.len()),

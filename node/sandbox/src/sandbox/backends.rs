@@ -7,7 +7,7 @@ use thaw_protocol::control::{Backend, Command, DeviceId};
 
 use crate::console::Console;
 use crate::control_client::ControlClient;
-use crate::exit::Failure;
+use crate::error::Error;
 use crate::images::Exported;
 use crate::misses::{Given, MissServer};
 
@@ -75,7 +75,7 @@ impl<'a> Backends<'a> {
 
     /// Sends all, then waits for the answers: the first refusal is the error. The devices not spoken of, which a thaw must
     /// declare empty: it wants an answer for each.
-    pub(super) async fn send(self, control: &ControlClient) -> Result<Vec<DeviceId>, Failure> {
+    pub(super) async fn send(self, control: &ControlClient) -> Result<Vec<DeviceId>, Error> {
         let unspoken = |device: &DeviceId| !self.spoken_of.contains(device);
         let empty = SWAPPABLE.into_iter().filter(unspoken).collect();
         let mut pending = Vec::with_capacity(self.requests.len());
@@ -90,9 +90,9 @@ impl<'a> Backends<'a> {
         }
         for (device, pending) in pending {
             pending.answer().await.map_err(|e| {
-                let failure = Failure::from(e);
+                let failure = Error::from(e);
                 let what = format!("{device}: {}", failure.what);
-                Failure { what, ..failure }
+                Error { what, ..failure }
             })?;
         }
         Ok(empty)
@@ -117,14 +117,10 @@ pub(super) struct Ends {
 
 impl Ends {
     /// `given` are the images its VMM has, or is about to have.
-    pub(super) fn make(
-        images: crate::images::Images,
-        given: &Given,
-        with_disk: bool,
-    ) -> Result<Ends, Failure> {
+    pub(super) fn make(images: crate::images::Images, given: &Given, with_disk: bool) -> Result<Ends, Error> {
         let start = || {
             MissServer::start(images.clone(), given.clone())
-                .map_err(|e| Failure::system("cannot make a miss socket", &e))
+                .map_err(|e| Error::system("cannot make a miss socket", &e))
         };
         let (server, root_misses) = start()?;
         let mut misses = vec![server];
@@ -137,7 +133,7 @@ impl Ends {
             false => None,
         };
         let (console, console_pipe) =
-            Console::new().map_err(|e| Failure::system("cannot make a console pipe", &e))?;
+            Console::new().map_err(|e| Error::system("cannot make a console pipe", &e))?;
         Ok(Ends {
             misses,
             root_misses,

@@ -8,7 +8,7 @@
 use super::create::Making;
 use super::machine::{describe, explain};
 use super::{READY_LIMIT, Resources};
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::template::command_line::{command_line, is_bare};
 
 /// What one prints at boot.
@@ -23,12 +23,12 @@ pub(super) fn expected() -> bool {
 
 impl Making<'_> {
     /// Waits until a bare guest that boots says that it is ready.
-    pub(super) async fn bare_is_ready(&self) -> Result<(), Failure> {
+    pub(super) async fn bare_is_ready(&self) -> Result<(), Error> {
         said(&self.resources, "it is ready", |line| line == READY).await
     }
 
     /// Waits until a bare guest that was thawed says who it is now.
-    pub(super) async fn bare_acknowledges(&self) -> Result<(), Failure> {
+    pub(super) async fn bare_acknowledges(&self) -> Result<(), Error> {
         said(&self.resources, "it is another now", is_generation).await
     }
 }
@@ -38,11 +38,11 @@ fn is_generation(line: &[u8]) -> bool {
 }
 
 /// Waits for a line on the console, or for why there will be none.
-async fn said(resources: &Resources, what: &str, wanted: fn(&[u8]) -> bool) -> Result<(), Failure> {
+async fn said(resources: &Resources, what: &str, wanted: fn(&[u8]) -> bool) -> Result<(), Error> {
     let lost = |why: String| {
         let what = format!("a bare guest did not say that {what}: {why}");
         Err(explain(
-            Failure::new(ExitCode::GuestNotReady, what).lost(),
+            Error::new(ErrorKind::GuestNotReady, what).lost(),
             resources,
         ))
     };

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::blocking::blocking;
 use crate::config::{DiskConfig, DiskLimit, Size};
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 
 /// Bytes that one sandbox's logs and its container's kept output take, at most.
 const LOGS: u64 = 4 << 20;
@@ -124,8 +124,8 @@ impl Budget {
     /// As the configuration says, of what is under `data`, with the snapshots that are left of those on the list there.
     ///
     /// # Errors
-    /// [`ExitCode::Runtime`] where the size of the file system cannot be told, or the list cannot be read.
-    pub fn open(config: &DiskConfig, data: &Path) -> Result<Budget, Failure> {
+    /// [`ErrorKind::Runtime`] where the size of the file system cannot be told, or the list cannot be read.
+    pub fn open(config: &DiskConfig, data: &Path) -> Result<Budget, Error> {
         let limit = match config.limit {
             None => None,
             Some(DiskLimit::Bytes(Size(bytes))) => Some(bytes),
@@ -153,8 +153,8 @@ impl Budget {
     /// Takes what a sandbox with a disk of this size can come to.
     ///
     /// # Errors
-    /// [`ExitCode::DiskBudget`] with the limit, what is used and what was asked for.
-    pub(super) async fn sandbox(self: &Arc<Budget>, disk_bytes: u64) -> Result<Share, Failure> {
+    /// [`ErrorKind::DiskBudget`] with the limit, what is used and what was asked for.
+    pub(super) async fn sandbox(self: &Arc<Budget>, disk_bytes: u64) -> Result<Share, Error> {
         self.take(Use::Sandbox, disk_bytes.saturating_add(LOGS)).await
     }
 
@@ -174,8 +174,8 @@ impl Budget {
         self: &Arc<Budget>,
         memory_mib: u32,
         disk: impl AsFd,
-    ) -> Result<Share, Failure> {
-        let disk = allocated(disk).map_err(|e| Failure::system("cannot look at a sandbox's disk", &e))?;
+    ) -> Result<Share, Error> {
+        let disk = allocated(disk).map_err(|e| Error::system("cannot look at a sandbox's disk", &e))?;
         let memory = u64::from(memory_mib) << 20;
         self.take(Use::Snapshot, memory.saturating_add(disk)).await
     }
@@ -204,7 +204,7 @@ impl Budget {
         }
     }
 
-    async fn take(self: &Arc<Budget>, what: Use, bytes: u64) -> Result<Share, Failure> {
+    async fn take(self: &Arc<Budget>, what: Use, bytes: u64) -> Result<Share, Error> {
         if self.fits(what, bytes).is_ok() {
             return Ok(self.share(what, bytes));
         }
@@ -227,7 +227,7 @@ impl Budget {
             "the disk budget has no room for {}: its limit is {limit} bytes, {used} are used, {bytes} are asked for",
             what.noun()
         );
-        Err(Failure::new(ExitCode::DiskBudget, what))
+        Err(Error::new(ErrorKind::DiskBudget, what))
     }
 
     /// Counts it, if it fits; else the limit and what is used.
@@ -295,10 +295,10 @@ impl Budget {
     }
 }
 
-fn read_list(list: &Path) -> Result<BTreeMap<PathBuf, u64>, Failure> {
+fn read_list(list: &Path) -> Result<BTreeMap<PathBuf, u64>, Error> {
     let wrong = |why: &dyn std::fmt::Display| {
         let what = format!("{} cannot be read: {why}", list.display());
-        Failure::new(ExitCode::Runtime, what)
+        Error::new(ErrorKind::Runtime, what)
             .remedy("remove it: snapshots made so far then do not count in the disk budget")
     };
     let text = match fs::read(list) {
@@ -314,14 +314,14 @@ fn read_list(list: &Path) -> Result<BTreeMap<PathBuf, u64>, Failure> {
     }
 }
 
-fn percent_of(data: &Path, percent: u8) -> Result<u64, Failure> {
+fn percent_of(data: &Path, percent: u8) -> Result<u64, Error> {
     // It need not be there yet; what is above it is on the same file system, or will be found wanting when it is made.
     let there = data
         .ancestors()
         .find(|path| path.exists())
         .unwrap_or(Path::new("/"));
     let system = rustix::fs::statvfs(there)
-        .map_err(|e| Failure::system(format!("cannot tell the size of {}", data.display()), &e.into()))?;
+        .map_err(|e| Error::system(format!("cannot tell the size of {}", data.display()), &e.into()))?;
     let bytes = u128::from(system.f_blocks) * u128::from(system.f_frsize);
     Ok(u64::try_from(bytes * u128::from(percent) / 100).unwrap_or(u64::MAX))
 }

@@ -21,7 +21,7 @@ async fn sandbox_beyond_the_limit_is_refused_with_all_numbers() {
     let budget = budget(Some(100 * MIB), data.path());
     let first = budget.sandbox(60 * MIB).await.unwrap();
     let refused = budget.sandbox(60 * MIB).await.unwrap_err();
-    assert_eq!(refused.code, ExitCode::DiskBudget);
+    assert_eq!(refused.kind, ErrorKind::DiskBudget);
     for number in [100 * MIB, 64 * MIB] {
         assert!(refused.what.contains(&number.to_string()), "{refused}");
     }
@@ -77,7 +77,7 @@ async fn removed_snapshot_makes_room_and_a_kept_one_counts_after_a_restart() {
     let share = first.snapshot(64, &disk).await.unwrap();
     assert_eq!(first.statistics().snapshots, 64 * MIB);
     let refused = first.snapshot(64, &disk).await.unwrap_err();
-    assert_eq!(refused.code, ExitCode::DiskBudget);
+    assert_eq!(refused.kind, ErrorKind::DiskBudget);
     assert!(refused.what.contains("a snapshot"), "{refused}");
     let place = snapshot(data.path(), "made");
     first.written(share, &place);

@@ -17,7 +17,7 @@ use super::create::{Making, new_record};
 use super::machine::{doorbell, explain, odd, spawn, times};
 use super::pagemap::pagemap;
 use super::{Node, SandboxSpec};
-use crate::exit::Failure;
+use crate::error::Error;
 use crate::handshake::Performed;
 use crate::snapshot::SigningKey;
 use crate::state::Record;
@@ -27,7 +27,7 @@ use crate::trace::{Trace, monotonic_ns};
 
 impl Making<'_> {
     /// A machine of the sandbox's own size, to be booted.
-    pub(super) async fn make_cold(&mut self, spec: &SandboxSpec) -> Result<(), Failure> {
+    pub(super) async fn make_cold(&mut self, spec: &SandboxSpec) -> Result<(), Error> {
         let machine = MachineSpec {
             vcpus: spec.vcpus,
             memory_mib: spec.memory_mib,
@@ -47,11 +47,11 @@ impl Making<'_> {
     }
 
     /// Boots it, until its agent rings: CLOCK_MONOTONIC nanoseconds.
-    pub(super) async fn boot(&mut self) -> Result<u64, Failure> {
+    pub(super) async fn boot(&mut self) -> Result<u64, Error> {
         self.boot_with(cold_command_line()).await
     }
 
-    async fn boot_with(&mut self, cmdline: String) -> Result<u64, Failure> {
+    async fn boot_with(&mut self, cmdline: String) -> Result<u64, Error> {
         let control = self.resources.control()?;
         let kernel = [self.files.kernel.as_fd()];
         let rang = match control.call(Command::Boot { cmdline }, &kernel).await {
@@ -63,7 +63,7 @@ impl Making<'_> {
     }
 
     /// The stages of a boot, as the VMM and the guest timed them.
-    pub(super) async fn trace_boot(&self, performed: &Performed) -> Result<(), Failure> {
+    pub(super) async fn trace_boot(&self, performed: &Performed) -> Result<(), Error> {
         let control = self.resources.control()?;
         let times = times(control).await?;
         let rang = control.life().borrow().doorbell.unwrap_or(times.entered);
@@ -83,15 +83,15 @@ impl Templates {
     /// A damaged one is removed and built again, once.
     ///
     /// # Errors
-    /// [`ExitCode::SnapshotDamaged`] when it is damaged and cannot be built again, or the one built again is damaged too.
-    /// [`ExitCode::SnapshotSignature`] when keys are trusted here and none of them signed it, or would.
+    /// [`ErrorKind::SnapshotDamaged`] when it is damaged and cannot be built again, or the one built again is damaged too.
+    /// [`ErrorKind::SnapshotSignature`] when keys are trusted here and none of them signed it, or would.
     pub async fn get(
         &self,
         node: &Node,
         shape: Shape,
         key: Option<SigningKey>,
         progress: &Progress,
-    ) -> Result<Template, Failure> {
+    ) -> Result<Template, Error> {
         let recipe = Recipe::of(shape);
         let freeze = async |files| freeze_template(node, &recipe, files, progress).await;
         self.get_by(recipe.clone(), key, progress, freeze).await
@@ -106,18 +106,18 @@ async fn freeze_template(
     recipe: &Recipe,
     into: FrozenInto,
     progress: &Progress,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let again = |text: &str| progress(Step::Again(text.to_owned()));
     once_more(again, || boot_and_freeze(node, recipe, &into, progress)).await?;
     once_more(again, || rehearse(node, recipe, &into)).await
 }
 
 /// Empties files a lost machine may have begun to write.
-fn empty<const N: usize>(files: [&File; N]) -> Result<(), Failure> {
+fn empty<const N: usize>(files: [&File; N]) -> Result<(), Error> {
     let emptied = files
         .into_iter()
         .try_for_each(|mut file| file.set_len(0).and_then(|()| file.rewind()));
-    emptied.map_err(|e| Failure::system("cannot empty a snapshot's file", &e))
+    emptied.map_err(|e| Error::system("cannot empty a snapshot's file", &e))
 }
 
 async fn boot_and_freeze(
@@ -125,7 +125,7 @@ async fn boot_and_freeze(
     recipe: &Recipe,
     into: &FrozenInto,
     progress: &Progress,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     empty([&into.state, &into.memory])?;
     let trace = Trace::new();
     let mut making = Making::begin(node, template_record(recipe)?, &trace)?;
@@ -152,7 +152,7 @@ async fn boot_and_freeze(
     Ok(())
 }
 
-fn template_record(recipe: &Recipe) -> Result<Record, Failure> {
+fn template_record(recipe: &Recipe) -> Result<Record, Error> {
     Ok(Record {
         image: "(template)".into(),
         vcpus: recipe.shape.vcpus,
@@ -163,7 +163,7 @@ fn template_record(recipe: &Recipe) -> Result<Record, Failure> {
 
 impl Making<'_> {
     /// What a template is booted with, and thawed with to see that it thaws; the devices that have nothing.
-    async fn attach_to_template(&mut self) -> Result<Vec<DeviceId>, Failure> {
+    async fn attach_to_template(&mut self) -> Result<Vec<DeviceId>, Error> {
         let vsock = vmm::listen(&self.resources.directory.vsock_socket(), SocketType::STREAM)?;
         let ends = Ends::make(self.node.images.clone(), &self.resources.given, false)?;
         let mut backends = Backends::default();
@@ -176,7 +176,7 @@ impl Making<'_> {
     }
 }
 
-async fn freeze(making: &Making<'_>, into: &FrozenInto) -> Result<(), Failure> {
+async fn freeze(making: &Making<'_>, into: &FrozenInto) -> Result<(), Error> {
     let control = making.resources.control()?;
     let pagemap = pagemap(making.record.vmm)?;
     control.call(Command::Pause, &[]).await?;
@@ -192,7 +192,7 @@ async fn freeze(making: &Making<'_>, into: &FrozenInto) -> Result<(), Failure> {
 }
 
 /// Thaws what was just frozen, makes it somebody nobody is, and has the pages written down it touched for that.
-async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(), Failure> {
+async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(), Error> {
     empty([&into.working_set])?;
     let trace = Trace::new();
     let record = Record {

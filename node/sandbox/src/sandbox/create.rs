@@ -34,7 +34,7 @@ use super::{
     Node, Origin, READY_LIMIT, Resources, Sandbox, SandboxSpec, Shown, limits, locked, network, share,
 };
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, RootServing, image_name};
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::handshake::{self, Performed, Wanted};
 use crate::id::new_id;
 use crate::image::account::Counting;
@@ -57,7 +57,7 @@ pub(super) struct Making<'a> {
 
 impl<'a> Making<'a> {
     /// Its directory: everything later is found from it.
-    pub(super) fn begin(node: &'a Node, record: Record, trace: &'a Trace) -> Result<Making<'a>, Failure> {
+    pub(super) fn begin(node: &'a Node, record: Record, trace: &'a Trace) -> Result<Making<'a>, Error> {
         let files = MachineFiles::open(&node.paths)?;
         let program = vmm::find()?;
         let record = Record {
@@ -77,7 +77,7 @@ impl<'a> Making<'a> {
     }
 
     /// Gives every device its backend. Those that have none, for [`Self::thaw`].
-    pub(super) async fn attach(&mut self, parts: Parts) -> Result<Vec<DeviceId>, Failure> {
+    pub(super) async fn attach(&mut self, parts: Parts) -> Result<Vec<DeviceId>, Error> {
         let _stage = self.trace.stage("attach");
         let cgroup = self.resources.cgroup.as_deref();
         limits::set(self.node.require.limits, cgroup, &self.record, &parts.disk.file).await?;
@@ -153,7 +153,7 @@ impl<'a> Making<'a> {
         self.resources.images = Mutex::new(parts.images);
         // Written with the record, once it is ready: before, nobody adopts it.
         self.record.provenance = Provenance::of(&self.resources, self.origin.as_ref())
-            .map_err(|e| Failure::system("cannot look at the sandbox's disk", &e))?;
+            .map_err(|e| Error::system("cannot look at the sandbox's disk", &e))?;
         Ok(empty)
     }
 
@@ -161,7 +161,7 @@ impl<'a> Making<'a> {
     pub(super) async fn become_sandbox(
         &mut self,
         hostname: Option<String>,
-    ) -> Result<Option<Performed>, Failure> {
+    ) -> Result<Option<Performed>, Error> {
         self.become_somebody(hostname, false).await
     }
 
@@ -171,7 +171,7 @@ impl<'a> Making<'a> {
         &mut self,
         hostname: Option<String>,
         rehearsal: bool,
-    ) -> Result<Option<Performed>, Failure> {
+    ) -> Result<Option<Performed>, Error> {
         let _stage = self.trace.stage("handshake");
         let performed = match self.node.has_agents() {
             true => Some(self.shake_hands(hostname, rehearsal).await?),
@@ -184,7 +184,7 @@ impl<'a> Making<'a> {
         Ok(performed)
     }
 
-    async fn shake_hands(&self, hostname: Option<String>, rehearsal: bool) -> Result<Performed, Failure> {
+    async fn shake_hands(&self, hostname: Option<String>, rehearsal: bool) -> Result<Performed, Error> {
         let wanted = Wanted {
             hostname: hostname.unwrap_or_else(|| self.record.id.clone()),
             network: self
@@ -201,7 +201,7 @@ impl<'a> Making<'a> {
         let path = self.resources.directory.vsock_socket();
         let performed =
             tokio::task::spawn_blocking(move || handshake::perform(&path, wanted, READY_LIMIT)).await;
-        let performed = performed.map_err(|e| Failure::new(ExitCode::HandshakeFailed, e.to_string()))?;
+        let performed = performed.map_err(|e| Error::new(ErrorKind::HandshakeFailed, e.to_string()))?;
         let performed = match performed {
             Ok(performed) => performed,
             Err(e) => return Err(explain(with_end(e, &self.resources).await, &self.resources)),
@@ -231,7 +231,7 @@ impl<'a> Making<'a> {
         );
     }
 
-    pub(super) fn done(self) -> Result<Sandbox, Failure> {
+    pub(super) fn done(self) -> Result<Sandbox, Error> {
         let config = locked(&self.resources.images)
             .first()
             .map(|s| s.image.config.clone());
@@ -259,11 +259,11 @@ pub(super) async fn create(
     trace: &Trace,
     progress: Arc<dyn Progress>,
     building: TemplateProgress,
-) -> Result<Sandbox, Failure> {
+) -> Result<Sandbox, Error> {
     check_shape(&spec)?;
     if spec.cold && !node.has_agents() {
         let what = "a bare guest has no agent: it becomes a sandbox by a thaw only";
-        return Err(Failure::new(ExitCode::Runtime, what));
+        return Err(Error::new(ErrorKind::Runtime, what));
     }
     let told = |text: &str| trace.reason(Slow::MadeAgain, text);
     let make = || make(node, &spec, trace, progress.clone(), building.clone());
@@ -280,7 +280,7 @@ async fn make(
     trace: &Trace,
     progress: Arc<dyn Progress>,
     building: TemplateProgress,
-) -> Result<Sandbox, Failure> {
+) -> Result<Sandbox, Error> {
     let share_of_disk = node.budget.sandbox(u64::from(spec.disk_mib) << 20).await?;
     let mut making = Making::begin(node, record(spec)?, trace)?;
     making.resources.share_of_disk = Some(share_of_disk);
@@ -338,14 +338,14 @@ async fn make(
     making.done()
 }
 
-fn check_shape(spec: &SandboxSpec) -> Result<(), Failure> {
+fn check_shape(spec: &SandboxSpec) -> Result<(), Error> {
     if spec.memory_mib < *MEMORY_MIB.start() {
         let what = format!(
             "{} MiB of memory is too small for a guest: the least is {}",
             spec.memory_mib,
             MEMORY_MIB.start()
         );
-        return Err(Failure::new(ExitCode::MemoryTooSmall, what));
+        return Err(Error::new(ErrorKind::MemoryTooSmall, what));
     }
     if spec.memory_mib > *MEMORY_MIB.end() {
         let what = format!(
@@ -353,9 +353,7 @@ fn check_shape(spec: &SandboxSpec) -> Result<(), Failure> {
             spec.memory_mib,
             MEMORY_MIB.end()
         );
-        return Err(
-            Failure::new(ExitCode::Runtime, what).remedy("give it less (--memory; a pod: its limits)")
-        );
+        return Err(Error::new(ErrorKind::Runtime, what).remedy("give it less (--memory; a pod: its limits)"));
     }
     if !DISK_MIB.contains(&spec.disk_mib) {
         let what = format!(
@@ -364,7 +362,7 @@ fn check_shape(spec: &SandboxSpec) -> Result<(), Failure> {
             DISK_MIB.start(),
             DISK_MIB.end()
         );
-        return Err(Failure::new(ExitCode::Runtime, what).remedy("choose another --disk"));
+        return Err(Error::new(ErrorKind::Runtime, what).remedy("choose another --disk"));
     }
     if !VCPUS.contains(&spec.vcpus) {
         let what = format!(
@@ -373,8 +371,9 @@ fn check_shape(spec: &SandboxSpec) -> Result<(), Failure> {
             VCPUS.start(),
             VCPUS.end()
         );
-        return Err(Failure::new(ExitCode::Runtime, what)
-            .remedy("give it another number (--cpus; a pod: its limits)"));
+        return Err(
+            Error::new(ErrorKind::Runtime, what).remedy("give it another number (--cpus; a pod: its limits)")
+        );
     }
     if let Some(millis) = spec.cpu_limit_millis.filter(|m| !CPU_MILLIS.contains(m)) {
         let what = format!(
@@ -382,12 +381,12 @@ fn check_shape(spec: &SandboxSpec) -> Result<(), Failure> {
             CPU_MILLIS.start(),
             CPU_MILLIS.end()
         );
-        return Err(Failure::new(ExitCode::Runtime, what).remedy("choose another --cpu-limit"));
+        return Err(Error::new(ErrorKind::Runtime, what).remedy("choose another --cpu-limit"));
     }
     Ok(())
 }
 
-fn record(spec: &SandboxSpec) -> Result<Record, Failure> {
+fn record(spec: &SandboxSpec) -> Result<Record, Error> {
     Ok(Record {
         name: spec.name.clone(),
         image: spec.image.clone().unwrap_or_default(),
@@ -409,9 +408,9 @@ fn record(spec: &SandboxSpec) -> Result<Record, Failure> {
 }
 
 /// A record of ours with a new id.
-pub(super) fn new_record() -> Result<Record, Failure> {
+pub(super) fn new_record() -> Result<Record, Error> {
     Ok(Record {
-        id: new_id().map_err(|e| Failure::system("cannot read random bytes", &e))?,
+        id: new_id().map_err(|e| Error::system("cannot read random bytes", &e))?,
         name: None,
         image: String::new(),
         image_digest: None,
@@ -446,7 +445,7 @@ async fn image(
     spec: &SandboxSpec,
     trace: &Trace,
     progress: Arc<dyn Progress>,
-) -> Result<Option<(Image, Option<Prefetch>)>, Failure> {
+) -> Result<Option<(Image, Option<Prefetch>)>, Error> {
     let Some(reference) = &spec.image else {
         return Ok(None);
     };
@@ -463,7 +462,7 @@ async fn image(
 }
 
 /// None where this host has none to give and limits are not required: the sandbox then runs in its caller's.
-pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Result<Option<Claimed<Cgroups>>, Failure> {
+pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Result<Option<Claimed<Cgroups>>, Error> {
     let _stage = trace.stage("cgroup");
     match claim(
         &node.pools,
@@ -489,17 +488,17 @@ async fn new_share(
     spec: &SandboxSpec,
     directory: &std::path::Path,
     trace: &Trace,
-) -> Result<Option<Serving>, Failure> {
+) -> Result<Option<Serving>, Error> {
     let _stage = (!spec.volumes.is_empty()).then(|| trace.stage("share"));
     share::start(&spec.volumes, directory).await
 }
 
 /// One of a few sizes, with more room behind it where that is too small: the guest grows what is on it.
-async fn new_disk(node: &Node, mib: u32, trace: &Trace) -> Result<Claimed<Disks>, Failure> {
+async fn new_disk(node: &Node, mib: u32, trace: &Trace) -> Result<Claimed<Disks>, Error> {
     let _stage = trace.stage("disk");
     let size = u64::from(mib) << 20;
-    let mut disk = claim(&node.pools, |p| &p.disks, made_size(size), Failure::from, trace).await?;
+    let mut disk = claim(&node.pools, |p| &p.disks, made_size(size), Error::from, trace).await?;
     disk.enlarge(size)
-        .map_err(|e| Failure::system("cannot enlarge a disk", &e))?;
+        .map_err(|e| Error::system("cannot enlarge a disk", &e))?;
     Ok(disk)
 }

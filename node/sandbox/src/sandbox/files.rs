@@ -5,7 +5,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::paths::Paths;
 
 /// Open and ready to be handed over.
@@ -17,22 +17,22 @@ pub(super) struct MachineFiles {
 }
 
 impl MachineFiles {
-    pub(super) fn open(paths: &Paths) -> Result<MachineFiles, Failure> {
+    pub(super) fn open(paths: &Paths) -> Result<MachineFiles, Error> {
         let kvm = open_kvm(Path::new("/dev/kvm"))?;
-        let open = |path: &Path, code: ExitCode, what: &str| -> Result<OwnedFd, Failure> {
+        let open = |path: &Path, kind: ErrorKind, what: &str| -> Result<OwnedFd, Error> {
             let missing =
-                |e: io::Error| Failure::new(code, format!("cannot open the {what}: {}: {e}", path.display()));
+                |e: io::Error| Error::new(kind, format!("cannot open the {what}: {}: {e}", path.display()));
             let file = File::open(path).map_err(missing)?;
             if !file.metadata().map_err(missing)?.is_file() {
-                return Err(Failure::new(
-                    code,
+                return Err(Error::new(
+                    kind,
                     format!("the {what} is not a file: {}", path.display()),
                 ));
             }
             Ok(file.into())
         };
-        let kernel = open(&paths.kernel, ExitCode::KernelMissing, "guest kernel")?;
-        let guest_image = open(&paths.guest_image, ExitCode::GuestImageMissing, "guest image")?;
+        let kernel = open(&paths.kernel, ErrorKind::KernelMissing, "guest kernel")?;
+        let guest_image = open(&paths.guest_image, ErrorKind::GuestImageMissing, "guest image")?;
         Ok(MachineFiles {
             kvm,
             kernel,
@@ -41,20 +41,20 @@ impl MachineFiles {
     }
 }
 
-pub(super) fn open_kvm(path: &Path) -> Result<OwnedFd, Failure> {
+pub(super) fn open_kvm(path: &Path) -> Result<OwnedFd, Error> {
     match OpenOptions::new().read(true).write(true).open(path) {
         Ok(kvm) => Ok(kvm.into()),
         Err(e) => {
-            let code = match e.kind() {
-                io::ErrorKind::NotFound => ExitCode::KvmMissing,
-                io::ErrorKind::PermissionDenied => ExitCode::KvmDenied,
+            let kind = match e.kind() {
+                io::ErrorKind::NotFound => ErrorKind::KvmMissing,
+                io::ErrorKind::PermissionDenied => ErrorKind::KvmDenied,
                 _ if e.raw_os_error() == Some(libc::ENODEV) || e.raw_os_error() == Some(libc::ENXIO) => {
-                    ExitCode::KvmMissing
+                    ErrorKind::KvmMissing
                 }
-                _ => ExitCode::KvmInadequate,
+                _ => ErrorKind::KvmInadequate,
             };
-            Err(Failure::new(
-                code,
+            Err(Error::new(
+                kind,
                 format!("cannot open KVM: {}: {e}", path.display()),
             ))
         }
@@ -69,8 +69,8 @@ mod tests {
     fn what_is_missing_is_told_by_its_code() {
         let directory = tempfile::tempdir().unwrap();
         assert_eq!(
-            open_kvm(&directory.path().join("kvm")).unwrap_err().code,
-            ExitCode::KvmMissing
+            open_kvm(&directory.path().join("kvm")).unwrap_err().kind,
+            ErrorKind::KvmMissing
         );
         if !Path::new("/dev/kvm").exists() {
             return thaw_test_skip::skip("the rest: no /dev/kvm");
@@ -84,9 +84,9 @@ mod tests {
             guest_image: guest.into(),
         };
         let none = directory.path().join("none");
-        let code = |paths: Paths| MachineFiles::open(&paths).unwrap_err().code;
-        assert_eq!(code(paths(&none, &file)), ExitCode::KernelMissing);
-        assert_eq!(code(paths(directory.path(), &file)), ExitCode::KernelMissing);
-        assert_eq!(code(paths(&file, &none)), ExitCode::GuestImageMissing);
+        let kind = |paths: Paths| MachineFiles::open(&paths).unwrap_err().kind;
+        assert_eq!(kind(paths(&none, &file)), ErrorKind::KernelMissing);
+        assert_eq!(kind(paths(directory.path(), &file)), ErrorKind::KernelMissing);
+        assert_eq!(kind(paths(&file, &none)), ErrorKind::GuestImageMissing);
     }
 }

@@ -19,7 +19,7 @@ use super::pagemap::pagemap;
 use super::{Node, READY_LIMIT, Sandbox, kept, limits, locked};
 use crate::blocking::blocking;
 use crate::container::{RUNNING_FILE, Running};
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::handshake;
 use crate::snapshot::{Base, Draft, ImageRecord, Kind, SigningKey, SnapshotError, Subject};
 
@@ -71,23 +71,18 @@ pub(super) struct Workload {
 }
 
 impl Sandbox {
-    fn disk(&self) -> Result<&OwnedFd, Failure> {
+    fn disk(&self) -> Result<&OwnedFd, Error> {
         self.resources.disk.as_ref().map(|d| &d.file).ok_or_else(|| {
             let what = format!(
                 "sandbox {} cannot be frozen: its disk is an earlier thawd's, and could not be had",
                 self.record().id
             );
-            Failure::new(ExitCode::Runtime, what)
+            Error::new(ErrorKind::Runtime, what)
         })
     }
 
     /// Freezes it into a new directory.
-    pub async fn freeze(
-        &self,
-        node: &Node,
-        target: &Path,
-        options: FreezeOptions,
-    ) -> Result<Frozen, Failure> {
+    pub async fn freeze(&self, node: &Node, target: &Path, options: FreezeOptions) -> Result<Frozen, Error> {
         // One at a time: each would resume what the other has paused.
         let _one = self.freezing.lock().await;
         let subject = self.subject(node, options.delta)?;
@@ -95,7 +90,7 @@ impl Sandbox {
         let state = self.machine().await?;
         if state != MachineState::Running {
             let what = format!("sandbox {} cannot be frozen: it does not run", self.record().id);
-            return Err(Failure::new(ExitCode::Runtime, what).remedy("thaw resume it first"));
+            return Err(Error::new(ErrorKind::Runtime, what).remedy("thaw resume it first"));
         }
         let share_of_disk = node
             .budget
@@ -147,7 +142,7 @@ impl Sandbox {
     }
 
     /// Pauses the machine, writes it down, and lets it go on unless it is to stop.
-    async fn write_down(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<Frozen, Failure> {
+    async fn write_down(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<Frozen, Error> {
         let control = self.resources.control()?;
         control.call(Command::Pause, &[]).await?;
         reach(Failpoint::FreezePaused);
@@ -166,7 +161,7 @@ impl Sandbox {
         })
     }
 
-    async fn write_files(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<u64, Failure> {
+    async fn write_files(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<u64, Error> {
         let pagemap = pagemap(self.record().vmm)?;
         let cgroup = self.resources.cgroup.as_deref();
         limits::make_room(cgroup, draft.memory(), self.record(), self.disk()?);
@@ -184,7 +179,7 @@ impl Sandbox {
             return Err(odd(&answer));
         };
         reach(Failpoint::FreezeMemoryWritten);
-        let fail = |e: std::io::Error| Failure::system("cannot copy the sandbox's disk", &e);
+        let fail = |e: std::io::Error| Error::system("cannot copy the sandbox's disk", &e);
         let from = self.disk()?.try_clone().map_err(fail)?;
         let to: OwnedFd = draft.add_disk(DISK_ID)?.try_clone().map_err(fail)?.into();
         blocking(move || super::disk::copy(&from, &to).map_err(fail)).await?;
@@ -193,25 +188,25 @@ impl Sandbox {
     }
 
     /// What the manifest says of it; refusals come first, before anything is stopped.
-    fn subject(&self, node: &Node, delta: bool) -> Result<Subject, Failure> {
+    fn subject(&self, node: &Node, delta: bool) -> Result<Subject, Error> {
         let record = self.record();
         let refuse = |why: &str| {
             let what = format!("sandbox {} cannot be frozen: {why}", record.id);
-            Err(Failure::new(ExitCode::Runtime, what))
+            Err(Error::new(ErrorKind::Runtime, what))
         };
         if !record.volumes.is_empty() || locked(&self.resources.share).is_some() {
             let what = format!(
                 "sandbox {} cannot be frozen: it shares files with this host",
                 record.id
             );
-            return Err(Failure::new(ExitCode::Shared, what));
+            return Err(Error::new(ErrorKind::Shared, what));
         }
         if !locked(&self.resources.host_disks).is_empty() {
             let what = format!(
                 "sandbox {} cannot be frozen: it has a block device of this host",
                 record.id
             );
-            return Err(Failure::new(ExitCode::Shared, what));
+            return Err(Error::new(ErrorKind::Shared, what));
         }
         let Some(origin) = &self.origin else {
             return match record.provenance {
@@ -256,7 +251,7 @@ impl Sandbox {
             cpu_limit_millis: record.cpu_limit_millis,
         };
         let workload =
-            serde_json::to_value(workload).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
+            serde_json::to_value(workload).map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))?;
         Ok(Subject {
             kind: Kind::Sandbox,
             images,

@@ -13,7 +13,7 @@ use thaw_protocol::control::{Command, MachineState, Response};
 use super::machine::odd;
 use super::{Node, READY_LIMIT};
 use crate::control_client::ControlClient;
-use crate::exit::Failure;
+use crate::error::Error;
 use crate::handshake;
 use crate::snapshot::sweep_beside;
 use crate::state::SandboxDirectory;
@@ -27,9 +27,9 @@ pub(super) struct Freezing(PathBuf);
 
 impl Freezing {
     /// Writes down that the sandbox in `directory` is frozen to `target`.
-    pub(super) fn note(directory: &Path, target: &Path) -> Result<Freezing, Failure> {
+    pub(super) fn note(directory: &Path, target: &Path) -> Result<Freezing, Error> {
         let path = directory.join(FREEZING);
-        let fail = |e: io::Error| Failure::system(format!("cannot write {}", path.display()), &e);
+        let fail = |e: io::Error| Error::system(format!("cannot write {}", path.display()), &e);
         // Absolute: another process reads it.
         let target = std::path::absolute(target).map_err(fail)?;
         let text = serde_json::to_vec(&target).map_err(|e| fail(e.into()))?;
@@ -74,7 +74,7 @@ pub(super) async fn undo(node: &Node, directory: &SandboxDirectory, control: &Co
     drop(freezing);
 }
 
-async fn go_on(node: &Node, directory: &SandboxDirectory, control: &ControlClient) -> Result<(), Failure> {
+async fn go_on(node: &Node, directory: &SandboxDirectory, control: &ControlClient) -> Result<(), Error> {
     match control.call(Command::Status, &[]).await? {
         Response::Status {
             state: MachineState::Paused,

@@ -12,16 +12,16 @@ use super::backends::{Backends, has_image_disk};
 use super::{Sandbox, locked};
 use crate::blocking::blocking;
 use crate::container::IMAGE_DISK;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::state::HostDisk;
 
 impl Sandbox {
     /// Gives it a block device; the slot its guest has it in.
     ///
     /// # Errors
-    /// [`ExitCode::VolumeUnavailable`] for a device that is not there or cannot be opened, and where every slot has one; those of
+    /// [`ErrorKind::VolumeUnavailable`] for a device that is not there or cannot be opened, and where every slot has one; those of
     /// its VMM.
-    pub async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Failure> {
+    pub async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Error> {
         let HostDisk {
             major,
             minor,
@@ -29,7 +29,7 @@ impl Sandbox {
         } = disk;
         let opened: OwnedFd = blocking(move || {
             block::open(major, minor, read_only)
-                .map_err(|e| Failure::new(ExitCode::VolumeUnavailable, e.to_string()))
+                .map_err(|e| Error::new(ErrorKind::VolumeUnavailable, e.to_string()))
         })
         .await?;
         // What a freeze looks at must stay so.
@@ -39,7 +39,7 @@ impl Sandbox {
                 "block device {major}:{minor}: the sandbox has {} of the host's at a time, and all of them are in use",
                 HOST_DISKS.len()
             );
-            Failure::new(ExitCode::VolumeUnavailable, what)
+            Error::new(ErrorKind::VolumeUnavailable, what)
         })?;
         let mut backends = Backends::default();
         backends.attach(slot, Backend::Disk { read_only }, &opened);
@@ -56,7 +56,7 @@ impl Sandbox {
     ///
     /// # Errors
     /// Those of its VMM.
-    pub async fn remove_disk(&self, slot: DeviceId) -> Result<(), Failure> {
+    pub async fn remove_disk(&self, slot: DeviceId) -> Result<(), Error> {
         let _one = self.freezing.lock().await;
         if !locked(&self.resources.host_disks).contains_key(&slot) {
             return Ok(());
@@ -65,7 +65,7 @@ impl Sandbox {
         self.resources.directory.write(&self.record_now())
     }
 
-    async fn detach(&self, slot: DeviceId) -> Result<(), Failure> {
+    async fn detach(&self, slot: DeviceId) -> Result<(), Error> {
         let detach = Command::Detach { device: slot };
         self.resources.control()?.call(detach, &[]).await?;
         locked(&self.resources.host_disks).remove(&slot);

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use super::Node;
 use crate::blocking::blocking;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::snapshot::{Hash, Registered, Scratch, SnapshotDir, Subject};
 
 /// Between two looks at what is needed.
@@ -42,8 +42,8 @@ fn refer(node: &Node, directory: &std::path::Path, manifest: Hash, subject: &Sub
 /// node's. Blocks while it is verified.
 ///
 /// # Errors
-/// [`ExitCode::SnapshotIncompatible`] where it is not here.
-pub(super) fn guest_image(node: &Node, of: &Registered) -> Result<Option<File>, Failure> {
+/// [`ErrorKind::SnapshotIncompatible`] where it is not here.
+pub(super) fn guest_image(node: &Node, of: &Registered) -> Result<Option<File>, Error> {
     let registry = node.templates.registry();
     let subject = &of.manifest.subject;
     let Some(frozen) = subject.guest_image else {
@@ -58,7 +58,7 @@ pub(super) fn guest_image(node: &Node, of: &Registered) -> Result<Option<File>, 
                 node.paths.guest_image.display(),
                 registry.components().path(frozen).display()
             );
-            Failure::new(ExitCode::SnapshotIncompatible, what)
+            Error::new(ErrorKind::SnapshotIncompatible, what)
                 .remedy("name the right image in THAW_GUEST_IMAGE, or copy it to the second place")
         })?),
     };
@@ -77,14 +77,14 @@ pub(super) fn note_thawed(node: &Node, of: &Registered) {
 }
 
 /// A failure to restore a snapshot that another thaw-vmm froze, with where that is kept.
-pub(super) fn name_vmm(node: &Node, of: &Registered, failure: Failure) -> Failure {
+pub(super) fn name_vmm(node: &Node, of: &Registered, failure: Error) -> Error {
     let Some(vmm) = of.manifest.subject.vmm else {
         return failure;
     };
     let kept = node.templates.registry().components().path(vmm);
     let is_another = !node.templates.makes_with(vmm);
-    match failure.code {
-        ExitCode::SnapshotIncompatible if failure.remedy.is_none() && is_another && kept.exists() => {
+    match failure.kind {
+        ErrorKind::SnapshotIncompatible if failure.remedy.is_none() && is_another && kept.exists() => {
             let remedy = format!(
                 "the thaw-vmm that froze it is kept: try THAW_VMM={}",
                 kept.display()
@@ -113,13 +113,13 @@ impl Node {
     }
 }
 
-fn collect(node: &Node) -> Result<usize, Failure> {
+fn collect(node: &Node) -> Result<usize, Error> {
     if let Some(unreadable) = node.run.unreadable().first() {
         let what = format!(
             "nobody knows what sandbox {} needs: {}",
             unreadable.id, unreadable.why
         );
-        return Err(Failure::new(ExitCode::Runtime, what));
+        return Err(Error::new(ErrorKind::Runtime, what));
     }
     let registry = node.templates.registry();
     let mut needed: HashSet<Hash> = node.templates.components().collect();
@@ -128,7 +128,7 @@ fn collect(node: &Node) -> Result<usize, Failure> {
         needed.extend(snapshot.manifest().subject.components());
     }
     let collected = registry.components().collect(needed, SystemTime::now());
-    collected.map_err(|e| Failure::system("cannot look through what snapshots need", &e))
+    collected.map_err(|e| Error::system("cannot look through what snapshots need", &e))
 }
 
 #[cfg(test)]

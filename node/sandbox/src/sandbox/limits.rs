@@ -13,7 +13,7 @@ use thaw_protocol::api::Volume;
 
 use super::Resources;
 use crate::blocking::blocking;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::state::Record;
 
 /// How much larger than the guest's memory a memory file may be, bytes: with holes, it ends where virtio-mem's last data is, which the
@@ -21,15 +21,15 @@ use crate::state::Record;
 const FILE_MARGIN: u64 = 512 << 20;
 
 /// That a sandbox cannot be limited.
-pub(super) fn unlimited<T: std::fmt::Display>(why: T) -> Failure {
-    Failure::new(
-        ExitCode::LimitsUnavailable,
+pub(super) fn unlimited<T: std::fmt::Display>(why: T) -> Error {
+    Error::new(
+        ErrorKind::LimitsUnavailable,
         format!("the host cannot limit a sandbox: {why}"),
     )
 }
 
 /// A failure to limit a sandbox: refused where limits are required, else said in the log.
-fn tolerate(required: bool, why: Failure) -> Result<(), Failure> {
+fn tolerate(required: bool, why: Error) -> Result<(), Error> {
     if required {
         return Err(why);
     }
@@ -40,8 +40,8 @@ fn tolerate(required: bool, why: Failure) -> Result<(), Failure> {
 /// Puts a process into a sandbox's cgroup, if it has one.
 ///
 /// # Errors
-/// [`ExitCode::LimitsUnavailable`], where limits are required.
-pub(super) fn enter(required: bool, cgroup: Option<&Cgroup>, process: &VmmProcess) -> Result<(), Failure> {
+/// [`ErrorKind::LimitsUnavailable`], where limits are required.
+pub(super) fn enter(required: bool, cgroup: Option<&Cgroup>, process: &VmmProcess) -> Result<(), Error> {
     match cgroup.map(|c| c.add(process.record().pid)) {
         // It has ended: whoever speaks to it next says why.
         Some(Err(e)) if e.raw_os_error() == Some(libc::ESRCH) => Ok(()),
@@ -56,13 +56,13 @@ pub(super) fn enter(required: bool, cgroup: Option<&Cgroup>, process: &VmmProces
 /// Limits a sandbox before its guest runs.
 ///
 /// # Errors
-/// [`ExitCode::LimitsUnavailable`], where limits are required; for a CPU limit always.
+/// [`ErrorKind::LimitsUnavailable`], where limits are required; for a CPU limit always.
 pub(super) async fn set(
     required: bool,
     cgroup: Option<&Cgroup>,
     record: &Record,
     disk: &OwnedFd,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let Some(cgroup) = cgroup else {
         return match record.cpu_limit_millis {
             Some(_) => Err(unlimited("it has no cgroup, so its CPU time has no limit")),
@@ -87,10 +87,10 @@ pub(super) async fn set(
 ///
 /// # Errors
 /// Where the disk cannot be looked at.
-pub(super) fn set_files(resources: &Resources, record: &Record, disk: &OwnedFd) -> Result<(), Failure> {
+pub(super) fn set_files(resources: &Resources, record: &Record, disk: &OwnedFd) -> Result<(), Error> {
     let Some(vmm) = &resources.vmm else { return Ok(()) };
     let disk =
-        rustix::fs::fstat(disk).map_err(|e| Failure::system("cannot look at a sandbox's disk", &e.into()))?;
+        rustix::fs::fstat(disk).map_err(|e| Error::system("cannot look at a sandbox's disk", &e.into()))?;
     let memory = (u64::from(record.memory_mib) << 20) + FILE_MARGIN;
     let disk = u64::try_from(disk.st_size).unwrap_or(0);
     if let Err(error) = vmm.limit_files(disk.max(memory)) {
@@ -108,7 +108,7 @@ fn needs(record: &Record, disk: &OwnedFd) -> Needs {
 }
 
 /// Bytes of memory its volumes can take. A file system may be slow to say.
-async fn volumes_in_memory(volumes: &[Volume]) -> Result<u64, Failure> {
+async fn volumes_in_memory(volumes: &[Volume]) -> Result<u64, Error> {
     let written: Vec<_> = volumes.iter().filter(|v| !v.read_only).collect();
     if written.is_empty() {
         return Ok(0);

@@ -12,7 +12,7 @@ use super::create::new_cgroup;
 use super::files::MachineFiles;
 use super::{Node, READY_LIMIT, Resources, limits, shells, with_console};
 use crate::control_client::{CallError, ControlClient, Vmm};
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::failure::{end_of, last_lines};
 use crate::slow::Slow;
 use crate::state::Record;
@@ -31,11 +31,11 @@ pub(super) async fn make(
     options: &VmmOptions,
     files: &MachineFiles,
     machine: MachineSpec,
-    started: impl FnOnce(&VmmProcess) -> Result<(), Failure>,
-) -> Result<(ControlClient, VmmProcess), Failure> {
+    started: impl FnOnce(&VmmProcess) -> Result<(), Error>,
+) -> Result<(ControlClient, VmmProcess), Error> {
     let process = Process::start(program, options).map_err(|e| match e {
         MachineError::Start(e) => e.into(),
-        other => Failure::new(ExitCode::VmmFailed, other.to_string()),
+        other => Error::new(ErrorKind::VmmFailed, other.to_string()),
     })?;
     started(process.process())?;
     let (process, socket, _) = Vm::Process(process).into_parts();
@@ -55,7 +55,7 @@ pub(super) async fn spawn(
     resources: &mut Resources,
     record: &mut Record,
     trace: &Trace,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     match shells::ready(node, &machine) {
         Ok(shell) => {
             let _stage = trace.stage("spawn");
@@ -103,7 +103,7 @@ pub(super) async fn spawn(
 }
 
 /// The moments of its start.
-pub(super) async fn times(control: &ControlClient) -> Result<StartTimes, Failure> {
+pub(super) async fn times(control: &ControlClient) -> Result<StartTimes, Error> {
     match control.call(Command::Status, &[]).await? {
         Response::Status { times, .. } => Ok(times),
         other => Err(odd(&other)),
@@ -111,7 +111,7 @@ pub(super) async fn times(control: &ControlClient) -> Result<StartTimes, Failure
 }
 
 /// Waits for the doorbell of a machine that boots: when it rang, CLOCK_MONOTONIC nanoseconds.
-pub(super) async fn doorbell(control: &ControlClient) -> Result<u64, Failure> {
+pub(super) async fn doorbell(control: &ControlClient) -> Result<u64, Error> {
     let mut life = control.life();
     let told = life.wait_for(|l| l.doorbell.is_some() || l.exited.is_some() || l.closed);
     let told = tokio::time::timeout(READY_LIMIT, told).await.map_err(|_| {
@@ -119,27 +119,27 @@ pub(super) async fn doorbell(control: &ControlClient) -> Result<u64, Failure> {
             "the guest did not become ready within {} s",
             READY_LIMIT.as_secs()
         );
-        Failure::new(ExitCode::GuestNotReady, what).lost()
+        Error::new(ErrorKind::GuestNotReady, what).lost()
     })?;
     let told = told.map(|l| l.clone()).unwrap_or_default();
     match (told.doorbell, &told.exited) {
         (Some(at), None) => Ok(at),
-        (_, Some(reason)) => Err(Failure::new(
-            ExitCode::GuestNotReady,
+        (_, Some(reason)) => Err(Error::new(
+            ErrorKind::GuestNotReady,
             format!("before it was ready, {}", describe(reason)),
         )
         .lost()),
         (_, None) => {
             let what = format!("{} while the guest booted", told.closed_because());
-            Err(Failure::new(ExitCode::VmmFailed, what).lost())
+            Err(Error::new(ErrorKind::VmmFailed, what).lost())
         }
     }
 }
 
 /// An answer to another question than was asked.
-pub(super) fn odd(answer: &Response) -> Failure {
-    Failure::new(
-        ExitCode::VmmFailed,
+pub(super) fn odd(answer: &Response) -> Error {
+    Error::new(
+        ErrorKind::VmmFailed,
         format!("thaw-vmm answered another question: {answer:?}"),
     )
 }
@@ -154,7 +154,7 @@ pub(super) fn describe(reason: &ExitReason) -> String {
 }
 
 /// Why the VMM did not make its machine: its refusal, or what it wrote before it ended.
-fn vmm_failure(error: CallError, mut process: VmmProcess, log: &Path) -> Failure {
+fn vmm_failure(error: CallError, mut process: VmmProcess, log: &Path) -> Error {
     if matches!(error, CallError::Refused(_)) {
         return error.into();
     }
@@ -162,10 +162,10 @@ fn vmm_failure(error: CallError, mut process: VmmProcess, log: &Path) -> Failure
     let status = process.wait().ok().flatten();
     let failure = match status.and_then(|status| status.code()) {
         // Another would lack the same.
-        Some(JAIL_LACKS_CODE) => Failure::new(ExitCode::JailIncomplete, "thaw-vmm cannot close its jail"),
+        Some(JAIL_LACKS_CODE) => Error::new(ErrorKind::JailIncomplete, "thaw-vmm cannot close its jail"),
         _ => error.into(),
     };
-    Failure {
+    Error {
         context: log_tail(log),
         ..failure
     }
@@ -180,11 +180,11 @@ pub(super) fn log_tail(path: &Path) -> Vec<String> {
 
 /// What the console and the VMM's log say of a failure. A guest that ran out of memory before it was ready says so only
 /// there.
-pub(super) fn explain(failure: Failure, resources: &Resources) -> Failure {
+pub(super) fn explain(failure: Error, resources: &Resources) -> Error {
     let mut failure = with_console(failure, resources.console.as_ref());
     let starved = |l: &String| l.contains("Out of memory") || l.contains("System is deadlocked on memory");
-    if failure.code == ExitCode::GuestNotReady && failure.context.iter().any(starved) {
-        failure.code = ExitCode::MemoryTooSmall;
+    if failure.kind == ErrorKind::GuestNotReady && failure.context.iter().any(starved) {
+        failure.kind = ErrorKind::MemoryTooSmall;
         // Another would starve too.
         failure.machine_lost = false;
         failure.what.push_str(": it ran out of memory");

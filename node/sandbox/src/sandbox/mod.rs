@@ -27,7 +27,7 @@ use crate::config::{Config, SandboxConfig};
 use crate::console::Console;
 use crate::container::RootServing;
 use crate::control_client::Life;
-use crate::exit::Failure;
+use crate::error::Error;
 use crate::human_bytes::HumanBytes;
 use crate::images::{Images, Pull};
 use crate::paths::Paths;
@@ -246,14 +246,14 @@ pub struct Node {
 impl Node {
     /// For a process that makes one sandbox, or a few commands' worth. Guests weakened for a test are taken if this
     /// process's environment makes them so.
-    pub fn open(paths: Paths) -> Result<Node, Failure> {
+    pub fn open(paths: Paths) -> Result<Node, Error> {
         let test_templates = has_test_hooks(&command_line());
         Node::open_as(paths, Hold::Files, test_templates)
     }
 
     /// Opens the run directory and the image store, and removes what dead owners left, forks' snapshots too. A process that lives long holds
     /// templates in sealed memory of its own.
-    pub fn open_as(paths: Paths, hold: Hold, test_templates: bool) -> Result<Node, Failure> {
+    pub fn open_as(paths: Paths, hold: Hold, test_templates: bool) -> Result<Node, Error> {
         let run = RunDirectory::open(&paths.run)?;
         let cgroups = Hierarchy::detect();
         run.clean(&cgroups);
@@ -306,7 +306,7 @@ impl Node {
 
     /// From now on what sandboxes need is made ahead, the disk has a budget, and a sandbox without limits or without a whole jail is refused, as the
     /// configuration says: for a process that makes many.
-    pub fn fill_pools(&mut self) -> Result<(), Failure> {
+    pub fn fill_pools(&mut self) -> Result<(), Error> {
         let network = self.images.config.network.clone();
         let config = &self.images.config.pools;
         self.require = Required::of(&self.images.config.sandbox, true);
@@ -343,7 +343,7 @@ impl Sandbox {
         config: Option<ImageConfiguration>,
         origin: Option<Origin>,
         resources: Resources,
-    ) -> Result<Sandbox, Failure> {
+    ) -> Result<Sandbox, Error> {
         let life = resources.control()?.life();
         Ok(Sandbox::of(record, config, origin, life, resources))
     }
@@ -374,12 +374,12 @@ impl Sandbox {
         trace: &Trace,
         progress: Arc<dyn Progress>,
         building: crate::template::Progress,
-    ) -> Result<Sandbox, Failure> {
+    ) -> Result<Sandbox, Error> {
         create::create(node, spec, trace, progress, building).await
     }
 
     /// Makes a sandbox of a snapshot of a running one: its workloads go on, as another. Timed as a creation is.
-    pub async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Failure> {
+    pub async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Error> {
         snapshot::thaw(node, spec, trace).await
     }
 
@@ -433,13 +433,13 @@ impl Sandbox {
     }
 
     /// A failure of what ran in it, with why its machine ended if it has, and what its console and its VMM wrote.
-    pub async fn explain(&self, failure: Failure) -> Failure {
+    pub async fn explain(&self, failure: Error) -> Error {
         let failure = with_end(failure.lost(), &self.resources).await;
         explain(failure.for_good(), &self.resources)
     }
 
     /// What the VMM says of its machine.
-    pub async fn machine(&self) -> Result<MachineState, Failure> {
+    pub async fn machine(&self) -> Result<MachineState, Error> {
         match self.resources.control()?.call(Command::Status, &[]).await? {
             Response::Status { state, .. } => Ok(state),
             other => Err(odd(&other)),
@@ -447,7 +447,7 @@ impl Sandbox {
     }
 
     /// Stops its CPUs outside guest code.
-    pub async fn pause(&self) -> Result<(), Failure> {
+    pub async fn pause(&self) -> Result<(), Error> {
         let _one = self.freezing.lock().await;
         Ok(self
             .resources
@@ -458,7 +458,7 @@ impl Sandbox {
     }
 
     /// Lets them run again.
-    pub async fn resume(&self) -> Result<(), Failure> {
+    pub async fn resume(&self) -> Result<(), Error> {
         let _one = self.freezing.lock().await;
         Ok(self
             .resources
@@ -539,9 +539,9 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// A failure with the console's last lines before it.
-fn with_console(failure: Failure, console: Option<&Console>) -> Failure {
+fn with_console(failure: Error, console: Option<&Console>) -> Error {
     let lines = console.map(|c| c.tail(CONSOLE_LINES)).unwrap_or_default();
-    Failure {
+    Error {
         context: lines,
         ..failure
     }

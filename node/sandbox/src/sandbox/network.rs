@@ -17,7 +17,7 @@ use super::loopback::Loopback;
 use super::pools::{self, Claimed};
 use super::{NetworkMode, NetworkSource, Node, Sandbox};
 use crate::blocking::blocking;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::slow::Slow;
 use crate::state::{Record, vsock_socket};
 use crate::trace::Trace;
@@ -94,23 +94,23 @@ impl Attached {
 ///
 /// # Errors
 /// Which rule or port cannot be.
-pub fn read(policy: Option<&NetworkPolicy>, publish: &[PublishedPort]) -> Result<Terms, Failure> {
-    let wrong = |what| Failure::new(ExitCode::Runtime, what).remedy("see docs/networking.md");
+pub fn read(policy: Option<&NetworkPolicy>, publish: &[PublishedPort]) -> Result<Terms, Error> {
+    let wrong = |what| Error::new(ErrorKind::Runtime, what).remedy("see docs/networking.md");
     Terms::read(policy, publish).map_err(wrong)
 }
 
-fn failed(error: thaw_network::Error) -> Failure {
-    let failure = Failure::from(error);
-    match failure.code {
-        ExitCode::PortUnavailable => failure,
-        _ => Failure::new(ExitCode::NetworkUnavailable, failure.what),
+fn failed(error: thaw_network::Error) -> Error {
+    let failure = Error::from(error);
+    match failure.kind {
+        ErrorKind::PortUnavailable => failure,
+        _ => Error::new(ErrorKind::NetworkUnavailable, failure.what),
     }
 }
 
-fn nowhere() -> Failure {
+fn nowhere() -> Error {
     let what =
         "ports are published, and connections allowed or denied, of a private network that leads outside";
-    Failure::new(ExitCode::NetworkUnavailable, what).remedy("run as root, with --network private")
+    Error::new(ErrorKind::NetworkUnavailable, what).remedy("run as root, with --network private")
 }
 
 /// Has a network as the sandbox with this directory wants it. A slot made ahead and wanted as it is costs no system call but the reading of the
@@ -121,7 +121,7 @@ pub(super) async fn claim(
     terms: &Terms,
     directory: &Path,
     trace: &Trace,
-) -> Result<Option<Attached>, Failure> {
+) -> Result<Option<Attached>, Error> {
     match source {
         NetworkSource::Ours(NetworkMode::Private) => {
             let _stage = trace.stage("network");
@@ -139,7 +139,7 @@ pub(super) async fn claim(
     }
 }
 
-async fn claim_slot(node: &Node, terms: &Terms, trace: &Trace) -> Result<Claimed<Networks>, Failure> {
+async fn claim_slot(node: &Node, terms: &Terms, trace: &Trace) -> Result<Claimed<Networks>, Error> {
     let mut slot = pools::claim(&node.pools, |p| &p.networks, (), failed, trace).await?;
     if slot.uplink.is_some() {
         slot.config.nameservers = node.pools.networks.kind().nameservers();
@@ -156,7 +156,7 @@ async fn claim_slot(node: &Node, terms: &Terms, trace: &Trace) -> Result<Claimed
     blocking(move || fulfil(&mut slot, terms).map(|()| slot)).await
 }
 
-fn fulfil(slot: &mut NetworkSlot, terms: Terms) -> Result<(), Failure> {
+fn fulfil(slot: &mut NetworkSlot, terms: Terms) -> Result<(), Error> {
     let uplink = slot.uplink.as_mut().ok_or_else(nowhere)?;
     uplink.assign(terms).map_err(failed)
 }
@@ -184,7 +184,7 @@ async fn adopt_slot(node: &Node, record: &Record) -> Option<Claimed<Networks>> {
     let adopted = blocking(move || {
         let slot = pools.networks.kind().adopt(vmm, &described).map_err(failed)?;
         let policy =
-            Policy::new(described.policy).map_err(|e| Failure::new(ExitCode::Runtime, e.to_string()))?;
+            Policy::new(described.policy).map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))?;
         if let Some(uplink) = &slot.uplink
             && let Err(e) = uplink.set_policy(policy)
         {
@@ -219,7 +219,7 @@ impl Sandbox {
     pub async fn set_network_policy(
         self: &Arc<Sandbox>,
         policy: NetworkPolicy,
-    ) -> Result<SandboxNetwork, Failure> {
+    ) -> Result<SandboxNetwork, Error> {
         let policy = read(Some(&policy), &[])?.policy;
         let _one = self.freezing.lock().await;
         let sandbox = self.clone();

@@ -11,15 +11,15 @@ use std::path::Path;
 use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 use thaw_pools::process::ProcessRecord;
 
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 
 /// Opens that of a VMM.
-pub(super) fn pagemap(vmm: Option<ProcessRecord>) -> Result<OwnedFd, Failure> {
-    let vmm = vmm.ok_or_else(|| Failure::new(ExitCode::VmmFailed, "thaw-vmm has ended"))?;
+pub(super) fn pagemap(vmm: Option<ProcessRecord>) -> Result<OwnedFd, Error> {
+    let vmm = vmm.ok_or_else(|| Error::new(ErrorKind::VmmFailed, "thaw-vmm has ended"))?;
     let path = format!("/proc/{}/pagemap", vmm.pid);
     let file = open_without_admin(Path::new(&path));
     Ok(file
-        .map_err(|e| Failure::system(format!("cannot open {path}"), &e))?
+        .map_err(|e| Error::system(format!("cannot open {path}"), &e))?
         .into())
 }
 

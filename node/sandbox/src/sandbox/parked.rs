@@ -13,7 +13,7 @@ use thaw_protocol::control::{MachineSpec, MemoryMode};
 use super::Node;
 use super::recent_pools::RecentPools;
 use super::spare::{Spare, Spares};
-use crate::exit::Failure;
+use crate::error::Error;
 use crate::snapshot::Registered;
 
 /// A pool each for the templates lately used.
@@ -42,9 +42,9 @@ impl Kind for ParkedVms {
     const NAME: &'static str = "parked";
     type Want = ParkedWant;
     type Resource = Spare;
-    type Error = Failure;
+    type Error = Error;
 
-    fn make(&self, want: &ParkedWant) -> Result<Spare, Failure> {
+    fn make(&self, want: &ParkedWant) -> Result<Spare, Error> {
         self.0.make(&want.machine, |shell| {
             let parked = shell.restore(&want.template.files, want.mode, None)?;
             reach(Failpoint::SpareRestored);

@@ -2,16 +2,16 @@
 
 use super::pools::Claimed;
 use super::{Node, Sandbox};
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::state::Record;
 
 impl Sandbox {
     /// Moves the VMM into a cgroup, by its path below the hierarchies' roots; made where it is missing. Blocks: a move waits
     /// for the whole host.
-    pub fn enter(mut self, node: &Node, path: &str) -> Result<Sandbox, Failure> {
+    pub fn enter(mut self, node: &Node, path: &str) -> Result<Sandbox, Error> {
         let unavailable = |why: &dyn std::fmt::Display| {
             let what = format!("sandbox {} cannot live in cgroup {path}: {why}", self.record.id);
-            Failure::new(ExitCode::Runtime, what)
+            Error::new(ErrorKind::Runtime, what)
         };
         let vmm = self.record.vmm.ok_or_else(|| unavailable(&"its VMM has ended"))?;
         let cgroup = node.cgroups.make(path).map_err(|e| unavailable(&e))?;

@@ -16,7 +16,7 @@ use tokio::sync::watch;
 
 use crate::blocking::blocking;
 use crate::config::pools::{Marks, PoolsConfig};
-use crate::exit::Failure;
+use crate::error::Error;
 use crate::paths::Paths;
 use crate::slow::Slow;
 use crate::trace::Trace;
@@ -56,8 +56,8 @@ impl Pools {
         hierarchy: Hierarchy,
         network: Setup,
         config: &PoolsConfig,
-    ) -> Result<Pools, Failure> {
-        let failed = |e: std::io::Error| Failure::system("cannot start the threads of the pools", &e);
+    ) -> Result<Pools, Error> {
+        let failed = |e: std::io::Error| Error::system("cannot start the threads of the pools", &e);
         let has_cgroups = hierarchy != Hierarchy::None;
         let cgroups = Cgroups::new(hierarchy);
         let networks = Networks::new(network);
@@ -189,9 +189,9 @@ pub(super) async fn claim<K: Claimable>(
     pools: &Arc<Pools>,
     of: fn(&Pools) -> &Pool<K>,
     want: K::Want,
-    failed: fn(K::Error) -> Failure,
+    failed: fn(K::Error) -> Error,
     trace: &Trace,
-) -> Result<Claimed<K>, Failure> {
+) -> Result<Claimed<K>, Error> {
     let miss = match of(pools).ready(&want) {
         Ok(claim) => {
             trace.note(K::NAME, "was ready in its pool");
@@ -219,7 +219,7 @@ pub(super) async fn claim<K: Claimable>(
 mod tests {
     use super::*;
     use crate::config::Config;
-    use crate::exit::ExitCode;
+    use crate::error::ErrorKind;
     use thaw_pools::cgroup::Unavailable;
 
     fn place(root: &std::path::Path) -> (Paths, Hierarchy) {
@@ -237,7 +237,7 @@ mod tests {
     }
 
     async fn claimed(pools: &Arc<Pools>, trace: &Trace) -> Claimed<Cgroups> {
-        let failed = |e: Unavailable| Failure::new(ExitCode::Runtime, e.to_string());
+        let failed = |e: Unavailable| Error::new(ErrorKind::Runtime, e.to_string());
         claim(pools, |p| &p.cgroups, (), failed, trace).await.unwrap()
     }
 

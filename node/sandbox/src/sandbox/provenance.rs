@@ -7,7 +7,7 @@ use thaw_pools::disk::Disk;
 use thaw_pools::process::ProcessRecord;
 
 use super::{Node, Origin, Resources, Shown, locked};
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::state::{FileIdentity, Provenance, ShownRecord};
 
 impl Provenance {
@@ -38,11 +38,11 @@ impl Provenance {
     }
 
     /// What it was thawed from, where that is still there unchanged.
-    pub(super) fn origin(&self, node: &Node) -> Result<Origin, Failure> {
+    pub(super) fn origin(&self, node: &Node) -> Result<Origin, Error> {
         let found = node.templates.registry().find(&self.snapshot)?;
         if found.hash() != self.manifest {
             let what = format!("{} is another snapshot now", self.snapshot.display());
-            return Err(Failure::new(ExitCode::SnapshotNotFound, what));
+            return Err(Error::new(ErrorKind::SnapshotNotFound, what));
         }
         Ok(Origin {
             subject: found.manifest().subject.clone(),
@@ -53,11 +53,11 @@ impl Provenance {
     }
 
     /// Its images, from the store: those that are there still, and what is wrong with the others.
-    pub(super) fn images(&self, node: &Node) -> (Vec<Shown>, Option<Failure>) {
+    pub(super) fn images(&self, node: &Node) -> (Vec<Shown>, Option<Error>) {
         let found = |record: &ShownRecord| {
             let image = node.images.by_digest(&record.digest)?.ok_or_else(|| {
                 let what = format!("image {} is not in the store", record.digest);
-                Failure::new(ExitCode::ImageNotStored, what)
+                Error::new(ErrorKind::ImageNotStored, what)
             })?;
             Ok(Shown {
                 slot: record.slot,
@@ -76,11 +76,11 @@ impl Provenance {
     }
 
     /// Its disk, as its VMM has it open.
-    pub(super) fn disk(&self, vmm: ProcessRecord) -> Result<Disk, Failure> {
+    pub(super) fn disk(&self, vmm: ProcessRecord) -> Result<Disk, Error> {
         self.disk
             .opened_from(vmm.pid)
             .and_then(Disk::of)
-            .map_err(|e| Failure::system("cannot reopen the sandbox's disk", &e))
+            .map_err(|e| Error::system("cannot reopen the sandbox's disk", &e))
     }
 }
 

@@ -14,7 +14,7 @@ use super::{Sandbox, locked};
 use crate::blocking::blocking;
 use crate::container::{IMAGE_DISK, RootServing};
 use crate::control_client::ControlClient;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::state::Record;
 
 /// The slots of disks that are the sandbox's own, or the host's.
@@ -67,7 +67,7 @@ pub(super) async fn send(
     control: &ControlClient,
     limits: &RateLimits,
     image_disk: bool,
-) -> Result<(), Failure> {
+) -> Result<(), Error> {
     let mut pending = Vec::new();
     for command in commands(limits, image_disk) {
         pending.push(control.request(command, &[]).await?);
@@ -98,10 +98,10 @@ impl Sandbox {
     }
 
     /// Changes it, from now on, and says what it is then. Buckets are full after a change.
-    pub async fn set_rate_limits(self: &Arc<Sandbox>, change: RateLimits) -> Result<RateLimits, Failure> {
+    pub async fn set_rate_limits(self: &Arc<Sandbox>, change: RateLimits) -> Result<RateLimits, Error> {
         change
             .check()
-            .map_err(|why| Failure::new(ExitCode::Runtime, why))?;
+            .map_err(|why| Error::new(ErrorKind::Runtime, why))?;
         let _one = self.freezing.lock().await;
         let before = *locked(&self.rate_limits);
         let Some(limits) = before else {
@@ -109,7 +109,7 @@ impl Sandbox {
                 "sandbox {}: its thaw-vmm is of a release without rate limits (Command::Limit)",
                 self.record().id
             );
-            return Err(Failure::new(ExitCode::VmmTooOld, what));
+            return Err(Error::new(ErrorKind::VmmTooOld, what));
         };
         let after = limits.changed(change);
         self.note_rate_limits(after).await?;
@@ -122,7 +122,7 @@ impl Sandbox {
         Ok(after)
     }
 
-    async fn note_rate_limits(self: &Arc<Sandbox>, limits: RateLimits) -> Result<(), Failure> {
+    async fn note_rate_limits(self: &Arc<Sandbox>, limits: RateLimits) -> Result<(), Error> {
         *locked(&self.rate_limits) = Some(limits);
         let sandbox = self.clone();
         blocking(move || sandbox.resources.directory.write(&sandbox.record_now())).await

@@ -22,7 +22,7 @@ use super::share::Served;
 use super::{Shown, budget, locked};
 use crate::console::Console;
 use crate::control_client::ControlClient;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::images::Images;
 use crate::misses::{Given, MissServer};
 use crate::page_server::PageServer;
@@ -113,10 +113,10 @@ impl Resources {
         }
     }
 
-    pub(super) fn control(&self) -> Result<&Arc<ControlClient>, Failure> {
+    pub(super) fn control(&self) -> Result<&Arc<ControlClient>, Error> {
         self.control
             .as_ref()
-            .ok_or_else(|| Failure::new(ExitCode::VmmFailed, "no connection to thaw-vmm"))
+            .ok_or_else(|| Error::new(ErrorKind::VmmFailed, "no connection to thaw-vmm"))
     }
 }
 

@@ -23,7 +23,7 @@ use super::machine::log_tail;
 use super::{Sandbox, limits, locked};
 use crate::blocking::blocking;
 use crate::container::volume_name;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 
 /// What thaw-share writes, in the sandbox's directory.
 const LOG: &str = "share.log";
@@ -42,8 +42,8 @@ pub(super) enum Shared {
 /// Starts one for the volumes of a sandbox with this directory. None where there are no volumes.
 ///
 /// # Errors
-/// [`ExitCode::VolumeUnavailable`] for a path that cannot be shared; what is wrong with thaw-share itself.
-pub(super) async fn start(volumes: &[Volume], directory: &Path) -> Result<Option<Serving>, Failure> {
+/// [`ErrorKind::VolumeUnavailable`] for a path that cannot be shared; what is wrong with thaw-share itself.
+pub(super) async fn start(volumes: &[Volume], directory: &Path) -> Result<Option<Serving>, Error> {
     if volumes.is_empty() {
         return Ok(None);
     }
@@ -52,7 +52,7 @@ pub(super) async fn start(volumes: &[Volume], directory: &Path) -> Result<Option
 }
 
 /// Starts one, which goes on with the node ids of those before it. Blocks.
-fn run(shared: &Shared, directory: &Path) -> Result<Serving, Failure> {
+fn run(shared: &Shared, directory: &Path) -> Result<Serving, Error> {
     let (volumes, slots, mounts) = match shared {
         Shared::Volumes(volumes) => (volumes.as_slice(), 0, None),
         Shared::Added(mounts) => (&[][..], SLOTS, mounts.as_ref()),
@@ -60,7 +60,7 @@ fn run(shared: &Shared, directory: &Path) -> Result<Serving, Failure> {
     let files = volumes
         .iter()
         .map(open)
-        .collect::<Result<Vec<OwnedFd>, Failure>>()?;
+        .collect::<Result<Vec<OwnedFd>, Error>>()?;
     let shares = volumes.iter().enumerate().map(|(position, volume)| Share {
         name: volume_name(position),
         read_only: volume.read_only,
@@ -80,7 +80,7 @@ fn run(shared: &Shared, directory: &Path) -> Result<Serving, Failure> {
             .append(append)
             .truncate(false);
         how.open(&path)
-            .map_err(|e| Failure::system(format!("cannot open {}", path.display()), &e))
+            .map_err(|e| Error::system(format!("cannot open {}", path.display()), &e))
     };
     let (log, ledger) = (made(LOG, true)?, made(LEDGER, false)?);
     let files: Vec<_> = files.iter().map(|file| file.as_fd()).collect();
@@ -88,9 +88,9 @@ fn run(shared: &Shared, directory: &Path) -> Result<Serving, Failure> {
         ledger: ledger.as_fd(),
         mounts: mounts.map(|mounts| mounts.as_fd()),
     };
-    share::start(&program, &log.into(), &serve, &files, Some(lasting)).map_err(|e| Failure {
+    share::start(&program, &log.into(), &serve, &files, Some(lasting)).map_err(|e| Error {
         context: log_tail(&directory.join(LOG)),
-        ..Failure::from(e)
+        ..Error::from(e)
     })
 }
 
@@ -99,15 +99,15 @@ impl Sandbox {
     /// time that starts its thaw-share.
     ///
     /// # Errors
-    /// [`ExitCode::VolumeUnavailable`] for what cannot be shared; what is wrong with thaw-share itself.
-    pub async fn add_share(&self, name: String, source: Source) -> Result<(), Failure> {
+    /// [`ErrorKind::VolumeUnavailable`] for what cannot be shared; what is wrong with thaw-share itself.
+    pub async fn add_share(&self, name: String, source: Source) -> Result<(), Error> {
         let client = self.record.client.and_then(|client| client.open());
         let client = client.ok_or_else(|| {
             let what = format!(
                 "sandbox {} has no client that asks for its shares",
                 self.record.id
             );
-            Failure::new(ExitCode::VolumeUnavailable, what)
+            Error::new(ErrorKind::VolumeUnavailable, what)
         })?;
         let serving = self.serving().await?;
         blocking(move || share::attach(serving.as_fd(), client.as_fd(), &name, &source).map_err(not_placed))
@@ -135,7 +135,7 @@ impl Sandbox {
     ///
     /// # Errors
     /// Those of the host's kernel.
-    pub async fn remove_share(&self, name: String) -> Result<(), Failure> {
+    pub async fn remove_share(&self, name: String) -> Result<(), Error> {
         let Some(serving) = self.share()? else {
             return Ok(());
         };
@@ -143,7 +143,7 @@ impl Sandbox {
     }
 
     /// Where its thaw-share has its mounts, if it has one.
-    fn share(&self) -> Result<Option<OwnedFd>, Failure> {
+    fn share(&self) -> Result<Option<OwnedFd>, Error> {
         match locked(&self.resources.share).as_ref() {
             None => Ok(None),
             Some(served) => served.place().map(Some),
@@ -151,7 +151,7 @@ impl Sandbox {
     }
 
     /// The same of the one that is started now, if it has none.
-    async fn serving(&self) -> Result<OwnedFd, Failure> {
+    async fn serving(&self) -> Result<OwnedFd, Error> {
         // What a freeze looks at must stay so.
         let _one = self.freezing.lock().await;
         if let Some(there) = self.share()? {
@@ -180,26 +180,30 @@ impl Sandbox {
         }
         // The relay is the VMM's alone: with it, thaw-share ends.
         drop(relay);
-        self.share()?
-            .ok_or_else(|| Failure::new(ExitCode::ShareFailed, "thaw-share was ended while it was started"))
+        self.share()?.ok_or_else(|| {
+            Error::new(
+                ErrorKind::ShareFailed,
+                "thaw-share was ended while it was started",
+            )
+        })
     }
 }
 
-fn not_placed(error: AttachError) -> Failure {
-    let code = match &error {
+fn not_placed(error: AttachError) -> Error {
+    let kind = match &error {
         AttachError::Source { .. } | AttachError::Kind { .. } | AttachError::Name(_) | AttachError::Full => {
-            ExitCode::VolumeUnavailable
+            ErrorKind::VolumeUnavailable
         }
-        AttachError::Ended | AttachError::Step { .. } => ExitCode::ShareFailed,
+        AttachError::Ended | AttachError::Step { .. } => ErrorKind::ShareFailed,
     };
-    Failure::new(code, error.to_string())
+    Error::new(kind, error.to_string())
 }
 
 /// A path of the host, to be shared: it is not read here, and may be a directory or a file.
-fn open(volume: &Volume) -> Result<OwnedFd, Failure> {
+fn open(volume: &Volume) -> Result<OwnedFd, Error> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     rustix::fs::open(&volume.host, flags, Mode::empty()).map_err(|e| {
         let what = format!("{} cannot be shared: {e}", volume.host.display());
-        Failure::new(ExitCode::VolumeUnavailable, what)
+        Error::new(ErrorKind::VolumeUnavailable, what)
     })
 }

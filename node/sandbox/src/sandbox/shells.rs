@@ -7,7 +7,7 @@ use thaw_protocol::control::MachineSpec;
 use super::Node;
 use super::recent_pools::RecentPools;
 use super::spare::{Spare, Spares};
-use crate::exit::Failure;
+use crate::error::Error;
 
 /// A pool each for the shapes lately used.
 pub type ShellPools = RecentPools<Shells>;
@@ -20,9 +20,9 @@ impl Kind for Shells {
     const NAME: &'static str = "shell";
     type Want = MachineSpec;
     type Resource = Spare;
-    type Error = Failure;
+    type Error = Error;
 
-    fn make(&self, machine: &MachineSpec) -> Result<Spare, Failure> {
+    fn make(&self, machine: &MachineSpec) -> Result<Spare, Error> {
         self.0.make(machine, |shell| Ok(Vm::Shell(shell)))
     }
 

@@ -9,7 +9,7 @@ use super::backends::Backends;
 use super::share::Served;
 use super::{Node, Sandbox, Shown, locked};
 use crate::container::{IMAGE_SLOT, image_name};
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::images;
 use crate::state::{Record, Terms};
 
@@ -17,13 +17,13 @@ impl Sandbox {
     /// Shows an image of the store, by its manifest's digest; its directory in the root device. One that is shown keeps its own.
     ///
     /// # Errors
-    /// [`ExitCode::ImageNotStored`]; those of its VMM.
-    pub async fn show(&self, node: &Node, digest: &str) -> Result<String, Failure> {
+    /// [`ErrorKind::ImageNotStored`]; those of its VMM.
+    pub async fn show(&self, node: &Node, digest: &str) -> Result<String, Error> {
         // What a freeze writes down must be what there is.
         let _one = self.freezing.lock().await;
         let image = node.images.by_digest(digest)?.ok_or_else(|| {
             let what = format!("image {digest} is not in the store");
-            Failure::new(ExitCode::ImageNotStored, what).remedy("pull it through Thaw's snapshotter")
+            Error::new(ErrorKind::ImageNotStored, what).remedy("pull it through Thaw's snapshotter")
         })?;
         let is_it = |shown: &&Shown| shown.image.digest == image.digest;
         if let Some(there) = locked(&self.resources.images).iter().find(is_it) {
@@ -57,8 +57,8 @@ impl Sandbox {
     }
 
     /// A slot that was never asked for, which the record has now.
-    fn next_slot(&self) -> Result<u16, Failure> {
-        let full = || Failure::new(ExitCode::Runtime, "the sandbox has no room for another image");
+    fn next_slot(&self) -> Result<u16, Error> {
+        let full = || Error::new(ErrorKind::Runtime, "the sandbox has no room for another image");
         let last = self.resources.last_slot();
         let slot = last.checked_add(1).ok_or_else(full)?.max(IMAGE_SLOT);
         self.resources.used_slots.store(slot, Ordering::Relaxed);

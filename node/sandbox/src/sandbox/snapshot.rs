@@ -21,7 +21,7 @@ use super::thaw::{machine, refuse_test_hooks, refuse_untethered_pages};
 use super::{NetworkMode, NetworkSource, Node, Sandbox, Shown, disk, kept, network};
 use crate::blocking::blocking;
 use crate::container::{IMAGE_DISK_SLOT, RootServing};
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::slow::Slow;
 use crate::snapshot::{Kind, Registered, Subject};
 use crate::state::{Record, Terms};
@@ -52,7 +52,7 @@ pub struct Snapshots(Arc<Mutex<HashMap<PathBuf, Weak<Registered>>>>);
 
 impl Snapshots {
     /// Verifies and holds a snapshot, unless a living sandbox was thawed from the very same.
-    fn register(&self, node: &Node, directory: &Path) -> Result<Arc<Registered>, Failure> {
+    fn register(&self, node: &Node, directory: &Path) -> Result<Arc<Registered>, Error> {
         let registry = node.templates.registry();
         let directory = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
         let found = registry.find(&directory)?.hash();
@@ -72,24 +72,24 @@ impl Snapshots {
     }
 }
 
-pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Failure> {
+pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Error> {
     let directory = spec.directory.clone();
     let thawed = thaw_it(node, spec, trace).await;
     thawed.map_err(|failure| of_users_own(failure, &directory))
 }
 
 /// A snapshot of the user's own is not built again as a template is: what to do with it instead.
-fn of_users_own(failure: Failure, directory: &Path) -> Failure {
+fn of_users_own(failure: Error, directory: &Path) -> Error {
     let is_it = failure.what.contains(&directory.display().to_string());
-    match failure.code {
-        ExitCode::SnapshotDamaged if is_it && failure.remedy.is_none() => {
+    match failure.kind {
+        ErrorKind::SnapshotDamaged if is_it && failure.remedy.is_none() => {
             failure.remedy("thaw another copy of it; without one, what was frozen there is lost")
         }
         _ => failure,
     }
 }
 
-async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Failure> {
+async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Error> {
     refuse_untethered_pages(spec.memory_mode, spec.tethered)?;
     let registered = {
         let _stage = trace.stage("snapshot");
@@ -130,7 +130,7 @@ struct Frozen<'a> {
 }
 
 /// Makes all of it. A failure leaves nothing.
-async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) -> Result<Sandbox, Failure> {
+async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) -> Result<Sandbox, Error> {
     let (registered, workload) = (frozen.registered, frozen.workload);
     let subject = &registered.manifest.subject;
     let record = Record {
@@ -163,7 +163,7 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
     if let Some(image) = frozen.guest_image {
         let copied = image.try_clone();
         making.files.guest_image = copied
-            .map_err(|e| Failure::system("cannot copy a descriptor", &e))?
+            .map_err(|e| Error::system("cannot copy a descriptor", &e))?
             .into();
     }
     let directory = making.resources.directory.path().to_owned();
@@ -206,27 +206,27 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
 }
 
 /// The disk it was frozen with, and its size in bytes.
-fn frozen_disk(registered: &Registered) -> Result<(&OwnedFd, u64), Failure> {
+fn frozen_disk(registered: &Registered) -> Result<(&OwnedFd, u64), Error> {
     let frozen = registered.disks.iter().find(|(id, _)| id == DISK_ID);
     let (_, frozen) = frozen.ok_or_else(|| {
         let what = format!(
             "the snapshot at {} has no disk {DISK_ID}",
             registered.directory.display()
         );
-        Failure::new(ExitCode::SnapshotIncompatible, what)
+        Error::new(ErrorKind::SnapshotIncompatible, what)
     })?;
     let stat = rustix::fs::fstat(frozen)
-        .map_err(|e| Failure::system("cannot look at a snapshot's disk", &e.into()))?;
+        .map_err(|e| Error::system("cannot look at a snapshot's disk", &e.into()))?;
     Ok((frozen, u64::try_from(stat.st_size).unwrap_or(0)))
 }
 
-fn workload(registered: &Registered) -> Result<Workload, Failure> {
+fn workload(registered: &Registered) -> Result<Workload, Error> {
     let refuse = |why: &str| {
         let what = format!(
             "{} is no snapshot of a sandbox: {why}",
             registered.directory.display()
         );
-        Failure::new(ExitCode::SnapshotIncompatible, what)
+        Error::new(ErrorKind::SnapshotIncompatible, what)
     };
     match registered.manifest.subject.kind {
         Kind::Sandbox => {}
@@ -254,7 +254,7 @@ async fn parts(
     spec: &ThawSpec,
     directory: &Path,
     trace: &Trace,
-) -> Result<Parts, Failure> {
+) -> Result<Parts, Error> {
     let mode = match workload.network {
         true => NetworkMode::Private,
         false => NetworkMode::None,
@@ -275,7 +275,7 @@ async fn parts(
             reach(Failpoint::ThawDiskCopied);
             copied
                 .map(|disk| Claimed::new(disk, &pools, |p| &p.disks))
-                .map_err(|e| Failure::system(format!("cannot copy a disk into {}", directory.display()), &e))
+                .map_err(|e| Error::system(format!("cannot copy a disk into {}", directory.display()), &e))
         })
         .await
     };
@@ -293,7 +293,7 @@ async fn parts(
 }
 
 /// The images the guest had, with the very metadata it had: its inode numbers are of it.
-fn images(node: &Node, subject: &Subject) -> Result<Vec<Shown>, Failure> {
+fn images(node: &Node, subject: &Subject) -> Result<Vec<Shown>, Error> {
     let stamps = node.templates.registry().stamps();
     let shown = subject.images.iter().map(|record| {
         let image = node.images.by_digest(&record.digest)?.ok_or_else(|| {
@@ -301,7 +301,7 @@ fn images(node: &Node, subject: &Subject) -> Result<Vec<Shown>, Failure> {
                 "image {}, which the snapshot needs, is not in the store",
                 record.digest
             );
-            Failure::new(ExitCode::ImageNotStored, what)
+            Error::new(ErrorKind::ImageNotStored, what)
         })?;
         let metadata = stamps.hash_file(&image.metadata)?;
         if metadata != record.metadata {
@@ -309,7 +309,7 @@ fn images(node: &Node, subject: &Subject) -> Result<Vec<Shown>, Failure> {
                 "image {} has other metadata here than it was frozen with",
                 record.digest
             );
-            return Err(Failure::new(ExitCode::SnapshotIncompatible, what));
+            return Err(Error::new(ErrorKind::SnapshotIncompatible, what));
         }
         Ok(Shown {
             slot: record.slot,
@@ -329,7 +329,7 @@ mod tests {
         let damaged = |directory: &str| {
             let what =
                 format!("the snapshot at {directory} is damaged: memory is not what the manifest says");
-            let failure = Failure::new(ExitCode::SnapshotDamaged, what);
+            let failure = Error::new(ErrorKind::SnapshotDamaged, what);
             of_users_own(failure, Path::new("/mine")).to_string()
         };
         assert!(damaged("/mine").contains("another copy"), "{}", damaged("/mine"));

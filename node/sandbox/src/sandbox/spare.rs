@@ -21,7 +21,7 @@ use super::machine::LOG;
 use super::pools::Claimed;
 use super::{Node, Pools, Required, Resources, limits};
 use crate::control_client::{CallError, ControlClient, Vmm};
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
 
 /// A machine nobody has yet. Dropped, it is ended.
@@ -44,7 +44,7 @@ impl Spare {
         self,
         resources: &mut Resources,
         record: &mut Record,
-    ) -> Result<Option<Restored>, Failure> {
+    ) -> Result<Option<Restored>, Error> {
         record.control = self.vm.control_version();
         let (process, control, restored) = self.vm.into_parts();
         let vmm = Vmm(process.record().pid);
@@ -68,7 +68,7 @@ impl Spare {
         ];
         for (from, to, moved) in moves {
             std::fs::rename(&from, &to)
-                .map_err(|e| Failure::system(format!("cannot move {}", from.display()), &e))?;
+                .map_err(|e| Error::system(format!("cannot move {}", from.display()), &e))?;
             reach(moved);
         }
         drop(self.directory);
@@ -99,7 +99,7 @@ impl Spares {
         &self,
         machine: &MachineSpec,
         on: impl FnOnce(Shell) -> Result<Vm, MachineError>,
-    ) -> Result<Spare, Failure> {
+    ) -> Result<Spare, Error> {
         let cgroup = match self.pools.cgroups.claim(&()) {
             Ok(claim) => Some(Claimed::new(claim.resource, &self.pools, |p| &p.cgroups)),
             Err(e) if self.require.limits => return Err(limits::unlimited(e)),
@@ -119,7 +119,7 @@ impl Spares {
         machine: &MachineSpec,
         cgroup: Option<&Cgroup>,
         on: impl FnOnce(Shell) -> Result<Vm, MachineError>,
-    ) -> Result<(Vm, SandboxDirectory), Failure> {
+    ) -> Result<(Vm, SandboxDirectory), Error> {
         let (program, kvm) = (vmm::find()?, open_kvm(Path::new("/dev/kvm"))?);
         let mut record = Record {
             image: "(spare)".into(),
@@ -149,10 +149,10 @@ impl Spares {
     }
 }
 
-fn failure(error: MachineError) -> Failure {
+fn failure(error: MachineError) -> Error {
     match error {
         MachineError::Start(e) => e.into(),
         MachineError::Refused(e) => CallError::Refused(e).into(),
-        other => Failure::new(ExitCode::VmmFailed, other.to_string()),
+        other => Error::new(ErrorKind::VmmFailed, other.to_string()),
     }
 }

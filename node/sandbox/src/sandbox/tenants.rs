@@ -18,7 +18,7 @@ use tokio::sync::OnceCell;
 use super::snapshot::Snapshots;
 use super::{Node, locked};
 use crate::blocking::blocking;
-use crate::exit::Failure;
+use crate::error::Error;
 use crate::paths::Paths;
 use crate::snapshot::Scratch;
 use crate::tenant::Tenant;
@@ -58,7 +58,7 @@ impl Tenants {
     ///
     /// # Errors
     /// Its stock cannot be opened. The next call tries again.
-    pub async fn for_new(&self, tenant: Option<&Tenant>) -> Result<Node, Failure> {
+    pub async fn for_new(&self, tenant: Option<&Tenant>) -> Result<Node, Error> {
         self.with_stock(tenant.filter(|_| self.separate)).await
     }
 
@@ -66,7 +66,7 @@ impl Tenants {
     ///
     /// # Errors
     /// As of [`Tenants::for_new`].
-    pub async fn with_stock(&self, stock: Option<&Tenant>) -> Result<Node, Failure> {
+    pub async fn with_stock(&self, stock: Option<&Tenant>) -> Result<Node, Error> {
         let Some(tenant) = stock else {
             return Ok(self.shared.clone());
         };
@@ -99,7 +99,7 @@ impl Tenants {
         }
     }
 
-    async fn open_one(&self, tenant: Tenant) -> Result<Node, Failure> {
+    async fn open_one(&self, tenant: Tenant) -> Result<Node, Error> {
         let shared = self.shared.clone();
         let node = blocking(move || shared.with_stock_of(tenant)).await?;
         tokio::spawn(node.images.clone().keep_measured());
@@ -110,7 +110,7 @@ impl Tenants {
 
 impl Node {
     /// The same, with a stock that is this tenant's alone. Blocks.
-    fn with_stock_of(&self, tenant: Tenant) -> Result<Node, Failure> {
+    fn with_stock_of(&self, tenant: Tenant) -> Result<Node, Error> {
         let paths = Paths {
             data: data(&self.paths.data, &tenant),
             ..self.paths.clone()

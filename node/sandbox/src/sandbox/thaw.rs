@@ -14,7 +14,7 @@ use super::machine::{explain, odd, spawn};
 use super::parked::{self, ParkedWant};
 use super::{Node, Origin, SandboxSpec};
 use crate::control_client::ControlClient;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::page_server::{FileSource, PageServer};
 use crate::slow::Slow;
 use crate::snapshot::Registered;
@@ -37,7 +37,7 @@ impl Making<'_> {
         &mut self,
         spec: &SandboxSpec,
         building: Progress,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), Error> {
         refuse_test_hooks(self.node, &command_line())?;
         refuse_untethered_pages(spec.memory_mode, spec.tethered)?;
         let (node, trace) = (self.node, self.trace);
@@ -91,7 +91,7 @@ impl Making<'_> {
         machine: &MachineSpec,
         template: Arc<Registered>,
         mode: MemoryMode,
-    ) -> Result<Option<SlowReason>, Failure> {
+    ) -> Result<Option<SlowReason>, Error> {
         let want = ParkedWant {
             machine: machine.clone(),
             template,
@@ -112,7 +112,7 @@ impl Making<'_> {
     }
 
     /// Loads a snapshot into the machine.
-    pub(super) async fn restore(&mut self, from: Arc<Registered>, mode: MemoryMode) -> Result<(), Failure> {
+    pub(super) async fn restore(&mut self, from: Arc<Registered>, mode: MemoryMode) -> Result<(), Error> {
         if from.files.working_set.is_none() && mode != MemoryMode::Populate {
             let text = "the snapshot has no working set: pages come one fault at a time";
             self.trace.reason(Slow::NoWorkingSet, text);
@@ -140,7 +140,7 @@ impl Making<'_> {
     }
 
     /// Lets it run, without backends for the devices in `empty`.
-    pub(super) async fn thaw(&mut self, memory_mib: u32, empty: Vec<DeviceId>) -> Result<(), Failure> {
+    pub(super) async fn thaw(&mut self, memory_mib: u32, empty: Vec<DeviceId>) -> Result<(), Error> {
         let thawed = {
             let _stage = self.trace.stage("thaw");
             let thaw = Command::Thaw { memory_mib, empty };
@@ -182,11 +182,11 @@ impl Making<'_> {
 }
 
 /// A refusal of the VMM, which knows the snapshot by its descriptors only, with the snapshot's place.
-fn of_snapshot(refusal: Failure, from: &Registered) -> Failure {
-    match refusal.code {
-        ExitCode::SnapshotDamaged | ExitCode::SnapshotIncompatible => {
+fn of_snapshot(refusal: Error, from: &Registered) -> Error {
+    match refusal.kind {
+        ErrorKind::SnapshotDamaged | ErrorKind::SnapshotIncompatible => {
             let what = format!("the snapshot at {}: {}", from.directory.display(), refusal.what);
-            Failure { what, ..refusal }
+            Error { what, ..refusal }
         }
         _ => refusal,
     }
@@ -203,21 +203,21 @@ pub(super) fn machine(shape: Shape, tethered: bool) -> MachineSpec {
 }
 
 /// Refuses a guest that was weakened for a test, where tests are not expected.
-pub(super) fn refuse_test_hooks(node: &Node, command_line: &str) -> Result<(), Failure> {
+pub(super) fn refuse_test_hooks(node: &Node, command_line: &str) -> Result<(), Error> {
     if !node.test_templates && has_test_hooks(command_line) {
         let what = "this guest was weakened for a test by a thaw.test= word on its kernel's command line";
         return Err(
-            Failure::new(ExitCode::SnapshotIncompatible, what).remedy("start thawd with --test-templates")
+            Error::new(ErrorKind::SnapshotIncompatible, what).remedy("start thawd with --test-templates")
         );
     }
     Ok(())
 }
 
 /// Refuses to serve the memory of a machine that may outlive us: its faults would then wait for ever.
-pub(super) fn refuse_untethered_pages(mode: MemoryMode, tethered: bool) -> Result<(), Failure> {
+pub(super) fn refuse_untethered_pages(mode: MemoryMode, tethered: bool) -> Result<(), Error> {
     if mode == MemoryMode::Uffd && !tethered {
         let what = "a sandbox that outlives this process cannot have its memory served by it page by page";
-        return Err(Failure::new(ExitCode::Runtime, what).remedy("choose memory mode cow or populate"));
+        return Err(Error::new(ErrorKind::Runtime, what).remedy("choose memory mode cow or populate"));
     }
     Ok(())
 }
@@ -229,7 +229,7 @@ pub(super) async fn restore(
     mode: MemoryMode,
     vmm: Option<ProcessRecord>,
     trace: &Trace,
-) -> Result<Parked, Failure> {
+) -> Result<Parked, Error> {
     let watched = match mode {
         MemoryMode::Uffd => Some(open_userfaultfd(from)?),
         MemoryMode::Cow | MemoryMode::Populate => None,
@@ -254,7 +254,7 @@ pub(super) async fn restore(
     };
     let pages = match (watched, descriptors.into_iter().next()) {
         (None, _) => None,
-        (Some(_), None) => return Err(Failure::new(ExitCode::VmmFailed, "thaw-vmm made no userfaultfd")),
+        (Some(_), None) => return Err(Error::new(ErrorKind::VmmFailed, "thaw-vmm made no userfaultfd")),
         (Some(_), Some(userfaultfd)) => Some(page_server(from, userfaultfd, &regions, vmm)?),
     };
     Ok(Parked { pages })
@@ -265,8 +265,8 @@ fn page_server(
     userfaultfd: OwnedFd,
     regions: &[MappedRegion],
     vmm: Option<ProcessRecord>,
-) -> Result<PageServer, Failure> {
-    let fail = |e: std::io::Error| Failure::system("cannot serve the machine's memory", &e);
+) -> Result<PageServer, Error> {
+    let fail = |e: std::io::Error| Error::system("cannot serve the machine's memory", &e);
     let memory = from.files.memory[0].try_clone().map_err(fail)?;
     let source = FileSource::new(memory.into(), &from.manifest.files.memory);
     // It waits for a page nobody has: its log, and ours, say which.
@@ -276,14 +276,14 @@ fn page_server(
     PageServer::start(userfaultfd, regions, source, broken).map_err(fail)
 }
 
-fn open_userfaultfd(from: &Registered) -> Result<OwnedFd, Failure> {
+fn open_userfaultfd(from: &Registered) -> Result<OwnedFd, Error> {
     if from.files.memory.len() != 1 {
         let what = format!(
             "{} is a delta: its memory cannot be served page by page",
             from.directory.display()
         );
         return Err(
-            Failure::new(ExitCode::SnapshotIncompatible, what).remedy("choose --memory-mode cow or populate")
+            Error::new(ErrorKind::SnapshotIncompatible, what).remedy("choose --memory-mode cow or populate")
         );
     }
     let file = std::fs::OpenOptions::new()
@@ -291,7 +291,7 @@ fn open_userfaultfd(from: &Registered) -> Result<OwnedFd, Failure> {
         .write(true)
         .open(USERFAULTFD);
     let fail = |e: std::io::Error| {
-        Failure::system(format!("cannot open {USERFAULTFD}"), &e).remedy(
+        Error::system(format!("cannot open {USERFAULTFD}"), &e).remedy(
             "this needs Linux 6.1 with CONFIG_USERFAULTFD and the right to open it; or --memory-mode cow",
         )
     };

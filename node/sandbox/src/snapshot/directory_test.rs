@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use thaw_protocol::control::CpuBaseline;
 
 use super::*;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::snapshot::draft::Draft;
 use crate::snapshot::manifest::{CHUNK, Cpu, Kind, Machine, Subject, inventory};
 use crate::snapshot::signature::tests::key_pair;
@@ -148,8 +148,8 @@ fn a_flipped_byte_is_refused_in_every_region_of_every_file() {
             let error = verify(&target).unwrap_err();
             assert!(error.to_string().contains(named), "{file} at {at}: {error}");
             assert_eq!(
-                Failure::from(error).code,
-                ExitCode::SnapshotDamaged,
+                Error::from(error).kind,
+                ErrorKind::SnapshotDamaged,
                 "{file} at {at}"
             );
             snapshot
@@ -208,8 +208,8 @@ fn a_file_cut_short_grown_missing_or_no_file_is_refused() {
             let error = verify(&target).unwrap_err();
             assert!(error.to_string().contains(name), "{name}, {what}: {error}");
             assert_eq!(
-                Failure::from(error).code,
-                ExitCode::SnapshotDamaged,
+                Error::from(error).kind,
+                ErrorKind::SnapshotDamaged,
                 "{name}, {what}"
             );
             fs::remove_dir_all(&target).unwrap();
@@ -246,12 +246,12 @@ fn unknown_fields_are_read_and_unknown_versions_are_not() {
         with_manifest(&target, |m| m["format"] = version);
         let error = verify(&target).unwrap_err();
         assert!(error.to_string().contains("version"), "{error}");
-        assert_eq!(Failure::from(error).code, ExitCode::SnapshotIncompatible);
+        assert_eq!(Error::from(error).kind, ErrorKind::SnapshotIncompatible);
     }
     with_manifest(&target, |m| m["format"] = json!("1"));
     assert_eq!(
-        Failure::from(verify(&target).unwrap_err()).code,
-        ExitCode::SnapshotDamaged
+        Error::from(verify(&target).unwrap_err()).kind,
+        ErrorKind::SnapshotDamaged
     );
 }
 
@@ -293,7 +293,7 @@ fn a_manifest_that_contradicts_itself_is_refused() {
         drop(made(&target));
         with_manifest(&target, |m| edit(m, &hash));
         let error = SnapshotDir::open(&target, &trust_all()).expect_err(what);
-        assert_eq!(Failure::from(error).code, ExitCode::SnapshotDamaged, "{what}");
+        assert_eq!(Error::from(error).kind, ErrorKind::SnapshotDamaged, "{what}");
         fs::remove_dir_all(&target).unwrap();
     }
 }
@@ -317,14 +317,13 @@ fn a_signature_is_asked_for_where_keys_are_trusted() {
         .unwrap()
         .verify()
         .unwrap();
-    let refused =
-        |trusted: &TrustedKeys| Failure::from(SnapshotDir::open(&target, trusted).unwrap_err()).code;
-    assert_eq!(refused(&others), ExitCode::SnapshotSignature, "by another key");
+    let refused = |trusted: &TrustedKeys| Error::from(SnapshotDir::open(&target, trusted).unwrap_err()).kind;
+    assert_eq!(refused(&others), ErrorKind::SnapshotSignature, "by another key");
     let signature = target.join("manifest.sig");
     flip(&signature, 63);
-    assert_eq!(refused(&trusted), ExitCode::SnapshotSignature, "a bad one");
+    assert_eq!(refused(&trusted), ErrorKind::SnapshotSignature, "a bad one");
     fs::remove_file(&signature).unwrap();
-    assert_eq!(refused(&trusted), ExitCode::SnapshotSignature, "none");
+    assert_eq!(refused(&trusted), ErrorKind::SnapshotSignature, "none");
     // Whoever can write the files can make the hash right again, but not the signature.
     drop(fs::remove_dir_all(&target));
     drop(draft(&target).finish(subject(), Some(&key)).unwrap());
@@ -332,7 +331,7 @@ fn a_signature_is_asked_for_where_keys_are_trusted() {
     SnapshotDir::open(&target, &trust_all()).unwrap();
     assert_eq!(
         refused(&trusted),
-        ExitCode::SnapshotSignature,
+        ErrorKind::SnapshotSignature,
         "of another manifest"
     );
 }
@@ -348,8 +347,8 @@ fn what_is_not_there_is_not_found() {
     ] {
         let error = SnapshotDir::open(&path, &trust_all()).unwrap_err();
         assert_eq!(
-            Failure::from(error).code,
-            ExitCode::SnapshotNotFound,
+            Error::from(error).kind,
+            ErrorKind::SnapshotNotFound,
             "{}",
             path.display()
         );

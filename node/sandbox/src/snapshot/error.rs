@@ -4,7 +4,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::hash::Hash;
-use crate::exit::{ExitCode, Failure, is_full};
+use crate::error::{Error, ErrorKind, is_full};
 
 /// Why a snapshot cannot be used or made.
 #[derive(Debug, thiserror::Error)]
@@ -61,20 +61,20 @@ impl SnapshotError {
     }
 }
 
-impl From<SnapshotError> for Failure {
-    fn from(error: SnapshotError) -> Failure {
-        let code = match &error {
-            SnapshotError::Io { source, .. } if is_full(source) => ExitCode::DiskFull,
+impl From<SnapshotError> for Error {
+    fn from(error: SnapshotError) -> Error {
+        let kind = match &error {
+            SnapshotError::Io { source, .. } if is_full(source) => ErrorKind::DiskFull,
             SnapshotError::Io { .. } | SnapshotError::Key { .. } | SnapshotError::Exists { .. } => {
-                ExitCode::Runtime
+                ErrorKind::Runtime
             }
-            SnapshotError::NotFound { .. } => ExitCode::SnapshotNotFound,
-            SnapshotError::Damaged { .. } | SnapshotError::Manifest { .. } => ExitCode::SnapshotDamaged,
+            SnapshotError::NotFound { .. } => ErrorKind::SnapshotNotFound,
+            SnapshotError::Damaged { .. } | SnapshotError::Manifest { .. } => ErrorKind::SnapshotDamaged,
             SnapshotError::Incompatible { .. } | SnapshotError::OtherBase { .. } => {
-                ExitCode::SnapshotIncompatible
+                ErrorKind::SnapshotIncompatible
             }
-            SnapshotError::Signature { .. } => ExitCode::SnapshotSignature,
+            SnapshotError::Signature { .. } => ErrorKind::SnapshotSignature,
         };
-        Failure::new(code, error.to_string())
+        Error::new(kind, error.to_string())
     }
 }

@@ -1,7 +1,7 @@
 //! What a VMM is handed equals what was frozen, and cannot be changed.
 
 use super::*;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::snapshot::directory::tests::{draft, subject};
 use crate::snapshot::manifest::{Base, CHUNK};
 use std::os::fd::AsFd;
@@ -134,12 +134,12 @@ fn a_delta_is_held_with_what_it_lies_on_and_with_nothing_else() {
     }
     // Another snapshot in the base's place, however whole, is not what it was made over.
     fs::remove_dir_all(&bottom).unwrap();
-    let code = |hold| Failure::from(registry(place.path(), hold).register(&top).unwrap_err()).code;
-    assert_eq!(code(Hold::Files), ExitCode::SnapshotNotFound);
+    let kind = |hold| Error::from(registry(place.path(), hold).register(&top).unwrap_err()).kind;
+    assert_eq!(kind(Hold::Files), ErrorKind::SnapshotNotFound);
     let mut other = subject();
     other.command_line = None;
     drop(draft(&bottom).finish(other, None).unwrap());
-    assert_eq!(code(Hold::Sealed), ExitCode::SnapshotIncompatible);
+    assert_eq!(kind(Hold::Sealed), ErrorKind::SnapshotIncompatible);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use super::draft::{make_locked, sweep};
 use super::error::SnapshotError;
 use super::register::Registry;
 use super::stamp::Stamps;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 
 /// Under the data directory, beside the disks: there they may be cloned.
 const FORKS: &str = "forks";
@@ -42,12 +42,12 @@ impl Scratch {
     /// Makes one for a snapshot that clones are to be thawed from, `signed` or not.
     ///
     /// # Errors
-    /// [`ExitCode::SnapshotSignature`]: only signed ones are thawed here, and this is not to be.
-    pub fn for_clones(data: &Path, registry: &Registry, signed: bool) -> Result<Scratch, Failure> {
+    /// [`ErrorKind::SnapshotSignature`]: only signed ones are thawed here, and this is not to be.
+    pub fn for_clones(data: &Path, registry: &Registry, signed: bool) -> Result<Scratch, Error> {
         if registry.trusted().required() && !signed {
             let what = "only signed snapshots are thawed here, and clones are thawed from one";
             return Err(
-                Failure::new(ExitCode::SnapshotSignature, what).remedy("name a key trusted here: --sign KEY")
+                Error::new(ErrorKind::SnapshotSignature, what).remedy("name a key trusted here: --sign KEY")
             );
         }
         Ok(Scratch::make(data, registry.stamps().clone())?)

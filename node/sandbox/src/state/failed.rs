@@ -18,7 +18,7 @@ use thaw_protocol::api::{FAILED, Readiness, Sandbox, SandboxFailure};
 use super::{Record, RunDirectory, SandboxDirectory, lock_all, read_record, remove_if_empty, try_lock};
 use crate::config::SandboxConfig;
 use crate::container::ready;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::failure::Evidence;
 
 /// Says in a sandbox's directory that its end was asked for.
@@ -126,11 +126,11 @@ impl RunDirectory {
     ///
     /// # Errors
     /// The run directory cannot be written.
-    pub fn note_failed(&self, sandbox: &Sandbox) -> Result<(), Failure> {
+    pub fn note_failed(&self, sandbox: &Sandbox) -> Result<(), Error> {
         let directory = self.failed_directory();
         let fail = |e: io::Error| {
             let place = self.failed_file(&sandbox.id);
-            Failure::system(format!("cannot write {}", place.display()), &e)
+            Error::system(format!("cannot write {}", place.display()), &e)
         };
         let _all = directory.make_and_lock_all().map_err(fail)?;
         let (new, path) = (
@@ -187,7 +187,7 @@ impl RunDirectory {
     ///
     /// # Errors
     /// More than one begins so.
-    pub fn find_failed(&self, wanted: &str) -> Result<Option<Sandbox>, Failure> {
+    pub fn find_failed(&self, wanted: &str) -> Result<Option<Sandbox>, Error> {
         let failed = self.failed();
         let is_called = |s: &Sandbox| s.tenant.is_none() && s.name.as_deref() == Some(wanted);
         let exact = |s: &&Sandbox| s.id == wanted || is_called(s);
@@ -199,7 +199,7 @@ impl RunDirectory {
         match (begin.next(), begin.next()) {
             (Some(_), Some(_)) => {
                 let what = format!("more than one failed sandbox begins with {wanted}");
-                Err(Failure::new(ExitCode::SandboxNotFound, what))
+                Err(Error::new(ErrorKind::SandboxNotFound, what))
             }
             (first, _) => Ok(first),
         }

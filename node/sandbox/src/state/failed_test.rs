@@ -181,7 +181,7 @@ fn failed_sandboxes_are_found_by_id_name_and_beginning() {
     assert_eq!(found("aa1").unwrap().unwrap(), "aa11");
     assert_eq!(found("zz").unwrap(), None);
     assert_eq!(found("").unwrap(), None);
-    assert_eq!(found("aa").unwrap_err().code, ExitCode::SandboxNotFound);
+    assert_eq!(found("aa").unwrap_err().kind, ErrorKind::SandboxNotFound);
     assert!(run.forget_failed("aa11") && run.forget_failed("aa22"));
     assert!(
         !root.path().join("failed").exists(),

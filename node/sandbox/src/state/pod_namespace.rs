@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use thaw_network::pod::{self, PodNetwork};
 
 use super::FileIdentity;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 
 /// One of the host's, by its path; what has the path later may be another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -25,17 +25,17 @@ impl PodNamespace {
     ///
     /// # Errors
     /// There is none.
-    pub fn find(path: PathBuf) -> Result<PodNamespace, Failure> {
+    pub fn find(path: PathBuf) -> Result<PodNamespace, Error> {
         let (_, is) = opened(&path)?;
         Ok(PodNamespace { path, is })
     }
 
-    fn unavailable(&self, why: impl std::fmt::Display) -> Failure {
+    fn unavailable(&self, why: impl std::fmt::Display) -> Error {
         let what = format!("the pod's network namespace {}: {why}", self.path.display());
-        Failure::new(ExitCode::NetworkUnavailable, what)
+        Error::new(ErrorKind::NetworkUnavailable, what)
     }
 
-    fn open(&self) -> Result<OwnedFd, Failure> {
+    fn open(&self) -> Result<OwnedFd, Error> {
         let (namespace, is) = opened(&self.path)?;
         match is == self.is {
             true => Ok(namespace),
@@ -47,7 +47,7 @@ impl PodNamespace {
     ///
     /// # Errors
     /// Why it cannot be a guest's; it is as it was then.
-    pub(crate) fn attach(&self) -> Result<Option<PodNetwork>, Failure> {
+    pub(crate) fn attach(&self) -> Result<Option<PodNetwork>, Error> {
         PodNetwork::attach(self.open()?).map_err(|e| self.unavailable(e))
     }
 
@@ -70,8 +70,8 @@ impl PodNamespace {
     }
 }
 
-fn opened(path: &std::path::Path) -> Result<(OwnedFd, FileIdentity), Failure> {
-    let failed = |what: String| Failure::new(ExitCode::NetworkUnavailable, what);
+fn opened(path: &std::path::Path) -> Result<(OwnedFd, FileIdentity), Error> {
+    let failed = |what: String| Error::new(ErrorKind::NetworkUnavailable, what);
     let namespace = pod::open(path).map_err(|e| failed(e.to_string()))?;
     let file = File::from(namespace);
     let is = file.metadata().map(|metadata| FileIdentity::of(&metadata));
@@ -88,7 +88,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("netns");
         let why = PodNamespace::find(path.clone()).unwrap_err();
-        assert_eq!(why.code, ExitCode::NetworkUnavailable);
+        assert_eq!(why.kind, ErrorKind::NetworkUnavailable);
         assert!(why.what.contains(&path.display().to_string()), "{why}");
         std::fs::write(&path, "").unwrap();
         let found = PodNamespace::find(path.clone()).unwrap();

@@ -18,7 +18,7 @@ use super::Shape;
 use super::command_line::{command_line, is_bare};
 use super::key::{Ingredients, Key, Processor};
 use super::store::{Found, Templates};
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::snapshot::{
     Cpu, Draft, Kind, Machine, Manifest, Registered, SigningKey, SnapshotError, Subject, inventory,
 };
@@ -95,8 +95,8 @@ impl Templates {
         recipe: Recipe,
         key: Option<SigningKey>,
         progress: &Progress,
-        freeze: impl AsyncFnOnce(FrozenInto) -> Result<(), Failure>,
-    ) -> Result<Template, Failure> {
+        freeze: impl AsyncFnOnce(FrozenInto) -> Result<(), Error>,
+    ) -> Result<Template, Error> {
         let (store, asked) = (self.clone(), recipe.clone());
         let (ingredients, found) = blocking(move || {
             let ingredients = store.ingredients(&asked)?;
@@ -143,7 +143,7 @@ impl Templates {
     }
 
     /// Building what would then be refused is told before it is done.
-    fn may_build(&self, key: Option<&SigningKey>) -> Result<(), Failure> {
+    fn may_build(&self, key: Option<&SigningKey>) -> Result<(), Error> {
         let trusted = self.registry().trusted();
         let what = match key {
             None if trusted.required() => {
@@ -154,7 +154,7 @@ impl Templates {
             }
             _ => return Ok(()),
         };
-        Err(Failure::new(ExitCode::SnapshotSignature, what))
+        Err(Error::new(ErrorKind::SnapshotSignature, what))
     }
 
     /// Builds it. The lock is held.
@@ -164,8 +164,8 @@ impl Templates {
         ingredients: Ingredients,
         key: Option<SigningKey>,
         progress: &Progress,
-        freeze: impl AsyncFnOnce(FrozenInto) -> Result<(), Failure>,
-    ) -> Result<Template, Failure> {
+        freeze: impl AsyncFnOnce(FrozenInto) -> Result<(), Error>,
+    ) -> Result<Template, Error> {
         let name = ingredients.key();
         let target = self.directory(&name);
         let draft = blocking(move || Ok(Draft::begin(&target)?)).await?;
@@ -177,7 +177,7 @@ impl Templates {
                 working_set: draft.working_set().try_clone()?,
             })
         };
-        let files = files().map_err(|e| Failure::system("cannot duplicate a descriptor", &e))?;
+        let files = files().map_err(|e| Error::system("cannot duplicate a descriptor", &e))?;
         freeze(files).await?;
         progress(Step::Hashing);
         let store = self.clone();
@@ -187,7 +187,7 @@ impl Templates {
             if store.ingredients(&recipe)? != ingredients {
                 let what =
                     "the kernel, the guest image or thaw-vmm changed while a template was built from it";
-                return Err(Failure::new(ExitCode::Runtime, what).remedy("try again"));
+                return Err(Error::new(ErrorKind::Runtime, what).remedy("try again"));
             }
             let subject = subject(&recipe, &ingredients);
             store.keep_components(&subject);
@@ -196,8 +196,8 @@ impl Templates {
                 Err(e) => return Err(e.into()),
             }
             let gone = || {
-                Failure::new(
-                    ExitCode::SnapshotNotFound,
+                Error::new(
+                    ErrorKind::SnapshotNotFound,
                     format!("template {made} was removed at once"),
                 )
             };
@@ -213,11 +213,11 @@ impl Templates {
     }
 
     /// Waits until nobody else builds this template.
-    fn lock(&self, key: &Key, progress: &Progress) -> Result<BuildLock, Failure> {
+    fn lock(&self, key: &Key, progress: &Progress) -> Result<BuildLock, Error> {
         let path = self.root().join(format!("{key}.lock"));
         let taken =
             fs::create_dir_all(self.root()).and_then(|()| BuildLock::take(&path, || progress(Step::Waiting)));
-        taken.map_err(|e| Failure::system(format!("cannot lock {}", path.display()), &e))
+        taken.map_err(|e| Error::system(format!("cannot lock {}", path.display()), &e))
     }
 }
 
@@ -233,7 +233,7 @@ impl Shape {
 }
 
 /// A directory's name is no proof: what lies in the place of the template wanted must say that it is that.
-fn must_be(wanted: &Subject, found: &Registered) -> Result<(), Failure> {
+fn must_be(wanted: &Subject, found: &Registered) -> Result<(), Error> {
     let is = &found.manifest.subject;
     let differs = [
         ("kind", is.kind != wanted.kind),
@@ -254,7 +254,7 @@ fn must_be(wanted: &Subject, found: &Registered) -> Result<(), Failure> {
     }
     let (place, what) = (found.directory.display(), differs.join(", "));
     let what = format!("the snapshot at {place} is in the place of a template of another {what}");
-    Err(Failure::new(ExitCode::SnapshotIncompatible, what)
+    Err(Error::new(ErrorKind::SnapshotIncompatible, what)
         .remedy("remove it: it is built again when it is needed"))
 }
 
@@ -356,10 +356,10 @@ impl Drop for BuildLock {
 }
 
 async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Failure> + Send + 'static,
-) -> Result<T, Failure> {
+    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
+) -> Result<T, Error> {
     let done = tokio::task::spawn_blocking(work).await;
-    done.map_err(|e| Failure::new(ExitCode::Runtime, format!("a template's worker failed: {e}")))?
+    done.map_err(|e| Error::new(ErrorKind::Runtime, format!("a template's worker failed: {e}")))?
 }
 
 #[cfg(test)]

@@ -26,7 +26,7 @@ pub(in crate::template) fn recipe(vcpus: u8, memory_mib: u32) -> Recipe {
 
 static SILENT: LazyLock<Progress> = LazyLock::new(|| Arc::new(|_| ()));
 
-fn freeze(into: &FrozenInto) -> Result<(), Failure> {
+fn freeze(into: &FrozenInto) -> Result<(), Error> {
     into.state.write_all_at(b"state", 0).unwrap();
     into.memory.set_len(1 << 20).unwrap();
     into.memory.write_all_at(b"memory", 4096).unwrap();
@@ -70,7 +70,7 @@ async fn what_is_built_is_there_the_next_time() {
     assert_eq!(subject.kernel, Some(crate::snapshot::Hash::of(b"kernel")));
     assert_eq!(subject.command_line.as_deref(), Some("quiet"));
     assert!(first.registered.files.working_set.is_some());
-    let never = async |_: FrozenInto| -> Result<(), Failure> { panic!("it is there") };
+    let never = async |_: FrozenInto| -> Result<(), Error> { panic!("it is there") };
     let second = store.get_by(recipe(4, 128), None, &SILENT, never).await.unwrap();
     assert!(!second.built && second.registered.hash == first.registered.hash);
     let other = built(&store, recipe(4, 256)).await;
@@ -100,7 +100,7 @@ async fn builders_at_once_build_one() {
             assert_eq!(step, Step::Waiting);
             met.notify_one();
         });
-        let never = async |_: FrozenInto| -> Result<(), Failure> { panic!("built twice") };
+        let never = async |_: FrozenInto| -> Result<(), Error> { panic!("built twice") };
         two.get_by(recipe(4, 128), None, &progress, never).await
     };
     let (first, second) = tokio::join!(first, second);
@@ -122,7 +122,7 @@ async fn who_waited_for_a_build_that_failed_builds() {
     let first = one.get_by(recipe(4, 128), None, &SILENT, async |_| {
         building.notify_one();
         waiting.notified().await;
-        Err(Failure::new(ExitCode::GuestNotReady, "no"))
+        Err(Error::new(ErrorKind::GuestNotReady, "no"))
     });
     let second = async {
         building.notified().await;
@@ -136,7 +136,7 @@ async fn who_waited_for_a_build_that_failed_builds() {
             .await
     };
     let (first, second) = tokio::join!(first, second);
-    assert_eq!(first.unwrap_err().code, ExitCode::GuestNotReady);
+    assert_eq!(first.unwrap_err().kind, ErrorKind::GuestNotReady);
     let second = second.unwrap();
     assert!(second.built);
     assert_eq!(names(&two), [second.key.as_str()]);
@@ -146,9 +146,9 @@ async fn who_waited_for_a_build_that_failed_builds() {
 async fn a_build_that_fails_or_is_given_up_leaves_nothing() {
     let place = tempfile::tempdir().unwrap();
     let store = store(place.path(), "kernel", Hold::Files);
-    let fails = async |_: FrozenInto| Err(Failure::new(ExitCode::GuestNotReady, "no"));
+    let fails = async |_: FrozenInto| Err(Error::new(ErrorKind::GuestNotReady, "no"));
     let failed = store.get_by(recipe(4, 128), None, &SILENT, fails).await;
-    assert_eq!(failed.unwrap_err().code, ExitCode::GuestNotReady);
+    assert_eq!(failed.unwrap_err().kind, ErrorKind::GuestNotReady);
     assert_eq!(names(&store), [""; 0]);
     let begun = Notify::new();
     let build = store.get_by(recipe(4, 128), None, &SILENT, async |into| {
@@ -196,7 +196,7 @@ async fn where_keys_are_trusted_a_template_is_signed_or_not_built_at_all() {
     };
     for refused in [None, Some(theirs.as_path())] {
         let (got, booted) = with(refused).await;
-        assert_eq!((got.unwrap_err().code, booted), (ExitCode::SnapshotSignature, 0));
+        assert_eq!((got.unwrap_err().kind, booted), (ErrorKind::SnapshotSignature, 0));
     }
     let (got, _) = with(Some(&ours)).await;
     let template = got.unwrap();
@@ -204,7 +204,7 @@ async fn where_keys_are_trusted_a_template_is_signed_or_not_built_at_all() {
     assert!(!with(None).await.0.unwrap().built, "it is there, and signed");
     fs::remove_file(store.directory(&template.key).join("manifest.sig")).unwrap();
     let (got, booted) = with(Some(&ours)).await;
-    assert_eq!((got.unwrap_err().code, booted), (ExitCode::SnapshotSignature, 0));
+    assert_eq!((got.unwrap_err().kind, booted), (ErrorKind::SnapshotSignature, 0));
 }
 
 #[tokio::test]
@@ -223,12 +223,12 @@ async fn a_template_in_the_place_of_another_is_refused_with_what_differs() {
     let (wanted, other) = (store.directory(&small.key), store.directory(&loud.key));
     fs::remove_dir_all(&wanted).unwrap();
     fs::rename(other, &wanted).unwrap();
-    let never = async |_: FrozenInto| -> Result<(), Failure> { panic!("something is there") };
+    let never = async |_: FrozenInto| -> Result<(), Error> { panic!("something is there") };
     let refused = store
         .get_by(recipe(1, 128), None, &SILENT, never)
         .await
         .unwrap_err();
-    assert_eq!(refused.code, ExitCode::SnapshotIncompatible);
+    assert_eq!(refused.kind, ErrorKind::SnapshotIncompatible);
     assert!(
         refused.what.contains("kernel command line") && refused.what.contains(wanted.to_str().unwrap()),
         "{refused}"
@@ -259,7 +259,7 @@ async fn a_damaged_template_is_built_again_once() {
             store.verify(&key).unwrap();
             let entry = store.entry(key.clone(), "quiet");
             assert!(entry.damaged.is_none() && entry.manifest.is_ok());
-            let never = async |_: FrozenInto| -> Result<(), Failure> { panic!("it is whole") };
+            let never = async |_: FrozenInto| -> Result<(), Error> { panic!("it is whole") };
             let found = store.get_by(recipe(4, 128), None, &SILENT, never).await.unwrap();
             assert_eq!(found.registered.hash, again.registered.hash);
             assert_eq!(names(&store), [key.as_str()], "nothing of the damaged one stays");
@@ -289,7 +289,7 @@ async fn starts_that_meet_a_damaged_template_at_once_build_one() {
             assert_eq!(step, Step::Waiting);
             met.notify_one();
         });
-        let never = async |_: FrozenInto| -> Result<(), Failure> { panic!("built twice") };
+        let never = async |_: FrozenInto| -> Result<(), Error> { panic!("built twice") };
         two.get_by(recipe(4, 128), None, &progress, never).await
     };
     let (first, second) = tokio::join!(first, second);
@@ -312,12 +312,12 @@ async fn a_damaged_template_that_may_not_be_built_is_refused_and_stays() {
         .await
         .unwrap();
     damage(&store, &template.key);
-    let never = async |_: FrozenInto| -> Result<(), Failure> { panic!("nobody would sign it") };
+    let never = async |_: FrozenInto| -> Result<(), Error> { panic!("nobody would sign it") };
     let refused = store
         .get_by(recipe(4, 128), None, &SILENT, never)
         .await
         .unwrap_err();
-    assert_eq!(refused.code, ExitCode::SnapshotDamaged);
+    assert_eq!(refused.kind, ErrorKind::SnapshotDamaged);
     assert_eq!(names(&store), [template.key.as_str()]);
     assert!(store.entry(template.key, "quiet").damaged.is_some());
 }

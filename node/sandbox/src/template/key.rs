@@ -8,7 +8,7 @@ use serde::Serialize;
 use thaw_protocol::control::CpuBaseline;
 
 use super::Recipe;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::paths::Paths;
 use crate::snapshot::manifest::FORMAT;
 use crate::snapshot::{Hash, SnapshotError, Stamps};
@@ -68,17 +68,12 @@ impl Ingredients {
     /// was hashed before.
     ///
     /// # Errors
-    /// [`ExitCode::KernelMissing`], [`ExitCode::GuestImageMissing`], [`ExitCode::VmmMissing`].
-    pub fn gather(
-        paths: &Paths,
-        vmm: &Path,
-        recipe: &Recipe,
-        stamps: &Stamps,
-    ) -> Result<Ingredients, Failure> {
-        let hash = |path: &Path, code: ExitCode, what: &str| {
+    /// [`ErrorKind::KernelMissing`], [`ErrorKind::GuestImageMissing`], [`ErrorKind::VmmMissing`].
+    pub fn gather(paths: &Paths, vmm: &Path, recipe: &Recipe, stamps: &Stamps) -> Result<Ingredients, Error> {
+        let hash = |path: &Path, kind: ErrorKind, what: &str| {
             stamps.hash_file(path).map_err(|e| match e {
-                SnapshotError::Io { source, .. } => Failure::new(
-                    code,
+                SnapshotError::Io { source, .. } => Error::new(
+                    kind,
                     format!("cannot read the {what}: {}: {source}", path.display()),
                 ),
                 other => other.into(),
@@ -86,9 +81,9 @@ impl Ingredients {
         };
         Ok(Ingredients {
             format: FORMAT,
-            kernel: hash(&paths.kernel, ExitCode::KernelMissing, "guest kernel")?,
-            guest_image: hash(&paths.guest_image, ExitCode::GuestImageMissing, "guest image")?,
-            vmm: hash(vmm, ExitCode::VmmMissing, "VMM")?,
+            kernel: hash(&paths.kernel, ErrorKind::KernelMissing, "guest kernel")?,
+            guest_image: hash(&paths.guest_image, ErrorKind::GuestImageMissing, "guest image")?,
+            vmm: hash(vmm, ErrorKind::VmmMissing, "VMM")?,
             command_line: recipe.command_line.clone(),
             vcpus: recipe.shape.vcpus,
             memory_mib: recipe.shape.memory_mib,
@@ -259,11 +254,11 @@ vendor_id\t: Other
             kernel: kernel.into(),
             guest_image: guest.into(),
         };
-        let code = |p: Paths, vmm: &Path| Ingredients::gather(&p, vmm, &recipe, &stamps).unwrap_err().code;
+        let kind = |p: Paths, vmm: &Path| Ingredients::gather(&p, vmm, &recipe, &stamps).unwrap_err().kind;
         let none = place.path().join("none");
-        assert_eq!(code(paths(&none, &b), &a), ExitCode::KernelMissing);
-        assert_eq!(code(paths(&a, &none), &a), ExitCode::GuestImageMissing);
-        assert_eq!(code(paths(&a, &b), &none), ExitCode::VmmMissing);
+        assert_eq!(kind(paths(&none, &b), &a), ErrorKind::KernelMissing);
+        assert_eq!(kind(paths(&a, &none), &a), ErrorKind::GuestImageMissing);
+        assert_eq!(kind(paths(&a, &b), &none), ErrorKind::VmmMissing);
     }
 
     #[test]

@@ -14,7 +14,7 @@ use thaw_pools::vmm;
 
 use super::key::{Ingredients, Key};
 use super::{Recipe, Shape};
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::paths::Paths;
 use crate::snapshot::{
     Hash, Hold, Manifest, Registered, Registry, Signatures, SnapshotDir, SnapshotError, Subject, directory,
@@ -42,7 +42,7 @@ pub(super) enum Found {
     Whole(Arc<Registered>),
     Absent,
     /// What is wrong with it.
-    Damaged(Failure),
+    Damaged(Error),
 }
 
 /// A template as it lies there, or what is wrong with it.
@@ -60,7 +60,7 @@ pub struct Entry {
 
 impl Templates {
     /// Opens the store. With [`Hold::Sealed`], a template once used is kept in this process's memory.
-    pub fn open(paths: &Paths, hold: Hold, signatures: Signatures) -> Result<Templates, Failure> {
+    pub fn open(paths: &Paths, hold: Hold, signatures: Signatures) -> Result<Templates, Error> {
         Ok(Templates {
             paths: paths.clone(),
             root: paths.data.join("templates"),
@@ -71,7 +71,7 @@ impl Templates {
     }
 
     /// An empty hold of the templates under another data directory, which are made and trusted as these are.
-    pub fn below(&self, data: &Path) -> Result<Templates, Failure> {
+    pub fn below(&self, data: &Path) -> Result<Templates, Error> {
         Ok(Templates {
             root: data.join("templates"),
             registry: self.registry.below(data)?,
@@ -98,7 +98,7 @@ impl Templates {
     }
 
     /// thaw-vmm, of which templates are made now.
-    fn vmm(&self) -> Result<PathBuf, Failure> {
+    fn vmm(&self) -> Result<PathBuf, Error> {
         match &self.vmm {
             Some(vmm) => Ok(vmm.clone()),
             None => Ok(vmm::find()?),
@@ -149,7 +149,7 @@ impl Templates {
     }
 
     /// What a template of this shape is made from now. Blocks, unless all of it was hashed before.
-    pub fn ingredients(&self, recipe: &Recipe) -> Result<Ingredients, Failure> {
+    pub fn ingredients(&self, recipe: &Recipe) -> Result<Ingredients, Error> {
         Ingredients::gather(&self.paths, &self.vmm()?, recipe, self.registry.stamps())
     }
 
@@ -160,7 +160,7 @@ impl Templates {
     }
 
     /// The template of this key, verified, if there is one. Blocks while it is read.
-    pub fn open_existing(&self, key: &Key) -> Result<Option<Arc<Registered>>, Failure> {
+    pub fn open_existing(&self, key: &Key) -> Result<Option<Arc<Registered>>, Error> {
         if let Some(registered) = self.in_memory(key) {
             return Ok(Some(registered));
         }
@@ -169,7 +169,7 @@ impl Templates {
             Err(SnapshotError::NotFound { .. }) if !self.directory(key).exists() => return Ok(None),
             Err(e) if e.is_damage() => {
                 self.note_damage(key, &e);
-                let failure = Failure::new(ExitCode::SnapshotDamaged, e.to_string());
+                let failure = Error::new(ErrorKind::SnapshotDamaged, e.to_string());
                 return Err(failure.remedy(format!(
                     "thaw template rm {key}; it is built again when it is needed"
                 )));
@@ -185,11 +185,11 @@ impl Templates {
     }
 
     /// The same, where a damaged one is no error.
-    pub(super) fn look(&self, key: &Key) -> Result<Found, Failure> {
+    pub(super) fn look(&self, key: &Key) -> Result<Found, Error> {
         match self.open_existing(key) {
             Ok(Some(registered)) => Ok(Found::Whole(registered)),
             Ok(None) => Ok(Found::Absent),
-            Err(e) if e.code == ExitCode::SnapshotDamaged => Ok(Found::Damaged(e)),
+            Err(e) if e.kind == ErrorKind::SnapshotDamaged => Ok(Found::Damaged(e)),
             Err(e) => Err(e),
         }
     }
@@ -296,26 +296,26 @@ impl Templates {
     }
 
     /// The template this key or beginning of a key names.
-    pub fn find(&self, wanted: &str) -> Result<Key, Failure> {
+    pub fn find(&self, wanted: &str) -> Result<Key, Error> {
         let mut begin = self
             .keys()
             .into_iter()
             .filter(|k| !wanted.is_empty() && k.as_str().starts_with(wanted));
         match (begin.next(), begin.next()) {
             (Some(one), None) => Ok(one),
-            (Some(_), Some(_)) => Err(Failure::new(
-                ExitCode::SnapshotNotFound,
+            (Some(_), Some(_)) => Err(Error::new(
+                ErrorKind::SnapshotNotFound,
                 format!("more than one template begins with {wanted}"),
             )),
-            (None, _) => Err(Failure::new(
-                ExitCode::SnapshotNotFound,
+            (None, _) => Err(Error::new(
+                ErrorKind::SnapshotNotFound,
                 format!("no template is {wanted}"),
             )),
         }
     }
 
     /// Removes one, whole or damaged.
-    pub fn remove(&self, key: &Key) -> Result<(), Failure> {
+    pub fn remove(&self, key: &Key) -> Result<(), Error> {
         if let Some(held) = &self.held {
             held.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
         }

@@ -82,8 +82,8 @@ async fn a_template_is_found_by_the_beginning_of_its_key_and_removed() {
     assert_eq!(store.find(key.short()).unwrap(), key);
     for unfit in ["", "zz", "../data"] {
         assert_eq!(
-            store.find(unfit).unwrap_err().code,
-            ExitCode::SnapshotNotFound,
+            store.find(unfit).unwrap_err().kind,
+            ErrorKind::SnapshotNotFound,
             "{unfit}"
         );
     }
@@ -121,7 +121,7 @@ async fn a_damaged_template_is_not_opened_and_listed_as_damaged() {
         fs::remove_file(&memory).unwrap();
         fs::write(&memory, &bytes).unwrap();
         let failure = store.open_existing(&key).unwrap_err();
-        assert_eq!(failure.code, ExitCode::SnapshotDamaged);
+        assert_eq!(failure.kind, ErrorKind::SnapshotDamaged);
         assert!(failure.to_string().contains("memory: chunk 0"), "{failure}");
         assert!(
             failure.to_string().contains(&format!("thaw template rm {key}")),
@@ -131,8 +131,8 @@ async fn a_damaged_template_is_not_opened_and_listed_as_damaged() {
         assert!(damaged.is_some_and(|what| what.starts_with("memory: chunk 0")));
         fs::remove_file(store.directory(&key).join("manifest.json")).unwrap();
         assert_eq!(
-            store.open_existing(&key).unwrap_err().code,
-            ExitCode::SnapshotDamaged
+            store.open_existing(&key).unwrap_err().kind,
+            ErrorKind::SnapshotDamaged
         );
         let entry = store.entry(key.clone(), "quiet");
         assert!(entry.manifest.is_err() && entry.damaged.is_some());

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use thaw_protocol::api::{FAILED, Sandbox as Described};
 use thaw_sandbox::blocking::blocking;
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::state::RunDirectory;
 use thaw_sandbox::state::failed::{Retention, failed_at, now, tell};
 use tokio::sync::{Notify, watch};
@@ -96,7 +96,7 @@ impl Daemon {
     ///
     /// # Errors
     /// There is no such sandbox.
-    pub async fn delete_unless_failed(self: &Arc<Daemon>, wanted: &Wanted) -> Result<(), Failure> {
+    pub async fn delete_unless_failed(self: &Arc<Daemon>, wanted: &Wanted) -> Result<(), Error> {
         let Some(id) = self.cache.find(wanted).map(|shown| shown.id.clone()) else {
             return self.delete(wanted).await;
         };

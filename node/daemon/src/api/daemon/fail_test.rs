@@ -1,7 +1,7 @@
 use std::time::Duration;
 
 use thaw_protocol::api::{CreateSandbox, WatchEvent};
-use thaw_sandbox::exit::ExitCode;
+use thaw_sandbox::error::ErrorKind;
 use thaw_sandbox::state::Behalf;
 
 use super::*;
@@ -108,7 +108,7 @@ async fn a_dead_sandbox_is_listed_as_failed_until_deleted() {
 
     // What is asked of it is answered by why it cannot be.
     let refused = daemon.pause(&on_node("web")).await.unwrap_err();
-    assert_eq!(refused.code, ExitCode::SandboxNotFound);
+    assert_eq!(refused.kind, ErrorKind::SandboxNotFound);
     assert!(refused.what.contains("has failed"), "{refused}");
     assert!(
         daemon
@@ -123,8 +123,8 @@ async fn a_dead_sandbox_is_listed_as_failed_until_deleted() {
     assert!(matches!(event(&mut watcher).await, WatchEvent::Deleted(_)));
     assert!(!root.path().join("failed").exists());
     assert_eq!(
-        daemon.delete(&on_node(&id)).await.unwrap_err().code,
-        ExitCode::SandboxNotFound
+        daemon.delete(&on_node(&id)).await.unwrap_err().kind,
+        ErrorKind::SandboxNotFound
     );
 }
 

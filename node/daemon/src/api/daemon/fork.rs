@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime};
 use opentelemetry::trace::SpanContext;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::api::{ForkSandbox, ForkedSandbox, FreezeSandbox, RateLimits, ThawSandbox};
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::state::{Asked, Behalf};
 use thaw_sandbox::trace::Trace;
 
@@ -62,7 +62,7 @@ impl Daemon {
             sign: request.sign,
         };
         let daemon = self.clone();
-        let freezing = async move { Ok::<_, Failure>((daemon.freeze(&wanted, freeze).await?, place)) };
+        let freezing = async move { Ok::<_, Error>((daemon.freeze(&wanted, freeze).await?, place)) };
         let (frozen, place) = {
             let _stage = trace.stage("freeze");
             self.finish(freezing).await?

@@ -9,7 +9,7 @@ use thaw_pools::share::Source;
 use thaw_protocol::api::{FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits};
 use thaw_protocol::control::DeviceId;
 use thaw_sandbox::container::Options;
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::state::{HostDisk, Record};
 
@@ -30,7 +30,7 @@ struct Turn {
 
 impl Daemon {
     /// Ends a sandbox and removes everything it has, also if it runs on this host without an owner. Removes what is left of a failed one.
-    pub async fn delete(&self, wanted: &Wanted) -> Result<(), Failure> {
+    pub async fn delete(&self, wanted: &Wanted) -> Result<(), Error> {
         let id = match (self.id(wanted), &self.factory) {
             (Ok(id), _) => id,
             // The tenant of a sandbox without an owner may be unknown, so only the node's administrator may end it.
@@ -63,7 +63,7 @@ impl Daemon {
     }
 
     /// Stops the CPUs of a sandbox.
-    pub async fn pause(&self, wanted: &Wanted) -> Result<(), Failure> {
+    pub async fn pause(&self, wanted: &Wanted) -> Result<(), Error> {
         let turn = self.turn(wanted).await?;
         let done = turn.machine.pause().await;
         reach(Failpoint::PauseDone);
@@ -72,7 +72,7 @@ impl Daemon {
     }
 
     /// Lets its CPUs run again.
-    pub async fn resume(&self, wanted: &Wanted) -> Result<(), Failure> {
+    pub async fn resume(&self, wanted: &Wanted) -> Result<(), Error> {
         let turn = self.turn(wanted).await?;
         let done = turn.machine.resume().await;
         reach(Failpoint::ResumeDone);
@@ -81,7 +81,7 @@ impl Daemon {
     }
 
     /// Writes a snapshot of it.
-    pub async fn freeze(&self, wanted: &Wanted, request: FreezeSandbox) -> Result<FrozenSandbox, Failure> {
+    pub async fn freeze(&self, wanted: &Wanted, request: FreezeSandbox) -> Result<FrozenSandbox, Error> {
         let turn = self.turn(wanted).await?;
         let done = turn.machine.freeze(request).await;
         self.settle(turn).await;
@@ -89,39 +89,39 @@ impl Daemon {
     }
 
     /// Makes an image of the store visible to it, and returns the image's directory in the guest's root device.
-    pub async fn show_image(&self, wanted: &Wanted, digest: &str) -> Result<String, Failure> {
+    pub async fn show_image(&self, wanted: &Wanted, digest: &str) -> Result<String, Error> {
         let turn = self.turn(wanted).await?;
         turn.machine.show(digest).await
     }
 
     /// Shares files of this host with it under `name`, as its client sees them.
-    pub async fn add_share(&self, wanted: &Wanted, name: String, source: Source) -> Result<(), Failure> {
+    pub async fn add_share(&self, wanted: &Wanted, name: String, source: Source) -> Result<(), Error> {
         // Without a turn: a file system of the host may be slow, and nothing else of the sandbox must wait for it.
         let machine = self.find(&self.id(wanted)?)?.0;
         machine.add_share(name, source).await
     }
 
     /// Removes a share.
-    pub async fn remove_share(&self, wanted: &Wanted, name: String) -> Result<(), Failure> {
+    pub async fn remove_share(&self, wanted: &Wanted, name: String) -> Result<(), Error> {
         let machine = self.find(&self.id(wanted)?)?.0;
         machine.remove_share(name).await
     }
 
     /// Attaches a block device of this host, and returns its slot in the machine.
-    pub async fn add_disk(&self, wanted: &Wanted, disk: HostDisk) -> Result<DeviceId, Failure> {
+    pub async fn add_disk(&self, wanted: &Wanted, disk: HostDisk) -> Result<DeviceId, Error> {
         // Without a turn: opening a device of the host may be slow.
         let machine = self.find(&self.id(wanted)?)?.0;
         machine.add_disk(disk).await
     }
 
     /// Detaches the block device of a slot.
-    pub async fn remove_disk(&self, wanted: &Wanted, slot: DeviceId) -> Result<(), Failure> {
+    pub async fn remove_disk(&self, wanted: &Wanted, slot: DeviceId) -> Result<(), Error> {
         let machine = self.find(&self.id(wanted)?)?.0;
         machine.remove_disk(slot).await
     }
 
     /// Waits until its machine ends, and returns why it ended.
-    pub async fn end_of(&self, wanted: &Wanted) -> Result<String, Failure> {
+    pub async fn end_of(&self, wanted: &Wanted) -> Result<String, Error> {
         let id = self.id(wanted)?;
         if let Some(reason) = self.cache.get(&id).and_then(|shown| shown.reason.clone()) {
             return Ok(reason);
@@ -136,7 +136,7 @@ impl Daemon {
         &self,
         wanted: &Wanted,
         policy: NetworkPolicy,
-    ) -> Result<Arc<Described>, Failure> {
+    ) -> Result<Arc<Described>, Error> {
         let turn = self.turn(wanted).await?;
         let network = turn.machine.set_network_policy(policy).await?;
         self.cache
@@ -151,7 +151,7 @@ impl Daemon {
         &self,
         wanted: &Wanted,
         change: RateLimits,
-    ) -> Result<Arc<Described>, Failure> {
+    ) -> Result<Arc<Described>, Error> {
         let turn = self.turn(wanted).await?;
         let limits = turn.machine.set_rate_limits(change).await?;
         self.cache
@@ -208,14 +208,14 @@ impl Daemon {
         let (tty, closing) = (options.tty, self.closing());
         let started = tokio::spawn(async move {
             let process = machine.exec(options).await?;
-            Ok::<_, Failure>(Session::start(process, tty, closing, held))
+            Ok::<_, Error>(Session::start(process, tty, closing, held))
         });
         let started = started.await.map_err(|e| Refusal::new(ApiCode::Broken, e))?;
         Ok(started?)
     }
 
     /// Waits until no other operation changes the sandbox.
-    async fn turn(&self, wanted: &Wanted) -> Result<Turn, Failure> {
+    async fn turn(&self, wanted: &Wanted) -> Result<Turn, Error> {
         let id = self.id(wanted)?;
         let (machine, turn) = self.find(&id)?;
         Ok(Turn {
@@ -232,7 +232,7 @@ impl Daemon {
     }
 
     /// The record of a sandbox that has a machine.
-    pub(super) fn record_of(&self, wanted: &Wanted) -> Result<Record, Failure> {
+    pub(super) fn record_of(&self, wanted: &Wanted) -> Result<Record, Error> {
         let machine = self.find(&self.id(wanted)?)?.0;
         Ok(machine.record().clone())
     }

@@ -1,7 +1,7 @@
 //! What sandboxes and pools use of the host, and thawd's metrics.
 
 use thaw_protocol::api::{NodeUsage, PoolUsage, SandboxUsage, Usage};
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 
 use super::Daemon;
 use crate::api::scope::{Scope, Wanted};
@@ -9,7 +9,7 @@ use crate::metrics::Families;
 
 impl Daemon {
     /// What one sandbox uses of its host. Blocks while the kernel collects it.
-    pub fn usage(&self, wanted: &Wanted) -> Result<Usage, Failure> {
+    pub fn usage(&self, wanted: &Wanted) -> Result<Usage, Error> {
         let id = self.id(wanted)?;
         Ok(self.find(&id)?.0.usage())
     }

@@ -7,7 +7,7 @@ use thaw_images::progress::Silent;
 use thaw_images::store::PullOptions;
 use thaw_protocol::api::{Image, ImageDetail, PullImage, Template};
 use thaw_sandbox::blocking::blocking;
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use thaw_sandbox::images::{Pull, failure, shown};
 use thaw_sandbox::sandbox::Tenants;
 use thaw_sandbox::template::command_line::command_line;
@@ -16,7 +16,7 @@ use super::Catalog;
 
 #[async_trait]
 impl Catalog for Tenants {
-    async fn images(&self) -> Result<Vec<Image>, Failure> {
+    async fn images(&self) -> Result<Vec<Image>, Error> {
         let images = self.shared().images.clone();
         blocking(move || {
             let all = images.list()?;
@@ -27,12 +27,12 @@ impl Catalog for Tenants {
         .await
     }
 
-    async fn image(&self, wanted: String) -> Result<ImageDetail, Failure> {
+    async fn image(&self, wanted: String) -> Result<ImageDetail, Error> {
         let images = self.shared().images.clone();
         blocking(move || shown::detail(&images, &images.named(&wanted)?)).await
     }
 
-    async fn pull(&self, request: PullImage) -> Result<Image, Failure> {
+    async fn pull(&self, request: PullImage) -> Result<Image, Error> {
         let images = self.shared().images.clone();
         let options = PullOptions {
             lazy: !request.full,
@@ -43,12 +43,12 @@ impl Catalog for Tenants {
         blocking(move || shown::image(&images, &pulled)).await
     }
 
-    async fn remove_image(&self, wanted: String) -> Result<(), Failure> {
+    async fn remove_image(&self, wanted: String) -> Result<(), Error> {
         let images = self.shared().images.clone();
         blocking(move || images.remove(&wanted).map(drop)).await
     }
 
-    async fn templates(&self) -> Result<Vec<Template>, Failure> {
+    async fn templates(&self) -> Result<Vec<Template>, Error> {
         let templates = self.shared().templates.clone();
         blocking(move || {
             let entries = templates.list(&command_line());
@@ -57,7 +57,7 @@ impl Catalog for Tenants {
         .await
     }
 
-    async fn remove_template(&self, wanted: String) -> Result<(), Failure> {
+    async fn remove_template(&self, wanted: String) -> Result<(), Error> {
         let templates = self.shared().templates.clone();
         blocking(move || templates.remove(&templates.find(&wanted)?)).await
     }

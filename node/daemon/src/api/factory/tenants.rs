@@ -13,7 +13,7 @@ use thaw_protocol::control::MemoryMode;
 use thaw_sandbox::agent_client::AgentClient;
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::container::{self, Options, RUNNING_FILE, RootServing, Running, ready};
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::image::record::{Recorded, Recording};
 use thaw_sandbox::images::Pull;
 use thaw_sandbox::sandbox::{
@@ -138,7 +138,7 @@ async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> 
         Some(container) => Some(tokio::select! {
             started = start(&sandbox, container, request.hostname, root, &trace) => started?,
             // The agent would never answer: a VMM whose guest has ended keeps its sockets open until it is told to exit.
-            reason = sandbox.wait_end() => return Err(Failure::new(ExitCode::GuestEnded, reason).into()),
+            reason = sandbox.wait_end() => return Err(Error::new(ErrorKind::GuestEnded, reason).into()),
         }),
         None => None,
     };
@@ -268,7 +268,7 @@ async fn start(
     hostname: Option<String>,
     root: RootServing,
     trace: &Trace,
-) -> Result<(AgentClient, Running), Failure> {
+) -> Result<(AgentClient, Running), Error> {
     let id = &sandbox.record().id;
     let options = Options {
         entrypoint: asked.entrypoint,
@@ -284,8 +284,8 @@ async fn start(
         volumes: sandbox.record().volumes.clone(),
     };
     let unread = || {
-        Failure::new(
-            ExitCode::ImageMalformed,
+        Error::new(
+            ErrorKind::ImageMalformed,
             "the image's configuration cannot be read",
         )
     };
@@ -307,7 +307,7 @@ async fn start(
     if !running.tty {
         // No caller can write to it.
         let closed = agent.close_stdin(&running.process()).await;
-        closed.map_err(|e| Failure::new(ExitCode::AgentFailed, format!("cannot end its input: {e}")))?;
+        closed.map_err(|e| Error::new(ErrorKind::AgentFailed, format!("cannot end its input: {e}")))?;
     }
     Ok((agent, running))
 }
@@ -320,7 +320,7 @@ fn new_sandbox(
     trace: &Trace,
 ) -> Result<NewSandbox, Refusal> {
     let image_config = serde_json::to_string(&sandbox.config)
-        .map_err(|e| Failure::new(ExitCode::ImageMalformed, e.to_string()))?;
+        .map_err(|e| Error::new(ErrorKind::ImageMalformed, e.to_string()))?;
     let readiness = readiness_wait.as_ref().map(|_| Readiness::Waiting);
     Ok(NewSandbox {
         machine: Arc::new(Microvm::created(node.clone(), sandbox, monitor, readiness)),
@@ -331,7 +331,7 @@ fn new_sandbox(
 }
 
 /// Logs the result of a recording: no caller waits for it.
-fn log_recording(recorded: Result<Option<Recorded>, Failure>) {
+fn log_recording(recorded: Result<Option<Recorded>, Error>) {
     match recorded {
         Ok(Some(recorded)) => tracing::info!("{recorded}"),
         Ok(None) => tracing::info!("nothing was recorded: the run read nothing"),

@@ -2,18 +2,18 @@
 
 use async_trait::async_trait;
 use thaw_protocol::api::{Image, ImageDetail, PullImage, Template};
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 
 use super::Fake;
 use crate::api::factory::Catalog;
 
 #[async_trait]
 impl Catalog for Fake {
-    async fn images(&self) -> Result<Vec<Image>, Failure> {
+    async fn images(&self) -> Result<Vec<Image>, Error> {
         Ok(self.images.lock().unwrap().clone())
     }
 
-    async fn image(&self, wanted: String) -> Result<ImageDetail, Failure> {
+    async fn image(&self, wanted: String) -> Result<ImageDetail, Error> {
         let images = self.images.lock().unwrap();
         let image = images
             .iter()
@@ -27,9 +27,9 @@ impl Catalog for Fake {
         Ok(serde_json::from_value(detail).unwrap())
     }
 
-    async fn pull(&self, request: PullImage) -> Result<Image, Failure> {
+    async fn pull(&self, request: PullImage) -> Result<Image, Error> {
         if request.image == "missing" {
-            return Err(Failure::new(ExitCode::ImageNotFound, "no image: missing"));
+            return Err(Error::new(ErrorKind::ImageNotFound, "no image: missing"));
         }
         let image = Image {
             digest: "sha256:0".into(),
@@ -46,7 +46,7 @@ impl Catalog for Fake {
         Ok(image)
     }
 
-    async fn remove_image(&self, wanted: String) -> Result<(), Failure> {
+    async fn remove_image(&self, wanted: String) -> Result<(), Error> {
         let mut images = self.images.lock().unwrap();
         let before = images.len();
         images.retain(|image| image.reference != wanted);
@@ -57,15 +57,15 @@ impl Catalog for Fake {
         }
     }
 
-    async fn templates(&self) -> Result<Vec<Template>, Failure> {
+    async fn templates(&self) -> Result<Vec<Template>, Error> {
         Ok(Vec::new())
     }
 
-    async fn remove_template(&self, _: String) -> Result<(), Failure> {
-        Err(Failure::new(ExitCode::SnapshotNotFound, "no template"))
+    async fn remove_template(&self, _: String) -> Result<(), Error> {
+        Err(Error::new(ErrorKind::SnapshotNotFound, "no template"))
     }
 }
 
-pub(super) fn not_stored() -> Failure {
-    Failure::new(ExitCode::ImageNotStored, "no such image")
+pub(super) fn not_stored() -> Error {
+    Error::new(ErrorKind::ImageNotStored, "no such image")
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering;
 use async_trait::async_trait;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{Account, CreateSandbox, OnExit, RateLimits, Readiness, Stage, ThawSandbox};
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::sandbox::{NetworkMode, NetworkSource};
 use thaw_sandbox::state::{Behalf, Record, Terms, Timeout};
@@ -25,7 +25,7 @@ impl Fake {
             let ready = *ready.wait_for(Option::is_some).await.unwrap();
             if ready == Some(false) {
                 let what = "the container was not ready after 30 s: nothing listens on port 8080";
-                return Err(Failure::new(ExitCode::NotReady, what));
+                return Err(Error::new(ErrorKind::NotReady, what));
             }
             let stage = Stage {
                 name: "ready".into(),
@@ -59,7 +59,7 @@ impl Factory for Fake {
         let _making = Making(self);
         self.open.subscribe().wait_for(|open| *open).await.unwrap();
         if request.image == "missing" {
-            return Err(Failure::new(ExitCode::ImageNotFound, "no image: missing").into());
+            return Err(Error::new(ErrorKind::ImageNotFound, "no image: missing").into());
         }
         let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
         let terms = Terms {
@@ -108,7 +108,7 @@ impl Factory for Fake {
 
     async fn thaw_pod(&self, request: ThawPod) -> Result<NewSandbox, Refusal> {
         if !request.directory.is_dir() {
-            return Err(Failure::new(ExitCode::SnapshotNotFound, "no snapshot").into());
+            return Err(Error::new(ErrorKind::SnapshotNotFound, "no snapshot").into());
         }
         let pod = CreatePod {
             hostname: request.hostname,
@@ -126,7 +126,7 @@ impl Factory for Fake {
 
     async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal> {
         if !request.directory.is_dir() {
-            return Err(Failure::new(ExitCode::SnapshotNotFound, "no snapshot").into());
+            return Err(Error::new(ErrorKind::SnapshotNotFound, "no snapshot").into());
         }
         let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
         let terms = Terms {
@@ -139,7 +139,7 @@ impl Factory for Fake {
         };
         let machine = Arc::new(FakeMachine::new(number, request.name, terms, self.counts.clone()));
         if number >= self.most.load(Ordering::SeqCst) {
-            return Err(Failure::new(ExitCode::DiskFull, "no room").into());
+            return Err(Error::new(ErrorKind::DiskFull, "no room").into());
         }
         Ok(NewSandbox {
             machine,

@@ -14,7 +14,7 @@ use thaw_protocol::api::{
 };
 use thaw_protocol::control::{DeviceId, HOST_DISKS};
 use thaw_sandbox::container::Options;
-use thaw_sandbox::exit::{ExitCode, Failure};
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::failure::{Evidence, VmmEnd};
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::state::{HostDisk, Record, Terms};
@@ -128,17 +128,17 @@ impl Machine for FakeMachine {
         evidence.failure()
     }
 
-    async fn pause(&self) -> Result<(), Failure> {
+    async fn pause(&self) -> Result<(), Error> {
         self.paused.store(true, Ordering::SeqCst);
         Ok(())
     }
 
-    async fn resume(&self) -> Result<(), Failure> {
+    async fn resume(&self) -> Result<(), Error> {
         self.paused.store(false, Ordering::SeqCst);
         Ok(())
     }
 
-    async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Failure> {
+    async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Error> {
         // Only where there is a place for it.
         let _ = std::fs::create_dir(&request.directory);
         Ok(FrozenSandbox {
@@ -162,59 +162,59 @@ impl Machine for FakeMachine {
         })
     }
 
-    async fn show(&self, digest: &str) -> Result<String, Failure> {
+    async fn show(&self, digest: &str) -> Result<String, Error> {
         match digest {
             "missing" => Err(not_stored()),
             digest => Ok(format!("shown-{digest}")),
         }
     }
 
-    async fn add_share(&self, name: String, source: Source) -> Result<(), Failure> {
+    async fn add_share(&self, name: String, source: Source) -> Result<(), Error> {
         let mut shares = self.shares.lock().unwrap();
         match shares.insert(name.clone(), source) {
             None => Ok(()),
-            Some(_) => Err(Failure::new(
-                ExitCode::VolumeUnavailable,
+            Some(_) => Err(Error::new(
+                ErrorKind::VolumeUnavailable,
                 format!("{name} is another's"),
             )),
         }
     }
 
-    async fn remove_share(&self, name: String) -> Result<(), Failure> {
+    async fn remove_share(&self, name: String) -> Result<(), Error> {
         self.shares.lock().unwrap().remove(&name);
         Ok(())
     }
 
-    async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Failure> {
+    async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Error> {
         match disk.major {
-            0 => Err(Failure::new(ExitCode::VolumeUnavailable, "no such device")),
+            0 => Err(Error::new(ErrorKind::VolumeUnavailable, "no such device")),
             _ => Ok(HOST_DISKS[0]),
         }
     }
 
-    async fn remove_disk(&self, _: DeviceId) -> Result<(), Failure> {
+    async fn remove_disk(&self, _: DeviceId) -> Result<(), Error> {
         Ok(())
     }
 
-    async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Failure> {
+    async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Error> {
         match options.command[0].as_str() {
-            "missing" => Err(Failure::new(ExitCode::NotFound, "exec: \"missing\": not found")),
+            "missing" => Err(Error::new(ErrorKind::NotFound, "exec: \"missing\": not found")),
             program => Ok(Arc::new(FakeProcess::start(program, self.counts.clone()))),
         }
     }
 
-    async fn files(&self) -> Result<Arc<dyn Files>, Failure> {
+    async fn files(&self) -> Result<Arc<dyn Files>, Error> {
         Ok(self.files.clone())
     }
 
-    async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Failure> {
+    async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Error> {
         Ok(SandboxNetwork {
             policy,
             ..SandboxNetwork::default()
         })
     }
 
-    async fn set_rate_limits(&self, change: RateLimits) -> Result<RateLimits, Failure> {
+    async fn set_rate_limits(&self, change: RateLimits) -> Result<RateLimits, Error> {
         let mut limits = self.rate_limits.lock().unwrap();
         *limits = limits.changed(change);
         Ok(*limits)

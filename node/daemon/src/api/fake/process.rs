@@ -4,7 +4,7 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use thaw_sandbox::agent_client::Output;
-use thaw_sandbox::exit::Failure;
+use thaw_sandbox::error::Error;
 use tokio::sync::{mpsc, watch};
 
 use super::Counts;
@@ -73,7 +73,7 @@ impl Process for FakeProcess {
         self.stdout.lock().await.recv().await
     }
 
-    async fn write(&self, data: Vec<u8>) -> Result<(), Failure> {
+    async fn write(&self, data: Vec<u8>) -> Result<(), Error> {
         let writes = self.writes.lock().unwrap().clone();
         match writes {
             Some(writes) if !self.stubborn => drop(writes.send(data).await),
@@ -99,7 +99,7 @@ impl Process for FakeProcess {
         }
     }
 
-    async fn wait(&self) -> Result<i32, Failure> {
+    async fn wait(&self) -> Result<i32, Error> {
         let mut ended = self.ended.subscribe();
         let code = *ended.wait_for(Option::is_some).await.unwrap();
         Ok(code.unwrap())

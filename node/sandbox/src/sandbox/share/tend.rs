@@ -22,7 +22,7 @@ use tokio::task::JoinHandle;
 use super::{Shared, run};
 use crate::blocking::blocking;
 use crate::control_client::ControlClient;
-use crate::exit::{ExitCode, Failure};
+use crate::error::{Error, ErrorKind};
 use crate::readiness::register;
 use crate::sandbox::backends::Backends;
 use crate::sandbox::resources::Resources;
@@ -144,17 +144,17 @@ impl Served {
     }
 
     /// Where shares are added: its mount namespace, also while another process is started for it, or a pidfd.
-    pub(in crate::sandbox) fn place(&self) -> Result<OwnedFd, Failure> {
+    pub(in crate::sandbox) fn place(&self) -> Result<OwnedFd, Error> {
         let now = locked(&self.now);
         if let Some(why) = &now.lost {
-            return Err(Failure::new(ExitCode::ShareFailed, why.clone()));
+            return Err(Error::new(ErrorKind::ShareFailed, why.clone()));
         }
         let place = match (&now.mounts, &now.process) {
             (Some(mounts), _) => mounts.try_clone(),
             (None, Some(process)) => process.pidfd().try_clone_to_owned(),
             (None, None) => Err(Errno::SRCH.into()),
         };
-        place.map_err(|e| Failure::system("cannot reach thaw-share", &e))
+        place.map_err(|e| Error::system("cannot reach thaw-share", &e))
     }
 
     /// Its end is no news any more.
@@ -259,14 +259,14 @@ enum Again {
     No,
 }
 
-async fn once(of: &Tended, now: &Mutex<Now>) -> Result<(), (Failure, Again)> {
+async fn once(of: &Tended, now: &Mutex<Now>) -> Result<(), (Error, Again)> {
     let Some(directory) = &of.directory else {
         let what = "the sandbox's directory could not be opened";
-        return Err((Failure::new(ExitCode::ShareFailed, what), Again::No));
+        return Err((Error::new(ErrorKind::ShareFailed, what), Again::No));
     };
     if matches!(of.shared, Shared::Added(None)) {
         let what = "what was mounted in it is lost";
-        return Err((Failure::new(ExitCode::ShareFailed, what), Again::No));
+        return Err((Error::new(ErrorKind::ShareFailed, what), Again::No));
     }
     let (shared, path) = (of.shared.clone(), directory.path().to_owned());
     let Serving { process, relay } = blocking(move || run(&shared, &path))
@@ -286,7 +286,7 @@ async fn once(of: &Tended, now: &Mutex<Now>) -> Result<(), (Failure, Again)> {
         written.map_err(|e| (e, Again::Yes))?;
         let mut now = locked(now);
         if now.is_over {
-            return Err((Failure::new(ExitCode::ShareFailed, "the sandbox ends"), Again::No));
+            return Err((Error::new(ErrorKind::ShareFailed, "the sandbox ends"), Again::No));
         }
         now.process = Some(process);
     }

@@ -1,0 +1,251 @@
+//! The error of this crate: its kind, what happened, and lines that explain it.
+//!
+//! Each kind has a stable name for programs, its slug. This crate knows nothing of exit codes, HTTP statuses or generic
+//! remedies: thaw-daemon's `exit` and `problem` map each kind to those.
+
+use std::fmt;
+use std::io;
+
+macro_rules! error_kinds {
+    ($($name:ident = $slug:literal, $meaning:literal;)*) => {
+        /// What went wrong.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+        pub enum ErrorKind { $(#[doc = $meaning] $name,)* }
+
+        impl ErrorKind {
+            /// All kinds.
+            pub const ALL: &'static [ErrorKind] = &[$(ErrorKind::$name,)*];
+
+            /// A stable name for programs.
+            pub fn slug(self) -> &'static str { match self { $(ErrorKind::$name => $slug,)* } }
+        }
+    };
+}
+
+error_kinds! {
+    KvmMissing = "kvm-missing", "there is no /dev/kvm";
+    KvmDenied = "kvm-denied", "/dev/kvm may not be opened";
+    KvmInadequate = "kvm-inadequate", "KVM lacks a capability or refused a call";
+    KernelMissing = "kernel-missing", "the guest kernel is missing or unreadable";
+    KernelNotPvh = "kernel-not-pvh", "the guest kernel is not an ELF vmlinux with a PVH note";
+    GuestImageMissing = "guest-image-missing", "the guest image is missing or unreadable";
+    MemoryTooSmall = "memory-too-small", "the guest has too little memory";
+    GuestNotReady = "guest-not-ready", "the guest did not become ready in time, or ended before";
+    HandshakeFailed = "handshake-failed", "the guest did not take its identity";
+    DiskFull = "disk-full", "the host's disk is full";
+    DigestMismatch = "digest-mismatch", "content does not have the digest it is known by";
+    LayerTruncated = "layer-truncated", "a layer ends before its end";
+    UnknownMediaType = "unknown-media-type", "a manifest or layer is of a kind Thaw does not read";
+    WrongArchitecture = "wrong-architecture", "the image has nothing for this CPU architecture";
+    UnsafePath = "unsafe-path", "a layer holds a name or link that leaves the image";
+    ImageMalformed = "image-malformed", "an image's manifest, configuration or layer cannot be read";
+    ImageNotFound = "image-not-found", "there is no such image where it was looked for";
+    RegistryUnreachable = "registry-unreachable", "the registry does not answer";
+    RegistryDenied = "registry-denied", "the registry refused access (401 or 403)";
+    RegistryRateLimited = "registry-rate-limited", "the registry says: too many requests (429)";
+    RegistryFailed = "registry-failed", "the registry failed or broke its protocol";
+    BadReference = "bad-reference", "the image reference cannot be understood";
+    VmmMissing = "vmm-missing", "thaw-vmm is not installed where it is looked for";
+    VmmFailed = "vmm-failed", "thaw-vmm refused or ended unexpectedly";
+    GuestEnded = "guest-ended", "the guest ended under its container";
+    NetworkUnavailable = "network-unavailable", "the private network cannot be made";
+    ProgramMissing = "program-missing", "a program Thaw needs is not installed";
+    SandboxNotFound = "sandbox-not-found", "there is no such running sandbox";
+    ImageNotStored = "image-not-stored", "the image is not in the store, and may not be pulled";
+    DaemonUnreachable = "daemon-unreachable", "thawd does not answer on its socket";
+    NameInUse = "name-in-use", "a running sandbox has this name already";
+    AgentFailed = "agent-failed", "the guest's agent refused or broke the connection";
+    SnapshotDamaged = "snapshot-damaged", "a snapshot's file is not what its manifest says, or cannot be read";
+    SnapshotIncompatible = "snapshot-incompatible", "the snapshot is whole, but not for this host, this machine or this version";
+    SnapshotSignature = "snapshot-signature", "the snapshot is not signed by a key this node trusts";
+    SnapshotNotFound = "snapshot-not-found", "there is no such template or snapshot";
+    ConfigInvalid = "config-invalid", "the configuration file cannot be read or says what cannot be";
+    ImageDamaged = "image-damaged", "file data in the store is not what it was";
+    ImageInUse = "image-in-use", "a running sandbox uses the image";
+    NotIndexable = "not-indexable", "a layer cannot be indexed: no SOCI index can describe its compression";
+    LoadOrderInvalid = "load-order-invalid", "a load order cannot be read, or is of another image";
+    PushRefused = "push-refused", "the place an image is written to cannot take it";
+    PortUnavailable = "port-unavailable", "a port cannot be published: it is in use, or its address is not this host's";
+    NotReady = "not-ready", "the container did not become ready, or ended before";
+    Shared = "shared", "the sandbox has volumes or block devices of the host, which no snapshot can hold";
+    VolumeUnavailable = "volume-unavailable", "a directory, file or block device of the host cannot be shared";
+    ShareMissing = "share-missing", "thaw-share is not installed where it is looked for";
+    ShareFailed = "share-failed", "thaw-share does not serve";
+    ServiceFailed = "service-failed", "a unit of systemd cannot be started or stopped";
+    RuntimeInUse = "runtime-in-use", "Thaw cannot be uninstalled while sandboxes run";
+    VmmTooOld = "vmm-too-old", "the sandbox's thaw-vmm is of a release that lacks this";
+    LimitsUnavailable = "limits-unavailable", "this host cannot limit what a sandbox takes of it";
+    JailIncomplete = "jail-incomplete", "this host cannot jail a VMM whole: namespaces or Landlock are missing";
+    DiskBudget = "disk-budget", "the node's disk budget has no room for it";
+    Runtime = "runtime", "wrong usage, or an error of Thaw itself";
+    NotExecutable = "not-executable", "the container's command cannot be executed";
+    NotFound = "not-found", "the container's command was not found";
+    OutOfMemory = "out-of-memory", "the container was killed: out of memory";
+}
+
+/// Why something failed.
+#[derive(Debug)]
+pub struct Error {
+    pub kind: ErrorKind,
+    /// "<what>: <where>".
+    pub what: String,
+    /// "<what to do>", if it is better than the generic remedy for the kind.
+    pub remedy: Option<String>,
+    /// Lines that explain it, shown before it: the guest's console, the VMM's log.
+    pub context: Vec<String>,
+    /// A machine died or fell silent before it was ready; nothing was refused. Another may do.
+    pub machine_lost: bool,
+}
+
+impl Error {
+    /// An error without a remedy of its own.
+    pub fn new(kind: ErrorKind, what: impl Into<String>) -> Error {
+        Error {
+            kind,
+            what: what.into(),
+            remedy: None,
+            context: Vec::new(),
+            machine_lost: false,
+        }
+    }
+
+    /// The same, of a machine that died or fell silent.
+    pub fn lost(self) -> Error {
+        Error {
+            machine_lost: true,
+            ..self
+        }
+    }
+
+    /// The same, after which nothing is tried again.
+    pub fn for_good(self) -> Error {
+        Error {
+            machine_lost: false,
+            ..self
+        }
+    }
+
+    /// The same with another remedy.
+    pub fn remedy(mut self, remedy: impl Into<String>) -> Error {
+        self.remedy = Some(remedy.into());
+        self
+    }
+
+    /// An error of the host's system, which may be a full disk.
+    pub fn system(what: impl fmt::Display, error: &io::Error) -> Error {
+        let kind = if is_full(error) {
+            ErrorKind::DiskFull
+        } else {
+            ErrorKind::Runtime
+        };
+        let error = Error::new(kind, format!("{what}: {error}"));
+        if kind == ErrorKind::Runtime {
+            error.remedy("see `thaw doctor`")
+        } else {
+            error
+        }
+    }
+}
+
+/// Whether an I/O error says that there is no room.
+pub fn is_full(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded
+    )
+}
+
+/// Whether an error or any error behind it is an I/O error that says that there is no room.
+pub fn is_full_somewhere(error: &(dyn std::error::Error + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if error.downcast_ref::<io::Error>().is_some_and(is_full) {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+/// Replaces control characters, because registries and guests choose parts of a message.
+fn one_line(text: &str) -> String {
+    text.chars()
+        .map(|c| if c.is_control() { ' ' } else { c })
+        .collect()
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut line = self.what.trim_end_matches(['.', '\n']).to_owned();
+        if let Some(remedy) = &self.remedy {
+            line.push_str("; ");
+            line.push_str(remedy);
+        }
+        f.write_str(&one_line(&line))
+    }
+}
+
+impl std::error::Error for Error {}
+
+impl From<thaw_pools::Error> for Error {
+    fn from(error: thaw_pools::Error) -> Error {
+        let kind = match &error {
+            thaw_pools::Error::ProgramMissing { .. } => ErrorKind::ProgramMissing,
+            thaw_pools::Error::VmmMissing { .. } => ErrorKind::VmmMissing,
+            thaw_pools::Error::ShareMissing { .. } => ErrorKind::ShareMissing,
+            thaw_pools::Error::Share { .. } => ErrorKind::ShareFailed,
+            thaw_pools::Error::ProgramFailed { message, .. } if message.contains("No space left") => {
+                ErrorKind::DiskFull
+            }
+            other if is_full_somewhere(other) => ErrorKind::DiskFull,
+            _ => ErrorKind::Runtime,
+        };
+        Error::new(kind, error.to_string())
+    }
+}
+
+impl From<thaw_network::Error> for Error {
+    fn from(error: thaw_network::Error) -> Error {
+        let kind = match &error {
+            thaw_network::Error::PortInUse { .. } | thaw_network::Error::NotOurAddress { .. } => {
+                ErrorKind::PortUnavailable
+            }
+            other if is_full_somewhere(other) => ErrorKind::DiskFull,
+            _ => ErrorKind::Runtime,
+        };
+        Error::new(kind, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn error_kind_slugs_are_distinct() {
+        let mut slugs: Vec<_> = ErrorKind::ALL.iter().map(|kind| kind.slug()).collect();
+        slugs.sort();
+        slugs.dedup();
+        assert_eq!(slugs.len(), ErrorKind::ALL.len());
+    }
+
+    #[test]
+    fn error_message_with_control_characters_is_one_line() {
+        let error = Error::new(ErrorKind::RegistryFailed, "registry said\r\n\x1b[31mboo");
+        assert_eq!(error.to_string(), "registry said   [31mboo");
+        let error = error.remedy("try\nagain");
+        assert_eq!(error.to_string(), "registry said   [31mboo; try again");
+    }
+
+    #[test]
+    fn full_disk_behind_other_errors_is_found() {
+        let full = io::Error::from_raw_os_error(libc::ENOSPC);
+        let pool = thaw_pools::Error::Io {
+            what: "size",
+            place: "/x".into(),
+            source: full,
+        };
+        assert_eq!(Error::from(pool).kind, ErrorKind::DiskFull);
+        assert!(!is_full_somewhere(&io::Error::other("no")));
+    }
+}

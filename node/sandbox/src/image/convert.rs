@@ -10,7 +10,7 @@ use thaw_images::prefetch::{self, LoadOrder};
 use thaw_images::progress::Progress;
 use thaw_images::source::Platform;
 
-use super::place;
+use super::destination;
 use crate::error::{Error, ErrorKind};
 use crate::images::{Images, Pull, failure};
 
@@ -45,12 +45,12 @@ pub async fn convert(
     wanted: Wanted<'_>,
     progress: Arc<dyn Progress>,
 ) -> Result<Made, Error> {
-    let (source, destination) = (place::parse(wanted.from)?, place::parse(wanted.to)?);
-    place::check_writable(&destination)?;
+    let (source, destination) = (destination::parse(wanted.from)?, destination::parse(wanted.to)?);
+    destination::check_writable(&destination)?;
     let dictionaries = wanted
         .dictionaries
         .iter()
-        .map(|reference| place::parse(reference))
+        .map(|reference| destination::parse(reference))
         .collect::<Result<Vec<_>, _>>()?;
     let load_order = match wanted.trace {
         Some(path) => Some(read_trace(path)?),

@@ -6,7 +6,7 @@
 //!
 //! Invariant: a ztoc is pushed only of a layer whose bytes had the digest the image's manifest says.
 
-use std::io::{BufReader, Cursor};
+use std::io::BufReader;
 use std::sync::Arc;
 
 use serde::Serialize;
@@ -20,7 +20,7 @@ use thaw_images::progress::{Event, Progress};
 use thaw_images::reference::ImageRef;
 use thaw_images::source::{self, LayerSource, Platform, Push, Resolved, Source, Turns};
 
-use super::place::{self, Place};
+use super::destination::{self, Destination};
 use crate::error::{Error, ErrorKind};
 use crate::images::{Images, failure};
 
@@ -83,12 +83,12 @@ pub async fn index(
     plain_http: bool,
     progress: Arc<dyn Progress>,
 ) -> Result<Indexed, Error> {
-    let from = place::parse(reference)?;
+    let from = destination::parse(reference)?;
     let to = match destination {
-        Some(destination) => place::parse(destination)?,
+        Some(destination) => destination::parse(destination)?,
         None => beside(&from)?,
     };
-    place::check_writable(&to)?;
+    destination::check_writable(&to)?;
     let options = images.source_options(plain_http);
     let source = source::open(&from, &options, progress.clone())
         .await
@@ -112,15 +112,17 @@ pub async fn index(
     let push = Push::open(&to, &options, progress.clone())
         .await
         .map_err(failure)?;
-    let place = Place::new(&push, &from, &to, progress, images);
-    let mut pushed_bytes = place.copy_image(&*source, &resolved).await?;
+    let target = Destination::new(&push, &from, &to, progress, images);
+    let mut pushed_bytes = target.copy_image(&*source, &resolved).await?;
     let described: Vec<Ztoc> = ztocs.iter().map(|(ztoc, _)| ztoc.clone()).collect();
     let soci_index = soci::index_manifest(&described, TOOL)
         .map_err(|e| Error::new(ErrorKind::NotIndexable, e.to_string()))?;
     for (ztoc, bytes) in ztocs {
-        pushed_bytes += place.blob(&ztoc.digest, bytes).await?;
+        pushed_bytes += target.blob(&ztoc.digest, bytes).await?;
     }
-    pushed_bytes += place.blob(&Digest::of(SOCI_CONFIG), SOCI_CONFIG.to_vec()).await?;
+    pushed_bytes += target
+        .blob(&Digest::of(SOCI_CONFIG), SOCI_CONFIG.to_vec())
+        .await?;
     let index_digest = push
         .manifest(None, OCI_MANIFEST, &soci_index)
         .await
@@ -135,7 +137,7 @@ pub async fn index(
         soci_index.len(),
     );
     let digest = push
-        .manifest(place::tag(&to), OCI_INDEX, &top)
+        .manifest(destination::tag(&to), OCI_INDEX, &top)
         .await
         .map_err(failure)?;
     pushed_bytes += (soci_index.len() + bound.len() + top.len()) as u64;
@@ -233,7 +235,7 @@ async fn ztoc(
         let layer = layer.clone();
         // Whatever became of it: what was read must be the layer, or that is what is wrong.
         let work = move || {
-            place::verified(body.reader, &layer, |reader| {
+            destination::verified(body.reader, &layer, |reader| {
                 let reader = BufReader::with_capacity(256 << 10, reader);
                 soci::index_layer(reader, &Limits::default(), span_size, TOOL)
             })
@@ -332,11 +334,6 @@ fn top(resolved: &Resolved, image: &Digest, image_size: usize, index: &Digest, i
     })
     .to_string()
     .into_bytes()
-}
-
-/// Bytes to upload.
-pub(super) fn upload(bytes: Vec<u8>) -> Cursor<Vec<u8>> {
-    Cursor::new(bytes)
 }
 
 #[cfg(test)]

@@ -3,6 +3,6 @@
 
 pub mod account;
 pub mod convert;
+pub mod destination;
 pub mod index;
-pub mod place;
 pub mod record;

@@ -20,7 +20,7 @@ use thaw_protocol::control::{Command, MachineState, Response};
 use super::backends::{Backends, Ends};
 use super::pools::Claimed;
 use super::resources::Resources;
-use super::share::{Served, Tended};
+use super::share::Served;
 use super::{Node, Origin, Sandbox, freezing, locked, network, rate_limits};
 use crate::container::{IMAGE_SLOT, RootServing};
 use crate::control_client::{ControlClient, Vmm};
@@ -81,7 +81,7 @@ async fn take_over(node: &Node, record: Record, resources: &mut Resources) -> Re
     freezing::undo(node, &resources.directory, &control).await;
     rate_limits::adopt(&control, &record).await;
     if let Some(share) = record.share {
-        let tended = Tended::of(&record, resources, &control);
+        let tended = resources.tended(&record, &control);
         let served = match VmmProcess::adopt(share) {
             Some(share) => Served::new(share, tended),
             // Its mounts went with it, and nobody here knows what they were.

@@ -13,9 +13,10 @@ use thaw_protocol::control::{
 
 use super::again::once_more;
 use super::backends::{Backends, Ends};
-use super::create::{Making, new_record};
+use super::create::Making;
 use super::machine::{doorbell, explain, odd, spawn, times};
 use super::pagemap::pagemap;
+use super::spec::new_record;
 use super::{Node, SandboxSpec};
 use crate::error::Error;
 use crate::handshake::Performed;

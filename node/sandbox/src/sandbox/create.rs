@@ -4,24 +4,19 @@
 //! Nothing here polls. The one deadline is the guest's, for a guest may never answer; whatever goes wrong before its
 //! acknowledgement destroys the machine, for [`Making`] holds all there is of it.
 
-use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 use rustix::net::SocketType;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_images::prefetch::Prefetch;
 use thaw_images::progress::Progress;
 use thaw_images::store::Image;
-use thaw_pools::cgroup::{Cgroups, Unavailable};
 use thaw_pools::disk::Disks;
-use thaw_pools::process::ProcessRecord;
 use thaw_pools::share::Serving;
 use thaw_pools::vmm;
-use thaw_protocol::api::{CPU_LIMIT_MILLIS as CPU_MILLIS, DISK_MIB};
-use thaw_protocol::control::{Backend, CONTROL_VERSION, DeviceId, MEMORY_MIB, VCPUS};
+use thaw_protocol::control::{Backend, DeviceId};
 
 use super::again::{once_more, with_end};
 use super::backends::{Backends, Ends, has_image_disk};
@@ -29,18 +24,18 @@ use super::files::MachineFiles;
 use super::machine::explain;
 use super::network::Attached;
 use super::pools::{Claimed, claim, made_size};
-use super::share::{Served, Tended};
+use super::share::Served;
+use super::spec::{check_shape, record};
 use super::{
     Node, Origin, READY_LIMIT, Resources, Sandbox, SandboxSpec, Shown, limits, locked, network, share,
 };
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, RootServing, image_name};
 use crate::error::{Error, ErrorKind};
 use crate::handshake::{self, Performed, Wanted};
-use crate::id::new_id;
 use crate::image::account::Counting;
 use crate::images::{self, Images};
 use crate::slow::Slow;
-use crate::state::{Provenance, Record, Terms};
+use crate::state::{Provenance, Record};
 use crate::template::Progress as TemplateProgress;
 use crate::trace::Trace;
 
@@ -81,7 +76,9 @@ impl<'a> Making<'a> {
         let _stage = self.trace.stage("attach");
         let cgroup = self.resources.cgroup.as_deref();
         limits::set(self.node.require.limits, cgroup, &self.record, &parts.disk.file).await?;
-        limits::set_files(&self.resources, &self.record, &parts.disk.file)?;
+        if let Some(vmm) = &self.resources.vmm {
+            limits::set_files(vmm, &self.record, &parts.disk.file)?;
+        }
         let mut exported = Vec::with_capacity(parts.images.len());
         for shown in &parts.images {
             locked(&self.resources.leases).push(shown.image.lease().map_err(images::failure)?);
@@ -140,7 +137,7 @@ impl<'a> Making<'a> {
         reach(Failpoint::CreateAttached);
         if let (Some(process), Some(control)) = (share, &self.resources.control) {
             self.record.share = Some(process.record());
-            let tended = Tended::of(&self.record, &self.resources, control);
+            let tended = self.resources.tended(&self.record, control);
             *locked(&self.resources.share) = Some(Served::new(process, tended));
         }
         self.resources.misses = ends.misses;
@@ -338,108 +335,6 @@ async fn make(
     making.done()
 }
 
-fn check_shape(spec: &SandboxSpec) -> Result<(), Error> {
-    if spec.memory_mib < *MEMORY_MIB.start() {
-        let what = format!(
-            "{} MiB of memory is too small for a guest: the least is {}",
-            spec.memory_mib,
-            MEMORY_MIB.start()
-        );
-        return Err(Error::new(ErrorKind::MemoryTooSmall, what));
-    }
-    if spec.memory_mib > *MEMORY_MIB.end() {
-        let what = format!(
-            "{} MiB of memory is more than a guest can have: {}",
-            spec.memory_mib,
-            MEMORY_MIB.end()
-        );
-        return Err(Error::new(ErrorKind::Runtime, what).remedy("give it less (--memory; a pod: its limits)"));
-    }
-    if !DISK_MIB.contains(&spec.disk_mib) {
-        let what = format!(
-            "a disk cannot have {} MiB: {} to {}",
-            spec.disk_mib,
-            DISK_MIB.start(),
-            DISK_MIB.end()
-        );
-        return Err(Error::new(ErrorKind::Runtime, what).remedy("choose another --disk"));
-    }
-    if !VCPUS.contains(&spec.vcpus) {
-        let what = format!(
-            "a guest cannot have {} CPUs: {} to {}",
-            spec.vcpus,
-            VCPUS.start(),
-            VCPUS.end()
-        );
-        return Err(
-            Error::new(ErrorKind::Runtime, what).remedy("give it another number (--cpus; a pod: its limits)")
-        );
-    }
-    if let Some(millis) = spec.cpu_limit_millis.filter(|m| !CPU_MILLIS.contains(m)) {
-        let what = format!(
-            "a CPU limit cannot be {millis} thousandths of a CPU: {} to {}",
-            CPU_MILLIS.start(),
-            CPU_MILLIS.end()
-        );
-        return Err(Error::new(ErrorKind::Runtime, what).remedy("choose another --cpu-limit"));
-    }
-    Ok(())
-}
-
-fn record(spec: &SandboxSpec) -> Result<Record, Error> {
-    Ok(Record {
-        name: spec.name.clone(),
-        image: spec.image.clone().unwrap_or_default(),
-        command: spec.command.clone(),
-        client: spec.client,
-        tethered: spec.tethered,
-        vcpus: spec.vcpus,
-        memory_mib: spec.memory_mib,
-        root: spec.root,
-        pod_network: spec.network.namespace().cloned(),
-        terms: Terms {
-            rate_limits: Some(spec.terms.rate_limits.unwrap_or_default()),
-            ..spec.terms.clone()
-        },
-        volumes: spec.volumes.clone(),
-        cpu_limit_millis: spec.cpu_limit_millis,
-        ..new_record()?
-    })
-}
-
-/// A record of ours with a new id.
-pub(super) fn new_record() -> Result<Record, Error> {
-    Ok(Record {
-        id: new_id().map_err(|e| Error::system("cannot read random bytes", &e))?,
-        name: None,
-        image: String::new(),
-        image_digest: None,
-        command: Vec::new(),
-        created: SystemTime::now()
-            .duration_since(UNIX_EPOCH)
-            .map_or(0, |d| d.as_secs()),
-        owner: ProcessRecord::myself(),
-        client: None,
-        vmm: None,
-        control: CONTROL_VERSION,
-        cgroup: None,
-        tethered: true,
-        ready: false,
-        vcpus: 1,
-        memory_mib: *MEMORY_MIB.start(),
-        provenance: None,
-        network: None,
-        pod_network: None,
-        root: RootServing::Virtiofs,
-        terms: Terms::default(),
-        volumes: Vec::new(),
-        share: None,
-        host_disks: BTreeMap::new(),
-        cpu_limit_millis: None,
-        stock: None,
-    })
-}
-
 async fn image(
     images: &Images,
     spec: &SandboxSpec,
@@ -459,28 +354,6 @@ async fn image(
     trace.count("image_bytes", counting.fetched());
     let prefetch = spec.prefetch.then(|| images.prefetch(&image, progress));
     Ok(Some((image, prefetch.flatten())))
-}
-
-/// None where this host has none to give and limits are not required: the sandbox then runs in its caller's.
-pub(super) async fn new_cgroup(node: &Node, trace: &Trace) -> Result<Option<Claimed<Cgroups>>, Error> {
-    let _stage = trace.stage("cgroup");
-    match claim(
-        &node.pools,
-        |p| &p.cgroups,
-        (),
-        limits::unlimited::<Unavailable>,
-        trace,
-    )
-    .await
-    {
-        Ok(cgroup) => Ok(Some(cgroup)),
-        Err(e) if node.require.limits => Err(e),
-        // Usual for a user without privileges, so no warning.
-        Err(e) => {
-            tracing::info!("{}", e.what);
-            Ok(None)
-        }
-    }
 }
 
 /// None where it is to have nothing of the host's.

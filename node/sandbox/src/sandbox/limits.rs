@@ -6,15 +6,17 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 
-use thaw_pools::cgroup::Cgroup;
+use thaw_pools::cgroup::{Cgroup, Cgroups, Unavailable};
 use thaw_pools::limits::{Limits, Needs, file_in_memory, is_in_memory, tree_in_memory};
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::api::Volume;
 
-use super::Resources;
+use super::Node;
+use super::pools::{Claimed, claim};
 use crate::blocking::blocking;
 use crate::error::{Error, ErrorKind};
 use crate::state::Record;
+use crate::trace::Trace;
 
 /// How much larger than the guest's memory a memory file may be, bytes: with holes, it ends where virtio-mem's last data is, which the
 /// guest may put up to 256 MiB further (`USABLE_EXTENT` of thaw-vmm); and as much again.
@@ -53,6 +55,21 @@ pub(super) fn enter(required: bool, cgroup: Option<&Cgroup>, process: &VmmProces
     }
 }
 
+/// Claims a cgroup for a sandbox. `None` if this host has none to give and limits are not required: the sandbox then
+/// runs in its caller's cgroup.
+pub(super) async fn claim_cgroup(node: &Node, trace: &Trace) -> Result<Option<Claimed<Cgroups>>, Error> {
+    let _stage = trace.stage("cgroup");
+    match claim(&node.pools, |p| &p.cgroups, (), unlimited::<Unavailable>, trace).await {
+        Ok(cgroup) => Ok(Some(cgroup)),
+        Err(e) if node.require.limits => Err(e),
+        // Usual for a user without privileges, so no warning.
+        Err(e) => {
+            tracing::info!("{}", e.what);
+            Ok(None)
+        }
+    }
+}
+
 /// Limits a sandbox before its guest runs.
 ///
 /// # Errors
@@ -87,8 +104,7 @@ pub(super) async fn set(
 ///
 /// # Errors
 /// Where the disk cannot be looked at.
-pub(super) fn set_files(resources: &Resources, record: &Record, disk: &OwnedFd) -> Result<(), Error> {
-    let Some(vmm) = &resources.vmm else { return Ok(()) };
+pub(super) fn set_files(vmm: &VmmProcess, record: &Record, disk: &OwnedFd) -> Result<(), Error> {
     let disk =
         rustix::fs::fstat(disk).map_err(|e| Error::system("cannot look at a sandbox's disk", &e.into()))?;
     let memory = (u64::from(record.memory_mib) << 20) + FILE_MARGIN;

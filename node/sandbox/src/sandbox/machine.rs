@@ -1,4 +1,4 @@
-//! A VMM process with its machine: spawned, jailed, created; and what it wrote when it fails.
+//! A VMM process with its machine: spawned, jailed, created; and the explanation when it fails.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -8,21 +8,14 @@ use thaw_pools::machine::{MachineError, Process, Vm, VmmOptions};
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{Command, ExitReason, JAIL_LACKS_CODE, MachineSpec, Response, StartTimes};
 
-use super::create::new_cgroup;
 use super::files::MachineFiles;
+use super::vmm_log::{LOG, log_tail};
 use super::{Node, READY_LIMIT, Resources, limits, shells, with_console};
 use crate::control_client::{CallError, ControlClient, Vmm};
 use crate::error::{Error, ErrorKind};
-use crate::failure::{end_of, last_lines};
 use crate::slow::Slow;
 use crate::state::Record;
 use crate::trace::{Trace, monotonic_ns};
-
-/// What the VMM writes, in the sandbox's directory.
-pub(super) use crate::failure::VMM_LOG as LOG;
-/// Lines of it shown with a failure, and bytes they are looked for in.
-const LOG_LINES: usize = 10;
-const LOG_BYTES: u64 = 64 << 10;
 
 /// Starts a VMM and makes its machine. `started` is told of the process as soon as there is one, and writes down who it
 /// is: until it is asked for a machine, a VMM ends with our connection; from then on an untethered one does not.
@@ -68,7 +61,7 @@ pub(super) async fn spawn(
         }
     }
     // Until it is in the record, its name says whose it is.
-    resources.cgroup = new_cgroup(node, trace).await?;
+    resources.cgroup = limits::claim_cgroup(node, trace).await?;
     record.cgroup = resources.cgroup.as_ref().map(|c| c.name().to_owned());
     let stage = trace.stage("spawn");
     let began = monotonic_ns();
@@ -171,13 +164,6 @@ fn vmm_failure(error: CallError, mut process: VmmProcess, log: &Path) -> Error {
     }
 }
 
-/// The last lines of a VMM's log.
-pub(super) fn log_tail(path: &Path) -> Vec<String> {
-    let text = end_of(path, LOG_BYTES).unwrap_or_default();
-    let lines = last_lines(&text, LOG_LINES).into_iter();
-    lines.map(|line| format!("thaw-vmm: {line}")).collect()
-}
-
 /// What the console and the VMM's log say of a failure. A guest that ran out of memory before it was ready says so only
 /// there.
 pub(super) fn explain(failure: Error, resources: &Resources) -> Error {
@@ -193,26 +179,4 @@ pub(super) fn explain(failure: Error, resources: &Resources) -> Error {
         .context
         .extend(log_tail(&resources.directory.path().join(LOG)));
     failure
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn log_tail_of_a_huge_log_is_its_last_lines() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join(LOG);
-        assert!(log_tail(&path).is_empty());
-        std::fs::write(&path, "one\ntwo\n").unwrap();
-        assert_eq!(log_tail(&path), ["thaw-vmm: one", "thaw-vmm: two"]);
-        let file = std::fs::File::create(&path).unwrap();
-        // Sparse: to read all of it would take more memory than there is.
-        file.set_len(1 << 40).unwrap();
-        let mut file = std::fs::File::options().append(true).open(&path).unwrap();
-        let lines: String = (0..20).map(|number| format!("\nline {number}")).collect();
-        std::io::Write::write_all(&mut file, lines.as_bytes()).unwrap();
-        let tail = log_tail(&path);
-        assert_eq!((tail.len(), tail[9].as_str()), (LOG_LINES, "thaw-vmm: line 19"));
-    }
 }

@@ -4,35 +4,31 @@
 //! failure, a cancellation and an end are one path. What no drop can reach (`kill -9`) is either anonymous or found
 //! through the sandbox's directory by the next start ([`crate::state`]).
 
-use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use oci_spec::image::ImageConfiguration;
-use serde::{Deserialize, Serialize};
 use thaw_images::prefetch::{Ahead, Prefetch};
 use thaw_images::progress::Progress;
 use thaw_images::store::Image;
-use thaw_network::{FastPathSetting, Setup, Terms as NetworkTerms};
+use thaw_network::{FastPathSetting, Setup};
 use thaw_pools::cgroup::Hierarchy;
-use thaw_pools::process::ProcessRecord;
 use thaw_pools::vmm::Jail;
-use thaw_protocol::api::{RateLimits, Volume};
-use thaw_protocol::control::{Command, MachineState, MemoryMode, Response};
+use thaw_protocol::api::RateLimits;
+use thaw_protocol::control::{Command, MachineState, Response};
 use tokio::sync::watch;
 
 use crate::config::api::{ApiConfig, MetricsConfig};
 use crate::config::{Config, SandboxConfig};
 use crate::console::Console;
-use crate::container::RootServing;
 use crate::control_client::Life;
 use crate::error::Error;
 use crate::human_bytes::HumanBytes;
-use crate::images::{Images, Pull};
+use crate::images::Images;
 use crate::paths::Paths;
 use crate::snapshot::{Hash, Hold, Registered, Scratch, Signatures, Subject};
-use crate::state::{PodNamespace, Record, RunDirectory, SandboxDirectory, Terms};
+use crate::state::{Record, RunDirectory, SandboxDirectory};
 use crate::template::Templates;
 use crate::template::command_line::{command_line, has_test_hooks};
 use crate::tenant::Tenant;
@@ -69,9 +65,11 @@ mod shells;
 mod show;
 mod snapshot;
 mod spare;
+mod spec;
 mod tenants;
 mod thaw;
 mod usage;
+mod vmm_log;
 
 pub use adoption::NotAdopted;
 use again::with_end;
@@ -84,6 +82,7 @@ pub use recent_pools::RecentPlan;
 use resources::Resources;
 pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
+pub use spec::{NetworkMode, NetworkSource, SandboxSpec};
 pub use tenants::Tenants;
 pub use usage::usage;
 
@@ -93,73 +92,6 @@ pub const READY_LIMIT: Duration = Duration::from_secs(60);
 const CONSOLE_LINES: usize = 10;
 /// How long an ended sandbox is waited for while others look at it: none of them is answered by its machine any more.
 const LOOKERS_LINGER: Duration = Duration::from_secs(5);
-
-/// Which network a sandbox has.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum NetworkMode {
-    /// Loopback only.
-    None,
-    /// A network of its own, and through the host the world outside.
-    #[default]
-    Private,
-}
-
-/// Where a sandbox's network comes from.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NetworkSource {
-    /// It is one of ours, or none.
-    Ours(NetworkMode),
-    /// It was made for the pod the sandbox is.
-    Pod(PodNamespace),
-}
-
-impl NetworkSource {
-    fn namespace(&self) -> Option<&PodNamespace> {
-        match self {
-            NetworkSource::Ours(_) => None,
-            NetworkSource::Pod(namespace) => Some(namespace),
-        }
-    }
-}
-
-/// What is asked for.
-#[derive(Clone, Debug)]
-pub struct SandboxSpec {
-    /// None: it gets its images later, by [`Sandbox::show`].
-    pub image: Option<String>,
-    pub pull: Pull,
-    pub plain_http: bool,
-    pub vcpus: u8,
-    pub memory_mib: u32,
-    /// Of the writable layer.
-    pub disk_mib: u32,
-    pub hostname: Option<String>,
-    pub name: Option<String>,
-    pub network: NetworkSource,
-    pub network_terms: NetworkTerms,
-    /// For `thaw ps`.
-    pub command: Vec<String>,
-    /// Ends with this process: for a sandbox made by the CLI itself.
-    pub tethered: bool,
-    /// For a sandbox thawd makes: the process it is made for, and ends with.
-    pub client: Option<ProcessRecord>,
-    /// Boot the guest instead of thawing one.
-    pub cold: bool,
-    /// How a thawed guest gets its memory.
-    pub memory_mode: MemoryMode,
-    /// How the image is served.
-    pub root: RootServing,
-    /// A SEQPACKET socket: the VMM tells over it which bytes of the image are read ([`thaw_protocol::access`]).
-    pub record: Option<Arc<OwnedFd>>,
-    /// Read ahead what a recorded run of the image read.
-    pub prefetch: bool,
-    pub terms: Terms,
-    /// What of the host it has.
-    pub volumes: Vec<Volume>,
-    /// Most of the host's CPU time it may take, thousandths of a CPU. None: no limit but its CPUs.
-    pub cpu_limit_millis: Option<u32>,
-}
 
 /// An image as it is shown to the guest.
 #[derive(Clone, Debug)]

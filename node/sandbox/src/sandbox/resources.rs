@@ -15,10 +15,10 @@ use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{DeviceId, FORBIDDEN_CODE};
 use tokio::sync::watch;
 
-use super::machine::{LOG, log_tail};
 use super::network::Attached;
 use super::pools::Claimed;
-use super::share::Served;
+use super::share::{Served, Shared, Tended};
+use super::vmm_log::{LOG, log_tail};
 use super::{Shown, budget, locked};
 use crate::console::Console;
 use crate::control_client::ControlClient;
@@ -26,7 +26,7 @@ use crate::error::{Error, ErrorKind};
 use crate::images::Images;
 use crate::misses::{Given, MissServer};
 use crate::page_server::PageServer;
-use crate::state::{HostDisk, SandboxDirectory};
+use crate::state::{HostDisk, Record, SandboxDirectory};
 
 /// Everything a sandbox has on the host. Dropping it removes all of it.
 #[derive(Debug)]
@@ -110,6 +110,24 @@ impl Resources {
         self.directory.keep();
         if let Some(vmm) = &mut self.vmm {
             vmm.release();
+        }
+    }
+
+    /// What a thaw-share of this sandbox needs to be started again when it dies.
+    pub(super) fn tended(&self, record: &Record, control: &Arc<ControlClient>) -> Tended {
+        let is_a_pod = record.client.is_some();
+        Tended {
+            id: record.id.clone(),
+            is_a_pod,
+            shared: match is_a_pod {
+                true => Shared::Added(None),
+                false => Shared::Volumes(record.volumes.clone()),
+            },
+            directory: self.directory.handle().ok(),
+            control: control.clone(),
+            lost: self.volumes_lost.clone(),
+            changing: self.changing.clone(),
+            limits_required: self.limits_required,
         }
     }
 

@@ -19,7 +19,7 @@ use thaw_protocol::share::{SLOTS, Serve, Share};
 
 pub(super) use self::tend::{Served, Tended};
 use super::backends::Backends;
-use super::machine::log_tail;
+use super::vmm_log::log_tail;
 use super::{Sandbox, limits, locked};
 use crate::blocking::blocking;
 use crate::container::volume_name;
@@ -162,7 +162,7 @@ impl Sandbox {
         let Serving { process, relay } = blocking(move || run(&Shared::Added(None), &directory)).await?;
         let cgroup = self.resources.cgroup.as_deref();
         limits::enter(self.resources.limits_required, cgroup, &process)?;
-        let tended = Tended::of(&self.record, &self.resources, control);
+        let tended = self.resources.tended(&self.record, control);
         *locked(&self.resources.share) = Some(Served::new(process, tended));
         // Recorded first: one that nobody was given ends with us, and who comes next starts another.
         let recorded = self.resources.directory.write(&self.record_now());

@@ -13,10 +13,11 @@ use thaw_protocol::api::{CPU_LIMIT_MILLIS, NetworkPolicy, PublishedPort};
 use thaw_protocol::control::MemoryMode;
 
 use super::again::once_more;
-use super::create::{Making, Parts, new_record};
+use super::create::{Making, Parts};
 use super::freeze::{DISK_ID, Workload};
 use super::machine::spawn;
 use super::pools::Claimed;
+use super::spec::new_record;
 use super::thaw::{machine, refuse_test_hooks, refuse_untethered_pages};
 use super::{NetworkMode, NetworkSource, Node, Sandbox, Shown, disk, kept, network};
 use crate::blocking::blocking;

@@ -15,10 +15,10 @@ use thaw_pools::resource::Unfit;
 use thaw_pools::vmm;
 use thaw_protocol::control::MachineSpec;
 
-use super::create::new_record;
 use super::files::open_kvm;
-use super::machine::LOG;
 use super::pools::Claimed;
+use super::spec::new_record;
+use super::vmm_log::LOG;
 use super::{Node, Pools, Required, Resources, limits};
 use crate::control_client::{CallError, ControlClient, Vmm};
 use crate::error::{Error, ErrorKind};

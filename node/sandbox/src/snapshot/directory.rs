@@ -19,10 +19,10 @@ use rustix::fs::{Mode, OFlags};
 use thaw_failpoint::{Failpoint, reach};
 
 use super::check::{CheckError, check_chunks, check_whole};
-use super::draft::make_locked;
 use super::error::SnapshotError;
 use super::hash::Hash;
 use super::manifest::{DiskFile, MAX_MANIFEST, Manifest, ManifestError};
+use super::partial::make_locked;
 use super::signature::{SIGNATURE, TrustedKeys};
 use super::stamp::{Identity, Stamps};
 

@@ -1,15 +1,15 @@
 //! Making a snapshot's directory.
 //!
-//! Invariants: a directory is made under another name and renamed whole, so one that looks whole is; what a killed maker
-//! leaves is locked by nobody and removed by the next maker beside it.
+//! Invariant: a directory is made under another name ([`super::partial`]) and renamed when it is complete, so a directory
+//! under its final name is always complete.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use rustix::fs::{FlockOperation, RenameFlags};
+use rustix::fs::RenameFlags;
 use thaw_failpoint::{Failpoint, reach};
 
 use super::contents::{hash_chunks, hash_whole};
@@ -19,10 +19,8 @@ use super::directory::{
 use super::error::SnapshotError;
 use super::hash::Hash;
 use super::manifest::{DiskFile, FORMAT, Files, Manifest, Subject, check_disk_id};
+use super::partial::{make_locked, sweep};
 use super::signature::{SigningKey, TrustedKeys};
-
-/// Directories that are being made begin with this.
-const PARTIAL: &str = ".thaw-partial-";
 
 /// A snapshot being made. Dropped unfinished, it is removed.
 #[derive(Debug)]
@@ -234,52 +232,4 @@ fn create(directory: &Path, name: &str) -> io::Result<File> {
         .mode(0o600)
         .open(directory.join(name))
         .inspect(|_| reach(Failpoint::DraftFileMade))
-}
-
-/// Makes a directory and locks it before a sweeper can take it for a dead maker's.
-pub(super) fn make_locked(parent: &Path) -> io::Result<(PathBuf, File)> {
-    loop {
-        let unique: String = crate::random::<8>()?.iter().map(|b| format!("{b:02x}")).collect();
-        let path = parent.join(format!("{PARTIAL}{unique}"));
-        fs::DirBuilder::new().mode(0o700).create(&path)?;
-        reach(Failpoint::DraftMade);
-        let Ok(lock) = File::open(&path) else { continue };
-        rustix::io::retry_on_intr(|| rustix::fs::flock(&lock, FlockOperation::LockExclusive))?;
-        let named = fs::metadata(&path).is_ok_and(|named| {
-            lock.metadata()
-                .is_ok_and(|locked| (locked.dev(), locked.ino()) == (named.dev(), named.ino()))
-        });
-        if named {
-            reach(Failpoint::DraftLocked);
-            return Ok((path, lock));
-        }
-    }
-}
-
-/// Removes the half-made snapshots beside the one that is, or was to be, at `target`, whose makers are dead.
-pub fn sweep_beside(target: &Path) {
-    if let Some(parent) = target.parent() {
-        sweep(parent);
-    }
-}
-
-/// Removes the half-made snapshots in `parent` whose makers are dead.
-pub(crate) fn sweep(parent: &Path) {
-    let Ok(entries) = fs::read_dir(parent) else { return };
-    let partial = entries
-        .filter_map(|e| e.ok())
-        .filter(|e| e.file_name().to_str().is_some_and(|n| n.starts_with(PARTIAL)));
-    for entry in partial {
-        let path = entry.path();
-        let Ok(lock) = File::open(&path) else { continue };
-        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
-            match fs::remove_dir_all(&path) {
-                Ok(()) => {
-                    reach(Failpoint::DraftSwept);
-                    tracing::info!("removed {}, which a dead maker left", path.display());
-                }
-                Err(e) => tracing::warn!("cannot remove {}: {e}", path.display()),
-            }
-        }
-    }
 }

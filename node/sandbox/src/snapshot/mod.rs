@@ -1,9 +1,10 @@
-//! Snapshots on disk: directories, what is promised of their bytes, and handing them to a VMM (DESIGN §6).
+//! Snapshots on disk: directories, what is promised of their bytes, and handing them to a VMM.
 //!
 //! | module | noun |
 //! |---|---|
 //! | [`manifest`] | `manifest.json`: what was frozen, and the hash of every byte beside it |
-//! | [`draft`] | a directory being made: whole in the end, or nothing |
+//! | [`draft`] | a directory being made: complete in the end, or removed |
+//! | `partial` | directories that are being made or removed, and what killed processes left of them |
 //! | [`directory`] | a snapshot's directory: opened, verified, removed |
 //! | `check` | a file compared with what the manifest says of it |
 //! | [`contents`] | reading sparse files chunk by chunk, on all cores |
@@ -23,6 +24,7 @@ pub mod draft;
 pub mod error;
 pub mod hash;
 pub mod manifest;
+mod partial;
 pub mod register;
 pub mod scratch;
 pub mod signature;
@@ -30,11 +32,12 @@ pub mod stamp;
 
 pub use components::Components;
 pub use directory::SnapshotDir;
-pub(crate) use draft::sweep;
-pub use draft::{Draft, sweep_beside};
+pub use draft::Draft;
 pub use error::SnapshotError;
 pub use hash::Hash;
 pub use manifest::{Base, Cpu, ImageRecord, Kind, Machine, Manifest, Subject, inventory};
+pub(crate) use partial::sweep;
+pub use partial::sweep_beside;
 pub use register::{Hold, Registered, Registry};
 pub use scratch::Scratch;
 pub use signature::{KEYS, Signatures, SigningKey, TrustedKeys};

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use thaw_failpoint::{Failpoint, reach};
 
-use super::draft::{make_locked, sweep};
 use super::error::SnapshotError;
+use super::partial::{make_locked, sweep};
 use super::register::Registry;
 use super::stamp::Stamps;
 use crate::error::{Error, ErrorKind};

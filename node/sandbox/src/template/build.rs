@@ -1,45 +1,21 @@
-//! Making a template: once, however many ask at once.
+//! Making a template: once, however many callers need it at once.
 //!
-//! The machine itself is booted and frozen by the caller; here is what is around it: the lock, the
-//! directory, the hashes, the signature. Invariant: whatever ends a build, the store has the whole template or nothing.
+//! The caller boots and freezes the machine. This module does the rest: the lock, the directory, the hashes, the
+//! signature. Invariant: however a build ends, the store has the complete template or nothing.
 
 use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
-
-use rustix::fs::FlockOperation;
-use rustix::io::Errno;
 
 use thaw_failpoint::{Failpoint, reach};
 
-use super::Shape;
-use super::command_line::{command_line, is_bare};
+use super::build_lock::BuildLock;
+use super::command_line::is_bare;
 use super::key::{Ingredients, Key, Processor};
 use super::store::{Found, Templates};
+use super::{Recipe, Shape};
 use crate::error::{Error, ErrorKind};
-use crate::snapshot::{
-    Cpu, Draft, Kind, Machine, Manifest, Registered, SigningKey, SnapshotError, Subject, inventory,
-};
-
-/// All that decides what a template becomes, but for the files of [`crate::paths::Paths`].
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Recipe {
-    pub shape: Shape,
-    /// Of the guest kernel.
-    pub command_line: String,
-}
-
-impl Recipe {
-    /// What a template of this shape is booted with.
-    pub fn of(shape: Shape) -> Recipe {
-        Recipe {
-            shape,
-            command_line: command_line(),
-        }
-    }
-}
+use crate::snapshot::{Cpu, Draft, Kind, Machine, Registered, SigningKey, SnapshotError, Subject, inventory};
 
 /// Where the VMM is to write: empty files, open for reading and writing.
 #[derive(Debug)]
@@ -221,17 +197,6 @@ impl Templates {
     }
 }
 
-impl Shape {
-    /// That of a template.
-    pub(super) fn of(manifest: &Manifest) -> Shape {
-        Shape {
-            vcpus: manifest.subject.machine.vcpus,
-            memory_mib: manifest.subject.machine.memory_mib,
-            cpu: manifest.subject.cpu.baseline,
-        }
-    }
-}
-
 /// A directory's name is no proof: what lies in the place of the template wanted must say that it is that.
 fn must_be(wanted: &Subject, found: &Registered) -> Result<(), Error> {
     let is = &found.manifest.subject;
@@ -280,78 +245,6 @@ fn subject(recipe: &Recipe, ingredients: &Ingredients) -> Subject {
         base: None,
         images: Vec::new(),
         workload: None,
-    }
-}
-
-/// The right to build one template. The kernel lets go of it whatever ends us.
-#[derive(Debug)]
-struct BuildLock {
-    path: PathBuf,
-    _file: File,
-}
-
-impl BuildLock {
-    /// Takes it, saying so once if another has it.
-    fn take(path: &Path, waiting: impl Fn()) -> io::Result<BuildLock> {
-        let mut told = false;
-        loop {
-            let file = File::options()
-                .create(true)
-                .truncate(false)
-                .write(true)
-                .mode(0o600)
-                .open(path)?;
-            reach(Failpoint::TemplateLockMade);
-            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-                Ok(()) => {}
-                Err(Errno::WOULDBLOCK) => {
-                    if !std::mem::replace(&mut told, true) {
-                        waiting();
-                    }
-                    rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))?;
-                }
-                Err(Errno::INTR) => continue,
-                Err(e) => return Err(e.into()),
-            }
-            if is_named(&file, path)? {
-                return Ok(BuildLock {
-                    path: path.to_owned(),
-                    _file: file,
-                });
-            }
-        }
-    }
-}
-
-/// Whether a lock's file still has its name. Whoever had it removed that: then it is a lock nobody else will meet.
-fn is_named(file: &File, path: &Path) -> io::Result<bool> {
-    let locked = file.metadata()?;
-    let named = fs::metadata(path);
-    Ok(named.is_ok_and(|n| (n.dev(), n.ino()) == (locked.dev(), locked.ino())))
-}
-
-/// Removes the locks nobody holds: whoever is killed leaves the name of its own.
-pub(super) fn sweep_locks(root: &Path) {
-    for entry in fs::read_dir(root).into_iter().flatten().flatten() {
-        let path = entry.path();
-        if path.extension().is_none_or(|e| e != "lock") {
-            continue;
-        }
-        // As a holder removes it: locked, so that who waits for it looks again.
-        let Ok(file) = File::options().write(true).open(&path) else {
-            continue;
-        };
-        let locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive);
-        if locked.is_ok() && is_named(&file, &path).unwrap_or(false) {
-            drop(BuildLock { path, _file: file });
-        }
-    }
-}
-
-impl Drop for BuildLock {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(&self.path);
-        reach(Failpoint::TemplateUnlocked);
     }
 }
 

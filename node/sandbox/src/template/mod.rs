@@ -5,19 +5,24 @@
 //! | [`command_line`] | what guests' kernels are booted with |
 //! | [`key`] | what a template was made of: another kernel, guest image, VMM or processor is another template |
 //! | [`store`] | the templates of this node, `THAW_DATA/templates/<key>` |
-//! | [`build`] | making one: once, however many ask at once |
+//! | [`build`] | making one: once, however many callers need it at once |
+//! | `build_lock` | the lock a builder holds |
 //!
 //! Invariant: a key names one template for ever, made of exactly what the key is the hash of; never of a container image.
 
 use thaw_protocol::control::{CpuBaseline, VCPUS};
 
+use self::command_line::command_line;
+use crate::snapshot::Manifest;
+
 pub mod build;
+mod build_lock;
 pub mod command_line;
 pub mod key;
 mod shown;
 pub mod store;
 
-pub use build::{FrozenInto, Progress, Recipe, Step, Template};
+pub use build::{FrozenInto, Progress, Step, Template};
 pub use key::Key;
 pub use shown::{baseline, describe};
 pub use store::{Entry, Templates};
@@ -53,6 +58,32 @@ impl Shape {
             },
             memory_mib: memory_mib.min(COMMON_MEMORY_MIB),
             cpu: CpuBaseline::Host,
+        }
+    }
+    /// The shape of an existing template.
+    fn of(manifest: &Manifest) -> Shape {
+        Shape {
+            vcpus: manifest.subject.machine.vcpus,
+            memory_mib: manifest.subject.machine.memory_mib,
+            cpu: manifest.subject.cpu.baseline,
+        }
+    }
+}
+
+/// All that decides what a template becomes, but for the files of [`crate::paths::Paths`].
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Recipe {
+    pub shape: Shape,
+    /// Of the guest kernel.
+    pub command_line: String,
+}
+
+impl Recipe {
+    /// What a template of this shape is booted with.
+    pub fn of(shape: Shape) -> Recipe {
+        Recipe {
+            shape,
+            command_line: command_line(),
         }
     }
 }

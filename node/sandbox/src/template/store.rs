@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use thaw_pools::vmm;
 
 use super::key::{Ingredients, Key};
-use super::{Recipe, Shape};
+use super::{Recipe, Shape, build_lock};
 use crate::error::{Error, ErrorKind};
 use crate::paths::Paths;
 use crate::snapshot::{
@@ -83,7 +83,7 @@ impl Templates {
     /// Removes what killed builders left: half-made templates, locks nobody holds, notes half written.
     pub fn sweep(&self) {
         sweep(&self.root);
-        super::build::sweep_locks(&self.root);
+        build_lock::sweep_locks(&self.root);
         self.registry.stamps().sweep();
     }
 

@@ -25,7 +25,6 @@ use crate::control_client::ControlClient;
 use crate::error::{Error, ErrorKind};
 use crate::readiness::register;
 use crate::sandbox::backends::Backends;
-use crate::sandbox::resources::Resources;
 use crate::sandbox::{limits, locked};
 use crate::state::{Record, SandboxDirectory};
 
@@ -62,40 +61,19 @@ struct Now {
 /// The sandbox it is of.
 #[derive(Debug)]
 pub(in crate::sandbox) struct Tended {
-    id: String,
-    is_a_pod: bool,
-    shared: Shared,
+    pub(in crate::sandbox) id: String,
+    pub(in crate::sandbox) is_a_pod: bool,
+    pub(in crate::sandbox) shared: Shared,
     /// None where that failed: then none is started again.
-    directory: Option<SandboxDirectory>,
-    control: Arc<ControlClient>,
-    lost: watch::Sender<Option<String>>,
-    changing: Arc<tokio::sync::Mutex<()>>,
+    pub(in crate::sandbox) directory: Option<SandboxDirectory>,
+    pub(in crate::sandbox) control: Arc<ControlClient>,
+    pub(in crate::sandbox) lost: watch::Sender<Option<String>>,
+    pub(in crate::sandbox) changing: Arc<tokio::sync::Mutex<()>>,
     /// No process of it runs outside its cgroup.
-    limits_required: bool,
+    pub(in crate::sandbox) limits_required: bool,
 }
 
 impl Tended {
-    pub(in crate::sandbox) fn of(
-        record: &Record,
-        resources: &Resources,
-        control: &Arc<ControlClient>,
-    ) -> Tended {
-        let is_a_pod = record.client.is_some();
-        Tended {
-            id: record.id.clone(),
-            is_a_pod,
-            shared: match is_a_pod {
-                true => Shared::Added(None),
-                false => Shared::Volumes(record.volumes.clone()),
-            },
-            directory: resources.directory.handle().ok(),
-            control: control.clone(),
-            lost: resources.volumes_lost.clone(),
-            changing: resources.changing.clone(),
-            limits_required: resources.limits_required,
-        }
-    }
-
     /// Keeps what is mounted in it, for the next.
     fn keep_mounts(&mut self, process: &VmmProcess, now: &mut Now) {
         if !self.is_a_pod {

@@ -1,7 +1,7 @@
 //! Where a made image is written: a registry's repository or a layout directory.
 
 use std::fs::File;
-use std::io::{self, Read, Seek};
+use std::io::{self, Cursor, Read, Seek};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -50,23 +50,23 @@ pub fn mountable(from: &ImageRef, to: &ImageRef) -> Option<String> {
     }
 }
 
-/// A place, and where the image comes from.
-pub struct Place<'a> {
+/// A destination, and where the image comes from.
+pub struct Destination<'a> {
     push: &'a Push,
     repository: Option<String>,
     progress: Arc<dyn Progress>,
     scratch: PathBuf,
 }
 
-impl<'a> Place<'a> {
+impl<'a> Destination<'a> {
     pub fn new(
         push: &'a Push,
         from: &ImageRef,
         to: &ImageRef,
         progress: Arc<dyn Progress>,
         images: &Images,
-    ) -> Place<'a> {
-        Place {
+    ) -> Destination<'a> {
+        Destination {
             push,
             repository: mountable(from, to),
             progress,
@@ -98,7 +98,7 @@ impl<'a> Place<'a> {
             return Ok(0);
         }
         self.push
-            .upload(digest, size, super::index::upload(bytes))
+            .upload(digest, size, Cursor::new(bytes))
             .await
             .map_err(failure)?;
         self.sent(digest, size);

@@ -1,0 +1,63 @@
+//! Directories that are being made or removed, beside the snapshots they belong to.
+//!
+//! Invariant: the process that makes or removes one holds a lock on it. If that process is killed, the lock is free, and
+//! the next maker beside it removes the directory.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+use thaw_failpoint::{Failpoint, reach};
+
+/// Prefix of the names of partial directories.
+const PARTIAL: &str = ".thaw-partial-";
+
+/// Makes a directory and locks it before a sweeper can take it for a dead maker's.
+pub(super) fn make_locked(parent: &Path) -> io::Result<(PathBuf, File)> {
+    loop {
+        let unique: String = crate::random::<8>()?.iter().map(|b| format!("{b:02x}")).collect();
+        let path = parent.join(format!("{PARTIAL}{unique}"));
+        fs::DirBuilder::new().mode(0o700).create(&path)?;
+        reach(Failpoint::DraftMade);
+        let Ok(lock) = File::open(&path) else { continue };
+        rustix::io::retry_on_intr(|| rustix::fs::flock(&lock, FlockOperation::LockExclusive))?;
+        let named = fs::metadata(&path).is_ok_and(|named| {
+            lock.metadata()
+                .is_ok_and(|locked| (locked.dev(), locked.ino()) == (named.dev(), named.ino()))
+        });
+        if named {
+            reach(Failpoint::DraftLocked);
+            return Ok((path, lock));
+        }
+    }
+}
+
+/// Removes the half-made snapshots beside the one that is, or was to be, at `target`, whose makers are dead.
+pub fn sweep_beside(target: &Path) {
+    if let Some(parent) = target.parent() {
+        sweep(parent);
+    }
+}
+
+/// Removes the half-made snapshots in `parent` whose makers are dead.
+pub(crate) fn sweep(parent: &Path) {
+    let Ok(entries) = fs::read_dir(parent) else { return };
+    let partial = entries
+        .filter_map(|e| e.ok())
+        .filter(|e| e.file_name().to_str().is_some_and(|n| n.starts_with(PARTIAL)));
+    for entry in partial {
+        let path = entry.path();
+        let Ok(lock) = File::open(&path) else { continue };
+        if rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).is_ok() {
+            match fs::remove_dir_all(&path) {
+                Ok(()) => {
+                    reach(Failpoint::DraftSwept);
+                    tracing::info!("removed {}, which a dead maker left", path.display());
+                }
+                Err(e) => tracing::warn!("cannot remove {}: {e}", path.display()),
+            }
+        }
+    }
+}

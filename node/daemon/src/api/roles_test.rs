@@ -25,7 +25,7 @@ use super::scope::Wanted;
 use super::test_client::{JSON, ask, send, whole};
 
 /// What the descriptions of fields say that only an administrator may use.
-const MARK: &str = "Takes the role admin.";
+const MARK: &str = "Requires the role admin.";
 /// Names of a file of the host, however it is reached.
 const PATHS: [&str; 6] = [
     "/etc/passwd",

@@ -1,10 +1,12 @@
-//! What this process gives up before it reads a guest's first byte.
+//! The privileges that this process drops before it reads a guest's first byte.
 //!
-//! Invariant: when [`close`] returns it has no network, no other process's IPC, only [`Capabilities`] and no way to more, the limits of
-//! a file server, and makes only the system calls of [`CALLS`]. [`jail::leave_namespaces`] comes before, and the tree between them.
+//! Invariant: when [`close`] returns, the process has no network, no IPC with other processes, only
+//! [`capabilities`] and no way to gain more, the limits of a file server, and makes only the system calls in
+//! [`CALLS`]. [`jail::leave_namespaces`] is called before, and the tree is entered in between.
 //!
-//! Against the VMM's jail (docs/jail.md), it has a user who may write anybody's files, and names: of what is shared, which is all the
-//! root it has ([`crate::tree`]). So Landlock has nothing to add. Threads are all of one kind and have one filter.
+//! Unlike the VMM (docs/jail.md), this process has a user who may write any user's files, and it has file
+//! names: those of the shares, which are its whole root ([`crate::tree`]). Landlock would therefore add
+//! nothing. All threads are alike and have the same filter.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -19,15 +21,16 @@ use seccompiler::{
 };
 use thaw_sys::jail::{self, StepError, limit, step};
 
-/// Most descriptors, where the host allows them: one for each file the guest remembers.
+/// Most descriptors that are requested: one for each file that the guest remembers.
 const DESCRIPTORS: u64 = 1 << 20;
 
-/// What a log says, before a call's number, when the process ends because it made a system call that is not in [`CALLS`].
+/// The text in the log, before the call's number, when the process ends because of a system call that is not in
+/// [`CALLS`].
 pub const FORBIDDEN_CALL: &str = "thaw-share: forbidden system call ";
-/// The exit code of such an end: as a shell tells SIGSYS.
+/// The exit code in that case: a shell's for SIGSYS.
 pub const FORBIDDEN_CODE: i32 = 128 + 31;
 
-/// A step that failed. There is no running without it.
+/// A step failed. The process must not run without it.
 #[derive(Debug, thiserror::Error)]
 pub enum JailError {
     #[error(transparent)]
@@ -36,7 +39,7 @@ pub enum JailError {
     Seccomp(#[from] seccompiler::Error),
 }
 
-/// Goes into the mount namespace of a process that ended, whose root becomes ours. While the process has one thread.
+/// Enters the mount namespace of a process that ended, and its root. The process must have one thread.
 pub fn join_mounts(namespace: &OwnedFd) -> Result<(), StepError> {
     let mounts = Some(LinkNameSpaceType::Mount);
     step(
@@ -45,8 +48,8 @@ pub fn join_mounts(namespace: &OwnedFd) -> Result<(), StepError> {
     )
 }
 
-/// Raises the limit on descriptors as far as this host allows, and lowers the rest; how many descriptors there may be. While it has
-/// the right to.
+/// Raises the limit of descriptors as far as this host allows, and lowers other limits. Returns the number of
+/// descriptors. Must be called while the process has the right to.
 pub fn limit_resources() -> Result<u64, StepError> {
     step("RLIMIT_CORE", limit(Resource::Core, 0))?;
     step("RLIMIT_MEMLOCK", limit(Resource::Memlock, 0))?;
@@ -62,7 +65,7 @@ pub fn limit_resources() -> Result<u64, StepError> {
     Ok(most)
 }
 
-/// Rights over files, and to become who makes one.
+/// Rights over files, and the right to become the user who creates one.
 fn capabilities(devices: bool) -> CapabilitySet {
     let kept = CapabilitySet::CHOWN
         | CapabilitySet::DAC_OVERRIDE
@@ -76,18 +79,18 @@ fn capabilities(devices: bool) -> CapabilitySet {
     }
 }
 
-/// Closes the jail. While the process has one thread.
+/// Closes the jail. The process must have one thread.
 pub fn close(devices: bool) -> Result<(), JailError> {
     step(
         "taking SIGSYS",
         handle(libc::SIGSYS, forbidden as *const () as usize),
     )?;
-    // A write beyond the limit on the size of files fails, and the guest is told.
+    // A write beyond the file size limit then fails, and the guest receives the error.
     step("ignoring SIGXFSZ", handle(libc::SIGXFSZ, libc::SIG_IGN))?;
     let had = step("reading our capabilities", thread::capabilities(None))?;
     jail::empty_bounding_set()?;
     if had.effective.contains(CapabilitySet::SETGID) {
-        // Refused in a user namespace of one user, whose groups lead nowhere else.
+        // Fails in a user namespace with one user, whose groups grant nothing outside.
         let _ = thread::set_thread_groups(&[]);
     }
     step(
@@ -110,14 +113,14 @@ pub fn close(devices: bool) -> Result<(), JailError> {
     Ok(seccompiler::apply_filter(&filter()?)?)
 }
 
-/// clone3's flags are in memory, where no filter sees them: the C library takes clone instead.
+/// clone3 has its flags in memory, where no filter sees them, so the C library must use clone.
 fn without_clone3() -> Result<BpfProgram, seccompiler::Error> {
     let refuse = SeccompAction::Errno(libc::ENOSYS as u32);
     let rules = BTreeMap::from([(libc::SYS_clone3, vec![])]);
     Ok(SeccompFilter::new(rules, SeccompAction::Allow, refuse, TargetArch::x86_64)?.try_into()?)
 }
 
-/// What a call's argument must be.
+/// A condition on a call's argument.
 #[derive(Clone, Copy, Debug)]
 enum Only {
     Any,
@@ -131,8 +134,8 @@ enum Only {
 
 const EXEC: u32 = libc::PROT_EXEC as u32;
 
-/// The system calls of a jailed thaw-share: those virtiofsd's file system makes of files it has opened, those of its threads, and what
-/// the C library adds. It comes from reading, as the VMM's does.
+/// The system calls of a jailed thaw-share: those of virtiofsd's file system for files it has opened, of its
+/// threads, and of the C library. The list comes from reading the sources, as the VMM's does.
 #[rustfmt::skip]
 const CALLS: &[(i64, Only)] = &[
     // The relay, and the log.
@@ -194,7 +197,7 @@ fn filter() -> Result<BpfProgram, seccompiler::Error> {
             rules.push(SeccompRule::new(vec![condition])?);
         }
     }
-    // It never comes through: the other filter answers first.
+    // The other filter answers it first.
     rules.insert(libc::SYS_clone3, vec![]);
     Ok(SeccompFilter::new(
         rules,
@@ -219,7 +222,8 @@ fn handle(signal: i32, handler: usize) -> io::Result<()> {
     }
 }
 
-/// Of SIGSYS, which is a forbidden call: says which, and ends the process. System calls on what it has on its stack, and nothing else.
+/// Handles SIGSYS, which a forbidden system call raises: logs the call's number and ends the process. Uses only
+/// system calls and its own stack.
 extern "C" fn forbidden(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     const NUMBER_AT: usize = 24;
     // SAFETY: the kernel passes a valid siginfo; that of a SIGSYS has the call's number there (asm-generic/siginfo.h, `_sigsys`).

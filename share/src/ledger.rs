@@ -1,9 +1,10 @@
-//! The file that says which file each node id of a guest means. It outlives the process that writes it.
+//! The file that records which file each node id of a guest means. It outlives the process that writes it.
 //!
-//! A header, then records: a node and the name it was found by, or a node the guest has forgotten. The last record of a node counts.
-//! Invariant: the header's `start` leads to records that are whole, up to the last, which the writer's end may have cut off; that
-//! one counts as never written. What is read is not trusted: the guest may have taken over the process that wrote it.
-//! A record names a child of a node, never a path, so it can name nothing the guest could not look up itself.
+//! The file has a header, then records. A record is a node and the name at which it was found, or a node that
+//! the guest has forgotten. A node's last record counts. Invariant: the header's `start` leads to complete
+//! records, except that the last may be truncated if the writer was killed, and is then ignored. The contents
+//! are not trusted, because the guest may have taken over the process that wrote them. A record names a child
+//! of a node, never a path, so it can name nothing that the guest could not look up itself.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -16,16 +17,17 @@ const VERSION: u64 = 1;
 /// Magic, version, generation, start.
 const HEADER: u64 = 32;
 const START: u64 = 24;
-/// Node, parent, inode number, file type; then a length and the name.
+/// Node, parent, inode number, file type; then the length of the name, and the name.
 const FIXED: usize = 30;
-/// Bytes of a name on Linux.
+/// Longest name on Linux, in bytes.
 const NAME: usize = 255;
-/// Bytes of records, of which half may be of the past: more than 300,000 nodes. Those beyond are not remembered.
-const MOST: u64 = 32 << 20;
-/// Records are written anew when those of the past take this much more than those that count.
-const SMALL: u64 = 1 << 20;
+/// Most bytes of records, half of which may be obsolete: enough for more than 300,000 nodes. Further nodes are
+/// not recorded.
+const MAX_SIZE: u64 = 32 << 20;
+/// Records are compacted when the obsolete ones are larger by this than the live ones.
+const SLACK: u64 = 1 << 20;
 
-/// Where a node was found, and what was there.
+/// Where a node was found, and what it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The node of its directory.
@@ -37,21 +39,21 @@ pub struct Place {
     pub kind: u32,
 }
 
-/// The file, open for writing.
+/// The file, opened for writing.
 #[derive(Debug)]
 pub struct Ledger {
     file: File,
     start: u64,
     end: u64,
-    /// Bytes of the records that count.
+    /// Bytes of the records that are not obsolete.
     live: u64,
     full: bool,
 }
 
-/// What a file holds of processes that have ended.
+/// What processes that have ended recorded in the file.
 #[derive(Debug, Default)]
 pub struct Past {
-    /// How many processes wrote to it before.
+    /// Number of processes that wrote to it before.
     pub generation: u64,
     pub places: HashMap<u64, Place>,
 }
@@ -72,10 +74,10 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Option<[u8; N]> {
     bytes.get(at..at + N)?.try_into().ok()
 }
 
-/// A node id and its place; none: the node was forgotten.
+/// A node id and its place, or `None` if the node was forgotten.
 type Record = (u64, Option<Place>);
 
-/// A record, and the bytes behind it.
+/// Decodes a record. Returns it and the bytes after it.
 fn decode(bytes: &[u8]) -> Option<(Record, &[u8])> {
     let length = usize::from(u16::from_le_bytes(number(bytes, FIXED - 2)?));
     let name = bytes.get(FIXED..FIXED + length)?;
@@ -94,16 +96,17 @@ fn decode(bytes: &[u8]) -> Option<(Record, &[u8])> {
     Some(((node, place), &bytes[FIXED + length..]))
 }
 
-/// Bytes of a node's record.
+/// Size of a node's record, in bytes.
 fn bytes_of(name: usize) -> u64 {
     (FIXED + name) as u64
 }
 
 impl Ledger {
-    /// Takes a file for reading and writing, which nobody else has now. One that cannot be read begins anew.
+    /// Opens a file for reading and writing, which no other process uses now. An unreadable file is started
+    /// over.
     ///
     /// # Errors
-    /// Those of the file.
+    /// The file cannot be read or written.
     pub fn open(file: File) -> io::Result<(Ledger, Past)> {
         let mut header = [0; HEADER as usize];
         let length = file.metadata()?.len();
@@ -119,7 +122,7 @@ impl Ledger {
         }
         let word = |at: usize| number(&header, at).map_or(0, u64::from_le_bytes);
         let (version, generation, start) = (word(8), word(16), word(START as usize));
-        let fits = start >= HEADER && start <= length && length - start <= 2 * MOST;
+        let fits = start >= HEADER && start <= length && length - start <= 2 * MAX_SIZE;
         if header[..8] != MAGIC || version != VERSION || !fits {
             ledger.write_header(0)?;
             return Ok((ledger, Past::default()));
@@ -137,13 +140,13 @@ impl Ledger {
         Ok((ledger, Past { generation, places }))
     }
 
-    /// Begins anew: no node means anything.
+    /// Starts over: no node is known.
     pub fn clear(&mut self) {
         (self.start, self.live, self.full) = (self.end, 0, false);
         self.set_start();
     }
 
-    /// Remembers where a node is; `before` is the length of the name it had, if it was somewhere else.
+    /// Records where a node is. `before` is the length of its earlier name if it has moved.
     pub fn put(&mut self, node: u64, place: &Place, before: Option<usize>) {
         let bytes = encode(node, place);
         self.live += bytes.len() as u64;
@@ -151,7 +154,7 @@ impl Ledger {
         self.append(&bytes);
     }
 
-    /// Forgets a node, whose name had this length.
+    /// Records that a node, whose name had this length, is forgotten.
     pub fn forget(&mut self, node: u64, name: usize) {
         self.live -= bytes_of(name).min(self.live);
         let mut bytes = vec![0; FIXED];
@@ -166,13 +169,13 @@ impl Ledger {
         self.file.write_all_at(&header, 0)
     }
 
-    /// What cannot be written down costs the guest that node, should this process end.
+    /// Appends a record. If this fails, the guest loses that node when another process takes over.
     fn append(&mut self, bytes: &[u8]) {
         let used = self.end - self.start;
-        if used > 2 * self.live + SMALL {
-            self.shrink();
+        if used > 2 * self.live + SLACK {
+            self.compact();
         }
-        if self.end - self.start + bytes.len() as u64 > MOST {
+        if self.end - self.start + bytes.len() as u64 > MAX_SIZE {
             return self.give_up("it is full");
         }
         match self.file.write_all_at(bytes, self.end) {
@@ -187,8 +190,8 @@ impl Ledger {
         }
     }
 
-    /// Writes the records that count behind all there are, has the header lead there, and lets go of the old ones.
-    fn shrink(&mut self) {
+    /// Writes the live records after all others, sets the header to them, and frees the old ones.
+    fn compact(&mut self) {
         let mut bytes = vec![0; (self.end - self.start) as usize];
         if self.file.read_exact_at(&mut bytes, self.start).is_err() {
             return;
@@ -209,7 +212,7 @@ impl Ledger {
         let punch = rustix::fs::FallocateFlags::PUNCH_HOLE | rustix::fs::FallocateFlags::KEEP_SIZE;
         let from = old.max(HEADER).next_multiple_of(4096);
         if let Some(length) = self.start.checked_sub(from).filter(|length| *length > 0) {
-            // A file system that cannot keeps the bytes until the sandbox ends.
+            // A file system without support keeps the bytes until the sandbox ends.
             let _ = rustix::fs::fallocate(&self.file, punch, from, length);
         }
     }
@@ -221,7 +224,7 @@ impl Ledger {
     }
 }
 
-/// The nodes records tell of, and how many bytes were whole records.
+/// Parses records into nodes. Also returns how many bytes were complete records.
 fn parse(bytes: &[u8]) -> (HashMap<u64, Place>, u64) {
     let (mut places, mut rest) = (HashMap::new(), bytes);
     while let Some(((node, place), behind)) = decode(rest) {
@@ -235,7 +238,7 @@ fn parse(bytes: &[u8]) -> (HashMap<u64, Place>, u64) {
 }
 
 impl Place {
-    /// Of a child of `parent`.
+    /// The place of a child of `parent`.
     pub fn new(parent: u64, name: &CStr, ino: u64, mode: u32) -> Place {
         Place {
             parent,

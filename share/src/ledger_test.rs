@@ -48,7 +48,7 @@ fn forgotten_nodes_take_no_place_for_long() {
         ledger.forget(node, name.len());
     }
     assert!(
-        ledger.end - ledger.start < 2 * SMALL,
+        ledger.end - ledger.start < 2 * SLACK,
         "{}",
         ledger.end - ledger.start
     );
@@ -61,11 +61,11 @@ fn a_full_ledger_keeps_what_it_has() {
     let file = tempfile::tempfile().unwrap();
     let (mut ledger, _) = opened(&file);
     let name = "x".repeat(255);
-    let most = MOST / bytes_of(255);
+    let most = MAX_SIZE / bytes_of(255);
     for node in 2..most + 10 {
         ledger.put(node, &place(1, &name), None);
     }
-    assert!(ledger.full && ledger.end - ledger.start <= MOST);
+    assert!(ledger.full && ledger.end - ledger.start <= MAX_SIZE);
     assert_eq!(opened(&file).1.places.len() as u64, most);
 }
 

@@ -1,24 +1,25 @@
-//! thaw-share: host directories for one guest, in a process of its own ([`thaw_protocol::share`] is its contract).
+//! thaw-share: serves host directories to one guest, in a process of its own ([`thaw_protocol::share`] is its
+//! protocol).
 //!
-//! The file system is virtiofsd's `PassthroughFs`; here is what is around it:
+//! The file system is virtiofsd's `PassthroughFs`. This crate adds:
 //!
-//! | module | what it is |
+//! | module | contents |
 //! |---|---|
-//! | [`tree`] | the one directory it serves: each share a mount, under a root that nobody can write |
-//! | [`jail`] | what the process gives up before it reads a guest's first byte |
-//! | [`message`] | one FUSE message, made so that no bug virtiofsd is known to have is met |
-//! | [`lasting`] | node ids that outlive the process, over virtiofsd's, which do not |
-//! | [`ledger`] | the file in which they are written down |
-//! | [`relay`] | messages from the VMM and replies to it, by a few threads |
+//! | [`tree`] | the directory it serves: each share is a mount below a read-only root |
+//! | [`jail`] | the privileges that the process drops before it reads a guest's first byte |
+//! | [`message`] | one FUSE message, in a form that avoids virtiofsd's known bugs |
+//! | [`stable_ids`] | node ids that outlive the process, over virtiofsd's, which do not |
+//! | [`ledger`] | the file that records these ids |
+//! | [`relay`] | receives messages from the VMM and sends replies, in a few threads |
 //!
-//! The VMM at the other end is not trusted: it has the guest next to it. What it can do at worst is what the guest can: to
-//! read and write what is shared.
+//! The VMM at the other end is not trusted, because the guest may have taken it over. At worst it can do what
+//! the guest can: read and write what is shared.
 
 pub mod jail;
-pub mod lasting;
 pub mod ledger;
 pub mod message;
 pub mod relay;
+pub mod stable_ids;
 pub mod tree;
 
 use std::fs::File;
@@ -28,15 +29,17 @@ use std::time::Duration;
 use thaw_protocol::share::FRESH_MS;
 use virtiofsd::passthrough::{CachePolicy, Config, PassthroughFs};
 
-/// Descriptors kept from the guest, for our own use.
+/// Descriptors reserved for this process's own use.
 const OWN_DESCRIPTORS: u64 = 64;
 
-/// The file system under `root`, an absolute path. `proc_self_fd` is this process's directory of descriptors, which need not be
-/// within reach by name; a guest may use up to `descriptors`, one for each file it remembers or has open.
+/// The file system below `root`, an absolute path. `proc_self_fd` is this process's directory of descriptors,
+/// which need not be reachable by a name. A guest may use up to `descriptors`, one for each file it remembers
+/// or has open.
 ///
-/// Every caching is bounded in time, for the host changes files too: names and attributes are believed for a second, data until
-/// a file is opened again or seems to have changed. Extended attributes are the host's own, but for access control lists,
-/// which are not there. What needs CAP_SYS_ADMIN or CAP_SETFCAP (`trusted.*`, `security.capability`) is refused by the kernel.
+/// The host changes files too, so all caching is limited in time: names and attributes are cached for a second,
+/// and data until a file is opened again or seems to have changed. Extended attributes are those of the host,
+/// except that access control lists are not available. The kernel refuses what needs CAP_SYS_ADMIN or
+/// CAP_SETFCAP (`trusted.*`, `security.capability`).
 pub fn file_system(root: &str, proc_self_fd: File, descriptors: u64) -> io::Result<PassthroughFs> {
     let fresh = Duration::from_millis(FRESH_MS);
     PassthroughFs::new(Config {
@@ -46,7 +49,7 @@ pub fn file_system(root: &str, proc_self_fd: File, descriptors: u64) -> io::Resu
         root_dir: root.into(),
         xattr: true,
         proc_sfd_rawfd: Some(proc_self_fd),
-        // Two shares may have files of the same number.
+        // Two shares may have files with the same inode number.
         announce_submounts: true,
         killpriv_v2: true,
         guest_fd_limit: descriptors.saturating_sub(OWN_DESCRIPTORS),

@@ -1,4 +1,4 @@
-//! thaw-share: host directories for one guest, served over the relay it is handed.
+//! thaw-share: serves host directories to one guest, over the relay socket that it receives.
 
 use std::fs::File;
 use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
@@ -8,8 +8,8 @@ use std::process::ExitCode;
 use rustix::net::SocketType;
 use thaw_protocol::packet;
 use thaw_protocol::share::{SETUP_FD, Serve};
-use thaw_share::lasting::Lasting;
 use thaw_share::relay::{self, End};
+use thaw_share::stable_ids::StableIds;
 use thaw_share::{file_system, jail, tree};
 
 const HELP: &str = "\
@@ -26,7 +26,7 @@ Environment:
              is a terminal
 ";
 
-/// Exit codes: 0 when the guest has ended, 1 when something failed, 2 when started wrongly.
+/// Exit codes: 0 if the guest has ended, 1 on failure, 2 if started incorrectly.
 fn main() -> ExitCode {
     match std::env::args().nth(1).as_deref() {
         None => {}
@@ -48,7 +48,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     thaw_log::to_stderr();
-    // Another message may bring it about again, but the process cannot go on as if nothing was: locks may be held.
+    // A panic must end the process, because a lock may be held in an inconsistent state.
     std::panic::set_hook(Box::new(|panic| {
         tracing::error!("{panic}");
         std::process::abort();
@@ -57,7 +57,7 @@ fn main() -> ExitCode {
         Ok(ends) => ends,
         Err(why) => {
             tracing::error!("{why}");
-            // Who asked may be gone.
+            // The caller may be gone.
             let _ = packet::send(&setup, &Err::<(), _>(why), &[]);
             return ExitCode::FAILURE;
         }
@@ -75,11 +75,11 @@ fn main() -> ExitCode {
         }
         Err(_) => 1,
     };
-    // Not by returning: a thread may wait for a file system that does not answer.
+    // Does not return from main, because a thread may wait for a file system that does not answer.
     std::process::exit(code)
 }
 
-/// Takes what is to be served, closes the jail, serves. The error is a sentence.
+/// Receives what to serve, enters the jail and starts serving. The error is a sentence.
 fn begin(setup: &OwnedFd) -> Result<std::sync::mpsc::Receiver<End>, String> {
     let told = |what: &'static str| move |e: &dyn std::fmt::Display| format!("{what}: {e}");
     let (serve, mut files) = packet::receive::<Serve>(setup).map_err(|e| told("what is to be served")(&e))?;
@@ -100,18 +100,18 @@ fn begin(setup: &OwnedFd) -> Result<std::sync::mpsc::Receiver<End>, String> {
     thaw_sys::jail::leave_namespaces().map_err(|e| told("cannot close the jail")(&e))?;
     let proc_self_fd = tree::proc_self_fd().map_err(|e| e.to_string())?;
     match mounts {
-        // The tree is there: it was made by a process that ended.
+        // The tree exists already; a process that ended made it.
         Some(mounts) => jail::join_mounts(&mounts).map_err(|e| told("the mounts")(&e))?,
         None => shares.enter().map_err(|e| e.to_string())?,
     }
     let file_system = file_system("/", proc_self_fd, descriptors).map_err(|e| told("the file system")(&e))?;
-    let file_system = Lasting::new(file_system, ledger).map_err(|e| told("the ledger of nodes")(&e))?;
+    let file_system = StableIds::new(file_system, ledger).map_err(|e| told("the ledger of nodes")(&e))?;
     jail::close(serve.devices).map_err(|e| told("cannot close the jail")(&e))?;
     tracing::info!(shares = serve.shares.len(), "jailed");
     relay::start(UnixStream::from(relay), file_system).map_err(|e| told("serving")(&e))
 }
 
-/// Takes descriptor [`SETUP_FD`] if it is what it should be.
+/// Takes descriptor [`SETUP_FD`] if it is a SEQPACKET socket.
 fn inherited_socket() -> Option<OwnedFd> {
     // SAFETY: the descriptor may be closed; then the call says EBADF and the borrow ends. Nobody in this process has
     // opened anything yet, so it is nobody's.
@@ -121,8 +121,8 @@ fn inherited_socket() -> Option<OwnedFd> {
     }
     // SAFETY: it is open, and this is the one place that takes it.
     let socket = unsafe { OwnedFd::from_raw_fd(SETUP_FD) };
-    // What it is served by outlives it, and no program is ever executed; but a descriptor too many would be one.
-    // SAFETY: nothing of this process is open yet but what it inherited, which nobody in it refers to by number.
+    // Closes all other inherited descriptors, because the guest must not reach them.
+    // SAFETY: only inherited descriptors are open yet, and nothing in this process refers to them by number.
     unsafe { libc::close_range(SETUP_FD as u32 + 1, u32::MAX, 0) };
     Some(socket)
 }

@@ -1,17 +1,18 @@
-//! One FUSE message, from its bytes to its reply's.
+//! One FUSE message and its reply.
 //!
-//! virtiofsd's server reads descriptor chains of a guest's memory. Here a chain is made of this process's own: the message in one
-//! buffer, its reply in another, so that neither changes while it is looked at and neither is in odd pieces. Known bugs of
-//! virtiofsd 1.14 are kept from it:
+//! virtiofsd's server reads descriptor chains in a guest's memory. Here the chain is in this process's own
+//! memory, with the message in one buffer and the reply in another, so that neither changes while it is read
+//! and neither is fragmented. This avoids known bugs of virtiofsd 1.14:
 //!
-//! * it panics where the reply's header does not fit: here it always does, whoever is to get the reply;
-//! * it reads, and writes to the file, as many bytes as there are buffers and then answers EIO when fewer were asked for: buffers
-//!   are as long as the message says;
-//! * it answers a malformed message, DESTROY and some others with nothing at all, and their sender would wait for ever: each
-//!   message whose sender waits is answered;
-//! * it leaves a thread with the groups of whoever made a file, if that was root: they are taken away again.
+//! - It panics if the reply's header does not fit. Here it always fits, wherever the reply is sent.
+//! - It reads from a file, or writes to it, as many bytes as the buffers have, and then returns EIO if fewer
+//!   were requested. Here buffers have the length that the message says.
+//! - It sends no reply to a malformed message, to DESTROY and to some others, so that their sender would wait
+//!   forever. Here each message whose sender waits is answered.
+//! - It leaves a thread with the supplementary groups of the user who created a file, if that was root. Here
+//!   they are removed again.
 //!
-//! Should a guest find another way to make it panic, the process ends, and only that guest's files with it.
+//! If a guest finds another way to make it panic, the process ends, and with it only that guest's shared files.
 
 use std::io;
 
@@ -29,22 +30,22 @@ use vm_memory::{Bytes, GuestAddress, GuestMemory, ReadVolatile, VolatileMemoryEr
 
 type Memory = vm_memory::GuestMemoryMmap<BitmapMmapRegion>;
 
-/// Descriptors of the chain: the message and its reply.
+/// Descriptors in the chain: the message and its reply.
 const DESCRIPTORS: u16 = 2;
 const TABLE: u64 = 0;
 const AVAILABLE: u64 = 64;
 const USED: u64 = 128;
-/// The message begins on a page, and so does the data behind the headers of a WRITE, nearly.
+/// The message begins on a page, so that the data after the headers of a WRITE almost does.
 const IN: u64 = 4096;
-/// The reply. What is sent before it has its place before it.
+/// The reply. The relay's header is placed directly before it.
 const OUT: u64 = (IN + *MESSAGE.end() as u64).next_multiple_of(4096) + 4096;
 const SIZE: usize = OUT as usize + *REPLY.end() as usize;
 
 const IN_HEADER: u32 = size_of::<InHeader>() as u32;
 const OUT_HEADER: u32 = size_of::<OutHeader>() as u32;
 
-/// Memory for one message at a time, and its reply.
-pub struct Slate {
+/// Memory for one message at a time and its reply.
+pub struct MessageBuffer {
     memory: Memory,
     queue: Queue,
 }
@@ -53,7 +54,7 @@ fn other(error: impl std::fmt::Display) -> io::Error {
     io::Error::other(error.to_string())
 }
 
-/// What the stream said.
+/// The stream's own error.
 fn of_stream(error: VolatileMemoryError) -> io::Error {
     match error {
         VolatileMemoryError::IOError(error) => error,
@@ -61,8 +62,8 @@ fn of_stream(error: VolatileMemoryError) -> io::Error {
     }
 }
 
-impl Slate {
-    pub fn new() -> io::Result<Slate> {
+impl MessageBuffer {
+    pub fn new() -> io::Result<MessageBuffer> {
         let memory = Memory::from_ranges(&[(GuestAddress(0), SIZE)]).map_err(other)?;
         let mut queue = Queue::new(DESCRIPTORS).map_err(other)?;
         let place = |address: u64| (Some(address as u32), Some((address >> 32) as u32));
@@ -77,7 +78,7 @@ impl Slate {
         memory
             .write_obj(1u16, GuestAddress(AVAILABLE + 2))
             .map_err(other)?;
-        Ok(Slate { memory, queue })
+        Ok(MessageBuffer { memory, queue })
     }
 
     /// Reads a message of `length` bytes, within [`MESSAGE`].
@@ -86,7 +87,7 @@ impl Slate {
             .memory
             .get_slice(GuestAddress(IN), length as usize)
             .map_err(other)?;
-        // The slice's own, which reads on: a stream gives what it has.
+        // This method of the slice continues after a short read.
         source.read_exact_volatile(&mut whole).map_err(of_stream)
     }
 
@@ -101,8 +102,8 @@ impl Slate {
         sink.write_all_volatile(&whole).map_err(of_stream)
     }
 
-    /// Has the message of `length` bytes that was read served; the bytes of its reply, at most `room`. Without room there is none.
-    /// Both are within their bounds.
+    /// Serves the message of `length` bytes that was read. Returns the length of its reply, at most `room`;
+    /// without room there is no reply. Both arguments are within their limits.
     pub fn serve<F: FileSystem + Sync>(
         &mut self,
         server: &Server<F>,
@@ -114,7 +115,7 @@ impl Slate {
         self.memory.write_obj(header, GuestAddress(IN)).map_err(other)?;
         let opcode = Opcode::try_from(header.opcode).ok();
         let (length, reply) = match (opcode, room) {
-            // Nobody waits for it; what the server says all the same is thrown away.
+            // No sender waits, so a reply of the server is dropped.
             (_, 0) => (Some(length), *REPLY.end()),
             (Some(Opcode::Read), room) => {
                 let size = self.body::<ReadIn>(length, |body| body.size);
@@ -130,14 +131,14 @@ impl Slate {
             (_, room) => (Some(length), room),
         };
         let written = match length {
-            Some(length) => self.hand_over(server, length, reply),
+            Some(length) => self.handle(server, length, reply),
             None => Err(libc::EINVAL),
         };
         if matches!(
             opcode,
             Some(Opcode::Mkdir | Opcode::Mknod | Opcode::Symlink | Opcode::Create)
         ) {
-            // Fails only where this thread may have none anyway.
+            // Fails only if this thread may not have groups anyway.
             let _ = rustix::thread::set_thread_groups(&[]);
         }
         if room == 0 {
@@ -150,13 +151,13 @@ impl Slate {
                     opcode,
                     Some(Opcode::Destroy | Opcode::Forget | Opcode::BatchForget | Opcode::Interrupt)
                 );
-                self.say(&header, if done { 0 } else { libc::ENOSYS })
+                self.set_status(&header, if done { 0 } else { libc::ENOSYS })
             }
-            Err(errno) => self.say(&header, errno),
+            Err(errno) => self.set_status(&header, errno),
         }
     }
 
-    /// Something of the body of a message that has all of it.
+    /// Reads a field of the message's body, if the message contains the whole body.
     fn body<T: vm_memory::ByteValued>(&self, length: u32, get: impl Fn(&T) -> u32) -> Option<u32> {
         let has_it = length >= IN_HEADER + size_of::<T>() as u32;
         let body = GuestAddress(IN + u64::from(IN_HEADER));
@@ -166,8 +167,8 @@ impl Slate {
             .map(|body| get(&body))
     }
 
-    /// Makes the reply an error, or a success that has nothing to say.
-    fn say(&mut self, header: &InHeader, errno: i32) -> io::Result<u32> {
+    /// Makes the reply an error, or a success without contents.
+    fn set_status(&mut self, header: &InHeader, errno: i32) -> io::Result<u32> {
         let reply = OutHeader {
             len: OUT_HEADER,
             error: -errno,
@@ -177,14 +178,14 @@ impl Slate {
         Ok(OUT_HEADER)
     }
 
-    /// The bytes the server wrote, or with which error to answer what it found malformed.
-    fn hand_over<F: FileSystem + Sync>(
+    /// Passes the message to the server. Returns the length of its reply, or the error for a malformed message.
+    fn handle<F: FileSystem + Sync>(
         &mut self,
         server: &Server<F>,
         length: u32,
         room: u32,
     ) -> Result<u32, i32> {
-        let Slate { memory, queue } = self;
+        let MessageBuffer { memory, queue } = self;
         let memory = &*memory;
         let chain = chain(memory, queue, length, room).map_err(|_| libc::EIO)?;
         let (Ok(reader), Ok(writer)) = (Reader::new(memory, chain.clone()), Writer::new(memory, chain))
@@ -201,7 +202,7 @@ impl Slate {
     }
 }
 
-/// The message and the room for its reply, as a driver would have them.
+/// The chain of the message and the room for its reply, as a driver would make it.
 fn chain<'m>(
     memory: &'m Memory,
     queue: &mut Queue,

@@ -10,7 +10,7 @@ use vm_memory::ByteValued;
 use super::*;
 
 struct Guest {
-    slate: Slate,
+    buffer: MessageBuffer,
     server: Server<PassthroughFs>,
     directory: tempfile::TempDir,
     unique: u64,
@@ -39,7 +39,7 @@ impl Guest {
         let descriptors = fs::File::open("/proc/self/fd").unwrap();
         let root = directory.path().to_str().unwrap();
         let mut guest = Guest {
-            slate: Slate::new().unwrap(),
+            buffer: MessageBuffer::new().unwrap(),
             server: Server::new(crate::file_system(root, descriptors, 1024).unwrap()),
             directory,
             unique: 0,
@@ -62,11 +62,11 @@ impl Guest {
     }
 
     fn raw(&mut self, bytes: &[u8], room: u32) -> Vec<u8> {
-        self.slate.read(&mut &bytes[..], bytes.len() as u32).unwrap();
-        let length = self.slate.serve(&self.server, bytes.len() as u32, room).unwrap();
+        self.buffer.read(&mut &bytes[..], bytes.len() as u32).unwrap();
+        let length = self.buffer.serve(&self.server, bytes.len() as u32, room).unwrap();
         assert!(length <= room);
         let mut reply = vec![0; length as usize];
-        self.slate
+        self.buffer
             .memory
             .read_slice(&mut reply, GuestAddress(OUT))
             .unwrap();

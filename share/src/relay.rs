@@ -1,8 +1,9 @@
 //! The stream from and to the VMM, and the threads that serve it.
 //!
-//! Each thread in turn reads one request whole, lets the next one read, serves it and writes its reply whole: there is no queue, and no
-//! more memory than the threads have. A file system that does not answer holds up one thread, not the others. Reading and serving never
-//! wait for the VMM to take a reply, unless all threads have one in hand; the VMM always takes replies.
+//! Each thread reads one complete request, lets the next thread read, serves the request and writes the
+//! complete reply. There is no queue, and memory is limited to that of the threads. A file system that does not
+//! answer blocks one thread and not the others. Reading and serving wait for the VMM to take replies only when
+//! every thread has one to write, and the VMM always takes replies.
 
 use std::io::{self, Read};
 use std::net::Shutdown;
@@ -17,15 +18,15 @@ use thaw_sys::lock::Lock;
 use virtiofsd::filesystem::FileSystem;
 use virtiofsd::server::Server;
 
-use crate::message::Slate;
+use crate::message::MessageBuffer;
 
-/// Threads: as many file operations go on at a time.
+/// Number of threads, and so of concurrent file operations.
 pub const THREADS: usize = 4;
 
 /// Why serving ended.
 #[derive(Debug, thiserror::Error)]
 pub enum End {
-    /// As it should.
+    /// The normal end.
     #[error("the VMM has ended")]
     Closed,
     #[error("the VMM sent {0}")]
@@ -45,18 +46,18 @@ impl From<io::Error> for End {
     }
 }
 
-/// What the threads share.
+/// State that the threads share.
 struct Shared<F: FileSystem + Sync> {
     server: Server<F>,
     input: Mutex<UnixStream>,
     output: Mutex<UnixStream>,
 }
 
-/// Starts the threads. The first word that comes is why serving ended; the others of them then end too, when what they are at
-/// is done.
+/// Starts the threads. The first message received is the reason why serving ended; the other threads then end
+/// after their present request.
 ///
 /// # Errors
-/// Where threads or memory cannot be had.
+/// Threads or memory are not available.
 pub fn start<F: FileSystem + Send + Sync + 'static>(
     relay: UnixStream,
     file_system: F,
@@ -68,33 +69,34 @@ pub fn start<F: FileSystem + Send + Sync + 'static>(
     });
     let (ended, ends) = channel();
     for number in 0..THREADS {
-        let mut slate = Slate::new()?;
+        let mut buffer = MessageBuffer::new()?;
         let (shared, ended) = (shared.clone(), ended.clone());
         thread::Builder::new()
             .name(format!("serve-{number}"))
-            .spawn(move || tell_end(&shared, &ended, |shared| run(shared, &mut slate, &ended)))?;
+            .spawn(move || report_end(&shared, &ended, |shared| run(shared, &mut buffer, &ended)))?;
     }
     Ok(ends)
 }
 
-fn tell_end<F: FileSystem + Sync>(
+fn report_end<F: FileSystem + Sync>(
     shared: &Shared<F>,
     ended: &Sender<End>,
     run: impl FnOnce(&Shared<F>) -> End,
 ) {
     let end = run(shared);
-    // Nobody listens any more after the first; told before the other threads find the stream closed.
+    // Only the first message is received. It is sent before the other threads see the stream closed.
     let _ = ended.send(end);
     let _ = shared.output.locked().shutdown(Shutdown::Both);
 }
 
-fn run<F: FileSystem + Sync>(shared: &Shared<F>, slate: &mut Slate, ended: &Sender<End>) -> End {
-    // virtiofsd changes directory and file mode mask while it serves a message: they are each thread's own.
+fn run<F: FileSystem + Sync>(shared: &Shared<F>, buffer: &mut MessageBuffer, ended: &Sender<End>) -> End {
+    // virtiofsd changes the working directory and umask while it serves a message, so each thread needs its
+    // own.
     if let Err(error) = thaw_sys::jail::unshare(UnshareFlags::FS) {
         return End::Io(error.into());
     }
     loop {
-        if let Err(end) = serve_one(shared, slate, ended) {
+        if let Err(end) = serve_one(shared, buffer, ended) {
             return end;
         }
     }
@@ -102,7 +104,7 @@ fn run<F: FileSystem + Sync>(shared: &Shared<F>, slate: &mut Slate, ended: &Send
 
 fn serve_one<F: FileSystem + Sync>(
     shared: &Shared<F>,
-    slate: &mut Slate,
+    buffer: &mut MessageBuffer,
     ended: &Sender<End>,
 ) -> Result<(), End> {
     let header = {
@@ -112,15 +114,16 @@ fn serve_one<F: FileSystem + Sync>(
         let header = match RequestHeader::decode(&header) {
             Ok(header) => header,
             Err(e) => {
-                // Told while the stream is held: whoever reads it next may find its end, which is no reason.
+                // Sent while the stream is locked: the next reader may see only that it is closed, which is not
+                // the reason.
                 let _ = ended.send(e.into());
                 return Err(End::Closed);
             }
         };
-        slate.read(&mut *input, header.length)?;
+        buffer.read(&mut *input, header.length)?;
         header
     };
-    let length = slate.serve(&shared.server, header.length, header.room)?;
+    let length = buffer.serve(&shared.server, header.length, header.room)?;
     if header.room == 0 {
         return Ok(());
     }
@@ -128,6 +131,6 @@ fn serve_one<F: FileSystem + Sync>(
         id: header.id,
         length,
     };
-    slate.write(&mut *shared.output.locked(), &reply.encode(), length)?;
+    buffer.write(&mut *shared.output.locked(), &reply.encode(), length)?;
     Ok(())
 }

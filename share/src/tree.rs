@@ -1,14 +1,16 @@
-//! The directory that is served: an empty root that cannot be written, and in it each share as a mount.
+//! The directory that is served: a read-only empty root with a mount for each share.
 //!
-//! It is this process's whole file system: what is not shared has no name here, so neither a symbolic link, nor `..`, nor a bug leads to
-//! it. That a share is read-only is the mount's property, not a check of ours. The alternative, one file system each behind
-//! a multiplexer of node numbers, would have all the host's files within reach of it.
+//! It is this process's whole file system. What is not shared has no name here, so no symbolic link, `..` or
+//! bug leads to it. A read-only share is a read-only mount, not a check of ours. The alternative, one file
+//! system per share behind a multiplexer of node numbers, would leave all of the host's files within reach.
 //!
-//! What is shared later is mounted here by who has the rights to ([`thaw_protocol::share`]), past the root's being read-only: that is
-//! the mount's, and a mount of the same file system that is not can be made by them and by nobody here.
+//! A process with the rights to do so mounts later shares here ([`thaw_protocol::share`]), although the root is
+//! read-only: that is a property of this mount, and such a process can make a writable mount of the same file
+//! system, which this process cannot.
 //!
-//! A mount is copied from the descriptor before this process leaves the namespace that is in. Where it may not (it has the
-//! rights of its own user namespace only), it is found again, by the name the descriptor has, in the copy of the namespace, and must be the same file.
+//! A mount is copied from the descriptor before this process leaves the namespace of that mount. If this is not
+//! permitted, because the process has rights only in its own user namespace, the mount is found again by the
+//! descriptor's name in the copy of the namespace, and must then be the same file.
 
 use std::ffi::CString;
 use std::fs::{self, File};
@@ -25,7 +27,7 @@ use thaw_protocol::share::{SHARES, SLOTS, Serve, Share};
 use thaw_sys::jail::{self, StepError, step};
 use thaw_sys::mount::{self, Attributes};
 
-/// Why there is no tree.
+/// Why the tree was not made.
 #[derive(Debug, thiserror::Error)]
 pub enum TreeError {
     #[error("{0}")]
@@ -40,27 +42,28 @@ pub enum TreeError {
     Step(#[from] StepError),
 }
 
-/// Inodes the root's file system has beside those of shares.
+/// Inodes of the root's file system in addition to those of shares.
 const OWN_INODES: usize = 16;
 
-/// What is to be shown, not yet where.
+/// The shares, before they are mounted.
 pub struct Shares {
     shares: Vec<(Share, Source)>,
-    /// Inodes that is, with what comes later.
+    /// Number of inodes needed, including those of later shares.
     inodes: usize,
 }
 
 struct Source {
     file: OwnedFd,
     is_directory: bool,
-    /// A copy of its mount.
+    /// A copy of its mount, if it could be copied at once.
     tree: Option<OwnedFd>,
-    /// Else, where it was.
+    /// Its path, to find it again otherwise.
     path: PathBuf,
 }
 
 impl Shares {
-    /// Checks what was asked for, and copies what can be copied. In the namespace the files are of.
+    /// Checks the request, and copies the mounts that can be copied. Must be called in the namespace of the
+    /// files.
     pub fn take(serve: &Serve, files: Vec<OwnedFd>) -> Result<Shares, TreeError> {
         let refuse = |what: String| Err(TreeError::Refused(what));
         if serve.shares.len() != files.len() || files.len() > SHARES {
@@ -95,11 +98,11 @@ impl Shares {
         Ok(Shares { shares, inodes })
     }
 
-    /// Makes the tree this process's root. In a mount namespace of its own, single-threaded.
+    /// Makes the tree this process's root. Must be called in a mount namespace of its own, with one thread.
     pub fn enter(self) -> Result<(), TreeError> {
         jail::make_mounts_private()?;
         let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-        // Found while the host's names are still there.
+        // Found while the host's names still exist.
         let mut trees = Vec::with_capacity(self.shares.len());
         for (share, source) in self.shares {
             let is_directory = source.is_directory;
@@ -111,7 +114,7 @@ impl Shares {
             })?;
             trees.push((share.name, is_directory, tree));
         }
-        // Its inodes are all that bounds what is mounted here later.
+        // The number of inodes limits what can be mounted here later.
         let options = format!("size=64k,nr_inodes={},mode=755", self.inodes);
         let options = CString::new(options).map_err(|e| TreeError::Refused(e.to_string()))?;
         jail::mount_root(flags, &options)?;
@@ -141,8 +144,8 @@ fn place(name: &str, is_directory: bool, tree: &OwnedFd) -> Result<(), Errno> {
     move_mount(tree, "", CWD, name, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH)
 }
 
-/// This process's directory of descriptors, as a tree of its own: from which no `..` leads to the rest of /proc. Once there
-/// is a mount namespace in which this process may copy mounts.
+/// Opens this process's directory of descriptors as a detached mount, from which `..` does not lead to the rest
+/// of /proc. Must be called in a mount namespace in which this process may copy mounts.
 pub fn proc_self_fd() -> Result<File, TreeError> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     Ok(step("opening /proc/self/fd", open_tree(CWD, "/proc/self/fd", flags)).map(File::from)?)
@@ -162,7 +165,7 @@ impl Source {
             .map_err(|e| ("finding its name", e))?;
         let tree = match copy_mount(&file, "") {
             Ok(tree) => Some(tree),
-            // Ours is another user namespace than the mount's.
+            // This process is in another user namespace than the mount.
             Err(Errno::PERM) => None,
             Err(e) => return Err(("copying its mount", e.into())),
         };
@@ -174,7 +177,7 @@ impl Source {
         })
     }
 
-    /// A copy of its mount with all that is below.
+    /// Copies its mount with all mounts below.
     fn tree(self, read_only: bool) -> Result<OwnedFd, Failed> {
         let tree = match self.tree {
             Some(tree) => tree,
@@ -206,7 +209,8 @@ fn copy_mount(file: impl AsFd, path: impl rustix::path::Arg) -> Result<OwnedFd, 
     open_tree(file, path, flags)
 }
 
-/// Of all mounts of a tree: nothing is executed or opened as a device here, and nothing mounted elsewhere comes in.
+/// Sets attributes of all mounts of a tree: nothing can be executed or opened as a device, and no mount
+/// propagates in.
 fn set_attributes(tree: &OwnedFd, read_only: bool) -> Result<(), Errno> {
     let mut set = MountAttrFlags::MOUNT_ATTR_NOSUID
         | MountAttrFlags::MOUNT_ATTR_NODEV

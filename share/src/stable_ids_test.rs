@@ -4,11 +4,13 @@ use std::ffi::CString;
 use std::fs;
 use std::path::Path;
 
+use virtiofsd::filesystem::{Extensions, FsOptions};
+use virtiofsd::fuse::InHeader;
 use virtiofsd::passthrough::PassthroughFs;
 
 use super::*;
 
-type Served = Lasting<PassthroughFs>;
+type Served = StableIds<PassthroughFs>;
 
 struct Host {
     directory: tempfile::TempDir,
@@ -48,7 +50,7 @@ impl Host {
 fn serve(root: &Path, ledger: Option<File>) -> Served {
     let descriptors = File::open("/proc/self/fd").unwrap();
     let inner = crate::file_system(root.to_str().unwrap(), descriptors, 1024).unwrap();
-    Lasting::new(inner, ledger).unwrap()
+    StableIds::new(inner, ledger).unwrap()
 }
 
 fn find(served: &Served, parent: u64, name: &str) -> io::Result<u64> {

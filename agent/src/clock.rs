@@ -2,7 +2,7 @@
 
 use rustix::time::{ClockId, Timespec, clock_gettime, clock_settime};
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 
 /// CLOCK_BOOTTIME, in nanoseconds.
 pub fn boottime_ns() -> u64 {
@@ -19,11 +19,11 @@ pub fn wall_clock_ns() -> u64 {
 /// Sets the wall clock to `ns` nanoseconds after the Unix epoch.
 pub fn set_wall_clock(ns: u64) -> Result<()> {
     if ns == 0 {
-        return Err(Error::Invalid("wall clock: 0 is no time".into()));
+        return Err(Error::Invalid("wall clock: 0 is not a valid time".into()));
     }
     let time = Timespec {
         tv_sec: (ns / 1_000_000_000) as i64,
         tv_nsec: (ns % 1_000_000_000) as i64,
     };
-    clock_settime(ClockId::Realtime, time).for_(|| "set the wall clock".into())
+    clock_settime(ClockId::Realtime, time).with_context(|| "set the wall clock".into())
 }

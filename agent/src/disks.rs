@@ -1,9 +1,10 @@
-//! Block devices of the host that containers have: in the machine's slots, given to it while it runs, and some time after its
-//! boot taken away for those of others.
+//! Block devices of the host that containers use. They are attached to disk slots of the running machine, and
+//! later detached to free the slot for another disk.
 //!
-//! Invariant: the guest's driver is bound to a slot anew for the first container that has the disk there, and unbound from it
-//! after the last. Bound, it reads the size and the block size of what is there now; unbound, it has written what was to be
-//! written, the guest remembers not a byte, and whoever has the device open still has errors from it.
+//! Invariant: the guest's driver is bound to a slot again for the first container that uses the disk there, and
+//! unbound after the last. When the bind returns, the driver has read the size and block size of the present
+//! disk. When the unbind returns, everything is written back, the guest caches nothing of the disk, and every
+//! descriptor that is still open returns errors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
@@ -15,20 +16,20 @@ use thaw_protocol::agent::agent::Device;
 use thaw_protocol::agent::{layout, oci};
 use thaw_sys::lock::Lock;
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::warning;
 
-/// How ACPI calls a device of the machine; its `_UID` is the slot.
+/// The ACPI name of the machine's devices; the `_UID` is the slot.
 const ACPI_DEVICE: &str = "LNRO0005";
 /// `BLKROSET` (linux/fs.h).
 const SET_READ_ONLY: libc::Ioctl = 0x125d;
 
-/// Those of this guest.
+/// The disks of this guest.
 #[derive(Debug)]
 pub struct Disks {
     bus: PathBuf,
     nodes: PathBuf,
-    /// By slot, the containers that have the disk there. Locked while a driver is bound or unbound.
+    /// The containers that use the disk in each slot. Locked while a driver is bound or unbound.
     users: Mutex<BTreeMap<u32, BTreeSet<String>>>,
 }
 
@@ -42,7 +43,7 @@ impl Default for Disks {
     }
 }
 
-/// A disk a container is to have.
+/// A disk that a container uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Wanted {
     slot: u32,
@@ -51,8 +52,8 @@ struct Wanted {
 }
 
 impl Disks {
-    /// Has the disks among `devices` there for a container, and gives the devices of its specification the numbers they have in
-    /// this guest. What fails leaves nothing.
+    /// Makes the disks among `devices` available to a container, and sets their device numbers in this guest in
+    /// the specification. A failure leaves nothing behind.
     pub fn take(&self, container: &str, devices: &[Device], spec: &mut oci::Spec) -> Result<()> {
         for wanted in wanted(devices)? {
             if let Err(e) = self.take_one(container, &wanted, spec) {
@@ -89,7 +90,7 @@ impl Disks {
         Ok(())
     }
 
-    /// The container is gone. Disks that no other has are written back, and let go of.
+    /// Ends a container's use. Disks that no other container uses are written back and released.
     pub fn let_go(&self, container: &str) {
         let mut users = self.users();
         for (slot, of_slot) in users.iter_mut() {
@@ -127,16 +128,17 @@ impl Disks {
     fn driver(&self, what: &str, device: &Path) -> Result<()> {
         let name = device.file_name().unwrap_or_default();
         let path = self.bus.join("virtio/drivers/virtio_blk").join(what);
-        fs::write(path, name.as_encoded_bytes()).for_(|| format!("{what} the driver of {}", name.display()))
+        fs::write(path, name.as_encoded_bytes())
+            .with_context(|| format!("{what} the driver of {}", name.display()))
     }
 
     fn write_back(&self, device: &Path) -> Result<()> {
         let Ok(disk) = disk(device) else { return Ok(()) };
         let node = self.open(&disk)?;
-        node.sync_all().for_(|| "write a disk back".into())
+        node.sync_all().with_context(|| "write a disk back".into())
     }
 
-    /// The host refuses writes anyway; this has who writes told at once.
+    /// The host refuses writes anyway; this makes them fail at once.
     fn set_read_only(&self, disk: &Path) -> Result<()> {
         let node = self.open(disk)?;
         let yes: libc::c_int = 1;
@@ -149,7 +151,7 @@ impl Disks {
 
     fn open(&self, disk: &Path) -> Result<File> {
         let node = self.nodes.join(disk.file_name().unwrap_or_default());
-        File::open(&node).for_(|| format!("open {}", node.display()))
+        File::open(&node).with_context(|| format!("open {}", node.display()))
     }
 
     fn users(&self) -> MutexGuard<'_, BTreeMap<u32, BTreeSet<String>>> {
@@ -157,13 +159,14 @@ impl Disks {
     }
 }
 
-/// Devices of other types are the guest's own: nothing is to be done for them.
+/// Ignores devices of other types, which are the guest's own.
 fn wanted(devices: &[Device]) -> Result<Vec<Wanted>> {
     let ours = devices.iter().filter(|device| device.type_ == layout::HOST_DISK);
     let wanted = ours.map(|device| {
         let slot = device.id.parse();
         Ok(Wanted {
-            slot: slot.map_err(|_| Error::Invalid(format!("{:?} is no slot of a disk", device.id)))?,
+            slot: slot
+                .map_err(|_| Error::Invalid(format!("{:?} is not the number of a disk slot", device.id)))?,
             path: device.container_path.clone(),
             read_only: device.options.iter().any(|option| option == layout::READ_ONLY),
         })
@@ -171,24 +174,24 @@ fn wanted(devices: &[Device]) -> Result<Vec<Wanted>> {
     wanted.collect()
 }
 
-/// The disk of a virtio device that has its driver, `block/NAME` below it.
+/// The disk of a bound virtio device: `block/NAME` below it.
 fn disk(device: &Path) -> Result<PathBuf> {
     let disks = entries(&device.join("block")).unwrap_or_default();
     let none = || Error::State(format!("{} has no disk", device.display()));
     disks.into_iter().next().ok_or_else(none)
 }
 
-/// Its numbers in this guest.
+/// Its device numbers in this guest.
 fn numbers(disk: &Path) -> Result<(i64, i64)> {
     let path = disk.join("dev");
-    let text = fs::read_to_string(&path).for_(|| format!("read {}", path.display()))?;
+    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     let numbers = text.trim().split_once(':');
     let parsed = numbers.and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
     parsed.ok_or_else(|| Error::State(format!("{} is {text:?}", path.display())))
 }
 
 fn entries(directory: &Path) -> Result<Vec<PathBuf>> {
-    let read = fs::read_dir(directory).for_(|| format!("list {}", directory.display()))?;
+    let read = fs::read_dir(directory).with_context(|| format!("list {}", directory.display()))?;
     Ok(read.flatten().map(|entry| entry.path()).collect())
 }
 
@@ -202,7 +205,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// A guest with a disk in slot 3, bound.
+    /// A guest with a bound disk in slot 3.
     struct Guest {
         place: tempfile::TempDir,
         disks: Disks,
@@ -232,7 +235,7 @@ mod tests {
             Guest { place, disks }
         }
 
-        /// What was told the driver since the last time.
+        /// What was written to the driver since the last call.
         fn told(&self) -> Vec<&'static str> {
             let driver = self.place.path().join("bus/virtio/drivers/virtio_blk");
             let told = ["unbind", "bind"].into_iter();
@@ -301,7 +304,7 @@ mod tests {
             assert!(told.is_empty() || told.contains(&"unbind"));
             assert!(guest.disks.users().values().all(BTreeSet::is_empty));
         }
-        // Whatever else is named is the guest's own.
+        // Other devices are the guest's own.
         let other = Device {
             type_: "mmioblk".into(),
             ..there

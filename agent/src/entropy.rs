@@ -1,18 +1,18 @@
-//! Fresh randomness: credited to the kernel's pool, and the generator reseeded from it at once, so that no clone goes
-//! on with the numbers of its template (random(4), `RNDADDENTROPY` and `RNDRESEEDCRNG`).
+//! Adds entropy to the kernel's pool and reseeds the generator from it at once, so that no clone continues with
+//! the random numbers of its template (random(4), `RNDADDENTROPY` and `RNDRESEEDCRNG`).
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
 
 use thaw_protocol::handshake::MIN_ENTROPY;
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 
 /// `_IOW('R', 0x03, int[2])`, include/uapi/linux/random.h.
 const RNDADDENTROPY: libc::c_ulong = 0x4008_5203;
 /// `_IO('R', 0x07)`.
 const RNDRESEEDCRNG: libc::c_ulong = 0x5207;
-/// Most bytes credited at once: the pool is no larger.
+/// Most bytes credited at once, because the pool is no larger.
 const MOST: usize = 512;
 
 /// `struct rand_pool_info` with its buffer.
@@ -23,7 +23,7 @@ struct PoolInfo {
     buffer: [u8; MOST],
 }
 
-/// Credits `bytes`, [`MIN_ENTROPY`] or more, and reseeds the kernel's generator.
+/// Credits `bytes`, at least [`MIN_ENTROPY`], and reseeds the kernel's generator.
 pub fn reseed(bytes: &[u8]) -> Result<()> {
     if bytes.len() < MIN_ENTROPY {
         return Err(Error::Invalid(format!(
@@ -47,23 +47,23 @@ pub fn reseed(bytes: &[u8]) -> Result<()> {
     reseed_from_pool(&device)
 }
 
-/// Reseeds the kernel's generator from what its pool has. By itself it would do so again only after half of the time the
-/// guest is up (`crng_reseed_interval` in Linux 6.1): until then it goes on with this seed.
+/// Reseeds the kernel's generator from its pool. The kernel would do so by itself only after another half of
+/// its uptime (`crng_reseed_interval` in Linux 6.1), and use the old seed until then.
 pub fn renew() -> Result<()> {
     reseed_from_pool(&device()?)
 }
 
-/// The generator's next bytes, in hexadecimal.
+/// Returns the generator's next bytes, in hexadecimal.
 pub fn next_bytes() -> Result<String> {
     let mut bytes = [0u8; 16];
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .for_(|| "read random bytes".into())?;
+        .with_context(|| "read random bytes".into())?;
     Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
 }
 
 fn device() -> Result<File> {
     let device = File::options().write(true).open("/dev/urandom");
-    device.for_(|| "open /dev/urandom".into())
+    device.with_context(|| "open /dev/urandom".into())
 }
 
 fn reseed_from_pool(device: &File) -> Result<()> {

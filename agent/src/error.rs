@@ -62,13 +62,13 @@ impl From<Error> for io::Error {
 }
 
 /// Adds to an error what the failed system call was for.
-pub trait For<T> {
+pub trait WithContext<T> {
     /// Wraps the error with `what`.
-    fn for_(self, what: impl FnOnce() -> String) -> Result<T>;
+    fn with_context(self, what: impl FnOnce() -> String) -> Result<T>;
 }
 
-impl<T, E: Into<io::Error>> For<T> for std::result::Result<T, E> {
-    fn for_(self, what: impl FnOnce() -> String) -> Result<T> {
+impl<T, E: Into<io::Error>> WithContext<T> for std::result::Result<T, E> {
+    fn with_context(self, what: impl FnOnce() -> String) -> Result<T> {
         self.map_err(|e| Error::System {
             what: what(),
             source: e.into(),

@@ -1,7 +1,7 @@
-//! A disk that is larger than the ext4 on it: the file system is grown while it is mounted.
+//! Grows a mounted ext4 file system to the end of a larger disk.
 //!
-//! Invariant: nothing is asked of a file system that fills its disk. What the superblock says is the host's, and only
-//! compared: the kernel checks what it is asked for.
+//! Invariant: a file system that fills its disk is left alone. The superblock comes from the host; it is only
+//! compared, and the kernel checks the requested size.
 
 use std::fs::File;
 use std::io::Seek;
@@ -9,11 +9,11 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 
-/// `_IOW('f', 16, __u64)`: grow to so many blocks (include/uapi/linux/ext4.h).
+/// `_IOW('f', 16, __u64)`: grow to this number of blocks (include/uapi/linux/ext4.h).
 const EXT4_IOC_RESIZE_FS: libc::Ioctl = 0x4008_6610_u32 as libc::Ioctl;
-/// Where the superblock is, bytes, and where in it is what (Documentation/filesystems/ext4/super.rst).
+/// Offset of the superblock in bytes, and offsets within it (Documentation/filesystems/ext4/super.rst).
 const SUPERBLOCK: u64 = 1024;
 const BLOCKS_COUNT_LO: usize = 0x04;
 const LOG_BLOCK_SIZE: usize = 0x18;
@@ -25,16 +25,16 @@ const INCOMPAT_64BIT: u32 = 0x80;
 /// Largest `s_log_block_size`: blocks of 64 KiB.
 const MOST_LOG_BLOCK_SIZE: u32 = 6;
 
-/// A file system's size by its superblock.
+/// A file system's size according to its superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Extent {
     blocks: u64,
-    /// Bytes.
+    /// In bytes.
     block_size: u64,
 }
 
 impl Extent {
-    /// None if that is no ext4 superblock.
+    /// `None` if this is not an ext4 superblock.
     fn of(superblock: &[u8; 1024]) -> Option<Extent> {
         let word = |at: usize| {
             let mut bytes = [0; 4];
@@ -56,28 +56,28 @@ impl Extent {
         })
     }
 
-    /// How many blocks it should have on a disk of `bytes`; None if it has them.
+    /// The number of blocks for a disk of `bytes`, or `None` if the file system has that many.
     fn grown(self, bytes: u64) -> Option<u64> {
         let room = bytes / self.block_size;
         (room > self.blocks).then_some(room)
     }
 }
 
-/// Grows the ext4 of `device`, mounted at `at`, to the disk's end, if it ends before.
+/// Grows the ext4 of `device`, mounted at `at`, to the end of the disk.
 pub fn fill_disk(device: &str, at: &Path) -> Result<()> {
-    let mut disk = File::open(device).for_(|| format!("open {device}"))?;
+    let mut disk = File::open(device).with_context(|| format!("open {device}"))?;
     let bytes = disk
         .seek(std::io::SeekFrom::End(0))
-        .for_(|| format!("measure {device}"))?;
+        .with_context(|| format!("measure {device}"))?;
     let mut superblock = [0; 1024];
     disk.read_exact_at(&mut superblock, SUPERBLOCK)
-        .for_(|| format!("read the superblock of {device}"))?;
+        .with_context(|| format!("read the superblock of {device}"))?;
     let extent =
         Extent::of(&superblock).ok_or_else(|| Error::Invalid(format!("{device} has no ext4 to grow")))?;
     let Some(blocks) = extent.grown(bytes) else {
         return Ok(());
     };
-    let root = File::open(at).for_(|| format!("open {}", at.display()))?;
+    let root = File::open(at).with_context(|| format!("open {}", at.display()))?;
     // SAFETY: the kernel reads the eight bytes of `blocks`, which outlive the call.
     if unsafe { libc::ioctl(root.as_raw_fd(), EXT4_IOC_RESIZE_FS, &raw const blocks) } != 0 {
         return Err(Error::last("grow the file system of a disk"));

@@ -1,7 +1,7 @@
 //! Forwards the host's connections to this guest's `localhost`. The host connects to [`FORWARD_PORT`], sends a
 //! TCP port, and is then connected to what listens there.
 //!
-//! Invariant: at most [`MOST`] connections are served at once, and others wait. A connection whose port refuses
+//! Invariant: at most [`MAX_CONNECTIONS`] connections are served at once, and others wait. A connection whose port refuses
 //! is closed.
 
 use std::io;
@@ -17,13 +17,13 @@ use crate::listener::{Accepting, Connection};
 use crate::warning;
 
 /// Most connections served at once.
-const MOST: usize = 64;
+const MAX_CONNECTIONS: usize = 64;
 /// Limit for a connected host to send the port.
-const PATIENCE: Duration = Duration::from_secs(10);
+const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Serves forever.
 pub async fn serve(listener: Accepting) {
-    let room = Arc::new(Semaphore::new(MOST));
+    let room = Arc::new(Semaphore::new(MAX_CONNECTIONS));
     loop {
         // The semaphore is never closed.
         let Ok(place) = room.clone().acquire_owned().await else {
@@ -47,7 +47,7 @@ pub async fn serve(listener: Accepting) {
 }
 
 async fn forward(mut connection: Box<dyn Connection>) -> io::Result<()> {
-    let port = tokio::time::timeout(PATIENCE, connection.read_u16()).await??;
+    let port = tokio::time::timeout(TIMEOUT, connection.read_u16()).await??;
     let mut to = connect(port).await?;
     copy_bidirectional(&mut connection, &mut to).await.map(drop)
 }

@@ -1,8 +1,9 @@
-//! CPUs and memory beyond those a template was booted with: brought online before the identity is acknowledged.
+//! Brings CPUs and memory beyond those of the template online before the identity is acknowledged.
 //!
-//! CPUs are all in the machine from boot and wait (`maxcpus=1`). Memory comes by virtio-mem, whose driver plugs what the
-//! VMM asks for and the kernel then puts online (`memhp_default_state=online`), memory block by memory block; each is
-//! told by a uevent (Documentation/ABI/testing/sysfs-devices-memory), so nobody polls.
+//! All CPUs are in the machine from boot, and wait (`maxcpus=1`). Memory is added by virtio-mem: its driver
+//! plugs what the VMM requests, and the kernel then brings it online (`memhp_default_state=online`), memory
+//! block by memory block. A uevent reports each block (Documentation/ABI/testing/sysfs-devices-memory), so
+//! nothing is polled.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -16,19 +17,20 @@ use rustix::io::Errno;
 use rustix::net::netlink::{KOBJECT_UEVENT, SocketAddrNetlink};
 use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, bind, recv, socket_with};
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::warning;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
-/// The least virtio-mem can plug of a memory block: the largest buddy page of Linux 6.1 (later kernels: 2 MiB).
+/// The smallest part of a memory block that virtio-mem can plug: the largest buddy page of Linux 6.1 (2 MiB in
+/// later kernels).
 const PLUGGABLE: u64 = 4 * MIB;
-/// How long the kernel may take to put plugged memory online.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Where a PC's MMIO hole ends and memory goes on.
+/// Limit for the kernel to bring plugged memory online.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// End of a PC's MMIO hole, where memory continues.
 const HOLE_END: u64 = 4 * GIB;
 
-/// Where CPUs and memory are brought online, and how long that may take.
+/// The paths at which CPUs and memory are brought online, and the limit for that.
 #[derive(Debug)]
 pub struct Hotplug {
     system: PathBuf,
@@ -41,15 +43,15 @@ impl Default for Hotplug {
         Hotplug {
             system: "/sys/devices/system".into(),
             iomem: "/proc/iomem".into(),
-            patience: PATIENCE,
+            patience: TIMEOUT,
         }
     }
 }
 
 impl Hotplug {
-    /// Brings CPUs 0 to `count - 1` online. More may be online already: they stay.
+    /// Brings CPUs 0 to `count - 1` online. Others that are online stay online.
     ///
-    /// One after the other: the kernel's hotplug lock lets only one through, and makes who comes second sleep for 5 ms.
+    /// One at a time: the kernel's hotplug lock admits one caller, and makes every other sleep for 5 ms.
     pub fn cpus(&self, count: u8) -> Result<()> {
         let missing: Vec<String> = (1..count)
             .filter_map(|n| {
@@ -62,7 +64,7 @@ impl Hotplug {
                 match outcome {
                     Ok(()) => None,
                     Err(e) if e.kind() == ErrorKind::NotFound => {
-                        Some(format!("cpu{n} (this machine has none)"))
+                        Some(format!("cpu{n} (not in this machine)"))
                     }
                     Err(e) => Some(format!("cpu{n} ({e})")),
                 }
@@ -72,19 +74,20 @@ impl Hotplug {
             return Ok(());
         }
         Err(Error::State(format!(
-            "of {count} CPUs these could not be brought online: {}",
+            "could not be brought online, of {count} CPUs: {}",
             missing.join(", ")
         )))
     }
 
-    /// Waits until `mib` MiB of memory are online, boot memory included. A part of a memory block that virtio-mem cannot plug is
-    /// not waited for, and neither is growth within a block that is online already: the kernel tells nobody of that.
+    /// Waits until `mib` MiB of memory are online, including boot memory. Does not wait for a part of a memory
+    /// block that virtio-mem cannot plug, nor for growth within a block that is online already, which the
+    /// kernel does not report.
     pub fn memory(&self, mib: u32) -> Result<()> {
         let boot = self.boot_memory()?;
         let wanted = u64::from(mib) * MIB;
         if wanted < boot.size {
             warning!(
-                "memory: {mib} MiB were asked for, but this guest was booted with {} MiB",
+                "memory: {mib} MiB were requested, but this guest was booted with {} MiB",
                 boot.size / MIB
             );
         }
@@ -98,7 +101,8 @@ impl Hotplug {
         if self.online_blocks(first).len() >= needed {
             return Ok(());
         }
-        // Open before the blocks are looked at again: none can come online in between unseen.
+        // The socket is opened before the blocks are checked again, so that none comes online unnoticed in
+        // between.
         let events = uevents()?;
         let mut online = self.online_blocks(first);
         let end = Instant::now() + self.patience;
@@ -120,10 +124,11 @@ impl Hotplug {
     }
 
     fn boot_memory(&self) -> Result<BootMemory> {
-        let text = fs::read_to_string(&self.iomem).for_(|| format!("read {}", self.iomem.display()))?;
+        let text =
+            fs::read_to_string(&self.iomem).with_context(|| format!("read {}", self.iomem.display()))?;
         boot_memory(&text).ok_or_else(|| {
             Error::State(format!(
-                "{} names no memory: is this PID 1 of a guest?",
+                "{} lists no memory: is this PID 1 of a guest?",
                 self.iomem.display()
             ))
         })
@@ -131,15 +136,15 @@ impl Hotplug {
 
     fn block_size(&self) -> Result<u64> {
         let path = self.system.join("memory/block_size_bytes");
-        let text =
-            fs::read_to_string(&path).for_(|| format!("read {} (CONFIG_MEMORY_HOTPLUG)", path.display()))?;
+        let text = fs::read_to_string(&path)
+            .with_context(|| format!("read {} (CONFIG_MEMORY_HOTPLUG)", path.display()))?;
         u64::from_str_radix(text.trim(), 16)
             .ok()
             .filter(|size| *size != 0)
-            .ok_or_else(|| Error::State(format!("{}: {text:?} is no size", path.display())))
+            .ok_or_else(|| Error::State(format!("{}: {text:?} is not a size", path.display())))
     }
 
-    /// Memory blocks from number `first` on that are online.
+    /// The memory blocks from number `first` on that are online.
     fn online_blocks(&self, first: u64) -> BTreeSet<u64> {
         let dir = self.system.join("memory");
         let entries = fs::read_dir(&dir).into_iter().flatten().flatten();
@@ -154,16 +159,16 @@ fn is_online(dir: &Path, block: u64) -> bool {
     fs::read_to_string(dir.join(format!("memory{block}/state"))).is_ok_and(|s| s.trim() == "online")
 }
 
-/// Memory the kernel was booted with.
+/// The memory with which the kernel was booted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct BootMemory {
-    /// Bytes, with what firmware reserves in it.
+    /// In bytes, including what the firmware reserves.
     size: u64,
     /// The first address above it.
     end: u64,
 }
 
-/// From `/proc/iomem`: its outermost `System RAM`; what is plugged has another name.
+/// Reads `/proc/iomem`: the outermost `System RAM` entries. Plugged memory has another name.
 fn boot_memory(iomem: &str) -> Option<BootMemory> {
     let ends = iomem.lines().filter_map(|line| {
         let range = line.strip_suffix(" : System RAM")?;
@@ -179,7 +184,7 @@ fn boot_memory(iomem: &str) -> Option<BootMemory> {
     })
 }
 
-/// A socket that hears every uevent of the kernel.
+/// A socket that receives all of the kernel's uevents.
 fn uevents() -> Result<OwnedFd> {
     let socket = socket_with(
         AddressFamily::NETLINK,
@@ -187,13 +192,13 @@ fn uevents() -> Result<OwnedFd> {
         SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
         Some(KOBJECT_UEVENT),
     )
-    .for_(|| "open a socket for uevents".into())?;
+    .with_context(|| "open a socket for uevents".into())?;
     // Group 1 is the kernel's own.
-    bind(&socket, &SocketAddrNetlink::new(0, 1)).for_(|| "listen for uevents".into())?;
+    bind(&socket, &SocketAddrNetlink::new(0, 1)).with_context(|| "listen for uevents".into())?;
     Ok(socket)
 }
 
-/// Waits for an event; false at `end`.
+/// Waits for an event; returns false at `end`.
 fn wait_for(events: &OwnedFd, end: Instant) -> Result<bool> {
     loop {
         let left = end.saturating_duration_since(Instant::now());
@@ -205,12 +210,12 @@ fn wait_for(events: &OwnedFd, end: Instant) -> Result<bool> {
             Ok(0) => return Ok(false),
             Ok(_) => return Ok(true),
             Err(Errno::INTR) => {}
-            Err(e) => return Err(e).for_(|| "wait for uevents".into()),
+            Err(e) => return Err(e).with_context(|| "wait for uevents".into()),
         }
     }
 }
 
-/// Takes the events that are there into `online`; false if the kernel had to drop some.
+/// Applies the pending events to `online`; returns false if the kernel dropped some.
 fn follow(events: &OwnedFd, first: u64, online: &mut BTreeSet<u64>) -> Result<bool> {
     let mut buffer = [0u8; 4096];
     loop {
@@ -223,12 +228,12 @@ fn follow(events: &OwnedFd, first: u64, online: &mut BTreeSet<u64>) -> Result<bo
             Err(Errno::AGAIN) => return Ok(true),
             Err(Errno::NOBUFS) => return Ok(false),
             Err(Errno::INTR) => {}
-            Err(e) => return Err(e).for_(|| "receive a uevent".into()),
+            Err(e) => return Err(e).with_context(|| "receive a uevent".into()),
         }
     }
 }
 
-/// The memory block a uevent (`ACTION@DEVPATH`, then NUL and more) says is online or offline.
+/// The memory block that a uevent (`ACTION@DEVPATH`, then NUL and more) reports as online or offline.
 fn memory_event(event: &[u8]) -> Option<(u64, bool)> {
     let header = std::str::from_utf8(event.split(|b| *b == 0).next()?).ok()?;
     let (action, path) = header.split_once('@')?;

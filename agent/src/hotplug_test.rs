@@ -59,7 +59,7 @@ fn offline_cpus_are_brought_online_and_missing_ones_named() {
     );
     let e = hotplug.cpus(6).unwrap_err().to_string();
     assert!(
-        e.contains("of 6 CPUs") && e.contains("cpu4 (this machine has none), cpu5"),
+        e.contains("of 6 CPUs") && e.contains("cpu4 (not in this machine), cpu5"),
         "{e}"
     );
     assert!(!e.contains("cpu3"), "{e}");

@@ -1,8 +1,9 @@
-//! Huge pages the guest's kernel keeps for who asks for them: as many as containers may use and volumes hold
+//! Huge pages that the guest's kernel reserves for containers and volumes
 //! (Documentation/admin-guide/mm/hugetlbpage.rst).
 //!
-//! Invariant: the kernel's pool of a size grows and shrinks by what is reserved of it, and what it may grow by when pages are wanted by
-//! what is let. What cannot be had whole changes nothing.
+//! Invariant: the kernel's pool of a page size grows and shrinks with the reservations. Reservations without a
+//! fixed size only raise the limit up to which the pool may grow on demand. A reservation that cannot be
+//! satisfied completely changes nothing.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -11,37 +12,38 @@ use std::sync::Mutex;
 use thaw_protocol::agent::oci::LinuxHugepageLimit;
 use thaw_sys::lock::Lock;
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::warning;
 
-/// A directory for each size the kernel has: `hugepages-2048kB`.
+/// Has a directory for each page size of the kernel: `hugepages-2048kB`.
 const POOLS: &str = "/sys/kernel/mm/hugepages";
 
-/// What a pool has at any time, and what it may have beyond that while somebody uses it.
+/// The number of pages that a pool always has, and the number of additional ones that it may allocate on
+/// demand.
 const KEPT: &str = "nr_hugepages";
 const ON_DEMAND: &str = "nr_overcommit_hugepages";
-/// What it has of the latter: the former, as it is read, counts them in, and as it is written does not.
+/// Number of additional pages at present. `nr_hugepages` includes them when read, but not when written.
 const SURPLUS: &str = "surplus_hugepages";
 
-/// Who changes a number of a pool, which is read first.
+/// Held while a number of a pool is read and changed.
 static CHANGING: Mutex<()> = Mutex::new(());
 
-/// Huge pages that are there, or may be, for as long as this is held.
+/// Huge pages that are reserved while this exists.
 #[derive(Debug)]
 pub struct Reservation {
-    /// The number of the pool that has them counted in.
+    /// The file of the pool's number that includes them.
     number: PathBuf,
     pages: u64,
 }
 
-/// What the limits of a container let it use.
+/// Reserves the pages that a container's limits allow.
 pub fn of_limits(limits: &[LinuxHugepageLimit]) -> Result<Vec<Reservation>> {
     let used = limits.iter().filter(|limit| limit.Limit > 0);
     used.map(|limit| Reservation::new(Path::new(POOLS), KEPT, &limit.Pagesize, limit.Limit))
         .collect()
 }
 
-/// What a file system of huge pages with these options may hold; where they do not say how much, all that there is memory for.
+/// Reserves the pages of a huge page file system with these options. Without a size, it may use all memory.
 pub fn of_options(options: &[String]) -> Result<Reservation> {
     let value = |name: &str| {
         let given = options.iter().flat_map(|o| o.split(','));
@@ -55,7 +57,7 @@ pub fn of_options(options: &[String]) -> Result<Reservation> {
     }
 }
 
-/// Of the guest, bytes.
+/// The guest's memory, in bytes.
 fn memory() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit))
@@ -67,7 +69,7 @@ impl Reservation {
         let number = pools.join(format!("hugepages-{}kB", size >> 10)).join(number);
         if !number.exists() {
             return Err(Error::Unsupported(format!(
-                "this guest's kernel has no huge pages of {page}: use those of 2MB"
+                "this guest's kernel does not support huge pages of {page}: use 2MB"
             )));
         }
         let pages = wanted.div_ceil(size);
@@ -79,8 +81,8 @@ impl Reservation {
         if got < whole {
             write(&number, before)?;
             return Err(Error::State(format!(
-                "of {pages} huge pages of {page} the guest has memory for {}: they are of its own, so let the memory limit \
-                 count them in",
+                "the guest has memory for {} of {pages} huge pages of {page}: they are part of its memory, so raise the \
+                 memory limit to include them",
                 got.saturating_sub(before)
             )));
         }
@@ -99,7 +101,7 @@ impl Drop for Reservation {
     }
 }
 
-/// What was written to a number of a pool.
+/// The number that was last written to a pool's file.
 fn settled(number: &Path) -> Result<u64> {
     let all = read(number)?;
     match number.ends_with(KEPT) {
@@ -110,16 +112,17 @@ fn settled(number: &Path) -> Result<u64> {
 
 fn read(number: &Path) -> Result<u64> {
     let what = || format!("read {}", number.display());
-    let text = fs::read_to_string(number).for_(what)?;
+    let text = fs::read_to_string(number).with_context(what)?;
     let pages = text.trim().parse();
-    pages.map_err(|_| Error::Invalid(format!("{}: {text:?} is no number", number.display())))
+    pages.map_err(|_| Error::Invalid(format!("{}: {text:?} is not a number", number.display())))
 }
 
 fn write(number: &Path, pages: u64) -> Result<()> {
-    fs::write(number, pages.to_string()).for_(|| format!("write {pages} to {}", number.display()))
+    fs::write(number, pages.to_string()).with_context(|| format!("write {pages} to {}", number.display()))
 }
 
-/// Of a size as OCI's `pageSize` has it (`2MB`), or mount options (`2M`, `2097152`): bytes, and one at least.
+/// Parses a size as in OCI's `pageSize` (`2MB`) or in mount options (`2M`, `2097152`). Returns bytes, at least
+/// one.
 fn bytes(text: &str) -> Result<u64> {
     let short = text.strip_suffix('B').unwrap_or(text);
     let digits = short.trim_end_matches(|c: char| !c.is_ascii_digit());
@@ -133,7 +136,7 @@ fn bytes(text: &str) -> Result<u64> {
     let number = digits.parse::<u64>().ok();
     let size = shift.and_then(|shift| number?.checked_mul(1 << shift));
     size.filter(|size| *size > 0)
-        .ok_or_else(|| Error::Invalid(format!("{text:?} is no size of huge pages")))
+        .ok_or_else(|| Error::Invalid(format!("{text:?} is not a huge page size")))
 }
 
 #[cfg(test)]
@@ -179,7 +182,7 @@ mod tests {
         let other = Reservation::new(pools.path(), KEPT, "2MB", 2 << 20).unwrap();
         drop(one);
         assert_eq!(read(&pool).unwrap(), 4);
-        // Of the four, as the kernel tells it, one was taken beyond what is kept.
+        // Of these four, one page was allocated on demand.
         fs::write(&surplus, "1\n").unwrap();
         drop(other);
         assert_eq!(read(&pool).unwrap(), 2);

@@ -1,4 +1,4 @@
-//! Hostname, machine-id and the files under `/run/thaw/etc` that containers get bound over their own.
+//! Hostname, machine-id, and the files under `/run/thaw/etc` that are bind-mounted over containers' own.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -10,10 +10,10 @@ use std::path::Path;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::sandbox::Sandbox;
 
-/// Where `hosts`, `hostname` and `resolv.conf` are, for a container's bind mounts.
+/// Directory of `hosts`, `hostname` and `resolv.conf`, which containers bind-mount.
 pub const ETC: &str = "/run/thaw/etc";
 
 /// Sets the kernel's hostname.
@@ -28,16 +28,16 @@ pub fn set_hostname(name: &str) -> Result<()> {
             "hostname {name:?}: 1 to 64 letters, digits, '-', '.' or '_' are allowed"
         )));
     }
-    rustix::system::sethostname(name.as_bytes()).for_(|| "set the hostname".into())
+    rustix::system::sethostname(name.as_bytes()).with_context(|| "set the hostname".into())
 }
 
-/// Gives `name` to every container with a host name of its own that is `old`: in a clone of a running sandbox that is
-/// the original's. A container that was called otherwise keeps what it is called.
+/// Sets the hostname `name` in every container whose own UTS namespace has the hostname `old`, which in a clone
+/// of a running sandbox is the original's. A container with another hostname keeps it.
 pub fn rename_containers(sandbox: &Sandbox, old: &CStr, name: &str) -> Result<()> {
     let mut namespaces = BTreeMap::new();
     for container in sandbox.all() {
         for pid in container.cgroup.processes() {
-            // A process that has just ended has none.
+            // A process that has just ended has no namespace.
             if let Ok(namespace) = File::open(format!("/proc/{pid}/ns/uts"))
                 && let Ok(metadata) = namespace.metadata()
             {
@@ -48,21 +48,21 @@ pub fn rename_containers(sandbox: &Sandbox, old: &CStr, name: &str) -> Result<()
     let rename = |namespace: &File| {
         let kind = LinkNameSpaceType::HostNameAndNISDomainName;
         move_into_link_name_space(namespace.as_fd(), Some(kind))
-            .for_(|| "enter a container's names".into())?;
+            .with_context(|| "enter a container's names".into())?;
         match rustix::system::uname().nodename() == old {
             true => set_hostname(name),
             false => Ok(()),
         }
     };
     for namespace in namespaces.values() {
-        // On a thread of its own, which ends in there.
+        // setns(2) changes the calling thread, so this takes a thread that ends afterwards.
         let renamed = std::thread::scope(|scope| scope.spawn(|| rename(namespace)).join());
         renamed.map_err(|_| Error::State("a container was not renamed".into()))??;
     }
     Ok(())
 }
 
-/// Writes `/run/machine-id`, and shows it at `/etc/machine-id` where the guest image has one.
+/// Writes `/run/machine-id`, and bind-mounts it at `/etc/machine-id` if the guest image has that file.
 pub fn set_machine_id(id: [u8; 16]) -> Result<()> {
     if id == [0; 16] {
         return Err(Error::Invalid("machine-id: all zero".into()));
@@ -73,21 +73,21 @@ pub fn set_machine_id(id: [u8; 16]) -> Result<()> {
         .chain(["\n".into()])
         .collect();
     let path = "/run/machine-id";
-    // In place: a container's bind mounts, and ours of an earlier identity, show the new one.
-    fs::write(path, &text).for_(|| format!("write {path}"))?;
+    // Written in place, so that the bind mounts of containers and of an earlier identity show the new id.
+    fs::write(path, &text).with_context(|| format!("write {path}"))?;
     let etc = "/etc/machine-id";
     if fs::read(etc).is_ok_and(|shown| shown != text.as_bytes()) {
-        rustix::mount::mount_bind(path, etc).for_(|| format!("bind {path} over {etc}"))?;
+        rustix::mount::mount_bind(path, etc).with_context(|| format!("bind {path} over {etc}"))?;
     }
     Ok(())
 }
 
 /// Writes the files of [`ETC`]. `addresses` are the guest's own, for `hosts`.
 pub fn write_etc(hostname: &str, addresses: &[IpAddr], nameservers: &[IpAddr]) -> Result<()> {
-    fs::create_dir_all(ETC).for_(|| format!("create {ETC}"))?;
+    fs::create_dir_all(ETC).with_context(|| format!("create {ETC}"))?;
     let write = |name: &str, text: String| {
         let path = Path::new(ETC).join(name);
-        fs::write(&path, text).for_(|| format!("write {}", path.display()))
+        fs::write(&path, text).with_context(|| format!("write {}", path.display()))
     };
     write("hostname", format!("{hostname}\n"))?;
     write("hosts", hosts(hostname, addresses))?;

@@ -6,7 +6,7 @@ use std::path::Path;
 
 use rustix::mount::{MountFlags, mount};
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::network;
 
 struct Mount {
@@ -103,13 +103,13 @@ pub fn mount_all() -> Vec<Error> {
 fn mount_one(m: &Mount) -> Result<()> {
     // Directories below /dev appear with it; those of the read-only root must be in the image.
     if !Path::new(m.target).is_dir() {
-        fs::create_dir(m.target).for_(|| format!("create {}", m.target))?;
+        fs::create_dir(m.target).with_context(|| format!("create {}", m.target))?;
     }
     let data = std::ffi::CString::new(m.data).map_err(|_| Error::Invalid("mount data".into()))?;
     match mount(m.kind, m.target, m.kind, m.flags, data.as_c_str()) {
         // The kernel may have mounted it (CONFIG_DEVTMPFS_MOUNT).
         Err(rustix::io::Errno::BUSY) => Ok(()),
-        other => other.for_(|| format!("mount {} on {}", m.kind, m.target)),
+        other => other.with_context(|| format!("mount {} on {}", m.kind, m.target)),
     }
 }
 

@@ -1,15 +1,16 @@
-//! Limits that the kernel works out at boot from the memory it finds, and never again: raised when memory is plugged.
+//! Raises limits that the kernel computes at boot from the memory size and never again, when memory is plugged.
 //!
-//! A template is booted small. Without this a guest of any size would have a small one's threads, files and sockets. The
-//! formulas are Linux 6.1's, each with its file; they depend on memory alone (`pid_max` depends on CPUs, but on those that
-//! are possible, which a template has from boot). The sizes of tables stay: the kernel makes the TCP table at boot, and to
-//! change that of connection tracking waits for all CPUs, for milliseconds (`nf_conntrack_hash_resize`). The most
-//! connections tracked does not depend on that table: `nf_conntrack_max` is a count that each new connection is held
-//! against, and a bucket is a list. A template's 1,024 buckets have lists of 64 when 65,536 are tracked: slower to search,
-//! and never wrong. A guest that tracks so many may write `nf_conntrack_buckets` itself.
+//! A template is booted with little memory. Without this, a guest of any size would have a small guest's limits
+//! of threads, files and sockets. The formulas are those of Linux 6.1, each with its file. They depend on
+//! memory alone (`pid_max` depends on the number of possible CPUs, which a template has from boot). Table sizes
+//! stay: the TCP table is allocated at boot, and resizing the connection tracking table waits for all CPUs for
+//! milliseconds (`nf_conntrack_hash_resize`). The limit of tracked connections does not depend on that table:
+//! `nf_conntrack_max` is compared with the number of connections, and each bucket is a list. When 65,536
+//! connections are tracked, the 1,024 buckets of a template have lists of 64, which is slower to search but
+//! correct. A guest that tracks that many can write `nf_conntrack_buckets` itself.
 //!
-//! Invariant: nothing is lowered, and nothing is touched unless the guest has more memory than it ever had. Namespaces of
-//! the network made later take what is each one's own from the agent's, whose limits these are.
+//! Invariant: no limit is lowered, and nothing changes unless the guest has more memory than ever before. New
+//! network namespaces copy their limits from the agent's network namespace.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -19,7 +20,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use crate::error::{For, Result};
+use crate::error::{Result, WithContext};
 use crate::warning;
 
 const PAGE: u64 = 4096;
@@ -30,13 +31,13 @@ const SYSCTLS: &str = "/proc/sys";
 
 /// Pages of a thread's stack in the kernel (THREAD_SIZE, arch/x86/include/asm/page_64_types.h).
 const STACK: u64 = 4;
-/// Bytes that a watch of inotify, a mark of fanotify and a watch of epoll count for: sizes of structures on x86-64.
+/// Bytes charged for an inotify watch, a fanotify mark and an epoll watch: sizes of structures on x86-64.
 const INOTIFY_WATCH: u64 = 80 + 2 * INODE;
 const FANOTIFY_MARK: u64 = 2 * INODE;
 const EPOLL_WATCH: u64 = 120 + 64;
 const INODE: u64 = 608;
 
-/// Of struct ucounts, those that are namespaces (kernel/ucount.c).
+/// Number of the counters in struct ucounts that are namespaces (kernel/ucount.c).
 const NAMESPACES: [&str; 8] = [
     "user/max_user_namespaces",
     "user/max_pid_namespaces",
@@ -48,16 +49,16 @@ const NAMESPACES: [&str; 8] = [
     "user/max_time_namespaces",
 ];
 
-/// Pages of memory the limits in force are made for; 0: they are not this agent's to change.
+/// The memory in pages that the present limits are computed for, or 0 if this agent must not change them.
 static MADE_FOR: AtomicU64 = AtomicU64::new(0);
 
-/// The kernel's own limits are in force. Before anything is plugged.
+/// Notes that the kernel's own limits are in force. Must be called before memory is plugged.
 pub fn of_boot() {
     MADE_FOR.store(total_pages(), Ordering::Relaxed);
 }
 
-/// Raises the limits if there is more memory than they are made for. A guest with limits that are too low still works, so
-/// what cannot be raised is logged.
+/// Raises the limits if there is more memory than they were computed for. A limit that cannot be raised is
+/// logged, because a guest works even with limits that are too low.
 pub fn follow_memory() {
     if MADE_FOR.load(Ordering::Relaxed) == 0 {
         return;
@@ -79,34 +80,34 @@ pub fn follow_memory() {
     }
 }
 
-/// Pages the kernel manages, which is `totalram_pages()`.
+/// Number of pages that the kernel manages: `totalram_pages()`.
 fn total_pages() -> u64 {
     let info = rustix::system::sysinfo();
     info.totalram.saturating_mul(u64::from(info.mem_unit)) / PAGE
 }
 
-/// What `totalram_pages()` would have been at boot, of what it is now.
+/// What `totalram_pages()` would have been at boot, computed from its present value.
 ///
-/// At boot the kernel takes struct pages, 64 bytes for each page, out before it counts. Those of plugged memory are taken
-/// from pages that are counted.
+/// At boot the kernel allocates struct pages, 64 bytes per page, before it counts. Those of plugged memory are
+/// allocated from counted pages.
 fn as_booted(pages: u64) -> u64 {
     pages - pages / 64
 }
 
-/// The limits of a kernel booted with some memory.
+/// The limits of a kernel booted with a certain memory size.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Limits {
     threads: u64,
-    /// Of PID 1, which its children inherit; also namespaces of each kind.
+    /// Of PID 1, whose children inherit it; also the limit of namespaces of each kind.
     processes: u64,
     files: u64,
     inotify_watches: u64,
     fanotify_marks: u64,
     epoll_watches: u64,
-    /// Pages: no pressure, pressure, the most.
+    /// In pages: no pressure, pressure, maximum.
     tcp_memory: [u64; 3],
     udp_memory: [u64; 3],
-    /// Bytes that a TCP socket's buffers may grow to.
+    /// Maximum of a TCP socket's buffers, in bytes.
     tcp_send: u64,
     tcp_receive: u64,
     tcp_orphans: u64,
@@ -116,7 +117,7 @@ struct Limits {
 }
 
 impl Limits {
-    /// Of a kernel that counts this many pages at boot.
+    /// The limits of a kernel that counts this many pages at boot.
     fn of(pages: u64) -> Limits {
         let threads = threads(pages);
         let free = free_buffer_pages(pages);
@@ -139,7 +140,7 @@ impl Limits {
         }
     }
 
-    /// Each file below `/proc/sys` with the least each of its numbers may be.
+    /// Each file below `/proc/sys`, with the minimum for each of its numbers.
     fn sysctls(&self) -> impl Iterator<Item = (&'static str, [u64; 3])> {
         let one = |n| [n, 0, 0];
         let namespaces = one(self.processes);
@@ -163,13 +164,13 @@ impl Limits {
     }
 }
 
-/// Stacks in an eighth of memory (`set_max_threads`, kernel/fork.c; the most is FUTEX_TID_MASK).
+/// An eighth of memory, in stacks (`set_max_threads`, kernel/fork.c; at most FUTEX_TID_MASK).
 fn threads(pages: u64) -> u64 {
     (pages / (8 * STACK)).clamp(20, 0x3fff_ffff)
 }
 
-/// A tenth of memory, 1 KiB a file (`files_maxfiles_init`, fs/file_table.c). The kernel first takes off half as much
-/// again as is in use that early, some 2 MiB.
+/// A tenth of memory, at 1 KiB per file (`files_maxfiles_init`, fs/file_table.c). The kernel first subtracts
+/// one and a half times the memory in use that early, some 2 MiB.
 fn files(pages: u64) -> u64 {
     (pages * (PAGE / KIB) / 10).max(8192)
 }
@@ -180,8 +181,8 @@ fn watches(pages: u64, cost: u64) -> u64 {
     (pages / 100 * PAGE / cost).clamp(8192, 1 << 20)
 }
 
-/// Pages above the zones' high watermarks (`nr_free_buffer_pages`, mm/page_alloc.c). Those are a third of a percent of
-/// memory to 2 %, as huge pages are on or not; the middle is taken.
+/// Pages above the zones' high watermarks (`nr_free_buffer_pages`, mm/page_alloc.c). The watermarks are 0.3 %
+/// to 2 % of memory, depending on huge pages; this uses the middle.
 fn free_buffer_pages(pages: u64) -> u64 {
     pages - pages / 100
 }
@@ -198,8 +199,8 @@ fn tcp_buffer(free: u64, least: u64, most: u64) -> u64 {
     (free * (PAGE / 128)).clamp(least, most)
 }
 
-/// Buckets of the table of connections, one for 128 KiB (`tcp_init`, net/ipv4/tcp.c; `alloc_large_system_hash`,
-/// mm/page_alloc.c; what is made of it: `tcp_sk_init`, net/ipv4/tcp_ipv4.c).
+/// Buckets of the connection table, one per 128 KiB (`tcp_init`, net/ipv4/tcp.c; `alloc_large_system_hash`,
+/// mm/page_alloc.c); used by `tcp_sk_init`, net/ipv4/tcp_ipv4.c.
 fn tcp_established(pages: u64) -> u64 {
     let whole_mib = pages.next_multiple_of(MIB / PAGE);
     (whole_mib / (128 * KIB / PAGE)).next_power_of_two().min(1 << 19)
@@ -216,11 +217,11 @@ fn tracked_connections(pages: u64) -> u64 {
     }
 }
 
-/// Makes each number of a file at least `least`. A file that is not there is of a kernel without what it limits.
+/// Raises each number of a file to at least `least`. A missing file means that the kernel lacks what it limits.
 fn raise(root: &Path, file: &str, least: &[u64]) -> Result<()> {
     match raise_numbers(&root.join(file), least) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
-        outcome => outcome.for_(|| format!("raise {file} to {least:?}")),
+        outcome => outcome.with_context(|| format!("raise {file} to {least:?}")),
     }
 }
 
@@ -238,7 +239,7 @@ fn raise_numbers(path: &Path, least: &[u64]) -> io::Result<()> {
         return Ok(());
     }
     let text: Vec<String> = new.iter().map(u64::to_string).collect();
-    // The kernel takes a number only whole, from the file's beginning (sysctl_writes_strict).
+    // The kernel accepts a number only from the file's beginning and in one write (sysctl_writes_strict).
     file.write_all_at(format!("{}\n", text.join("\t")).as_bytes(), 0)
 }
 
@@ -247,10 +248,11 @@ fn numbers(text: &[u8]) -> Option<Vec<u64>> {
     text.split_ascii_whitespace().map(|n| n.parse().ok()).collect()
 }
 
-/// Of this process and of who it starts from now on (`fork_init`, kernel/fork.c).
+/// Raises a resource limit of this process and of the processes it starts afterwards (`fork_init`,
+/// kernel/fork.c).
 fn raise_own(resource: Resource, least: u64) -> Result<()> {
     let old = getrlimit(resource);
-    // None is without a limit.
+    // `None` means unlimited.
     let at_least = |limit: Option<u64>| limit.map(|limit| limit.max(least));
     let new = Rlimit {
         current: at_least(old.current),
@@ -259,7 +261,7 @@ fn raise_own(resource: Resource, least: u64) -> Result<()> {
     if new == old {
         return Ok(());
     }
-    setrlimit(resource, new).for_(|| format!("raise the limit {resource:?} to {least}"))
+    setrlimit(resource, new).with_context(|| format!("raise the limit {resource:?} to {least}"))
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use thaw_protocol::handshake::HANDSHAKE_PORT;
 use tokio::io::{AsyncRead, AsyncWrite};
 use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockAddr, VsockListener, VsockStream};
 
-use crate::error::{For, Result};
+use crate::error::{Result, WithContext};
 use crate::info;
 
 /// What carries the handshake and the API.
@@ -38,7 +38,7 @@ impl Stream for UnixStream {}
 
 /// Limit for a connected host to send its greeting. It equals the host's own limit for a guest, because a node
 /// that thaws many guests at once is slow.
-const PATIENCE: Duration = Duration::from_secs(60);
+const TIMEOUT: Duration = Duration::from_secs(60);
 
 impl Listener {
     /// Listens on `port`.
@@ -46,12 +46,14 @@ impl Listener {
         match transport {
             Transport::Vsock => VsockListener::bind_with_cid_port(VMADDR_CID_ANY, port)
                 .map(Listener::Vsock)
-                .for_(|| format!("listen on vsock port {port} (is there a virtio-vsock device and driver?)")),
+                .with_context(|| {
+                    format!("listen on vsock port {port} (is there a virtio-vsock device and driver?)")
+                }),
             Transport::Unix(dir) => {
                 let path = dir.join(port.to_string());
                 UnixListener::bind(&path)
                     .map(Listener::Unix)
-                    .for_(|| format!("listen on {}", path.display()))
+                    .with_context(|| format!("listen on {}", path.display()))
             }
         }
     }
@@ -62,15 +64,15 @@ impl Listener {
             Listener::Vsock(listener) => loop {
                 let (stream, peer) = listener.accept()?;
                 if peer.cid() == VMADDR_CID_HOST {
-                    stream.set_read_timeout(Some(PATIENCE))?;
-                    stream.set_write_timeout(Some(PATIENCE))?;
+                    stream.set_read_timeout(Some(TIMEOUT))?;
+                    stream.set_write_timeout(Some(TIMEOUT))?;
                     return Ok(Box::new(stream));
                 }
             },
             Listener::Unix(listener) => {
                 let (stream, _) = listener.accept()?;
-                stream.set_read_timeout(Some(PATIENCE))?;
-                stream.set_write_timeout(Some(PATIENCE))?;
+                stream.set_read_timeout(Some(TIMEOUT))?;
+                stream.set_write_timeout(Some(TIMEOUT))?;
                 Ok(Box::new(stream))
             }
         }
@@ -83,7 +85,7 @@ impl Listener {
                 .set_nonblocking(true)
                 .and_then(|()| tokio::net::UnixListener::from_std(listener))
                 .map(Accepting::Unix)
-                .for_(|| "listen on a unix socket".into()),
+                .with_context(|| "listen on a unix socket".into()),
             Listener::Vsock(listener) => to_async(listener).map(Accepting::Vsock),
         }
     }
@@ -92,7 +94,7 @@ impl Listener {
     pub fn into_ttrpc(self) -> Result<ttrpc::r#async::transport::Listener> {
         match self {
             Listener::Unix(listener) => ttrpc::r#async::transport::Listener::try_from(listener)
-                .for_(|| "serve the unix socket".into()),
+                .with_context(|| "serve the unix socket".into()),
             Listener::Vsock(listener) => {
                 let listener = to_async(listener)?;
                 Ok(ttrpc::r#async::transport::Listener::new(stream::unfold(
@@ -132,7 +134,7 @@ impl Accepting {
 fn to_async(listener: VsockListener) -> Result<tokio_vsock::VsockListener> {
     listener
         .set_nonblocking(true)
-        .for_(|| "make the vsock listener non-blocking".into())?;
+        .with_context(|| "make the vsock listener non-blocking".into())?;
     // SAFETY: the descriptor was just released by its owner, so it has exactly one again.
     Ok(unsafe { tokio_vsock::VsockListener::from_raw_fd(listener.into_raw_fd()) })
 }

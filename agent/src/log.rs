@@ -1,5 +1,5 @@
-//! Log lines: to the kernel's log, so that they come in order with the kernel's own on the console; to stderr where
-//! there is no /dev/kmsg (tests).
+//! Log lines. They are written to the kernel's log, so that they are in order with the kernel's own on the
+//! console, or to stderr where there is no /dev/kmsg (tests).
 
 use std::fmt;
 use std::fs::File;
@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 
 static KMSG: OnceLock<File> = OnceLock::new();
 
-/// How loud a line is: the kernel's log levels (include/linux/kern_levels.h).
+/// The kernel's log levels (include/linux/kern_levels.h).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     Error = 3,
@@ -18,21 +18,21 @@ pub enum Level {
     Debug = 7,
 }
 
-/// Sends lines to the kernel's log from now on. Without it they go to stderr.
+/// Writes lines to the kernel's log from now on instead of stderr.
 pub fn to_kernel() {
-    // Otherwise the kernel drops lines of a busy agent.
+    // Otherwise the kernel drops lines when the agent logs many.
     let _ = std::fs::write("/proc/sys/kernel/printk_devkmsg", "on");
     if let Ok(file) = File::options().write(true).open("/dev/kmsg") {
         let _ = KMSG.set(file);
     }
 }
 
-/// The kernel log's descriptor: a forked child that closes others keeps this one.
+/// The kernel log's descriptor, which a forked child keeps open when it closes others.
 pub fn descriptor() -> Option<RawFd> {
     KMSG.get().map(AsRawFd::as_raw_fd)
 }
 
-/// Writes one line. Failure to log is not an error of what is logged.
+/// Writes one line. Errors are ignored.
 pub fn line(level: Level, text: fmt::Arguments<'_>) {
     match KMSG.get() {
         // One write is one record (Documentation/ABI/testing/dev-kmsg).

@@ -1,4 +1,4 @@
-//! Mount options as fstab and the OCI runtime specification write them, sorted into flags, propagation and data.
+//! Parses mount options, as in fstab and the OCI runtime specification, into flags, propagation and data.
 
 use std::ffi::CString;
 use std::path::Path;
@@ -7,16 +7,16 @@ use rustix::mount::{
     MountFlags, MountPropagationFlags, mount, mount_bind, mount_bind_recursive, mount_change, mount_remount,
 };
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 
 /// Parsed options of one mount.
 #[derive(Clone, Debug)]
 pub struct MountOptions {
     pub flags: MountFlags,
     pub propagation: MountPropagationFlags,
-    /// Some: a bind mount; `true`: recursive.
+    /// `Some` for a bind mount; `true` if recursive.
     pub bind: Option<bool>,
-    /// Handed to the file system.
+    /// Passed to the file system.
     pub data: Vec<String>,
 }
 
@@ -43,7 +43,7 @@ const FLAGS: &[(&str, MountFlags, bool)] = &[
     ("lazytime", MountFlags::LAZYTIME, true),
     ("silent", MountFlags::SILENT, true),
     ("defaults", MountFlags::empty(), true),
-    // Runtimes' own words without meaning here.
+    // Options of runtimes that have no effect here.
     ("nofail", MountFlags::empty(), true),
 ];
 
@@ -54,7 +54,7 @@ const PROPAGATION: &[(&str, MountPropagationFlags)] = &[
     ("unbindable", MountPropagationFlags::UNBINDABLE),
 ];
 
-/// A propagation's flags by name; `r` in front of it is recursive.
+/// The propagation flags with this name; a leading `r` means recursive.
 pub fn propagation(name: &str) -> Option<MountPropagationFlags> {
     let find = |n: &str| PROPAGATION.iter().find(|(p, _)| *p == n).map(|(_, f)| *f);
     find(name).or_else(|| {
@@ -76,7 +76,7 @@ impl Default for MountOptions {
 }
 
 impl MountOptions {
-    /// Sorts `options`. What is no flag is the file system's to judge.
+    /// Parses `options`. Unknown options are passed to the file system.
     pub fn parse<'a>(options: impl IntoIterator<Item = &'a str>) -> Result<Self> {
         let mut parsed = MountOptions::default();
         for option in options.into_iter().flat_map(split).filter(|o| !o.is_empty()) {
@@ -95,45 +95,46 @@ impl MountOptions {
         Ok(parsed)
     }
 
-    /// Takes `name=value` out of the data.
+    /// Removes `name=value` from the data, and returns the value.
     pub fn take_data(&mut self, name: &str) -> Option<String> {
         let at = self.data.iter().position(|d| d.split('=').next() == Some(name))?;
         self.data.remove(at).split_once('=').map(|(_, v)| v.to_owned())
     }
 
-    /// Mounts a file system of `kind`. [`MountOptions::finish`] comes after.
+    /// Mounts a file system of type `kind`. [`MountOptions::finish`] must follow.
     pub fn mount(&self, source: &str, target: &Path, kind: &str) -> Result<()> {
         let what = || format!("mount {kind} ({source}) on {}", target.display());
         let data = CString::new(self.data.join(","))
             .map_err(|_| Error::Invalid("mount data has a NUL in it".into()))?;
-        mount(source, target, kind, self.flags, data.as_c_str()).for_(what)
+        mount(source, target, kind, self.flags, data.as_c_str()).with_context(what)
     }
 
-    /// Binds `source`. [`MountOptions::finish`] comes after.
+    /// Bind-mounts `source`. [`MountOptions::finish`] must follow.
     pub fn bind(&self, source: impl AsRef<Path>, target: &Path) -> Result<()> {
         let source = source.as_ref();
         let what = || format!("bind {} on {}", source.display(), target.display());
         match self.bind {
-            Some(false) => mount_bind(source, target).for_(what),
-            _ => mount_bind_recursive(source, target).for_(what),
+            Some(false) => mount_bind(source, target).with_context(what),
+            _ => mount_bind_recursive(source, target).with_context(what),
         }
     }
 
-    /// What takes a further call, as mount(2) has it: a bind's flags, and the propagation. `target` is looked up anew:
-    /// a descriptor of before the mount is of what it covers.
+    /// Applies what mount(2) does only in further calls: the flags of a bind mount, and the propagation.
+    /// `target` is resolved again, because a descriptor from before the mount refers to the directory below it.
     pub fn finish(&self, target: &Path) -> Result<()> {
         if self.bind.is_some() && !self.flags.is_empty() {
             mount_remount(target, self.flags | MountFlags::BIND, c"")
-                .for_(|| format!("set {:?} of {}", self.flags, target.display()))?;
+                .with_context(|| format!("set {:?} of {}", self.flags, target.display()))?;
         }
         if self.propagation.is_empty() {
             return Ok(());
         }
-        mount_change(target, self.propagation).for_(|| format!("set the propagation of {}", target.display()))
+        mount_change(target, self.propagation)
+            .with_context(|| format!("set the propagation of {}", target.display()))
     }
 }
 
-/// Overlay separates its layers by colons, so a plain split at commas is right.
+/// Overlay separates its layers by colons, so splitting at commas is correct.
 fn split(options: &str) -> std::str::Split<'_, char> {
     options.split(',')
 }

@@ -1,4 +1,4 @@
-//! The guest's network: links, addresses, routes and neighbours, by rtnetlink. No TCP or UDP socket is ever opened.
+//! Configures the guest's links, addresses, routes and neighbours by rtnetlink. Opens no TCP or UDP socket.
 
 use std::net::IpAddr;
 
@@ -9,9 +9,9 @@ use thaw_sys::survey::{
     self, Address, IFA_F_NOPREFIXROUTE, Link, NUD_PERMANENT, Neighbour, RT_TABLE_MAIN, RTNH_F_ONLINK, Route,
 };
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 
-/// A route of the handshake, over this link.
+/// Converts a route of the handshake to one over this link.
 fn told(route: &handshake::Route, link: u32) -> Route {
     Route {
         to: (route.prefix != 0).then_some((route.to, route.prefix)),
@@ -25,7 +25,7 @@ fn told(route: &handshake::Route, link: u32) -> Route {
     }
 }
 
-/// `xx:xx:xx:xx:xx:xx`.
+/// Parses `xx:xx:xx:xx:xx:xx`.
 pub fn parse_mac(text: &str) -> Result<[u8; 6]> {
     let bytes: Option<Vec<u8>> = text
         .split(':')
@@ -63,7 +63,8 @@ pub fn loopback_up() -> Result<()> {
     }
 }
 
-/// The guest's one Ethernet interface: a device's, rather than one that the kernel may have made by itself (`dummy0`).
+/// The guest's only Ethernet interface that belongs to a device, unlike those that the kernel makes by itself
+/// (`dummy0`).
 fn ethernet(net: &mut Socket) -> Result<Option<Link>> {
     Ok(links(net)?
         .into_iter()
@@ -71,17 +72,18 @@ fn ethernet(net: &mut Socket) -> Result<Option<Link>> {
         .min_by_key(|l| l.kind.is_some()))
 }
 
-/// Takes the Ethernet interface down, with its addresses: routes and neighbours go with it. Without one: nothing to do.
+/// Takes the Ethernet interface down and removes its addresses, and with them its routes and neighbours.
+/// Without an interface this has no effect.
 pub fn disconnect() -> Result<()> {
     let mut net = open()?;
     match ethernet(&mut net)? {
-        Some(link) => undress(&mut net, &link).map(drop),
+        Some(link) => reset_link(&mut net, &link).map(drop),
         None => Ok(()),
     }
 }
 
-/// Takes a link down and its addresses away; returns it as it is now.
-fn undress(net: &mut Socket, link: &Link) -> Result<Link> {
+/// Takes a link down and removes its addresses. Returns its new state.
+fn reset_link(net: &mut Socket, link: &Link) -> Result<Link> {
     for old in addresses(net)?
         .into_iter()
         .filter(|a| a.link == link.index && !is_link_local(a.ip))
@@ -89,14 +91,7 @@ fn undress(net: &mut Socket, link: &Link) -> Result<Link> {
         delete_address(net, &old)?;
     }
     if link.is_up() {
-        set_link(
-            net,
-            link.index,
-            &Change {
-                up: Some(false),
-                ..Default::default()
-            },
-        )?;
+        take_down(net, link)?;
     }
     Ok(Link {
         flags: link.flags & !(libc::IFF_UP as u32),
@@ -104,20 +99,20 @@ fn undress(net: &mut Socket, link: &Link) -> Result<Link> {
     })
 }
 
-/// Makes the guest's Ethernet interface what the host says it is, and nothing of what it may have been before.
+/// Configures the guest's Ethernet interface as the host says, and removes any earlier configuration.
 pub fn configure(network: &Network) -> Result<()> {
     let mut net = open()?;
     let link = ethernet(&mut net)?.ok_or_else(|| {
         Error::State("a network was given, but this guest has no Ethernet interface".into())
     })?;
-    let link = undress(&mut net, &link)?;
-    let dressed = Dressed {
+    let link = reset_link(&mut net, &link)?;
+    let config = LinkConfig {
         mac: network.mac,
         mtu: u32::from(network.mtu),
         name: Some(&network.name),
         arp: network.arp,
     };
-    dress(&mut net, &link, &dressed)?;
+    configure_link(&mut net, &link, &config)?;
     for a in &network.addresses {
         add_address(
             &mut net,
@@ -131,7 +126,7 @@ pub fn configure(network: &Network) -> Result<()> {
         )?;
     }
     let mut routes: Vec<&handshake::Route> = network.routes.iter().collect();
-    // A gateway must be reachable by the time it is named.
+    // A gateway must be reachable before a route can name it, so routes without gateways come first.
     routes.sort_by_key(|route| route.gateway.is_some());
     for route in routes {
         add_route(&mut net, &told(route, link.index))?;
@@ -149,31 +144,24 @@ pub fn configure(network: &Network) -> Result<()> {
     Ok(())
 }
 
-/// What a link is to be.
+/// The configuration of a link.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Dressed<'a> {
+pub(crate) struct LinkConfig<'a> {
     pub mac: [u8; 6],
-    /// 0: as it is.
+    /// 0 means unchanged.
     pub mtu: u32,
-    /// None: as it is.
+    /// `None` means unchanged.
     pub name: Option<&'a str>,
     pub arp: bool,
 }
 
-/// Makes a link that, and brings it up.
-pub(crate) fn dress(net: &mut Socket, link: &Link, to: &Dressed<'_>) -> Result<()> {
-    let Dressed { mac, mtu, name, arp } = *to;
+/// Configures a link, and brings it up.
+pub(crate) fn configure_link(net: &mut Socket, link: &Link, to: &LinkConfig<'_>) -> Result<()> {
+    let LinkConfig { mac, mtu, name, arp } = *to;
     let rename = name.filter(|n| *n != link.name);
-    // Neither may be changed of a link that is up, with some drivers.
+    // Some drivers cannot change the MAC address or the name of a link that is up.
     if link.is_up() && (link.mac != Some(mac) || rename.is_some()) {
-        set_link(
-            net,
-            link.index,
-            &Change {
-                up: Some(false),
-                ..Default::default()
-            },
-        )?;
+        take_down(net, link)?;
     }
     set_link(
         net,
@@ -196,19 +184,27 @@ pub(crate) fn dress(net: &mut Socket, link: &Link, to: &Dressed<'_>) -> Result<(
     )
 }
 
-/// Whether it is an address of IPv6 that an interface has by itself.
+/// Whether this is an IPv6 address that an interface assigns itself.
 pub(crate) fn is_link_local(ip: IpAddr) -> bool {
     matches!(ip, IpAddr::V6(v6) if v6.is_unicast_link_local())
 }
 
-/// A netlink socket for several of the calls below.
+/// Opens a netlink socket, which can be used for several of the calls below.
 pub fn open() -> Result<Socket> {
-    Socket::route().for_(|| "open a netlink socket".into())
+    Socket::route().with_context(|| "open a netlink socket".into())
 }
 
-/// Every interface.
+/// Lists all interfaces.
 pub fn links(net: &mut Socket) -> Result<Vec<Link>> {
-    survey::links(net).for_(|| "list interfaces".into())
+    survey::links(net).with_context(|| "list interfaces".into())
+}
+
+fn take_down(net: &mut Socket, link: &Link) -> Result<()> {
+    let down = Change {
+        up: Some(false),
+        ..Default::default()
+    };
+    set_link(net, link.index, &down)
 }
 
 fn set_link(net: &mut Socket, index: u32, change: &Change<'_>) -> Result<()> {
@@ -217,12 +213,12 @@ fn set_link(net: &mut Socket, index: u32, change: &Change<'_>) -> Result<()> {
     {
         return Err(Error::Invalid(format!("{name:?} is not an interface name")));
     }
-    link::change(net, index, change).for_(|| format!("change interface {index}: {change:?}"))
+    link::change(net, index, change).with_context(|| format!("change interface {index}: {change:?}"))
 }
 
-/// Every address.
+/// Lists all addresses.
 pub fn addresses(net: &mut Socket) -> Result<Vec<Address>> {
-    survey::addresses(net).for_(|| "list addresses".into())
+    survey::addresses(net).with_context(|| "list addresses".into())
 }
 
 fn check(a: &Address) -> Result<()> {
@@ -236,38 +232,38 @@ fn check(a: &Address) -> Result<()> {
     }
 }
 
-/// Gives an interface an address; having it already is no error.
+/// Adds an address to an interface. It may have the address already.
 pub fn add_address(net: &mut Socket, a: &Address) -> Result<()> {
     check(a)?;
-    link::replace_address(net, a).for_(|| format!("add address {}/{}", a.ip, a.prefix))
+    link::replace_address(net, a).with_context(|| format!("add address {}/{}", a.ip, a.prefix))
 }
 
-/// Takes an address away.
+/// Removes an address.
 pub fn delete_address(net: &mut Socket, a: &Address) -> Result<()> {
     check(a)?;
-    link::delete_address(net, a).for_(|| format!("delete address {}/{}", a.ip, a.prefix))
+    link::delete_address(net, a).with_context(|| format!("delete address {}/{}", a.ip, a.prefix))
 }
 
-/// Every unicast route of the main table.
+/// Lists all unicast routes of the main table.
 pub fn routes(net: &mut Socket) -> Result<Vec<Route>> {
-    let mut routes = survey::routes(net).for_(|| "list routes".into())?;
+    let mut routes = survey::routes(net).with_context(|| "list routes".into())?;
     routes.retain(|route| route.table == RT_TABLE_MAIN);
     Ok(routes)
 }
 
 /// Adds a route, or replaces the one to the same destination.
 pub fn add_route(net: &mut Socket, r: &Route) -> Result<()> {
-    link::replace_route(net, r).for_(|| format!("add route {r:?}"))
+    link::replace_route(net, r).with_context(|| format!("add route {r:?}"))
 }
 
 /// Deletes a route.
 pub fn delete_route(net: &mut Socket, r: &Route) -> Result<()> {
-    link::delete_route(net, r).for_(|| format!("delete route {r:?}"))
+    link::delete_route(net, r).with_context(|| format!("delete route {r:?}"))
 }
 
 /// Adds a neighbour, or replaces it.
 pub fn add_neighbour(net: &mut Socket, n: &Neighbour) -> Result<()> {
-    link::replace_neighbour(net, n).for_(|| format!("add neighbour {}", n.ip))
+    link::replace_neighbour(net, n).with_context(|| format!("add neighbour {}", n.ip))
 }
 
 #[cfg(test)]

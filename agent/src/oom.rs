@@ -1,4 +1,4 @@
-//! Out of memory: which containers had a process killed for it, for `GetOOMEvent`.
+//! OOM kills: the containers in which the kernel killed a process for lack of memory, for `GetOOMEvent`.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -9,13 +9,13 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
-use crate::error::{For, Result};
+use crate::error::{Result, WithContext};
 use crate::stdio::watch;
 
-/// Events kept for a host that does not ask; the oldest go first.
-const MOST: usize = 256;
+/// Most events kept for a host that does not ask. The oldest are dropped first.
+const MAX_EVENTS: usize = 256;
 
-/// Events not yet told.
+/// Events that were not reported yet.
 #[derive(Debug, Default)]
 pub struct OomEvents {
     queue: Mutex<VecDeque<String>>,
@@ -23,17 +23,17 @@ pub struct OomEvents {
 }
 
 impl OomEvents {
-    /// Something in this container was killed.
+    /// Adds an event of this container.
     pub fn push(&self, container: &str) {
         let mut queue = self.queue.locked();
-        if queue.len() == MOST {
+        if queue.len() == MAX_EVENTS {
             queue.pop_front();
         }
         queue.push_back(container.to_owned());
         self.arrived.notify_one();
     }
 
-    /// The next event, once there is one.
+    /// Waits for the next event and returns its container's id.
     pub async fn next(&self) -> String {
         loop {
             let arrived = self.arrived.notified();
@@ -45,22 +45,22 @@ impl OomEvents {
     }
 }
 
-/// A cgroup file that says when it changes (kernfs: POLLPRI until it is read again).
+/// Watches a cgroup file for changes (kernfs sets POLLPRI until the file is read again).
 #[derive(Debug)]
 pub struct ChangeWatch(AsyncFd<OwnedFd>);
 
 impl ChangeWatch {
-    /// Within the runtime.
+    /// Must be called within the runtime.
     pub fn new(file: OwnedFd) -> Result<Self> {
         let watch = ChangeWatch(watch(file, Interest::PRIORITY)?);
         watch.read();
         Ok(watch)
     }
 
-    /// Reading is what re-arms the kernel's notification.
+    /// Reads the file, which re-arms the kernel's notification.
     fn read(&self) {
         let mut buffer = [0u8; 512];
-        // An error means that the cgroup is gone: whoever waits looks for itself.
+        // An error means that the cgroup is gone, which the caller finds out itself.
         let _ = rustix::io::pread(self.0.get_ref(), &mut buffer, 0);
     }
 
@@ -70,7 +70,7 @@ impl ChangeWatch {
             .0
             .ready(Interest::PRIORITY)
             .await
-            .for_(|| "wait for a cgroup".into())?;
+            .with_context(|| "wait for a cgroup".into())?;
         ready.clear_ready();
         self.read();
         Ok(())
@@ -84,7 +84,7 @@ mod tests {
     #[test]
     fn events_come_in_order_and_the_oldest_are_given_up() {
         let events = OomEvents::default();
-        (0..MOST + 2).for_each(|i| events.push(&i.to_string()));
+        (0..MAX_EVENTS + 2).for_each(|i| events.push(&i.to_string()));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         assert_eq!(runtime.block_on(events.next()), "2");
         assert_eq!(runtime.block_on(events.next()), "3");

@@ -1,8 +1,8 @@
-//! Workloads stopped for a freeze of the whole guest, and let go afterwards.
+//! Stops workloads for a freeze of the whole guest, and continues them afterwards.
 //!
-//! The invariant: from [`Stopped::all`] to its release no workload executes an instruction of its own, and no process
-//! is made, started, paused or removed: the sandbox's `motion` lock is held, for which every such call waits. A container
-//! that its user had paused is not touched, so it stays paused.
+//! Invariant: from [`Stopped::all`] to its release, no workload executes an instruction of its own, and no
+//! process is created, started, paused or removed, because the sandbox's `activity` lock is held, for which
+//! every such call waits. A container that its user has paused stays paused.
 
 use std::fs;
 use std::sync::Arc;
@@ -14,16 +14,16 @@ use tokio::sync::OwnedRwLockWriteGuard;
 
 use crate::container::Container;
 use crate::container::cgroup::Cgroup;
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::sandbox::Sandbox;
 use crate::{info, warning};
 
-/// How long calls in flight, and then processes, may take to come to a stop.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// After this, processes that sleep in the kernel need not come back from there first.
+/// Limit for calls in progress to complete, and again for processes to stop.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// After this time, a process that sleeps in the kernel counts as stopped.
 const SLEEPERS: Duration = Duration::from_millis(50);
 
-/// Workloads that stand still while this is held; [`Stopped::release`] or dropping it lets them go.
+/// Workloads that are stopped while this exists; [`Stopped::release`] or dropping it continues them.
 #[derive(Debug)]
 pub struct Stopped {
     containers: Vec<Arc<Container>>,
@@ -31,24 +31,25 @@ pub struct Stopped {
 }
 
 impl Stopped {
-    /// Stops everything. Blocks, but not for ever; not on the runtime's own thread. On failure everything goes on.
+    /// Stops all workloads. Blocks, within limits, so it must not be called on the runtime's own thread. If it
+    /// fails, all workloads continue.
     pub fn all(sandbox: &Sandbox, runtime: &Handle) -> Result<Self> {
-        let motion = match sandbox.motion.clone().try_write_owned() {
-            Ok(motion) => motion,
+        let activity = match sandbox.activity.clone().try_write_owned() {
+            Ok(activity) => activity,
             Err(_busy) => runtime
                 .block_on(async {
-                    tokio::time::timeout(PATIENCE, sandbox.motion.clone().write_owned()).await
+                    tokio::time::timeout(TIMEOUT, sandbox.activity.clone().write_owned()).await
                 })
                 .map_err(|_| {
                     Error::State(format!(
                         "a container is still being made, started or removed after {} s",
-                        PATIENCE.as_secs()
+                        TIMEOUT.as_secs()
                     ))
                 })?,
         };
         let mut stopped = Stopped {
             containers: Vec::new(),
-            _motion: motion,
+            _motion: activity,
         };
         for container in sandbox.all() {
             if container.cgroup.is_told_to_freeze()? {
@@ -57,16 +58,16 @@ impl Stopped {
             stopped.containers.push(container.clone());
             container.cgroup.freeze(true)?;
         }
-        let end = Instant::now() + PATIENCE;
+        let end = Instant::now() + TIMEOUT;
         for container in &stopped.containers {
             wait_until_still(&container.cgroup, end)
                 .map_err(|e| Error::State(format!("container {}: {e}", container.id)))?;
         }
-        info!("{} containers stand still", stopped.containers.len());
+        info!("{} containers stopped", stopped.containers.len());
         Ok(stopped)
     }
 
-    /// Lets everything go on.
+    /// Continues all workloads.
     pub fn release(mut self) -> Result<()> {
         let mut failure = None;
         for container in std::mem::take(&mut self.containers) {
@@ -88,16 +89,16 @@ impl Drop for Stopped {
     }
 }
 
-/// Waits until nothing in a cgroup that was told to freeze can execute an instruction in user mode.
+/// Waits until no process of a cgroup that is being frozen can execute an instruction in user mode.
 ///
-/// The kernel says `frozen` once every thread is in its trap. A thread that sleeps in the kernel where no signal wakes it (a
-/// read of the root file system that waits for the host) gets there only afterwards, but is marked: it enters the trap
-/// instead of returning to user mode. So once no thread is runnable, it is as good.
+/// The kernel reports `frozen` once every thread is in its freezer trap. A thread in an uninterruptible sleep
+/// (such as a read of the root file system that waits for the host) enters the trap only after that, but
+/// instead of returning to user mode. So a cgroup without a runnable thread is as good as frozen.
 fn wait_until_still(cgroup: &Cgroup, end: Instant) -> Result<()> {
     let events = cgroup.open_events("cgroup.events")?;
     let mut patience = SLEEPERS;
     loop {
-        // Reading is what re-arms the kernel's notification.
+        // Reading re-arms the kernel's notification.
         let _ = rustix::io::pread(&events, &mut [0u8; 128], 0);
         let now = cgroup.events();
         if now.frozen || !now.populated {
@@ -117,18 +118,18 @@ fn wait_until_still(cgroup: &Cgroup, end: Instant) -> Result<()> {
                 if Instant::now() >= end {
                     return Err(Error::State(format!(
                         "processes {runnable:?} did not stop within {} s",
-                        PATIENCE.as_secs()
+                        TIMEOUT.as_secs()
                     )));
                 }
                 patience = (patience * 2).min(Duration::from_millis(800));
             }
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(e) => return Err(e).for_(|| "wait for a cgroup to freeze".into()),
+            Err(e) => return Err(e).with_context(|| "wait for a cgroup to freeze".into()),
         }
     }
 }
 
-/// Processes of which a thread runs or could run.
+/// Processes that have a running or runnable thread.
 fn runnable(cgroup: &Cgroup) -> Vec<i32> {
     let runs = |pid: &i32| {
         let tasks = fs::read_dir(format!("/proc/{pid}/task"))
@@ -142,7 +143,7 @@ fn runnable(cgroup: &Cgroup) -> Vec<i32> {
     cgroup.processes().into_iter().filter(runs).collect()
 }
 
-/// The state letter of a `stat` file (proc(5)): behind the command's name, which may hold anything.
+/// The state letter in a `stat` file (proc(5)). It follows the command's name, which may contain anything.
 fn state(stat: &str) -> Option<char> {
     stat.rsplit_once(") ")?.1.chars().next()
 }

@@ -1,7 +1,7 @@
-//! Every exit status, for whoever waits for it; every orphan, for nobody.
+//! Collects the exit statuses of all children, and reaps orphans.
 //!
-//! PID 1 inherits all processes that lose their parent, so it waits for any child. A child that is just being born,
-//! whose PID is not known here yet, must not be taken for an orphan: while anyone holds a [`Hold`], nothing is reaped.
+//! PID 1 inherits every process that loses its parent, so it waits for any child. A new child whose PID is not
+//! known here yet must not be taken for an orphan, so nothing is reaped while a [`Hold`] exists.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -11,9 +11,9 @@ use thaw_sys::lock::Lock;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::sync::{Notify, watch};
 
-use crate::error::{For, Result};
+use crate::error::{Result, WithContext};
 
-/// How a process ended: its exit code, or 128 and the number of the signal that killed it.
+/// A process's exit code, or 128 plus the number of the signal that killed it.
 pub type ExitCode = i32;
 
 /// A child process whose exit code the reaper keeps.
@@ -54,7 +54,7 @@ struct State {
     waiting: BTreeMap<i32, watch::Sender<Option<ExitCode>>>,
 }
 
-/// Keeps the reaper from taking anyone.
+/// Nothing is reaped while this exists.
 #[derive(Debug)]
 pub struct Hold(Arc<Reaper>);
 
@@ -73,7 +73,7 @@ impl Reaper {
         self.state.locked()
     }
 
-    /// Nothing is reaped until the hold is dropped.
+    /// Stops reaping until the hold is dropped.
     pub fn hold(self: &Arc<Self>) -> Hold {
         self.state().holds += 1;
         Hold(self.clone())
@@ -86,9 +86,9 @@ impl Reaper {
         Child { pid, exit }
     }
 
-    /// Reaps for ever.
+    /// Reaps forever.
     pub async fn run(self: Arc<Self>) -> Result<()> {
-        let mut children = signal(SignalKind::child()).for_(|| "watch for SIGCHLD".into())?;
+        let mut children = signal(SignalKind::child()).with_context(|| "watch for SIGCHLD".into())?;
         loop {
             self.reap();
             tokio::select! {

@@ -1,4 +1,4 @@
-//! Everything that exists in this guest: its containers, what is mounted for them, and who waits for what.
+//! Everything that exists in this guest: its containers, their mounts, and pending events.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -22,35 +22,35 @@ pub struct Sandbox {
     containers: Mutex<BTreeMap<String, Slot>>,
     pub storages: Storages,
     pub disks: Disks,
-    /// Mounted by CreateSandbox.
+    /// Mount points of CreateSandbox.
     pub own_mounts: Mutex<Vec<PathBuf>>,
     pub reaper: Arc<Reaper>,
-    /// Shared by the containers that ask for it.
+    /// The PID namespace that containers can share.
     pub pids: PodPids,
     pub ooms: OomEvents,
-    /// Read by each call that makes, starts, pauses or removes something, from its beginning to its end, also when its
-    /// caller is gone; written while everything stands still ([`crate::quiesce`]).
-    pub motion: Arc<RwLock<()>>,
+    /// Read-locked by each call that creates, starts, pauses or removes something, until it completes, even if
+    /// its caller is gone. Write-locked while everything is stopped ([`crate::quiesce`]).
+    pub activity: Arc<RwLock<()>>,
 }
 
 #[derive(Debug)]
 enum Slot {
-    /// Being made or taken away.
+    /// It is being created or removed.
     Busy,
     There(Arc<Container>),
 }
 
 impl Sandbox {
-    /// Leave to set something in motion: waits while everything stands still.
-    pub async fn motion(&self) -> OwnedRwLockReadGuard<()> {
-        self.motion.clone().read_owned().await
+    /// Permission to create, start, pause or remove something. Waits while everything is stopped.
+    pub async fn activity(&self) -> OwnedRwLockReadGuard<()> {
+        self.activity.clone().read_owned().await
     }
 
     fn slots(&self) -> MutexGuard<'_, BTreeMap<String, Slot>> {
         self.containers.locked()
     }
 
-    /// A container by id.
+    /// Returns a container by its id.
     pub fn container(&self, id: &str) -> Result<Arc<Container>> {
         match self.slots().get(id) {
             Some(Slot::There(container)) => Ok(container.clone()),
@@ -61,7 +61,7 @@ impl Sandbox {
         }
     }
 
-    /// Every container.
+    /// Returns all containers.
     pub fn all(&self) -> Vec<Arc<Container>> {
         let slots = self.slots();
         slots
@@ -76,7 +76,7 @@ impl Sandbox {
             .collect()
     }
 
-    /// Takes a name for a container that is about to be made.
+    /// Reserves the id of a container that will be created.
     pub fn reserve(&self, id: &str) -> Result<()> {
         let plain = id
             .bytes()
@@ -94,28 +94,28 @@ impl Sandbox {
         Ok(())
     }
 
-    /// The container whose name was reserved is there, or will not be. Within the runtime.
+    /// Completes a reservation: the container was created, or will not be. Must be called within the runtime.
     pub fn settle(self: &Arc<Self>, id: &str, container: Option<Container>) {
         let mut slots = self.slots();
         match container {
             Some(container) => {
                 let container = Arc::new(container);
                 self.watch_memory(&container);
-                attend_end(&container);
+                kill_rest_at_end(&container);
                 slots.insert(id.to_owned(), Slot::There(container));
             }
             None => drop(slots.remove(id)),
         }
     }
 
-    /// Takes a container out of the list, its name still reserved; [`Sandbox::settle`] gives the name back.
+    /// Takes a container out of the list and keeps its id reserved; [`Sandbox::settle`] releases the id.
     pub fn take(&self, id: &str) -> Result<Arc<Container>> {
         let container = self.container(id)?;
         self.slots().insert(id.to_owned(), Slot::Busy);
         Ok(container)
     }
 
-    /// Puts back what [`Sandbox::take`] took.
+    /// Puts back a container that [`Sandbox::take`] took out.
     pub fn put_back(&self, container: Arc<Container>) {
         self.slots().insert(container.id.clone(), Slot::There(container));
     }
@@ -134,7 +134,7 @@ impl Sandbox {
                 let (Some(sandbox), Some(container)) = (sandbox.upgrade(), watched.upgrade()) else {
                     return;
                 };
-                container.look_for_oom(&sandbox.ooms);
+                container.check_for_oom(&sandbox.ooms);
             }
         });
         let mut watch = container.memory_watch.locked();
@@ -142,16 +142,16 @@ impl Sandbox {
     }
 }
 
-/// With the first process of a PID namespace the kernel ends all others; where a container's namespace is not its own, that is
-/// done here, as container engines do.
-fn attend_end(container: &Arc<Container>) {
+/// When the first process of a PID namespace ends, the kernel ends all others. For a container without its own
+/// PID namespace, the agent does so, as container engines do.
+fn kill_rest_at_end(container: &Arc<Container>) {
     if container.spec.has_own_pids() {
         return;
     }
     let (init, cgroup) = (container.init.clone(), container.cgroup.clone());
     tokio::spawn(async move {
         init.wait().await;
-        // One that has been removed meanwhile has none left.
+        // A cgroup that was removed meanwhile has no processes.
         let _ = cgroup.kill();
     });
 }

@@ -1,4 +1,4 @@
-//! What a container uses, as its cgroup and its network namespace say: `StatsContainer`.
+//! A container's resource usage, from its cgroup and network namespace, for `StatsContainer`.
 
 use std::fs;
 
@@ -11,7 +11,7 @@ use thaw_protocol::agent::agent::{
 use crate::container::Container;
 use crate::container::cgroup::Cgroup;
 
-/// Reads everything. A controller that is not there leaves its part at zero.
+/// Reads all statistics. Those of a missing controller are zero.
 pub fn read(container: &Container) -> StatsContainerResponse {
     let cgroup = &container.cgroup;
     let stats = CgroupStats {
@@ -35,7 +35,7 @@ pub fn read(container: &Container) -> StatsContainerResponse {
     }
 }
 
-/// A file of one number; `max` and a missing file are 0, Kata's "no limit".
+/// Reads a file with one number. `max` and a missing file are 0, which Kata defines as no limit.
 fn number(cgroup: &Cgroup, file: &str) -> u64 {
     cgroup.read(file).and_then(|t| t.trim().parse().ok()).unwrap_or(0)
 }
@@ -144,7 +144,7 @@ fn hugetlb(cgroup: &Cgroup) -> std::collections::HashMap<String, HugetlbStats> {
         .collect()
 }
 
-/// proc_net_dev: two lines of headings, then `name: 8 receive counters 8 transmit counters`.
+/// proc_net_dev: two heading lines, then `name: 8 receive counters 8 transmit counters`.
 fn network_devices(text: &str) -> Vec<NetworkStats> {
     text.lines()
         .skip(2)

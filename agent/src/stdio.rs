@@ -1,9 +1,10 @@
-//! A process's standard streams as the agent holds them: the other ends of its pipes, or the master of its terminal.
+//! The agent's side of a process's standard streams: the other ends of its pipes, or the master of its
+//! terminal.
 //!
-//! The kernel's pipe is the buffer. What the host has not read stays there, so nothing is lost while no host is connected,
-//! and a process that writes faster than the host reads waits. Beside it only the last answer is kept, until its reader
-//! asks for more and so shows that it arrived: when a connection is lost first (a thaw ends all that there were), the next
-//! reader gets it again.
+//! The kernel's pipe is the buffer. Output that the host has not read stays there, so nothing is lost while no
+//! host is connected, and a process that writes faster than the host reads waits. In addition the agent keeps
+//! the last answer until its reader asks for more, which shows that the answer arrived. If the connection is
+//! lost before that (a thaw ends all connections), the next reader receives the answer again.
 
 use std::any::Any;
 use std::os::fd::{AsFd, OwnedFd};
@@ -18,10 +19,10 @@ use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::Notify;
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 
-/// Most bytes one read returns.
-const MOST: usize = 256 * 1024;
+/// Most bytes that one read returns.
+const MAX_READ: usize = 256 * 1024;
 
 /// One non-blocking descriptor.
 #[derive(Debug)]
@@ -33,25 +34,26 @@ struct Stream {
 
 type Slot = Mutex<Option<Arc<Stream>>>;
 
-/// Who reads: one connection of the host. The same one is the same allocation.
+/// A reader: a connection from the host, identified by its allocation.
 pub type Reader = Arc<dyn Any + Send + Sync>;
 
 fn same(a: &Reader, b: &Reader) -> bool {
     std::ptr::addr_eq(Arc::as_ptr(a), Arc::as_ptr(b))
 }
 
-/// Output on its way to its reader, who is the last one that asked.
+/// Output being delivered to its reader: the last connection that asked.
 #[derive(Debug)]
 struct Delivery {
     reader: Reader,
-    /// Returned to that reader, who has not asked again since. At most [`MOST`] bytes.
+    /// Was returned to that reader, which has not asked again since. At most [`MAX_READ`] bytes.
     given: Vec<u8>,
-    /// What another reader was given and did not confirm; comes before what is in the pipe.
+    /// Was returned to an earlier reader and not confirmed. Precedes what is in the pipe.
     again: Vec<u8>,
 }
 
 impl Delivery {
-    /// `reader` asks: what it was given has arrived; what another was given has perhaps not.
+    /// Notes that `reader` asks: what it received before has arrived; what another reader received may not
+    /// have.
     fn asked(slot: &mut Option<Self>, reader: &Reader) {
         match slot {
             Some(delivery) if same(&delivery.reader, reader) => delivery.given.clear(),
@@ -71,8 +73,8 @@ impl Delivery {
 
     fn give(&mut self, bytes: &[u8]) {
         self.given.extend_from_slice(bytes);
-        // Only a reader that asks twice at once can get there.
-        let excess = self.given.len().saturating_sub(MOST);
+        // Only a reader with two concurrent requests can exceed the limit.
+        let excess = self.given.len().saturating_sub(MAX_READ);
         self.given.drain(..excess);
     }
 }
@@ -85,20 +87,20 @@ pub struct Stdio {
     stderr: Slot,
     deliveries: [Mutex<Option<Delivery>>; 2],
     terminal: bool,
-    /// Writes are whole: one at a time.
+    /// Held for the whole of a write, so that writes are not mixed.
     writing: tokio::sync::Mutex<()>,
 }
 
-/// Which of the two a process writes.
+/// An output stream of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
     Stdout,
     Stderr,
 }
 
-/// Three pipes: the process's ends, and the agent's.
+/// Creates three pipes: the process's ends, and the agent's.
 pub fn pipes() -> Result<([OwnedFd; 3], [OwnedFd; 3])> {
-    let pipe = || pipe_with(PipeFlags::CLOEXEC).for_(|| "make a pipe".into());
+    let pipe = || pipe_with(PipeFlags::CLOEXEC).with_context(|| "make a pipe".into());
     let ((in_read, in_write), (out_read, out_write), (err_read, err_write)) = (pipe()?, pipe()?, pipe()?);
     Ok(([in_read, out_write, err_write], [in_write, out_read, err_read]))
 }
@@ -106,10 +108,10 @@ pub fn pipes() -> Result<([OwnedFd; 3], [OwnedFd; 3])> {
 /// Registers a descriptor with the runtime's poll.
 pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> Result<AsyncFd<OwnedFd>> {
     // SAFETY: an OwnedFd is the same open descriptor until it is dropped, and AsyncFd deregisters before it drops it.
-    unsafe { AsyncFd::register_with_interest(fd, interest) }.for_(|| "watch a descriptor".into())
+    unsafe { AsyncFd::register_with_interest(fd, interest) }.with_context(|| "watch a descriptor".into())
 }
 
-/// `reader` becomes the reader; returns what it must get before anything from the pipe.
+/// Makes `reader` the stream's reader. Returns what it must receive before anything from the pipe.
 fn ask(delivery: &Mutex<Option<Delivery>>, reader: &Reader, length: usize) -> Option<Vec<u8>> {
     let mut delivery = delivery.locked();
     Delivery::asked(&mut delivery, reader);
@@ -121,7 +123,7 @@ fn ask(delivery: &Mutex<Option<Delivery>>, reader: &Reader, length: usize) -> Op
 
 impl Stream {
     fn new(fd: OwnedFd, interest: Interest) -> Result<Arc<Self>> {
-        rustix::io::ioctl_fionbio(&fd, true).for_(|| "make a stream non-blocking".into())?;
+        rustix::io::ioctl_fionbio(&fd, true).with_context(|| "make a stream non-blocking".into())?;
         let fd = watch(fd, interest)?;
         Ok(Arc::new(Stream {
             fd,
@@ -137,7 +139,7 @@ impl Stream {
 }
 
 impl Stdio {
-    /// Of the agent's ends of [`pipes`]. Within the runtime.
+    /// From the agent's ends of [`pipes`]. Must be called within the runtime.
     pub fn of_pipes([stdin, stdout, stderr]: [OwnedFd; 3]) -> Result<Self> {
         Ok(Stdio {
             stdin: Mutex::new(Some(Stream::new(stdin, Interest::WRITABLE)?)),
@@ -149,7 +151,8 @@ impl Stdio {
         })
     }
 
-    /// Of a terminal's master: one stream both ways, no stderr. Within the runtime.
+    /// From a terminal's master: one stream in both directions, and no stderr. Must be called within the
+    /// runtime.
     pub fn of_terminal(master: OwnedFd) -> Result<Self> {
         let stream = Stream::new(master, Interest::READABLE | Interest::WRITABLE)?;
         Ok(Stdio {
@@ -162,40 +165,45 @@ impl Stdio {
         })
     }
 
-    /// Waits for output and returns up to `length` bytes of it, at least one. A stream has one reader: the last that asked.
+    /// Waits for output and returns 1 to `length` bytes of it. A stream has one reader: the last that asked.
     ///
     /// # Errors
-    /// [`Error::EndOfFile`] when every writer is gone and everything was read; [`Error::State`] when another reader asked
-    /// meanwhile.
+    /// [`Error::EndOfFile`] once every writer is gone and everything was read; [`Error::State`] if another
+    /// reader asked meanwhile.
     pub async fn read(&self, output: Output, reader: &Reader, length: usize) -> Result<Vec<u8>> {
         let (slot, delivery) = match output {
             Output::Stdout => (&self.stdout, &self.deliveries[0]),
             Output::Stderr => (&self.stderr, &self.deliveries[1]),
         };
-        let length = length.clamp(1, MOST);
+        let length = length.clamp(1, MAX_READ);
         if let Some(bytes) = ask(delivery, reader, length) {
             return Ok(bytes);
         }
         let stream = slot.locked().clone().ok_or(Error::EndOfFile)?;
         loop {
-            let mut ready = stream.fd.readable().await.for_(|| "wait for output".into())?;
+            let mut ready = stream
+                .fd
+                .readable()
+                .await
+                .with_context(|| "wait for output".into())?;
             let mut bytes = Vec::new();
-            // Held over the read: whoever takes over finds the bytes either in the pipe or here.
+            // Locked during the read, so that the next reader finds the bytes either in the pipe or here.
             let mut delivery = delivery.locked();
             let Some(delivery) = delivery.as_mut().filter(|d| same(&d.reader, reader)) else {
                 return Err(Error::State("another connection reads this stream now".into()));
             };
             let outcome = ready.try_io(|fd| {
-                // No more room than there is to read: a terminal has 4 KiB at most, and room is cleared and given back.
-                let waiting = rustix::io::ioctl_fionread(fd.as_fd()).map_or(MOST, |n| n as usize);
+                // The buffer is no larger than what is available, because it is cleared first: a terminal has
+                // at most 4 KiB.
+                let waiting = rustix::io::ioctl_fionread(fd.as_fd()).map_or(MAX_READ, |n| n as usize);
                 bytes.resize(length.min(waiting.max(1)), 0);
                 rustix::io::read(fd.as_fd(), &mut bytes).map_err(Into::into)
             });
             match outcome {
                 Err(_would_block) => continue,
-                // A terminal whose other side is closed answers EIO.
+                // A terminal whose other side is closed returns EIO.
                 Ok(Err(e)) if self.terminal && e.raw_os_error() == Some(libc::EIO) => {}
-                Ok(Err(e)) => return Err(e).for_(|| "read output".into()),
+                Ok(Err(e)) => return Err(e).with_context(|| "read output".into()),
                 Ok(Ok(0)) => {}
                 Ok(Ok(n)) => {
                     bytes.truncate(n);
@@ -203,13 +211,13 @@ impl Stdio {
                     return Ok(bytes);
                 }
             }
-            // No descriptor is kept for what will never say anything again.
+            // Nothing more can be read, so the descriptor is closed.
             *slot.locked() = None;
             return Err(Error::EndOfFile);
         }
     }
 
-    /// Writes all of `bytes`, waiting while the process does not read.
+    /// Writes all of `bytes`. Waits while the process does not read.
     pub async fn write(&self, bytes: &[u8]) -> Result<()> {
         let _whole = self.writing.lock().await;
         let closed = || Error::State("stdin is closed".into());
@@ -221,19 +229,19 @@ impl Stdio {
                 return Err(closed());
             }
             let mut ready = tokio::select! {
-                ready = stream.fd.writable() => ready.for_(|| "wait for stdin".into())?,
+                ready = stream.fd.writable() => ready.with_context(|| "wait for stdin".into())?,
                 () = closing => return Err(closed()),
             };
             match ready.try_io(|fd| rustix::io::write(fd.as_fd(), rest).map_err(Into::into)) {
                 Err(_would_block) => {}
                 Ok(Ok(n)) => rest = &rest[n..],
-                Ok(Err(e)) => return Err(e).for_(|| "write to stdin".into()),
+                Ok(Err(e)) => return Err(e).with_context(|| "write to stdin".into()),
             }
         }
         Ok(())
     }
 
-    /// End of input. A terminal has none: its user types ^D.
+    /// Closes stdin. Has no effect on a terminal, whose user types ^D.
     pub fn close_stdin(&self) {
         if !self.terminal
             && let Some(stream) = self.stdin.locked().take()
@@ -242,12 +250,12 @@ impl Stdio {
         }
     }
 
-    /// Tells the terminal its size, and its foreground process by SIGWINCH.
+    /// Sets the terminal's size, and sends SIGWINCH to its foreground processes.
     pub fn resize(&self, rows: u16, columns: u16) -> Result<()> {
         if !self.terminal {
             return Err(Error::State("the process has no terminal".into()));
         }
-        // Output may be at its end and closed; the input side is the same terminal.
+        // The output may have ended and be closed; the input is the same terminal.
         let stream = self
             .stdin
             .locked()
@@ -260,13 +268,13 @@ impl Stdio {
             ws_ypixel: 0,
         };
         match tcsetwinsize(stream.fd.get_ref(), size) {
-            // The process just ended.
+            // The process has just ended.
             Err(Errno::IO) => Ok(()),
-            other => other.for_(|| "set the terminal's size".into()),
+            other => other.with_context(|| "set the terminal's size".into()),
         }
     }
 
-    /// Lets go of every descriptor, and of output in doubt.
+    /// Closes every descriptor, and drops unconfirmed output.
     pub fn close(&self) {
         for delivery in &self.deliveries {
             *delivery.locked() = None;
@@ -303,15 +311,15 @@ mod tests {
             let [a, b, c] = [reader(), reader(), reader()];
             rustix::io::write(&theirs[1], b"12345678").unwrap();
             assert_eq!(stdio.read(Output::Stdout, &a, 2).await.unwrap(), b"12");
-            // Asking again says that 12 arrived.
+            // Asking again confirms 12.
             assert_eq!(stdio.read(Output::Stdout, &a, 2).await.unwrap(), b"34");
-            // 34 is in doubt, and is read in smaller pieces now.
+            // 34 is unconfirmed, and is now read in smaller parts.
             assert_eq!(stdio.read(Output::Stdout, &b, 1).await.unwrap(), b"3");
-            // In doubt is 3, which b was given; no call has asked for 4 since.
+            // 3, which b received, is unconfirmed; no call has asked for 4 since.
             assert_eq!(stdio.read(Output::Stdout, &c, 100).await.unwrap(), b"34");
             drop(theirs);
             assert_eq!(stdio.read(Output::Stdout, &c, 100).await.unwrap(), b"5678");
-            // The end comes only after what is in doubt.
+            // The end is reported only after the unconfirmed output.
             assert_eq!(stdio.read(Output::Stdout, &a, 100).await.unwrap(), b"5678");
             for end in [&a, &b] {
                 assert!(matches!(

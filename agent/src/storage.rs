@@ -1,17 +1,17 @@
-//! What is mounted in the guest for its containers: image slots, disks, overlays, tmpfs. A storage is mounted once and
-//! counted; the last container that names it takes it away.
+//! Mounts storages for containers: image slots, disks, overlays, tmpfs. A storage is mounted once and counted;
+//! its last user unmounts it.
 //!
-//! Drivers, as Kata names them:
+//! Drivers, with Kata's names:
 //!
 //! | driver | source |
 //! |---|---|
 //! | `virtio-fs` | tag of a virtio-fs device |
-//! | `mmioblk`, `blk` | path of a block device in the guest, `/dev/vdX`; with the driver option `fill-disk`, ext4 on it is grown to its end |
+//! | `mmioblk`, `blk` | path of a block device in the guest, `/dev/vdX`; with the driver option `fill-disk`, its ext4 is grown to the end of the disk |
 //! | `pmem`, `nvdimm` | `/dev/pmemX` |
-//! | `overlayfs` | nothing; directories named by the driver option `io.katacontainers.volume.overlayfs.create_directory=PATH` are made first |
-//! | `ephemeral` | a tmpfs shared by the sandbox's containers; of type `hugetlbfs`, huge pages of the size its option `pagesize=` says: as many as `size=` says, set aside, or what is used |
-//! | `local` | a directory, made here; option `mode=0755` |
-//! | `bind` | a path of the guest; with the driver option `release-source`, what the kernel mounted there by itself goes with it |
+//! | `overlayfs` | none; directories named by the driver option `io.katacontainers.volume.overlayfs.create_directory=PATH` are created first |
+//! | `ephemeral` | a tmpfs that the sandbox's containers share; with type `hugetlbfs`, huge pages of the size in its option `pagesize=`: the option `size=` reserves that much, otherwise they are allocated on demand |
+//! | `local` | a new directory; option `mode=0755` |
+//! | `bind` | a path of the guest; with the driver option `release-source`, what the kernel mounted there by itself is unmounted too |
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -24,7 +24,7 @@ use rustix::mount::{UnmountFlags, unmount};
 use thaw_protocol::agent::layout::RELEASE_SOURCE;
 use thaw_sys::lock::Lock;
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::ext4;
 use crate::huge_pages::{self, Reservation};
 use crate::mount_options::MountOptions;
@@ -35,10 +35,10 @@ const CREATE_DIRECTORY: &str = "io.katacontainers.volume.overlayfs.create_direct
 /// The file system type of huge pages.
 const HUGETLBFS: &str = "hugetlbfs";
 
-/// Asks for an ext4 that is as large as its disk.
+/// Driver option: grow the ext4 to the size of its disk.
 const FILL_DISK: &str = "fill-disk";
 
-/// The drivers of this agent.
+/// The drivers that this agent supports.
 pub const DRIVERS: &[&str] = &[
     "virtio-fs",
     "mmioblk",
@@ -51,7 +51,7 @@ pub const DRIVERS: &[&str] = &[
     "bind",
 ];
 
-/// Something to mount: `grpc.Storage`.
+/// A storage to mount: `grpc.Storage`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Storage {
     pub driver: String,
@@ -60,11 +60,11 @@ pub struct Storage {
     pub kind: String,
     pub options: Vec<String>,
     pub mount_point: PathBuf,
-    /// Group the files shall have; `true`: only if the root has another.
+    /// The group that the files are given; `true`: only if the root directory has another.
     pub group: Option<(u32, bool)>,
 }
 
-/// Everything mounted by request, with how many containers use it.
+/// All mounted storages, with their number of users.
 #[derive(Debug, Default)]
 pub struct Storages {
     mounted: Mutex<BTreeMap<PathBuf, Mounted>>,
@@ -74,14 +74,15 @@ pub struct Storages {
 struct Mounted {
     storage: Storage,
     users: usize,
-    /// Made by `local`: a directory, not a mount.
+    /// Created by `local`: a directory instead of a mount.
     directory: bool,
-    /// What it may hold, where that is huge pages.
+    /// The huge pages that are reserved for it.
     _pages: Option<Reservation>,
 }
 
 impl Storages {
-    /// Mounts `storages` in order; on failure those of them already mounted are let go. Returns their mount points.
+    /// Mounts `storages` in order, and returns their mount points. On failure those already mounted are
+    /// released.
     pub fn acquire_all(&self, storages: &[Storage]) -> Result<Vec<PathBuf>> {
         let mut done = Vec::new();
         for storage in storages {
@@ -127,7 +128,7 @@ impl Storages {
         Ok(())
     }
 
-    /// Lets go of `mount_points`, last first; what nobody uses any more is unmounted.
+    /// Releases `mount_points`, last first, and unmounts those without users.
     pub fn release_all(&self, mount_points: &[PathBuf]) {
         let mut mounted = self.mounted.locked();
         for path in mount_points.iter().rev() {
@@ -139,9 +140,9 @@ impl Storages {
                 continue;
             }
             let outcome = if there.directory {
-                fs::remove_dir_all(path).for_(|| format!("remove {}", path.display()))
+                fs::remove_dir_all(path).with_context(|| format!("remove {}", path.display()))
             } else {
-                take_away(path)
+                unmount_storage(path)
             };
             if let Err(e) = outcome {
                 warning!("{e}");
@@ -152,36 +153,36 @@ impl Storages {
     }
 }
 
-/// Unmounts, or, where something still holds the file system, takes it out of the tree.
-fn take_away(path: &Path) -> Result<()> {
+/// Unmounts a path, lazily if the file system is still in use, and removes the mount point.
+fn unmount_storage(path: &Path) -> Result<()> {
     if unmount(path, UnmountFlags::NOFOLLOW).is_err() {
         unmount(path, UnmountFlags::NOFOLLOW | UnmountFlags::DETACH)
-            .for_(|| format!("unmount {}", path.display()))?;
+            .with_context(|| format!("unmount {}", path.display()))?;
     }
     let _ = match fs::symlink_metadata(path) {
         Ok(found) if found.is_dir() => fs::remove_dir(path),
-        // A file that something was bound to.
+        // The target of a bind-mounted file.
         _ => fs::remove_file(path),
     };
     Ok(())
 }
 
-/// Unmounts what virtio-fs mounted at the source of a bind because it is a mount of the host's: what was written goes there now, and the
-/// guest remembers none of its files. They are held open at the other end for as long as it does.
+/// Unmounts what virtio-fs mounted at the source of a bind mount by itself because it is a mount on the host.
+/// This writes its data back, and makes the guest forget its files, which the host keeps open until then.
 fn release_source(storage: &Storage) {
     let asked = storage.driver == "bind" && storage.driver_options.iter().any(|o| o == RELEASE_SOURCE);
     if !asked {
         return;
     }
     match unmount(&storage.source, UnmountFlags::NOFOLLOW) {
-        // A file is no mount of its own.
+        // A file is not a mount point.
         Ok(()) | Err(Errno::INVAL) => {}
-        // Something else still uses it: it goes with the device.
-        Err(e) => warning!("cannot let go of {}: {e}", storage.source),
+        // Still in use; it is unmounted with the device.
+        Err(e) => warning!("cannot unmount {}: {e}", storage.source),
     }
 }
 
-/// Absolute, without `.` or `..`, and not the root.
+/// Checks that a path is absolute, without `.` or `..`, and not the root.
 pub fn check_guest_path(path: &Path) -> Result<()> {
     let mut parts = path.components();
     let absolute = parts.next() == Some(Component::RootDir);
@@ -227,20 +228,20 @@ fn mount_storage(s: &Storage) -> Result<()> {
                 .filter_map(|o| o.strip_prefix(CREATE_DIRECTORY))
             {
                 check_guest_path(Path::new(dir))?;
-                fs::create_dir_all(dir).for_(|| format!("create {dir}"))?;
+                fs::create_dir_all(dir).with_context(|| format!("create {dir}"))?;
             }
             mount_new(s, "overlay", "overlay", &options)
         }
         "ephemeral" if is_of_huge_pages(s) => mount_new(s, HUGETLBFS, HUGETLBFS, &options),
         "ephemeral" => mount_new(s, "tmpfs", "tmpfs", &options),
         "local" => {
-            fs::create_dir_all(&s.mount_point).for_(|| format!("create {at}"))?;
+            fs::create_dir_all(&s.mount_point).with_context(|| format!("create {at}"))?;
             let mode = options
                 .take_data("mode")
                 .and_then(|m| u32::from_str_radix(&m, 8).ok())
                 .unwrap_or(0o755);
             fs::set_permissions(&s.mount_point, fs::Permissions::from_mode(mode & 0o7777))
-                .for_(|| format!("chmod {at}"))
+                .with_context(|| format!("chmod {at}"))
         }
         "bind" => {
             check_guest_path(Path::new(&s.source))?;
@@ -268,16 +269,16 @@ fn prepare_target(s: &Storage) -> Result<()> {
     let at = s.mount_point.display();
     let is_file = s.driver == "bind" && fs::metadata(&s.source).map(|m| !m.is_dir()).unwrap_or(false);
     if !is_file {
-        return fs::create_dir_all(&s.mount_point).for_(|| format!("create {at}"));
+        return fs::create_dir_all(&s.mount_point).with_context(|| format!("create {at}"));
     }
     if let Some(parent) = s.mount_point.parent() {
-        fs::create_dir_all(parent).for_(|| format!("create {}", parent.display()))?;
+        fs::create_dir_all(parent).with_context(|| format!("create {}", parent.display()))?;
     }
     fs::File::options()
         .append(true)
         .create(true)
         .open(&s.mount_point)
-        .for_(|| format!("create {at}"))?;
+        .with_context(|| format!("create {at}"))?;
     Ok(())
 }
 
@@ -287,25 +288,25 @@ fn mount_new(s: &Storage, source: &str, kind: &str, options: &MountOptions) -> R
     options.finish(&s.mount_point)
 }
 
-/// Changes the group of a volume's files and lets the group write, as Kubernetes' fsGroup asks.
+/// Changes the group of a volume's files and makes them writable for it, as the fsGroup of Kubernetes requires.
 fn give_group(root: &Path, group: u32, only_if_root_differs: bool) -> Result<()> {
-    let top = fs::metadata(root).for_(|| format!("stat {}", root.display()))?;
+    let top = fs::metadata(root).with_context(|| format!("stat {}", root.display()))?;
     if only_if_root_differs && top.gid() == group {
         return Ok(());
     }
     let mut pending = vec![root.to_owned()];
     while let Some(path) = pending.pop() {
-        let found = fs::symlink_metadata(&path).for_(|| format!("stat {}", path.display()))?;
+        let found = fs::symlink_metadata(&path).with_context(|| format!("stat {}", path.display()))?;
         if found.is_symlink() {
             continue;
         }
-        chown(&path, None, Some(group)).for_(|| format!("chgrp {}", path.display()))?;
+        chown(&path, None, Some(group)).with_context(|| format!("chgrp {}", path.display()))?;
         let extra = if found.is_dir() { 0o2070 } else { 0o060 };
         let mode = fs::Permissions::from_mode(found.mode() & 0o7777 | extra);
-        fs::set_permissions(&path, mode).for_(|| format!("chmod {}", path.display()))?;
+        fs::set_permissions(&path, mode).with_context(|| format!("chmod {}", path.display()))?;
         if found.is_dir() {
-            for entry in fs::read_dir(&path).for_(|| format!("read {}", path.display()))? {
-                pending.push(entry.for_(|| format!("read {}", path.display()))?.path());
+            for entry in fs::read_dir(&path).with_context(|| format!("read {}", path.display()))? {
+                pending.push(entry.with_context(|| format!("read {}", path.display()))?.path());
             }
         }
     }

@@ -1,12 +1,14 @@
-//! What a first container would pay for, paid before the doorbell: a template is frozen after it, so every clone has it.
+//! Runs a container before the doorbell, so that its one-time costs are paid before a template is frozen, and
+//! its clones do not pay them.
 //!
-//! A whole container is made from the guest image itself, run and removed by the same code as any other, so the kernel has
-//! made its caches and patched its code (the first memory cgroup, the first seccomp filter, the first overlay), and the
-//! agent's heap, threads and page tables are as they will be needed. Its program is the agent, which exits at once. It opens no
-//! TCP or UDP socket, reads no `boot_id`, and keeps no random number. It costs about as much as it saves, so only a guest
-//! that becomes a template does it ([`thaw_protocol::handshake::WARM`]), and its first clone, which is thawed to record the
-//! pages a sandbox touches ([`thaw_protocol::handshake::Identity::rehearsal`]). It may not fail a start: what goes wrong is
-//! logged.
+//! A complete container is created from the guest image, run and removed by the same code as any other. The
+//! kernel then has its caches and has patched its code (the first memory cgroup, the first seccomp filter, the
+//! first overlay), and the agent's heap, threads and page tables have their later size. The container's program
+//! is the agent itself, which exits at once. Nothing here opens a TCP or UDP socket, reads `boot_id` or keeps a
+//! random number. The costs about equal the savings, so only a guest that becomes a template does this
+//! ([`thaw_protocol::handshake::WARM`]), and its first clone, which is thawed to record the pages that a
+//! sandbox touches ([`thaw_protocol::handshake::Identity::rehearsal`]). It must not make a start fail, so
+//! errors are only logged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,37 +19,37 @@ use thaw_protocol::agent::oci;
 use tokio::runtime::Runtime;
 
 use crate::container::Container;
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::sandbox::Sandbox;
 use crate::storage::Storage;
 use crate::{clock, debug, warning};
 
-/// The argument that makes the agent's program do nothing.
+/// The argument with which the agent's program exits at once.
 pub const EXIT: &str = "--exit";
 const ID: &str = "warm";
 const DIR: &str = "/run/thaw/warm";
-/// A container that takes longer is given up.
-const PATIENCE: Duration = Duration::from_secs(5);
+/// Limit for the container.
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Makes, runs and removes a container; `sandbox` is as empty afterwards as before.
+/// Creates, runs and removes a container. `sandbox` is unchanged afterwards.
 pub fn up(sandbox: &Arc<Sandbox>, runtime: &Runtime) {
     let begin = clock::boottime_ns();
     let outcome = runtime.block_on(async {
         tokio::select! {
-            outcome = tokio::time::timeout(PATIENCE, container(sandbox)) => outcome
-                .unwrap_or_else(|_| Err(Error::State(format!("no end after {} s", PATIENCE.as_secs())))),
+            outcome = tokio::time::timeout(TIMEOUT, container(sandbox)) => outcome
+                .unwrap_or_else(|_| Err(Error::State(format!("no end after {} s", TIMEOUT.as_secs())))),
             stopped = sandbox.reaper.clone().run() => stopped,
         }
     });
     match outcome {
-        Ok(()) => debug!("warm after {} µs", (clock::boottime_ns() - begin) / 1000),
-        Err(e) => warning!("this guest stays cold, and its clones pay for it: {e}"),
+        Ok(()) => debug!("warmed up in {} µs", (clock::boottime_ns() - begin) / 1000),
+        Err(e) => warning!("this guest was not warmed up, so its clones start more slowly: {e}"),
     }
 }
 
 async fn container(sandbox: &Arc<Sandbox>) -> Result<()> {
     let on_thread = sandbox.clone();
-    // On a worker thread, as calls of the API are: there is one afterwards.
+    // On a worker thread, as calls of the API are, so that the thread exists afterwards.
     let made = tokio::task::spawn_blocking(move || {
         let container = Container::create(&request(), &storages(), &on_thread.storages, &on_thread.reaper)?;
         let started = container.start();
@@ -59,13 +61,13 @@ async fn container(sandbox: &Arc<Sandbox>) -> Result<()> {
     if started.is_ok() {
         container.init.wait().await;
     }
-    let ended = container.kill(Some(PATIENCE)).await;
+    let ended = container.kill(Some(TIMEOUT)).await;
     container.remove(&sandbox.storages);
     started.and(ended)?;
-    std::fs::remove_dir_all(DIR).for_(|| format!("remove {DIR}"))
+    std::fs::remove_dir_all(DIR).with_context(|| format!("remove {DIR}"))
 }
 
-/// An overlay above the guest image, as a container has one above its image.
+/// An overlay over the guest image, as a container has one over its image.
 fn storages() -> [Storage; 1] {
     let make = "io.katacontainers.volume.overlayfs.create_directory=";
     [Storage {
@@ -92,20 +94,74 @@ fn request() -> CreateContainerRequest {
     }
 }
 
-/// What a container engine asks for, with a seccomp profile and limits too.
+/// What a container engine requests, including a seccomp profile and limits.
 fn specification() -> oci::Spec {
-    let mount = |destination: &str, kind: &str, options: &[&str]| oci::Mount {
+    oci::Spec {
+        Process: MessageField::some(process()),
+        Root: MessageField::some(oci::Root {
+            Path: format!("{DIR}/root"),
+            ..Default::default()
+        }),
+        Hostname: ID.into(),
+        Mounts: vec![
+            mount("/proc", "proc", &["nosuid", "noexec", "nodev"]),
+            mount("/dev", "tmpfs", &["nosuid", "mode=755", "size=65536k"]),
+            mount(
+                "/dev/pts",
+                "devpts",
+                &["nosuid", "noexec", "newinstance", "ptmxmode=0666"],
+            ),
+            mount("/dev/shm", "tmpfs", &["nosuid", "mode=1777", "size=65536k"]),
+            mount("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
+            mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
+            mount("/sys/fs/cgroup", "cgroup", &["nosuid", "noexec", "nodev", "ro"]),
+        ],
+        Linux: MessageField::some(linux()),
+        ..Default::default()
+    }
+}
+
+fn process() -> oci::Process {
+    let capabilities = || vec!["CAP_CHOWN".to_owned()];
+    oci::Process {
+        Args: vec!["/sbin/init".into(), EXIT.into()],
+        Env: vec!["PATH=/sbin".into()],
+        Cwd: "/".into(),
+        User: MessageField::some(oci::User {
+            Username: "0".into(),
+            ..Default::default()
+        }),
+        Capabilities: MessageField::some(oci::LinuxCapabilities {
+            Bounding: capabilities(),
+            Effective: capabilities(),
+            Permitted: capabilities(),
+            ..Default::default()
+        }),
+        Rlimits: vec![oci::POSIXRlimit {
+            Type: "RLIMIT_NOFILE".into(),
+            Soft: 1024,
+            Hard: 1024,
+            ..Default::default()
+        }],
+        ..Default::default()
+    }
+}
+
+fn mount(destination: &str, kind: &str, options: &[&str]) -> oci::Mount {
+    oci::Mount {
         destination: destination.into(),
         type_: kind.into(),
         source: kind.into(),
         options: options.iter().map(ToString::to_string).collect(),
         ..Default::default()
-    };
+    }
+}
+
+fn linux() -> oci::Linux {
     let namespace = |kind: &str| oci::LinuxNamespace {
         Type: kind.into(),
         ..Default::default()
     };
-    let capabilities = || vec!["CAP_CHOWN".to_owned()];
     let profile = oci::LinuxSeccomp {
         DefaultAction: "SCMP_ACT_ALLOW".into(),
         Syscalls: vec![oci::LinuxSyscall {
@@ -126,56 +182,13 @@ fn specification() -> oci::Spec {
         }),
         ..Default::default()
     };
-    oci::Spec {
-        Process: MessageField::some(oci::Process {
-            Args: vec!["/sbin/init".into(), EXIT.into()],
-            Env: vec!["PATH=/sbin".into()],
-            Cwd: "/".into(),
-            User: MessageField::some(oci::User {
-                Username: "0".into(),
-                ..Default::default()
-            }),
-            Capabilities: MessageField::some(oci::LinuxCapabilities {
-                Bounding: capabilities(),
-                Effective: capabilities(),
-                Permitted: capabilities(),
-                ..Default::default()
-            }),
-            Rlimits: vec![oci::POSIXRlimit {
-                Type: "RLIMIT_NOFILE".into(),
-                Soft: 1024,
-                Hard: 1024,
-                ..Default::default()
-            }],
-            ..Default::default()
-        }),
-        Root: MessageField::some(oci::Root {
-            Path: format!("{DIR}/root"),
-            ..Default::default()
-        }),
-        Hostname: ID.into(),
-        Mounts: vec![
-            mount("/proc", "proc", &["nosuid", "noexec", "nodev"]),
-            mount("/dev", "tmpfs", &["nosuid", "mode=755", "size=65536k"]),
-            mount(
-                "/dev/pts",
-                "devpts",
-                &["nosuid", "noexec", "newinstance", "ptmxmode=0666"],
-            ),
-            mount("/dev/shm", "tmpfs", &["nosuid", "mode=1777", "size=65536k"]),
-            mount("/dev/mqueue", "mqueue", &["nosuid", "noexec", "nodev"]),
-            mount("/sys", "sysfs", &["nosuid", "noexec", "nodev", "ro"]),
-            mount("/sys/fs/cgroup", "cgroup", &["nosuid", "noexec", "nodev", "ro"]),
-        ],
-        Linux: MessageField::some(oci::Linux {
-            CgroupsPath: format!("/{ID}"),
-            Namespaces: ["pid", "ipc", "uts", "mount", "cgroup"].map(namespace).to_vec(),
-            MaskedPaths: vec!["/proc/keys".into(), "/sys/firmware".into()],
-            ReadonlyPaths: vec!["/proc/sys".into()],
-            Resources: MessageField::some(resources),
-            Seccomp: MessageField::some(profile),
-            ..Default::default()
-        }),
+    oci::Linux {
+        CgroupsPath: format!("/{ID}"),
+        Namespaces: ["pid", "ipc", "uts", "mount", "cgroup"].map(namespace).to_vec(),
+        MaskedPaths: vec!["/proc/keys".into(), "/sys/firmware".into()],
+        ReadonlyPaths: vec!["/proc/sys".into()],
+        Resources: MessageField::some(resources),
+        Seccomp: MessageField::some(profile),
         ..Default::default()
     }
 }

@@ -6,7 +6,7 @@ use rustix::thread::{
 };
 use thaw_protocol::agent::oci;
 
-use crate::error::{For, Result};
+use crate::error::{Result, WithContext};
 use crate::warning;
 
 /// Names in the order of their numbers, include/uapi/linux/capability.h.
@@ -101,7 +101,8 @@ fn each() -> impl Iterator<Item = CapabilitySet> {
 /// Reduces the bounding set. Must be called before the user changes.
 pub fn cut_bounding(c: &Capabilities) -> Result<()> {
     for cap in each().filter(|cap| c.bounding & cap.bits() == 0) {
-        remove_capability_from_bounding_set(cap).for_(|| format!("drop {cap:?} from the bounding set"))?;
+        remove_capability_from_bounding_set(cap)
+            .with_context(|| format!("drop {cap:?} from the bounding set"))?;
     }
     Ok(())
 }
@@ -117,11 +118,11 @@ pub fn apply(c: &Capabilities) -> Result<()> {
             inheritable: set(c.inheritable),
         },
     )
-    .for_(|| "set capabilities".into())?;
-    clear_ambient_capability_set().for_(|| "clear the ambient set".into())?;
+    .with_context(|| "set capabilities".into())?;
+    clear_ambient_capability_set().with_context(|| "clear the ambient set".into())?;
     for cap in each().filter(|cap| c.ambient & c.permitted & c.inheritable & cap.bits() != 0) {
         configure_capability_in_ambient_set(cap, true)
-            .for_(|| format!("raise {cap:?} in the ambient set"))?;
+            .with_context(|| format!("raise {cap:?} in the ambient set"))?;
     }
     Ok(())
 }

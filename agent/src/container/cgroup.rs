@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
 use thaw_protocol::agent::oci;
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::warning;
 
 /// Mount point of the hierarchy.
@@ -24,7 +24,7 @@ pub const ROOT: &str = "/sys/fs/cgroup";
 pub fn enable_controllers(path: &Path) -> Result<()> {
     let dir = Path::new(ROOT).join(path);
     let controllers = dir.join("cgroup.controllers");
-    let list = fs::read_to_string(&controllers).for_(|| format!("read {}", controllers.display()))?;
+    let list = fs::read_to_string(&controllers).with_context(|| format!("read {}", controllers.display()))?;
     for controller in list.split_whitespace() {
         if let Err(e) = fs::write(dir.join("cgroup.subtree_control"), format!("+{controller}")) {
             warning!("cgroup {}: enable {controller}: {e}", dir.display());
@@ -50,7 +50,7 @@ impl Cgroup {
             match fs::create_dir(&dir) {
                 Ok(()) => {}
                 Err(e) if e.kind() == ErrorKind::AlreadyExists => {}
-                Err(e) => return Err(e).for_(|| format!("create cgroup {}", dir.display())),
+                Err(e) => return Err(e).with_context(|| format!("create cgroup {}", dir.display())),
             }
             if parts.peek().is_some() {
                 enable_controllers(&at)?;
@@ -70,7 +70,7 @@ impl Cgroup {
     pub fn open_procs(&self) -> Result<OwnedFd> {
         let path = self.path.join("cgroup.procs");
         rustix::fs::open(&path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
-            .for_(|| format!("open {}", path.display()))
+            .with_context(|| format!("open {}", path.display()))
     }
 
     /// Sets the limits.
@@ -100,7 +100,7 @@ impl Cgroup {
             Err(e) if e.kind() == ErrorKind::NotFound => Err(Error::Unsupported(format!(
                 "{file} = {value}: this guest kernel has no such limit (its controller is not built in)"
             ))),
-            other => other.for_(|| format!("write {value:?} to {}", path.display())),
+            other => other.with_context(|| format!("write {value:?} to {}", path.display())),
         }
     }
 
@@ -144,7 +144,7 @@ impl Cgroup {
     /// Whether freezing was requested, even if not all processes are frozen yet.
     pub fn is_told_to_freeze(&self) -> Result<bool> {
         let path = self.path.join("cgroup.freeze");
-        let text = fs::read_to_string(&path).for_(|| format!("read {}", path.display()))?;
+        let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
         Ok(text.trim() == "1")
     }
 
@@ -161,7 +161,7 @@ impl Cgroup {
     pub fn open_events(&self, file: &str) -> Result<OwnedFd> {
         let path = self.path.join(file);
         rustix::fs::open(&path, OFlags::RDONLY | OFlags::CLOEXEC, Mode::empty())
-            .for_(|| format!("open {}", path.display()))
+            .with_context(|| format!("open {}", path.display()))
     }
 
     /// Kills all its processes and waits until it is empty, at most five seconds. Blocks.
@@ -180,7 +180,7 @@ impl Cgroup {
                 break;
             }
             let mut polled = [PollFd::new(&events, PollFlags::PRI)];
-            if poll(&mut polled, Some(&most)).for_(|| "wait for a cgroup to empty".into())? == 0 {
+            if poll(&mut polled, Some(&most)).with_context(|| "wait for a cgroup to empty".into())? == 0 {
                 return Err(Error::State(format!(
                     "processes {:?} did not end",
                     self.processes()
@@ -228,7 +228,7 @@ fn remove_tree(dir: &Path) -> Result<()> {
     }
     match fs::remove_dir(dir) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),
-        other => other.for_(|| format!("remove cgroup {}", dir.display())),
+        other => other.with_context(|| format!("remove cgroup {}", dir.display())),
     }
 }
 

@@ -14,23 +14,23 @@ use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use thaw_protocol::agent::files::{ReadFileRequest, ReadFileResponse, WriteFileRequest};
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::storage::check_guest_path;
 
 /// Most bytes of one answer.
-const MOST: usize = 256 << 10;
+const MAX_READ: usize = 256 << 10;
 /// Largest file that can be written.
-const MOST_OF_FILE: u64 = 1 << 30;
+const MAX_FILE_SIZE: u64 = 1 << 30;
 /// Longest path, in bytes.
-const MOST_OF_PATH: usize = 4096;
+const MAX_PATH: usize = 4096;
 /// Longest name of an upload.
-const MOST_OF_UPLOAD: usize = 64;
+const MAX_UPLOAD_NAME: usize = 64;
 
 /// Reads a part of a file.
 pub fn read(root: impl AsFd, r: &ReadFileRequest) -> Result<ReadFileResponse> {
     let path = checked(&r.path)?;
     let found = resolve(root.as_fd(), path, OFlags::empty())?;
-    let stat = rustix::fs::fstat(&found).for_(|| format!("stat {}", r.path))?;
+    let stat = rustix::fs::fstat(&found).with_context(|| format!("stat {}", r.path))?;
     if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
         return Err(Error::Invalid(format!("{} is not a regular file", r.path)));
     }
@@ -40,7 +40,7 @@ pub fn read(root: impl AsFd, r: &ReadFileRequest) -> Result<ReadFileResponse> {
     // Opens the same file that was checked.
     let file =
         File::open(format!("/proc/self/fd/{}", found.as_raw_fd())).map_err(|e| refused("open", path, e))?;
-    let mut data = vec![0; MOST.min(r.length as usize)];
+    let mut data = vec![0; MAX_READ.min(r.length as usize)];
     let mut length = 0;
     while length < data.len() {
         let at = r.offset.checked_add(length as u64);
@@ -71,7 +71,7 @@ pub fn write(root: impl AsFd, r: &WriteFileRequest) -> Result<()> {
         .upload
         .bytes()
         .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    if !plain || !(1..=MOST_OF_UPLOAD).contains(&r.upload.len()) {
+    if !plain || !(1..=MAX_UPLOAD_NAME).contains(&r.upload.len()) {
         return Err(Error::Invalid(format!(
             "{:?} is not a valid upload name",
             r.upload
@@ -79,9 +79,11 @@ pub fn write(root: impl AsFd, r: &WriteFileRequest) -> Result<()> {
     }
     if r.offset
         .checked_add(r.data.len() as u64)
-        .is_none_or(|end| end > MOST_OF_FILE)
+        .is_none_or(|end| end > MAX_FILE_SIZE)
     {
-        return Err(Error::Invalid(format!("a file has at most {MOST_OF_FILE} bytes")));
+        return Err(Error::Invalid(format!(
+            "a file has at most {MAX_FILE_SIZE} bytes"
+        )));
     }
     let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
         return Err(Error::Invalid(format!("{} is not the path of a file", r.path)));
@@ -165,9 +167,9 @@ fn resolve(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> Result<OwnedFd> 
 }
 
 fn checked(path: &str) -> Result<&Path> {
-    if path.len() > MOST_OF_PATH || path.contains('\0') || path.ends_with('/') {
+    if path.len() > MAX_PATH || path.contains('\0') || path.ends_with('/') {
         let what =
-            format!("a file's path has at most {MOST_OF_PATH} bytes, none of them 0, and no '/' at its end");
+            format!("a file's path has at most {MAX_PATH} bytes, none of them 0, and no '/' at its end");
         return Err(Error::Invalid(what));
     }
     check_guest_path(Path::new(path))?;

@@ -26,7 +26,7 @@ use thaw_protocol::packet::{self, PacketError};
 use super::fork::{self, fork};
 use super::spec::{ProcessSpec, Spec};
 use super::{capabilities, rlimits, rootfs, seccomp, user};
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 
 /// A report of a child.
 #[derive(Debug, Serialize, Deserialize)]
@@ -114,28 +114,30 @@ impl Status {
         match packet::receive::<Report>(&self.0) {
             Err(PacketError::Closed) => Ok(()),
             Ok((Report::Failed(failure), _)) => Err(failure.into()),
-            other => Err(Error::State(format!("the starting process said {other:?}"))),
+            other => Err(Error::State(format!(
+                "the starting process pid_reported {other:?}"
+            ))),
         }
     }
 }
 
-/// Launches. `born` receives the PID as soon as it exists, before the process can end by itself.
-pub fn launch(launch: Launch<'_>, born: impl FnOnce(i32)) -> Result<Launched> {
+/// Launches. `on_pid` receives the PID as soon as it exists, before the process can end by itself.
+pub fn launch(launch: Launch<'_>, on_pid: impl FnOnce(i32)) -> Result<Launched> {
     let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
         SocketType::SEQPACKET,
         SocketFlags::CLOEXEC,
         None,
     )
-    .for_(|| "make a socket pair".into())?;
-    fork(|| first(&launch, &theirs)).for_(|| "fork".into())?;
+    .with_context(|| "make a socket pair".into())?;
+    fork(|| first_child(&launch, &theirs)).with_context(|| "fork".into())?;
     drop((theirs, launch));
-    let mut born = Some(born);
+    let mut on_pid = Some(on_pid);
     loop {
         match packet::receive::<Report>(&ours) {
             Ok((Report::Pid(pid), _)) => {
-                if let Some(born) = born.take() {
-                    born(pid);
+                if let Some(on_pid) = on_pid.take() {
+                    on_pid(pid);
                 }
             }
             Ok((Report::Ready, fds)) => {
@@ -153,12 +155,12 @@ pub fn launch(launch: Launch<'_>, born: impl FnOnce(i32)) -> Result<Launched> {
     }
 }
 
-fn say(socket: &OwnedFd, report: &Report, fds: &[BorrowedFd<'_>]) {
+fn report(socket: &OwnedFd, report: &Report, fds: &[BorrowedFd<'_>]) {
     // On failure the agent is gone, and with it the guest.
     let _ = packet::send(socket, report, fds);
 }
 
-fn first(launch: &Launch<'_>, socket: &OwnedFd) {
+fn first_child(launch: &Launch<'_>, socket: &OwnedFd) {
     fork::reset_signals();
     let mut keep = vec![socket.as_raw_fd(), launch.cgroup.as_raw_fd()];
     keep.extend(launch.stdio.iter().flatten().map(AsRawFd::as_raw_fd));
@@ -168,13 +170,13 @@ fn first(launch: &Launch<'_>, socket: &OwnedFd) {
     });
     keep.extend(crate::log::descriptor());
     fork::close_all_but(keep);
-    match beget(launch, socket) {
-        Ok((pid, _unsaid)) => {
-            say(socket, &Report::Pid(pid), &[]);
+    match fork_second(launch, socket) {
+        Ok((pid, _pid_pending)) => {
+            report(socket, &Report::Pid(pid), &[]);
             fork::exit(0)
         }
         Err(e) => {
-            say(socket, &Report::Failed(e.into()), &[]);
+            report(socket, &Report::Failed(e.into()), &[]);
             fork::exit(1)
         }
     }
@@ -182,32 +184,34 @@ fn first(launch: &Launch<'_>, socket: &OwnedFd) {
 
 /// Forks the second child. Returns its PID and a descriptor that this child keeps until it has reported the
 /// PID.
-fn beget(launch: &Launch<'_>, socket: &OwnedFd) -> Result<(i32, Option<OwnedFd>)> {
-    let (said, unsaid) = pipe_with(PipeFlags::CLOEXEC).for_(|| "make a pipe".into())?;
+fn fork_second(launch: &Launch<'_>, socket: &OwnedFd) -> Result<(i32, Option<OwnedFd>)> {
+    let (pid_reported, pid_pending) = pipe_with(PipeFlags::CLOEXEC).with_context(|| "make a pipe".into())?;
     enter_namespaces(launch)?;
-    let mut unsaid = Some(unsaid);
+    let mut pid_pending = Some(pid_pending);
     let child = || {
-        unsaid = None;
-        second(launch, socket, &said);
+        pid_pending = None;
+        second_child(launch, socket, &pid_reported);
     };
-    let pid = fork(child).for_(|| "fork into the namespaces".into())?;
-    Ok((pid, unsaid))
+    let pid = fork(child).with_context(|| "fork into the namespaces".into())?;
+    Ok((pid, pid_pending))
 }
 
 fn enter_namespaces(launch: &Launch<'_>) -> Result<()> {
     if launch.process.oom_score_adj != 0 {
         let value = launch.process.oom_score_adj.to_string();
-        fs::write("/proc/self/oom_score_adj", &value).for_(|| format!("set oom_score_adj to {value}"))?;
+        fs::write("/proc/self/oom_score_adj", &value)
+            .with_context(|| format!("set oom_score_adj to {value}"))?;
     }
-    rustix::io::write(&launch.cgroup, b"0").for_(|| "join the container's cgroup".into())?;
+    rustix::io::write(&launch.cgroup, b"0").with_context(|| "join the container's cgroup".into())?;
     match &launch.place {
         Place::New { spec, .. } => {
             for path in &spec.join {
                 let what = || format!("join namespace {}", path.display());
-                let ns = fs::File::open(path).for_(what)?;
-                rustix::thread::move_into_link_name_space(ns.as_fd(), None).for_(what)?;
+                let ns = fs::File::open(path).with_context(what)?;
+                rustix::thread::move_into_link_name_space(ns.as_fd(), None).with_context(what)?;
             }
-            thaw_sys::jail::unshare(spec.unshare).for_(|| format!("make namespaces {:?}", spec.unshare))
+            thaw_sys::jail::unshare(spec.unshare)
+                .with_context(|| format!("make namespaces {:?}", spec.unshare))
         }
         Place::Beside(pidfd) => {
             let all = ThreadNameSpaceType::CONTROL_GROUP
@@ -217,30 +221,34 @@ fn enter_namespaces(launch: &Launch<'_>) -> Result<()> {
                 | ThreadNameSpaceType::PROCESS_ID
                 | ThreadNameSpaceType::MOUNT;
             rustix::thread::move_into_thread_name_spaces(pidfd.as_fd(), all)
-                .for_(|| "join the container's namespaces".into())
+                .with_context(|| "join the container's namespaces".into())
         }
     }
 }
 
-/// `said` reaches its end once the first child has reported the PID or is gone.
-fn second(launch: &Launch<'_>, socket: &OwnedFd, said: &OwnedFd) {
-    let Err(e) = become_program(launch, socket, said);
+/// `pid_reported` reaches its end once the first child has reported the PID or is gone.
+fn second_child(launch: &Launch<'_>, socket: &OwnedFd, pid_reported: &OwnedFd) {
+    let Err(e) = become_program(launch, socket, pid_reported);
     let code = match e {
         Error::CommandNotFound(_) => 127,
         Error::CommandNotExecutable(_) => 126,
         _ => 125,
     };
-    say(socket, &Report::Failed(e.into()), &[]);
+    report(socket, &Report::Failed(e.into()), &[]);
     fork::exit(code)
 }
 
-fn become_program(launch: &Launch<'_>, socket: &OwnedFd, said: &OwnedFd) -> Result<std::convert::Infallible> {
+fn become_program(
+    launch: &Launch<'_>,
+    socket: &OwnedFd,
+    pid_reported: &OwnedFd,
+) -> Result<std::convert::Infallible> {
     let process = launch.process;
-    rustix::process::setsid().for_(|| "begin a session".into())?;
+    rustix::process::setsid().with_context(|| "begin a session".into())?;
     if let Place::New { spec, .. } = &launch.place {
         if spec.unshare.contains(UnshareFlags::NEWUTS) && !spec.hostname.is_empty() {
             rustix::system::sethostname(spec.hostname.as_bytes())
-                .for_(|| "set the container's hostname".into())?;
+                .with_context(|| "set the container's hostname".into())?;
         }
         if spec.unshare.contains(UnshareFlags::NEWNET) {
             crate::network::loopback_up()?;
@@ -255,7 +263,7 @@ fn become_program(launch: &Launch<'_>, socket: &OwnedFd, said: &OwnedFd) -> Resu
     };
     if let Place::New { spec, .. } = &launch.place {
         rootfs::make_cwd(&process.cwd)?;
-        look_for(process)?;
+        check_exists(process)?;
         rootfs::restrict(spec)?;
     }
     let user = user::look_up(&process.user)?;
@@ -263,13 +271,13 @@ fn become_program(launch: &Launch<'_>, socket: &OwnedFd, said: &OwnedFd) -> Resu
 
     let master = console.as_ref().map(|(master, _)| master.as_fd());
     // The agent identifies the process by its PID, so that must be reported first, whichever child runs first.
-    let _end = rustix::io::retry_on_intr(|| rustix::io::read(said, &mut [0u8]));
-    say(socket, &Report::Ready, master.as_slice());
+    let _end = rustix::io::retry_on_intr(|| rustix::io::read(pid_reported, &mut [0u8]));
+    report(socket, &Report::Ready, master.as_slice());
     drop(console);
     if let Place::New { go, .. } = &launch.place {
         let mut byte = [0u8];
         let read = rustix::io::retry_on_intr(|| rustix::io::read(go, &mut byte))
-            .for_(|| "wait for the start".into())?;
+            .with_context(|| "wait for the start".into())?;
         if read == 0 {
             // The container is removed without being started.
             fork::exit(0);
@@ -283,15 +291,15 @@ fn become_program(launch: &Launch<'_>, socket: &OwnedFd, said: &OwnedFd) -> Resu
         seccomp::apply(filter)?;
     }
     capabilities::cut_bounding(&process.capabilities)?;
-    rustix::thread::set_keep_capabilities(true).for_(|| "keep capabilities".into())?;
+    rustix::thread::set_keep_capabilities(true).with_context(|| "keep capabilities".into())?;
     fork::change_user(user.uid, user.gid, &user.groups)
-        .for_(|| format!("become user {}:{}", user.uid, user.gid))?;
-    rustix::thread::set_keep_capabilities(false).for_(|| "keep capabilities".into())?;
+        .with_context(|| format!("become user {}:{}", user.uid, user.gid))?;
+    rustix::thread::set_keep_capabilities(false).with_context(|| "keep capabilities".into())?;
     capabilities::apply(&process.capabilities)?;
     rustix::process::chdir(&process.cwd)
-        .for_(|| format!("change to working directory {}", process.cwd.display()))?;
+        .with_context(|| format!("change to working directory {}", process.cwd.display()))?;
     if process.no_new_privileges {
-        rustix::thread::set_no_new_privs(true).for_(|| "set no_new_privs".into())?;
+        rustix::thread::set_no_new_privs(true).with_context(|| "set no_new_privs".into())?;
         if let Some(filter) = launch.seccomp {
             seccomp::apply(filter)?;
         }
@@ -304,13 +312,13 @@ fn become_program(launch: &Launch<'_>, socket: &OwnedFd, said: &OwnedFd) -> Resu
 fn open_console(process: &ProcessSpec, place: &Place<'_>) -> Result<(OwnedFd, OwnedFd)> {
     let what = || "open a terminal in the container (is a devpts mounted at /dev/pts?)".into();
     let flags = OFlags::RDWR | OFlags::NOCTTY | OFlags::CLOEXEC;
-    let master = rustix::fs::open("/dev/pts/ptmx", flags, Mode::empty()).for_(what)?;
-    unlockpt(&master).for_(what)?;
+    let master = rustix::fs::open("/dev/pts/ptmx", flags, Mode::empty()).with_context(what)?;
+    unlockpt(&master).with_context(what)?;
     let slave = ioctl_tiocgptpeer(
         &master,
         OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC,
     )
-    .for_(what)?;
+    .with_context(what)?;
     if let Some((rows, columns)) = process.console.filter(|(r, c)| *r != 0 || *c != 0) {
         let size = Winsize {
             ws_row: rows,
@@ -318,7 +326,7 @@ fn open_console(process: &ProcessSpec, place: &Place<'_>) -> Result<(OwnedFd, Ow
             ws_xpixel: 0,
             ws_ypixel: 0,
         };
-        tcsetwinsize(&master, size).for_(|| "set the terminal's size".into())?;
+        tcsetwinsize(&master, size).with_context(|| "set the terminal's size".into())?;
     }
     if matches!(place, Place::New { .. }) {
         rootfs::console(&slave)?;
@@ -328,7 +336,8 @@ fn open_console(process: &ProcessSpec, place: &Place<'_>) -> Result<(OwnedFd, Ow
 
 fn connect_stdio(launch: &Launch<'_>, slave: Option<&OwnedFd>, uid: u32) -> Result<()> {
     if let Some(slave) = slave {
-        rustix::process::ioctl_tiocsctty(slave).for_(|| "make the terminal the controlling one".into())?;
+        rustix::process::ioctl_tiocsctty(slave)
+            .with_context(|| "make the terminal the controlling one".into())?;
     }
     for number in 0..3 {
         let fd = match (&launch.stdio, slave) {
@@ -338,8 +347,10 @@ fn connect_stdio(launch: &Launch<'_>, slave: Option<&OwnedFd>, uid: u32) -> Resu
         };
         // A user other than root must be able to open /dev/stdout again.
         let owner = Some(rustix::fs::Uid::from_raw(uid));
-        rustix::fs::fchown(fd, owner, None).for_(|| format!("give standard stream {number} to the user"))?;
-        fork::become_stdio(fd.as_fd(), number as i32).for_(|| format!("connect standard stream {number}"))?;
+        rustix::fs::fchown(fd, owner, None)
+            .with_context(|| format!("give standard stream {number} to the user"))?;
+        fork::become_stdio(fd.as_fd(), number as i32)
+            .with_context(|| format!("connect standard stream {number}"))?;
     }
     Ok(())
 }
@@ -372,7 +383,7 @@ fn not_found(command: &str) -> Error {
 
 /// Fails if the program does not exist, so that creating the container reports it rather than starting it.
 /// Executing it reports every other problem.
-fn look_for(process: &ProcessSpec) -> Result<()> {
+fn check_exists(process: &ProcessSpec) -> Result<()> {
     let is_missing = |candidate: &PathBuf| {
         let found = rustix::fs::stat(process.cwd.join(candidate));
         matches!(found, Err(rustix::io::Errno::NOENT | rustix::io::Errno::NOTDIR))

@@ -31,10 +31,10 @@ use thaw_protocol::agent::agent::{CreateContainerRequest, ExecProcessRequest};
 use thaw_protocol::agent::readiness::ExpectReadyRequest;
 use thaw_sys::lock::Lock;
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::huge_pages::{self, Reservation};
 use crate::oom::{ChangeWatch, OomEvents};
-use crate::readiness::Expected;
+use crate::readiness::Probe;
 use crate::reaper::{ExitCode, Reaper};
 use crate::storage::{Storage, Storages};
 use crate::warning;
@@ -45,7 +45,7 @@ use spec::{ProcessSpec, Spec};
 
 /// Most ended execs that are kept per container after their exit code was reported, for late readers of their
 /// output.
-const MOST_ENDED: usize = 64;
+const MAX_ENDED: usize = 64;
 
 /// A container of this guest.
 #[derive(Debug)]
@@ -58,7 +58,7 @@ pub struct Container {
     /// Set until it is started.
     pending: Mutex<Option<Pending>>,
     /// Set until a caller waits for it.
-    expected: Mutex<Option<Expected>>,
+    probe: Mutex<Option<Probe>>,
     execs: Mutex<Execs>,
     mounts: Vec<PathBuf>,
     huge_pages: Mutex<Vec<Reservation>>,
@@ -77,7 +77,7 @@ struct Pending {
 struct Execs {
     by_id: BTreeMap<String, Option<Arc<Process>>>,
     /// Ended and reported, oldest first.
-    told: Vec<String>,
+    reported: Vec<String>,
 }
 
 impl Container {
@@ -110,7 +110,7 @@ impl Container {
                 cgroup,
                 init: Arc::new(init),
                 pending: Mutex::new(Some(pending)),
-                expected: Mutex::default(),
+                probe: Mutex::default(),
                 execs: Mutex::default(),
                 mounts,
                 huge_pages: Mutex::new(huge_pages),
@@ -127,7 +127,7 @@ impl Container {
     fn set_up(spec: &Spec, reaper: &Arc<Reaper>) -> Result<(Cgroup, Process, Pending)> {
         let cgroup = Cgroup::create(&spec.cgroup)?;
         let launched = cgroup.apply(&spec.resources).and_then(|()| {
-            let (wait, go) = pipe_with(PipeFlags::CLOEXEC).for_(|| "make a pipe".into())?;
+            let (wait, go) = pipe_with(PipeFlags::CLOEXEC).with_context(|| "make a pipe".into())?;
             let place = Place::New { spec, go: wait };
             let (init, status) = Process::launch(
                 reaper,
@@ -154,7 +154,7 @@ impl Container {
         let Some(Pending { go, status }) = self.pending.locked().take() else {
             return Err(Error::State(format!("container {} was already started", self.id)));
         };
-        rustix::io::write(&go, b"s").for_(|| "start the container's process".into())?;
+        rustix::io::write(&go, b"s").with_context(|| "start the container's process".into())?;
         status.wait()
     }
 
@@ -168,16 +168,16 @@ impl Container {
                 self.id
             )));
         }
-        *self.expected.locked() = Some(Expected::new(request, self.cgroup.path())?);
+        *self.probe.locked() = Some(Probe::new(request, self.cgroup.path())?);
         Ok(())
     }
 
     /// Returns the probe that [`Container::expect_ready`] made, once the container is started.
-    pub fn take_expected(&self) -> Result<Expected> {
+    pub fn take_probe(&self) -> Result<Probe> {
         if self.pending.locked().is_some() {
             return Err(Error::State(format!("container {} was not started yet", self.id)));
         }
-        self.expected.locked().take().ok_or_else(|| {
+        self.probe.locked().take().ok_or_else(|| {
             Error::State(format!(
                 "container {} was started without a readiness check, or another caller waits for it already",
                 self.id
@@ -255,7 +255,7 @@ impl Container {
         if self.init.exit_code().is_some() {
             return Err(not_running());
         }
-        root.for_(|| format!("open {path}"))
+        root.with_context(|| format!("open {path}"))
     }
 
     /// Returns a process by its exec id. The container's own id, its first exec id, and an empty id mean the
@@ -274,12 +274,12 @@ impl Container {
     }
 
     /// Notes that an exec's exit code was reported. Only the last few such execs are kept.
-    pub fn told(&self, exec_id: &str) {
+    pub fn reported(&self, exec_id: &str) {
         let mut execs = self.execs.locked();
-        if execs.by_id.contains_key(exec_id) && !execs.told.iter().any(|id| id == exec_id) {
-            execs.told.push(exec_id.to_owned());
-            if execs.told.len() > MOST_ENDED {
-                let oldest = execs.told.remove(0);
+        if execs.by_id.contains_key(exec_id) && !execs.reported.iter().any(|id| id == exec_id) {
+            execs.reported.push(exec_id.to_owned());
+            if execs.reported.len() > MAX_ENDED {
+                let oldest = execs.reported.remove(0);
                 if let Some(Some(process)) = execs.by_id.remove(&oldest) {
                     process.stdio.close();
                 }
@@ -306,7 +306,7 @@ impl Container {
     }
 
     /// Pushes an event if the kernel has killed one of its processes for lack of memory since the last call.
-    pub fn look_for_oom(&self, events: &OomEvents) {
+    pub fn check_for_oom(&self, events: &OomEvents) {
         let now = self.cgroup.read_key("memory.events", "oom_kill").unwrap_or(0);
         if self.oom_kills.fetch_max(now, Ordering::AcqRel) < now {
             events.push(&self.id);

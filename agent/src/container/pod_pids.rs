@@ -20,7 +20,7 @@ use thaw_sys::lock::Lock;
 use super::capabilities::{self, Capabilities};
 use super::fork::{self, fork};
 use super::rootfs;
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::reaper::{Child, Reaper};
 
 /// Name of its first process.
@@ -43,7 +43,7 @@ impl PodPids {
         let living = init.take().filter(|init| init.exit_code().is_none());
         let living = match living {
             Some(living) => living,
-            None => begin(reaper)?,
+            None => start(reaper)?,
         };
         let path = format!("/proc/{}/ns/pid", living.pid);
         *init = Some(living);
@@ -64,28 +64,29 @@ impl PodPids {
     }
 }
 
-fn begin(reaper: &Arc<Reaper>) -> Result<Child> {
-    let (mut failure, told) = pipe_with(PipeFlags::CLOEXEC)
+fn start(reaper: &Arc<Reaper>) -> Result<Child> {
+    let (mut failure, report) = pipe_with(PipeFlags::CLOEXEC)
         .map(|(read, write)| (fs::File::from(read), fs::File::from(write)))
-        .for_(|| "make a pipe".into())?;
+        .with_context(|| "make a pipe".into())?;
     let hold = reaper.hold();
     // unshare(2) puts the thread's next children into the namespace, so this takes a thread that forks nothing
     // else.
     let forked = std::thread::scope(|scope| {
         let fork = || {
-            thaw_sys::jail::unshare(UnshareFlags::NEWPID).for_(|| "make the pod's PID namespace".into())?;
-            fork(|| stand(&told)).for_(|| "fork into the pod's PID namespace".into())
+            thaw_sys::jail::unshare(UnshareFlags::NEWPID)
+                .with_context(|| "make the pod's PID namespace".into())?;
+            fork(|| run_init(&report)).with_context(|| "fork into the pod's PID namespace".into())
         };
         scope.spawn(fork).join()
     });
     let pid = forked.map_err(|_| Error::State("the pod's first process was not created".into()))??;
     let init = reaper.expect(&hold, pid);
-    drop((hold, told));
+    drop((hold, report));
     let mut why = String::new();
     // No report means success.
     failure
         .read_to_string(&mut why)
-        .for_(|| "read the report of the pod's first process".into())?;
+        .with_context(|| "read the report of the pod's first process".into())?;
     match why.is_empty() {
         true => Ok(init),
         false => Err(Error::State(format!(
@@ -95,12 +96,12 @@ fn begin(reaper: &Arc<Reaper>) -> Result<Child> {
 }
 
 /// Runs in the new process, and never returns.
-fn stand(told: &fs::File) {
+fn run_init(report: &fs::File) {
     fork::reset_signals();
-    fork::close_all_but(vec![told.as_raw_fd()]);
-    if let Err(e) = strip() {
+    fork::close_all_but(vec![report.as_raw_fd()]);
+    if let Err(e) = drop_inherited() {
         // On failure the agent is gone, and with it the guest.
-        let _ = write!(&mut &*told, "{e}");
+        let _ = write!(&mut &*report, "{e}");
         fork::exit(1);
     }
     fork::close_all_but(Vec::new());
@@ -109,27 +110,28 @@ fn stand(told: &fs::File) {
 }
 
 /// Gives up everything inherited from the agent.
-fn strip() -> Result<()> {
+fn drop_inherited() -> Result<()> {
     let what = || "leave the guest's file system".into();
-    rustix::process::setsid().for_(|| "begin a session".into())?;
+    rustix::process::setsid().with_context(|| "begin a session".into())?;
     let null = fs::File::options().read(true).write(true).open("/dev/null");
-    let null = null.for_(|| "open /dev/null".into())?;
+    let null = null.with_context(|| "open /dev/null".into())?;
     for number in 0..3 {
-        fork::become_stdio(null.as_fd(), number).for_(|| format!("connect standard stream {number}"))?;
+        fork::become_stdio(null.as_fd(), number)
+            .with_context(|| format!("connect standard stream {number}"))?;
     }
     // The whole pod ends with it, so the OOM killer shall choose another process. Not permitted everywhere.
     let _ = fs::write("/proc/self/oom_score_adj", "-1000");
-    thaw_sys::jail::unshare(UnshareFlags::NEWNS).for_(|| "make a mount namespace".into())?;
+    thaw_sys::jail::unshare(UnshareFlags::NEWNS).with_context(|| "make a mount namespace".into())?;
     mount_change(
         "/",
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
     )
-    .for_(what)?;
+    .with_context(what)?;
     let flags = MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC | MountFlags::RDONLY;
-    mount("none", ROOT, "tmpfs", flags, c"size=4k,mode=0555").for_(what)?;
+    mount("none", ROOT, "tmpfs", flags, c"size=4k,mode=0555").with_context(what)?;
     rootfs::enter(Path::new(ROOT))?;
-    rustix::thread::set_name(NAME).for_(|| "take a name".into())?;
+    rustix::thread::set_name(NAME).with_context(|| "take a name".into())?;
     capabilities::cut_bounding(&Capabilities::default())?;
-    fork::change_user(NOBODY, NOBODY, &[]).for_(|| "become nobody".into())?;
-    rustix::thread::set_no_new_privs(true).for_(|| "set no_new_privs".into())
+    fork::change_user(NOBODY, NOBODY, &[]).with_context(|| "become nobody".into())?;
+    rustix::thread::set_no_new_privs(true).with_context(|| "set no_new_privs".into())
 }

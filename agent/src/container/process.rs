@@ -7,7 +7,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 use super::launch::{Launch, Launched, Place, Status, launch};
 use super::seccomp::Filter;
 use super::spec::ProcessSpec;
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::reaper::{Child, ExitCode, Reaper};
 use crate::stdio::{Stdio, pipes};
 use std::sync::Arc;
@@ -37,7 +37,7 @@ impl Process {
             pipes().map(|(t, o)| (Some(t), Some(o)))?
         };
         let mut hold = Some(reaper.hold());
-        let mut born = None;
+        let mut child = None;
         let launched = launch(
             Launch {
                 process,
@@ -49,7 +49,7 @@ impl Process {
             |pid| {
                 // The exit status is kept at least until the hold is dropped, so the PID belongs to no other
                 // process.
-                born = hold
+                child = hold
                     .as_ref()
                     .map(|hold| (reaper.expect(hold, pid), Pid::from_raw(pid).map(open)));
                 hold = None;
@@ -62,7 +62,7 @@ impl Process {
             (None, Some(master)) => Stdio::of_terminal(master)?,
             (None, None) => return Err(Error::State("the process has no terminal".into())),
         };
-        match born {
+        match child {
             Some((child, Some(pidfd))) => Ok((
                 Process {
                     child,
@@ -87,7 +87,7 @@ impl Process {
 
     /// Its pidfd, for joining its namespaces.
     pub fn pidfd(&self) -> Result<OwnedFd> {
-        self.pidfd.try_clone().for_(|| "copy a pidfd".into())
+        self.pidfd.try_clone().with_context(|| "copy a pidfd".into())
     }
 
     /// Sends a signal; 0 only checks that the process exists.
@@ -101,13 +101,13 @@ impl Process {
         }
         match pidfd_send_signal(&self.pidfd, signal(number)?) {
             Err(rustix::io::Errno::SRCH) => Err(gone()),
-            other => other.for_(|| format!("send signal {number}")),
+            other => other.with_context(|| format!("send signal {number}")),
         }
     }
 }
 
 fn open(pid: Pid) -> Result<OwnedFd> {
-    pidfd_open(pid, PidfdFlags::empty()).for_(|| "open a pidfd".into())
+    pidfd_open(pid, PidfdFlags::empty()).with_context(|| "open a pidfd".into())
 }
 
 /// A signal by its number, including real-time signals.

@@ -2,7 +2,7 @@
 
 use rustix::process::{Resource, Rlimit, setrlimit};
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 
 /// One limit; `u64::MAX` means none.
 #[derive(Clone, Copy, Debug)]
@@ -46,7 +46,7 @@ pub fn apply(limits: &[Limit]) -> Result<()> {
                 maximum: bound(l.hard),
             },
         )
-        .for_(|| format!("set the limit {:?} to {}", l.resource, l.soft))?;
+        .with_context(|| format!("set the limit {:?} to {}", l.resource, l.soft))?;
     }
     Ok(())
 }

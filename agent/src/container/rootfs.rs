@@ -15,20 +15,12 @@ use rustix::mount::{
     mount_change, mount_remount, move_mount, open_tree, unmount,
 };
 use rustix::process::{chdir, fchdir, pivot_root};
+use thaw_protocol::agent::layout::DEFAULT_DEVICES;
 
 use super::spec::{DeviceKind, DeviceNode, Mount, Spec};
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::mount_options::MountOptions;
 
-/// Device nodes of every container (runtime-spec, config-linux.md, "Default Devices").
-const DEVICES: &[(&str, u32, u32)] = &[
-    ("null", 1, 3),
-    ("zero", 1, 5),
-    ("full", 1, 7),
-    ("random", 1, 8),
-    ("urandom", 1, 9),
-    ("tty", 5, 0),
-];
 const LINKS: &[(&str, &str)] = &[
     ("fd", "/proc/self/fd"),
     ("stdin", "/proc/self/fd/0"),
@@ -52,9 +44,9 @@ pub fn prepare(spec: &Spec) -> Result<()> {
             }
         },
     );
-    mount_change("/", down).for_(|| "set the root's propagation".into())?;
+    mount_change("/", down).with_context(|| "set the root's propagation".into())?;
     mount_bind_recursive(&spec.root, &spec.root)
-        .for_(|| format!("bind the root filesystem {} on itself", spec.root.display()))?;
+        .with_context(|| format!("bind the root filesystem {} on itself", spec.root.display()))?;
     let root = Root::open(&spec.root)?;
     for m in &spec.mounts {
         mount_one(&root, m, &spec.cgroup)?;
@@ -69,7 +61,7 @@ pub fn prepare(spec: &Spec) -> Result<()> {
     }
     for (key, value) in &spec.sysctl {
         let path = format!("/proc/sys/{}", key.replace('.', "/"));
-        fs::write(&path, value).for_(|| format!("set sysctl {key} to {value:?}"))?;
+        fs::write(&path, value).with_context(|| format!("set sysctl {key} to {value:?}"))?;
     }
     Ok(())
 }
@@ -82,17 +74,17 @@ pub fn enter(root: &Path) -> Result<()> {
         OFlags::DIRECTORY | OFlags::PATH | OFlags::CLOEXEC,
         Mode::empty(),
     )
-    .for_(what)?;
-    fchdir(&new).for_(what)?;
+    .with_context(what)?;
+    fchdir(&new).with_context(what)?;
     // The old root is then mounted on top of the new one at ".", and is unmounted (pivot_root(2), NOTES).
-    pivot_root(".", ".").for_(what)?;
+    pivot_root(".", ".").with_context(what)?;
     mount_change(
         ".",
         MountPropagationFlags::DOWNSTREAM | MountPropagationFlags::REC,
     )
-    .for_(what)?;
-    unmount(".", UnmountFlags::DETACH).for_(|| "unmount the guest's root".into())?;
-    chdir("/").for_(what)
+    .with_context(what)?;
+    unmount(".", UnmountFlags::DETACH).with_context(|| "unmount the guest's root".into())?;
+    chdir("/").with_context(what)
 }
 
 /// Applies read-only and masked paths. Must be called after [`enter`].
@@ -112,7 +104,7 @@ pub fn restrict(spec: &Spec) -> Result<()> {
 fn read_only(path: &Path) -> Result<()> {
     match mount_bind_recursive(path, path) {
         Err(Errno::NOENT) => return Ok(()),
-        other => other.for_(|| format!("make {} read-only", path.display()))?,
+        other => other.with_context(|| format!("make {} read-only", path.display()))?,
     }
     remount_read_only(path)
 }
@@ -120,7 +112,7 @@ fn read_only(path: &Path) -> Result<()> {
 /// A remount replaces all flags, so the mount's other flags are repeated.
 fn remount_read_only(path: &Path) -> Result<()> {
     let what = || format!("make {} read-only", path.display());
-    let have = rustix::fs::statvfs(path).for_(what)?.f_flag;
+    let have = rustix::fs::statvfs(path).with_context(what)?.f_flag;
     let keep = [
         (StatVfsMountFlags::NOSUID, MountFlags::NOSUID),
         (StatVfsMountFlags::NODEV, MountFlags::NODEV),
@@ -132,7 +124,7 @@ fn remount_read_only(path: &Path) -> Result<()> {
     .into_iter()
     .filter(|(from, _)| have.contains(*from))
     .fold(MountFlags::BIND | MountFlags::RDONLY, |set, (_, to)| set | to);
-    mount_remount(path, keep, c"").for_(what)
+    mount_remount(path, keep, c"").with_context(what)
 }
 
 fn mask(path: &Path) -> Result<()> {
@@ -140,9 +132,9 @@ fn mask(path: &Path) -> Result<()> {
     match rustix::mount::mount_bind("/dev/null", path) {
         Ok(()) | Err(Errno::NOENT) => Ok(()),
         Err(Errno::NOTDIR) => {
-            rustix::mount::mount("tmpfs", path, "tmpfs", MountFlags::RDONLY, c"size=0k").for_(what)
+            rustix::mount::mount("tmpfs", path, "tmpfs", MountFlags::RDONLY, c"size=0k").with_context(what)
         }
-        Err(e) => Err(e).for_(what),
+        Err(e) => Err(e).with_context(what),
     }
 }
 
@@ -155,13 +147,15 @@ fn mount_one(root: &Root, m: &Mount, cgroup: &Path) -> Result<()> {
         other => other,
     };
     if m.options.bind.is_some() {
-        let is_dir = fs::metadata(&m.source).map(|found| found.is_dir()).for_(|| {
-            format!(
-                "mount at {} of the container: source {}",
-                m.destination.display(),
-                m.source
-            )
-        })?;
+        let is_dir = fs::metadata(&m.source)
+            .map(|found| found.is_dir())
+            .with_context(|| {
+                format!(
+                    "mount at {} of the container: source {}",
+                    m.destination.display(),
+                    m.source
+                )
+            })?;
         let target = if is_dir {
             root.make_dir(&m.destination)
         } else {
@@ -210,13 +204,13 @@ fn mount_one(root: &Root, m: &Mount, cgroup: &Path) -> Result<()> {
 fn finish(root: &Root, m: &Mount, options: &MountOptions) -> Result<()> {
     let mounted = root
         .resolve(&m.destination, OFlags::PATH)
-        .for_(|| format!("find {} again", m.destination.display()))?;
+        .with_context(|| format!("find {} again", m.destination.display()))?;
     options.finish(&magic(&mounted))
 }
 
 fn devices(root: &Root, spec: &Spec) -> Result<()> {
     let dev = root.make_dir(Path::new("/dev"))?;
-    let defaults = DEVICES.iter().map(|(name, major, minor)| DeviceNode {
+    let defaults = DEFAULT_DEVICES.iter().map(|(name, major, minor)| DeviceNode {
         path: Path::new("/dev").join(name),
         kind: DeviceKind::Character,
         major: *major,
@@ -231,7 +225,7 @@ fn devices(root: &Root, spec: &Spec) -> Result<()> {
     for (name, target) in LINKS {
         match rustix::fs::symlinkat(*target, &dev, *name) {
             Ok(()) | Err(Errno::EXIST) => {}
-            Err(e) => return Err(e).for_(|| format!("link /dev/{name} of the container")),
+            Err(e) => return Err(e).with_context(|| format!("link /dev/{name} of the container")),
         }
     }
     Ok(())
@@ -261,10 +255,10 @@ fn make_node(root: &Root, node: &DeviceNode) -> Result<()> {
     ) {
         // An image or a mount may contain the device already.
         Err(Errno::EXIST) => return Ok(()),
-        other => other.for_(what)?,
+        other => other.with_context(what)?,
     }
     // mknod applies the umask to the mode.
-    rustix::fs::chmodat(&dir, name, mode, AtFlags::empty()).for_(what)?;
+    rustix::fs::chmodat(&dir, name, mode, AtFlags::empty()).with_context(what)?;
     rustix::fs::chownat(
         &dir,
         name,
@@ -272,7 +266,7 @@ fn make_node(root: &Root, node: &DeviceNode) -> Result<()> {
         Some(Gid::from_raw(node.gid)),
         AtFlags::SYMLINK_NOFOLLOW,
     )
-    .for_(what)
+    .with_context(what)
 }
 
 /// Binds the container's terminal at /dev/console. Must be called after [`enter`]. Uses only descriptors,
@@ -282,9 +276,9 @@ pub fn console(slave: impl AsFd) -> Result<()> {
     let target = Root::open(Path::new("/"))?.make_file(Path::new("/dev/console"))?;
     let clone =
         OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC | OpenTreeFlags::AT_EMPTY_PATH;
-    let tree = open_tree(slave, "", clone).for_(what)?;
+    let tree = open_tree(slave, "", clone).with_context(what)?;
     let here = MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH | MoveMountFlags::MOVE_MOUNT_T_EMPTY_PATH;
-    move_mount(&tree, "", &target, "", here).for_(what)
+    move_mount(&tree, "", &target, "", here).with_context(what)
 }
 
 fn magic(fd: &OwnedFd) -> PathBuf {
@@ -304,7 +298,7 @@ impl Root {
             OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC,
             Mode::empty(),
         )
-        .for_(|| format!("open the root filesystem {}", path.display()))?;
+        .with_context(|| format!("open the root filesystem {}", path.display()))?;
         Ok(Root { dir })
     }
 
@@ -325,10 +319,10 @@ impl Root {
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         match self.resolve(path, flags) {
             Err(Errno::NOENT) => {}
-            other => return other.for_(what),
+            other => return other.with_context(what),
         }
         let mut done = PathBuf::from("/");
-        let mut at = self.resolve(&done, flags).for_(what)?;
+        let mut at = self.resolve(&done, flags).with_context(what)?;
         for part in path.components() {
             let Component::Normal(name) = part else {
                 if part == Component::ParentDir {
@@ -339,10 +333,10 @@ impl Root {
             done.push(name);
             at = match self.resolve(&done, flags) {
                 Err(Errno::NOENT) => {
-                    rustix::fs::mkdirat(&at, name, Mode::from_raw_mode(0o755)).for_(what)?;
-                    self.resolve(&done, flags).for_(what)?
+                    rustix::fs::mkdirat(&at, name, Mode::from_raw_mode(0o755)).with_context(what)?;
+                    self.resolve(&done, flags).with_context(what)?
                 }
-                other => other.for_(what)?,
+                other => other.with_context(what)?,
             };
         }
         Ok(at)
@@ -353,7 +347,7 @@ impl Root {
         let what = || format!("make file {} of the container", path.display());
         match self.resolve(path, OFlags::PATH) {
             Err(Errno::NOENT) => {}
-            other => return other.for_(what),
+            other => return other.with_context(what),
         }
         let (Some(parent), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Error::Invalid(format!(
@@ -363,8 +357,8 @@ impl Root {
         };
         let dir = self.make_dir(parent)?;
         let create = OFlags::CREATE | OFlags::WRONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
-        drop(rustix::fs::openat(&dir, name, create, Mode::from_raw_mode(0o644)).for_(what)?);
-        self.resolve(path, OFlags::PATH).for_(what)
+        drop(rustix::fs::openat(&dir, name, create, Mode::from_raw_mode(0o644)).with_context(what)?);
+        self.resolve(path, OFlags::PATH).with_context(what)
     }
 }
 
@@ -374,7 +368,7 @@ pub fn make_cwd(path: &Path) -> Result<()> {
         return Ok(());
     }
     // The root is the container's own, so links cannot lead out of it.
-    fs::create_dir_all(path).for_(|| format!("make the working directory {}", path.display()))
+    fs::create_dir_all(path).with_context(|| format!("make the working directory {}", path.display()))
 }
 
 #[cfg(test)]

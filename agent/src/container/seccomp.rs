@@ -37,7 +37,7 @@ const ARGS: u32 = 16;
 const AUDIT_ARCH_X86_64: u32 = 0xc000_003e;
 const X32_BIT: u32 = 0x4000_0000;
 /// BPF_MAXINSNS.
-const LONGEST: usize = 4096;
+const MAX_INSTRUCTIONS: usize = 4096;
 /// Placeholder jump targets, which are replaced when a rule is complete.
 const FAIL: u8 = 0xff;
 
@@ -218,9 +218,9 @@ fn assemble(default: u32, calls: &[(u32, Vec<Rule>)]) -> Result<Vec<Instruction>
         p.extend(block);
     }
     p.push(statement(RET, default));
-    if p.len() > LONGEST {
+    if p.len() > MAX_INSTRUCTIONS {
         return Err(Error::Unsupported(format!(
-            "seccomp: the profile needs {} instructions, the kernel takes {LONGEST}",
+            "seccomp: the profile needs {} instructions, the kernel takes {MAX_INSTRUCTIONS}",
             p.len()
         )));
     }

@@ -1,4 +1,4 @@
-//! The BPF program on a container's cgroup that reports which of its sockets listen on a port.
+//! The BPF program of a container's cgroup that reports sockets which listen on a port.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -7,11 +7,11 @@ use Register::{R0, R1, R2, R3, R4, R6, R10};
 use thaw_sys::bpf::assembler::{Assembler, Helper, Operation, Register, Size, When};
 use thaw_sys::bpf::{ProgramType, attach_sock_ops, load_as};
 
-/// The operation of a socket that has just begun to listen: `BPF_SOCK_OPS_TCP_LISTEN_CB`.
+/// The operation when a socket has just begun to listen: `BPF_SOCK_OPS_TCP_LISTEN_CB`.
 const TCP_LISTEN_CB: u32 = 11;
-/// `BPF_RB_FORCE_WAKEUP`: wakes pollers although earlier events are unread.
+/// `BPF_RB_FORCE_WAKEUP`: wakes pollers even if earlier events are unread.
 const FORCE_WAKEUP: u32 = 2;
-/// Words of an event: the socket's family, its IPv4 address and its IPv6 address, network byte order.
+/// Words of an event: the socket's family, IPv4 address and IPv6 address, in network byte order.
 pub const WORDS: usize = 6;
 const EVENT: i32 = WORDS as i32 * 4;
 
@@ -22,7 +22,8 @@ const LOCAL_IP4: i16 = 28;
 const LOCAL_IP6: i16 = 48;
 const LOCAL_PORT: i16 = 68;
 
-/// The program: if a socket begins to listen on `port`, writes its address to the ring. It changes nothing.
+/// The program. When a socket begins to listen on `port`, it writes the address to the ring. It changes
+/// nothing.
 fn program(port: u16, ring: BorrowedFd<'_>) -> Vec<u64> {
     let mut a = Assembler::default();
     a.copy(R6, R1);
@@ -54,7 +55,7 @@ fn program(port: u16, ring: BorrowedFd<'_>) -> Vec<u64> {
     a.finish()
 }
 
-/// Runs the program for the sockets of a cgroup's processes, and of those below it, while the returned descriptor is open.
+/// Runs the program for the sockets of processes in and below a cgroup, while the returned descriptor is open.
 pub fn report_listening(cgroup: BorrowedFd<'_>, port: u16, ring: BorrowedFd<'_>) -> io::Result<OwnedFd> {
     let program = load_as(ProgramType::SockOps, &program(port, ring))?;
     attach_sock_ops(program.as_fd(), cgroup)

@@ -1,63 +1,63 @@
-//! One question over HTTP, and the status of its answer.
+//! An HTTP request, and the status of its answer.
 //!
-//! The answer is the container's, so anything: of it at most [`MOST`] bytes are looked at, and nothing but the heads of
-//! interim answers and the status line.
+//! The container sends the answer, so it may be anything. At most [`MAX_ANSWER`] bytes are read, and only the
+//! heads of interim answers and the status line are parsed.
 
 use crate::error::{Error, Result};
 
-/// Most bytes that are read until there is a status.
-pub const MOST: usize = 16 * 1024;
+/// Most bytes that are read to find a status.
+pub const MAX_ANSWER: usize = 16 * 1024;
 /// Longest path and longest host.
-const LONGEST_PATH: usize = 1024;
-const LONGEST_HOST: usize = 253;
+const MAX_PATH: usize = 1024;
+const MAX_HOST: usize = 253;
 
-/// What is asked for.
+/// The request.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Question {
+pub struct Request {
     path: String,
     host: String,
 }
 
-/// What the bytes so far say.
+/// The meaning of the bytes received so far.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Said {
-    /// Nothing yet.
+pub enum Parsed {
+    /// More bytes are needed.
     Unfinished,
     Status(u16),
-    /// They are no answer by HTTP/1.
+    /// They are not an HTTP/1 answer.
     Nonsense,
 }
 
-impl Question {
-    /// For `path`, of the host with that name.
+impl Request {
+    /// A request for `path` with this host.
     ///
     /// # Errors
-    /// Either would be more than a word of the request.
+    /// Either would be more than one word of the request.
     pub fn new(path: &str, host: &str) -> Result<Self> {
         let word = |text: &str| text.bytes().all(|b| b.is_ascii_graphic());
-        if !path.starts_with('/') || !word(path) || path.len() > LONGEST_PATH {
+        if !path.starts_with('/') || !word(path) || path.len() > MAX_PATH {
             return Err(Error::Invalid(format!(
-                "{path:?} is not a path to ask for: printable ASCII from its first '/' on, at most {LONGEST_PATH}"
+                "{path:?} is not a path to ask for: printable ASCII from its first '/' on, at most {MAX_PATH}"
             )));
         }
-        if !word(host) || host.len() > LONGEST_HOST {
+        if !word(host) || host.len() > MAX_HOST {
             return Err(Error::Invalid(format!(
-                "{host:?} is not a host: printable ASCII, at most {LONGEST_HOST}"
+                "{host:?} is not a host: printable ASCII, at most {MAX_HOST}"
             )));
         }
-        Ok(Question {
+        Ok(Request {
             path: path.to_owned(),
             host: host.to_owned(),
         })
     }
 
-    /// What is asked for.
+    /// The requested path.
     pub fn path(&self) -> &str {
         &self.path
     }
 
-    /// The request to a server on `port`.
-    pub fn request(&self, port: u16) -> Vec<u8> {
+    /// The bytes of the request, for a server on `port`.
+    pub fn bytes(&self, port: u16) -> Vec<u8> {
         let host = match self.host.as_str() {
             "" => format!("localhost:{port}"),
             host => host.to_owned(),
@@ -71,26 +71,26 @@ impl Question {
     }
 }
 
-/// What an answer that begins with these bytes says: the status of the first answer that is not interim (RFC 9110, 15.2).
-/// Once it says something, more bytes change nothing.
-pub fn said(mut bytes: &[u8]) -> Said {
+/// Parses the beginning of an answer: the status of the first answer that is not interim (RFC 9110, 15.2). Once
+/// the result is final, more bytes do not change it.
+pub fn parse(mut bytes: &[u8]) -> Parsed {
     loop {
         let Some(end) = bytes.iter().position(|b| *b == b'\n') else {
             return match could_begin(bytes) {
-                true => Said::Unfinished,
-                false => Said::Nonsense,
+                true => Parsed::Unfinished,
+                false => Parsed::Nonsense,
             };
         };
         let Some(status) = status(&bytes[..end]) else {
-            return Said::Nonsense;
+            return Parsed::Nonsense;
         };
-        // 101 is no interim answer: what follows is another protocol.
+        // 101 is not an interim answer: another protocol follows.
         if !(100..200).contains(&status) || status == 101 {
-            return Said::Status(status);
+            return Parsed::Status(status);
         }
         match after_head(&bytes[end + 1..]) {
             Some(rest) => bytes = rest,
-            None => return Said::Unfinished,
+            None => return Parsed::Unfinished,
         }
     }
 }
@@ -102,7 +102,7 @@ fn could_begin(bytes: &[u8]) -> bool {
     bytes[..common] == VERSION[..common]
 }
 
-/// The status of a status line without its end: `HTTP/1.x NNN`, and nothing or a space and a reason.
+/// Parses a status line without its end: `HTTP/1.x NNN`, optionally followed by a space and a reason.
 fn status(line: &[u8]) -> Option<u16> {
     let line = line.strip_suffix(b"\r").unwrap_or(line);
     let (minor, rest) = line.strip_prefix(VERSION)?.split_first()?;
@@ -115,7 +115,7 @@ fn status(line: &[u8]) -> Option<u16> {
     (number >= 100).then_some(number)
 }
 
-/// What follows the fields of a head, whose lines end with CRLF or LF alone.
+/// Returns what follows the header fields, whose lines end with CRLF or LF.
 fn after_head(mut bytes: &[u8]) -> Option<&[u8]> {
     loop {
         let end = bytes.iter().position(|b| *b == b'\n')?;

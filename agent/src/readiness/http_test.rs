@@ -4,35 +4,35 @@ use super::*;
 
 #[test]
 fn the_status_is_that_of_the_first_answer_that_is_not_interim() {
-    let cases: [(&[u8], Said); 16] = [
-        (b"", Said::Unfinished),
-        (b"HTT", Said::Unfinished),
-        (b"HTTP/1.1 200 O", Said::Unfinished),
-        (b"HTTP/1.1 200 OK\r\n", Said::Status(200)),
-        (b"HTTP/1.0 404\n", Said::Status(404)),
-        (b"HTTP/1.1 503 \r\nServer: x", Said::Status(503)),
-        (b"HTTP/1.1 101 Switching\r\n", Said::Status(101)),
-        (b"HTTP/1.1 103 Early\r\nLink: x\r\n", Said::Unfinished),
+    let cases: [(&[u8], Parsed); 16] = [
+        (b"", Parsed::Unfinished),
+        (b"HTT", Parsed::Unfinished),
+        (b"HTTP/1.1 200 O", Parsed::Unfinished),
+        (b"HTTP/1.1 200 OK\r\n", Parsed::Status(200)),
+        (b"HTTP/1.0 404\n", Parsed::Status(404)),
+        (b"HTTP/1.1 503 \r\nServer: x", Parsed::Status(503)),
+        (b"HTTP/1.1 101 Switching\r\n", Parsed::Status(101)),
+        (b"HTTP/1.1 103 Early\r\nLink: x\r\n", Parsed::Unfinished),
         (
             b"HTTP/1.1 100\r\n\r\nHTTP/1.1 103 x\n\nHTTP/1.1 204 y\r\n",
-            Said::Status(204),
+            Parsed::Status(204),
         ),
-        (b"HTTP/1.1 100\r\n\r\nSSH-2.0", Said::Nonsense),
-        (b"HTTP/2 200\r\n", Said::Nonsense),
-        (b"HTTP/1.1 2000 OK\r\n", Said::Nonsense),
-        (b"HTTP/1.1 099 OK\r\n", Said::Nonsense),
-        (b"HTTP/1.1  200 OK\r\n", Said::Nonsense),
-        (b"HTTP/1.x 200 OK\r\n", Said::Nonsense),
-        (b"SSH-2.0-x", Said::Nonsense),
+        (b"HTTP/1.1 100\r\n\r\nSSH-2.0", Parsed::Nonsense),
+        (b"HTTP/2 200\r\n", Parsed::Nonsense),
+        (b"HTTP/1.1 2000 OK\r\n", Parsed::Nonsense),
+        (b"HTTP/1.1 099 OK\r\n", Parsed::Nonsense),
+        (b"HTTP/1.1  200 OK\r\n", Parsed::Nonsense),
+        (b"HTTP/1.x 200 OK\r\n", Parsed::Nonsense),
+        (b"SSH-2.0-x", Parsed::Nonsense),
     ];
     for (bytes, expected) in cases {
-        assert_eq!(said(bytes), expected, "{}", bytes.escape_ascii());
+        assert_eq!(parse(bytes), expected, "{}", bytes.escape_ascii());
     }
 }
 
 #[test]
 fn a_question_is_one_request_or_refused() {
-    let request = |path, host| Question::new(path, host).map(|q| q.request(8080));
+    let request = |path, host| Request::new(path, host).map(|q| q.bytes(8080));
     let text = String::from_utf8(request("/healthz?a=b", "").unwrap()).unwrap();
     assert!(
         text.starts_with("GET /healthz?a=b HTTP/1.1\r\nHost: localhost:8080\r\n"),
@@ -40,7 +40,7 @@ fn a_question_is_one_request_or_refused() {
     );
     let text = String::from_utf8(request("/", "app.example").unwrap()).unwrap();
     assert!(text.contains("\r\nHost: app.example\r\n"), "{text}");
-    let (long, longer) = ("/".repeat(LONGEST_PATH), "/".repeat(LONGEST_PATH + 1));
+    let (long, longer) = ("/".repeat(MAX_PATH), "/".repeat(MAX_PATH + 1));
     assert!(request(&long, "").is_ok());
     for (path, host) in [
         ("", ""),
@@ -77,11 +77,11 @@ proptest! {
     /// Whatever it is sent, it says at some byte what it says for ever after.
     #[test]
     fn what_is_said_does_not_depend_on_how_it_arrives(bytes in pieces()) {
-        let mut before = Said::Unfinished;
+        let mut before = Parsed::Unfinished;
         for length in 0..=bytes.len() {
-            let now = said(&bytes[..length]);
-            prop_assert!(before == Said::Unfinished || now == before);
-            if let Said::Status(status) = now {
+            let now = parse(&bytes[..length]);
+            prop_assert!(before == Parsed::Unfinished || now == before);
+            if let Parsed::Status(status) = now {
                 prop_assert!((200..1000).contains(&status) || status == 101);
             }
             before = now;
@@ -101,6 +101,6 @@ proptest! {
             format!("HTTP/1.1 {status}{reason}\r\n{fields}\r\n")
         };
         let text: String = interim.iter().chain([&status]).map(head).collect();
-        prop_assert_eq!(said(text.as_bytes()), Said::Status(status));
+        prop_assert_eq!(parse(text.as_bytes()), Parsed::Status(status));
     }
 }

@@ -1,10 +1,10 @@
-//! Where a container listens on one TCP port, told by the kernel at the moment it does.
+//! Watches on which addresses a container listens on one TCP port. The kernel reports each when it begins.
 //!
-//! A BPF program on the container's cgroup is run for each socket that has just begun to listen (`listen(2)` by any way:
-//! any of its processes, 32-bit calls, io_uring), and writes the address into a ring. Invariants: nothing in the container
-//! waits for us, whether we are quick, stand still or are gone; a socket is told of when it takes connections already; a flood
-//! of them costs 16 KiB, what does not fit is not told, and what comes once there is room again is. With the value that
-//! watches goes the program.
+//! A BPF program on the container's cgroup runs for each socket that has just begun to listen, however it did
+//! so (any process, 32-bit calls, io_uring), and writes its address to a ring. Invariants: nothing in the
+//! container waits for the agent, even if that is slow, stopped or gone. A reported socket already accepts
+//! connections. A flood of sockets costs 16 KiB: what does not fit is dropped, and later ones are reported once
+//! there is room. The program is removed when the watch is dropped.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,38 +17,39 @@ use tokio::io::unix::AsyncFd;
 use thaw_sys::bpf::Ring;
 
 use super::bpf::{self, WORDS};
-use crate::error::{For, Result};
+use crate::error::{Result, WithContext};
 use crate::stdio::watch;
 
 /// Watches a cgroup's sockets.
 #[derive(Debug)]
-pub struct Listens {
+pub struct ListenWatch {
     ring: Ring<WORDS>,
     readable: AsyncFd<OwnedFd>,
     /// The program runs as long as this is open.
     _link: OwnedFd,
 }
 
-impl Listens {
-    /// Those of the cgroup at this path, from now on. Within the runtime.
+impl ListenWatch {
+    /// Watches the cgroup at this path from now on. Must be called within the runtime.
     pub fn watch(cgroup: &Path, port: u16) -> Result<Self> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
-        let directory = open(cgroup, flags, Mode::empty()).for_(|| format!("open {}", cgroup.display()))?;
-        let what = || "have the kernel tell what listens (CONFIG_BPF_SYSCALL, CONFIG_CGROUP_BPF)".into();
-        let (map, ring) = Ring::new().for_(what)?;
-        let link = bpf::report_listening(directory.as_fd(), port, map.as_fd()).for_(what)?;
-        Ok(Listens {
+        let directory =
+            open(cgroup, flags, Mode::empty()).with_context(|| format!("open {}", cgroup.display()))?;
+        let what = || "watch for listening sockets (CONFIG_BPF_SYSCALL, CONFIG_CGROUP_BPF)".into();
+        let (map, ring) = Ring::new().with_context(what)?;
+        let link = bpf::report_listening(directory.as_fd(), port, map.as_fd()).with_context(what)?;
+        Ok(ListenWatch {
             ring,
             readable: watch(map, Interest::READABLE)?,
             _link: link,
         })
     }
 
-    /// Waits until something is told, and takes all of it: the addresses that were listened on, oldest first.
+    /// Waits for reports, and returns the addresses of all of them, oldest first.
     pub async fn next(&mut self) -> Result<Vec<IpAddr>> {
         loop {
             let ready = self.readable.readable().await;
-            let mut ready = ready.for_(|| "wait for what listens".into())?;
+            let mut ready = ready.with_context(|| "wait for listening sockets".into())?;
             let told: Vec<IpAddr> = std::iter::from_fn(|| self.ring.take())
                 .filter_map(address)
                 .collect();

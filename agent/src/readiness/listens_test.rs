@@ -30,7 +30,7 @@ fn every_listening_is_told_also_after_a_flood() {
         .build()
         .unwrap();
     let _within = runtime.enter();
-    let mut listens = Listens::watch(&path, 8080).unwrap();
+    let mut listens = ListenWatch::watch(&path, 8080).unwrap();
     let (wait, go) = pipe_with(PipeFlags::CLOEXEC).unwrap();
     let (done, tell) = pipe_with(PipeFlags::CLOEXEC).unwrap();
     let pid = fork::fork(|| {
@@ -51,7 +51,7 @@ fn every_listening_is_told_also_after_a_flood() {
         fork::exit(0);
     })
     .unwrap();
-    let next = |listens: &mut Listens| runtime.block_on(listens.next()).unwrap();
+    let next = |listens: &mut ListenWatch| runtime.block_on(listens.next()).unwrap();
     // Of the port that was asked for alone.
     assert_eq!(next(&mut listens), [Ipv4Addr::UNSPECIFIED]);
     rustix::io::read(&done, &mut [0]).unwrap();

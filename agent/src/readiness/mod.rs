@@ -1,10 +1,11 @@
-//! Whether a container is ready: whether a TCP port it listens on takes connections, or answers over HTTP.
+//! Probes whether a container is ready: whether one of its TCP ports accepts connections, or answers over HTTP.
 //!
-//! Nothing is polled for. The kernel tells when the port is listened on ([`listens`]); then it is connected to from within
-//! the container's network. Who refuses the connection has closed the port, so the next is waited for. Only an answer over
-//! HTTP that is not good, and a connection that ends without one, have no event that says when to ask again: the period is
-//! for those. Invariant: a probe ends with its container's first process, or when its time is over, whatever the container
-//! does; what it had goes with it. What only an `exec` listens on counts like anything else in the container's cgroup.
+//! The kernel reports when the container listens on the port ([`listens`]), and the agent then connects to it
+//! from within the container's network. A refused connection means that the port was closed again, so the probe
+//! waits for the next report. Only a bad HTTP answer, and a connection that ends without one, are tried again
+//! periodically, because no event announces that they would succeed. Invariant: a probe ends with the
+//! container's first process or at its time limit, whatever the container does, and releases its resources. A
+//! port of an `exec` counts like any other in the container's cgroup.
 
 mod bpf;
 mod http;
@@ -24,71 +25,71 @@ use tokio::time::{sleep, timeout};
 
 use crate::error::{Error, Result};
 use crate::reaper::{Child, ExitCode};
-use http::{Question, Said};
-use listens::Listens;
+use http::{Parsed, Request};
+use listens::ListenWatch;
 use network::Network;
 
-/// Longest that is waited for one connection and its answer: who accepted it may be gone.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// Most addresses that are kept of one port; the oldest go first.
-const MOST_ADDRESSES: usize = 8;
-/// After so many addresses where nobody listened any more, the next are tried once a period.
-const MOST_CLOSED: u32 = 32;
+/// Limit for one connection and its answer: the process that accepted it may be gone.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// Most addresses kept of one port. The oldest are dropped first.
+const MAX_ADDRESSES: usize = 8;
+/// After this many addresses that no longer listen, the next are tried once per period.
+const MAX_CLOSED: u32 = 32;
 /// Longest period.
-const LONGEST_PERIOD: Duration = Duration::from_secs(60);
+const MAX_PERIOD: Duration = Duration::from_secs(60);
 
-/// What became of a probe.
+/// The result of a probe.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Outcome {
     Ready,
-    /// The container's first process ended before.
+    /// The container's first process ended first.
     Exited(ExitCode),
-    /// And what was seen last.
+    /// With what was last seen.
     TimedOut(String),
 }
 
 /// A probe of a container that is not started yet.
 #[derive(Debug)]
-pub struct Expected {
+pub struct Probe {
     port: u16,
-    question: Option<Question>,
+    request: Option<Request>,
     period: Duration,
-    listens: Listens,
+    listens: ListenWatch,
 }
 
-/// What came of one connection.
+/// The result of one connection.
 enum Attempt {
     Good,
-    /// Nobody listens there any more.
+    /// The port is closed again.
     Closed,
-    /// Perhaps by another address. And why.
+    /// Perhaps reachable by another address; with the reason.
     Unreachable(String),
-    /// And how.
+    /// With the reason.
     Bad(String),
 }
 
-impl Expected {
-    /// From now on it is seen what the processes of a cgroup listen on. Within the runtime.
+impl Probe {
+    /// Watches from now on what the processes of a cgroup listen on. Must be called within the runtime.
     pub fn new(request: &ExpectReadyRequest, cgroup: &Path) -> Result<Self> {
         let port = u16::try_from(request.port).ok().filter(|port| *port != 0);
         let port = port.ok_or_else(|| Error::Invalid(format!("there is no TCP port {}", request.port)))?;
         let period = Duration::from_millis(request.period_ms.into());
-        if period.is_zero() || period > LONGEST_PERIOD {
+        if period.is_zero() || period > MAX_PERIOD {
             return Err(Error::Invalid(format!(
                 "a period is 1 to {} ms, not {}",
-                LONGEST_PERIOD.as_millis(),
+                MAX_PERIOD.as_millis(),
                 request.period_ms
             )));
         }
-        let question = request
+        let request = request
             .http
             .as_ref()
-            .map(|http| Question::new(&http.path, &http.host));
-        Ok(Expected {
+            .map(|http| Request::new(&http.path, &http.host));
+        Ok(Probe {
             port,
-            question: question.transpose()?,
+            request: request.transpose()?,
             period,
-            listens: Listens::watch(cgroup, port)?,
+            listens: ListenWatch::watch(cgroup, port)?,
         })
     }
 
@@ -102,22 +103,22 @@ impl Expected {
             held = self.hold(&network, &mut bad) => return held.map(|()| Outcome::Ready),
             () = sleep(limit) => {}
         }
-        let seen = bad.unwrap_or_else(|| network.what_listens(self.port));
+        let seen = bad.unwrap_or_else(|| network.describe_listening(self.port));
         Ok(Outcome::TimedOut(seen))
     }
 
-    /// Waits until the probe holds; what was bad last is in `bad`.
+    /// Waits until the probe succeeds. Keeps the last problem in `bad`.
     async fn hold(&mut self, network: &Network, bad: &mut Option<String>) -> Result<()> {
         let (mut addresses, mut closed) = (Vec::new(), 0);
         loop {
             tokio::select! {
                 told = self.listens.next() => told?.into_iter().for_each(|a| note(&mut addresses, a)),
-                // They listen there, and what they answer may become good.
+                // The port is open, and its answer may become good.
                 () = sleep(self.period), if !addresses.is_empty() => {}
             }
             let mut open = Vec::new();
             for address in addresses {
-                match attempt(network, address, self.port, self.question.as_ref()).await? {
+                match attempt(network, address, self.port, self.request.as_ref()).await? {
                     Attempt::Good => return Ok(()),
                     Attempt::Closed => closed += 1,
                     Attempt::Unreachable(how) | Attempt::Bad(how) => {
@@ -127,7 +128,7 @@ impl Expected {
                 }
             }
             addresses = open;
-            if closed >= MOST_CLOSED {
+            if closed >= MAX_CLOSED {
                 sleep(self.period).await;
             }
         }
@@ -138,46 +139,44 @@ impl Expected {
 fn note(addresses: &mut Vec<IpAddr>, address: IpAddr) {
     addresses.retain(|there| *there != address);
     addresses.push(address);
-    if addresses.len() > MOST_ADDRESSES {
+    if addresses.len() > MAX_ADDRESSES {
         addresses.remove(0);
     }
 }
 
-/// Connects to who listens on an address, and asks if there is a question.
+/// Connects to a listening address, and sends the request if there is one.
 async fn attempt(
     network: &Network,
     listened: IpAddr,
     port: u16,
-    question: Option<&Question>,
+    request: Option<&Request>,
 ) -> Result<Attempt> {
     let mut last = Attempt::Closed;
     for address in reached_at(listened) {
         let address = SocketAddr::new(address, port);
         let how = |how: &dyn Display| format!("{address} {how}");
         let socket = network.socket(&address).await?;
-        let asked = timeout(PATIENCE, async {
+        let asked = timeout(TIMEOUT, async {
             let stream = match socket.connect(address).await {
-                // Where nobody listens a socket may be given that very port, and so reach itself.
+                // On a closed port, a socket can be given that very port as its own, and connect to itself.
                 Ok(stream) if stream.local_addr().is_ok_and(|own| own == address) => return Attempt::Closed,
                 Ok(stream) => stream,
                 Err(e) if e.kind() == ErrorKind::ConnectionRefused => return Attempt::Closed,
                 Err(e) => return Attempt::Unreachable(how(&format_args!("cannot be connected to: {e}"))),
             };
-            let Some(question) = question else {
+            let Some(request) = request else {
                 return Attempt::Good;
             };
-            match ask(stream, question, port).await {
+            match ask(stream, request, port).await {
                 Ok(200..400) => Attempt::Good,
-                Ok(status) => {
-                    Attempt::Bad(how(&format_args!("answered {status} to GET {}", question.path())))
-                }
+                Ok(status) => Attempt::Bad(how(&format_args!("answered {status} to GET {}", request.path()))),
                 Err(e) => Attempt::Bad(how(&e)),
             }
         });
         let silent = |_| {
             Attempt::Bad(how(&format_args!(
                 "did not answer within {} s",
-                PATIENCE.as_secs()
+                TIMEOUT.as_secs()
             )))
         };
         match asked.await.unwrap_or_else(silent) {
@@ -189,28 +188,28 @@ async fn attempt(
     Ok(last)
 }
 
-/// The status of the answer, or what there was instead.
-async fn ask(mut stream: TcpStream, question: &Question, port: u16) -> Result<u16, &'static str> {
-    let broke = |_| "broke the connection off";
-    stream.write_all(&question.request(port)).await.map_err(broke)?;
+/// Returns the answer's status, or a description of what came instead.
+async fn ask(mut stream: TcpStream, request: &Request, port: u16) -> Result<u16, &'static str> {
+    let broke = |_| "broke off the connection";
+    stream.write_all(&request.bytes(port)).await.map_err(broke)?;
     let mut answer = Vec::with_capacity(1024);
     loop {
         let read = stream.read_buf(&mut answer).await.map_err(broke)?;
-        match http::said(&answer) {
-            Said::Status(status) => return Ok(status),
-            Said::Nonsense => return Err("answered something that is not HTTP"),
-            Said::Unfinished if read == 0 => return Err("closed the connection without an answer"),
-            Said::Unfinished if answer.len() > http::MOST => return Err("did not come to a status"),
-            Said::Unfinished => {}
+        match http::parse(&answer) {
+            Parsed::Status(status) => return Ok(status),
+            Parsed::Nonsense => return Err("answered something that is not HTTP"),
+            Parsed::Unfinished if read == 0 => return Err("closed the connection without an answer"),
+            Parsed::Unfinished if answer.len() > http::MAX_ANSWER => return Err("sent no status"),
+            Parsed::Unfinished => {}
         }
     }
 }
 
-/// Where from the same network one reaches who listens on this.
+/// The addresses at which a listening address is reached from the same network.
 fn reached_at(listened: IpAddr) -> Vec<IpAddr> {
     match listened.to_canonical() {
         IpAddr::V4(four) if four.is_unspecified() => vec![Ipv4Addr::LOCALHOST.into()],
-        // IPv4 too, most often; it may be all there is.
+        // It usually accepts IPv4 too, which may be all there is.
         IpAddr::V6(six) if six.is_unspecified() => {
             vec![Ipv6Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into()]
         }
@@ -244,10 +243,7 @@ mod tests {
             note(&mut addresses, Ipv4Addr::new(10, 0, 0, n).into());
         }
         let last: Vec<String> = addresses.iter().map(ToString::to_string).collect();
-        assert_eq!(last.len(), MOST_ADDRESSES);
-        assert_eq!(
-            last[MOST_ADDRESSES - 3..],
-            ["10.0.0.98", "10.0.0.99", "10.0.0.97"]
-        );
+        assert_eq!(last.len(), MAX_ADDRESSES);
+        assert_eq!(last[MAX_ADDRESSES - 3..], ["10.0.0.98", "10.0.0.99", "10.0.0.97"]);
     }
 }

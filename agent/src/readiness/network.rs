@@ -1,4 +1,4 @@
-//! The network of a container: sockets in it, and what listens there.
+//! A container's network: opens sockets in it, and lists its listening ports.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -11,20 +11,20 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use tokio::net::TcpSocket;
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::reaper::Child;
 
-/// Most that is read of the kernel's table of sockets, bytes: those that listen come first.
-const MOST_OF_TABLE: u64 = 64 * 1024;
-/// Most ports that are named.
-const MOST_PORTS: usize = 8;
+/// Most bytes read of the kernel's table of sockets, which begins with those that listen.
+const MAX_TABLE: u64 = 64 * 1024;
+/// Most ports listed.
+const MAX_PORTS: usize = 8;
 
 /// A container's network.
 #[derive(Debug)]
 pub struct Network {
-    /// Where it is not the agent's own.
+    /// `None` if it is the agent's own.
     namespace: Option<OwnedFd>,
-    /// Of the container's first process.
+    /// PID of the container's first process.
     pid: i32,
 }
 
@@ -34,11 +34,12 @@ impl Network {
         let pid = init.pid;
         let path = format!("/proc/{pid}/ns/net");
         let theirs = match File::open(&path) {
-            // A process that has ended is in none. Nobody listens then; that it has ended is told soon.
+            // A process that has ended has no namespace. Nothing listens then, and its exit is reported soon.
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Network { namespace: None, pid }),
-            theirs => theirs.for_(|| format!("open {path}"))?,
+            theirs => theirs.with_context(|| format!("open {path}"))?,
         };
-        // Asked after: until its end is known the PID is its own, and so is what was opened.
+        // Checked afterwards: until its end is known, the PID belongs to no other process, and so does what was
+        // opened.
         if init.exit_code().is_some() {
             return Ok(Network { namespace: None, pid });
         }
@@ -46,14 +47,14 @@ impl Network {
         let identity = |m: fs::Metadata| (m.dev(), m.ino());
         let same = a
             .and_then(|a| Ok(identity(a) == identity(b?)))
-            .for_(|| format!("look at {path}"))?;
+            .with_context(|| format!("look at {path}"))?;
         Ok(Network {
             namespace: (!same).then(|| theirs.into()),
             pid,
         })
     }
 
-    /// A TCP socket in it, for an address of this kind.
+    /// Opens a TCP socket in it, for an address of this family.
     pub async fn socket(&self, address: &SocketAddr) -> Result<TcpSocket> {
         let family = match address {
             SocketAddr::V4(_) => AddressFamily::INET,
@@ -62,16 +63,16 @@ impl Network {
         let socket = match &self.namespace {
             None => socket(family),
             Some(namespace) => {
-                let namespace = namespace.try_clone().for_(|| "copy a namespace".into())?;
-                // A thread of its own, which ends: none of the others may be in another network.
+                let namespace = namespace.try_clone().with_context(|| "copy a namespace".into())?;
+                // setns(2) changes the calling thread, so this takes a thread that ends afterwards.
                 let within = move || {
                     let kind = Some(LinkNameSpaceType::Network);
                     move_into_link_name_space(namespace.as_fd(), kind)
-                        .for_(|| "join the container's network".into())?;
+                        .with_context(|| "join the container's network".into())?;
                     socket(family)
                 };
                 let thread = std::thread::Builder::new().name("network".into()).spawn(within);
-                let thread = thread.for_(|| "start a thread".into())?;
+                let thread = thread.with_context(|| "start a thread".into())?;
                 let joined = tokio::task::spawn_blocking(move || thread.join()).await;
                 let failed = || Error::State("the thread in the container's network failed".into());
                 joined.map_err(|_| failed())?.map_err(|_| failed())?
@@ -80,21 +81,21 @@ impl Network {
         Ok(TcpSocket::from_std_stream(TcpStream::from(socket)))
     }
 
-    /// A sentence on what listens there, where nothing does on `port`.
-    pub fn what_listens(&self, port: u16) -> String {
+    /// Describes which ports are listened on, if `port` is not.
+    pub fn describe_listening(&self, port: u16) -> String {
         let mut ports = BTreeSet::new();
         for name in ["tcp", "tcp6"] {
             let mut table = String::new();
             if let Ok(file) = File::open(format!("/proc/{}/net/{name}", self.pid)) {
-                // What is cut off in the middle of a line, or not there at all, is not named.
-                let _ = file.take(MOST_OF_TABLE).read_to_string(&mut table);
+                // A truncated or missing table only shortens the list.
+                let _ = file.take(MAX_TABLE).read_to_string(&mut table);
             }
             ports.extend(listening(&table));
         }
         if ports.contains(&port) {
             return format!("port {port} is listened on, but not by this container");
         }
-        let named: Vec<String> = ports.iter().take(MOST_PORTS).map(ToString::to_string).collect();
+        let named: Vec<String> = ports.iter().take(MAX_PORTS).map(ToString::to_string).collect();
         match named.as_slice() {
             [] => format!("nothing listens on port {port}, nor on any other"),
             named => format!(
@@ -107,10 +108,10 @@ impl Network {
 
 fn socket(family: AddressFamily) -> Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
-    socket_with(family, SocketType::STREAM, flags, None).for_(|| "make a socket".into())
+    socket_with(family, SocketType::STREAM, flags, None).with_context(|| "make a socket".into())
 }
 
-/// The ports that are listened on, of a table as `/proc/net/tcp` is one (proc_pid_net(5)).
+/// The listening ports in a table of the form of `/proc/net/tcp` (proc_pid_net(5)).
 fn listening(table: &str) -> impl Iterator<Item = u16> {
     const LISTEN: &str = "0A";
     table.lines().filter_map(|line| {

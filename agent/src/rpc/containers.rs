@@ -1,4 +1,4 @@
-//! A container's life.
+//! Creates, starts and removes containers.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use crate::error::{Error, Result};
 use crate::sandbox::Sandbox;
 use crate::warning;
 
-/// A PID namespace, in a specification.
+/// The PID namespace's type in a specification.
 const PIDS: &str = "pid";
 
 pub async fn create(sandbox: &Arc<Sandbox>, mut request: CreateContainerRequest) -> Result<()> {
-    let motion = sandbox.motion().await;
+    let activity = sandbox.activity().await;
     let sandbox = sandbox.clone();
     blocking(move || {
-        let _motion = motion;
+        let _motion = activity;
         let storages = request
             .storages
             .iter()
@@ -48,7 +48,7 @@ pub async fn create(sandbox: &Arc<Sandbox>, mut request: CreateContainerRequest)
     .await
 }
 
-/// Removes what was copied for a container. Blocks.
+/// Removes the files that were copied for a container. Blocks.
 fn remove_files(id: &str) {
     let files = layout::files_path(id);
     match std::fs::remove_dir_all(&files) {
@@ -57,8 +57,8 @@ fn remove_files(id: &str) {
     }
 }
 
-/// Names the PID namespace a container joins by its file: the sandbox's, where the request asks for that, or another
-/// container's, where the specification names it as [`layout::pid_namespace_path`] does.
+/// Sets the path of the PID namespace that a container joins: the sandbox's if the request says so, or another
+/// container's if the specification names it as [`layout::pid_namespace_path`] does.
 fn share_pids(sandbox: &Sandbox, request: &mut CreateContainerRequest) -> Result<()> {
     let Some(spec) = request.OCI.as_mut() else {
         return Ok(());
@@ -87,23 +87,23 @@ fn share_pids(sandbox: &Sandbox, request: &mut CreateContainerRequest) -> Result
 }
 
 pub async fn start(sandbox: &Arc<Sandbox>, id: &str) -> Result<()> {
-    let motion = sandbox.motion().await;
+    let activity = sandbox.activity().await;
     let container = sandbox.container(id)?;
     blocking(move || {
-        let _motion = motion;
+        let _motion = activity;
         container.start()
     })
     .await
 }
 
-/// `timeout` in seconds; 0 waits for ever.
+/// `timeout` is in seconds; 0 means no limit.
 pub async fn remove(sandbox: &Arc<Sandbox>, id: &str, timeout: u32) -> Result<()> {
-    let motion = sandbox.motion().await;
+    let activity = sandbox.activity().await;
     let container = sandbox.take(id)?;
     let sandbox = sandbox.clone();
-    // Finished even when the caller goes away: a name must not stay taken.
+    // Completes even if the caller disconnects, so that the id does not stay reserved.
     let removal = tokio::spawn(async move {
-        let _motion = motion;
+        let _motion = activity;
         let timeout = (timeout != 0).then(|| Duration::from_secs(u64::from(timeout)));
         if let Err(e) = container.kill(timeout).await {
             sandbox.put_back(container);
@@ -132,6 +132,6 @@ pub fn update(sandbox: &Sandbox, request: &UpdateContainerRequest) -> Result<()>
 }
 
 pub async fn freeze(sandbox: &Sandbox, id: &str, frozen: bool) -> Result<()> {
-    let _motion = sandbox.motion().await;
+    let _motion = sandbox.activity().await;
     sandbox.container(id)?.freeze(frozen).await
 }

@@ -1,5 +1,5 @@
-//! `CopyFile`: small files of the host (configuration, secrets) into the guest, below `/run` only. A file comes in
-//! pieces and appears under its name when it is whole.
+//! `CopyFile`: copies small files of the host (configuration, secrets) into the guest, only below `/run`. A
+//! file is sent in parts and renamed to its name when it is complete.
 
 use std::fs::{self, File, Permissions};
 use std::os::unix::fs::{FileExt, PermissionsExt, lchown, symlink};
@@ -7,13 +7,13 @@ use std::path::{Path, PathBuf};
 
 use thaw_protocol::agent::agent::CopyFileRequest;
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::storage::check_guest_path;
 
-/// Below which files may be put.
+/// The directory below which files can be copied.
 const ROOT: &str = "/run/";
-/// Largest file.
-const MOST: i64 = 1 << 30;
+/// Largest file, in bytes.
+const MAX_SIZE: i64 = 1 << 30;
 
 pub fn copy(r: &CopyFileRequest) -> Result<()> {
     let path = Path::new(&r.path);
@@ -40,23 +40,23 @@ fn make_parents(dir: &Path, mode: u32) -> Result<()> {
         .map(Path::to_owned)
         .collect();
     for d in missing.iter().rev() {
-        fs::create_dir(d).for_(|| format!("create {}", d.display()))?;
+        fs::create_dir(d).with_context(|| format!("create {}", d.display()))?;
         if mode != 0 {
             fs::set_permissions(d, Permissions::from_mode(mode & 0o7777))
-                .for_(|| format!("chmod {}", d.display()))?;
+                .with_context(|| format!("chmod {}", d.display()))?;
         }
     }
     Ok(())
 }
 
 fn own(path: &Path, r: &CopyFileRequest) -> Result<()> {
-    lchown(path, Some(r.uid as u32), Some(r.gid as u32)).for_(|| format!("chown {}", path.display()))
+    lchown(path, Some(r.uid as u32), Some(r.gid as u32)).with_context(|| format!("chown {}", path.display()))
 }
 
 fn copy_directory(path: &Path, r: &CopyFileRequest) -> Result<()> {
-    fs::create_dir_all(path).for_(|| format!("create {}", path.display()))?;
+    fs::create_dir_all(path).with_context(|| format!("create {}", path.display()))?;
     fs::set_permissions(path, Permissions::from_mode(r.file_mode & 0o7777))
-        .for_(|| format!("chmod {}", path.display()))?;
+        .with_context(|| format!("chmod {}", path.display()))?;
     own(path, r)
 }
 
@@ -65,18 +65,18 @@ fn copy_link(path: &Path, r: &CopyFileRequest) -> Result<()> {
         .map_err(|_| Error::Invalid(format!("{}: the link's target is not UTF-8", r.path)))?;
     let new = beside(path);
     let _ = fs::remove_file(&new);
-    symlink(target, &new).for_(|| format!("link {}", new.display()))?;
+    symlink(target, &new).with_context(|| format!("link {}", new.display()))?;
     own(&new, r)?;
-    fs::rename(&new, path).for_(|| format!("rename to {}", path.display()))
+    fs::rename(&new, path).with_context(|| format!("rename to {}", path.display()))
 }
 
 fn copy_piece(path: &Path, r: &CopyFileRequest) -> Result<()> {
     let end = r.offset.checked_add(r.data.len() as i64);
     let fits =
-        r.offset >= 0 && (0..=MOST).contains(&r.file_size) && end.is_some_and(|end| end <= r.file_size);
+        r.offset >= 0 && (0..=MAX_SIZE).contains(&r.file_size) && end.is_some_and(|end| end <= r.file_size);
     if !fits {
         return Err(Error::Invalid(format!(
-            "{}: {} bytes at {} do not fit a file of {} (limit {MOST})",
+            "{}: {} bytes at {} do not fit in a file of {} bytes (limit {MAX_SIZE})",
             r.path,
             r.data.len(),
             r.offset,
@@ -90,17 +90,17 @@ fn copy_piece(path: &Path, r: &CopyFileRequest) -> Result<()> {
         .create(true)
         .truncate(r.offset == 0)
         .open(&new)
-        .for_(what)?;
-    file.write_all_at(&r.data, r.offset as u64).for_(what)?;
-    if file.metadata().for_(what)?.len() < r.file_size as u64 {
+        .with_context(what)?;
+    file.write_all_at(&r.data, r.offset as u64).with_context(what)?;
+    if file.metadata().with_context(what)?.len() < r.file_size as u64 {
         return Ok(());
     }
     own(&new, r)?;
-    fs::set_permissions(&new, Permissions::from_mode(r.file_mode & 0o7777)).for_(what)?;
-    fs::rename(&new, path).for_(|| format!("rename to {}", path.display()))
+    fs::set_permissions(&new, Permissions::from_mode(r.file_mode & 0o7777)).with_context(what)?;
+    fs::rename(&new, path).with_context(|| format!("rename to {}", path.display()))
 }
 
-/// Where a file grows: hidden, in its own directory.
+/// The hidden file that grows in the same directory.
 fn beside(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!(".{name}.copying"))
@@ -142,7 +142,7 @@ mod tests {
             fs::metadata(path.parent().unwrap()).unwrap().mode() & 0o777,
             0o750
         );
-        // Again, shorter: no tail of the old one.
+        // A shorter file must not keep the tail of the old one.
         copy(&request(name.clone(), 2, 0, b"hi")).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"hi");
         for bad in [

@@ -1,4 +1,4 @@
-//! The sandbox and the guest as a whole.
+//! Calls about the sandbox and the guest as a whole.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -10,14 +10,14 @@ use thaw_protocol::agent::agent::*;
 use thaw_sys::lock::Lock;
 
 use super::{blocking, volumes};
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::identity;
 use crate::kernel_limits;
 use crate::sandbox::Sandbox;
 use crate::storage::DRIVERS;
 use crate::{clock, warning};
 
-/// Hostname, name servers and storages of the sandbox. The hostname is the handshake's unless one is given here.
+/// Sets the hostname, name servers and storages of the sandbox. Without a hostname here, the handshake's stays.
 pub async fn create_sandbox(sandbox: &Arc<Sandbox>, r: CreateSandboxRequest) -> Result<()> {
     if !r.kernel_modules.is_empty() {
         return Err(Error::Unsupported(
@@ -56,11 +56,11 @@ fn rewrite_etc(r: &CreateSandboxRequest) -> Result<()> {
         nameservers.push(
             server
                 .parse()
-                .map_err(|_| Error::Invalid(format!("name server {server:?} is no address")))?,
+                .map_err(|_| Error::Invalid(format!("name server {server:?} is not an address")))?,
         );
     }
     if nameservers.is_empty() {
-        // Those of the handshake stay.
+        // The handshake's addresses stay.
         let old = fs::read_to_string(Path::new(identity::ETC).join("resolv.conf")).unwrap_or_default();
         nameservers = old
             .lines()
@@ -85,8 +85,8 @@ fn rewrite_etc(r: &CreateSandboxRequest) -> Result<()> {
     identity::write_etc(&hostname, &addresses, &nameservers)
 }
 
-/// Kills and removes every container, takes the sandbox's mounts away, and writes everything to disk. The host ends the
-/// machine.
+/// Kills and removes every container, unmounts the sandbox's storages, and syncs all file systems. The host
+/// ends the machine afterwards.
 pub async fn destroy_sandbox(sandbox: &Arc<Sandbox>) -> Result<()> {
     for container in sandbox.all() {
         if let Err(e) = super::containers::remove(sandbox, &container.id, 0).await {
@@ -111,7 +111,7 @@ pub fn online(r: &OnlineCPUMemRequest) -> Result<()> {
     if !r.cpu_only {
         online_below("/sys/devices/system/memory", "memory", u32::MAX)?;
     }
-    // The kernel may have put memory online by itself.
+    // The kernel may have brought memory online by itself.
     kernel_limits::follow_memory();
     Ok(())
 }
@@ -125,10 +125,10 @@ fn online_below(dir: &str, prefix: &str, wanted: u32) -> Result<()> {
         .collect();
     numbers.sort_unstable();
     for n in numbers.into_iter().take(wanted as usize) {
-        // The first CPU has no such file where it cannot go offline.
+        // The first CPU has no such file if it cannot be taken offline.
         let path = format!("{dir}/{prefix}{n}/online");
         if fs::read_to_string(&path).is_ok_and(|t| t.trim() == "0") {
-            fs::write(&path, "1").for_(|| format!("bring {prefix}{n} online"))?;
+            fs::write(&path, "1").with_context(|| format!("bring {prefix}{n} online"))?;
         }
     }
     Ok(())
@@ -140,7 +140,7 @@ pub fn set_date_time(r: &SetGuestDateTimeRequest) -> Result<()> {
         .checked_mul(1_000_000_000)
         .and_then(|s| s.checked_add(r.Usec.checked_mul(1000)?))
         .and_then(|ns| u64::try_from(ns).ok())
-        .ok_or_else(|| Error::Invalid(format!("{} s and {} µs are no time", r.Sec, r.Usec)))?;
+        .ok_or_else(|| Error::Invalid(format!("{} s and {} µs are not a valid time", r.Sec, r.Usec)))?;
     clock::set_wall_clock(ns)
 }
 
@@ -166,7 +166,7 @@ pub fn details(r: &GuestDetailsRequest) -> GuestDetailsResponse {
     }
 }
 
-/// The guest's load, memory and CPU time in Prometheus' text format.
+/// The guest's load, memory and CPU time in the text format of Prometheus.
 pub fn metrics() -> String {
     let mut text = String::new();
     let read = |path| fs::read_to_string(path).unwrap_or_default();

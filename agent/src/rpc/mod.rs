@@ -1,8 +1,8 @@
-//! The agent API over ttrpc: `grpc.AgentService` and `grpc.Health`, wire-compatible with Kata's agent, `thaw.Files` and
-//! `thaw.Readiness`. `docs/agent-api.md` has the table; what is not supported answers UNIMPLEMENTED.
+//! The agent API over ttrpc: `grpc.AgentService` and `grpc.Health`, wire-compatible with Kata's agent, and
+//! `thaw.Files` and `thaw.Readiness`. docs/agent-api.md lists the calls; unsupported ones return UNIMPLEMENTED.
 //!
-//! What blocks (mounts, forks, the executing of a program) runs on a thread of its own and is finished even when its
-//! caller is gone.
+//! Blocking work (mounts, forks, executing a program) runs on a worker thread and completes even if its caller
+//! disconnects.
 
 mod containers;
 mod files;
@@ -37,10 +37,10 @@ use crate::info;
 use crate::listener::Listener;
 use crate::sandbox::Sandbox;
 
-/// Version of the agent API: the Kata release it is wire-compatible with.
+/// Version of the agent API: the Kata release with which it is wire-compatible.
 pub const API_VERSION: &str = "3.15.0";
 
-/// Serves for ever; returns why it could not go on.
+/// Serves forever. Returns why it stopped.
 pub async fn serve(listener: Listener, sandbox: Arc<Sandbox>) -> Error {
     let api = Arc::new(Api {
         sandbox: sandbox.clone(),
@@ -97,12 +97,12 @@ fn unimplemented<T>(why: &str) -> Answer<T> {
     Err(status(Error::Unsupported(why.into())))
 }
 
-/// The connection a request came by: each has an allocation of its own for what an accept hook may attach to it.
+/// The connection of a request. Each has its own allocation for what an accept hook attaches to it.
 fn reader(context: &TtrpcContext) -> crate::stdio::Reader {
     context.connection_data.clone()
 }
 
-/// Runs what blocks on a thread of its own, with the runtime at hand.
+/// Runs blocking work on a worker thread, with access to the runtime.
 async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     match tokio::task::spawn_blocking(work).await {
         Ok(result) => result,
@@ -137,11 +137,11 @@ impl Files for Api {
     }
 
     async fn write(&self, _: &TtrpcContext, r: WriteFileRequest) -> Answer<WriteFileResponse> {
-        // A file that is half renamed is nothing a snapshot may hold.
-        let motion = self.sandbox.motion().await;
+        // A snapshot must not contain a half-renamed file.
+        let activity = self.sandbox.activity().await;
         let container = self.sandbox.container(&r.container_id).map_err(status)?;
         let write = move || {
-            let _motion = motion;
+            let _motion = activity;
             crate::container::files::write(container.root()?, &r)
         };
         blocking(write).await.map_err(status)?;

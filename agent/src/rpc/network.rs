@@ -1,4 +1,4 @@
-//! Interfaces, routes and neighbours after the handshake, as Kata's runtime gives them.
+//! Configures interfaces, routes and neighbours after the handshake, for Kata's runtime.
 
 use std::net::IpAddr;
 
@@ -8,7 +8,7 @@ use thaw_protocol::agent::types::{ARPNeighbor, IPAddress, IPFamily, Interface, R
 use thaw_sys::survey::{Address, Link, NUD_PERMANENT, Neighbour, RTNH_F_ONLINK, Route};
 
 use crate::error::{Error, Result};
-use crate::network::{self, Dressed};
+use crate::network::{self, LinkConfig};
 
 fn ip(text: &str) -> Result<IpAddr> {
     text.parse()
@@ -38,7 +38,7 @@ fn by_name<'a>(links: &'a [Link], name: &str) -> Result<&'a Link> {
         .ok_or_else(|| Error::Invalid(format!("there is no interface {name:?}")))
 }
 
-/// Finds the link by its MAC and gives it name, MTU and exactly these addresses.
+/// Finds the link by its MAC address and sets its name, MTU and addresses; other addresses are removed.
 pub fn update_interface(interface: Option<Interface>) -> Result<Interface> {
     let wanted = interface.ok_or_else(|| Error::Invalid("the request has no interface".into()))?;
     let mac = network::parse_mac(&wanted.hwAddr)?;
@@ -47,8 +47,8 @@ pub fn update_interface(interface: Option<Interface>) -> Result<Interface> {
         .iter()
         .map(|a| prefixed(&a.address, &a.mask))
         .collect::<Result<Vec<_>>>()?;
-    let mtu =
-        u32::try_from(wanted.mtu).map_err(|_| Error::Invalid(format!("MTU {} is impossible", wanted.mtu)))?;
+    let mtu = u32::try_from(wanted.mtu)
+        .map_err(|_| Error::Invalid(format!("MTU {} is out of range", wanted.mtu)))?;
     let mut net = network::open()?;
     let link = network::links(&mut net)?
         .into_iter()
@@ -60,13 +60,13 @@ pub fn update_interface(interface: Option<Interface>) -> Result<Interface> {
     {
         network::delete_address(&mut net, &old)?;
     }
-    let dressed = Dressed {
+    let config = LinkConfig {
         mac,
         mtu,
         name: Some(wanted.name.as_str()).filter(|n| !n.is_empty()),
         arp: wanted.raw_flags & libc::IFF_NOARP as u32 == 0,
     };
-    network::dress(&mut net, &link, &dressed)?;
+    network::configure_link(&mut net, &link, &config)?;
     for (ip, prefix) in addresses {
         network::add_address(
             &mut net,
@@ -82,7 +82,7 @@ pub fn update_interface(interface: Option<Interface>) -> Result<Interface> {
     Ok(wanted)
 }
 
-/// Replaces every route but the kernel's own.
+/// Replaces every route except the kernel's own.
 pub fn update_routes(routes: &[RouteMessage]) -> Result<Routes> {
     let mut net = network::open()?;
     let links = network::links(&mut net)?;
@@ -93,7 +93,7 @@ pub fn update_routes(routes: &[RouteMessage]) -> Result<Routes> {
     for old in network::routes(&mut net)?.into_iter().filter(|r| !r.kernel) {
         network::delete_route(&mut net, &old)?;
     }
-    // A gateway must be reachable by the time it is named.
+    // A gateway must be reachable before a route can name it, so routes without gateways come first.
     wanted.sort_by_key(|r| r.gateway.is_some());
     for r in &wanted {
         network::add_route(&mut net, r)?;

@@ -1,4 +1,4 @@
-//! Processes of a container and their streams.
+//! A container's processes and their streams.
 
 use std::sync::Arc;
 
@@ -11,17 +11,17 @@ use crate::sandbox::Sandbox;
 use crate::stdio::{Output, Reader};
 
 pub async fn exec(sandbox: &Arc<Sandbox>, request: ExecProcessRequest) -> Result<()> {
-    let motion = sandbox.motion().await;
+    let activity = sandbox.activity().await;
     let container = sandbox.container(&request.container_id)?;
     let reaper = sandbox.reaper.clone();
     blocking(move || {
-        let _motion = motion;
+        let _motion = activity;
         container.exec(&request, &reaper)
     })
     .await
 }
 
-/// Without an exec id the signal goes to every process of the container.
+/// Without an exec id, the signal is sent to every process of the container.
 pub fn signal(sandbox: &Sandbox, r: &SignalProcessRequest) -> Result<()> {
     let container = sandbox.container(&r.container_id)?;
     if r.exec_id.is_empty() {
@@ -30,14 +30,14 @@ pub fn signal(sandbox: &Sandbox, r: &SignalProcessRequest) -> Result<()> {
     container.process(&r.exec_id)?.signal(r.signal)
 }
 
-/// An out-of-memory event of the process is queued before its exit code is told.
+/// An OOM event of the process is queued before its exit code is reported.
 pub async fn wait(sandbox: &Sandbox, r: &WaitProcessRequest) -> Result<ExitCode> {
     let container = sandbox.container(&r.container_id)?;
     let code = container.process(&r.exec_id)?.wait().await;
     if code == 128 + libc::SIGKILL {
-        container.look_for_oom(&sandbox.ooms);
+        container.check_for_oom(&sandbox.ooms);
     }
-    container.told(&r.exec_id);
+    container.reported(&r.exec_id);
     Ok(code)
 }
 

@@ -1,4 +1,4 @@
-//! Whether containers are ready.
+//! Waits until containers are ready.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,34 +11,31 @@ use crate::error::{Error, Result};
 use crate::readiness::Outcome;
 use crate::sandbox::Sandbox;
 
-/// Longest that is waited.
-const LONGEST: Duration = Duration::from_secs(60 * 60);
+/// Longest timeout.
+const MAX_TIMEOUT: Duration = Duration::from_secs(60 * 60);
 
 pub async fn expect(sandbox: &Arc<Sandbox>, request: ExpectReadyRequest) -> Result<()> {
-    let motion = sandbox.motion().await;
+    let activity = sandbox.activity().await;
     let container = sandbox.container(&request.container_id)?;
     blocking(move || {
-        let _motion = motion;
+        let _motion = activity;
         container.expect_ready(&request)
     })
     .await
 }
 
-/// Sets nothing in motion, so it may last while everything stands still.
+/// Changes nothing, so it may last while everything is stopped.
 pub async fn wait(sandbox: &Sandbox, request: &WaitReadyRequest) -> Result<WaitReadyResponse> {
     let limit = Duration::from_millis(request.timeout_ms.into());
-    if limit.is_zero() || limit > LONGEST {
+    if limit.is_zero() || limit > MAX_TIMEOUT {
         return Err(Error::Invalid(format!(
             "a timeout is 1 to {} ms, not {}",
-            LONGEST.as_millis(),
+            MAX_TIMEOUT.as_millis(),
             request.timeout_ms
         )));
     }
     let container = sandbox.container(&request.container_id)?;
-    let outcome = container
-        .take_expected()?
-        .wait(&container.init.child, limit)
-        .await?;
+    let outcome = container.take_probe()?.wait(&container.init.child, limit).await?;
     let mut response = WaitReadyResponse::new();
     response.outcome = match outcome {
         Outcome::Ready => wait_ready_response::Outcome::READY,

@@ -1,4 +1,4 @@
-//! Storages as messages, and what is asked about volumes.
+//! Converts storages from messages, and answers calls about volumes.
 
 use std::path::Path;
 
@@ -7,11 +7,11 @@ use thaw_protocol::agent::agent::Storage as Message;
 use thaw_protocol::agent::csi::{VolumeStatsResponse, VolumeUsage, volume_usage::Unit};
 use thaw_protocol::agent::types::FSGroupChangePolicy;
 
-use crate::error::{Error, For, Result};
+use crate::error::{Error, Result, WithContext};
 use crate::mount_options::MountOptions;
 use crate::storage::{Storage, check_guest_path};
 
-/// A storage from its message.
+/// Converts a storage from its message.
 pub fn storage(m: &Message) -> Result<Storage> {
     let group = m.fs_group.as_ref().map(|g| {
         (
@@ -30,10 +30,10 @@ pub fn storage(m: &Message) -> Result<Storage> {
     })
 }
 
-/// Bytes and inodes of the file system at `path`.
+/// Returns the bytes and inodes of the file system at `path`.
 pub fn stats(path: &str) -> Result<VolumeStatsResponse> {
     check_guest_path(Path::new(path))?;
-    let s = rustix::fs::statvfs(path).for_(|| format!("statvfs {path}"))?;
+    let s = rustix::fs::statvfs(path).with_context(|| format!("statvfs {path}"))?;
     let usage = |unit: Unit, scale: u64, total: u64, free: u64, available: u64| VolumeUsage {
         available: available * scale,
         total: total * scale,
@@ -50,7 +50,7 @@ pub fn stats(path: &str) -> Result<VolumeStatsResponse> {
     })
 }
 
-/// New options, as `size=`, for tmpfs mounts that are there.
+/// Applies new options, such as `size=`, to existing tmpfs mounts.
 pub fn update_ephemeral(storages: &[Message]) -> Result<()> {
     for s in storages {
         if s.driver != "ephemeral" {
@@ -68,7 +68,7 @@ pub fn update_ephemeral(storages: &[Message]) -> Result<()> {
             options.flags | MountFlags::empty(),
             data.as_c_str(),
         )
-        .for_(|| format!("remount {}", s.mount_point))?;
+        .with_context(|| format!("remount {}", s.mount_point))?;
     }
     Ok(())
 }

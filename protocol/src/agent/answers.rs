@@ -12,8 +12,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 /// Largest response in bytes. Pieces of files and of output are at most 256 KiB.
 pub const MAX_RESPONSE: u32 = 320 << 10;
-/// Size of a ttrpc header: length and stream id (4 bytes each, big-endian), type and flags (1 byte each);
-/// ttrpc's PROTOCOL.md.
+/// Size of a ttrpc header: length and stream id (4 bytes each, big-endian), type and flags (1 byte each),
+/// as ttrpc's protocol specifies.
 const HEADER: usize = 10;
 /// Offset of the type in the header.
 const TYPE_OFFSET: usize = 8;

@@ -23,6 +23,17 @@ const CREATE_DIRECTORY: &str = "io.katacontainers.volume.overlayfs.create_direct
 /// source.
 pub const RELEASE_SOURCE: &str = "release-source";
 
+/// Device nodes of every container, by name and number (runtime-spec, config-linux.md, "Default Devices"). They
+/// are the same on every Linux, so a container gets the guest's instead of the host's.
+pub const DEFAULT_DEVICES: [(&str, u32, u32); 6] = [
+    ("null", 1, 3),
+    ("zero", 1, 5),
+    ("full", 1, 7),
+    ("random", 1, 8),
+    ("urandom", 1, 9),
+    ("tty", 5, 0),
+];
+
 /// Path of container `id`'s root file system.
 pub fn root_path(id: &str) -> String {
     format!("{CONTAINERS}/{id}/rootfs")

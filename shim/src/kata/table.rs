@@ -1,7 +1,7 @@
 //! How each of Kata's settings is treated.
 //!
 //! Names are the section's kind and the key in `configuration.toml`, which equal the annotation after
-//! `io.katacontainers.config.` (Kata Containers 3.15.0, `docs/how-to/how-to-set-sandbox-config-kata.md`).
+//! `io.katacontainers.config.` (Kata Containers 3.15.0, "How to set sandbox configuration").
 //! docs/kata.md contains this table; a test compares them.
 
 use super::settings::{self, Settings};

@@ -24,15 +24,6 @@ const HUGETLBFS_MAGIC: u64 = 0x9584_58f6;
 const TMPFS_MAGIC: u64 = 0x0102_1994;
 /// Files that are copied when the container is created. Later changes on the host are not seen.
 const COPIED: [&str; 3] = ["/etc/hosts", "/etc/hostname", "/etc/resolv.conf"];
-/// Device nodes that are the same on every Linux, by name and number. The guest's own replace them.
-const NODES: [(&str, u32, u32); 6] = [
-    ("null", 1, 3),
-    ("zero", 1, 5),
-    ("full", 1, 7),
-    ("random", 1, 8),
-    ("urandom", 1, 9),
-    ("tty", 5, 0),
-];
 /// File systems that show a kernel's state, by magic number (linux/magic.h). The host's would be wrong in a
 /// guest, and their files report no size.
 const KERNEL_FILESYSTEMS: [(u64, &str); 7] = [
@@ -213,7 +204,10 @@ fn inspect_source(mount: &Mount, bundle: &Path) -> Result<Found> {
     let kind = found.file_type();
     if kind.is_char_device() {
         let numbers = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
-        return match NODES.iter().find(|(_, major, minor)| (*major, *minor) == numbers) {
+        return match layout::DEFAULT_DEVICES
+            .iter()
+            .find(|(_, major, minor)| (*major, *minor) == numbers)
+        {
             Some((name, ..)) => Ok(Found::Node(format!("/dev/{name}"))),
             None => refused("is a device of the host, which a microVM cannot use".into()),
         };

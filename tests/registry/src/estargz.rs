@@ -1,4 +1,4 @@
-//! eStargz layers, as the stargz-snapshotter's `docs/estargz.md` describes them.
+//! eStargz layers, as the stargz-snapshotter's specification of the format describes them.
 //!
 //! A gzip stream of many members: each chunk of each regular file's content is a member of its own, tar headers and padding
 //! stand in members between them, and the table of contents (TOC), a tar entry of JSON, in the last but one. The last, the

@@ -1,4 +1,4 @@
-//! The bare guest under thaw-vmm: its template, and clones of it in each state of readiness (DESIGN §4).
+//! The bare guest under thaw-vmm: its template, and clones of it in each state of readiness.
 
 use std::fs::File;
 use std::io::{self, Read};

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use thaw_imagefs::blob::{BlobFile, CHUNK_SIZE};
-use thaw_images::accelerated::Options;
+use thaw_images::convert::Options;
 use thaw_images::prefetch::{self, Recorder};
 use thaw_images::progress::Silent;
 use thaw_images::store::Image;

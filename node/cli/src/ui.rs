@@ -417,7 +417,7 @@ pub fn timing_table(stages: &[Stage]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use thaw_images::store::Form;
+    use thaw_images::form::Form;
 
     fn stage(name: &str, start_ms: u64, took_ms: u64) -> Stage {
         Stage {

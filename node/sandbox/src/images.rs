@@ -12,11 +12,12 @@ use thaw_images::fetch::FetchOptions;
 use thaw_images::fill::Filler;
 use thaw_images::prefetch::{self, Prefetch};
 use thaw_images::progress::Progress;
+use thaw_images::pull::{PullOptions, PullPolicy};
 use thaw_images::ranges::Priority;
 use thaw_images::reference::ImageRef;
 use thaw_images::registry::Client;
 use thaw_images::source::{Platform, SourceOptions};
-use thaw_images::store::{Image, PullOptions, PullPolicy, Store};
+use thaw_images::store::{Image, Store};
 use thaw_protocol::control::{BlobRange, ImageSpec};
 
 use crate::config::Config;

@@ -3,18 +3,24 @@
 //! `thaw-imagefs` has the form in which images are served to guests; nothing here is in the process that serves them.
 
 pub mod accelerated;
+mod blocking;
 pub mod compression;
+pub mod convert;
 pub mod error;
 pub mod fetch;
 pub mod fill;
+pub mod form;
 pub mod guest_image;
 pub mod index;
 pub mod layer;
+pub mod lazy;
+pub mod load_order;
 pub mod manifest;
 pub mod merge;
 pub mod nydus;
 pub mod prefetch;
 pub mod progress;
+pub mod pull;
 pub mod ranges;
 pub mod reference;
 pub mod registry;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use thaw_imagefs::digest::Digest;
 
-use crate::store::Form;
+use crate::form::Form;
 
 /// Something happened. Byte counts are totals so far, so a missed event loses nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -57,6 +57,21 @@ pub const DEFAULT_REGISTRY: &str = "docker.io";
 const MAX_LENGTH: usize = 4096;
 
 impl ImageRef {
+    /// The reference with an absolute path, if it is local: it then means the same from another directory.
+    ///
+    /// # Errors
+    /// `Io`: the working directory is unknown.
+    pub fn absolute(&self) -> Result<Self, Error> {
+        let mut reference = self.clone();
+        let path = match &mut reference {
+            Self::Layout { directory, .. } => directory,
+            Self::Archive { file, .. } => file,
+            Self::Registry(_) => return Ok(reference),
+        };
+        *path = std::path::absolute(&*path).map_err(|error| Error::io(path, error))?;
+        Ok(reference)
+    }
+
     fn local(rest: &str) -> Result<(PathBuf, Option<String>), &'static str> {
         let (path, tag) = match rest.split_once(':') {
             Some((path, tag)) => (path, Some(tag)),

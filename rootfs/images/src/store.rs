@@ -19,18 +19,15 @@
 //! is unpacked again from the source its image was pulled from. Keeping them would double every image on disk.
 
 mod assemble;
-mod bound;
-mod chain;
 mod collect;
 mod evict;
 mod fill;
-mod form;
 mod layer;
 mod lock;
 mod make;
 mod manage;
-mod pull;
 mod record;
+mod stored_layer;
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -42,19 +39,18 @@ use thaw_imagefs::blob::{BlobError, BootId, ReadyFile};
 use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
-use crate::prefetch::LoadOrder;
+use crate::load_order::LoadOrder;
 use crate::reference::ImageRef;
 
-pub use bound::indexes_passed_over;
-pub use chain::{ReadyMadeBlob, StoredLayer, WhichLayer};
 pub use evict::Pruned;
 pub(crate) use fill::{BlobFiles, BlobOrigin};
-pub use form::{Form, layer_key};
 pub use manage::{ImageUsage, Inspection, LayerInspection, Usage, VerifyReport};
-pub(crate) use pull::blocking;
-pub use pull::{PullOptions, PullPolicy};
 
-use lock::Lock;
+pub(crate) use assemble::Parts;
+pub(crate) use lock::Lock;
+pub(crate) use record::{LayerRecord, Origin};
+pub use stored_layer::StoredLayer;
+
 use record::Record;
 
 /// A store of images. Cheap to clone; holds no lock between calls.
@@ -326,7 +322,7 @@ impl Store {
         Lock::exclusive(&path).map_err(|error| Error::io(&path, error))
     }
 
-    fn lock_shared(&self, name: &str) -> Result<Lock, Error> {
+    pub(crate) fn lock_shared(&self, name: &str) -> Result<Lock, Error> {
         let path = self.root.join("locks").join(name);
         Lock::shared(&path).map_err(|error| Error::io(&path, error))
     }

@@ -1,7 +1,7 @@
 //! What is made of images: `thaw image index`, `convert`.
 
 use serde_json::json;
-use thaw_images::accelerated::{Facts, Options};
+use thaw_images::convert::{Facts, Options};
 use thaw_sandbox::error::Error;
 use thaw_sandbox::human_bytes::HumanBytes;
 use thaw_sandbox::image::convert::{self, Wanted};

@@ -5,8 +5,8 @@ use std::str::FromStr;
 
 use clap::{Args, Subcommand, ValueEnum};
 use serde_json::json;
-use thaw_images::accelerated::Chunking;
-use thaw_images::store::PullOptions;
+use thaw_images::convert::Chunking;
+use thaw_images::pull::PullOptions;
 use thaw_sandbox::config::{Config, Size};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::images::{Images, Pull, size};

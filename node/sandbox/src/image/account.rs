@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use thaw_imagefs::digest::Digest;
+use thaw_images::form::Form;
 use thaw_images::progress::{Event, Progress};
-use thaw_images::store::Form;
 
 use crate::human_bytes::HumanBytes;
 

@@ -5,8 +5,9 @@ use std::sync::Arc;
 
 use serde::Serialize;
 use thaw_imagefs::digest::Digest;
-use thaw_images::accelerated::{Facts, Job, Options, Pushed};
-use thaw_images::prefetch::{self, LoadOrder};
+use thaw_images::convert::{Facts, Job, Options, Pushed};
+use thaw_images::load_order::{LoadOrder, MAX_DOCUMENT};
+use thaw_images::prefetch;
 use thaw_images::progress::Progress;
 use thaw_images::source::Platform;
 
@@ -85,7 +86,7 @@ pub async fn convert(
 fn read_trace(path: &Path) -> Result<LoadOrder, Error> {
     let invalid = |why: String| Error::new(ErrorKind::LoadOrderInvalid, format!("{}: {why}", path.display()));
     let length = std::fs::metadata(path).map_err(|e| invalid(e.to_string()))?.len();
-    if length > prefetch::MAX_DOCUMENT as u64 {
+    if length > MAX_DOCUMENT as u64 {
         return Err(invalid("it is too large for a load order".into()));
     }
     let bytes = std::fs::read(path).map_err(|e| invalid(e.to_string()))?;

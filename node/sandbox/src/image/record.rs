@@ -10,8 +10,10 @@ use std::sync::Arc;
 
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use thaw_imagefs::digest::Digest;
-use thaw_images::prefetch::{self, Journal, LoadOrder, OrderedBlob, Recorder};
-use thaw_images::store::{Form, Image};
+use thaw_images::form::Form;
+use thaw_images::load_order::{LoadOrder, OrderedBlob};
+use thaw_images::prefetch::{self, Journal, Recorder};
+use thaw_images::store::Image;
 use thaw_protocol::access::Access;
 use thaw_protocol::packet::{PacketError, Receiver};
 use tokio::io::Interest;

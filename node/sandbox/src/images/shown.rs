@@ -1,8 +1,9 @@
 //! An image of the store as it is shown: to people by `thaw image`, to programs by it and by thawd's API.
 
 use thaw_imagefs::blob::CHUNK_SIZE;
+use thaw_images::form::Form;
 use thaw_images::prefetch;
-use thaw_images::store::{Form, Image, Inspection, LayerInspection};
+use thaw_images::store::{Image, Inspection, LayerInspection};
 use thaw_protocol::api;
 
 use super::{Images, failure, size};

@@ -10,8 +10,8 @@ use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
 
-use super::manifest::MAX_BLOBS;
 use super::wire::{Cursor, PAGE, Put, ZSTD, compress};
+use crate::manifest::MAX_BLOBS;
 
 const MAGIC: &[u8; 8] = b"THAWMETA";
 const VERSION: u32 = 1;

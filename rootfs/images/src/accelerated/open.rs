@@ -1,19 +1,22 @@
 //! Reading a converted image's documents.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
+use async_trait::async_trait;
 use thaw_imagefs::digest::Digest;
 use thaw_imagefs::erofs::{self, BlobPlacement, Reader};
 
+use crate::blocking::blocking;
 use crate::error::Error;
-use crate::prefetch::{LoadOrder, MAX_DOCUMENT};
-use crate::ranges::{Check, Priority, Ranges, StoredBlob};
-use crate::source::Descriptor;
-use crate::store::{Form, ReadyMadeBlob, layer_key};
+use crate::fetch::document;
+use crate::form::{Form, layer_key};
+use crate::lazy::{ImageFormat, LazyBlob, LazyImage};
+use crate::load_order::{LoadOrder, MAX_DOCUMENT};
+use crate::manifest::{ConvertedManifest, Descriptor};
+use crate::ranges::Ranges;
 
+use super::metadata;
 use super::table::{MAX_TABLE, Table};
-use super::{Manifest, Opened, metadata};
 
 /// Most bytes of all chunk tables of an image, which bounds what opening it costs.
 const MAX_TABLES: u64 = 128 << 20;
@@ -22,12 +25,23 @@ const MAX_TABLES: u64 = 128 << 20;
 ///
 /// # Errors
 /// What `ranges` says; `DigestMismatch` or `Malformed` for documents that are not what the manifest says.
-pub async fn open(manifest: &Manifest, ranges: &dyn Ranges) -> Result<Opened, Error> {
+pub async fn open(manifest: &ConvertedManifest, ranges: &dyn Ranges) -> Result<LazyImage, Error> {
     let documents = Documents::read(manifest, ranges).await?;
-    match tokio::task::spawn_blocking(move || documents.open()).await {
-        Ok(opened) => opened,
-        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        Err(_) => Err(Error::Cancelled),
+    blocking(move || documents.open()).await
+}
+
+#[async_trait]
+impl ImageFormat for ConvertedManifest {
+    fn form(&self) -> Form {
+        Form::Accelerated
+    }
+
+    fn document_bytes(&self) -> u64 {
+        self.metadata.size + self.blobs.iter().map(|blob| blob.table.size).sum::<u64>()
+    }
+
+    async fn open(&self, ranges: &dyn Ranges) -> Result<LazyImage, Error> {
+        open(self, ranges).await
     }
 }
 
@@ -40,7 +54,7 @@ pub struct Documents {
 }
 
 impl Documents {
-    pub(super) async fn read(manifest: &Manifest, ranges: &dyn Ranges) -> Result<Self, Error> {
+    pub(crate) async fn read(manifest: &ConvertedManifest, ranges: &dyn Ranges) -> Result<Self, Error> {
         let total = manifest
             .blobs
             .iter()
@@ -86,7 +100,7 @@ impl Documents {
     ///
     /// # Errors
     /// `Malformed`.
-    pub fn open(self) -> Result<Opened, Error> {
+    pub fn open(self) -> Result<LazyImage, Error> {
         let what = format!("metadata {}", self.metadata.0.digest);
         let (metadata, placed) = metadata::decode(&what, &self.metadata.1)?;
         let malformed = |problem: String| Error::malformed(&what, problem);
@@ -107,17 +121,13 @@ impl Documents {
                     descriptor.digest
                 )));
             }
-            blobs.push(ReadyMadeBlob {
+            blobs.push(LazyBlob {
                 address: placed.address,
                 form: Form::Accelerated,
                 document: descriptor.digest,
                 digests: None,
                 content: table.content(&format!("chunk table {}", descriptor.digest))?,
-                stored: StoredBlob {
-                    digest: data.digest,
-                    size: data.size,
-                    urls: data.urls.clone(),
-                },
+                stored: data.stored(),
             });
         }
         let placements: Vec<_> = placed
@@ -130,7 +140,7 @@ impl Documents {
         Reader::new(&metadata[..])
             .and_then(|reader| erofs::read_tree(&reader, &placements))
             .map_err(|error| malformed(error.to_string()))?;
-        Ok(Opened {
+        Ok(LazyImage {
             load_order: self
                 .load_order
                 .map(|(descriptor, bytes)| decode_order(&descriptor, &bytes, &blobs))
@@ -142,7 +152,7 @@ impl Documents {
 }
 
 /// A load order, checked to be of these blobs.
-fn decode_order(descriptor: &Descriptor, bytes: &[u8], blobs: &[ReadyMadeBlob]) -> Result<LoadOrder, Error> {
+fn decode_order(descriptor: &Descriptor, bytes: &[u8], blobs: &[LazyBlob]) -> Result<LoadOrder, Error> {
     let order = LoadOrder::from_json(bytes)?;
     let keys: HashMap<Digest, u64> = blobs
         .iter()
@@ -175,37 +185,4 @@ pub fn decode_table(descriptor: &Descriptor, bytes: &[u8], data: &Descriptor) ->
         ));
     }
     Ok(table)
-}
-
-/// A document whole, of bounded size, with the descriptor's digest.
-pub async fn document(
-    ranges: &dyn Ranges,
-    name: &str,
-    descriptor: &Descriptor,
-    limit: u64,
-) -> Result<Vec<u8>, Error> {
-    let what = format!("{name} {}", descriptor.digest);
-    if descriptor.size == 0 || descriptor.size > limit {
-        return Err(Error::malformed(
-            what,
-            format!(
-                "it has {} bytes, at least 1 and at most {limit} are read",
-                descriptor.size
-            ),
-        ));
-    }
-    let blob = StoredBlob {
-        digest: descriptor.digest,
-        size: descriptor.size,
-        urls: descriptor.urls.clone(),
-    };
-    let expected = descriptor.digest;
-    let check: Check = Arc::new(move |bytes: &[u8]| match Digest::of(bytes) {
-        got if got == expected => Ok(()),
-        got => Err(format!("its digest is {got}, not {expected}")),
-    });
-    let bytes = ranges
-        .read(&blob, 0..descriptor.size, Priority::Demand, check)
-        .await?;
-    Ok(bytes.to_vec())
 }

@@ -4,6 +4,7 @@
 //! asked; a read ends within the retry budget, with bytes or with an error that names the blob, the range and the cause;
 //! a prefetch never delays a read on demand.
 
+mod document;
 mod local;
 mod remote;
 #[cfg(test)]
@@ -19,6 +20,8 @@ use crate::registry::Client;
 use crate::source::SourceOptions;
 use crate::source::archive::Archive;
 use crate::source::layout::Layout;
+
+pub(crate) use document::document;
 
 /// As the counters name files of this host.
 const LOCAL: &str = "local";

@@ -10,12 +10,13 @@ use thaw_imagefs::blob::CHUNK_SIZE;
 use thaw_imagefs::digest::Digest;
 use tokio::sync::OnceCell;
 
+use crate::blocking::blocking;
 use crate::error::Error;
 use crate::fetch::{self, FetchOptions};
 use crate::index::{Content, Piece, Pieces};
 use crate::progress::Silent;
 use crate::ranges::Ranges;
-use crate::store::{BlobFiles, BlobOrigin, blocking};
+use crate::store::{BlobFiles, BlobOrigin};
 
 use super::{Inner, count, lock};
 

@@ -25,11 +25,13 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use thaw_imagefs::digest::Digest;
 use tokio::sync::Semaphore;
 
+use crate::blocking::blocking;
 use crate::error::Error;
 use crate::fetch::FetchOptions;
 use crate::progress::Silent;
 use crate::ranges::Priority;
-use crate::store::{PullOptions, Store, blocking};
+use crate::source::SourceOptions;
+use crate::store::Store;
 
 use blob::{Blob, Blobs, Origins};
 use chunk::Assembly;
@@ -268,12 +270,10 @@ impl Inner {
     /// Unpacks a layer again that has no index.
     async fn repair(&self, blob: &Blob, chunks: &[u64]) -> Result<(), Error> {
         count(&self.stats.repairs, 1);
-        let options = PullOptions {
-            plain_http: self.options.source.plain_http,
-            credentials: self.options.source.credentials.clone(),
-            retry: self.options.source.retry,
+        let options = SourceOptions {
+            scratch: self.store.root().to_owned(),
             client: Some(self.options.client.clone()),
-            ..PullOptions::default()
+            ..self.options.source.clone()
         };
         for chunk in chunks {
             let range = blob.files.ready.chunk_range(*chunk);

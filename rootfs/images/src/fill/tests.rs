@@ -13,6 +13,7 @@ use bytes::Bytes;
 use flate2::write::GzEncoder;
 use thaw_imagefs::blob::{BlobFile, CHUNK_SIZE};
 
+use crate::pull::PullOptions;
 use crate::ranges::{Check, Ranges, StoredBlob};
 use crate::registry::{Client, Config};
 use crate::source::fixture::{self, Blobs, Layer, TAR_GZIP};

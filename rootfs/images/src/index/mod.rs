@@ -19,19 +19,9 @@ use std::ops::Range;
 
 use thaw_imagefs::tree::PAGE;
 
+pub use crate::layer::Piece;
 use crate::layer::tree::LayerTree;
 use crate::span::SpanTable;
-
-/// A run of bytes of a data file that stands in one piece in the stream. What lies between pieces is zeros.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
-    /// Where in the data file.
-    pub data_offset: u64,
-    /// Bytes; of a file's last page, only those the file has.
-    pub length: u64,
-    /// Where in the stream.
-    pub stream_offset: u64,
-}
 
 /// The pieces of a data file, sorted by `data_offset`, not overlapping.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -11,6 +11,17 @@ use super::tree::Extent;
 
 static ZERO_PAGE: [u8; PAGE as usize] = [0; PAGE as usize];
 
+/// A run of bytes of a data file that stands in one piece in the stream. What lies between pieces is zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// Where in the data file.
+    pub data_offset: u64,
+    /// Bytes; of a file's last page, only those the file has.
+    pub length: u64,
+    /// Where in the stream.
+    pub stream_offset: u64,
+}
+
 /// Takes the bytes of a layer's data file, first to last, in whole pages.
 pub trait DataSink {
     /// Appends bytes.

@@ -26,12 +26,11 @@ mod tests;
 
 use std::io::Read;
 
-pub use data::{DataSink, FileSink};
+pub use data::{DataSink, FileSink, Piece};
 pub use error::LayerError;
 
 use thaw_imagefs::tree::{Attributes, Timestamp};
 
-use crate::index::Piece;
 use crate::layer::tree::{Change, Extent, LayerEntry, LayerTree, Leaf};
 
 use data::FilePages;

@@ -8,73 +8,20 @@ mod bootstrap;
 use std::collections::HashMap;
 use std::io::{self, Read};
 
+use async_trait::async_trait;
 use thaw_imagefs::digest::Digest;
 use thaw_imagefs::erofs;
 
-use crate::accelerated::{Opened, document};
+use crate::blocking::blocking;
 use crate::compression;
 use crate::error::Error;
-use crate::ranges::{Ranges, StoredBlob};
-use crate::source::Descriptor;
-use crate::store::{Form, ReadyMadeBlob};
+use crate::fetch::document;
+use crate::form::Form;
+use crate::lazy::{ImageFormat, LazyBlob, LazyImage};
+use crate::manifest::{Descriptor, NydusManifest};
+use crate::ranges::Ranges;
 
 pub use bootstrap::{Bootstrap, BootstrapError};
-
-/// Media type of a data blob.
-pub const BLOB_TYPE: &str = "application/vnd.oci.image.layer.nydus.blob.v1";
-/// Annotation of the layer that is the bootstrap.
-pub const BOOTSTRAP_ANNOTATION: &str = "containerd.io/snapshot/nydus-bootstrap";
-
-/// What a Nydus image's manifest refers to.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Manifest {
-    pub config: Descriptor,
-    /// A tar, perhaps gzip, with `image/image.boot`.
-    pub bootstrap: Descriptor,
-    pub blobs: Vec<Descriptor>,
-}
-
-#[derive(serde::Deserialize)]
-struct Wire {
-    config: Option<Descriptor>,
-    layers: Option<Vec<Descriptor>>,
-}
-
-impl Manifest {
-    /// Reads the manifest of a Nydus image; none when it is a manifest of something else.
-    ///
-    /// # Errors
-    /// `Malformed` when it has Nydus layers and other ones, or not exactly one bootstrap.
-    pub fn parse(what: &str, bytes: &[u8]) -> Result<Option<Self>, Error> {
-        let wire: Wire = serde_json::from_slice(bytes).map_err(|error| Error::malformed(what, error))?;
-        let (Some(config), Some(layers)) = (wire.config, wire.layers) else {
-            return Ok(None);
-        };
-        let is_bootstrap = |layer: &Descriptor| layer.annotation(BOOTSTRAP_ANNOTATION).is_some();
-        if !layers
-            .iter()
-            .any(|layer| is_bootstrap(layer) || layer.media_type == BLOB_TYPE)
-        {
-            return Ok(None);
-        }
-        let (mut bootstraps, blobs): (Vec<_>, Vec<_>) = layers.into_iter().partition(is_bootstrap);
-        if let Some(other) = blobs.iter().find(|layer| layer.media_type != BLOB_TYPE) {
-            let problem = format!("layer {} is not a Nydus blob", other.digest);
-            return Err(Error::malformed(what, problem));
-        }
-        match (bootstraps.pop(), bootstraps.is_empty()) {
-            (Some(bootstrap), true) => Ok(Some(Self {
-                config,
-                bootstrap,
-                blobs,
-            })),
-            _ => Err(Error::malformed(
-                what,
-                "a Nydus image has exactly one bootstrap layer",
-            )),
-        }
-    }
-}
 
 /// Most bytes of a bootstrap layer, and of the bootstrap in it.
 const MAX_LAYER: u64 = 256 << 20;
@@ -86,18 +33,29 @@ const BOOTSTRAP_PATH: &str = "image/image.boot";
 ///
 /// # Errors
 /// What `ranges` says; `Malformed` for a bootstrap that is damaged or of a kind that is not read.
-pub async fn open(manifest: &Manifest, ranges: &dyn Ranges) -> Result<Opened, Error> {
+pub async fn open(manifest: &NydusManifest, ranges: &dyn Ranges) -> Result<LazyImage, Error> {
     let layer = document(ranges, "Nydus bootstrap", &manifest.bootstrap, MAX_LAYER).await?;
     let manifest = manifest.clone();
-    match tokio::task::spawn_blocking(move || read(&manifest, &layer)).await {
-        Ok(opened) => opened,
-        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        Err(_) => Err(Error::Cancelled),
+    blocking(move || read(&manifest, &layer)).await
+}
+
+#[async_trait]
+impl ImageFormat for NydusManifest {
+    fn form(&self) -> Form {
+        Form::Nydus
+    }
+
+    fn document_bytes(&self) -> u64 {
+        self.bootstrap.size
+    }
+
+    async fn open(&self, ranges: &dyn Ranges) -> Result<LazyImage, Error> {
+        open(self, ranges).await
     }
 }
 
 /// Reads a bootstrap layer whose digest has been compared.
-fn read(manifest: &Manifest, layer: &[u8]) -> Result<Opened, Error> {
+fn read(manifest: &NydusManifest, layer: &[u8]) -> Result<LazyImage, Error> {
     let what = format!("Nydus bootstrap {}", manifest.bootstrap.digest);
     let malformed = |problem: &dyn std::fmt::Display| Error::malformed(&what, problem);
     let bytes = extract(layer)
@@ -123,20 +81,16 @@ fn read(manifest: &Manifest, layer: &[u8]) -> Result<Opened, Error> {
             let descriptor = stored
                 .get(&blob.id)
                 .ok_or_else(|| malformed(&"a blob is not among the image's layers"))?;
-            Ok(ReadyMadeBlob {
+            Ok(LazyBlob {
                 address: placement.address,
                 form: Form::Nydus,
                 document: manifest.bootstrap.digest,
-                stored: StoredBlob {
-                    digest: descriptor.digest,
-                    size: descriptor.size,
-                    urls: descriptor.urls.clone(),
-                },
+                stored: descriptor.stored(),
                 content: blob.content,
                 digests: None,
             })
         });
-    Ok(Opened {
+    Ok(LazyImage {
         blobs: blobs.collect::<Result<_, Error>>()?,
         metadata,
         load_order: None,

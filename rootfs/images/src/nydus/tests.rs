@@ -5,9 +5,10 @@ use std::path::{Path, PathBuf};
 use proptest::prelude::*;
 use thaw_imagefs::erofs::{BlobPlacement, Reader, Summary};
 
-use crate::accelerated::tests::{Memory, block_on};
+use crate::accelerated::testing::{Memory, block_on};
 use crate::erofs_test::assert_same;
 use crate::erofs_test::walk::{walk_directory, walk_image};
+use crate::manifest::{BOOTSTRAP_ANNOTATION, NYDUS_BLOB_TYPE, NydusManifest};
 
 use super::*;
 
@@ -283,10 +284,10 @@ fn a_layer_holds_its_bootstrap() {
     let manifest = serde_json::json!({
         "schemaVersion": 2,
         "config": descriptor("c", b"{}", false),
-        "layers": [descriptor(BLOB_TYPE, &stored, false), descriptor("t", &packed, true)],
+        "layers": [descriptor(NYDUS_BLOB_TYPE, &stored, false), descriptor("t", &packed, true)],
     });
     let manifest = serde_json::to_vec(&manifest).unwrap();
-    let manifest = Manifest::parse("test", &manifest).unwrap().unwrap();
+    let manifest = NydusManifest::parse("test", &manifest).unwrap().unwrap();
     let opened = block_on(open(&manifest, &memory)).unwrap();
     let reader = Reader::new(&opened.metadata[..]).unwrap();
     let root = reader.inode(reader.superblock().root).unwrap();
@@ -302,7 +303,7 @@ fn manifests_are_told_apart() {
             r#"{{"schemaVersion":2,"config":{{"digest":"{digest}","size":1}},"layers":[{}]}}"#,
             layers.replace('@', &format!(r#""size":1,"digest":"{digest}""#))
         );
-        Manifest::parse("test", text.as_bytes())
+        NydusManifest::parse("test", text.as_bytes())
     };
     let boot = r#"{@,"annotations":{"containerd.io/snapshot/nydus-bootstrap":"true"}}"#;
     let blob = r#"{@,"mediaType":"application/vnd.oci.image.layer.nydus.blob.v1"}"#;
@@ -333,7 +334,9 @@ fn an_image_of_nydus_reads_as_its_source() {
     let index: serde_json::Value =
         serde_json::from_slice(&std::fs::read(layout.join("index.json")).unwrap()).unwrap();
     let digest: Digest = index["manifests"][0]["digest"].as_str().unwrap().parse().unwrap();
-    let manifest = Manifest::parse("test", &memory.get(&digest)).unwrap().unwrap();
+    let manifest = NydusManifest::parse("test", &memory.get(&digest))
+        .unwrap()
+        .unwrap();
     let opened = block_on(open(&manifest, &memory)).unwrap();
     let data: Vec<Vec<u8>> = opened
         .blobs

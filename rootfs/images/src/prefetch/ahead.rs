@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::progress::{Event, Progress};
 use crate::store::Image;
 
-use super::order::{LoadOrder, Run};
+use crate::load_order::{LoadOrder, Run};
 
 /// Pieces asked for at a time.
 const AT_ONCE: usize = 4;

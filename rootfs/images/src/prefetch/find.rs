@@ -2,8 +2,8 @@
 
 use crate::store::Image;
 
-use super::order::LoadOrder;
 use super::{journal, saved};
+use crate::load_order::LoadOrder;
 
 /// Where a load order comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]

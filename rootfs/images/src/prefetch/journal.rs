@@ -22,9 +22,9 @@ use thaw_imagefs::digest::Digest;
 use crate::error::Error;
 use crate::store::Image;
 
-use super::order::{LoadOrder, OrderedBlob};
 use super::record::Recorder;
 use super::saved;
+use crate::load_order::{LoadOrder, OrderedBlob};
 
 const JOURNAL: &str = "recording";
 /// Most bytes: more than the lines of all chunks a recorder remembers.

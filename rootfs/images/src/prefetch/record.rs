@@ -10,7 +10,7 @@ use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
 
-use super::order::{LoadOrder, OrderedBlob, Run};
+use crate::load_order::{LoadOrder, OrderedBlob, Run};
 
 /// Chunks of 128 KiB a recorder remembers: of 64 GiB of files, which bounds its memory.
 const MAX_CHUNKS: usize = 1 << 19;

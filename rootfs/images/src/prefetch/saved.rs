@@ -8,7 +8,7 @@ use thaw_failpoint::{Failpoint, reach};
 use crate::error::Error;
 use crate::store::Image;
 
-use super::order::{LoadOrder, MAX_DOCUMENT};
+use crate::load_order::{LoadOrder, MAX_DOCUMENT};
 
 /// The file's name. The load order that comes with an image has another one.
 const RECORDED: &str = "load-order-recorded.json";

@@ -226,22 +226,14 @@ impl Archive {
 /// The manifest the archive does not have: the layers go by their DiffIDs, so that however the archive stores them, the
 /// same image has the same identity.
 fn manifest(config: &[u8], layers: &[LayerSource]) -> Result<Vec<u8>, Error> {
-    let descriptor = |media_type: &str, digest: Digest, size: u64| Descriptor {
-        media_type: media_type.into(),
-        digest,
-        size,
-        urls: Vec::new(),
-        platform: None,
-        annotations: None,
-    };
     let layers: Vec<_> = layers
         .iter()
-        .map(|layer| descriptor("application/vnd.oci.image.layer.v1.tar", layer.diff_id, 0))
+        .map(|layer| Descriptor::new("application/vnd.oci.image.layer.v1.tar", layer.diff_id, 0))
         .collect();
     let manifest = serde_json::json!({
         "schemaVersion": 2,
         "mediaType": OCI_MANIFEST,
-        "config": descriptor(OCI_CONFIG, Digest::of(config), config.len() as u64),
+        "config": Descriptor::of(OCI_CONFIG, config),
         "layers": layers,
     });
     serde_json::to_vec(&manifest).map_err(|error| Error::malformed("the image's manifest", error))

@@ -7,9 +7,9 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_imagefs::digest::Digest;
 use thaw_imagefs::erofs;
 
-use crate::accelerated::Opened;
 use crate::error::Error;
 use crate::layer::tree::LayerTree;
+use crate::lazy::LazyImage;
 use crate::merge;
 
 use super::layer;
@@ -18,20 +18,20 @@ use super::record::{self, BlobRecord, LayerRecord, Record};
 use super::{Image, Store};
 
 /// What an image is made of.
-pub(super) struct Parts {
+pub(crate) struct Parts {
     pub digest: Digest,
     pub reference: String,
     pub plain_http: bool,
     pub config: Vec<u8>,
     /// In the store, bottom first; of a ready-made image its data blobs.
     pub layers: Vec<LayerRecord>,
-    pub ready_made: Option<Opened>,
+    pub ready_made: Option<LazyImage>,
     pub pinned: bool,
 }
 
 impl Store {
     /// Writes the image's directory, unless it is there, and lets its reference name it.
-    pub(super) fn assemble_image(&self, parts: Parts) -> Result<Image, Error> {
+    pub(crate) fn assemble_image(&self, parts: Parts) -> Result<Image, Error> {
         let reference = parts.reference.clone();
         let image = self.make_image_directory(parts)?;
         self.refer(&reference, image.digest)?;

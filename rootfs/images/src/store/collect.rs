@@ -13,7 +13,7 @@ use super::{PARTIAL, REMOVED, Store};
 
 impl Store {
     /// Collects if nobody makes anything right now; else whoever comes next does.
-    pub(super) fn collect_if_idle(&self) -> Result<(), Error> {
+    pub(crate) fn collect_if_idle(&self) -> Result<(), Error> {
         match self.try_lock("store")? {
             Some(_store) => self.collect(),
             None => Ok(()),

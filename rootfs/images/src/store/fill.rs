@@ -12,18 +12,18 @@ use thaw_imagefs::digest::Digest;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
+use crate::form::Form;
 use crate::index::kept::{self, INDEX, Kept, KeptError};
 use crate::progress::{Event, Progress};
 use crate::ranges::StoredBlob;
 use crate::reference::ImageRef;
-use crate::source::{self, LayerSource, Turns};
+use crate::source::{self, LayerSource, SourceOptions, Turns};
 
 use super::Store;
-use super::form::{Form, Origin};
 use super::layer::{self, Job};
 use super::make::all_verified;
-use super::pull::{PullOptions, blocking};
-use super::record::Record;
+use super::record::{Origin, Record};
+use crate::blocking::blocking;
 
 /// A blob's files, and how to fill them.
 pub(crate) struct BlobFiles {
@@ -56,7 +56,7 @@ impl Store {
         diff_id: &Digest,
         offset: u64,
         length: u64,
-        options: &PullOptions,
+        options: &SourceOptions,
         progress: Arc<dyn Progress>,
     ) -> Result<(), Error> {
         let (store, diff_id) = (self.clone(), *diff_id);
@@ -112,12 +112,12 @@ impl Store {
     async fn repair(
         &self,
         diff_id: &Digest,
-        options: &PullOptions,
+        options: &SourceOptions,
         progress: Arc<dyn Progress>,
     ) -> Result<(), Error> {
         let (store, diff_id) = (self.clone(), *diff_id);
         let (record, at) = blocking(move || store.origin(&diff_id)).await?;
-        let mut options = self.source_options(options);
+        let mut options = options.clone();
         options.plain_http |= record.plain_http;
         let source = source::open(&record.reference.parse()?, &options, progress.clone()).await?;
         let Origin::Layer(layer) = record.layers[at].origin.clone() else {
@@ -196,7 +196,7 @@ impl Store {
     }
 
     /// In which form an image has a layer.
-    pub(super) fn form(&self, key: &Digest) -> Result<Option<Form>, Error> {
+    pub(crate) fn form(&self, key: &Digest) -> Result<Option<Form>, Error> {
         let found = self.records_with(key)?;
         Ok(found.first().map(|(record, at)| record.layers[*at].form))
     }

@@ -12,38 +12,20 @@ use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
+use crate::index::Content;
 use crate::index::kept::{self, INDEX, Kept};
-use crate::index::{Content, LayerIndex};
 use crate::layer::tree::LayerTree;
+use crate::lazy::{LazyBlob, LazyLayer};
 use crate::progress::{Event, Progress};
 use crate::ranges::StoredBlob;
 use crate::source::{LayerSource, Source, Turns};
 use crate::span::SpanDigest;
 
-use super::chain::ReadyMadeBlob;
-use super::form::{Form, Origin, layer_key};
 use super::layer::{self, Job};
 use super::lock::Lock;
-use super::pull::blocking;
-use super::record::{LayerRecord, write_synced};
+use super::record::{LayerRecord, Origin, write_synced};
 use super::{PARTIAL, Store, sync_parent};
-
-/// A layer that can be read in pieces, by a document somebody wrote.
-pub(super) struct Indexed {
-    pub form: Form,
-    /// What the index was read from.
-    pub document: Digest,
-    pub stored: StoredBlob,
-    pub index: LayerIndex,
-    /// Bytes fetched for it.
-    pub fetched: u64,
-}
-
-impl Indexed {
-    pub fn key(&self) -> Digest {
-        layer_key(self.form, &self.stored.digest, &self.document)
-    }
-}
+use crate::blocking::blocking;
 
 /// Refuses to learn digests of bytes nothing was compared with.
 pub(crate) fn all_verified(content: &Content) -> bool {
@@ -53,18 +35,18 @@ pub(crate) fn all_verified(content: &Content) -> bool {
 
 impl Store {
     /// Whether the store has the layer, tree included.
-    pub(super) fn has_layer(&self, key: &Digest) -> Result<bool, Error> {
+    pub(crate) fn has_layer(&self, key: &Digest) -> Result<bool, Error> {
         Ok(self.layer_is_whole(key)? && self.layer_tree(key).is_ok())
     }
 
     /// Makes a layer of which nothing but the tree is there yet.
-    pub(super) fn place_layer(&self, layer: &Indexed, making: Arc<Lock>) -> Result<(), Error> {
-        let Indexed { stored, index, .. } = layer;
+    pub(crate) fn place_layer(&self, layer: &LazyLayer, making: Arc<Lock>) -> Result<(), Error> {
+        let LazyLayer { stored, index, .. } = layer;
         self.place_content(&layer.key(), stored, &index.tree, &index.content, None, making)
     }
 
     /// Makes the layer of a ready-made image's data blob.
-    pub(super) fn place_blob(&self, blob: &ReadyMadeBlob, making: Arc<Lock>) -> Result<LayerRecord, Error> {
+    pub(crate) fn place_blob(&self, blob: &LazyBlob, making: Arc<Lock>) -> Result<LayerRecord, Error> {
         let key = blob.key();
         let tree = LayerTree {
             entries: Vec::new(),
@@ -140,7 +122,7 @@ impl Store {
 
     /// Streams a layer into its directory, unless somebody has meanwhile; from the next place that has it, when what came
     /// was something else.
-    pub(super) async fn stream_layer(
+    pub(crate) async fn stream_layer(
         &self,
         source: &dyn Source,
         layer: &LayerSource,

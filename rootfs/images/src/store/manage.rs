@@ -12,11 +12,12 @@ use thaw_imagefs::blob::{BlobError, ReadyFile};
 use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
+use crate::form::Form;
 use crate::index::kept::INDEX;
 
 use super::lock::Lock;
 use super::record::{self, Record};
-use super::{Form, Store, layer};
+use super::{Store, layer};
 
 /// What one image takes.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -12,10 +12,12 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
-use crate::prefetch::LoadOrder;
+use crate::form::Form;
+use crate::load_order::LoadOrder;
+use crate::ranges::StoredBlob;
+use crate::source::LayerSource;
 
 use super::Store;
-use super::form::{Form, Origin};
 
 pub const RECORD: &str = "record.json";
 pub const CONFIG: &str = "config.json";
@@ -59,6 +61,30 @@ pub struct LayerRecord {
     pub form: Form,
     /// Where its bytes can be had again, in what the record's reference names.
     pub origin: Origin,
+}
+
+/// Where a layer's bytes can be had again.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Origin {
+    /// A layer that can be unpacked again, whole.
+    Layer(LayerSource),
+    /// A blob that is only read in ranges.
+    Blob(StoredBlob),
+}
+
+impl Origin {
+    /// The blob to read ranges of, where the source says enough of it.
+    pub fn stored(&self) -> Option<StoredBlob> {
+        match self {
+            Self::Blob(stored) => Some(stored.clone()),
+            Self::Layer(layer) => Some(StoredBlob {
+                digest: layer.digest?,
+                size: layer.size?,
+                urls: layer.urls.clone(),
+            }),
+        }
+    }
 }
 
 /// The load order an image came with; none where it has none, or one that cannot be read.
@@ -154,7 +180,7 @@ impl Store {
             .map(|it| it.digest))
     }
 
-    pub(super) fn refer(&self, reference: &str, digest: Digest) -> Result<(), Error> {
+    pub(crate) fn refer(&self, reference: &str, digest: Digest) -> Result<(), Error> {
         if self.referred(reference)? == Some(digest) {
             return Ok(());
         }

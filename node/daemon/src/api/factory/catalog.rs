@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use thaw_images::progress::Silent;
-use thaw_images::store::PullOptions;
+use thaw_images::pull::PullOptions;
 use thaw_protocol::api::{Image, ImageDetail, PullImage, Template};
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::error::Error;

@@ -135,25 +135,17 @@ impl Index {
 /// # Errors
 /// Only when out of memory for the encoding.
 pub fn index_manifest(ztocs: &[Ztoc], build_tool: &str) -> Result<Vec<u8>, FormError> {
-    let descriptor = |media_type: &str, digest, size| Descriptor {
-        media_type: media_type.into(),
-        digest,
-        size,
-        urls: Vec::new(),
-        platform: None,
-        annotations: None,
-    };
     let of_ztoc = |ztoc: &Ztoc| Descriptor {
         annotations: Some(BTreeMap::from([
             (LAYER_DIGEST.into(), ztoc.layer.to_string()),
             (LAYER_MEDIA_TYPE.into(), ztoc.layer_media_type.clone()),
         ])),
-        ..descriptor(ZTOC_MEDIA_TYPE, ztoc.digest, ztoc.size)
+        ..Descriptor::new(ZTOC_MEDIA_TYPE, ztoc.digest, ztoc.size)
     };
     let wire = Wire {
         schema_version: 2,
         media_type: OCI_MANIFEST.into(),
-        config: descriptor(ARTIFACT_TYPE, Digest::of(CONFIG), CONFIG.len() as u64),
+        config: Descriptor::of(ARTIFACT_TYPE, CONFIG),
         layers: ztocs.iter().map(of_ztoc).collect(),
         annotations: Some(BTreeMap::from([(BUILD_TOOL.into(), build_tool.into())])),
     };

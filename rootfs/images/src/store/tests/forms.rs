@@ -2,12 +2,13 @@
 
 use serde_json::json;
 
+use crate::form::Form;
 use crate::index::estargz::tests::estargz;
 use crate::index::testing::tar;
 use crate::layer::testing::header;
+use crate::manifest::{BOOTSTRAP_ANNOTATION, NYDUS_BLOB_TYPE};
 use crate::manifest::{OCI_CONFIG, OCI_MANIFEST};
 use crate::nydus::tests::{image as nydus_image, layer_of};
-use crate::nydus::{BLOB_TYPE, BOOTSTRAP_ANNOTATION};
 use crate::ranges::Priority;
 
 use super::*;
@@ -96,7 +97,7 @@ async fn a_nydus_image_is_opened_and_filled() {
     let (bootstrap, stored, content) = nydus_image();
     let mut blobs = Blobs::default();
     let config = blobs.descriptor(OCI_CONFIG, Blobs::config("amd64", &[]));
-    let data = blobs.descriptor(BLOB_TYPE, stored.clone());
+    let data = blobs.descriptor(NYDUS_BLOB_TYPE, stored.clone());
     let packed = fixture::gzip(&layer_of("image/image.boot", &bootstrap));
     let mut boot = blobs.descriptor(TAR_GZIP, packed);
     boot["annotations"] = json!({BOOTSTRAP_ANNOTATION: "true"});

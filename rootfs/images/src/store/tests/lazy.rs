@@ -4,9 +4,10 @@ use std::os::unix::fs::FileExt;
 
 use serde_json::json;
 
-use crate::accelerated::{self, Body, Input, Original};
+use crate::convert::{self, Body, Input, Original};
 use crate::fetch::FetchOptions;
 use crate::fill::Filler;
+use crate::form::Form;
 use crate::index::soci;
 use crate::layer::Limits;
 use crate::manifest::OCI_MANIFEST;
@@ -196,10 +197,10 @@ async fn a_converted_image_is_opened_and_filled() {
         subject: None,
         config,
     };
-    let converted = accelerated::convert(
+    let converted = convert::convert(
         Input::of_image(&unpacked, None).unwrap(),
         &original,
-        &accelerated::Options::default(),
+        &convert::Options::default(),
         &[],
         whole.directory.path(),
         &Silent,

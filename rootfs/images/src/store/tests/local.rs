@@ -211,7 +211,11 @@ async fn a_torn_cache_is_repaired_from_the_source_and_never_served() {
 
     let fill = |offset, length, log: &Arc<Log>| {
         let (store, blob, log) = (rebooted.clone(), blob.clone(), log.clone());
-        async move { store.fill(&blob.id, offset, length, &options(), log).await }
+        async move {
+            store
+                .fill(&blob.id, offset, length, &store.source_options(&options()), log)
+                .await
+        }
     };
     let repairs = |log: &Log| log.count(|event| matches!(event, Event::Repairing { .. }));
     let log = Arc::new(Log::default());
@@ -237,7 +241,7 @@ async fn a_torn_cache_is_repaired_from_the_source_and_never_served() {
     data.write_all_at(&[0; 4096], 200_000).unwrap();
     std::fs::remove_dir_all(bench.path("layout")).unwrap();
     let error = third
-        .fill(&blob.id, 200_000, 1, &options(), log)
+        .fill(&blob.id, 200_000, 1, &third.source_options(&options()), log)
         .await
         .unwrap_err();
     assert_eq!(error.code(), "not_found");

@@ -176,7 +176,13 @@ async fn a_torn_cache_is_repaired_from_the_next_place_too() {
     };
     rebooted.image(&pulled.digest).unwrap().unwrap();
     rebooted
-        .fill(&blob.id, 0, blob.length, &all.options(), Arc::new(Log::default()))
+        .fill(
+            &blob.id,
+            0,
+            blob.length,
+            &rebooted.source_options(&all.options()),
+            Arc::new(Log::default()),
+        )
         .await
         .unwrap();
     assert!(std::fs::read(&blob.data).unwrap() == whole);

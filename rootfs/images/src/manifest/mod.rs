@@ -2,15 +2,23 @@
 //!
 //! Parsed leniently in what does not matter (unknown fields, missing media types), strictly in what does.
 
+mod converted;
+mod nydus;
+
 use std::collections::BTreeMap;
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use thaw_imagefs::digest::Digest;
 
-use crate::accelerated;
 use crate::error::Error;
-use crate::nydus;
+use crate::ranges::StoredBlob;
+
+pub use converted::{
+    ARTIFACT_TYPE, BLOB_TYPE, ConvertedManifest, LOAD_ORDER_TYPE, MAX_BLOBS, METADATA_TYPE, StoredTable,
+    TABLE_TYPE,
+};
+pub use nydus::{BOOTSTRAP_ANNOTATION, NYDUS_BLOB_TYPE, NydusManifest};
 
 /// No manifest or index is larger (the distribution specification's limit).
 pub const MAX_MANIFEST: u64 = 4 << 20;
@@ -94,10 +102,36 @@ pub struct Descriptor {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub platform: Option<Platform>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub annotations: Option<std::collections::BTreeMap<String, String>>,
+    pub annotations: Option<BTreeMap<String, String>>,
 }
 
 impl Descriptor {
+    /// Describes these bytes.
+    pub fn of(media_type: &str, bytes: &[u8]) -> Self {
+        Self::new(media_type, Digest::of(bytes), bytes.len() as u64)
+    }
+
+    /// Describes a blob, without anything that is optional.
+    pub fn new(media_type: &str, digest: Digest, size: u64) -> Self {
+        Self {
+            media_type: media_type.into(),
+            digest,
+            size,
+            urls: Vec::new(),
+            platform: None,
+            annotations: None,
+        }
+    }
+
+    /// The blob it refers to, to read ranges of it.
+    pub fn stored(&self) -> StoredBlob {
+        StoredBlob {
+            digest: self.digest,
+            size: self.size,
+            urls: self.urls.clone(),
+        }
+    }
+
     /// The annotation's value.
     pub fn annotation(&self, name: &str) -> Option<&str> {
         self.annotations.as_ref()?.get(name).map(String::as_str)
@@ -121,9 +155,9 @@ pub enum Form {
     /// Changes of a file tree, as tar.
     Layers,
     /// Documents of Thaw's own.
-    Accelerated(Box<accelerated::Manifest>),
+    Accelerated(Box<ConvertedManifest>),
     /// A RAFS bootstrap and its blobs.
-    Nydus(Box<nydus::Manifest>),
+    Nydus(Box<NydusManifest>),
 }
 
 /// A manifest or an index.
@@ -227,10 +261,10 @@ struct Head {
 
 impl Form {
     fn of(what: &str, bytes: &[u8]) -> Result<Self, Error> {
-        if let Some(manifest) = accelerated::Manifest::parse(what, bytes)? {
+        if let Some(manifest) = ConvertedManifest::parse(what, bytes)? {
             return Ok(Self::Accelerated(Box::new(manifest)));
         }
-        Ok(nydus::Manifest::parse(what, bytes)?
+        Ok(NydusManifest::parse(what, bytes)?
             .map_or(Self::Layers, |manifest| Self::Nydus(Box::new(manifest))))
     }
 }

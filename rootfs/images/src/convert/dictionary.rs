@@ -7,9 +7,10 @@ use crate::error::Error;
 use crate::ranges::Ranges;
 
 use super::cut::Chunking;
-use super::manifest::{Manifest, StoredTable};
-use super::open::{decode_table, document};
-use super::table::{MAX_TABLE, Table};
+use crate::accelerated::open::decode_table;
+use crate::accelerated::table::{MAX_TABLE, Table};
+use crate::fetch::document;
+use crate::manifest::{ConvertedManifest, StoredTable};
 
 /// A converted image whose chunks may be referred to.
 pub struct Dictionary {
@@ -44,7 +45,7 @@ impl Dictionary {
     ///
     /// # Errors
     /// As [`super::open`].
-    pub async fn open(manifest: &Manifest, ranges: Arc<dyn Ranges>) -> Result<Self, Error> {
+    pub async fn open(manifest: &ConvertedManifest, ranges: Arc<dyn Ranges>) -> Result<Self, Error> {
         let mut blobs = Vec::with_capacity(manifest.blobs.len());
         for stored in &manifest.blobs {
             let document = document(&*ranges, "chunk table", &stored.table, MAX_TABLE).await?;
@@ -56,7 +57,7 @@ impl Dictionary {
         }
         Ok(Self {
             blobs,
-            chunking: manifest.chunking,
+            chunking: manifest.chunking.as_ref().and_then(|text| text.parse().ok()),
             ranges,
             repository: None,
         })

@@ -10,8 +10,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use super::table::MAX_CHUNK;
-use super::wire::PAGE;
+use crate::accelerated::table::MAX_CHUNK;
+use crate::accelerated::wire::PAGE;
 
 /// How files are cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

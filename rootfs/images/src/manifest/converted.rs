@@ -1,15 +1,23 @@
-//! The manifest of a converted image: an OCI image manifest with `artifactType` and `subject`.
+//! The manifest of a converted image (`docs/image-format.md`): an OCI image manifest with `artifactType` and `subject`.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
-use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
-use crate::source::{Descriptor, OCI_MANIFEST};
 
-use super::cut::Chunking;
-use super::{ARTIFACT_TYPE, BLOB_TYPE, LOAD_ORDER_TYPE, METADATA_TYPE, TABLE_TYPE};
+use super::{Descriptor, OCI_MANIFEST};
+
+/// `artifactType` of a converted image's manifest.
+pub const ARTIFACT_TYPE: &str = "application/vnd.thaw.image.v1";
+/// The EROFS metadata.
+pub const METADATA_TYPE: &str = "application/vnd.thaw.image.metadata.v1";
+/// The chunk table of the blob that follows it.
+pub const TABLE_TYPE: &str = "application/vnd.thaw.image.chunks.v1";
+/// File data: frames of chunks.
+pub const BLOB_TYPE: &str = "application/vnd.thaw.image.blob.v1";
+/// The load order.
+pub const LOAD_ORDER_TYPE: &str = "application/vnd.thaw.image.load-order.v1+json";
 
 /// How files were cut.
 pub const CHUNKING_ANNOTATION: &str = "vnd.thaw.image.chunking";
@@ -21,7 +29,7 @@ pub const MAX_BLOBS: usize = 256;
 
 /// What a converted image's manifest refers to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Manifest {
+pub struct ConvertedManifest {
     /// The config of the original, unchanged.
     pub config: Descriptor,
     /// The original's manifest.
@@ -30,8 +38,8 @@ pub struct Manifest {
     /// In the order of their addresses.
     pub blobs: Vec<StoredTable>,
     pub load_order: Option<Descriptor>,
-    /// How files were cut, where it says so in words that are understood.
-    pub chunking: Option<Chunking>,
+    /// How files were cut, if it says so.
+    pub chunking: Option<String>,
 }
 
 /// A blob and its chunk table.
@@ -72,19 +80,7 @@ struct Written<'a> {
     annotations: BTreeMap<&'a str, String>,
 }
 
-/// What describes these bytes.
-pub fn descriptor(media_type: &str, bytes: &[u8]) -> Descriptor {
-    Descriptor {
-        media_type: media_type.into(),
-        digest: Digest::of(bytes),
-        size: bytes.len() as u64,
-        urls: Vec::new(),
-        platform: None,
-        annotations: None,
-    }
-}
-
-impl Manifest {
+impl ConvertedManifest {
     /// Reads the manifest of a converted image; none when it is a manifest of something else.
     ///
     /// # Errors
@@ -136,10 +132,7 @@ impl Manifest {
             metadata,
             blobs,
             load_order,
-            chunking: wire
-                .annotations
-                .get(CHUNKING_ANNOTATION)
-                .and_then(|text| text.parse().ok()),
+            chunking: wire.annotations.get(CHUNKING_ANNOTATION).cloned(),
         }))
     }
 
@@ -147,11 +140,12 @@ impl Manifest {
     ///
     /// # Errors
     /// `Malformed`: never, as all of it can be written as JSON.
-    pub(super) fn encode(&self, level: i32) -> Result<Vec<u8>, Error> {
+    pub fn encode(&self, level: i32) -> Result<Vec<u8>, Error> {
         let mut annotations = BTreeMap::from([(COMPRESSION_ANNOTATION, format!("zstd:{level}"))]);
         annotations.extend(
             self.chunking
-                .map(|chunking| (CHUNKING_ANNOTATION, chunking.to_string())),
+                .iter()
+                .map(|chunking| (CHUNKING_ANNOTATION, chunking.clone())),
         );
         let blobs = self.blobs.iter().flat_map(|blob| [&blob.table, &blob.data]);
         let written = Written {

@@ -11,17 +11,17 @@ use std::sync::{Arc, Mutex, PoisonError};
 use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
+use crate::form::Form;
 use crate::index::LayerIndex;
 use crate::index::estargz;
 use crate::index::form::FormError;
 use crate::index::soci;
 use crate::layer::Limits;
+use crate::lazy::LazyLayer;
 use crate::ranges::{Check, Priority, Ranges, StoredBlob};
 use crate::source::{Descriptor, LayerSource, Resolved, Source};
 
-use super::form::Form;
-use super::make::Indexed;
-use super::pull::blocking;
+use crate::blocking::blocking;
 
 /// Most bytes of a document: bounds what reading one costs.
 const MAX_DOCUMENT: u64 = 256 << 20;
@@ -39,12 +39,12 @@ pub(super) fn passed_over(what: &Digest, error: &Error) {
 }
 
 /// What one image is bound to.
-pub(super) struct Bound {
+pub(super) struct Indexes {
     ranges: Arc<dyn Ranges>,
     soci: Option<soci::Index>,
 }
 
-impl Bound {
+impl Indexes {
     /// Looks for what binds; `ranges` is opened only where something does.
     pub async fn of<F>(
         source: &dyn Source,
@@ -84,7 +84,7 @@ impl Bound {
         &self,
         layer: &LayerSource,
         descriptor: &Descriptor,
-    ) -> Result<Option<Indexed>, Error> {
+    ) -> Result<Option<LazyLayer>, Error> {
         let (Some(digest), Some(size)) = (layer.digest, layer.size) else {
             return Ok(None);
         };
@@ -96,7 +96,7 @@ impl Bound {
         if let Some(ztoc) = self.soci.as_ref().and_then(|index| index.ztoc_for(&digest)) {
             let bytes = self.document(ztoc).await?;
             let index = blocking(move || soci::read_ztoc(&bytes, size, &Limits::default()).map_err(form));
-            return Ok(Some(Indexed {
+            return Ok(Some(LazyLayer {
                 form: Form::Soci,
                 document: ztoc.digest,
                 stored,
@@ -122,7 +122,7 @@ impl Bound {
                 (digest, self.read_as(&stored, range, read).await?, fetched)
             }
         };
-        Ok(Some(Indexed {
+        Ok(Some(LazyLayer {
             form: Form::Estargz,
             document,
             stored,

@@ -6,8 +6,6 @@ use thaw_imagefs::digest::Digest;
 use crate::reference::ImageRef;
 use crate::source::{Descriptor, Resolved};
 
-use super::manifest::descriptor;
-
 /// What a converted image says of the image it was made of.
 #[derive(Clone, Debug)]
 pub struct Original {
@@ -35,7 +33,7 @@ impl Original {
         let subject = match reference {
             ImageRef::Archive { .. } => None,
             ImageRef::Layout { .. } | ImageRef::Registry(_) => {
-                Some(descriptor(&media_type, &resolved.manifest))
+                Some(Descriptor::of(&media_type, &resolved.manifest))
             }
         };
         Self {
@@ -47,6 +45,6 @@ impl Original {
 
     /// An OCI config, whatever the original called it: Docker's has the same fields.
     pub(super) fn config_descriptor(&self) -> Descriptor {
-        descriptor(crate::source::OCI_CONFIG, &self.config)
+        Descriptor::of(crate::source::OCI_CONFIG, &self.config)
     }
 }

@@ -11,7 +11,7 @@ use crate::error::Error;
 
 use super::cut::Chunking;
 use super::dictionary::Known;
-use super::wire::PAGE;
+use crate::accelerated::wire::PAGE;
 
 /// Bytes between two reports of progress.
 const REPORT: u64 = 4 << 20;

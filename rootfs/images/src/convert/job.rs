@@ -8,18 +8,19 @@ use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
 use crate::fetch::{self, FetchOptions};
-use crate::prefetch::LoadOrder;
+use crate::load_order::LoadOrder;
 use crate::progress::Progress;
+use crate::pull::{PullOptions, PullPolicy};
 use crate::reference::ImageRef;
 use crate::registry::Client;
 use crate::source::{self, Platform, Push, SourceOptions};
-use crate::store::{PullOptions, PullPolicy, Store};
+use crate::store::Store;
 
-use super::convert::{Facts, Options, convert};
 use super::dictionary::Dictionary;
 use super::input::Input;
 use super::original::Original;
 use super::publish::{Pushed, find};
+use super::{Facts, Options, convert};
 
 /// What to convert, and to where.
 pub struct Job<'a> {
@@ -157,3 +158,7 @@ impl Job<'_> {
         Ok(dictionaries)
     }
 }
+
+#[cfg(test)]
+#[path = "job_test.rs"]
+mod tests;

@@ -4,35 +4,33 @@
 //! pieces, and only its tree is made; or it is streamed and unpacked whole. An index that cannot be read costs a warning
 //! and is passed over: what it would have saved is lost, nothing else.
 
+mod ensure;
+mod indexes;
+mod layers;
+
 use std::collections::HashSet;
 use std::sync::Arc;
 
-use futures_util::StreamExt;
-use tokio_util::sync::CancellationToken;
-
-use crate::accelerated::Opened;
+use crate::blocking::blocking;
 use crate::error::Error;
 use crate::fetch::{self, FetchOptions};
 use crate::fill::Filler;
+use crate::form::Form;
+use crate::lazy::{ImageFormat, LazyImage};
 use crate::manifest;
 use crate::progress::{Event, Progress};
 use crate::ranges::{Priority, Ranges};
 use crate::reference::ImageRef;
 use crate::registry::Client;
-use crate::source::{
-    self, Credentials, Descriptor, LayerSource, Platform, Resolved, Retry, Source, SourceOptions,
-};
-use crate::{accelerated, nydus};
+use crate::source::{self, Credentials, Platform, Resolved, Retry, Source, SourceOptions};
 
-use super::assemble::Parts;
-use super::bound::Bound;
-use super::form::{Form, Origin};
-use super::lock::Lock;
-use super::record::LayerRecord;
-use super::{Image, Store};
+use crate::store::{Image, Lock, Parts, Store};
 
-/// Layers unpacked at a time.
-const CONCURRENT_LAYERS: usize = 3;
+pub use ensure::WhichLayer;
+pub use indexes::indexes_passed_over;
+
+use indexes::Indexes;
+use layers::Pulling;
 
 /// When to ask the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -89,7 +87,7 @@ impl Store {
         options: &PullOptions,
         progress: Arc<dyn Progress>,
     ) -> Result<Image, Error> {
-        let reference = absolute(reference)?;
+        let reference = reference.absolute()?;
         let local = !matches!(reference, ImageRef::Registry(_));
         if options.policy == PullPolicy::Never || (options.policy == PullPolicy::Missing && !local) {
             let (store, wanted) = (self.clone(), reference.clone());
@@ -104,7 +102,7 @@ impl Store {
                 None if options.policy == PullPolicy::Never => {
                     return Err(Error::NotFound {
                         what: format!("image {reference}"),
-                        place: self.root.display().to_string(),
+                        place: self.root().display().to_string(),
                         advice: "it may not be pulled here (policy never): pull it first".into(),
                     });
                 }
@@ -181,40 +179,25 @@ impl Store {
             ready_made: None,
             pinned: false,
         };
-        let (opened, form) = match &resolved.form {
-            manifest::Form::Layers => {
-                let pulling = Pulling {
-                    source,
-                    bound: self.bound(source, resolved, reference, options, progress).await,
-                    making,
-                    progress: progress.clone(),
-                };
-                parts.layers = self.make_layers(&pulling, resolved).await?;
-                progress.event(Event::Assembling);
-                let store = self.clone();
-                return blocking(move || store.assemble_image(parts)).await;
-            }
-            manifest::Form::Accelerated(manifest) => {
-                let ranges = self.ranges(reference, options, progress).await?;
-                (accelerated::open(manifest, &*ranges).await?, Form::Accelerated)
-            }
-            manifest::Form::Nydus(manifest) => {
-                let ranges = self.ranges(reference, options, progress).await?;
-                (nydus::open(manifest, &*ranges).await?, Form::Nydus)
-            }
+        let Some(format) = format(&resolved.form) else {
+            let pulling = Pulling {
+                source,
+                indexes: self.indexes(source, resolved, reference, options, progress).await,
+                making,
+                progress: progress.clone(),
+            };
+            parts.layers = self.make_layers(&pulling, resolved).await?;
+            progress.event(Event::Assembling);
+            let store = self.clone();
+            return blocking(move || store.assemble_image(parts)).await;
         };
-        let documents = match &resolved.form {
-            manifest::Form::Accelerated(manifest) => {
-                manifest.metadata.size + manifest.blobs.iter().map(|blob| blob.table.size).sum::<u64>()
-            }
-            manifest::Form::Nydus(manifest) => manifest.bootstrap.size,
-            manifest::Form::Layers => 0,
-        };
+        let ranges = self.ranges(reference, options, progress).await?;
+        let opened = format.open(&*ranges).await?;
         for (at, blob) in opened.blobs.iter().enumerate() {
             progress.event(Event::Lazy {
                 layer: blob.key(),
-                form,
-                fetched: if at == 0 { documents } else { 0 },
+                form: format.form(),
+                fetched: if at == 0 { format.document_bytes() } else { 0 },
             });
         }
         progress.event(Event::Assembling);
@@ -223,7 +206,7 @@ impl Store {
     }
 
     /// Makes an image whose metadata is ready-made.
-    fn place(&self, mut parts: Parts, opened: Opened, making: Arc<Lock>) -> Result<Image, Error> {
+    fn place(&self, mut parts: Parts, opened: LazyImage, making: Arc<Lock>) -> Result<Image, Error> {
         for blob in &opened.blobs {
             let record = self.place_blob(blob, making.clone())?;
             parts.layers.push(record);
@@ -233,26 +216,28 @@ impl Store {
     }
 
     /// What the image is bound to that lets its layers be read in pieces; none, with a warning, where it cannot be had.
-    pub(super) async fn bound(
+    async fn indexes(
         &self,
         source: &dyn Source,
         resolved: &Resolved,
         reference: &ImageRef,
         options: &PullOptions,
         progress: &Arc<dyn Progress>,
-    ) -> Option<Bound> {
+    ) -> Option<Indexes> {
         if !options.lazy {
             return None;
         }
         let ranges = || self.ranges(reference, options, progress);
-        Bound::of(source, resolved, ranges).await.unwrap_or_else(|error| {
-            super::bound::passed_over(&resolved.digest, &error);
-            None
-        })
+        Indexes::of(source, resolved, ranges)
+            .await
+            .unwrap_or_else(|error| {
+                indexes::passed_over(&resolved.digest, &error);
+                None
+            })
     }
 
     /// A reader of an image's blobs.
-    pub(super) async fn ranges(
+    async fn ranges(
         &self,
         reference: &ImageRef,
         options: &PullOptions,
@@ -261,7 +246,7 @@ impl Store {
         fetch::open(reference, &self.fetch_options(options)?, progress.clone()).await
     }
 
-    pub(super) fn fetch_options(&self, options: &PullOptions) -> Result<FetchOptions, Error> {
+    fn fetch_options(&self, options: &PullOptions) -> Result<FetchOptions, Error> {
         let client = match &options.client {
             Some(client) => client.clone(),
             None => Client::new(crate::registry::Config::default())?,
@@ -272,12 +257,12 @@ impl Store {
         })
     }
 
-    pub(super) fn source_options(&self, options: &PullOptions) -> SourceOptions {
+    pub(crate) fn source_options(&self, options: &PullOptions) -> SourceOptions {
         SourceOptions {
             plain_http: options.plain_http,
             credentials: options.credentials.clone(),
             retry: options.retry,
-            scratch: self.root.clone(),
+            scratch: self.root().to_owned(),
             client: options.client.clone(),
         }
     }
@@ -295,8 +280,14 @@ impl Store {
             let tar = blocking(move || store.form(&id)).await? == Some(Form::Tar);
             if tar {
                 // All of it is wanted: one stream is less than many ranges.
-                self.fill(&blob.id, 0, u64::MAX, options, progress.clone())
-                    .await?;
+                self.fill(
+                    &blob.id,
+                    0,
+                    u64::MAX,
+                    &self.source_options(options),
+                    progress.clone(),
+                )
+                .await?;
             } else {
                 let filler = Filler::new(self.clone(), self.fetch_options(options)?);
                 filler.fill(&blob.id, 0, u64::MAX, Priority::Demand).await?;
@@ -304,123 +295,15 @@ impl Store {
         }
         Ok(())
     }
-
-    /// Makes all layers, or none: after the first failure the others are stopped, and waited for. Bottom first.
-    async fn make_layers(
-        &self,
-        pulling: &Pulling<'_>,
-        resolved: &Resolved,
-    ) -> Result<Vec<LayerRecord>, Error> {
-        let cancelled = CancellationToken::new();
-        // A pull that is dropped stops its threads too.
-        let _stop = cancelled.clone().drop_guard();
-        let mut seen = HashSet::new();
-        let layers: Vec<(LayerSource, Option<Descriptor>)> = resolved
-            .layers
-            .iter()
-            .enumerate()
-            .filter(|(_, layer)| seen.insert(layer.diff_id))
-            .map(|(at, layer)| (layer.clone(), resolved.descriptors.get(at).cloned()))
-            .collect();
-        let mut jobs = futures_util::stream::iter(layers)
-            .map(|(layer, descriptor)| async {
-                let diff_id = layer.diff_id;
-                let made = self.make_layer(pulling, layer, descriptor, &cancelled).await;
-                made.map(|record| (diff_id, record))
-            })
-            .buffer_unordered(CONCURRENT_LAYERS);
-        let mut made = Vec::new();
-        let mut failed = None;
-        while let Some(layer) = jobs.next().await {
-            match layer {
-                Ok(layer) => made.push(layer),
-                Err(error) => {
-                    failed.get_or_insert(error);
-                    cancelled.cancel();
-                }
-            }
-        }
-        drop(jobs);
-        if let Some(error) = failed {
-            return Err(error);
-        }
-        let record = |layer: &LayerSource| {
-            let found = made.iter().find(|(diff_id, _)| *diff_id == layer.diff_id);
-            found.map(|(_, record)| record.clone()).ok_or(Error::Cancelled)
-        };
-        resolved.layers.iter().map(record).collect()
-    }
-
-    /// Makes sure the store has a layer, the cheapest way there is.
-    pub(super) async fn make_layer(
-        &self,
-        pulling: &Pulling<'_>,
-        layer: LayerSource,
-        descriptor: Option<Descriptor>,
-        cancelled: &CancellationToken,
-    ) -> Result<LayerRecord, Error> {
-        if cancelled.is_cancelled() {
-            return Err(Error::Cancelled);
-        }
-        let record = |form, key| LayerRecord {
-            key,
-            form,
-            origin: Origin::Layer(layer.clone()),
-        };
-        let (store, diff_id) = (self.clone(), layer.diff_id);
-        if blocking(move || store.has_layer(&diff_id)).await? {
-            pulling.progress.event(Event::Cached { layer: diff_id });
-            return Ok(record(Form::Tar, diff_id));
-        }
-        if let (Some(bound), Some(descriptor)) = (&pulling.bound, &descriptor) {
-            let found = tokio::select! {
-                biased;
-                () = cancelled.cancelled() => return Err(Error::Cancelled),
-                found = bound.layer(&layer, descriptor) => found,
-            };
-            match found {
-                Ok(Some(found)) => {
-                    let key = found.key();
-                    let (store, form, making) = (self.clone(), found.form, pulling.making.clone());
-                    let fetched = found.fetched;
-                    blocking(move || store.place_layer(&found, making)).await?;
-                    pulling.progress.event(Event::Lazy {
-                        layer: diff_id,
-                        form,
-                        fetched,
-                    });
-                    return Ok(record(form, key));
-                }
-                Ok(None) => {}
-                Err(error) => super::bound::passed_over(&diff_id, &error),
-            }
-        }
-        let (progress, making) = (pulling.progress.clone(), pulling.making.clone());
-        self.stream_layer(pulling.source, &layer, making, progress, cancelled)
-            .await?;
-        Ok(record(Form::Tar, diff_id))
-    }
 }
 
-/// What making the layers of one image works with.
-pub(super) struct Pulling<'a> {
-    pub source: &'a dyn Source,
-    pub bound: Option<Bound>,
-    /// Keeps the store from being collected.
-    pub making: Arc<Lock>,
-    pub progress: Arc<dyn Progress>,
-}
-
-/// Local references by absolute path: they must mean the same from another directory.
-pub(super) fn absolute(reference: &ImageRef) -> Result<ImageRef, Error> {
-    let mut reference = reference.clone();
-    let path = match &mut reference {
-        ImageRef::Layout { directory, .. } => directory,
-        ImageRef::Archive { file, .. } => file,
-        ImageRef::Registry(_) => return Ok(reference),
-    };
-    *path = std::path::absolute(&*path).map_err(|error| Error::io(path, error))?;
-    Ok(reference)
+/// The format of an image that is not made of tar layers.
+fn format(form: &manifest::Form) -> Option<&dyn ImageFormat> {
+    match form {
+        manifest::Form::Layers => None,
+        manifest::Form::Accelerated(manifest) => Some(&**manifest),
+        manifest::Form::Nydus(manifest) => Some(&**manifest),
+    }
 }
 
 fn fits(image: &Image, platform: &Platform) -> bool {
@@ -430,15 +313,4 @@ fn fits(image: &Image, platform: &Platform) -> bool {
         variant: image.config.variant().clone(),
     };
     own.fits(platform)
-}
-
-/// Runs work that reads, hashes or waits for locks on a thread of its own.
-pub(crate) async fn blocking<T: Send + 'static>(
-    work: impl FnOnce() -> Result<T, Error> + Send + 'static,
-) -> Result<T, Error> {
-    match tokio::task::spawn_blocking(work).await {
-        Ok(result) => result,
-        Err(error) if error.is_panic() => std::panic::resume_unwind(error.into_panic()),
-        Err(_) => Err(Error::Cancelled),
-    }
 }

@@ -9,8 +9,8 @@ use thaw_imagefs::digest::Digest;
 use crate::error::Error;
 
 use super::chunks::{Distinct, Place, SourceBlob};
-use super::table::{Chunk, Frame, Table};
-use super::wire::{PAGE, ZSTD, compress};
+use crate::accelerated::table::{Chunk, Frame, Table};
+use crate::accelerated::wire::{PAGE, ZSTD, compress};
 
 /// Bytes of data a frame is filled to, unless one chunk is longer: compression of small files needs company, a read wants
 /// little more than it asks for.

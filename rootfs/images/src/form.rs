@@ -1,4 +1,4 @@
-//! In which form the store has a layer, and what a layer is called.
+//! The forms of layers: what a layer's tree and the way to its data were read from. Form and documents give a layer its key in the store.
 //!
 //! Invariant: a layer's key names what its tree and data were verified against. Whoever can choose a document that
 //! describes a layer (an index, a table of contents) can so change only what is stored under that document's key, never
@@ -7,9 +7,6 @@
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use thaw_imagefs::digest::Digest;
-
-use crate::ranges::StoredBlob;
-use crate::source::LayerSource;
 
 /// Where a layer's tree, and the way to its data, came from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -55,30 +52,6 @@ pub fn layer_key(form: Form, stored: &Digest, document: &Digest) -> Digest {
     hasher.update(stored.bytes());
     hasher.update(document.bytes());
     Digest::from(<[u8; 32]>::from(hasher.finalize()))
-}
-
-/// Where a layer's bytes can be had again.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Origin {
-    /// A layer that can be unpacked again, whole.
-    Layer(LayerSource),
-    /// A blob that is only read in ranges.
-    Blob(StoredBlob),
-}
-
-impl Origin {
-    /// The blob to read ranges of, where the source says enough of it.
-    pub fn stored(&self) -> Option<StoredBlob> {
-        match self {
-            Self::Blob(stored) => Some(stored.clone()),
-            Self::Layer(layer) => Some(StoredBlob {
-                digest: layer.digest?,
-                size: layer.size?,
-                urls: layer.urls.clone(),
-            }),
-        }
-    }
 }
 
 #[cfg(test)]

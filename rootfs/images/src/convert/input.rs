@@ -7,7 +7,7 @@ use thaw_imagefs::erofs::{self, BlobPlacement, Reader};
 use thaw_imagefs::tree::{Kind, Tree};
 
 use crate::error::Error;
-use crate::prefetch::LoadOrder;
+use crate::load_order::LoadOrder;
 use crate::store::Image;
 
 use super::chunks::SourceBlob;

@@ -5,14 +5,21 @@ use std::os::unix::fs::FileExt;
 use std::path::Path;
 use std::process::Command;
 
+use thaw_imagefs::erofs::{BlobPlacement, Reader};
+use thaw_imagefs::tree::{Kind, Tree};
+
 use crate::fetch::FetchOptions;
 use crate::fill::Filler;
+use crate::load_order::LoadOrder;
+use crate::manifest::ARTIFACT_TYPE;
 use crate::progress::Silent;
+use crate::pull::PullOptions;
+use crate::ranges::Priority;
 use crate::reference::ImageRef;
 use crate::registry::{Client, Config};
 use crate::source::fixture::{Blobs, Layer, noise, tagged, tar};
 use crate::source::{Platform, SourceOptions};
-use crate::store::{Image, PullOptions, Store};
+use crate::store::{Image, Store};
 
 use super::*;
 
@@ -42,7 +49,10 @@ async fn job(
         destination,
         platform: &Platform::linux_amd64(),
         dictionaries,
-        options: options("fixed:16K"),
+        options: Options {
+            chunking: Some("fixed:16K".parse().unwrap()),
+            level: 3,
+        },
         load_order,
         pull: PullOptions::default(),
     };

@@ -1,56 +1,28 @@
 //! What is converted reads back as it was; what was tampered with does not.
 
-mod whole;
+use std::sync::Arc;
 
-use std::collections::HashMap;
-use std::ops::Range;
-use std::sync::{Arc, Mutex};
-
-use async_trait::async_trait;
-use bytes::Bytes;
 use proptest::prelude::*;
 use thaw_imagefs::digest::Digest;
 use thaw_imagefs::erofs::{BlobPlacement, Reader, Summary};
 use thaw_imagefs::tree::{Attributes, BlobExtent, Inode, Kind, Tree};
 
+use crate::accelerated::testing::{Memory, block_on};
+use crate::accelerated::{self, open};
 use crate::erofs_test::walk::{walk_image, walk_tree};
 use crate::erofs_test::{Made, assert_same, random};
 use crate::error::Error;
-use crate::prefetch::{OrderedBlob, Run};
-use crate::ranges::{Check, Priority, Ranges, StoredBlob};
-use crate::store::layer_key;
+use crate::form::layer_key;
+use crate::lazy::LazyImage;
+use crate::load_order::LoadOrder;
+use crate::load_order::{OrderedBlob, Run};
+use crate::manifest::{ARTIFACT_TYPE, BLOB_TYPE, ConvertedManifest, Descriptor, METADATA_TYPE, TABLE_TYPE};
 
 use super::*;
 
-/// A registry in memory.
-#[derive(Clone, Default)]
-pub(crate) struct Memory {
-    blobs: Arc<Mutex<HashMap<Digest, Vec<u8>>>>,
-}
-
-#[async_trait]
-impl Ranges for Memory {
-    async fn read(
-        &self,
-        blob: &StoredBlob,
-        range: Range<u64>,
-        _: Priority,
-        check: Check,
-    ) -> Result<Bytes, Error> {
-        let blobs = self.blobs.lock().unwrap();
-        let what = || format!("blob {}", blob.digest);
-        let bytes = blobs
-            .get(&blob.digest)
-            .and_then(|bytes| bytes.get(range.start as usize..range.end as usize))
-            .ok_or_else(|| Error::malformed(what(), "it is not there"))?;
-        check(bytes).map_err(|problem| Error::malformed(what(), problem))?;
-        Ok(Bytes::copy_from_slice(bytes))
-    }
-}
-
 impl Memory {
     /// Takes what a push would send, and returns how many bytes that is.
-    fn take(&self, converted: Converted) -> (Manifest, Facts) {
+    fn take(&self, converted: Converted) -> (ConvertedManifest, Facts) {
         let mut blobs = self.blobs.lock().unwrap();
         let mut sent = converted.manifest.len() as u64;
         for part in converted.parts {
@@ -72,49 +44,19 @@ impl Memory {
             blobs.insert(part.descriptor.digest, bytes);
         }
         assert_eq!(sent, converted.facts.push_bytes);
-        let manifest = Manifest::parse("test", &converted.manifest).unwrap().unwrap();
+        let manifest = ConvertedManifest::parse("test", &converted.manifest)
+            .unwrap()
+            .unwrap();
         (manifest, converted.facts)
     }
 
-    fn open(&self, manifest: &Manifest) -> Result<Opened, Error> {
+    fn open(&self, manifest: &ConvertedManifest) -> Result<LazyImage, Error> {
         block_on(open(manifest, self))
     }
 
-    fn dictionary(&self, manifest: &Manifest) -> Dictionary {
+    fn dictionary(&self, manifest: &ConvertedManifest) -> Dictionary {
         block_on(Dictionary::open(manifest, Arc::new(self.clone()))).unwrap()
     }
-
-    pub(crate) fn insert(&self, bytes: &[u8]) {
-        self.blobs
-            .lock()
-            .unwrap()
-            .insert(Digest::of(bytes), bytes.to_vec());
-    }
-
-    pub(crate) fn get(&self, digest: &Digest) -> Vec<u8> {
-        self.blobs.lock().unwrap()[digest].clone()
-    }
-
-    /// The data file of a blob, made from its spans; between them are zeros.
-    pub(crate) fn data(&self, blob: &ReadyMadeBlob) -> Result<Vec<u8>, String> {
-        let stored = self.get(&blob.stored.digest);
-        let spans = &blob.content.spans;
-        let mut data = Vec::new();
-        for (index, span) in spans.spans().iter().enumerate() {
-            let stored = &stored[span.stored.start as usize..span.stored.end as usize];
-            data.resize(span.stream.start as usize, 0);
-            data.extend(spans.expand(index, stored).map_err(|error| error.to_string())?);
-        }
-        data.resize(blob.content.data_length as usize, 0);
-        Ok(data)
-    }
-}
-
-pub(crate) fn block_on<T>(future: impl Future<Output = T>) -> T {
-    tokio::runtime::Builder::new_current_thread()
-        .build()
-        .unwrap()
-        .block_on(future)
 }
 
 fn original() -> Original {
@@ -220,7 +162,7 @@ fn files(contents: &[(&str, Vec<u8>)]) -> Made {
     }
 }
 
-fn assert_reads_back(memory: &Memory, manifest: &Manifest, made: &Made) {
+fn assert_reads_back(memory: &Memory, manifest: &ConvertedManifest, made: &Made) {
     let opened = memory.open(manifest).unwrap();
     let data: Vec<Vec<u8>> = opened
         .blobs
@@ -306,7 +248,7 @@ proptest! {
     ) {
         let memory = Memory::default();
         let (manifest, _) = memory.take(run(input(&made(seed)), "fixed:16K", &[]));
-        let mut documents = block_on(Documents::read(&manifest, &memory)).unwrap();
+        let mut documents = block_on(accelerated::Documents::read(&manifest, &memory)).unwrap();
         let bytes = match documents.tables.first_mut() {
             Some((_, bytes, _)) if which == 0 => bytes,
             _ => &mut documents.metadata.1,
@@ -398,7 +340,7 @@ fn a_dictionary_that_lies_is_found_out_when_it_is_read() {
     let blob = &mut dictionary.blobs[0];
     blob.table.chunks = honest.blobs[0].table.chunks.clone();
     blob.document = blob.table.encode();
-    blob.stored.table = manifest::descriptor(TABLE_TYPE, &blob.document);
+    blob.stored.table = Descriptor::of(TABLE_TYPE, &blob.document);
     memory
         .blobs
         .lock()
@@ -476,19 +418,19 @@ fn an_image_without_data_has_no_blob() {
 #[test]
 fn manifests_of_other_things_are_told_apart() {
     let ordinary = br#"{"schemaVersion":2,"config":{"mediaType":"x","digest":"sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","size":2},"layers":[]}"#;
-    assert_eq!(Manifest::parse("test", ordinary).unwrap(), None);
+    assert_eq!(ConvertedManifest::parse("test", ordinary).unwrap(), None);
     let text = String::from_utf8_lossy(ordinary).into_owned();
     let claimed = text.replace(
         "\"schemaVersion\":2",
         &format!("\"schemaVersion\":2,\"artifactType\":\"{ARTIFACT_TYPE}\""),
     );
-    assert!(Manifest::parse("test", claimed.as_bytes()).is_err());
+    assert!(ConvertedManifest::parse("test", claimed.as_bytes()).is_err());
     let (_, written) = {
         let made = files(&[("a", noise(10, 1))]);
         let converted = run(input(&made), "fixed", &[]);
         ((), String::from_utf8(converted.manifest).unwrap())
     };
-    let parse = |text: &str| Manifest::parse("test", text.as_bytes());
+    let parse = |text: &str| ConvertedManifest::parse("test", text.as_bytes());
     assert!(parse(&written).unwrap().is_some());
     assert!(parse(&written.replace(BLOB_TYPE, TABLE_TYPE)).is_err());
     assert!(parse(&written.replace(METADATA_TYPE, BLOB_TYPE)).is_err());

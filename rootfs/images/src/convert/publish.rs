@@ -7,12 +7,13 @@ use std::sync::Arc;
 use serde::Serialize;
 
 use crate::error::Error;
-use crate::ranges::{Check, Priority, Ranges, StoredBlob};
+use crate::ranges::{Check, Priority, Ranges};
 use crate::source::{Descriptor, Document, OCI_MANIFEST, Push, Root, Source};
 
-use super::convert::{Body, Converted};
+use super::body::Body;
 use super::dictionary::Dictionary;
-use super::manifest::Manifest;
+use super::parts::Converted;
+use crate::manifest::ConvertedManifest;
 
 /// Bytes of a blob copied at a time.
 const STEP: u64 = 8 << 20;
@@ -78,11 +79,7 @@ impl Converted {
 async fn copy(ranges: &dyn Ranges, descriptor: &Descriptor, scratch: &Path) -> Result<std::fs::File, Error> {
     let io = |error| Error::io(scratch, error);
     let mut file = tempfile::tempfile_in(scratch).map_err(io)?;
-    let blob = StoredBlob {
-        digest: descriptor.digest,
-        size: descriptor.size,
-        urls: descriptor.urls.clone(),
-    };
+    let blob = descriptor.stored();
     let check: Check = Arc::new(|_: &[u8]| Ok(()));
     let mut at = 0;
     while at < blob.size {
@@ -101,9 +98,9 @@ async fn copy(ranges: &dyn Ranges, descriptor: &Descriptor, scratch: &Path) -> R
 ///
 /// # Errors
 /// What the source says; `UnknownMediaType` when what it names is no converted image.
-pub async fn find(source: &dyn Source, what: &str) -> Result<Manifest, Error> {
+pub async fn find(source: &dyn Source, what: &str) -> Result<ConvertedManifest, Error> {
     let candidates = match source.root().await? {
-        Root::Document { bytes, media_type } => match Manifest::parse(what, &bytes)? {
+        Root::Document { bytes, media_type } => match ConvertedManifest::parse(what, &bytes)? {
             Some(manifest) => return Ok(manifest),
             None => match Document::parse(what, &bytes, media_type.as_deref()) {
                 Ok(Document::Index(descriptors)) => descriptors,
@@ -115,7 +112,7 @@ pub async fn find(source: &dyn Source, what: &str) -> Result<Manifest, Error> {
     };
     for descriptor in candidates.iter().take(MAX_CANDIDATES) {
         let bytes = source.manifest(descriptor).await?;
-        if let Some(manifest) = Manifest::parse(what, &bytes)? {
+        if let Some(manifest) = ConvertedManifest::parse(what, &bytes)? {
             return Ok(manifest);
         }
     }

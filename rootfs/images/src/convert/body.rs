@@ -1,0 +1,11 @@
+//! Where the bytes of a part are.
+
+use std::fs::File;
+
+/// Content of a part.
+pub enum Body {
+    Bytes(Vec<u8>),
+    File(File),
+    /// In the dictionary with this index.
+    Dictionary(usize),
+}

@@ -104,114 +104,32 @@ pub fn plan<'a>(tree: &'a Tree, blob_lengths: &[u64]) -> Result<Plan<'a>, WriteE
     let build_time = most_frequent_time(inodes());
     let shared = Shared::of(inodes())?;
 
-    // Inodes, and the sizes of what goes behind them.
-    let mut cursor = (SUPER_OFFSET + SUPER_SIZE) as u64;
-    let mut data_blocks = 0u64;
+    let mut cursor = Cursor {
+        offset: (SUPER_OFFSET + SUPER_SIZE) as u64,
+        data_blocks: 0,
+    };
     for index in &order {
         let inode = tree.inode(*index);
         let Some(place) = &mut places[*index as usize] else {
             continue;
         };
         place.is_extended = needs_extended(inode, place, build_time);
-        let head = (place.inode_size() + shared.inline_area(&inode.attributes.xattrs)?.len()) as u64;
-        cursor = cursor.next_multiple_of(SLOT);
-        match &inode.kind {
-            Kind::Directory { .. } | Kind::Symlink { .. } => {
-                if let Kind::Directory { .. } = inode.kind {
-                    place.size = directory::size(&directory::sorted_entries(tree, *index, place.parent));
-                }
-                let tail = place.size % BLOCK;
-                let offset = match tail {
-                    0 => None,
-                    tail => inline_offset(cursor, head, tail),
-                };
-                let whole = match offset {
-                    Some(offset) => {
-                        place.offset = offset;
-                        cursor = offset + head + tail;
-                        place.size / BLOCK
-                    }
-                    None => {
-                        place.offset = cursor;
-                        cursor += head;
-                        place.size.div_ceil(BLOCK)
-                    }
-                };
-                // Relative to the first of these blocks until it is known.
-                let block = data_blocks as u32;
-                place.layout = match offset {
-                    Some(_) => Layout::Inline { block },
-                    None => Layout::Plain { block },
-                };
-                data_blocks += whole;
-            }
-            Kind::File { size, extents, .. } => {
-                place.offset = cursor;
-                cursor += head;
-                place.layout = file_layout(*size, extents);
-                if let Layout::Chunks { bits } = place.layout {
-                    cursor += size.div_ceil(1 << bits) * 4;
-                }
-            }
-            _ => {
-                place.offset = cursor;
-                cursor += head;
-            }
+        if let Kind::Directory { .. } = inode.kind {
+            place.size = directory::size(&directory::sorted_entries(tree, *index, place.parent));
         }
-        if cursor + data_blocks * BLOCK > MAX_METADATA {
-            return Err(WriteError::TooLarge {
-                what: "metadata",
-                limit: MAX_METADATA,
-            });
-        }
+        let head = place.inode_size() + shared.inline_area(&inode.attributes.xattrs)?.len();
+        cursor.put(inode, place, head as u64);
+        check_metadata(cursor.offset + cursor.data_blocks * BLOCK)?;
     }
 
-    // Blocks.
-    let first_block = cursor.div_ceil(BLOCK);
-    let shared_block = first_block + data_blocks;
+    let first_block = cursor.offset.div_ceil(BLOCK);
+    let shared_block = first_block + cursor.data_blocks;
     let metadata_length = (shared_block * BLOCK + shared.area.len() as u64).next_multiple_of(BLOCK);
-    if metadata_length > MAX_METADATA {
-        return Err(WriteError::TooLarge {
-            what: "metadata",
-            limit: MAX_METADATA,
-        });
-    }
-    let mut total_length = metadata_length;
-    let mut blobs = Vec::with_capacity(blob_lengths.len());
-    for length in blob_lengths {
-        let address = total_length.next_multiple_of(BLOB_ALIGNMENT);
-        blobs.push(BlobPlacement {
-            address,
-            length: *length,
-        });
-        if *length > 0 {
-            total_length = address + length;
-        }
-        if total_length > MAX_ADDRESS {
-            return Err(WriteError::TooLarge {
-                what: "data",
-                limit: MAX_ADDRESS,
-            });
-        }
-    }
+    check_metadata(metadata_length)?;
+    let (blobs, total_length) = place_blobs(blob_lengths, metadata_length)?;
     for index in &order {
-        let Some(place) = &mut places[*index as usize] else {
-            continue;
-        };
-        match (&mut place.layout, &tree.inode(*index).kind) {
-            (Layout::Plain { block }, Kind::File { extents, .. }) => {
-                let data = extents.first().map_or(0, |extent| {
-                    blobs[extent.blob as usize].address + extent.data_offset
-                });
-                *block = (data >> BLOCK_BITS) as u32;
-            }
-            (
-                Layout::Plain { block } | Layout::Inline { block },
-                Kind::Directory { .. } | Kind::Symlink { .. },
-            ) => {
-                *block += first_block as u32;
-            }
-            _ => {}
+        if let Some(place) = &mut places[*index as usize] {
+            settle_block(&mut place.layout, &tree.inode(*index).kind, first_block, &blobs);
         }
     }
     let summary = Summary {
@@ -229,6 +147,112 @@ pub fn plan<'a>(tree: &'a Tree, blob_lengths: &[u64]) -> Result<Plan<'a>, WriteE
         build_time,
         summary,
     })
+}
+
+/// How much is laid out: the inodes with what follows each of them, and the blocks of directories and symbolic links.
+struct Cursor {
+    /// Where the next inode can begin.
+    offset: u64,
+    data_blocks: u64,
+}
+
+impl Cursor {
+    /// Places an inode, which has `head` bytes with its xattrs, and the data that goes behind it.
+    fn put(&mut self, inode: &Inode, place: &mut Place, head: u64) {
+        self.offset = self.offset.next_multiple_of(SLOT);
+        match &inode.kind {
+            Kind::Directory { .. } | Kind::Symlink { .. } => self.put_with_tail(place, head),
+            Kind::File { size, extents, .. } => {
+                place.offset = self.offset;
+                self.offset += head;
+                place.layout = file_layout(*size, extents);
+                if let Layout::Chunks { bits } = place.layout {
+                    self.offset += size.div_ceil(1 << bits) * 4;
+                }
+            }
+            _ => {
+                place.offset = self.offset;
+                self.offset += head;
+            }
+        }
+    }
+
+    /// Places an inode whose data is in the metadata. Its blocks count from the first such block, whose number is not known
+    /// yet.
+    fn put_with_tail(&mut self, place: &mut Place, head: u64) {
+        let block = self.data_blocks as u32;
+        let tail = place.size % BLOCK;
+        let inline = match tail {
+            0 => None,
+            tail => inline_offset(self.offset, head, tail),
+        };
+        match inline {
+            Some(offset) => {
+                place.offset = offset;
+                place.layout = Layout::Inline { block };
+                self.offset = offset + head + tail;
+                self.data_blocks += place.size / BLOCK;
+            }
+            None => {
+                place.offset = self.offset;
+                place.layout = Layout::Plain { block };
+                self.offset += head;
+                self.data_blocks += place.size.div_ceil(BLOCK);
+            }
+        }
+    }
+}
+
+fn check_metadata(length: u64) -> Result<(), WriteError> {
+    match length > MAX_METADATA {
+        true => Err(WriteError::TooLarge {
+            what: "metadata",
+            limit: MAX_METADATA,
+        }),
+        false => Ok(()),
+    }
+}
+
+/// Places the layers' data files past the metadata; also the length of all of it.
+fn place_blobs(lengths: &[u64], metadata_length: u64) -> Result<(Vec<BlobPlacement>, u64), WriteError> {
+    let mut total_length = metadata_length;
+    let mut blobs = Vec::with_capacity(lengths.len());
+    for length in lengths {
+        let address = total_length.next_multiple_of(BLOB_ALIGNMENT);
+        blobs.push(BlobPlacement {
+            address,
+            length: *length,
+        });
+        if *length > 0 {
+            total_length = address + length;
+        }
+        if total_length > MAX_ADDRESS {
+            return Err(WriteError::TooLarge {
+                what: "data",
+                limit: MAX_ADDRESS,
+            });
+        }
+    }
+    Ok((blobs, total_length))
+}
+
+/// Gives a layout the block number it could not have before all inodes were placed.
+fn settle_block(layout: &mut Layout, kind: &Kind, first_block: u64, blobs: &[BlobPlacement]) {
+    match (layout, kind) {
+        (Layout::Plain { block }, Kind::File { extents, .. }) => {
+            let data = extents.first().map_or(0, |extent| {
+                blobs[extent.blob as usize].address + extent.data_offset
+            });
+            *block = (data >> BLOCK_BITS) as u32;
+        }
+        (
+            Layout::Plain { block } | Layout::Inline { block },
+            Kind::Directory { .. } | Kind::Symlink { .. },
+        ) => {
+            *block += first_block as u32;
+        }
+        _ => {}
+    }
 }
 
 /// Visits the tree breadth-first, counting links.

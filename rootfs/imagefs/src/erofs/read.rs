@@ -72,6 +72,82 @@ enum Layout {
     Chunks { bits: u32, has_indexes: bool },
 }
 
+impl FileType {
+    fn of(mode: u16) -> Option<Self> {
+        match u32::from(mode) & libc::S_IFMT {
+            libc::S_IFREG => Some(Self::File),
+            libc::S_IFDIR => Some(Self::Directory),
+            libc::S_IFCHR => Some(Self::CharDevice),
+            libc::S_IFBLK => Some(Self::BlockDevice),
+            libc::S_IFIFO => Some(Self::Fifo),
+            libc::S_IFSOCK => Some(Self::Socket),
+            libc::S_IFLNK => Some(Self::Symlink),
+            _ => None,
+        }
+    }
+}
+
+impl Layout {
+    /// From an inode's `i_format` and `i_u`.
+    fn of(format: u16, union: u32) -> Result<Self, ReadError> {
+        let start = u64::from(union) << BLOCK_BITS;
+        match format >> 1 & 7 {
+            LAYOUT_FLAT_PLAIN => Ok(Self::Plain { start }),
+            LAYOUT_FLAT_INLINE => Ok(Self::Inline { start }),
+            LAYOUT_CHUNK_BASED => {
+                let format = union as u16;
+                if format & !CHUNK_FORMAT_ALL != 0 {
+                    return Err(ReadError::Unsupported {
+                        what: "chunk format",
+                        value: union,
+                    });
+                }
+                let has_indexes = format & super::format::CHUNK_INDEXES != 0;
+                let bits = BLOCK_BITS + u32::from(format & super::format::CHUNK_BITS_MASK);
+                Ok(Self::Chunks { bits, has_indexes })
+            }
+            other => Err(ReadError::Unsupported {
+                what: "data layout",
+                value: u32::from(other),
+            }),
+        }
+    }
+}
+
+/// The fields that differ between a compact and an extended inode.
+struct Numbers {
+    nlink: u32,
+    uid: u32,
+    gid: u32,
+    size: u64,
+    mtime: Timestamp,
+}
+
+impl Numbers {
+    fn compact(raw: &[u8], build_time: Timestamp) -> Self {
+        Self {
+            nlink: u32::from(u16_at(raw, 6)),
+            uid: u32::from(u16_at(raw, 24)),
+            gid: u32::from(u16_at(raw, 26)),
+            size: u64::from(u32_at(raw, 8)),
+            mtime: build_time,
+        }
+    }
+
+    fn extended(raw: &[u8]) -> Self {
+        Self {
+            nlink: u32_at(raw, 44),
+            uid: u32_at(raw, 24),
+            gid: u32_at(raw, 28),
+            size: u64_at(raw, 8),
+            mtime: Timestamp {
+                seconds: u64_at(raw, 32) as i64,
+                nanoseconds: u32_at(raw, 40),
+            },
+        }
+    }
+}
+
 /// One inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Inode {
@@ -190,97 +266,42 @@ impl<B: AsRef<[u8]>> Reader<B> {
         let compact = self.slice(start, INODE_COMPACT as u64).ok_or(corrupt("place"))?;
         let format = u16_at(compact, 0);
         let is_extended = format & 1 != 0;
-        let size = if is_extended {
+        let length = if is_extended {
             INODE_EXTENDED
         } else {
             INODE_COMPACT
         } as u64;
-        let raw = self.slice(start, size).ok_or(corrupt("place"))?;
+        let raw = self.slice(start, length).ok_or(corrupt("place"))?;
         let xattr_length = match u16_at(raw, 2) {
             0 => 0,
             count => (XATTR_HEADER + (usize::from(count) - 1) * XATTR_ENTRY) as u64,
         };
         let mode = u16_at(raw, 4);
-        let file_type = match u32::from(mode) & libc::S_IFMT {
-            libc::S_IFREG => FileType::File,
-            libc::S_IFDIR => FileType::Directory,
-            libc::S_IFCHR => FileType::CharDevice,
-            libc::S_IFBLK => FileType::BlockDevice,
-            libc::S_IFIFO => FileType::Fifo,
-            libc::S_IFSOCK => FileType::Socket,
-            libc::S_IFLNK => FileType::Symlink,
-            _ => return Err(corrupt("type")),
-        };
+        let file_type = FileType::of(mode).ok_or(corrupt("type"))?;
         let union = u32_at(raw, 16);
-        let layout = match format >> 1 & 7 {
-            LAYOUT_FLAT_PLAIN => Layout::Plain {
-                start: u64::from(union) << BLOCK_BITS,
-            },
-            LAYOUT_FLAT_INLINE => Layout::Inline {
-                start: u64::from(union) << BLOCK_BITS,
-            },
-            LAYOUT_CHUNK_BASED => {
-                let format = union as u16;
-                if format & !CHUNK_FORMAT_ALL != 0 {
-                    return Err(ReadError::Unsupported {
-                        what: "chunk format",
-                        value: union,
-                    });
-                }
-                let has_indexes = format & super::format::CHUNK_INDEXES != 0;
-                let bits = BLOCK_BITS + u32::from(format & super::format::CHUNK_BITS_MASK);
-                Layout::Chunks { bits, has_indexes }
-            }
-            other => {
-                return Err(ReadError::Unsupported {
-                    what: "data layout",
-                    value: u32::from(other),
-                });
-            }
-        };
         let is_device = matches!(file_type, FileType::CharDevice | FileType::BlockDevice);
-        let inode = Inode {
+        let numbers = match is_extended {
+            true => Numbers::extended(raw),
+            false => Numbers::compact(raw, self.superblock.build_time),
+        };
+        // Sizes are signed in the kernel; beyond that no sum of an offset and a length overflows here.
+        if numbers.size > i64::MAX as u64 {
+            return Err(corrupt("size"));
+        }
+        Ok(Inode {
             nid,
             file_type,
             mode,
-            nlink: if is_extended {
-                u32_at(raw, 44)
-            } else {
-                u32::from(u16_at(raw, 6))
-            },
-            uid: if is_extended {
-                u32_at(raw, 24)
-            } else {
-                u32::from(u16_at(raw, 24))
-            },
-            gid: if is_extended {
-                u32_at(raw, 28)
-            } else {
-                u32::from(u16_at(raw, 26))
-            },
-            size: if is_extended {
-                u64_at(raw, 8)
-            } else {
-                u64::from(u32_at(raw, 8))
-            },
-            mtime: if is_extended {
-                Timestamp {
-                    seconds: u64_at(raw, 32) as i64,
-                    nanoseconds: u32_at(raw, 40),
-                }
-            } else {
-                self.superblock.build_time
-            },
+            nlink: numbers.nlink,
+            uid: numbers.uid,
+            gid: numbers.gid,
+            size: numbers.size,
+            mtime: numbers.mtime,
             device: if is_device { union } else { 0 },
-            layout,
-            xattr_start: start + size,
+            layout: Layout::of(format, union)?,
+            xattr_start: start + length,
             xattr_length,
-        };
-        // Sizes are signed in the kernel; beyond that no sum of an offset and a length overflows here.
-        if inode.size > i64::MAX as u64 {
-            return Err(corrupt("size"));
-        }
-        Ok(inode)
+        })
     }
 
     /// The inode and what it is.

@@ -9,6 +9,7 @@
 mod blobs;
 mod dax;
 mod disk;
+mod entries;
 mod image;
 mod mapped;
 mod pread;

@@ -5,13 +5,13 @@
 //! demand at a time in a process, however many wait for it; processes that fill the same blob write the same bytes.
 //!
 //! From what is missing to what is read: chunks, the pieces of the data file in them, the spans those stand in
-//! ([`plan`]), runs of neighbouring spans ([`flight`]). From what was read back: spans are expanded and verified, every
+//! ([`plan`]), runs of neighbouring spans ([`in_flight`]). From what was read back: spans are expanded and verified, every
 //! chunk they yield whole is written at once ([`chunk`]), those they yield a part of keep the span in memory for a while
 //! ([`recent`]).
 
 mod blob;
 mod chunk;
-mod flight;
+mod in_flight;
 mod plan;
 mod recent;
 #[cfg(test)]
@@ -35,7 +35,7 @@ use crate::store::Store;
 
 use blob::{Blob, Blobs, Origins};
 use chunk::Assembly;
-use flight::{Flight, SpanKey};
+use in_flight::{InFlight, SpanKey};
 use recent::Recent;
 
 /// Chunks filled together: what their assembly takes of memory is bounded by it.
@@ -104,7 +104,7 @@ struct Inner {
     stats: FillStats,
     blobs: Blobs,
     origins: Origins,
-    flights: Mutex<HashMap<SpanKey, Arc<Flight>>>,
+    in_flight: Mutex<HashMap<SpanKey, Arc<InFlight>>>,
     recent: Mutex<Recent>,
     memory: Semaphore,
     prefetch_memory: Semaphore,
@@ -119,7 +119,7 @@ impl Filler {
                 stats: FillStats::default(),
                 blobs: Blobs::default(),
                 origins: Origins::default(),
-                flights: Mutex::default(),
+                in_flight: Mutex::default(),
                 recent: Mutex::default(),
                 memory: Semaphore::new(MEMORY_KIB as usize),
                 prefetch_memory: Semaphore::new(PREFETCH_KIB as usize),

@@ -3,7 +3,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use super::flight::SpanKey;
+use super::in_flight::SpanKey;
 
 /// Bytes kept.
 const MOST: u64 = 32 << 20;

@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
-use reqwest::{Method, Request, StatusCode, Url};
+use reqwest::{Method, Request, Response, StatusCode, Url};
 use serde::Deserialize;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
@@ -18,7 +18,7 @@ use crate::error::Error;
 
 use super::auth::{Challenge, Credentials, Login, basic};
 use super::party::{Observer, Party};
-use super::refusal::{limited, retry_after, said};
+use super::refusal::{limited, refusal, said};
 use super::wire::{Failure, Wire, follow, follow_within_origin};
 
 const MAX_TOKEN_BODY: usize = 1 << 20;
@@ -225,13 +225,7 @@ impl Access {
         wire: &dyn Wire,
         what: &str,
     ) -> Result<(String, Duration), Error> {
-        #[derive(Deserialize)]
-        struct Answer {
-            token: Option<String>,
-            access_token: Option<String>,
-            expires_in: Option<serde_json::Value>,
-        }
-        let mut url = Url::parse(realm).map_err(|error| {
+        let url = Url::parse(realm).map_err(|error| {
             let reason = format!("its token service {realm:?} is no address: {error}");
             self.denied(StatusCode::UNAUTHORIZED, what, reason)
         })?;
@@ -239,82 +233,32 @@ impl Access {
             let reason = format!("its token service {realm:?} would see the password in the clear");
             return Err(self.denied(StatusCode::UNAUTHORIZED, what, reason));
         }
-        let request = match login {
-            Login::Identity(token) => {
-                let scope = scopes.join(" ");
-                let fields = [
-                    ("grant_type", "refresh_token"),
-                    ("refresh_token", token.as_str()),
-                    ("client_id", "thaw"),
-                    ("service", service.unwrap_or_default()),
-                    ("scope", &scope),
-                ];
-                let mut request = Request::new(Method::POST, url);
-                let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
-                request.headers_mut().insert(CONTENT_TYPE, kind);
-                *request.body_mut() = Some(form(&fields).into());
-                request
-            }
-            login => {
-                let service = service.map(|service| ("service", service));
-                let scopes = scopes.iter().map(|scope| ("scope", scope.as_str()));
-                url.query_pairs_mut()
-                    .extend_pairs(service.into_iter().chain(scopes));
-                let mut request = Request::new(Method::GET, url);
-                if let Login::Basic { user, password } = login
-                    && let Ok(mut header) = HeaderValue::try_from(basic(user, password))
-                {
-                    header.set_sensitive(true);
-                    request.headers_mut().insert(AUTHORIZATION, header);
-                }
-                request
-            }
-        };
+        let request = token_request(login, url, service, scopes);
         // A refresh token is in the body, which a redirect that keeps the method repeats.
         let sent = match login {
             Login::Identity(_) => follow_within_origin(wire, request).await,
             _ => follow(wire, request).await,
         };
         let response = sent.map_err(|failure| self.unreachable(&failure))?.response;
-        let status = response.status();
         let what = format!("a token for {what}");
-        if status == StatusCode::TOO_MANY_REQUESTS {
-            let retry_after = retry_after(response.headers()).map(|wait| wait.as_secs());
-            return Err(Error::RegistryRateLimited {
-                registry: self.name.clone(),
-                what,
-                retry_after,
-            });
-        }
-        if status.is_server_error() {
-            return Err(Error::RegistryFailed {
-                registry: self.name.clone(),
-                status: status.as_u16(),
-                what,
-                reason: said(response).await,
-                attempts: 1,
-            });
+        let body = self.token_body(response, &what).await?;
+        token_of(&body).ok_or_else(|| {
+            let reason = "its token service gave no token".into();
+            self.denied(StatusCode::UNAUTHORIZED, &what, reason)
+        })
+    }
+
+    /// The body of a token service's answer, if it is a success.
+    async fn token_body(&self, response: Response, what: &str) -> Result<Vec<u8>, Error> {
+        let status = response.status();
+        if status == StatusCode::TOO_MANY_REQUESTS || status.is_server_error() {
+            return Err(refusal(&self.name, what, response, 1).await);
         }
         if !status.is_success() {
             let reason = format!("its token service says: {}", said(response).await);
-            return Err(self.denied(status, &what, reason));
+            return Err(self.denied(status, what, reason));
         }
-        let body = limited(response, MAX_TOKEN_BODY).await;
-        let answer: Option<Answer> = serde_json::from_slice(&body).ok();
-        let life = answer
-            .as_ref()
-            .and_then(|answer| answer.expires_in.as_ref()?.as_u64())
-            .unwrap_or(DEFAULT_LIFE)
-            // A life of nothing would mean a token for every request.
-            .clamp(DEFAULT_LIFE, MAX_LIFE);
-        answer
-            .and_then(|answer| answer.token.or(answer.access_token))
-            .filter(|token| !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic()))
-            .map(|token| (token, Duration::from_secs(life)))
-            .ok_or_else(|| {
-                let reason = "its token service gave no token".into();
-                self.denied(StatusCode::UNAUTHORIZED, &what, reason)
-            })
+        Ok(limited(response, MAX_TOKEN_BODY).await)
     }
 
     /// No answer at all: no name, no route, no TLS, silence.
@@ -333,6 +277,54 @@ impl Access {
             advice: advice.into(),
         }
     }
+}
+
+/// The request for a token: a POST with a refresh token, else a GET, with a password where there is one.
+fn token_request(login: &Login, mut url: Url, service: Option<&str>, scopes: &[String]) -> Request {
+    if let Login::Identity(token) = login {
+        let scope = scopes.join(" ");
+        let fields = [
+            ("grant_type", "refresh_token"),
+            ("refresh_token", token.as_str()),
+            ("client_id", "thaw"),
+            ("service", service.unwrap_or_default()),
+            ("scope", &scope),
+        ];
+        let mut request = Request::new(Method::POST, url);
+        let kind = HeaderValue::from_static("application/x-www-form-urlencoded");
+        request.headers_mut().insert(CONTENT_TYPE, kind);
+        *request.body_mut() = Some(form(&fields).into());
+        return request;
+    }
+    let service = service.map(|service| ("service", service));
+    let scopes = scopes.iter().map(|scope| ("scope", scope.as_str()));
+    url.query_pairs_mut()
+        .extend_pairs(service.into_iter().chain(scopes));
+    let mut request = Request::new(Method::GET, url);
+    if let Login::Basic { user, password } = login
+        && let Ok(mut header) = HeaderValue::try_from(basic(user, password))
+    {
+        header.set_sensitive(true);
+        request.headers_mut().insert(AUTHORIZATION, header);
+    }
+    request
+}
+
+/// The token in the body of a token service's answer, and how long it lives.
+fn token_of(body: &[u8]) -> Option<(String, Duration)> {
+    #[derive(Deserialize)]
+    struct Answer {
+        token: Option<String>,
+        access_token: Option<String>,
+        expires_in: Option<serde_json::Value>,
+    }
+    let answer: Answer = serde_json::from_slice(body).ok()?;
+    let life = answer.expires_in.as_ref().and_then(serde_json::Value::as_u64);
+    // A life of nothing would mean a token for every request.
+    let life = life.unwrap_or(DEFAULT_LIFE).clamp(DEFAULT_LIFE, MAX_LIFE);
+    let token = answer.token.or(answer.access_token)?;
+    let is_sound = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic());
+    is_sound.then_some((token, Duration::from_secs(life)))
 }
 
 /// The scopes to ask for: ours, and what the registry wants beyond it.

@@ -111,7 +111,7 @@ async fn a_fill_that_is_dropped_lands_nevertheless() {
         .unwrap();
     assert_eq!(scripted.reads(Priority::Demand), 1);
     // It is taken off the list after those who wait are told.
-    while !lock(&filler.inner.flights).is_empty() {
+    while !lock(&filler.inner.in_flight).is_empty() {
         tokio::task::yield_now().await;
     }
 }

@@ -1,7 +1,7 @@
-//! Reads in flight: one for each run of spans, whoever waits for it.
+//! Reads in flight: callers that want the same run of spans share one read.
 //!
-//! A flight is a task of its own: it lands even if nobody waits any more, since what it reads was wanted a moment ago.
-//! A guest does not wait for a prefetch, which may wait for long behind others: it breaks it off and reads anew.
+//! A read is a task of its own: it finishes even if its callers have gone, since what it reads was wanted a moment ago.
+//! A guest does not wait for a prefetch, which may wait long for its turn: it cancels the prefetch and reads anew.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -29,41 +29,53 @@ type Outcome = Result<Arc<Spans>, Arc<Error>>;
 /// How often a prefetch that is overtaken begins again.
 const ATTEMPTS: u32 = 64;
 
-/// A read on its way.
-pub struct Flight {
+/// A read that has not finished, as those that wait for it see it.
+pub struct InFlight {
     priority: Priority,
+    /// A guest wants what this prefetch reads.
     overtaken: CancellationToken,
-    landed: watch::Receiver<Option<Outcome>>,
+    done: watch::Receiver<Option<Outcome>>,
 }
 
-impl Flight {
+impl InFlight {
     async fn outcome(&self) -> Outcome {
-        let mut landed = self.landed.clone();
-        match landed.wait_for(Option::is_some).await {
+        let mut done = self.done.clone();
+        match done.wait_for(Option::is_some).await {
             Ok(outcome) => outcome.clone().unwrap_or_else(|| Err(Arc::new(Error::Cancelled))),
             Err(_) => Err(Arc::new(Error::Cancelled)),
         }
     }
 }
 
-/// Takes a flight off the board, however it ends.
-struct Landing {
+/// Lists a read under its spans. Dropped, however the read ends, it takes the read off the list.
+struct Listed {
     inner: Arc<Inner>,
     blob: Digest,
     spans: Range<usize>,
-    flight: Arc<Flight>,
+    read: Arc<InFlight>,
 }
 
-impl Drop for Landing {
+impl Drop for Listed {
     fn drop(&mut self) {
-        let mut flights = lock(&self.inner.flights);
+        let mut in_flight = lock(&self.inner.in_flight);
         for span in self.spans.clone() {
             let key = (self.blob, span);
-            if flights.get(&key).is_some_and(|it| Arc::ptr_eq(it, &self.flight)) {
-                flights.remove(&key);
+            if in_flight.get(&key).is_some_and(|it| Arc::ptr_eq(it, &self.read)) {
+                in_flight.remove(&key);
             }
         }
     }
+}
+
+/// What a search for spans found.
+#[derive(Default)]
+struct Found {
+    /// Spans kept from earlier reads.
+    kept: Vec<(usize, Arc<[u8]>)>,
+    /// Reads of others to wait for.
+    joined: Vec<Arc<InFlight>>,
+    /// Spans to read.
+    missing: Vec<usize>,
 }
 
 impl Inner {
@@ -78,17 +90,17 @@ impl Inner {
     ) -> Result<HashMap<usize, Arc<[u8]>>, Error> {
         let mut got = HashMap::new();
         for attempt in 0..ATTEMPTS {
-            let awaited;
-            (awaited, wanted) = self.take_off(blob, wanted, asker, still, &mut got);
-            for (flight, joined) in awaited {
-                match flight.outcome().await {
+            let reads;
+            (reads, wanted) = self.join_or_start(blob, wanted, asker, still, &mut got);
+            for (read, joined) in reads {
+                match read.outcome().await {
                     Ok(spans) => {
                         let these = spans.iter().filter(|(span, ..)| wanted.contains(span));
                         got.extend(these.map(|(span, _, bytes)| (*span, bytes.clone())));
                     }
-                    // Overtaken: what overtook it is in flight now.
-                    Err(_) if flight.overtaken.is_cancelled() => {}
-                    // It was begun before this was asked for: what it met may be over, so it is tried once more.
+                    // Overtaken: the read that overtook it is in flight now.
+                    Err(_) if read.overtaken.is_cancelled() => {}
+                    // It began before this call, and the cause of its failure may be gone: try once more.
                     Err(_) if joined && attempt == 0 => {}
                     Err(error) => return Err(Error::Shared(error)),
                 }
@@ -101,94 +113,118 @@ impl Inner {
         Err(Error::Cancelled)
     }
 
-    /// Finds or begins what will yield the spans; those kept from before go into `got`. Each flight with whether it was
-    /// found, begun by somebody else.
-    fn take_off(
+    /// Finds or starts the reads that yield the spans; those kept from before go into `got`. Returns the reads, each with
+    /// whether another caller started it, and the spans that are still wanted.
+    fn join_or_start(
         self: &Arc<Self>,
         blob: &Arc<Blob>,
         wanted: Vec<usize>,
         asker: &Asker,
         still: &dyn Fn(Vec<usize>) -> Vec<usize>,
         got: &mut HashMap<usize, Arc<[u8]>>,
-    ) -> (Vec<(Arc<Flight>, bool)>, Vec<usize>) {
+    ) -> (Vec<(Arc<InFlight>, bool)>, Vec<usize>) {
         let Some(content) = blob.content() else {
             return (Vec::new(), wanted);
         };
-        let priority = asker.priority;
-        let mut flights = lock(&self.flights);
-        // Under the lock: a flight is taken off the board only after it has set its bits.
+        let mut in_flight = lock(&self.in_flight);
+        // Under the lock: a read is taken off the list only after it has set its bits.
         let wanted = still(wanted);
+        let found = self.search(blob, &wanted, asker.priority, &in_flight);
+        got.extend(found.kept);
+        let mut reads: Vec<_> = found.joined.into_iter().map(|read| (read, true)).collect();
+        for run in plan::runs(&content.spans, &found.missing, asker.priority) {
+            let read = self.start(blob, run, &found.missing, asker, &mut in_flight);
+            reads.push((read, false));
+        }
+        (reads, wanted)
+    }
+
+    /// Looks for spans among those kept and the reads in flight. A demand cancels the prefetches that read its spans.
+    fn search(
+        &self,
+        blob: &Blob,
+        wanted: &[usize],
+        priority: Priority,
+        in_flight: &HashMap<SpanKey, Arc<InFlight>>,
+    ) -> Found {
         let mut recent = lock(&self.recent);
-        let mut awaited: Vec<(Arc<Flight>, bool)> = Vec::new();
-        let mut fresh = Vec::new();
-        for span in &wanted {
+        let mut found = Found::default();
+        for span in wanted {
             let key = (blob.id, *span);
             if let Some(bytes) = recent.get(&key) {
                 count(&self.stats.kept, 1);
-                got.insert(*span, bytes);
+                found.kept.push((*span, bytes));
                 continue;
             }
-            match flights.get(&key) {
-                Some(flight) if flight.priority == Priority::Demand || priority == Priority::Prefetch => {
-                    if !awaited.iter().any(|(it, _)| Arc::ptr_eq(it, flight)) {
+            match in_flight.get(&key) {
+                Some(read) if read.priority == Priority::Demand || priority == Priority::Prefetch => {
+                    if !found.joined.iter().any(|it| Arc::ptr_eq(it, read)) {
                         count(&self.stats.joined, 1);
-                        awaited.push((flight.clone(), true));
+                        found.joined.push(read.clone());
                     }
                 }
-                Some(flight) => {
-                    if !flight.overtaken.is_cancelled() {
+                Some(read) => {
+                    if !read.overtaken.is_cancelled() {
                         count(&self.stats.overtaken, 1);
-                        flight.overtaken.cancel();
+                        read.overtaken.cancel();
                     }
-                    fresh.push(*span);
+                    found.missing.push(*span);
                 }
-                None => fresh.push(*span),
+                None => found.missing.push(*span),
             }
         }
-        drop(recent);
-        for run in plan::runs(&content.spans, &fresh, priority) {
-            let (land, landed) = watch::channel(None);
-            let flight = Arc::new(Flight {
-                priority,
-                overtaken: CancellationToken::new(),
-                landed,
-            });
-            for span in run.spans.clone() {
-                // A neighbour between two may be in flight already; who waits for that goes on doing so.
-                let place = flights.entry((blob.id, span));
-                place
-                    .and_modify(|it| {
-                        if fresh.contains(&span) {
-                            *it = flight.clone();
-                        }
-                    })
-                    .or_insert_with(|| flight.clone());
-            }
-            let landing = Landing {
-                inner: self.clone(),
-                blob: blob.id,
-                spans: run.spans.clone(),
-                flight: flight.clone(),
+        found
+    }
+
+    /// Starts the read of a run, and lists it under the run's spans.
+    fn start(
+        self: &Arc<Self>,
+        blob: &Arc<Blob>,
+        run: Run,
+        missing: &[usize],
+        asker: &Asker,
+        in_flight: &mut HashMap<SpanKey, Arc<InFlight>>,
+    ) -> Arc<InFlight> {
+        let (finish, done) = watch::channel(None);
+        let read = Arc::new(InFlight {
+            priority: asker.priority,
+            overtaken: CancellationToken::new(),
+            done,
+        });
+        for span in run.spans.clone() {
+            // Another read may have a neighbour between two missing spans; its callers go on waiting for that one.
+            let place = in_flight.entry((blob.id, span));
+            place
+                .and_modify(|it| {
+                    if missing.contains(&span) {
+                        *it = read.clone();
+                    }
+                })
+                .or_insert_with(|| read.clone());
+        }
+        let listed = Listed {
+            inner: self.clone(),
+            blob: blob.id,
+            spans: run.spans.clone(),
+            read: read.clone(),
+        };
+        let (inner, blob, asker) = (self.clone(), blob.clone(), asker.clone());
+        tokio::spawn(async move {
+            let overtaken = listed.read.overtaken.clone();
+            let outcome = tokio::select! {
+                biased;
+                () = overtaken.cancelled() => Err(Arc::new(Error::Cancelled)),
+                outcome = inner.read_run(blob, run, &asker) => outcome.map(Arc::new).map_err(Arc::new),
             };
-            let (inner, blob, asker) = (self.clone(), blob.clone(), asker.clone());
-            tokio::spawn(async move {
-                let overtaken = landing.flight.overtaken.clone();
-                let outcome = tokio::select! {
-                    biased;
-                    () = overtaken.cancelled() => Err(Arc::new(Error::Cancelled)),
-                    outcome = inner.fly(blob, run, &asker) => outcome.map(Arc::new).map_err(Arc::new),
-                };
-                // Off the board first: who looks next finds what it left, not a flight that is over.
-                drop(landing);
-                let _ = land.send(Some(outcome));
-            });
-            awaited.push((flight, false));
-        }
-        (awaited, wanted)
+            // Off the list first: the next caller finds what was read, not a read that is over.
+            drop(listed);
+            let _ = finish.send(Some(outcome));
+        });
+        read
     }
 
     /// Reads a run, expands it, and writes every chunk it yields whole.
-    async fn fly(self: &Arc<Self>, blob: Arc<Blob>, run: Run, asker: &Asker) -> Result<Spans, Error> {
+    async fn read_run(self: &Arc<Self>, blob: Arc<Blob>, run: Run, asker: &Asker) -> Result<Spans, Error> {
         let priority = asker.priority;
         let memory = match priority {
             Priority::Demand => &self.memory,
@@ -200,8 +236,8 @@ impl Inner {
         let check: Check = {
             let (inner, blob, run, slot) = (self.clone(), blob.clone(), run.clone(), slot.clone());
             Arc::new(move |stored| {
-                let landed = inner.land(&blob, &run, stored)?;
-                *lock(&slot) = Some(landed);
+                let expanded = inner.expand_run(&blob, &run, stored)?;
+                *lock(&slot) = Some(expanded);
                 Ok(())
             })
         };
@@ -220,8 +256,8 @@ impl Inner {
                 Ok(bytes) => {
                     count(&self.stats.stored_bytes, bytes.len() as u64);
                     count(&asker.fetched, bytes.len() as u64);
-                    let landed = lock(&slot).take();
-                    return landed.unwrap_or_else(|| {
+                    let expanded = lock(&slot).take();
+                    return expanded.unwrap_or_else(|| {
                         Err(Error::malformed(
                             format!("blob {}", origin.stored.digest),
                             "it was not checked",
@@ -250,7 +286,7 @@ impl Inner {
 
     /// Expands what was read. The outer error says that the bytes are wrong, and another place may have better ones; the
     /// inner one that right bytes cannot be written.
-    fn land(&self, blob: &Arc<Blob>, run: &Run, stored: &[u8]) -> Result<Result<Spans, Error>, String> {
+    fn expand_run(&self, blob: &Arc<Blob>, run: &Run, stored: &[u8]) -> Result<Result<Spans, Error>, String> {
         let Some(content) = blob.content() else {
             return Err("the blob has no index".into());
         };

@@ -130,4 +130,5 @@ impl BlobFile {
 }
 
 #[cfg(test)]
+#[path = "blob_test.rs"]
 mod tests;

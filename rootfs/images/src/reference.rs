@@ -269,4 +269,5 @@ fn word_of(byte: &u8) -> bool {
 }
 
 #[cfg(test)]
+#[path = "reference_test.rs"]
 mod tests;

@@ -243,4 +243,5 @@ fn verify(what: &str, bytes: Vec<u8>, descriptor: &Descriptor) -> Result<Vec<u8>
 #[cfg(test)]
 pub(crate) mod fixture;
 #[cfg(test)]
+#[path = "source_test.rs"]
 mod tests;

@@ -393,4 +393,5 @@ fn sync_parent(path: &Path) -> io::Result<()> {
 }
 
 #[cfg(test)]
+#[path = "store_test.rs"]
 mod tests;

@@ -16,6 +16,9 @@ mod pread;
 mod serve;
 
 #[cfg(test)]
+mod testing;
+#[cfg(test)]
+#[path = "fs_test.rs"]
 mod tests;
 
 use std::collections::BTreeMap;

@@ -30,20 +30,42 @@ impl Numbers {
 
 const ACL: &[u8] = b"\x02\0\0\0\x01\0\x06\0\xff\xff\xff\xff\x02\0\x04\0\xe8\x03\0\0\x04\0\x04\0\xff\xff\xff\xff\x10\0\x04\0\xff\xff\xff\xff\x20\0\x04\0\xff\xff\xff\xff";
 
-/// A layer of everything: its tar.
-fn random_layer(numbers: &mut Numbers, names: &mut Vec<String>, entries: usize) -> Vec<u8> {
-    let mut tar = Vec::new();
-    let mut directories = vec![String::new()];
-    let mut linkable: Vec<String> = Vec::new();
-    for index in 0..entries {
-        let parent = directories[numbers.next(directories.len() as u64) as usize].clone();
+/// A layer of everything, while its entries are made up.
+struct RandomLayer<'a> {
+    numbers: &'a mut Numbers,
+    /// Names that later layers may remove.
+    names: &'a mut Vec<String>,
+    tar: Vec<u8>,
+    /// Where entries may be, each with a slash at its end.
+    directories: Vec<String>,
+    /// Files that may be linked to.
+    linkable: Vec<String>,
+}
+
+/// What an entry is.
+struct Entry {
+    name: String,
+    type_flag: u8,
+    content: Vec<u8>,
+    link: String,
+}
+
+impl RandomLayer<'_> {
+    fn name(&mut self, index: usize) -> String {
+        let numbers = &mut self.numbers;
+        let parent = self.directories[numbers.next(self.directories.len() as u64) as usize].clone();
         let base = match numbers.next(12) {
             0 => format!("{index}").repeat(255).chars().take(255).collect(),
             1 => "!before-dot".into(),
             2 => format!(".hidden{index}"),
             _ => format!("n{}", numbers.next(40)),
         };
-        let mut name = format!("{parent}{base}");
+        format!("{parent}{base}")
+    }
+
+    /// PAX records of times, owners and attributes, and the number that chooses the type.
+    fn attributes(&mut self, index: usize) -> (Vec<(&'static str, Vec<u8>)>, u64) {
+        let numbers = &mut self.numbers;
         let time = match numbers.next(3) {
             0 => "1700000000".to_string(),
             1 => format!(
@@ -58,7 +80,7 @@ fn random_layer(numbers: &mut Numbers, names: &mut Vec<String>, entries: usize) 
         } else {
             numbers.next(1000)
         };
-        let mut records: Vec<(&str, Vec<u8>)> = vec![
+        let mut records = vec![
             ("mtime", time.into_bytes()),
             ("uid", uid.to_string().into_bytes()),
         ];
@@ -81,12 +103,17 @@ fn random_layer(numbers: &mut Numbers, names: &mut Vec<String>, entries: usize) 
         if is_file_or_directory && numbers.one_in(4) {
             records.push(("SCHILY.xattr.user.large", vec![b'v'; numbers.next(5000) as usize]));
         }
+        (records, kind)
+    }
+
+    fn entry(&mut self, mut name: String, kind: u64) -> Entry {
+        let numbers = &mut self.numbers;
         let mut content = Vec::new();
         let mut link = String::new();
         let type_flag = match kind {
             0..=2 => {
                 name.push('/');
-                directories.push(name.clone());
+                self.directories.push(name.clone());
                 b'5'
             }
             3..=6 => {
@@ -94,7 +121,7 @@ fn random_layer(numbers: &mut Numbers, names: &mut Vec<String>, entries: usize) 
                     let byte = numbers.next(3) as u8;
                     content.resize(content.len() + numbers.next(100_000) as usize, byte);
                 }
-                linkable.push(name.clone());
+                self.linkable.push(name.clone());
                 b'0'
             }
             7 => {
@@ -104,7 +131,10 @@ fn random_layer(numbers: &mut Numbers, names: &mut Vec<String>, entries: usize) 
             8 => b'3',
             9 => b'4',
             10 => b'6',
-            _ => match linkable.get(numbers.next(1 + linkable.len() as u64) as usize) {
+            _ => match self
+                .linkable
+                .get(numbers.next(1 + self.linkable.len() as u64) as usize)
+            {
                 Some(target) => {
                     link = target.clone();
                     b'1'
@@ -112,48 +142,85 @@ fn random_layer(numbers: &mut Numbers, names: &mut Vec<String>, entries: usize) 
                 None => b'6',
             },
         };
-        if type_flag != b'1' && type_flag != b'5' {
-            names.push(name.clone());
+        Entry {
+            name,
+            type_flag,
+            content,
+            link,
+        }
+    }
+
+    /// Remembers what the entry adds and replaces.
+    fn note(&mut self, entry: &Entry) {
+        let Entry { name, type_flag, .. } = entry;
+        if !matches!(type_flag, b'1' | b'5') {
+            self.names.push(name.clone());
         }
         // A file that a later entry replaces may be linked to no more.
-        if type_flag != b'0' {
-            linkable.retain(|other| *other != name.trim_end_matches('/') && !other.starts_with(&name));
+        if *type_flag != b'0' {
+            self.linkable
+                .retain(|other| *other != name.trim_end_matches('/') && !other.starts_with(name));
         }
         // A directory that something else replaces takes what was in it.
-        if type_flag != b'5' {
+        if *type_flag != b'5' {
             let prefix = format!("{name}/");
-            directories.retain(|other| !other.starts_with(&prefix));
-            linkable.retain(|other| !other.starts_with(&prefix));
+            self.directories.retain(|other| !other.starts_with(&prefix));
+            self.linkable.retain(|other| !other.starts_with(&prefix));
         }
-        records.push(("path", name.into_bytes()));
-        records.push(("linkpath", link.into_bytes()));
+    }
+
+    fn write(&mut self, entry: Entry, mut records: Vec<(&str, Vec<u8>)>) {
+        records.push(("path", entry.name.into_bytes()));
+        records.push(("linkpath", entry.link.into_bytes()));
         let borrowed: Vec<(&str, &[u8])> = records.iter().map(|(key, value)| (*key, &value[..])).collect();
-        tar.extend_from_slice(&pax(&borrowed));
-        let mut block = header("short", type_flag, content.len() as u64, "");
+        self.tar.extend_from_slice(&pax(&borrowed));
+        let mut block = header("short", entry.type_flag, entry.content.len() as u64, "");
+        let numbers = &mut self.numbers;
         block[329..337].copy_from_slice(format!("{:07o}\0", numbers.next(4096)).as_bytes());
         block[337..345].copy_from_slice(format!("{:07o}\0", numbers.next(1 << 20)).as_bytes());
         block[100..108].copy_from_slice(format!("{:07o}\0", numbers.next(0o10000)).as_bytes());
         seal(&mut block);
-        tar.extend_from_slice(&block);
-        tar.extend_from_slice(&padded(&content));
+        self.tar.extend_from_slice(&block);
+        self.tar.extend_from_slice(&padded(&entry.content));
     }
-    for name in names
-        .iter()
-        .filter(|_| numbers.one_in(10))
-        .cloned()
-        .collect::<Vec<_>>()
-    {
-        let (parent, base) = name
-            .rsplit_once('/')
-            .map_or(("", &name[..]), |(parent, base)| (parent, base));
-        if base.len() < 250 {
-            let hidden = format!("{parent}/.wh.{base}");
-            tar.extend_from_slice(&pax(&[("path", hidden.trim_start_matches('/').as_bytes())]));
-            tar.extend_from_slice(&header("short", b'0', 0, ""));
+
+    /// Removes some of the names there are, by whiteouts.
+    fn remove_some(&mut self) {
+        let numbers = &mut self.numbers;
+        let removed = self.names.iter().filter(|_| numbers.one_in(10));
+        for name in removed.cloned().collect::<Vec<_>>() {
+            let (parent, base) = name
+                .rsplit_once('/')
+                .map_or(("", &name[..]), |(parent, base)| (parent, base));
+            if base.len() < 250 {
+                let hidden = format!("{parent}/.wh.{base}");
+                let path = hidden.trim_start_matches('/').as_bytes();
+                self.tar.extend_from_slice(&pax(&[("path", path)]));
+                self.tar.extend_from_slice(&header("short", b'0', 0, ""));
+            }
         }
     }
-    tar.extend_from_slice(&END);
-    tar
+}
+
+/// A layer of everything: its tar.
+fn random_layer(numbers: &mut Numbers, names: &mut Vec<String>, entries: usize) -> Vec<u8> {
+    let mut layer = RandomLayer {
+        numbers,
+        names,
+        tar: Vec::new(),
+        directories: vec![String::new()],
+        linkable: Vec::new(),
+    };
+    for index in 0..entries {
+        let name = layer.name(index);
+        let (records, kind) = layer.attributes(index);
+        let entry = layer.entry(name, kind);
+        layer.note(&entry);
+        layer.write(entry, records);
+    }
+    layer.remove_some();
+    layer.tar.extend_from_slice(&END);
+    layer.tar
 }
 
 pub(crate) struct Made {

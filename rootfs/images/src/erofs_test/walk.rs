@@ -110,37 +110,49 @@ pub fn walk_tree(tree: &Tree, data: &[Vec<u8>]) -> Walk {
     )
 }
 
-pub fn walk_image(reader: &Reader<&[u8]>, summary: &Summary, data: &[Vec<u8>]) -> Walk {
-    let byte_range = |address: u64, length: u64| -> Vec<u8> {
-        if address < summary.metadata_length {
-            return reader.bytes()[address as usize..(address + length) as usize].to_vec();
+/// An image whose file data is in memory.
+struct Loaded<'a> {
+    reader: &'a Reader<&'a [u8]>,
+    summary: &'a Summary,
+    data: &'a [Vec<u8>],
+}
+
+impl Loaded<'_> {
+    fn bytes(&self, address: u64, length: u64) -> &[u8] {
+        if address < self.summary.metadata_length {
+            return &self.reader.bytes()[address as usize..(address + length) as usize];
         }
-        let (blob, placement) = summary
+        let (blob, placement) = self
+            .summary
             .blobs
             .iter()
             .enumerate()
             .find(|(_, blob)| (blob.address..blob.address + blob.length).contains(&address))
             .expect("the address is in a blob");
         let offset = (address - placement.address) as usize;
-        data[blob][offset..offset + length as usize].to_vec()
-    };
-    let node = |inode: &Inode| {
+        &self.data[blob][offset..offset + length as usize]
+    }
+
+    fn file(&self, inode: &Inode) -> Vec<u8> {
+        let mut file = Vec::new();
+        for piece in self.reader.mappings(inode, 0, u64::MAX) {
+            let piece = piece.unwrap();
+            assert_eq!(piece.offset, file.len() as u64);
+            match piece.address {
+                Some(address) => file.extend(self.bytes(address, piece.length)),
+                None => file.resize(file.len() + piece.length as usize, 0),
+            }
+        }
+        assert_eq!(file.len() as u64, inode.size);
+        file
+    }
+
+    fn node(&self, inode: &Inode) -> Node {
+        let reader = self.reader;
         let kind = u32::from(inode.mode) & libc::S_IFMT;
         let content = match kind {
             libc::S_IFLNK => reader.read_link(inode).unwrap(),
-            libc::S_IFREG => {
-                let mut file = Vec::new();
-                for piece in reader.mappings(inode, 0, u64::MAX) {
-                    let piece = piece.unwrap();
-                    assert_eq!(piece.offset, file.len() as u64);
-                    match piece.address {
-                        Some(address) => file.extend(byte_range(address, piece.length)),
-                        None => file.resize(file.len() + piece.length as usize, 0),
-                    }
-                }
-                assert_eq!(file.len() as u64, inode.size);
-                hash(&file)
-            }
+            libc::S_IFREG => hash(&self.file(inode)),
             _ => vec![],
         };
         let device = u64::from(inode.device);
@@ -169,13 +181,21 @@ pub fn walk_image(reader: &Reader<&[u8]>, summary: &Summary, data: &[Vec<u8>]) -
             xattrs: xattrs.collect(),
             same_as: vec![],
         }
+    }
+}
+
+pub fn walk_image(reader: &Reader<&[u8]>, summary: &Summary, data: &[Vec<u8>]) -> Walk {
+    let image = Loaded {
+        reader,
+        summary,
+        data,
     };
     let mut nodes: BTreeMap<Vec<u8>, (Nid, Node)> = BTreeMap::new();
     let root = reader.superblock().root;
     let mut pending = vec![(Vec::new(), root, root)];
     while let Some((path, nid, parent)) = pending.pop() {
         let inode = reader.inode(nid).unwrap();
-        nodes.insert(path.clone(), (nid, node(&inode)));
+        nodes.insert(path.clone(), (nid, image.node(&inode)));
         let Ok(entries) = reader.entries(&inode, 0) else {
             continue;
         };

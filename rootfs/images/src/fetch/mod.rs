@@ -8,6 +8,7 @@ mod document;
 mod local;
 mod remote;
 #[cfg(test)]
+#[path = "fetch_test.rs"]
 pub(crate) mod tests;
 
 use std::sync::Arc;

@@ -15,6 +15,7 @@ mod in_flight;
 mod plan;
 mod recent;
 #[cfg(test)]
+#[path = "fill_test.rs"]
 mod tests;
 
 use std::collections::HashMap;

@@ -84,5 +84,5 @@ pub fn decode(bytes: &[u8]) -> Result<Kept, KeptError> {
 }
 
 #[cfg(test)]
-#[path = "kept/kept_test.rs"]
+#[path = "kept_test.rs"]
 mod tests;

@@ -22,6 +22,7 @@ pub(crate) mod walk;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
+#[path = "layer_test.rs"]
 mod tests;
 
 use std::io::Read;

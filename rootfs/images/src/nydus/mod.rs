@@ -117,4 +117,5 @@ fn extract(layer: &[u8]) -> io::Result<Option<Vec<u8>>> {
 }
 
 #[cfg(test)]
+#[path = "nydus_test.rs"]
 pub(crate) mod tests;

@@ -5,9 +5,12 @@
 //! referrers, or, where it does not know of them, by the index tagged `sha256-HEX`, which is kept up.
 
 mod content;
+#[cfg(test)]
+mod fake_registry;
 mod layout;
 mod registry;
 #[cfg(test)]
+#[path = "push_test.rs"]
 mod tests;
 
 use std::io::{Read, Seek};

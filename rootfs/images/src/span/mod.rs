@@ -13,6 +13,7 @@ pub(crate) mod inflate;
 mod window;
 
 #[cfg(test)]
+#[path = "span_test.rs"]
 mod tests;
 
 use std::ops::Range;

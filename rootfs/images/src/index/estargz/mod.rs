@@ -229,4 +229,5 @@ pub fn read_zstd_toc(
 }
 
 #[cfg(test)]
+#[path = "estargz_test.rs"]
 pub(crate) mod tests;

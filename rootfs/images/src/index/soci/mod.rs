@@ -23,4 +23,5 @@ pub const DEFAULT_LEAST_LAYER: u64 = 10 << 20;
 pub const MAX_ZTOC: u64 = 1 << 30;
 
 #[cfg(test)]
+#[path = "soci_test.rs"]
 mod tests;

@@ -1,8 +1,14 @@
+#[path = "store/disk_test.rs"]
 mod disk;
+#[path = "store/forms_test.rs"]
 mod forms;
+#[path = "store/lazy_test.rs"]
 mod lazy;
+#[path = "store/local_test.rs"]
 mod local;
+#[path = "store/mirrors_test.rs"]
 mod mirrors;
+#[path = "store/registry_test.rs"]
 mod registry;
 
 use std::path::{Path, PathBuf};

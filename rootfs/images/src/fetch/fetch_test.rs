@@ -1,9 +1,13 @@
 //! Faults by name. Those that are about time run on a clock of their own, without a network; those that are about HTTP
 //! on loopback, without a clock.
 
+#[path = "faults_test.rs"]
 mod faults;
+#[path = "loopback_test.rs"]
 mod loopback;
+#[path = "order_test.rs"]
 mod order;
+#[path = "tokens_test.rs"]
 mod tokens;
 
 use std::collections::BTreeMap;

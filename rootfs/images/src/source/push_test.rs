@@ -1,178 +1,23 @@
 //! Pushing to a registry that does what the distribution specification says, and to one that does not do all of it.
 
-use std::collections::BTreeMap;
 use std::io::Cursor;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
 use crate::manifest::{OCI_CONFIG, OCI_MANIFEST, Platform};
 use crate::progress::Silent;
 use crate::reference::ImageRef;
-use crate::source::fixture::{Answer, Asked, Server, noise};
+use crate::source::fixture::{Server, noise};
 use crate::source::{Credentials, Retry, SourceOptions, referrers, resolve};
 
+use super::fake_registry::State;
 use super::*;
 
 const EMPTY: &str = "application/vnd.oci.empty.v1+json";
-
-/// A registry one can push to.
-#[derive(Default)]
-struct State {
-    blobs: BTreeMap<Digest, Vec<u8>>,
-    /// By tag and by digest.
-    manifests: BTreeMap<String, (String, Vec<u8>)>,
-    uploads: BTreeMap<String, Vec<u8>>,
-    /// What another repository has.
-    others: BTreeMap<Digest, Vec<u8>>,
-    knows_referrers: bool,
-    absolute: bool,
-    /// Answered to the next requests of a method, in their order.
-    faults: Vec<(&'static str, u16)>,
-    /// How much of a chunk is kept when one is refused.
-    kept: usize,
-    chunk: Option<u64>,
-    password: bool,
-}
-
-fn query(path: &str, name: &str) -> Option<String> {
-    let url = reqwest::Url::parse(&format!("http://x{path}")).unwrap();
-    url.query_pairs()
-        .find(|(key, _)| key == name)
-        .map(|(_, value)| value.into_owned())
-}
-
-impl State {
-    fn location(&self, asked: &Asked, id: &str) -> String {
-        let path = format!("/v2/app/blobs/uploads/{id}?state=a%2Bb");
-        if self.absolute {
-            format!("http://{}{path}", asked.headers["host"])
-        } else {
-            path
-        }
-    }
-
-    fn fault(&mut self, method: &str) -> Option<u16> {
-        let at = self.faults.iter().position(|(name, _)| *name == method)?;
-        Some(self.faults.remove(at).1)
-    }
-
-    fn answer(&mut self, asked: &Asked) -> Answer {
-        if self.password && !asked.headers.contains_key("authorization") {
-            return Answer::new(401, "").header("www-authenticate", "Basic realm=\"x\"");
-        }
-        let path = asked.path.split('?').next().unwrap().to_owned();
-        let last = path.rsplit('/').next().unwrap().to_owned();
-        let fault = if path.contains("/uploads/") {
-            self.fault(&asked.method)
-        } else {
-            None
-        };
-        match (asked.method.as_str(), &path) {
-            ("POST", _) => {
-                let from = query(&asked.path, "mount").and_then(|it| it.parse::<Digest>().ok());
-                if let Some((digest, bytes)) = from.and_then(|it| Some((it, self.others.get(&it)?.clone()))) {
-                    self.blobs.insert(digest, bytes);
-                    return Answer::new(201, "");
-                }
-                let id = format!("u{}", self.uploads.len());
-                self.uploads.insert(id.clone(), Vec::new());
-                let answer = Answer::new(202, "").header("location", &self.location(asked, &id));
-                match self.chunk {
-                    Some(chunk) => answer.header("oci-chunk-min-length", &chunk.to_string()),
-                    None => answer,
-                }
-            }
-            ("PATCH", _) => {
-                let range = asked.headers["content-range"].clone();
-                let first: usize = range.split('-').next().unwrap().parse().unwrap();
-                let upload = self.uploads.get_mut(&last).unwrap();
-                if first != upload.len() {
-                    return Answer::new(416, "");
-                }
-                if let Some(status) = fault {
-                    upload.extend_from_slice(&asked.bytes[..self.kept]);
-                    return Answer::new(status, "");
-                }
-                upload.extend_from_slice(&asked.bytes);
-                let range = format!("0-{}", upload.len() - 1);
-                let location = self.location(asked, &last);
-                Answer::new(202, "")
-                    .header("range", &range)
-                    .header("location", &location)
-            }
-            ("GET", path) if path.contains("/uploads/") => {
-                let range = format!("0-{}", self.uploads[&last].len().saturating_sub(1));
-                let location = self.location(asked, &last);
-                Answer::new(204, "")
-                    .header("range", &range)
-                    .header("location", &location)
-            }
-            ("DELETE", _) => {
-                self.uploads.remove(&last);
-                Answer::new(204, "")
-            }
-            ("PUT", path) if path.contains("/uploads/") => {
-                if let Some(status) = fault {
-                    return Answer::new(status, "");
-                }
-                assert_eq!(
-                    query(&asked.path, "state").as_deref(),
-                    Some("a+b"),
-                    "the query is to be kept"
-                );
-                let mut bytes = self.uploads.remove(&last).unwrap();
-                bytes.extend_from_slice(&asked.bytes);
-                let digest: Digest = query(&asked.path, "digest").unwrap().parse().unwrap();
-                if Digest::of(&bytes) != digest {
-                    return Answer::new(400, r#"{"errors":[{"code":"DIGEST_INVALID"}]}"#);
-                }
-                self.blobs.insert(digest, bytes);
-                Answer::new(201, "").header("docker-content-digest", &digest.to_string())
-            }
-            ("PUT", _) => {
-                let digest = Digest::of(&asked.bytes).to_string();
-                let kept = (asked.headers["content-type"].clone(), asked.bytes.clone());
-                self.manifests.insert(last, kept.clone());
-                self.manifests.insert(digest.clone(), kept);
-                let answer = Answer::new(201, "").header("docker-content-digest", &digest);
-                let document: Value = serde_json::from_slice(&asked.bytes).unwrap();
-                match document["subject"]["digest"].as_str() {
-                    Some(subject) if self.knows_referrers => answer.header("oci-subject", subject),
-                    _ => answer,
-                }
-            }
-            ("GET", path) if path.contains("/referrers/") => {
-                if !self.knows_referrers {
-                    return Answer::new(404, "404 page not found");
-                }
-                let mut found = Vec::new();
-                for (name, (media_type, bytes)) in &self.manifests {
-                    let document: Value = serde_json::from_slice(bytes).unwrap();
-                    if name.starts_with("sha256:") && document["subject"]["digest"] == json!(last) {
-                        found.push(
-                            json!({"mediaType": media_type, "digest": name, "size": bytes.len(),
-                            "artifactType": document["artifactType"]}),
-                        );
-                    }
-                }
-                Answer::new(200, json!({"schemaVersion": 2, "manifests": found}).to_string())
-            }
-            ("GET", _) => match self.manifests.get(&last) {
-                Some((media_type, bytes)) => Answer::new(200, &bytes[..]).header("content-type", media_type),
-                None => Answer::new(404, ""),
-            },
-            ("HEAD", _) => match self.blobs.get(&last.parse().unwrap()) {
-                Some(bytes) => Answer::new(200, &bytes[..]),
-                None => Answer::new(404, ""),
-            },
-            _ => Answer::new(405, ""),
-        }
-    }
-}
 
 struct Registry {
     state: Arc<Mutex<State>>,

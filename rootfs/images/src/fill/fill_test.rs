@@ -1,7 +1,10 @@
 //! Filling from indexes: right bytes only, once, whatever fails meanwhile.
 
+#[path = "faults_test.rs"]
 mod faults;
+#[path = "property_test.rs"]
 mod property;
+#[path = "sharing_test.rs"]
 mod sharing;
 
 use std::io::Write;

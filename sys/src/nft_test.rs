@@ -63,10 +63,54 @@ fn a_transaction_is_done_as_a_whole_or_not_at_all() {
     });
 }
 
+/// Rules, and what `nft list ruleset` shows of each.
+fn rules() -> Vec<(Rule, &'static str)> {
+    let prefix = |text: &str| text.parse::<Prefix>().unwrap();
+    vec![
+        (
+            Rule::new().protocol(TCP).reset(),
+            "meta l4proto tcp reject with tcp reset",
+        ),
+        (Rule::new().prohibit(), "reject with icmp admin-prohibited"),
+        (
+            Rule::new()
+                .arriving(Interface::Named("up"))
+                .to(prefix("10.0.0.0/9"))
+                .drop(),
+            "iifname \"up\" ip daddr 10.0.0.0/9 drop",
+        ),
+        (
+            Rule::new()
+                .leaving(Interface::Beginning("thaw-n"))
+                .redirected()
+                .accept(),
+            "oifname \"thaw-n*\" ct status dnat accept",
+        ),
+        (
+            Rule::new()
+                .not_from(prefix("10.0.0.1"))
+                .state(rule::ESTABLISHED | rule::RELATED)
+                .jump("d"),
+            "ip saddr != 10.0.0.1 ct state established,related jump d",
+        ),
+        (
+            Rule::new().protocol(TCP).port(&(80..=90)).goto("d"),
+            "tcp dport 80-90 goto d",
+        ),
+        (
+            Rule::new().protocol(17).port(&(53..=53)).accept(),
+            "udp dport 53 accept",
+        ),
+        (
+            Rule::new().for_this_host().replying().accept(),
+            "fib daddr type local ct direction reply accept",
+        ),
+    ]
+}
+
 #[test]
 fn rules_are_what_the_tool_shows_of_them() {
     alone(|socket| {
-        let prefix = |text: &str| text.parse::<Prefix>().unwrap();
         let mut t = Transaction::new("t");
         t.map(
             "m",
@@ -82,46 +126,7 @@ fn rules_are_what_the_tool_shows_of_them() {
             TO,
         );
         t.chain("d");
-        let rules = [
-            (
-                Rule::new().protocol(TCP).reset(),
-                "meta l4proto tcp reject with tcp reset",
-            ),
-            (Rule::new().prohibit(), "reject with icmp admin-prohibited"),
-            (
-                Rule::new()
-                    .arriving(Interface::Named("up"))
-                    .to(prefix("10.0.0.0/9"))
-                    .drop(),
-                "iifname \"up\" ip daddr 10.0.0.0/9 drop",
-            ),
-            (
-                Rule::new()
-                    .leaving(Interface::Beginning("thaw-n"))
-                    .redirected()
-                    .accept(),
-                "oifname \"thaw-n*\" ct status dnat accept",
-            ),
-            (
-                Rule::new()
-                    .not_from(prefix("10.0.0.1"))
-                    .state(rule::ESTABLISHED | rule::RELATED)
-                    .jump("d"),
-                "ip saddr != 10.0.0.1 ct state established,related jump d",
-            ),
-            (
-                Rule::new().protocol(TCP).port(&(80..=90)).goto("d"),
-                "tcp dport 80-90 goto d",
-            ),
-            (
-                Rule::new().protocol(17).port(&(53..=53)).accept(),
-                "udp dport 53 accept",
-            ),
-            (
-                Rule::new().for_this_host().replying().accept(),
-                "fib daddr type local ct direction reply accept",
-            ),
-        ];
+        let rules = rules();
         let mut nat = Transaction::new("n");
         nat.hooked("p", Hook::NatAfter, true);
         nat.rule(

@@ -95,7 +95,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_names_the_node_and_nothing_else_is_taken_for_it() {
+    fn device_node_is_read_from_uevent_alone() {
         assert_eq!(
             node_of("MAJOR=7\nMINOR=0\nDEVNAME=loop0\nDEVTYPE=disk\n"),
             Some("loop0")

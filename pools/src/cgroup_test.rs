@@ -11,7 +11,7 @@ const UNIFIED: &str =
     "26 22 0:23 / /sys/fs/cgroup rw shared:4 - cgroup2 cgroup2 rw,nsdelegate,favordynmods\n";
 
 #[test]
-fn hierarchies_are_read_as_mounted() {
+fn hierarchy_is_read_from_mountinfo() {
     let roots = vec![
         "/sys/fs/cgroup/memory".into(),
         "/sys/fs/cgroup/cpu,cpuacct".into(),
@@ -26,7 +26,7 @@ fn hierarchies_are_read_as_mounted() {
 }
 
 #[test]
-fn what_cannot_be_made_is_a_reason_and_leaves_nothing() {
+fn cgroup_that_cannot_be_made_leaves_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let (good, file) = (directory.path().join("good"), directory.path().join("file"));
     fs::create_dir(&good).unwrap();
@@ -41,7 +41,7 @@ fn what_cannot_be_made_is_a_reason_and_leaves_nothing() {
 }
 
 #[test]
-fn made_found_again_and_destroyed() {
+fn cgroup_is_made_adopted_and_destroyed() {
     let root = tempfile::tempdir().unwrap();
     let hierarchy = Hierarchy::V2 {
         root: root.path().into(),
@@ -61,7 +61,7 @@ fn made_found_again_and_destroyed() {
 }
 
 #[test]
-fn one_takes_all_that_is_in_another() {
+fn cgroup_takes_all_processes_of_another() {
     let root = tempfile::tempdir().unwrap();
     let roots = ["cpu", "memory"].map(|name| root.path().join(name));
     roots.iter().for_each(|root| fs::create_dir(root).unwrap());
@@ -77,7 +77,7 @@ fn one_takes_all_that_is_in_another() {
 }
 
 #[test]
-fn what_dead_makers_left_is_swept_and_what_the_living_have_is_not() {
+fn sweep_removes_cgroups_of_dead_makers_alone() {
     let root = tempfile::tempdir().unwrap();
     let hierarchy = Hierarchy::V2 {
         root: root.path().into(),
@@ -117,7 +117,7 @@ fn what_dead_makers_left_is_swept_and_what_the_living_have_is_not() {
 }
 
 #[test]
-fn a_real_cgroup_holds_a_process() {
+fn real_cgroup_holds_a_process() {
     let hierarchy = Hierarchy::detect();
     let id = format!("test-{}", std::process::id());
     let cgroup = match hierarchy.make(&id) {
@@ -141,7 +141,7 @@ fn a_real_cgroup_holds_a_process() {
 }
 
 #[test]
-fn a_v2_cgroup_is_removed_when_its_processes_have_ended() {
+fn v2_cgroup_is_removed_once_its_processes_end() {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let unified = mounts.lines().find(|l| l.contains(" - cgroup2 "));
     let Some(root) = unified.and_then(|l| l.split(' ').nth(4)) else {
@@ -171,7 +171,7 @@ fn a_v2_cgroup_is_removed_when_its_processes_have_ended() {
 }
 
 #[test]
-fn a_place_of_somebody_elses_is_used_and_left() {
+fn foreign_cgroup_is_used_and_left() {
     let root = tempfile::tempdir().unwrap();
     let hierarchy = Hierarchy::V2 {
         root: root.path().into(),
@@ -186,7 +186,7 @@ fn a_place_of_somebody_elses_is_used_and_left() {
 }
 
 #[test]
-fn oom_kills_are_read_from_either_hierarchy() {
+fn oom_kills_are_read_from_v1_and_v2() {
     for (file, text, kills) in [
         ("memory.events", "low 0\noom 3\noom_kill 2\noom_group_kill 0\n", 2),
         (

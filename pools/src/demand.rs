@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn without_demand_in_it_a_pool_is_kept_full() {
+    fn full_sizing_keeps_the_pool_full() {
         let mut full = Demand::new(Sizing::Full, Watermarks::new(2, 8).unwrap());
         let now = Instant::now();
         full.claimed(now);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn it_follows_the_claims_of_the_last_minute_and_falls_when_they_are_over() {
+    fn demand_follows_recent_claims_and_falls_after_them() {
         let (mut demand, begin) = (demand(1, 4), Instant::now());
         assert_eq!((demand.target(begin).full, demand.target(begin).falls), (1, None));
         for second in [0, 10, 20] {
@@ -121,7 +121,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn a_target_lies_between_the_watermarks(
+        fn target_lies_between_the_watermarks(
             marks in (1usize..8, 0usize..8),
             pauses in prop::collection::vec(0u64..40, 0..60),
         ) {

@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn disks_are_sound_separate_and_nameless() {
+    fn disks_are_sound_separate_and_unlinked() {
         if !have_mkfs() {
             return;
         }
@@ -333,7 +333,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_is_enlarged_and_not_made_smaller() {
+    fn disk_is_enlarged_and_never_shrunk() {
         let directory = tempfile::tempdir().unwrap();
         let file = nameless_file(directory.path()).unwrap();
         file.set_len(4096).unwrap();
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_is_not_what_was_made_is_unfit() {
+    fn changed_disk_is_unfit() {
         if !have_mkfs() {
             return;
         }
@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_half_made_template_is_made_again() {
+    fn incomplete_disk_template_is_made_again() {
         if !have_mkfs() {
             return;
         }
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn a_sparse_copy_equals_its_source_and_keeps_its_holes() {
+    fn sparse_copy_equals_its_source_and_keeps_holes() {
         let directory = tempfile::tempdir().unwrap();
         let from = nameless_file(directory.path()).unwrap();
         from.set_len(64 << 20).unwrap();

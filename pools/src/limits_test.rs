@@ -31,7 +31,7 @@ fn needs(memory_mib: u32) -> Needs {
 }
 
 #[test]
-fn limits_of_a_guest_are_above_its_size_and_what_its_host_keeps_for_it() {
+fn memory_limit_covers_the_guest_and_its_overhead() {
     let memory = |needs: Needs| Limits::of(needs).memory;
     let in_files = |in_files| Needs {
         in_files,
@@ -77,7 +77,7 @@ fn limit_without_a_controller_names_its_file_and_makes_none() {
 }
 
 #[test]
-fn limit_of_a_place_of_somebody_elses_leaves_its_files() {
+fn limit_of_a_foreign_cgroup_changes_nothing() {
     let root = tempfile::tempdir().unwrap();
     let pod = cgroup(root.path(), "/pods/one", &["memory.max", "pids.max", "cpu.max"]);
     pod.limit(&Limits { memory: MIB }).unwrap();
@@ -125,7 +125,7 @@ fn room_for_a_freeze_counts_files_in_memory_once_each() {
 }
 
 #[test]
-fn controllers_are_enabled_from_the_root_on_where_they_are_missing() {
+fn missing_controllers_are_enabled_from_the_root_down() {
     let root = tempfile::tempdir().unwrap();
     let parent = root.path().join("thaw");
     fs::create_dir(&parent).unwrap();
@@ -138,7 +138,7 @@ fn controllers_are_enabled_from_the_root_on_where_they_are_missing() {
 }
 
 #[test]
-fn files_in_memory_count_with_their_size_and_others_do_not() {
+fn files_in_memory_count_and_others_do_not() {
     let file = rustix::fs::memfd_create("disk", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&file, 5 * MIB).unwrap();
     assert_eq!(file_in_memory(&file), 5 * MIB);
@@ -148,7 +148,7 @@ fn files_in_memory_count_with_their_size_and_others_do_not() {
 }
 
 #[test]
-fn a_real_cgroup_is_held_to_its_limits() {
+fn real_cgroup_is_held_to_its_limits() {
     let hierarchy = Hierarchy::detect();
     let cgroup = match hierarchy.make(&format!("test-limits-{}", std::process::id())) {
         Ok(cgroup) => cgroup,

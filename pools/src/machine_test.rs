@@ -98,7 +98,7 @@ fn restored() -> Response {
 }
 
 #[test]
-fn a_machine_is_made_with_the_newest_version_its_vmm_takes() {
+fn create_uses_the_newest_version_the_vmm_takes() {
     let refusal = |code| {
         Err(ControlError {
             code,
@@ -139,7 +139,7 @@ fn a_machine_is_made_with_the_newest_version_its_vmm_takes() {
 }
 
 #[test]
-fn a_vmm_that_rings_without_a_guest_is_refused() {
+fn doorbell_without_a_guest_is_refused() {
     let directory = tempfile::tempdir().unwrap();
     let (process, peer) = with_peer(directory.path());
     let vmm = std::thread::spawn(move || {
@@ -154,7 +154,7 @@ fn a_vmm_that_rings_without_a_guest_is_refused() {
 }
 
 #[test]
-fn a_vm_is_driven_through_its_states_with_the_right_descriptors() {
+fn steps_send_the_right_descriptors() {
     let directory = tempfile::tempdir().unwrap();
     let (process, peer) = with_peer(directory.path());
     let answers = vec![Ok((Response::Done, vec![])), Ok((restored(), vec![]))];
@@ -209,7 +209,7 @@ fn userfaultfd_restore_sends_no_memory_and_returns_it() {
 }
 
 #[test]
-fn a_refusal_and_an_end_are_told_apart_and_leave_no_process() {
+fn refusal_and_end_differ_and_leave_no_process() {
     let refusal = ControlError {
         code: ErrorCode::Kvm,
         message: "no irqchip".into(),

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn watermarks_that_would_keep_nothing_or_too_much_are_refused() {
+    fn watermarks_of_nothing_or_too_much_are_refused() {
         assert!(Watermarks::new(0, 0).is_ok() && Watermarks::new(3, 3).is_ok());
         let refused = [(2, 1), (0, 1), (1, Watermarks::MOST + 1)];
         for (low, high) in refused {

@@ -103,7 +103,7 @@ fn alive(kind: &Arc<Serials>) -> Vec<u64> {
 }
 
 #[test]
-fn an_empty_pool_makes_what_is_claimed_and_ends_what_is_released() {
+fn empty_pool_makes_claims_and_destroys_releases() {
     let kind = Arc::new(Serials {
         unmakeable: 3,
         ..Default::default()
@@ -120,7 +120,7 @@ fn an_empty_pool_makes_what_is_claimed_and_ends_what_is_released() {
 }
 
 #[test]
-fn it_is_filled_to_its_high_mark_and_again_once_below_its_low_one() {
+fn pool_fills_to_high_mark_once_below_low_mark() {
     let kind = Arc::new(Serials::default());
     let pool = Pool::filled(kind.clone(), plan(2, 4)).unwrap();
     until(&pool, |s| s.ready == 4 && s.making == 0);
@@ -139,7 +139,7 @@ fn it_is_filled_to_its_high_mark_and_again_once_below_its_low_one() {
 }
 
 #[test]
-fn a_claim_waits_for_no_maker_that_is_stuck() {
+fn claim_does_not_wait_for_a_stuck_maker() {
     let kind = Arc::new(Serials::default());
     let pool = Pool::filled(kind.clone(), plan(4, 4)).unwrap();
     until(&pool, |s| s.ready == 4 && s.making == 0);
@@ -156,7 +156,7 @@ fn a_claim_waits_for_no_maker_that_is_stuck() {
 }
 
 #[test]
-fn closed_while_its_makers_are_at_work_nothing_of_it_remains() {
+fn pool_closed_while_makers_work_leaves_nothing() {
     let kind = Arc::new(Serials::default());
     let pool = Pool::filled(kind.clone(), plan(2, 4)).unwrap();
     until(&pool, |s| s.ready == 4);
@@ -181,7 +181,7 @@ fn closed_while_its_makers_are_at_work_nothing_of_it_remains() {
 }
 
 #[test]
-fn what_is_unfit_is_never_handed_out_and_is_counted() {
+fn unfit_resource_is_counted_and_never_handed_out() {
     let kind = Arc::new(Serials {
         unfit: 1,
         ..Default::default()
@@ -195,7 +195,7 @@ fn what_is_unfit_is_never_handed_out_and_is_counted() {
 }
 
 #[test]
-fn what_could_not_be_made_is_made_once_it_can_be() {
+fn pool_recovers_once_making_succeeds() {
     let kind = Arc::new(Serials::default());
     kind.broken.store(true, Ordering::SeqCst);
     let pool = Pool::filled(kind.clone(), plan(2, 4)).unwrap();
@@ -206,7 +206,7 @@ fn what_could_not_be_made_is_made_once_it_can_be() {
 }
 
 #[test]
-fn a_round_of_failures_counts_once() {
+fn failures_of_one_round_count_once() {
     let backoff = Backoff::default();
     let (mut trouble, now) = (Trouble::default(), Instant::now());
     for _ in 0..3 {
@@ -239,7 +239,7 @@ proptest! {
 
     /// Whatever threads claim and release, whatever fails, and whenever it is closed.
     #[test]
-    fn all_that_was_made_is_held_or_was_destroyed_once(
+    fn made_resources_are_held_or_destroyed_once(
         threads in prop::collection::vec(steps(), 1..4),
         (high, low) in (1usize..6).prop_flat_map(|high| (Just(high), 1..=high)),
         (unmakeable, unfit) in (0u64..5, 0u64..5),
@@ -285,7 +285,7 @@ proptest! {
 }
 
 #[test]
-fn one_sized_by_demand_grows_with_its_claims_and_shrinks_without_them() {
+fn demand_sized_pool_grows_and_shrinks_with_claims() {
     let kind = Arc::new(Serials::default());
     let sizing = Sizing::Demand {
         within: Duration::from_millis(300),

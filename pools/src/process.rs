@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_record_names_one_process_and_not_its_successor() {
+    fn record_names_one_process_and_not_its_successor() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let record = ProcessRecord::of(child.id() as i32).unwrap();
         let other = ProcessRecord {
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_are_counted_from_the_end_of_the_name_whatever_it_holds() {
+    fn stat_fields_are_counted_from_the_end_of_the_name() {
         let fields: Vec<String> = (4..=52).map(|n| (n * 10).to_string()).collect();
         let stat = |state: &str| format!("77 (a) b (c) {state} {}", fields.join(" "));
         let expected = Stat {
@@ -213,12 +213,12 @@ mod tests {
     }
 
     #[test]
-    fn this_process_lives() {
+    fn record_of_this_process_lives() {
         assert!(ProcessRecord::myself().unwrap().lives());
     }
 
     #[test]
-    fn an_oom_score_is_raised_and_never_lowered() {
+    fn oom_score_is_raised_and_never_lowered() {
         let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
         let pid = child.id() as i32;
         let score = || std::fs::read_to_string(format!("/proc/{pid}/oom_score_adj")).unwrap();

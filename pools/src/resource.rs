@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reasons_are_listed_in_order_and_written_as_their_slugs() {
+    fn slow_reasons_serialise_as_their_slugs() {
         for (n, reason) in SlowReason::ALL.into_iter().enumerate() {
             assert_eq!(reason as usize, n);
             assert_eq!(serde_json::json!(reason), reason.slug());

@@ -225,7 +225,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_duration_falls_into_the_first_bucket_that_holds_it() {
+    fn duration_falls_into_the_first_bucket_that_holds_it() {
         let histogram = Histogram::default();
         for ns in [0, 1_000, 1_001, 10_000_000_000, 10_000_000_001] {
             histogram.record(Duration::from_nanos(ns));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn every_miss_is_counted_under_its_reason() {
+    fn miss_is_counted_under_its_reason() {
         let counters = Counters::default();
         for (n, reason) in SlowReason::ALL.into_iter().enumerate() {
             (0..=n).for_each(|_| counters.miss(reason));
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!((seen.claims, seen.hits), (16, 1));
     }
     #[test]
-    fn pools_of_one_kind_are_counted_together_and_what_a_closed_one_did_stays() {
+    fn statistics_of_one_kind_add_up_and_outlive_pools() {
         let counters = Counters::default();
         counters.miss(SlowReason::Empty);
         add(&counters.hits);

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_controllers_say_what_they_count_and_the_process_the_rest() {
+    fn usage_is_read_from_controllers_then_process() {
         let root = tempfile::tempdir().unwrap();
         let myself = ProcessRecord::myself();
         let write = |name: &str, text: &str| fs::write(root.path().join(name), text).unwrap();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn controllers_of_the_first_version_are_in_directories_of_their_own() {
+    fn usage_of_v1_is_read_from_each_controller() {
         let root = tempfile::tempdir().unwrap();
         let [cpu, memory] = ["cpu", "memory"].map(|name| root.path().join(name));
         for directory in [&cpu, &memory] {
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_told_of_a_process_that_took_the_number() {
+    fn usage_of_a_reused_pid_is_none() {
         let mut myself = ProcessRecord::myself().unwrap();
         assert!(Usage::of(Some(myself), &[]).memory_bytes.unwrap() > 0);
         myself.start_time += 1;

@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn it_gets_its_socket_and_no_other_descriptor() {
+    fn vmm_inherits_its_socket_and_no_other_descriptor() {
         let directory = tempfile::tempdir().unwrap();
         let program = script(directory.path(), "ls -l /proc/self/fd; env; echo pid $$");
         let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn it_dies_with_its_owner_unless_released() {
+    fn vmm_dies_with_its_owner_unless_released() {
         let directory = tempfile::tempdir().unwrap();
         let program = script(directory.path(), "exec sleep 60");
         let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn an_end_is_told_before_it_is_reaped() {
+    fn ended_is_reported_before_it_is_reaped() {
         let directory = tempfile::tempdir().unwrap();
         let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
         let ended = |vmm: &VmmProcess| {
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn an_adopted_process_tells_how_it_ended() {
+    fn adopted_process_reports_how_it_ended() {
         let directory = tempfile::tempdir().unwrap();
         let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
         for (text, kills, end) in [
@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn a_socket_is_served_while_who_listens_lives() {
+    fn socket_is_served_while_its_listener_lives() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("s");
         assert!(!is_served(&path));
@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_binary_is_named() {
+    fn missing_vmm_binary_is_named() {
         let missing = Error::VmmMissing {
             looked: "/nowhere/thaw-vmm".into(),
         };

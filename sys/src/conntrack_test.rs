@@ -35,7 +35,7 @@ fn dumped(original: Tuple, reply: Tuple) -> Connection {
 }
 
 #[test]
-fn a_connection_is_read_as_it_is_written() {
+fn connection_round_trips() {
     let original = tuple(SLOT, 40_000, REMOTE, 443);
     let reply = tuple(REMOTE, 443, HOST, 40_001);
     let read = dumped(original, reply);
@@ -60,7 +60,7 @@ fn told(connection: &Connection) -> (Tuple, Tuple, Option<Ipv4Addr>, Option<Ipv4
 }
 
 #[test]
-fn a_namespace_is_told_who_began_what() {
+fn hand_over_keeps_the_originator() {
     let out = dumped(tuple(SLOT, 40_000, REMOTE, 443), tuple(REMOTE, 443, HOST, 40_001));
     let guests = tuple(GUEST, 40_000, REMOTE, 443);
     assert_eq!(told(&out), (guests, guests.answered(), Some(SLOT), None));

@@ -21,7 +21,7 @@ fn what_is_written_is_read_back() {
 }
 
 #[test]
-fn the_kernel_refuses_what_is_nonsense_and_dumps_links() {
+fn kernel_refuses_nonsense_and_dumps_links() {
     let mut socket = Socket::route().unwrap();
     // RTM_DELLINK of no link.
     let message = Message::new(17, 0, &[0; 16], Attributes::default());

@@ -31,7 +31,7 @@ fn code(done: io::Result<()>) -> Option<i32> {
 }
 
 #[test]
-fn a_transaction_is_done_as_a_whole_or_not_at_all() {
+fn transaction_is_atomic() {
     alone(|socket| {
         let make = |socket: &mut Socket| {
             let mut t = Transaction::new("t");
@@ -109,7 +109,7 @@ fn rules() -> Vec<(Rule, &'static str)> {
 }
 
 #[test]
-fn rules_are_what_the_tool_shows_of_them() {
+fn rules_are_listed_by_nft_as_written() {
     alone(|socket| {
         let mut t = Transaction::new("t");
         t.map(

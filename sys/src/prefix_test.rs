@@ -2,7 +2,7 @@ use super::*;
 use proptest::prelude::*;
 
 #[test]
-fn what_is_no_network_is_told_why() {
+fn invalid_prefix_error_says_why() {
     for (text, why) in [
         ("", "no IPv4"),
         ("10.0.0.0/33", "no IPv4"),
@@ -21,14 +21,14 @@ fn what_is_no_network_is_told_why() {
 
 proptest! {
     #[test]
-    fn a_network_is_read_as_it_is_shown(bits: u32, length in 0u8..=32) {
+    fn prefix_round_trips_through_text(bits: u32, length in 0u8..=32) {
         let prefix = Prefix::around(bits.into(), length).unwrap();
         prop_assert_eq!(prefix.to_string().parse(), Ok(prefix));
         prop_assert!(prefix.contains(bits.into()));
     }
 
     #[test]
-    fn networks_overlap_when_one_is_in_the_other(a: u32, b: u32, x in 0u8..=32, y in 0u8..=32) {
+    fn prefixes_overlap_if_one_contains_the_other(a: u32, b: u32, x in 0u8..=32, y in 0u8..=32) {
         let (p, q) = (Prefix::around(a.into(), x).unwrap(), Prefix::around(b.into(), y).unwrap());
         let shorter = x.min(y);
         let same = Prefix::around(a.into(), shorter) == Prefix::around(b.into(), shorter);

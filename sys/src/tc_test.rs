@@ -1,7 +1,7 @@
 use super::*;
 
 #[test]
-fn only_a_redirect_with_our_cookie_is_ours() {
+fn redirect_without_our_cookie_is_not_ours() {
     let filter = |kind: &str, cookie: &[u8]| {
         let action = Attributes::default()
             .text(ACT_KIND, "mirred")

@@ -82,14 +82,14 @@ mod tests {
     }
 
     #[test]
-    fn without_anybody_who_tells_each_number_is_looked_at() {
+    fn earlier_without_listener_examines_each_number() {
         let earlier = Earlier::default();
         earlier.went(1);
         assert!([1, 1, 2].iter().all(|number| looks(&earlier, *number)));
     }
 
     #[test]
-    fn one_look_serves_every_number_until_its_slot_goes() {
+    fn earlier_examines_once_until_a_slot_goes() {
         let earlier = Earlier::default();
         earlier.heard();
         assert!(looks(&earlier, 1));
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_missed_or_failed_is_looked_at_again() {
+    fn earlier_examines_again_after_loss_or_failure() {
         let earlier = Earlier::default();
         earlier.heard();
         assert!(earlier.forget(1, || Err(io::ErrorKind::Other.into())).is_err());

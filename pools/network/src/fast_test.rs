@@ -286,7 +286,7 @@ fn play_all(is_fast: bool, sequences: &[Sequence]) -> Option<Vec<Vec<Outcome>>> 
 }
 
 #[test]
-fn the_fast_path_and_nftables_do_the_same_with_any_packet() {
+fn fast_path_and_nftables_agree_on_any_packet() {
     let number = std::env::var("THAW_PACKETS").map_or(SEQUENCES, |number| number.parse().unwrap());
     let sequences = sequences(number);
     let (Some(fast), Some(slow)) = (play_all(true, &sequences), play_all(false, &sequences)) else {

@@ -26,7 +26,7 @@ fn port(text: &str) -> Port {
 }
 
 #[test]
-fn a_guest_reaches_outside_as_the_host_and_nothing_it_must_not() {
+fn guest_reaches_outside_and_nothing_forbidden() {
     on_a_host(|world| {
         let (one, two) = (world.slot(), world.slot());
         let (guest, other) = (Guest::of(&one), Guest::of(&two));
@@ -77,7 +77,7 @@ fn a_guest_reaches_outside_as_the_host_and_nothing_it_must_not() {
 }
 
 #[test]
-fn udp_goes_out_and_comes_back() {
+fn udp_leaves_and_answers_return() {
     on_a_host(|world| {
         let slot = world.slot();
         let guest = Guest::of(&slot);
@@ -97,7 +97,7 @@ fn udp_goes_out_and_comes_back() {
 }
 
 #[test]
-fn name_servers_on_the_host_itself_are_reached_by_their_port_alone() {
+fn host_name_server_is_reached_by_its_port_alone() {
     on_a_host(|world| {
         world.networks = Networks::new(Setup {
             nameservers: vec![HOST],
@@ -114,7 +114,7 @@ fn name_servers_on_the_host_itself_are_reached_by_their_port_alone() {
 }
 
 #[test]
-fn a_name_server_of_the_platform_is_reached_by_its_port_alone() {
+fn platform_name_server_is_reached_by_its_port_alone() {
     on_a_host(|world| {
         let [_, azure, ..] = METADATA;
         let mut route = Socket::route().unwrap();
@@ -138,7 +138,7 @@ fn a_name_server_of_the_platform_is_reached_by_its_port_alone() {
 }
 
 #[test]
-fn published_ports_lead_to_the_guest_from_everywhere() {
+fn published_port_leads_to_guest_from_everywhere() {
     on_a_host(|world| {
         let mut slot = world.slot();
         let guest = Guest::of(&slot);
@@ -171,7 +171,7 @@ fn published_ports_lead_to_the_guest_from_everywhere() {
 }
 
 #[test]
-fn udp_is_published_too() {
+fn published_udp_port_leads_to_guest() {
     on_a_host(|world| {
         let mut slot = world.slot();
         let guest = Guest::of(&slot);
@@ -191,7 +191,7 @@ fn udp_is_published_too() {
 }
 
 #[test]
-fn a_port_is_one_sandboxs_and_not_a_servers() {
+fn published_port_in_use_is_refused() {
     on_a_host(|world| {
         let (mut one, mut two) = (world.slot(), world.slot());
         let taken = |published: Result<(), Error>| {
@@ -221,7 +221,7 @@ fn a_port_is_one_sandboxs_and_not_a_servers() {
 }
 
 #[test]
-fn a_policy_holds_at_once_for_what_is_connected_too() {
+fn policy_change_applies_to_existing_connections() {
     on_a_host(|world| {
         let slot = world.slot();
         let guest = Guest::of(&slot);
@@ -260,7 +260,7 @@ fn a_policy_holds_at_once_for_what_is_connected_too() {
 }
 
 #[test]
-fn the_largest_policy_is_put_in_force() {
+fn largest_policy_is_enforced() {
     on_a_host(|world| {
         let slot = world.slot();
         let guest = Guest::of(&slot);
@@ -278,7 +278,7 @@ fn the_largest_policy_is_put_in_force() {
 }
 
 #[test]
-fn what_a_dead_owner_left_is_no_hindrance() {
+fn port_of_dead_owner_is_published_again() {
     on_a_host(|world| {
         let mut slot = world.slot();
         let uplink = slot.uplink.as_mut().unwrap();
@@ -304,7 +304,7 @@ fn what_a_dead_owner_left_is_no_hindrance() {
 }
 
 #[test]
-fn ports_of_a_slot_that_went_go_while_somebody_listens() {
+fn listener_removes_ports_of_a_gone_slot() {
     on_a_host(|world| {
         world.networks.listen().unwrap();
         let (mut dead, mut living) = (world.slot(), world.slot());
@@ -326,7 +326,7 @@ fn ports_of_a_slot_that_went_go_while_somebody_listens() {
 }
 
 #[test]
-fn a_later_owner_has_the_slot_of_a_vmm() {
+fn later_owner_adopts_slot_of_a_vmm() {
     on_a_host(|world| {
         let mut slot = world.slot();
         let guest = Guest::of(&slot);
@@ -358,7 +358,7 @@ fn a_later_owner_has_the_slot_of_a_vmm() {
 }
 
 #[test]
-fn a_range_the_host_uses_is_refused_and_so_is_a_host_that_does_not_forward() {
+fn range_in_use_and_forwarding_off_are_refused() {
     on_a_host(|world| {
         // A new namespace has it as the host has it.
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "0").unwrap();
@@ -389,7 +389,7 @@ fn a_range_the_host_uses_is_refused_and_so_is_a_host_that_does_not_forward() {
 }
 
 #[test]
-fn what_a_guest_sends_and_receives_is_counted() {
+fn traffic_of_a_guest_is_counted() {
     on_a_host(|world| {
         let slot = world.slot();
         let guest = Guest::of(&slot);
@@ -404,7 +404,7 @@ fn what_a_guest_sends_and_receives_is_counted() {
 }
 
 #[test]
-fn a_tap_without_its_device_is_unfit() {
+fn tap_without_its_device_is_unfit() {
     // Never given one by TUNSETIFF, as one whose namespace was taken away.
     let Ok(tap) = File::options().read(true).write(true).open("/dev/net/tun") else {
         return thaw_test_skip::skip("cannot open /dev/net/tun");
@@ -419,7 +419,7 @@ fn a_tap_without_its_device_is_unfit() {
 }
 
 #[test]
-fn this_host_is_tried_without_a_trace() {
+fn try_out_leaves_no_trace() {
     on_a_host(|_| {
         try_out().unwrap();
         let mut socket = Socket::netfilter().unwrap();
@@ -431,7 +431,7 @@ fn this_host_is_tried_without_a_trace() {
 }
 
 #[test]
-fn what_is_asked_for_is_read_or_refused() {
+fn terms_are_read_or_refused() {
     let ask = |port: &str| PublishedPort {
         address: Some(port.into()),
         host: 1,

@@ -53,7 +53,7 @@ fn hops(socket: &UdpSocket) -> (Vec<u8>, i32) {
 }
 
 #[test]
-fn a_slot_has_a_fast_path_where_it_is_asked_for() {
+fn slot_has_a_fast_path_if_configured() {
     on_a_host(|world| {
         let slot = world.slot();
         let asked = world.setup.fast_path == FastPathSetting::Auto;
@@ -65,7 +65,7 @@ fn a_slot_has_a_fast_path_where_it_is_asked_for() {
 }
 
 #[test]
-fn datagrams_of_any_size_lose_two_hops_there_and_back() {
+fn datagrams_of_any_size_lose_two_hops_each_way() {
     on_a_host(|world| {
         let slot = world.slot();
         let guest = Guest::of(&slot);
@@ -93,7 +93,7 @@ fn datagrams_of_any_size_lose_two_hops_there_and_back() {
 }
 
 #[test]
-fn errors_come_back_to_whom_they_are_about() {
+fn icmp_errors_reach_the_guest_they_are_about() {
     on_a_host(|world| {
         let mut slot = world.slot();
         let guest = Guest::of(&slot);
@@ -134,7 +134,7 @@ fn errors_come_back_to_whom_they_are_about() {
 }
 
 #[test]
-fn a_stream_of_many_packets_is_whole() {
+fn stream_of_many_packets_arrives_whole() {
     on_a_host(|world| {
         let slot = world.slot();
         let guest = Guest::of(&slot);
@@ -164,7 +164,7 @@ fn a_stream_of_many_packets_is_whole() {
 }
 
 #[test]
-fn a_policy_keeps_what_it_allows_whoever_speaks_first() {
+fn policy_keeps_allowed_connections_whoever_speaks() {
     on_a_host(|world| {
         let mut slot = world.slot();
         let guest = Guest::of(&slot);
@@ -204,7 +204,7 @@ fn a_policy_keeps_what_it_allows_whoever_speaks_first() {
 }
 
 #[test]
-fn a_policy_ends_what_it_denies_whoever_speaks_first() {
+fn policy_ends_denied_connections_whoever_speaks() {
     on_a_host(|world| {
         let slot = world.slot();
         let guest = Guest::of(&slot);
@@ -234,7 +234,7 @@ fn a_policy_ends_what_it_denies_whoever_speaks_first() {
 }
 
 #[test]
-fn what_is_assigned_holds_from_the_first_packet() {
+fn assigned_policy_holds_from_the_first_packet() {
     on_a_host(|world| {
         let mut slot = world.slot();
         let guest = Guest::of(&slot);
@@ -252,7 +252,7 @@ fn what_is_assigned_holds_from_the_first_packet() {
 }
 
 #[test]
-fn a_later_owner_takes_a_slot_off_its_fast_path() {
+fn later_owner_takes_slot_off_its_fast_path() {
     on_a_host(|world| {
         let slot = world.slot();
         let guest = Guest::of(&slot);
@@ -290,7 +290,7 @@ fn a_later_owner_takes_a_slot_off_its_fast_path() {
 }
 
 #[test]
-fn a_slot_has_nothing_of_whoever_had_its_number() {
+fn new_slot_has_no_connections_of_the_earlier_one() {
     on_a_host(|world| {
         let setup = Setup {
             range: "198.18.0.0/30".parse().unwrap(),

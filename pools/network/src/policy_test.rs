@@ -13,7 +13,7 @@ fn decides(policy: &Policy, to: &str, protocol: u8, port: u16) -> bool {
 }
 
 #[test]
-fn the_first_rule_that_matches_decides() {
+fn policy_first_matching_rule_decides() {
     let policy = policy(&[
         "deny=10.0.0.7",
         "allow=10.0.0.0/8:443,8000-8999/tcp",
@@ -46,14 +46,14 @@ fn the_first_rule_that_matches_decides() {
 }
 
 #[test]
-fn without_rules_all_is_allowed() {
+fn policy_without_rules_allows_all() {
     let policy = Policy::default();
     assert!(policy.allows_all() && decides(&policy, "8.8.8.8", 47, 0));
     assert_eq!(policy.rules("denied").len(), 1);
 }
 
 #[test]
-fn what_cannot_be_is_told_with_its_rule() {
+fn invalid_rule_is_named_in_its_error() {
     for (texts, why) in [
         (&["allow"][..], "neither"),
         (&["permit=10.0.0.0/8"], "neither"),
@@ -87,7 +87,7 @@ fn what_cannot_be_is_told_with_its_rule() {
 }
 
 #[test]
-fn a_policy_is_bounded() {
+fn policy_of_too_many_rules_is_refused() {
     let rule = |ports: usize| EgressRule {
         allow: Some("10.0.0.0/8".into()),
         ports: (1..=ports).map(|p| p.to_string()).collect(),

@@ -286,7 +286,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_are_read_as_docker_has_them() {
+    fn ports_are_read_as_docker_writes_them() {
         let read = |text: &str| text.parse::<Port>().map(PublishedPort::from);
         let port = |address: Option<&str>, host, guest, protocol: &str| PublishedPort {
             address: address.map(str::to_owned),

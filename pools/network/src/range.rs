@@ -146,7 +146,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_default_has_room_for_16384() {
+    fn default_range_has_room_for_16384_slots() {
         let range = Range::default();
         assert_eq!(range.to_string().parse(), Ok(range));
         assert_eq!(range.slots(), 16384);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_range_is_told_why() {
+    fn invalid_range_error_says_why() {
         for (text, why) in [
             ("100.64.0.0/31", "too small"),
             ("8.8.0.0/16", "not private"),
@@ -172,7 +172,7 @@ mod tests {
 
     proptest::proptest! {
         #[test]
-        fn a_slot_is_found_by_its_address_and_no_two_share_one(length in 16u8..=30, a: u32, b: u32) {
+        fn slot_is_found_by_its_own_address(length in 16u8..=30, a: u32, b: u32) {
             let range: Range = format!("100.64.0.0/{length}").parse().unwrap();
             let (a, b) = (a % range.slots(), b % range.slots());
             assert_eq!(range.number(range.slot(a)), Some(a));

@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_resolver_on_loopback_gives_way_to_those_it_asks() {
+    fn loopback_resolver_is_replaced_by_its_upstreams() {
         let stub = "# stub\nnameserver 127.0.0.53\noptions edns0\n";
         let upstream = || "nameserver 192.0.2.53\nnameserver 2001:db8::53\nnameserver 192.0.2.54\n".into();
         assert_eq!(
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_told_than_a_resolver_asks() {
+    fn name_servers_beyond_the_resolver_limit_are_dropped() {
         let text: String = (1..9).map(|n| format!("nameserver 192.0.2.{n}\n")).collect();
         assert_eq!(usable(&text, String::new).len(), MAX_SERVERS);
     }

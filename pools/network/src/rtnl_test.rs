@@ -107,7 +107,7 @@ impl Drop for Held {
 }
 
 #[test]
-fn claiming_and_assigning_take_no_rtnl() {
+fn claim_and_assign_take_no_rtnl() {
     on_a_host(|world| {
         let plan = Plan::new((), Watermarks::new(1, 4).unwrap());
         let pool = Pool::filled(Networks::new(world.setup.clone()), plan).unwrap();

@@ -428,19 +428,19 @@ mod tests {
     }
 
     #[test]
-    fn a_privileged_tap_works_and_leaves_our_namespace_alone() {
+    fn privileged_tap_works_and_leaves_our_namespace() {
         let before = own_namespace();
         check(in_thread().map(|made| made.tapped));
         assert_eq!(own_namespace(), before);
     }
 
     #[test]
-    fn a_tap_in_a_user_namespace_works() {
+    fn tap_in_a_user_namespace_works() {
         check(in_user_namespace());
     }
 
     #[test]
-    fn a_failure_crosses_from_the_child() {
+    fn failure_of_the_child_reaches_the_parent() {
         let (a, b) = rustix::net::socketpair(
             AddressFamily::UNIX,
             SocketType::SEQPACKET,

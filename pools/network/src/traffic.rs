@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_taps_line_is_read_and_no_other() {
+    fn traffic_is_read_from_the_line_of_the_tap() {
         let head = "Inter-|   Receive |  Transmit\n face |bytes packets errs|bytes packets errs\n";
         let lo = "    lo: 9 9 9 9 9 9 9 9 9 9 9 9 9 9 9 9\n";
         let tap = " thaw0:  100 2 0 0 0 0 0 0 3000 4 0 0 0 0 0 0\n";

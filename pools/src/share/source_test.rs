@@ -7,7 +7,7 @@ fn parse(kind: &str, source: &str, options: &[&str]) -> Result<Source, SourceErr
 }
 
 #[test]
-fn an_overlay_is_its_directories_and_what_is_known_of_it() {
+fn overlay_options_are_directories_and_known_words() {
     let options = [
         "index=off",
         "userxattr",
@@ -43,7 +43,7 @@ fn an_overlay_is_its_directories_and_what_is_known_of_it() {
 }
 
 #[test]
-fn a_bind_is_recursive_unless_it_says_bind_and_read_only_by_the_last_word() {
+fn bind_options_set_recursion_and_last_access_wins() {
     let bound = |options: &[&str]| {
         let parsed = parse("bind", "/srv", options).unwrap();
         let Tree::Bind { recursive, .. } = parsed.tree else {
@@ -73,7 +73,7 @@ fn a_bind_is_recursive_unless_it_says_bind_and_read_only_by_the_last_word() {
 }
 
 #[test]
-fn a_file_system_of_a_device_is_one_of_those_known() {
+fn device_file_system_must_be_a_known_one() {
     let parsed = parse("ext4", "/dev/mapper/x", &["ro", "loop", "discard"]).unwrap();
     let Tree::Device { kind, path, options } = parsed.tree else {
         panic!("no device")
@@ -90,7 +90,7 @@ fn a_file_system_of_a_device_is_one_of_those_known() {
 proptest! {
     /// Whatever is written, nothing comes out that could be read as another option, and no relative path.
     #[test]
-    fn what_is_taken_is_absolute_paths_and_plain_words(
+    fn source_has_absolute_paths_and_plain_words(
         kind in "bind|overlay|ext4|erofs|none|[a-z]{0,4}",
         source in "/?[a-z/.:,=]{0,12}",
         options in proptest::collection::vec("(lowerdir=|upperdir=|workdir=|index=|subvol=)?[a-z/:,=\\\\+]{0,16}", 0..6),

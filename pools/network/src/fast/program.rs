@@ -418,7 +418,7 @@ mod tests {
     proptest::proptest! {
         /// What [`adjust`] computes, of any header whose address changes and that loses a hop.
         #[test]
-        fn a_header_that_was_right_stays_right(mut header: [u8; 20], old: u32, new: u32) {
+        fn adjusted_header_checksum_stays_right(mut header: [u8; 20], old: u32, new: u32) {
             let (old, new) = (Ipv4Addr::from_bits(old), Ipv4Addr::from_bits(new));
             header[8] = header[8].max(2);
             header[12..16].copy_from_slice(&old.octets());

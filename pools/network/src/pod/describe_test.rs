@@ -34,7 +34,7 @@ fn ip(last: u8) -> IpAddr {
 }
 
 #[test]
-fn routes_are_those_a_guest_can_have() {
+fn unusable_routes_are_left_out() {
     let gateway = Route {
         gateway: Some(ip(1)),
         flags: ONLINK | 0x10,
@@ -92,7 +92,7 @@ fn routes_are_those_a_guest_can_have() {
 }
 
 #[test]
-fn addresses_and_neighbours_are_those_somebody_set() {
+fn automatic_addresses_and_neighbours_are_left_out() {
     let address = |ip, peer, flags| Address {
         link: 2,
         ip,
@@ -148,7 +148,7 @@ fn addresses_and_neighbours_are_those_somebody_set() {
 }
 
 #[test]
-fn a_prefix_is_on_the_link_where_the_kernel_says_so() {
+fn prefix_is_on_link_if_the_kernel_says_so() {
     let addresses = |ips: [(&str, u8); 4]| {
         let address = |(ip, prefix): (&str, u8)| Address {
             link: 2,
@@ -186,7 +186,7 @@ fn a_prefix_is_on_the_link_where_the_kernel_says_so() {
 }
 
 #[test]
-fn only_ethernet_that_is_up_and_its_own_is_for_a_guest() {
+fn only_ethernet_interfaces_that_are_up_are_for_guests() {
     let good = link(2, "eth0");
     assert!(is_for_a_guest(&good));
     for not in [
@@ -226,7 +226,7 @@ fn only_ethernet_that_is_up_and_its_own_is_for_a_guest() {
 
 proptest::proptest! {
     #[test]
-    fn a_prefix_begins_before_all_of_it(bits: u128, prefix in 0u8..=255) {
+    fn prefix_begins_before_all_its_addresses(bits: u128, prefix in 0u8..=255) {
         let ip = Ipv6Addr::from(bits);
         let first = masked(ip.into(), prefix);
         proptest::prop_assert!(first <= IpAddr::V6(ip));

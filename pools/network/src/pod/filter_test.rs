@@ -151,7 +151,7 @@ fn frames_of_another_mac_or_kind_are_dropped() {
 }
 
 #[test]
-fn arp_speaks_of_the_pods_own_address_alone() {
+fn arp_of_other_addresses_is_dropped() {
     on_a_host(|| {
         let mut link = Link::new();
         let mac = link.mac();
@@ -179,7 +179,7 @@ fn arp_speaks_of_the_pods_own_address_alone() {
 }
 
 #[test]
-fn ipv4_is_from_the_pod_and_serves_no_dhcp() {
+fn ipv4_of_others_and_dhcp_service_are_dropped() {
     on_a_host(|| {
         let mut link = Link::new();
         let mac = link.mac();
@@ -233,7 +233,7 @@ fn ipv4_is_from_the_pod_and_serves_no_dhcp() {
 }
 
 #[test]
-fn ipv6_is_from_the_pod_and_discovery_of_its_own_addresses() {
+fn ipv6_and_discovery_of_others_are_dropped() {
     on_a_host(|| {
         let mut link = Link::new();
         let mac = link.mac();
@@ -269,7 +269,7 @@ fn ipv6_is_from_the_pod_and_discovery_of_its_own_addresses() {
 }
 
 #[test]
-fn headers_between_hide_no_discovery() {
+fn discovery_behind_extension_headers_is_dropped() {
     on_a_host(|| {
         let mut link = Link::new();
         let (mac, own) = (link.mac(), message(136, POD6));
@@ -386,7 +386,7 @@ fn wrong(frame: &[u8]) -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn frames_with_every_field_wrong_pass_only_by_the_rules() {
+fn mutated_frames_pass_only_by_the_rules() {
     on_a_host(|| {
         let mut link = Link::new();
         let mac = link.mac();
@@ -414,7 +414,7 @@ fn frames_with_every_field_wrong_pass_only_by_the_rules() {
 }
 
 #[test]
-fn as_many_addresses_as_there_may_be_are_a_program_and_one_more_is_refused() {
+fn most_addresses_load_and_one_more_is_refused() {
     let all = |count: u16| {
         let v4 = (0..count).map(|n| IpAddr::V4(Ipv4Addr::from_bits(n.into())));
         let v6 = (1..count).map(|n| IpAddr::V6(Ipv6Addr::from_bits(n.into())));
@@ -432,7 +432,7 @@ fn as_many_addresses_as_there_may_be_are_a_program_and_one_more_is_refused() {
 }
 
 #[test]
-fn a_pod_of_too_many_addresses_is_refused_and_left_as_it_was() {
+fn pod_of_too_many_addresses_is_refused_unchanged() {
     use crate::world::within;
     use thaw_sys::{link, netlink::Socket, tc};
     on_a_host(|| {

@@ -133,7 +133,7 @@ fn refused(attached: Result<Option<PodNetwork>, Error>) -> PodError {
 }
 
 #[test]
-fn a_guest_takes_a_pods_place_and_leaves_it_as_it_was() {
+fn pod_is_attached_and_restored_when_detached() {
     on_a_host(|| {
         let pod = pod();
         let before = snapshot(&pod);
@@ -203,7 +203,7 @@ fn a_guest_takes_a_pods_place_and_leaves_it_as_it_was() {
 }
 
 #[test]
-fn what_a_dead_maker_left_is_found_and_removed() {
+fn taps_of_a_dead_maker_are_found_and_removed() {
     on_a_host(|| {
         let pod = pod();
         let before = snapshot(&pod);
@@ -233,7 +233,7 @@ fn what_a_dead_maker_left_is_found_and_removed() {
 }
 
 #[test]
-fn who_connects_to_localhost_in_there_comes_to_us_until_the_end() {
+fn connections_to_pod_localhost_reach_us_until_the_end() {
     on_a_host(|| {
         let pod = pod();
         let connect = || {
@@ -258,7 +258,7 @@ fn who_connects_to_localhost_in_there_comes_to_us_until_the_end() {
 }
 
 #[test]
-fn several_interfaces_are_refused_by_name_and_those_that_are_down_are_none() {
+fn pod_of_several_interfaces_is_refused_by_name() {
     on_a_host(|| {
         let pod = pod();
         let mut route = Socket::route().unwrap();
@@ -276,7 +276,7 @@ fn several_interfaces_are_refused_by_name_and_those_that_are_down_are_none() {
 }
 
 #[test]
-fn a_host_is_refused_and_so_is_what_somebody_else_directs() {
+fn host_network_and_directed_interfaces_are_refused() {
     on_a_host(|| {
         let own = open(Path::new("/proc/thread-self/ns/net")).unwrap();
         assert_eq!(refused(PodNetwork::attach(own)), PodError::HostNetwork);

@@ -1,7 +1,8 @@
-//! A block device of this host, opened for a VMM that may open nothing itself.
+//! Opens a block device of the host for a VMM, which may open nothing itself.
 //!
-//! A specification names one by its numbers, and by a path of the container that need not be the host's. The kernel says which
-//! node is its own; what is opened is looked at before it is given away, so no other device is ever taken for it.
+//! A specification names a device by its numbers, and by a path in the container that may not exist on the host. The kernel says which
+//! node in `/dev` has these numbers. Invariant: the opened node is compared with the numbers before it is handed on, so another device
+//! is never passed.
 
 use std::fs;
 use std::io;
@@ -10,11 +11,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::{FileType, Mode, OFlags, major, minor};
 
-/// Where the kernel tells of devices, and where their nodes are.
+/// Where the kernel lists block devices by number, and where their nodes are.
 const NUMBERS: &str = "/sys/dev/block";
 const NODES: &str = "/dev";
 
-/// Why a device cannot be had.
+/// Why a device cannot be opened.
 #[derive(Debug, thiserror::Error)]
 pub enum BlockError {
     /// No driver has these numbers.
@@ -71,7 +72,7 @@ fn open_below(
         FileType::from_raw_mode(found.st_mode) == FileType::BlockDevice
             && (major(found.st_rdev), minor(found.st_rdev)) == (wanted_major, wanted_minor)
     };
-    // Looked at before: to open some things has effects, and of others never ends.
+    // Checked before it is opened: opening some files has effects, and opening others blocks for ever.
     if !is_wanted(&rustix::fs::stat(&path).map_err(failed)?) {
         return Err(another());
     }

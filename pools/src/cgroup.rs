@@ -1,11 +1,11 @@
 //! A cgroup for one sandbox: `/thaw/<name>` in the unified hierarchy, or in each of a few v1 hierarchies.
 //!
-//! Not being allowed to make one is not an error but a reason: the sandbox runs in its caller's cgroup.
+//! If the host does not allow one, that is not an error but a reason ([`Unavailable`]): the sandbox runs in its caller's cgroup.
 //!
-//! A name that begins with a slash is a place somebody else has for it, below each hierarchy's root: a pod's. Any other is ours:
-//! it says who made the cgroup, `<pid>.<start time>.<number>`: one is made before anybody knows whose it will be, and
-//! cgroup v2 cannot rename. Invariant: a cgroup is in the record of the sandbox that has it, or its maker lives, or
-//! [`Hierarchy::sweep`] removes it; one that a sandbox lives in it cannot remove.
+//! A name that begins with a slash is a foreign cgroup, below each hierarchy's root: containerd made it for a pod. Every other name is
+//! ours and says who made the cgroup: `<pid>.<start time>.<number>`. A cgroup is made before it is known for which sandbox, and cgroup v2
+//! cannot rename. Invariant: a cgroup is in the record of its sandbox, or its maker lives, or [`Hierarchy::sweep`] removes it. The kernel
+//! does not remove one that has processes.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,23 +22,23 @@ use thaw_failpoint::{Failpoint, reach};
 
 pub(crate) mod controllers;
 
-/// The v1 controllers a sandbox is put under, where they are mounted.
+/// The v1 controllers that a sandbox is put under, if they are mounted.
 const V1_CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 /// Directory of all sandboxes, under each hierarchy's root.
 const PARENT: &str = "thaw";
-/// How long the kernel may take to agree that the processes of a cgroup have ended.
+/// How long to wait until the kernel counts no process of a cgroup that was killed.
 const LIMIT: Duration = Duration::from_secs(5);
-/// The longest pause between two questions, where it must be asked.
+/// The longest pause between two attempts to remove a v1 cgroup.
 const PAUSE: Duration = Duration::from_millis(32);
 
-/// What this host has.
+/// The cgroup hierarchies of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Hierarchy {
     /// cgroup v2, mounted here with the controllers we need.
     V2 { root: PathBuf, favordynmods: bool },
     /// cgroup v1: where each controller is mounted.
     V1 { roots: Vec<PathBuf> },
-    /// Neither.
+    /// None is mounted.
     None,
 }
 
@@ -55,7 +55,7 @@ pub struct Cgroup {
 }
 
 impl Hierarchy {
-    /// Reads what is mounted.
+    /// Reads which hierarchies are mounted.
     pub fn detect() -> Hierarchy {
         fs::read_to_string("/proc/self/mountinfo").map_or(Hierarchy::None, |text| Hierarchy::parse(&text))
     }
@@ -113,7 +113,7 @@ impl Hierarchy {
         }
     }
 
-    /// Makes the cgroup of this name.
+    /// Creates the cgroup with this name.
     pub fn make(&self, name: &str) -> Result<Cgroup, Unavailable> {
         if self.roots().is_empty() {
             return Err(Unavailable("no cgroup hierarchy is mounted".into()));
@@ -137,7 +137,7 @@ impl Hierarchy {
         Ok(made)
     }
 
-    /// The cgroup of this name that a process now dead made: whatever directories exist.
+    /// The cgroup with this name, which another process made: those of its directories that exist.
     pub fn adopt(&self, name: &str) -> Cgroup {
         let directories = self
             .roots()
@@ -151,7 +151,7 @@ impl Hierarchy {
         }
     }
 
-    /// The names of those that have a directory in any hierarchy.
+    /// The names of all cgroups of Thaw in any hierarchy.
     pub fn names(&self) -> Vec<String> {
         let mut names: Vec<String> = self
             .roots()
@@ -167,13 +167,13 @@ impl Hierarchy {
         names
     }
 
-    /// Removes those whose makers are dead, but for those somebody lives in. How many.
+    /// Removes cgroups whose makers are dead, unless they have processes. Returns how many.
     pub fn sweep(&self) -> usize {
         let dead = |name: &String| parse_name(name).is_some_and(|(maker, _)| !maker.lives());
         let mut removed = 0;
         for name in self.names().into_iter().filter(dead) {
             let cgroup = self.adopt(&name);
-            // No waiting for its processes: they are not ours to end.
+            // Does not wait for its processes, which others may need.
             let removals: Vec<bool> = cgroup
                 .directories
                 .iter()
@@ -190,7 +190,7 @@ impl Hierarchy {
     }
 }
 
-/// Where a hierarchy has the cgroup of this name.
+/// The directory of the cgroup with this name in a hierarchy.
 fn directory(root: &Path, name: &str) -> PathBuf {
     match name.strip_prefix('/') {
         Some(place) => root.join(place),
@@ -203,7 +203,7 @@ fn name(maker: ProcessRecord, number: u64) -> String {
     format!("{}.{}.{number}", maker.pid, maker.start_time)
 }
 
-/// Who made the cgroup of this name, and its number.
+/// Who made the cgroup with this name, and its number.
 fn parse_name(name: &str) -> Option<(ProcessRecord, u64)> {
     let mut parts = name.split('.');
     let maker = ProcessRecord {
@@ -233,7 +233,7 @@ impl Cgroup {
         &self.name
     }
 
-    /// Whether it is Thaw's alone, and no place somebody else has for it.
+    /// Whether Thaw made it: it is not a foreign cgroup.
     pub fn is_ours(&self) -> bool {
         !self.name.starts_with('/')
     }
@@ -243,8 +243,8 @@ impl Cgroup {
         &self.directories
     }
 
-    /// How many of its processes the kernel has killed for want of memory, its own or the host's: `oom_kill` of
-    /// `memory.events` (cgroup v2) or `memory.oom_control` (v1). 0 where no file says so.
+    /// How many of its processes the kernel has OOM-killed, by its limit or the host's: `oom_kill` of `memory.events` (cgroup v2)
+    /// or `memory.oom_control` (v1). 0 if neither file exists.
     pub fn oom_kills(&self) -> u64 {
         let of = |directory: &PathBuf| {
             let files = ["memory.events", "memory.oom_control"].map(|name| directory.join(name));
@@ -255,7 +255,7 @@ impl Cgroup {
         self.directories.iter().find_map(of).unwrap_or(0)
     }
 
-    /// Puts a process in.
+    /// Moves a process into it.
     pub fn add(&self, pid: i32) -> io::Result<()> {
         for directory in &self.directories {
             fs::write(directory.join("cgroup.procs"), pid.to_string())?;
@@ -264,20 +264,19 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Puts in whatever is in another. What the kernel has for a machine is a process beside its VMM, in the cgroup that VMM was in
-    /// (`kvm_vm_create_worker_thread`, before Linux 6.14); with it there, the other could not be removed.
+    /// Moves every process of another cgroup into it. Before Linux 6.14 the kernel runs a worker process for each VM, in the cgroup that
+    /// the VMM was in at creation (`kvm_vm_create_worker_thread`); left there, it would keep the other cgroup from being removed.
     pub fn take_from(&self, other: &Cgroup) {
         for (own, others) in self.directories.iter().zip(&other.directories) {
             let listed = fs::read_to_string(others.join("cgroup.procs")).unwrap_or_default();
             for pid in listed.lines() {
-                // One that has ended is none that stays.
+                // A process that has ended need not be moved.
                 let _ = fs::write(own.join("cgroup.procs"), pid);
             }
         }
     }
 
-    /// Removes it. Its processes must have been killed; the kernel may take a moment to agree that they have ended, which
-    /// is waited for here, off anybody's path.
+    /// Removes it. Its processes must have been killed. Blocks until the kernel counts none of them: not for a caller's path.
     pub fn destroy(self) {
         for directory in &self.directories {
             if let Err(e) = remove(directory)
@@ -290,7 +289,7 @@ impl Cgroup {
         self.remove_parents();
     }
 
-    /// Fails while there are others, as it should. Those of a place somebody else has are theirs.
+    /// Fails while there are other cgroups, as intended. The parents of a foreign cgroup are not removed.
     fn remove_parents(&self) {
         if !self.is_ours() {
             return;
@@ -323,7 +322,7 @@ fn remove(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// cgroup v2 says in `cgroup.events` whether there are processes, and raises POLLPRI when that changes.
+/// cgroup v2 says in `cgroup.events` whether there are processes, and raises `POLLPRI` when that changes.
 fn wait_until_empty(events: &File) -> io::Result<()> {
     let end = Instant::now() + LIMIT;
     loop {
@@ -347,7 +346,7 @@ fn wait_until_empty(events: &File) -> io::Result<()> {
     }
 }
 
-/// cgroup v1 tells nobody when a cgroup is empty: it is tried again, more and more rarely.
+/// cgroup v1 does not notify when a cgroup is empty, so removal is retried, with growing pauses.
 fn remove_by_trying(directory: &Path) -> io::Result<()> {
     let (end, mut wait) = (Instant::now() + LIMIT, Duration::from_millis(1));
     loop {
@@ -364,14 +363,14 @@ fn is_busy(error: &io::Error) -> bool {
     rustix::io::Errno::from_io_error(error) == Some(rustix::io::Errno::BUSY)
 }
 
-/// The kind: all are alike, named by who made them.
+/// The kind of resource: all cgroups are alike, named after the process that made them.
 #[derive(Debug)]
 pub struct Cgroups {
     hierarchy: Hierarchy,
     maker: Option<ProcessRecord>,
 }
 
-/// How many cgroups this process has named: no two have one name.
+/// How many cgroups this process has named, so that no two have the same name.
 static NAMED: AtomicU64 = AtomicU64::new(0);
 
 impl Cgroups {
@@ -397,7 +396,7 @@ impl Kind for Cgroups {
         self.hierarchy.make(&name(maker, number))
     }
 
-    /// What is fit has all its directories and nobody in them.
+    /// A fit cgroup has all its directories and no process in them.
     fn check(&self, cgroup: &Cgroup) -> Result<(), Unfit> {
         for directory in &cgroup.directories {
             let procs = directory.join("cgroup.procs");

@@ -1,4 +1,4 @@
-//! How many of a kind are to be ready: as many as may be, or as many as were lately asked for.
+//! How many resources a pool keeps ready: as many as it may, or as many as were recently claimed.
 //!
 //! Invariant: never more than the high watermark, and after a time without claims no more than the low one.
 
@@ -7,23 +7,23 @@ use std::time::Instant;
 
 use crate::plan::{Sizing, Watermarks};
 
-/// The claims that count.
+/// The recent claims of a pool.
 #[derive(Debug)]
 pub(crate) struct Demand {
     sizing: Sizing,
     marks: Watermarks,
-    /// The oldest first; no more than the high watermark, for more change nothing.
+    /// Oldest first. No more than the high watermark: more would change nothing.
     claims: VecDeque<Instant>,
 }
 
-/// How many are to be ready.
+/// How many resources to keep ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Target {
-    /// Fewer than so many, and more are made.
+    /// Refilling begins if fewer are ready.
     pub refill: usize,
-    /// Up to so many.
+    /// Refilling ends with so many.
     pub full: usize,
-    /// When it may fall, if nothing is claimed until then.
+    /// When the target may fall, if nothing is claimed until then.
     pub falls: Option<Instant>,
 }
 
@@ -36,7 +36,7 @@ impl Demand {
         }
     }
 
-    /// Somebody asked, whether there was one or not.
+    /// Counts a claim, whether it found a resource ready or not.
     pub(crate) fn claimed(&mut self, now: Instant) {
         if let Sizing::Demand { .. } = self.sizing {
             self.claims.push_back(now);

@@ -1,12 +1,11 @@
 //! The writable layer: a preformatted ext4 for the guest's `/dev/vda`.
 //!
-//! `mkfs.ext4` runs once per size and its result is kept as a template; each sandbox gets a clone of it (FICLONE where
-//! the filesystem can, else only the template's data extents are copied). Invariant: a clone never has a name, so
-//! whatever kills its owner, nothing is left on the host.
+//! `mkfs.ext4` runs once per size; its result is kept as a template, and each sandbox gets a clone of it: FICLONE if the file system has
+//! it, else a copy of the template's data extents. Invariant: a clone never has a name, so nothing is left on the host when its owner is
+//! killed.
 //!
-//! The template has no journal (the disk dies with its sandbox) and nothing is initialised lazily, so the guest does no
-//! background work for it. It can be grown while it is mounted: a disk of any size is one of a few sizes with more room
-//! behind it ([`Disk::enlarge`]).
+//! The template has no journal, because the disk dies with its sandbox. Nothing is initialised lazily, so the guest does no background
+//! work for it. A mounted disk can be grown: a disk of any size is one of a few sizes with more room behind it ([`Disk::enlarge`]).
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -22,7 +21,7 @@ use crate::Error;
 use crate::resource::{Kind, Unfit};
 use thaw_failpoint::{Failpoint, reach};
 
-/// Changes when the arguments of `mkfs.ext4` below change, so that an old template is not taken for a new one.
+/// Must change when the arguments of `mkfs.ext4` below change, so that an old template is not taken for a new one.
 const RECIPE: u32 = 2;
 
 /// A formatted, never mounted filesystem to clone from.
@@ -36,20 +35,20 @@ pub struct DiskTemplate {
 /// One sandbox's disk.
 #[derive(Debug)]
 pub struct Disk {
-    /// A nameless regular file, open for reading and writing.
+    /// An unlinked regular file, open for reading and writing.
     pub file: OwnedFd,
     /// Bytes, as the guest sees it.
     pub size: u64,
 }
 
 impl Disk {
-    /// One that came from elsewhere, nameless too.
+    /// A disk in another unlinked file, such as that of a snapshot.
     pub fn of(file: OwnedFd) -> io::Result<Disk> {
         let size = rustix::fs::fstat(&file)?.st_size as u64;
         Ok(Disk { file, size })
     }
 
-    /// Gives it `size` bytes, if it has fewer; what is on it does not know yet.
+    /// Makes the file `size` bytes long if it is shorter. The file system on it still has its old size.
     pub fn enlarge(&mut self, size: u64) -> io::Result<()> {
         if size > self.size {
             rustix::fs::ftruncate(&self.file, size)?;
@@ -59,10 +58,10 @@ impl Disk {
     }
 }
 
-/// The kind: disks under one directory, told apart by their size in bytes.
+/// The kind of resource: disks under one directory, requested by their size in bytes.
 #[derive(Debug)]
 pub struct Disks {
-    /// Where templates are, and disks cloned from them.
+    /// Holds the templates and the disks cloned from them.
     pub directory: PathBuf,
 }
 
@@ -89,14 +88,14 @@ impl Kind for Disks {
     }
 
     fn destroy(&self, disk: Disk) {
-        // Nameless: its last descriptor is all there is of it.
+        // It has no name: the kernel frees it with its last descriptor.
         drop(disk);
     }
 }
 
 impl DiskTemplate {
-    /// Opens the template of `size` bytes in `directory`, making both where they are missing. Concurrent callers wait
-    /// for one another; what a killed one left half made is made again.
+    /// Opens the template of `size` bytes in `directory`, and creates both if they are missing. Concurrent callers wait for one another;
+    /// a template that a killed caller left incomplete is made again.
     pub fn open_or_make(directory: &Path, size: u64) -> Result<DiskTemplate, Error> {
         fs::create_dir_all(directory).map_err(Error::io("create", directory))?;
         reach(Failpoint::DiskDirectoryMade);
@@ -134,7 +133,7 @@ impl DiskTemplate {
         })
     }
 
-    /// Makes one disk.
+    /// Clones one disk.
     pub fn make(&self) -> Result<Disk, Error> {
         let file = nameless_file(&self.directory)?;
         match rustix::fs::ioctl_ficlone(&file, &self.file) {
@@ -201,8 +200,8 @@ fn format(path: &Path, size: u64) -> Result<(), Error> {
     Ok(())
 }
 
-/// A file in `directory` that has no name: `O_TMPFILE`, or where the filesystem has not that, a name that is gone
-/// before anything is written.
+/// A file in `directory` without a name: `O_TMPFILE`, or if the file system lacks that, a file that is unlinked before anything is
+/// written.
 fn nameless_file(directory: &Path) -> Result<File, Error> {
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     if let Ok(fd) = rustix::fs::open(directory, flags, Mode::RUSR | Mode::WUSR) {
@@ -224,13 +223,13 @@ fn nameless_file(directory: &Path) -> Result<File, Error> {
     Ok(file)
 }
 
-/// Copies the data extents of `from`, leaving its holes holes. What was copied is in the page cache.
+/// Copies the data extents of `from` and keeps its holes. The copied data is then in the page cache.
 fn copy_sparse(from: &File, to: &File, size: u64) -> io::Result<()> {
     to.set_len(size)?;
     each_extent(from, size, |start, end| copy_range(from, to, start, end))
 }
 
-/// Has the data extents read into the page cache: a new filesystem's metadata, which its mount and first files read.
+/// Reads the data extents into the page cache: a new file system's metadata, which its mount and first files read.
 fn warm(file: &File, size: u64) -> io::Result<()> {
     each_extent(file, size, |start, end| {
         let length = NonZero::new(end - start);
@@ -238,7 +237,7 @@ fn warm(file: &File, size: u64) -> io::Result<()> {
     })
 }
 
-/// Calls `with` for the beginning and end of each extent that is no hole.
+/// Calls `with` for the start and end of each data extent.
 fn each_extent(file: &File, size: u64, with: impl Fn(u64, u64) -> io::Result<()>) -> io::Result<()> {
     let mut at = 0;
     while at < size {

@@ -1,19 +1,18 @@
-//! The resources a sandbox claims, and how each is made and destroyed.
+//! Resources that a sandbox claims: how each is made, checked and destroyed, and pools that make them ahead of time.
 //!
 //! | module | resource | what remains if its owner is killed |
 //! |---|---|---|
 //! | [`disk`] | writable layer: a preformatted ext4 in an unlinked file | nothing: the kernel frees it with the last descriptor |
-//! | [`cgroup`] | one directory per hierarchy, `/thaw/<name>` | empty directories, found by their maker's name by the next start |
-//! | [`vmm`] | a `thaw-vmm` process | nothing if tethered; else a process, found by [`process::ProcessRecord`] |
+//! | [`cgroup`] | one directory per hierarchy, `/thaw/<name>` | empty directories, which the next start finds by their maker's name |
+//! | [`vmm`] | a `thaw-vmm` process | nothing if it is tethered; else a process, found by [`process::ProcessRecord`] |
 //! | [`share`] | a `thaw-share` process: directories of the host for one guest | nothing: it ends with its VMM |
-//! | [`machine`] | the same with a machine in it: a shell, or a parked VM | likewise |
+//! | [`machine`] | a `thaw-vmm` with a machine: a shell, or a parked VM | as of [`vmm`] |
 //!
-//! Not made, only opened: [`block`], a block device of the host.
+//! The network, a resource too, is a crate of its own (`pools/network`). [`block`] opens block devices of the host, which are not made.
 //!
-//! Between the steps of each are [failpoints](thaw_failpoint); [`usage`] is what a sandbox takes of its host.
-//!
-//! What they have in common is [`resource::Kind`]; callers claim from a [`pool::Pool`], which makes them ahead of time.
-//! Every constructor here is the slow path: correct, and as slow as the kernel makes it.
+//! Every resource implements [`resource::Kind`]; callers claim it from a [`pool::Pool`]. The constructors here are the slow path: they
+//! are correct, and as slow as the kernel is. Between their steps are [failpoints](thaw_failpoint). [`usage`] reads the resource usage
+//! of a sandbox.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -39,17 +38,17 @@ pub mod vmm;
 /// Why a resource could not be made.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// A system call on a file failed.
+    /// A system call on a path failed.
     #[error("cannot {what} {}: {source}", place.display())]
     Io {
         what: &'static str,
         place: PathBuf,
         source: io::Error,
     },
-    /// A system call on no file failed.
+    /// A system call failed.
     #[error("cannot {what}: {source}")]
     System { what: &'static str, source: io::Error },
-    /// A program this host lacks.
+    /// A program is not installed on this host.
     #[error("{program} is not installed; install the package {package}")]
     ProgramMissing {
         program: &'static str,
@@ -68,7 +67,7 @@ pub enum Error {
     /// thaw-share was not found.
     #[error("thaw-share is not at {}; put it beside thaw, or name it in THAW_SHARE", looked.display())]
     ShareMissing { looked: PathBuf },
-    /// thaw-share does not serve what it was asked to.
+    /// thaw-share refused to serve, or ended first.
     #[error("thaw-share does not serve: {why}")]
     Share { why: String },
 }

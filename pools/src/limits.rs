@@ -1,7 +1,7 @@
-//! What a sandbox may take of its host at most: the kernel holds its cgroup to it.
+//! Resource limits of a sandbox, which the kernel enforces on its cgroup.
 //!
-//! Invariant: a VMM whose guest keeps to its size never reaches the limits of memory and processes, so the kernel ends only one
-//! that does not. `docs/operations.md` has the measurements behind the numbers; [`MEASURED_OVERHEAD`] is what a test holds them to.
+//! Invariant: a VMM whose guest stays within its size never reaches the limits of memory and processes, so the kernel kills only one
+//! that does not. `docs/operations.md` has the measurements behind the numbers; a test checks [`MEASURED_OVERHEAD`].
 
 use std::fs;
 use std::io;
@@ -10,11 +10,11 @@ use std::path::{Path, PathBuf};
 
 use crate::cgroup::{Cgroup, controllers};
 
-/// Bytes for what does not grow with the guest: heaps and stacks of the VMM and thaw-share, sockets, page tables of windows.
+/// Bytes that do not grow with the guest: heaps and stacks of the VMM and thaw-share, sockets, page tables of windows.
 const FIXED: u64 = 128 << 20;
-/// Bytes of it that a VMM uses, at most, while its guest touches all its memory: four times what was measured.
+/// The most of them that a VMM uses while its guest touches all its memory: four times what was measured.
 pub const MEASURED_OVERHEAD: u64 = 32 << 20;
-/// What a guest's page tables and KVM's own records of its memory take, at most: this part of its memory.
+/// A guest's page tables and KVM's own records of its memory take at most one part in so many of its memory.
 const TABLES: u64 = 32;
 /// Bytes of kernel memory for each file that thaw-share holds: an inode, its name, an open file.
 const SHARED_FILE: u64 = 2 << 10;
@@ -22,25 +22,25 @@ const SHARED_FILE: u64 = 2 << 10;
 const SHARED_FILES: u64 = 1 << 20;
 /// Most processes and threads: a VMM's vCPUs and devices, thaw-share's threads, and KVM's own, several times over.
 pub const PROCESSES: u64 = 256;
-/// Microseconds after which a CPU limit is given anew.
+/// The period of a CPU limit, microseconds.
 const CPU_PERIOD: u64 = 100_000;
-/// File systems whose files are memory that cannot be taken back, or may be: an overlay can lie on one.
+/// File systems whose files are memory that the kernel cannot reclaim: tmpfs, ramfs, and overlayfs, which may lie on one.
 const IN_MEMORY: [u32; 3] = [0x0102_1994, 0x8584_58f6, 0x794c_7630];
-/// The files a limit of memory is in, of cgroup v2 and v1.
+/// The files of a memory limit, of cgroup v2 and v1.
 const MEMORY: [&str; 2] = ["memory.max", "memory.limit_in_bytes"];
 /// The v1 limit of memory and swap together: never less than that of memory alone.
 const WITH_SWAP: &str = "memory.memsw.limit_in_bytes";
 /// The file of a CPU limit of cgroup v2, and those of v1.
 const CPU: &str = "cpu.max";
 const CPU_V1: [&str; 2] = ["cpu.cfs_period_us", "cpu.cfs_quota_us"];
-/// Limits of one sandbox.
+/// The limits of one sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes, also with swap.
     pub memory: u64,
 }
 
-/// Why a limit is not set.
+/// Why a limit could not be set.
 #[derive(Debug, thiserror::Error)]
 pub enum LimitError {
     #[error("{} is not there: its controller is not enabled for this directory", .0.display())]
@@ -53,23 +53,23 @@ pub enum LimitError {
     },
 }
 
-/// What a limit of memory must have room for.
+/// What a memory limit must have room for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
-    /// The guest's memory in all, MiB.
+    /// All of the guest's memory, MiB.
     pub memory_mib: u32,
-    /// Bytes its VMM and thaw-share may keep in files that are memory.
+    /// Bytes that its VMM and thaw-share may keep in files in memory.
     pub in_files: u64,
-    /// It has a thaw-share, whose kernel keeps a file for each that the guest remembers.
+    /// It has a thaw-share, for which the kernel keeps a file open for each one that the guest caches.
     pub shares: bool,
 }
 
 impl Limits {
-    /// Of a sandbox that needs this.
+    /// The limits of a sandbox with these needs.
     pub fn of(needs: Needs) -> Limits {
         let guest = u64::from(needs.memory_mib) << 20;
         let shared = match needs.shares {
-            // A file that the guest remembers takes it about as much memory as it takes the host.
+            // A file that the guest caches takes about as much memory in the guest as on the host.
             true => guest.min(SHARED_FILE * SHARED_FILES),
             false => 0,
         };
@@ -86,18 +86,18 @@ fn with_tables(memory_mib: u32) -> u64 {
     guest + guest / TABLES
 }
 
-/// Whether what is written to a file takes memory, or may.
+/// Whether data written to a file takes memory, or may.
 pub fn is_in_memory(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|s| is_memory(s.f_type as u32))
 }
 
-/// Bytes of memory that writing to a whole file takes: its size where it lies in memory, else none.
+/// Bytes of memory that a file takes once it is written in full: its size if it lies in memory, else 0.
 pub fn file_in_memory(file: impl AsFd) -> u64 {
     let size = rustix::fs::fstat(&file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
     if is_in_memory(file) { size } else { 0 }
 }
 
-/// Bytes of memory that filling the file system at a path takes: its size where it is in memory, else none.
+/// Bytes of memory that the file system at a path takes once it is full: its size if it lies in memory, else 0.
 pub fn tree_in_memory(path: &Path) -> u64 {
     match rustix::fs::statfs(path) {
         Ok(s) if is_memory(s.f_type as u32) => {
@@ -112,18 +112,18 @@ fn is_memory(kind: u32) -> bool {
 }
 
 impl Cgroup {
-    /// Sets limits of memory, swap and processes. Somebody else's place keeps its own.
+    /// Sets the limits of memory, swap and processes. A foreign cgroup keeps its own.
     ///
     /// # Errors
-    /// Names the file that is missing or cannot be written; what was set before it stays.
+    /// Names the file that is missing or cannot be written; limits that were set before it stay.
     pub fn limit(&self, limits: &Limits) -> Result<(), LimitError> {
         if !self.is_ours() {
             return Ok(());
         }
         self.set_memory(limits.memory)?;
-        // A kernel that does not account for swap does not have it.
+        // A kernel that does not account for swap lacks this file.
         self.set("memory.swap.max", 0)?;
-        // What thaw-share or the VMM does without the other is an error to the guest: both go, or none. Not in cgroup v1.
+        // If only thaw-share or only the VMM were killed, the guest would see errors: the kernel kills both or neither. Not in cgroup v1.
         self.set("memory.oom.group", 1)?;
         match self.set("pids.max", PROCESSES)? {
             true => Ok(()),
@@ -131,8 +131,8 @@ impl Cgroup {
         }
     }
 
-    /// Limits CPU time, thousandths of a CPU ([`CPU_LIMIT_MILLIS`](thaw_protocol::api::CPU_LIMIT_MILLIS)), and turns the controller on where it is off. Somebody else's place
-    /// keeps its own.
+    /// Limits CPU time, in thousandths of a CPU ([`CPU_LIMIT_MILLIS`](thaw_protocol::api::CPU_LIMIT_MILLIS)), and enables the controller
+    /// if it is off. A foreign cgroup keeps its own limit.
     ///
     /// # Errors
     /// As of [`Cgroup::limit`].
@@ -156,8 +156,8 @@ impl Cgroup {
         }
     }
 
-    /// Makes room for a guest's memory once more, beside what its VMM has written to files in memory so far: for a VMM that writes
-    /// it to another. Where there is no limit, none is set.
+    /// Raises the limit for a VMM that writes its guest's memory to a file in memory: by that size, and by what its processes have
+    /// written to such files so far. If there is no limit, none is set.
     ///
     /// # Errors
     /// As of [`Cgroup::limit`].
@@ -172,7 +172,7 @@ impl Cgroup {
         self.set_memory(memory)
     }
 
-    /// Of a v1 hierarchy, the limit with swap must be the larger one at each moment.
+    /// In a v1 hierarchy the limit with swap must never be below the other.
     fn set_memory(&self, memory: u64) -> Result<(), LimitError> {
         let grows = self.number(MEMORY[1]).is_some_and(|now| now < memory);
         if grows {
@@ -187,7 +187,7 @@ impl Cgroup {
         Ok(())
     }
 
-    /// Bytes its processes have written to files that are memory and still there.
+    /// Bytes of files in memory that its processes have written and that still exist.
     fn in_files(&self) -> u64 {
         let statistics = self.directories().iter().map(|d| d.join("memory.stat"));
         let text = statistics.filter_map(|file| fs::read_to_string(file).ok());
@@ -203,7 +203,7 @@ impl Cgroup {
         LimitError::Missing(first.join(name))
     }
 
-    /// Sets a file of any of its directories; whether there is one.
+    /// Writes a file in the first of its directories that has it. Returns whether one has.
     fn set(&self, name: &str, value: impl std::fmt::Display) -> Result<bool, LimitError> {
         let value = value.to_string();
         for directory in self.directories() {

@@ -1,20 +1,20 @@
-//! A VMM before anybody's guest runs in it, in each state it can be made ahead in.
+//! A VMM without a running guest, in each state that it can be made ahead in.
 //!
 //! ```text
 //! Process ──create──> Shell ──restore──> Parked
 //! ```
 //!
-//! | state | has | its next step costs |
+//! | state | has | cost of its next step |
 //! |---|---|---|
-//! | [`Process`] | a jailed thaw-vmm and our connection to it | making a VM: all that takes host-wide locks |
+//! | [`Process`] | a jailed thaw-vmm and our connection to it | creating a VM, which takes all host-wide locks |
 //! | [`Shell`] | a VM, vCPUs, every device with an empty backend | mapping a snapshot, setting state |
-//! | [`Parked`] | a snapshot in it; nothing has run | backends, then letting it run |
+//! | [`Parked`] | a snapshot loaded; nothing has run | attaching backends, running |
 //!
-//! [`Vm`] is one of them: whoever claims a VM drives it on from wherever it is. Steps block until the VMM has answered;
-//! afterwards [`Vm::into_parts`] gives the connection to whoever drives it from there.
+//! [`Vm`] is any of them: a caller continues from whatever state its VM is in. Steps block until the VMM has answered. After the last
+//! step [`Vm::into_parts`] gives away the process and the connection.
 //!
-//! Invariant: a VMM without a machine ends when the connection closes, and one with a machine when it is tethered or its
-//! [`VmmProcess`] is dropped; so between [`Process::start`] and [`Process::create`] its owner writes down who it is.
+//! Invariant: a VMM without a machine ends when the connection closes. A VMM with a machine ends then only if it is tethered; else when its
+//! [`VmmProcess`] is dropped. So the owner must record the process between [`Process::start`] and [`Process::create`].
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -35,7 +35,7 @@ use crate::resource::Unfit;
 use crate::vmm::{self, Jail, VmmProcess};
 use thaw_failpoint::{Failpoint, reach};
 
-/// Why a VMM did not take a step.
+/// Why a step failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
     /// The process could not be started.
@@ -44,52 +44,52 @@ pub enum MachineError {
     /// The VMM refused.
     #[error(transparent)]
     Refused(#[from] ControlError),
-    /// It ended instead; its log says why.
+    /// The VMM ended; its log says why.
     #[error("thaw-vmm ended")]
     Ended,
-    /// Its machine ended instead.
+    /// The machine ended.
     #[error("the machine ended: {0:?}")]
     Exited(ExitReason),
     /// The connection failed.
     #[error("cannot speak with thaw-vmm: {0}")]
     Connection(PacketError),
-    /// It answered what was not asked.
+    /// The VMM's answer is of another kind, or to another request.
     #[error("thaw-vmm answered another question")]
     UnexpectedAnswer,
-    /// It did not answer.
+    /// The VMM did not answer in time.
     #[error("thaw-vmm has not answered {asked} within {} s", after.as_secs())]
     TimedOut { asked: &'static str, after: Duration },
 }
 
-/// How long a VMM may take to make its machine, and to read a snapshot's memory.
+/// How long a VMM may take to create its machine, and to read a snapshot's memory.
 const PROMPT: Duration = Duration::from_secs(60);
 const BULK: Duration = Duration::from_secs(30 * 60);
 
 /// How a VMM is started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmmOptions {
-    /// Its control socket. A tethered VMM's has no name any more once we are connected: nobody else is to connect.
+    /// Path of its control socket. The path of a tethered VMM is unlinked once we are connected, so that nobody else connects.
     pub control: PathBuf,
-    /// What it writes is appended here.
+    /// Path of the file that its output is appended to.
     pub log: PathBuf,
-    /// It ends with the connection.
+    /// The VMM ends when the connection closes.
     pub tethered: bool,
     pub jail: Jail,
 }
 
-/// What a snapshot is restored from.
+/// The files that a snapshot is restored from.
 #[derive(Debug)]
 pub struct SnapshotFiles {
     pub state: OwnedFd,
-    /// The one at the bottom first.
+    /// Layers of memory, the lowest first.
     pub memory: Vec<OwnedFd>,
     pub working_set: Option<OwnedFd>,
 }
 
-/// What a restore did.
+/// The result of a restore.
 #[derive(Debug)]
 pub struct Restored {
-    /// Guest memory in the VMM, for whoever serves its faults.
+    /// Guest memory as mapped in the VMM, for the server of its page faults.
     pub regions: Vec<MappedRegion>,
     /// With [`MemoryMode::Uffd`].
     pub userfault: Option<OwnedFd>,
@@ -105,14 +105,14 @@ pub struct Process {
     tethered: bool,
 }
 
-/// A VMM with a machine in which nothing is.
+/// A VMM with a machine that has no snapshot in it.
 #[derive(Debug)]
 pub struct Shell {
     vmm: Connected,
     machine: MachineSpec,
 }
 
-/// A VMM with a snapshot loaded and nothing run.
+/// A VMM with a snapshot loaded, of which nothing has run.
 #[derive(Debug)]
 pub struct Parked {
     vmm: Connected,
@@ -120,7 +120,7 @@ pub struct Parked {
     restored: Restored,
 }
 
-/// A VM, as far as it has been made.
+/// A VM in any of these states.
 #[derive(Debug)]
 pub enum Vm {
     Process(Process),
@@ -140,8 +140,8 @@ struct Connected {
 }
 
 impl Process {
-    /// Starts `program`. We connect before it exists: the socket keeps the connection for it, so however early we are
-    /// killed, it finds the connection closed, and ends.
+    /// Starts `program`. We connect before the process exists, and the listening socket keeps the connection for it: if we are killed,
+    /// however early, the VMM finds the connection closed and ends.
     pub fn start(program: &Path, options: &VmmOptions) -> Result<Process, MachineError> {
         let listener = vmm::listen(&options.control, SocketType::SEQPACKET)?;
         reach(Failpoint::VmmListening);
@@ -170,12 +170,12 @@ impl Process {
         })
     }
 
-    /// Who it is.
+    /// The VMM's process.
     pub fn process(&self) -> &VmmProcess {
         &self.vmm.process
     }
 
-    /// Makes the machine. `machine.tethered` is as the process was started.
+    /// Creates the machine. Whether it is tethered was decided when the process was started, whatever `machine` says.
     pub fn create(mut self, kvm: BorrowedFd<'_>, machine: MachineSpec) -> Result<Shell, MachineError> {
         let machine = MachineSpec {
             tethered: self.tethered,
@@ -207,7 +207,7 @@ impl Process {
 }
 
 impl Shell {
-    /// What it is.
+    /// The shape of its machine.
     pub fn machine(&self) -> &MachineSpec {
         &self.machine
     }
@@ -243,7 +243,7 @@ impl Shell {
 }
 
 impl SnapshotFiles {
-    /// The request that loads it, and the descriptors beside it, in order.
+    /// The request that loads the snapshot, and the descriptors sent beside it, in order.
     pub fn restore<'a>(
         &'a self,
         mode: MemoryMode,
@@ -271,19 +271,19 @@ impl SnapshotFiles {
 }
 
 impl Parked {
-    /// What it is.
+    /// The shape of its machine.
     pub fn machine(&self) -> &MachineSpec {
         &self.machine
     }
 
-    /// What was restored, and how.
+    /// The result of the restore.
     pub fn restored(&self) -> &Restored {
         &self.restored
     }
 }
 
 impl Vm {
-    /// Its state, for traces.
+    /// The name of its state, for traces.
     pub fn state(&self) -> &'static str {
         match self {
             Vm::Process(_) => "process",
@@ -292,18 +292,17 @@ impl Vm {
         }
     }
 
-    /// Who it is.
+    /// The VMM's process.
     pub fn process(&self) -> &VmmProcess {
         &self.vmm().process
     }
 
-    /// Version of the control protocol its VMM speaks: that of this release, until it has a machine.
+    /// Version of the control protocol that its VMM speaks: this release's, until it has a machine.
     pub fn control_version(&self) -> u32 {
         self.vmm().version
     }
 
-    /// The process and our end of its control socket, on which no answer is outstanding; what the restore said, if it
-    /// is parked.
+    /// The process, our end of its control socket, on which no answer is outstanding, and the result of the restore if it is parked.
     pub fn into_parts(self) -> (VmmProcess, OwnedFd, Option<Restored>) {
         match self {
             Vm::Process(Process { vmm, .. }) | Vm::Shell(Shell { vmm, .. }) => {
@@ -313,7 +312,7 @@ impl Vm {
         }
     }
 
-    /// Whether its process lives and listens.
+    /// Whether its process is alive and waits for a request.
     pub fn check(&self) -> Result<(), Unfit> {
         let vmm = self.vmm();
         let mut ready = [
@@ -328,7 +327,7 @@ impl Vm {
         match polled {
             Ok(0) => Ok(()),
             Ok(_) if !ready[0].revents().is_empty() => Err(Unfit("thaw-vmm has ended".into())),
-            // In none of these states does a VMM speak unasked, but to say that it ends.
+            // In these states a VMM sends nothing unasked but that it ends.
             Ok(_) => Err(Unfit("thaw-vmm says that it ends".into())),
             Err(e) => Err(Unfit(format!("cannot look at thaw-vmm: {e}"))),
         }
@@ -344,7 +343,7 @@ impl Vm {
 }
 
 impl Connected {
-    /// Asks and waits for the answer. What else is said before it can only be that the machine has ended: no guest has run.
+    /// Sends a request and waits for the answer. Before it the VMM can only report that the machine ended, because no guest has run.
     fn call(
         &mut self,
         command: Command,

@@ -1,17 +1,17 @@
-//! How a pool is filled and emptied: how many it keeps ready, how many are made at once, and how long it rests after failures.
+//! How a pool is filled and emptied: how many resources it keeps ready, how many it makes at once, and how long it pauses after failures.
 
 use std::time::Duration;
 
 use thaw_sys::backoff::Backoff;
 
-/// How many a pool keeps ready.
+/// How many resources a pool keeps ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Watermarks {
     low: usize,
     high: usize,
 }
 
-/// Watermarks that make no sense.
+/// Why two numbers cannot be watermarks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum WatermarksError {
     #[error("low is {low}, above high, which is {high}")]
@@ -26,7 +26,7 @@ impl Watermarks {
     /// The most a pool keeps ready.
     pub const MOST: usize = 4096;
 
-    /// Refilling begins when fewer than `low` are ready, and ends when there are `high`. 0 and 0: never.
+    /// Refilling begins when fewer than `low` are ready and ends when `high` are. With 0 and 0 the pool is never filled.
     pub fn new(low: usize, high: usize) -> Result<Watermarks, WatermarksError> {
         match (low, high) {
             (_, high) if high > Watermarks::MOST => Err(WatermarksError::TooHigh { high }),
@@ -36,7 +36,7 @@ impl Watermarks {
         }
     }
 
-    /// Filled to `high`, or the most there can be, from half of that.
+    /// Filled to `high`, or to [`Watermarks::MOST`] if that is less, once fewer than half of that are ready.
     pub fn half_of(high: usize) -> Watermarks {
         let high = high.min(Watermarks::MOST);
         Watermarks {
@@ -45,7 +45,7 @@ impl Watermarks {
         }
     }
 
-    /// The same low mark under another high one, or under itself if that is lower.
+    /// The same low mark with another high one, which is at least the low one.
     pub fn up_to(self, high: usize) -> Watermarks {
         Watermarks {
             low: self.low,
@@ -74,19 +74,19 @@ pub enum Sizing {
 /// How a pool is filled and emptied.
 #[derive(Clone, Debug)]
 pub struct Plan<W> {
-    /// What is made ahead.
+    /// What the pool makes ahead.
     pub want: W,
     pub watermarks: Watermarks,
     pub sizing: Sizing,
-    /// How many are made at once.
+    /// How many it makes at once.
     pub makers: usize,
-    /// How many wait for their destruction before who releases one destroys it.
+    /// How many may wait to be destroyed before a caller that releases one destroys it itself.
     pub doomed: usize,
     pub backoff: Backoff,
 }
 
 impl<W> Plan<W> {
-    /// With two makers, which is as much as helps where the kernel makes one at a time.
+    /// With two makers: more do not help where the kernel makes one at a time.
     pub fn new(want: W, watermarks: Watermarks) -> Plan<W> {
         Plan {
             want,

@@ -1,15 +1,15 @@
-//! A pool: resources of one kind made ahead of time, handed out once each, and destroyed off their users' path.
+//! A pool: resources of one kind made ahead of time, handed out once each, and destroyed away from their users' path.
 //!
 //! Invariants:
-//! - a claim that finds something ready takes one short lock and a check; it never waits for a resource to be made, in
-//!   this pool or in another, and where nothing is ready it makes its own and says why ([`SlowReason`]);
-//! - never more than [`high`](crate::plan::Watermarks::high) are ready; where it is sized by demand, what was not claimed
-//!   for so long is destroyed down to [`low`](crate::plan::Watermarks::low);
-//! - what was made is handed out once or destroyed once, not both and not neither, also when the pool is closed;
-//! - what cannot be made, or turns out unfit, is tried again after a pause that doubles each time.
+//! - A claim that finds a resource ready takes one short lock and a check. It never waits for a maker, of this pool or another. If
+//!   nothing is ready, the claim makes its own resource and says why ([`SlowReason`]).
+//! - Never more than [`high`](crate::plan::Watermarks::high) are ready. A pool sized by demand destroys what was not claimed in time,
+//!   down to [`low`](crate::plan::Watermarks::low).
+//! - Every resource is handed out once or destroyed once: never both, never neither, also when the pool is closed.
+//! - After a resource could not be made, or was unfit, the pool retries after a pause that doubles each time.
 //!
-//! A pool has threads of its own: makers, that sleep until claims have taken it below its low mark, and one that destroys.
-//! An empty pool ([`Pool::empty`]) has none: whatever it does, the caller does.
+//! A pool has threads of its own: makers, which sleep until claims have taken it below its low mark, and one that destroys. An empty pool
+//! ([`Pool::empty`]) has no threads: its callers do all the work.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -32,7 +32,7 @@ pub struct Pool<K: Kind> {
     threads: Mutex<Vec<JoinHandle<()>>>,
 }
 
-/// A claim that found nothing ready; [`Pool::make`] makes what it wants.
+/// A claim that found nothing ready; [`Pool::make`] makes its resource.
 #[derive(Clone, Copy, Debug)]
 pub struct Miss {
     pub reason: SlowReason,
@@ -41,33 +41,33 @@ pub struct Miss {
 
 struct Shared<K: Kind> {
     kind: K,
-    /// None of a pool that has nothing.
+    /// `None` of a pool that makes nothing ahead.
     plan: Option<Plan<K::Want>>,
     state: Mutex<State<K::Resource>>,
-    /// Makers wait here: it is to be filled, or closed.
+    /// Wakes makers: the pool is to be filled, or closed.
     refill: Condvar,
-    /// The destroyer waits here: something is doomed, or the pool closed.
+    /// Wakes the destroyer: a resource waits to be destroyed, or the pool closed.
     destroy: Condvar,
     counters: Counters,
 }
 
 struct State<R> {
-    /// The oldest first.
+    /// Oldest first.
     ready: VecDeque<R>,
     doomed: VecDeque<R>,
     /// How many makers are at work.
     making: usize,
-    /// Between falling below the low mark and reaching the high one.
+    /// Whether the pool has fallen below the low mark and not reached the high one since.
     filling: bool,
     closed: bool,
     demand: Demand,
-    /// Of making, and of checking what was made.
+    /// Failures of making, and of checks.
     failing: Trouble,
     unfit: Trouble,
 }
 
 impl<R> State<R> {
-    /// The oldest that is ready, if that are more than there are to be.
+    /// The oldest ready resource, if more are ready than should be.
     fn spare(&mut self, full: usize) -> Option<R> {
         (self.ready.len() > full)
             .then(|| self.ready.pop_front())
@@ -83,7 +83,7 @@ struct Trouble {
 }
 
 impl Trouble {
-    /// One more, unless it is of a round that was counted already. The pause of that round.
+    /// Counts a failure, unless one of its round was counted already. Returns the pause of that round.
     fn more(&mut self, backoff: &Backoff, now: Instant) -> Duration {
         if self.until.is_none_or(|until| until <= now) {
             self.failures = self.failures.saturating_add(1);
@@ -98,7 +98,7 @@ impl Trouble {
 }
 
 impl<K: Kind> Pool<K> {
-    /// One that has nothing ready, and does all its work on its callers' threads.
+    /// A pool that makes nothing ahead and does all its work on its callers' threads.
     pub fn empty(kind: K) -> Pool<K> {
         Pool {
             shared: Shared::new(kind, None),
@@ -106,7 +106,7 @@ impl<K: Kind> Pool<K> {
         }
     }
 
-    /// One that is filled from now on.
+    /// A pool that is filled from now on.
     ///
     /// # Errors
     /// Its threads cannot be started.
@@ -135,12 +135,12 @@ impl<K: Kind> Pool<K> {
         Ok(())
     }
 
-    /// Its kind.
+    /// The kind of its resources.
     pub fn kind(&self) -> &K {
         &self.shared.kind
     }
 
-    /// Takes one, making it if none is ready. Blocks while it does.
+    /// Takes a ready resource, or makes one, which blocks.
     pub fn claim(&self, want: &K::Want) -> Result<Claim<K::Resource>, K::Error> {
         match self.ready(want) {
             Ok(claim) => Ok(claim),
@@ -148,10 +148,10 @@ impl<K: Kind> Pool<K> {
         }
     }
 
-    /// Takes one that is ready. Does not block.
+    /// Takes a ready resource. Does not block.
     ///
     /// # Errors
-    /// There is none, and why.
+    /// No resource is ready, and why.
     pub fn ready(&self, want: &K::Want) -> Result<Claim<K::Resource>, Miss> {
         let began = Instant::now();
         match self.shared.take(want) {
@@ -166,7 +166,7 @@ impl<K: Kind> Pool<K> {
         }
     }
 
-    /// Makes one for a claim that found none. Blocks.
+    /// Makes a resource for a claim that found none. Blocks.
     pub fn make(&self, want: &K::Want, miss: Miss) -> Result<Claim<K::Resource>, K::Error> {
         let resource = self.shared.make(want)?;
         reach(Failpoint::ClaimMade);
@@ -175,13 +175,13 @@ impl<K: Kind> Pool<K> {
         Ok(claim)
     }
 
-    /// Gives one back after use. It is destroyed, for what one sandbox has used no other gets. Blocks only where too
-    /// many wait for that already, or the pool is empty or closed.
+    /// Takes a used resource back and destroys it: no other sandbox gets it. Blocks only if too many wait for that already, or if the pool
+    /// is empty or closed.
     pub fn release(&self, resource: K::Resource) {
         self.shared.doom(resource);
     }
 
-    /// What it has and what it did.
+    /// What the pool has, and what it did.
     pub fn statistics(&self) -> PoolStatistics {
         let watermarks = self.shared.plan.as_ref().map(|plan| plan.watermarks);
         let state = self.shared.lock();
@@ -197,8 +197,8 @@ impl<K: Kind> Pool<K> {
         self.shared.counters.snapshot(has)
     }
 
-    /// Makes nothing ahead any more, destroys what is ready or doomed, and ends its threads. Blocks until that is done.
-    /// It can be claimed from as from an empty one.
+    /// Stops making ahead, destroys what is ready or waits to be destroyed, and ends its threads. Blocks until that is done. Claims then
+    /// work as of an empty pool.
     pub fn close(&self) {
         let ready = {
             let mut state = self.shared.lock();
@@ -271,7 +271,7 @@ impl<K: Kind> Shared<K> {
         Claim { resource, slow, took }
     }
 
-    /// The oldest that is ready and fit.
+    /// Takes the oldest ready resource that is fit.
     fn take(&self, want: &K::Want) -> Result<K::Resource, SlowReason> {
         let plan = self.plan.as_ref().ok_or(SlowReason::NoPool)?;
         if plan.want != *want {
@@ -280,7 +280,7 @@ impl<K: Kind> Shared<K> {
         let mut none = SlowReason::Empty;
         let now = Instant::now();
         let mut counted = false;
-        // What makers add meanwhile is another claim's to look at.
+        // Resources that makers add meanwhile are left to other claims.
         for _ in 0..plan.watermarks.high() {
             let mut state = self.lock();
             if state.closed {
@@ -323,7 +323,7 @@ impl<K: Kind> Shared<K> {
         self.doom(resource);
     }
 
-    /// Makes one, counted.
+    /// Makes a resource and counts it.
     fn make(&self, want: &K::Want) -> Result<K::Resource, K::Error> {
         let began = Instant::now();
         let made = self.kind.make(want);
@@ -342,7 +342,7 @@ impl<K: Kind> Shared<K> {
         add(&self.counters.destroyed);
     }
 
-    /// Leaves one to the destroyer, unless it has enough to do or is none.
+    /// Leaves a resource to the destroyer, unless too many wait for it or there is none.
     fn doom(&self, resource: K::Resource) {
         let most = self.plan.as_ref().map_or(0, |plan| plan.doomed);
         let mut state = self.lock();
@@ -356,7 +356,7 @@ impl<K: Kind> Shared<K> {
         self.destroy.notify_one();
     }
 
-    /// A maker's work, until the pool is closed.
+    /// Runs a maker until the pool is closed.
     fn make_ahead(&self) {
         let Some(plan) = &self.plan else { return };
         let mut state = self.lock();
@@ -402,7 +402,7 @@ impl<K: Kind> Shared<K> {
         }
     }
 
-    /// What becomes of one made ahead.
+    /// Adds a resource made ahead, or counts the failure.
     fn made_ahead<'a>(
         &'a self,
         plan: &Plan<K::Want>,
@@ -422,7 +422,7 @@ impl<K: Kind> Shared<K> {
                 state
             }
             Err(error) => {
-                // Others may have counted on it.
+                // Other makers may have counted on it.
                 state.filling = true;
                 let pause = state.failing.more(&plan.backoff, Instant::now());
                 drop(state);
@@ -432,7 +432,7 @@ impl<K: Kind> Shared<K> {
         }
     }
 
-    /// The destroyer's work: until the pool is closed and nothing is left to destroy.
+    /// Runs the destroyer until the pool is closed and nothing is left to destroy.
     fn destroy_doomed(&self) {
         let mut state = self.lock();
         loop {
@@ -451,7 +451,7 @@ impl<K: Kind> Shared<K> {
     }
 }
 
-/// Reports a failure. One that stays is told while pauses grow; then its count says that it has not gone away.
+/// Logs a failure. A lasting one is logged while pauses grow; afterwards only its counter shows it.
 fn tell<K: Kind>(plan: &Plan<K::Want>, pause: Duration, what: &dyn fmt::Display) {
     match pause < plan.backoff.longest {
         true => tracing::warn!(kind = K::NAME, again_in = ?pause, "{what}"),

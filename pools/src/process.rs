@@ -1,14 +1,14 @@
-//! Which process is meant, across reuse of its number.
+//! Names one process across reuse of its pid.
 //!
-//! A pid alone names whatever process has it now; a pid with its start time names one process for ever. A record read
-//! back from disk is only acted on through a pidfd whose start time was checked after the pidfd was opened.
+//! A pid alone names whatever process has it now; a pid with its start time names one process for ever. A record read back from disk is
+//! used only through a pidfd whose start time was checked after the pidfd was opened.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
 
-/// One process.
+/// A process: its pid and its start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ProcessRecord {
     pub pid: i32,
@@ -30,18 +30,18 @@ impl ProcessRecord {
         ProcessRecord::of(rustix::process::getpid().as_raw_nonzero().get())
     }
 
-    /// A pidfd of this very process, if it still lives (a zombie does not).
+    /// A pidfd of exactly this process, if it is alive (a zombie is not).
     pub fn open(&self) -> Option<OwnedFd> {
         let pidfd = rustix::process::pidfd_open(Pid::from_raw(self.pid)?, PidfdFlags::empty()).ok()?;
         (start_time(self.pid) == Some(self.start_time)).then_some(pidfd)
     }
 
-    /// Whether it still lives.
+    /// Whether it is alive.
     pub fn lives(&self) -> bool {
         self.open().is_some()
     }
 
-    /// Kills it if it still lives, and waits until it is gone. Says whether there was anything to kill.
+    /// Kills it if it is alive, and waits until it has ended. Returns whether it was alive.
     pub fn kill(&self) -> bool {
         let Some(pidfd) = self.open() else { return false };
         if rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).is_err() {
@@ -62,9 +62,8 @@ pub(crate) fn await_end(pidfd: &OwnedFd) {
     while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&limit)) {}
 }
 
-/// The status of a process that has ended, as wait(2) would give it to its parent; None while the process lives, and where
-/// nothing keeps the status any more. From Linux 6.15 on a pidfd keeps it for good. Before, it is to be had only from a process
-/// that its parent has not reaped yet.
+/// The status of a process that has ended, as wait(2) returns it to the parent. `None` while the process is alive, and if the kernel no
+/// longer has the status: before Linux 6.15 it has it only until the parent reaps the process.
 pub(crate) fn status_of_ended(pidfd: BorrowedFd<'_>, record: ProcessRecord) -> Option<i32> {
     let kept = || status_of_pidfd(pidfd);
     // It may be reaped between the two.
@@ -81,7 +80,7 @@ fn status_of_pidfd(pidfd: BorrowedFd<'_>) -> Option<i32> {
     (asked == 0 && info.mask & wanted != 0).then_some(info.exit_code)
 }
 
-/// Field 52 of `/proc/PID/stat`. Who may not trace the process reads 0 there, so 0 tells nothing.
+/// Field 52 of `/proc/PID/stat`. A reader that may not trace the process sees 0, so 0 means nothing.
 fn status_of_zombie(record: ProcessRecord) -> Option<i32> {
     let stat = std::fs::read_to_string(format!("/proc/{}/stat", record.pid)).ok()?;
     let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
@@ -92,8 +91,8 @@ fn status_of_zombie(record: ProcessRecord) -> Option<i32> {
     }
 }
 
-/// Who called listen(2) on what a unix socket is connected to (unix(7), `SO_PEERCRED`). None of a PID namespace we cannot see
-/// into, whose processes have no numbers here; rustix has no place for that.
+/// The process that called listen(2) on the socket that `socket` is connected to (unix(7), `SO_PEERCRED`). `None` if its PID namespace
+/// is not visible here: the kernel then reports pid 0, which rustix cannot represent.
 pub(crate) fn listens(socket: &OwnedFd) -> Option<i32> {
     let mut peer = libc::ucred {
         pid: 0,
@@ -118,12 +117,12 @@ fn start_time(pid: i32) -> Option<u64> {
     Stat::of(pid).map(|stat| stat.start_time)
 }
 
-/// What the kernel says of a process that lives (proc(5), stat).
+/// `/proc/PID/stat` of a live process (proc(5)).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Stat {
-    /// Faults that waited for a disk.
+    /// Page faults that waited for a disk.
     pub major_faults: u64,
-    /// On a CPU, user and system, clock ticks.
+    /// CPU time, user and system, clock ticks.
     pub cpu_ticks: u64,
     pub threads: u64,
     /// Clock ticks since boot.
@@ -133,7 +132,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Of the process that has this pid now; none of a zombie.
+    /// Of the process that has this pid now; `None` of a zombie.
     pub fn of(pid: i32) -> Option<Stat> {
         Stat::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
@@ -143,7 +142,7 @@ impl Stat {
         Stat::parse(&std::fs::read_to_string("/proc/self/stat").ok()?)
     }
 
-    /// Fields are counted after the last `)`, for the name before it may hold anything. The manual's third is our first.
+    /// Fields are counted after the last `)`, because the name before it can contain anything. The manual's third field is our first.
     fn parse(stat: &str) -> Option<Stat> {
         let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_ascii_whitespace().collect();
         if matches!(*fields.first()?, "Z" | "X") {
@@ -161,8 +160,8 @@ impl Stat {
     }
 }
 
-/// Lets the kernel end a process of ours before others, for want of memory: its score becomes `least`, unless it is higher.
-/// Raising it takes no privilege.
+/// Makes the kernel OOM-kill a process of ours before others: raises its score to `least`, unless it is higher. Raising needs no
+/// privilege.
 pub(crate) fn raise_oom_score(pid: i32, least: i32) -> std::io::Result<()> {
     let file = format!("/proc/{pid}/oom_score_adj");
     let inherited: i32 = std::fs::read_to_string(&file)?.trim().parse().unwrap_or(0);

@@ -1,48 +1,47 @@
-//! What every kind of resource has in common: it is made, checked, handed out once, and destroyed. [`crate::pool`] does
-//! so ahead of time.
+//! What every kind of resource has in common: it is made, checked, handed out once, and destroyed. [`crate::pool`] makes resources ahead
+//! of time.
 
 use std::fmt;
 use std::time::Duration;
 
-/// A kind of resource, and how one is made and ended.
+/// A kind of resource: how one is made, checked and destroyed.
 pub trait Kind: Send + Sync + 'static {
     /// Its name in traces and metrics.
     const NAME: &'static str;
-    /// What distinguishes those one asks for.
+    /// What a caller specifies of a resource.
     type Want: PartialEq + Send + Sync + 'static;
-    /// One of them. Dropped without [`Kind::destroy`], nothing of it stays that the next start cannot find.
+    /// A resource. If it is dropped without [`Kind::destroy`], the next start finds everything that remains of it.
     type Resource: Send + 'static;
-    /// Why none can be made.
+    /// Why a resource could not be made.
     type Error: fmt::Display;
 
-    /// Makes one: the slow path, correct, and as slow as the kernel makes it. Blocks.
+    /// Makes a resource. Blocks for as long as the kernel takes.
     fn make(&self, want: &Self::Want) -> Result<Self::Resource, Self::Error>;
 
-    /// Whether it is still what was made. Asked before one made ahead is handed out. Quick: it takes no lock of the
-    /// whole host.
+    /// Checks that a resource made ahead is still as it was made, before it is handed out. Must be quick and take no host-wide lock.
     fn check(&self, resource: &Self::Resource) -> Result<(), Unfit>;
 
-    /// Ends it. Blocks for as long as the kernel takes: not on a caller's path.
+    /// Destroys a resource. Blocks for as long as the kernel takes: not for a caller's path.
     fn destroy(&self, resource: Self::Resource);
 }
 
-/// Why a resource is not to be handed out.
+/// Why a resource must not be handed out.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("unfit: {0}")]
 pub struct Unfit(pub String);
 
-/// Why a resource had to be made while somebody waited for it.
+/// Why a caller had to wait until a resource was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, serde::Serialize, serde::Deserialize)]
 #[serde(rename_all = "kebab-case")]
 #[non_exhaustive]
 pub enum SlowReason {
-    /// Nobody makes resources of this kind ahead of time.
+    /// No pool makes resources of this kind ahead of time.
     NoPool,
-    /// More were claimed than were made in time.
+    /// The pool was empty: more were claimed than were made in time.
     Empty,
-    /// Those made ahead are not what was wanted.
+    /// The pool's resources are not what the caller specified.
     OtherWant,
-    /// What was ready did not pass its check.
+    /// The ready resource failed its check.
     Unfit,
     /// The pool is being shut down.
     Closed,
@@ -58,7 +57,7 @@ impl SlowReason {
         SlowReason::Closed,
     ];
 
-    /// As it is written in metrics and records.
+    /// Its name in metrics and records.
     pub fn slug(self) -> &'static str {
         match self {
             SlowReason::NoPool => "no-pool",
@@ -82,11 +81,11 @@ impl fmt::Display for SlowReason {
     }
 }
 
-/// A resource, now the claimer's.
+/// A resource that was handed out.
 #[derive(Debug)]
 pub struct Claim<R> {
     pub resource: R,
-    /// None where it was ready.
+    /// Why the caller waited; `None` if the resource was ready.
     pub slow: Option<SlowReason>,
     /// How long the claimer waited.
     pub took: Duration,

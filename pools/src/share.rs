@@ -1,9 +1,9 @@
 //! A `thaw-share` process: it serves directories of this host to one guest ([`thaw_protocol::share`]).
 //!
-//! It ends by itself when the VMM at the other end of its relay does, whoever started either. So whoever starts one keeps no copy of the
-//! relay's other end: killed at any moment before it is the VMM's, we leave nothing.
+//! It ends by itself when the VMM at the other end of its relay ends, whichever process started them. So its starter keeps no copy of the
+//! relay's other end: if we are killed before the VMM has it, thaw-share ends too.
 //!
-//! What it is to serve can also be mounted in it while it runs: [`attach()`] and [`detach`].
+//! [`attach()`] and [`detach`] add and remove shares while it runs.
 
 mod attach;
 mod error;
@@ -28,7 +28,7 @@ use crate::vmm::{self, Jail, VmmProcess};
 
 /// Environment variable that names the binary.
 pub const SHARE_VARIABLE: &str = "THAW_SHARE";
-/// What the relay's buffers shall hold each way, in bytes: a message of the largest kind.
+/// Bytes that the relay's buffers hold each way: the largest message.
 const BUFFER: usize = 2 << 20;
 
 /// Where the binary is: `$THAW_SHARE`, else beside the running program.
@@ -38,40 +38,40 @@ pub fn find() -> Result<PathBuf, Error> {
     })
 }
 
-/// One that serves, and the end of its relay that the VMM is to have: as `Backend::Share`.
+/// A thaw-share that serves, and the end of its relay for the VMM (`Backend::Share`).
 #[derive(Debug)]
 pub struct Serving {
     pub process: VmmProcess,
     pub relay: OwnedFd,
 }
 
-/// What a guest's thaw-shares have in common, one after the other.
+/// State that a guest's next thaw-share takes over from the one before.
 #[derive(Clone, Copy, Debug)]
 pub struct Lasting<'a> {
-    /// A file for reading and writing: which file each node id of the guest means.
+    /// A file, readable and writable, that says which file each node id of the guest means.
     pub ledger: BorrowedFd<'a>,
-    /// The mounts of the one before ([`mounts`]), to be served again as they are.
+    /// The mounts of the one before ([`mounts`]), which the next serves as they are.
     pub mounts: Option<BorrowedFd<'a>>,
 }
 
-/// The mount namespace of a thaw-share, in which all it shares stays mounted while this descriptor is open.
+/// The mount namespace of a thaw-share. Its shares stay mounted while this descriptor is open.
 ///
 /// # Errors
-/// Without the right to it, or when the process has ended.
+/// If the caller lacks the right to it, or the process has ended.
 pub fn mounts(process: &VmmProcess) -> io::Result<OwnedFd> {
     let record = process.record();
     let namespace = File::open(format!("/proc/{}/ns/mnt", record.pid))?;
-    // The number may be another's by now.
+    // Another process may have the pid by now.
     match record.lives() {
         true => Ok(namespace.into()),
         false => Err(io::ErrorKind::NotFound.into()),
     }
 }
 
-/// Starts `program`, which writes to `log`, and has it serve `files`, one for each of `serve`'s shares. Blocks until it does.
+/// Starts `program`, which logs to `log`, and makes it serve `files`, one for each share of `serve`. Blocks until it serves.
 ///
 /// # Errors
-/// [`Error::Share`] with what it says against it.
+/// [`Error::Share`] with its reason if it refuses.
 pub fn start(
     program: &Path,
     log: &OwnedFd,
@@ -86,12 +86,12 @@ pub fn start(
     let (ours, theirs) = pair(SocketType::SEQPACKET)?;
     let (relay, far_end) = pair(SocketType::STREAM)?;
     for end in [&relay, &far_end] {
-        // More than the host's limit for everybody takes CAP_NET_ADMIN; with less, large messages take more system calls.
+        // To exceed the host's limit needs CAP_NET_ADMIN; smaller buffers only cost more system calls for large messages.
         if rustix::net::sockopt::set_socket_send_buffer_size_force(end, BUFFER).is_err() {
             let _ = rustix::net::sockopt::set_socket_send_buffer_size(end, BUFFER);
         }
     }
-    // It has all of its jail, or does not start.
+    // It starts only with its whole jail.
     let process = vmm::spawn(program, &theirs, log, Jail::Whole)?;
     drop(theirs);
     let descriptors: Vec<BorrowedFd<'_>> = [far_end.as_fd()]

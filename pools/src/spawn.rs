@@ -1,11 +1,10 @@
-//! Starting a process that is the first of a PID namespace, at the cost of a clone.
+//! Starts a process as the first of a new PID namespace, at the cost of a clone.
 //!
-//! The child shares our memory until it executes the program, and we stand still meanwhile (CLONE_VM, CLONE_VFORK): however
-//! large this process is, nothing of it is copied. Invariant: between clone and exec the child makes system calls on what
-//! [`Prepared`] has for it and nothing else: no allocation, no lock, no panic; and none of our signal handlers runs in it.
+//! The child shares our memory until it executes the program, and our thread waits meanwhile (`CLONE_VM`, `CLONE_VFORK`), so nothing
+//! is copied, however large this process is. Invariant: between clone and exec the child makes only system calls on what [`Prepared`]
+//! holds for it. It allocates nothing, takes no lock, does not panic, and runs none of our signal handlers.
 //!
-//! A PID namespace takes CAP_SYS_ADMIN, or else a user namespace of its own. Where neither is granted the process starts
-//! without; what it makes of that is its own affair.
+//! A PID namespace needs CAP_SYS_ADMIN, or else a user namespace. If the host grants neither, the process starts without.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString};
@@ -20,12 +19,12 @@ const STACK: usize = 64 * 1024;
 /// Signals are 1 to 64.
 const SIGNALS: i32 = 64;
 
-/// What the program gets: nothing else of ours.
+/// What the program inherits; nothing else is passed on.
 pub struct Program<'a> {
     pub path: &'a CStr,
     /// `NAME=value`.
     pub environment: &'a [CString],
-    /// Its descriptors from 0 on.
+    /// Its descriptors, from 0 on.
     pub descriptors: &'a [BorrowedFd<'a>],
     /// Bytes of the largest file it may write.
     pub largest_file: u64,
@@ -34,19 +33,19 @@ pub struct Program<'a> {
 /// A child that has executed its program.
 #[derive(Debug)]
 pub struct Started {
-    /// As we see it.
+    /// Its pid in our namespace.
     pub pid: Pid,
     pub pidfd: OwnedFd,
 }
 
-/// In which namespaces a child is born.
+/// The new namespaces of a child.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Birth {
-    /// In a PID namespace, made by our own right.
+    /// A PID namespace, by our own privilege.
     Pid,
-    /// The same, by the right of a user namespace in which it is who we are.
+    /// A PID namespace, by the privilege of a new user namespace in which its user is ours.
     UserAndPid,
-    /// In ours.
+    /// None.
     Ours,
 }
 
@@ -60,11 +59,11 @@ impl Birth {
     }
 }
 
-/// Runs `program` in a session of its own, in `/`, with default signals, as the first process of a PID namespace where one
-/// can be had.
+/// Runs `program` in a session of its own, in `/`, with default signals, as the first process of a PID namespace if the host grants
+/// one.
 ///
 /// # Errors
-/// When no process can be made, or the program cannot be executed.
+/// If no process can be made, or the program cannot be executed.
 pub fn spawn(program: &Program<'_>) -> io::Result<Started> {
     let mut refused = None;
     for birth in [Birth::Pid, Birth::UserAndPid, Birth::Ours] {
@@ -84,12 +83,12 @@ pub fn spawn(program: &Program<'_>) -> io::Result<Started> {
 
 /// Why there is no child.
 enum Failed {
-    /// It could not have the namespaces.
+    /// The namespaces were refused.
     Namespaces(io::Error),
     Start(io::Error),
 }
 
-/// How far the child came. It is in our memory, which the child writes to.
+/// How far the child came; the child writes it to our memory.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Step {
     Namespaces,
@@ -101,18 +100,18 @@ struct Prepared {
     path: *const libc::c_char,
     arguments: [*const libc::c_char; 2],
     environment: Vec<*const libc::c_char>,
-    /// Ours, above all numbers the child shall have.
+    /// Our descriptors, copied above all numbers that the child shall have.
     descriptors: Vec<OwnedFd>,
     largest_file: libc::rlim_t,
     birth: Birth,
     uid_map: CString,
     gid_map: CString,
-    /// What the child says of its failure, before it ends.
+    /// What the child writes about its failure before it ends.
     failed: Option<(Step, i32)>,
 }
 
 impl Prepared {
-    /// What `program` lends must outlive it: it keeps pointers.
+    /// `program`'s data must outlive it: it keeps pointers.
     fn new(program: &Program<'_>, birth: Birth) -> io::Result<Prepared> {
         let above = program.descriptors.len() as RawFd;
         let descriptors = program
@@ -210,7 +209,7 @@ impl Drop for Blocked {
     }
 }
 
-/// The child. It returns only when it failed, and then ends.
+/// Runs in the child. Returns only on failure; the child then ends.
 extern "C" fn child(prepared: *mut libc::c_void) -> libc::c_int {
     let prepared = prepared.cast::<Prepared>();
     // SAFETY: the parent gave us its `Prepared` and stands still: nobody else looks at it, or at what it points to.
@@ -222,7 +221,7 @@ extern "C" fn child(prepared: *mut libc::c_void) -> libc::c_int {
     127
 }
 
-/// Executes the program, or says which step failed; why is in errno.
+/// Executes the program, or returns the step that failed; errno has the reason.
 ///
 /// # Safety
 /// For a child that shares its parent's memory: `prepared` is whole, and nobody else touches it.
@@ -285,7 +284,7 @@ unsafe fn limit_files(most: libc::rlim_t) -> bool {
     }
 }
 
-/// Writes a file of /proc whole.
+/// Writes a file of `/proc` in one call.
 ///
 /// # Safety
 /// As [`become_program`].

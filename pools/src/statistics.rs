@@ -1,4 +1,4 @@
-//! What a pool did, counted as it does it: atomics that nobody waits for.
+//! Counters of a pool: atomics, so that nobody waits for them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -33,19 +33,19 @@ pub const BOUNDS_NS: [u64; 22] = [
 const BUCKETS: usize = BOUNDS_NS.len() + 1;
 const REASONS: usize = SlowReason::ALL.len();
 
-/// Durations, counted by size.
+/// A histogram of durations.
 #[derive(Debug, Default)]
 pub(crate) struct Histogram {
     counts: [AtomicU64; BUCKETS],
     sum_ns: AtomicU64,
 }
 
-/// A histogram at a moment.
+/// A snapshot of a histogram.
 #[derive(Clone, Debug, Default, PartialEq, Eq, serde::Serialize)]
 pub struct Times {
-    /// How many fell into each bucket of [`BOUNDS_NS`], and above; not cumulative.
+    /// The count of each bucket of [`BOUNDS_NS`], and of those above; not cumulative.
     pub counts: [u64; BUCKETS],
-    /// All of them together, nanoseconds.
+    /// The sum of all durations, nanoseconds.
     pub sum_ns: u64,
 }
 
@@ -87,34 +87,34 @@ pub struct PoolStatistics {
     pub ready: usize,
     /// How many are being made ahead.
     pub making: usize,
-    /// How many wait for their destruction.
+    /// How many wait to be destroyed.
     pub doomed: usize,
     /// It refills when fewer than `low` are ready,
     pub low: usize,
     /// until there are `high`; 0 where nothing is made ahead.
     pub high: usize,
-    /// Claims, whatever came of them: hits and misses.
+    /// All claims, hits and misses.
     pub claims: u64,
-    /// Claims to which something ready was given.
+    /// Claims that got a ready resource.
     pub hits: u64,
-    /// Claims that found nothing, by why.
+    /// Claims that found nothing ready, by reason.
     pub misses: [(SlowReason, u64); REASONS],
-    /// Made, ahead or for a claimer.
+    /// Resources made, ahead or for a waiting caller.
     pub made: u64,
-    /// Not made, ahead or for a claimer.
+    /// Failures to make one, ahead or for a waiting caller.
     pub failed: u64,
-    /// Ready, but unfit when they were to be handed out.
+    /// Ready resources that failed their check.
     pub quarantined: u64,
-    /// Ended, whether ready, released or unfit.
+    /// Resources destroyed, whether ready, released or unfit.
     pub destroyed: u64,
-    /// How long claims took that were given something.
+    /// How long successful claims took.
     pub claim_times: Times,
-    /// How long making took where it succeeded.
+    /// How long successful making took.
     pub make_times: Times,
 }
 
 impl PoolStatistics {
-    /// Of no pool yet.
+    /// All zero, for pools of a kind that do not exist yet.
     pub fn none(kind: &'static str) -> PoolStatistics {
         Counters::default().snapshot(Depth {
             kind,
@@ -122,7 +122,7 @@ impl PoolStatistics {
         })
     }
 
-    /// These and another pool's, of the same kind.
+    /// The sum of these and another pool's of the same kind.
     pub fn and(mut self, other: &PoolStatistics) -> PoolStatistics {
         self.ready += other.ready;
         self.making += other.making;
@@ -143,7 +143,7 @@ impl PoolStatistics {
         self
     }
 
-    /// What is left of these once the pool is closed: what it had is destroyed, what it did stays done.
+    /// These once the pool is closed: it has nothing any more, and its counts stay.
     pub fn closed(self) -> PoolStatistics {
         PoolStatistics {
             destroyed: self.destroyed + (self.ready + self.doomed) as u64,
@@ -156,7 +156,7 @@ impl PoolStatistics {
         }
     }
 
-    /// Counts a claim for which there was no pool.
+    /// Counts a claim of a kind that has no pool.
     pub fn missed(&mut self, reason: SlowReason) {
         self.claims += 1;
         self.misses[reason as usize].1 += 1;
@@ -172,7 +172,7 @@ impl Times {
     }
 }
 
-/// What a pool has at a moment: the first fields of its statistics.
+/// What a pool has now: the first fields of its statistics.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Depth {
     pub kind: &'static str,
@@ -188,7 +188,7 @@ impl Counters {
         add(&self.misses[reason as usize]);
     }
 
-    /// The counts of a pool that has this.
+    /// The statistics of a pool that has this now.
     pub(crate) fn snapshot(&self, has: Depth) -> PoolStatistics {
         let misses = SlowReason::ALL.map(|reason| (reason, get(&self.misses[reason as usize])));
         let hits = get(&self.hits);

@@ -1,6 +1,7 @@
-//! What a sandbox takes of its host: what its cgroup's controllers count, and of its VMM's process what they do not.
+//! Resource usage of a sandbox: as its cgroup's controllers count it; what they do not count, as the kernel counts it for the VMM's
+//! process.
 //!
-//! Invariants: nothing is told of another process that has the VMM's number now; what nobody counts here is absent, not zero.
+//! Invariants: if another process has the VMM's pid now, its numbers are not reported. What is not counted is absent, not zero.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,31 +10,31 @@ use rustix::param::{clock_ticks_per_second, page_size};
 
 use crate::process::{ProcessRecord, Stat};
 
-/// Since it was made, but for what is said to be now.
+/// Usage since the sandbox was made, except where "now" is said.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// Time on CPUs, the guest's included, nanoseconds.
+    /// CPU time, including the guest's, nanoseconds.
     pub cpu_ns: Option<u64>,
-    /// Memory now, bytes: what the cgroup is charged with, where it has a memory controller; else what is resident of the
-    /// process, with what it shares with others.
+    /// Memory now, bytes: what the cgroup is charged if it has a memory controller; else the process's resident memory, including what it
+    /// shares with others.
     pub memory_bytes: Option<u64>,
-    /// Bytes that came from disks.
+    /// Bytes read from disks.
     pub read_bytes: Option<u64>,
-    /// Bytes that went to disks, or will.
+    /// Bytes written to disks, now or later.
     pub written_bytes: Option<u64>,
     /// Page faults that waited for a disk.
     pub major_faults: Option<u64>,
 }
 
 impl Usage {
-    /// Of a VMM and its cgroup's directories, one per hierarchy. Reads the kernel's own files, no disk.
+    /// The usage of a VMM and its cgroup's directories, one per hierarchy. Reads files of the kernel, no disk.
     pub fn of(vmm: Option<ProcessRecord>, cgroup: &[PathBuf]) -> Usage {
         let process = vmm.map(of_process).unwrap_or_default();
         let counted = cgroup.iter().map(|directory| of_cgroup(directory));
         counted.fold(process, |other, counted| counted.or(other))
     }
 
-    /// These, and where they are silent, others.
+    /// These numbers, and those of `other` where they are absent.
     fn or(self, other: Usage) -> Usage {
         Usage {
             cpu_ns: self.cpu_ns.or(other.cpu_ns),
@@ -47,7 +48,7 @@ impl Usage {
 
 fn of_process(vmm: ProcessRecord) -> Usage {
     let io = fs::read_to_string(format!("/proc/{}/io", vmm.pid)).unwrap_or_default();
-    // Last, so that what was read before is this process's if this is.
+    // Checked last: if the process is the same now, what was read before is of it.
     let Some(stat) = Stat::of(vmm.pid).filter(|stat| stat.start_time == vmm.start_time) else {
         return Usage::default();
     };
@@ -61,7 +62,7 @@ fn of_process(vmm: ProcessRecord) -> Usage {
     }
 }
 
-/// What the files of a cgroup's directory say, v2's or a v1 controller's: those that are not there say nothing.
+/// The numbers in a cgroup's directory, of v2 or of a v1 controller; those of missing files are absent.
 fn of_cgroup(directory: &Path) -> Usage {
     let read = |name: &str| fs::read_to_string(directory.join(name)).unwrap_or_default();
     let number = |name: &str| read(name).trim().parse::<u64>().ok();
@@ -84,7 +85,7 @@ fn field(text: &str, word: &str) -> Option<u64> {
     rest.find_map(|rest| rest.trim().parse().ok())
 }
 
-/// The sum over the devices of cgroup v2's io.stat; none where it says nothing of any.
+/// The sum over the devices of cgroup v2's `io.stat`; `None` if it lists none.
 fn of_all_devices(io: &str, key: &str) -> Option<u64> {
     let values = io
         .split_ascii_whitespace()

@@ -1,9 +1,9 @@
 //! A `thaw-vmm` process.
 //!
-//! It is given exactly four descriptors: nothing on stdin, a log on stdout and stderr, and its listening control socket
-//! as [`CONTROL_FD`]. Its environment is empty, it leads its own session, so the terminal's Ctrl-C is not its own, and where
-//! the host grants it, it is the first process of a PID namespace; its number here is the one we see.
-//! Unless [`VmmProcess::release`]d, it is killed when its owner lets go of it. [`crate::share`] starts its process the same way.
+//! It gets exactly four descriptors: nothing on stdin, a log on stdout and stderr, and its listening control socket as [`CONTROL_FD`]. Its
+//! environment is empty but for `THAW_LOG` and whether its jail must be whole. It leads its own session, so the terminal's Ctrl-C does not
+//! reach it. If the host grants it, it is the first process of a PID namespace; its recorded pid is the one we see. Unless it is
+//! [released](VmmProcess::release), it is killed when its owner drops it. [`crate::share`] starts its process the same way.
 
 use std::ffi::{CString, OsStr};
 use std::fs::{self, File};
@@ -26,10 +26,10 @@ use crate::spawn::{self, Program};
 /// Environment variable that names the binary.
 pub const VMM_VARIABLE: &str = "THAW_VMM";
 
-/// Least score of a process that serves a guest, when the kernel looks for one to end for want of memory: such a one goes
-/// before thawd, whose unit has a lower one that it would inherit.
+/// Least OOM score of a process that serves a guest: the kernel kills it before thawd, whose unit sets a lower score that the process
+/// would inherit.
 const OOM_SCORE: i32 = 200;
-/// Bytes of the largest file such a process may write: of the largest disk, which is more than any memory.
+/// Bytes of the largest file that such a process may write: the largest disk, which is larger than any guest's memory.
 pub const LARGEST_FILE: u64 = (*DISK_MIB.end() as u64) << 20;
 
 /// Where the binary is: `$THAW_VMM`, else beside the running program.
@@ -56,8 +56,8 @@ pub(crate) fn find_program(
     }
 }
 
-/// Makes a socket of `kind` listening at `path`, whose directory must exist. Paths longer than `sun_path` are reached
-/// through `/proc`.
+/// Creates a socket of `kind` that listens at `path`, whose directory must exist. A path longer than `sun_path` is reached through
+/// `/proc`.
 pub fn listen(path: &Path, kind: SocketType) -> Result<OwnedFd, Error> {
     let fail = |e: rustix::io::Errno| Error::io("listen at", path)(e.into());
     let socket =
@@ -78,22 +78,22 @@ pub fn connect(path: &Path, kind: SocketType) -> Result<OwnedFd, Error> {
     Ok(socket)
 }
 
-/// Whether a VMM may listen at a control socket, without waiting for it: false only where none does.
+/// Whether a VMM may be listening at a control socket; `false` only if certainly none is. Does not wait for the VMM.
 pub fn may_listen(path: &Path) -> bool {
     use rustix::io::Errno;
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let connected = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, flags, None)
         .and_then(|socket| Ok((address(path)?, socket)))
         .and_then(|((address, _directory), socket)| rustix::net::connect(&socket, &address));
-    // Told of a socket whose listener is gone, of a file that is no socket, and of none.
+    // A socket without a listener, a file that is no socket, and no file.
     !matches!(
         connected,
         Err(Errno::CONNREFUSED | Errno::NOENT | Errno::NOTDIR | Errno::PROTOTYPE)
     )
 }
 
-/// Whether a process that lives serves the stream socket at `path`. A child that its dead server had begun may still hold it,
-/// for as long as it takes to become another program: that one serves nobody.
+/// Whether a live process serves the stream socket at `path`. A child that its dead server had forked may still hold the socket until
+/// it executes another program: that does not count.
 pub fn is_served(path: &Path) -> bool {
     let Ok(socket) = connect(path, SocketType::STREAM) else {
         return false;
@@ -104,7 +104,7 @@ pub fn is_served(path: &Path) -> bool {
     }
 }
 
-/// The address of a path, and the directory it may go through, which must stay open while the address is used.
+/// The address of a path, and the directory that it may go through, which must stay open while the address is used.
 fn address(path: &Path) -> Result<(SocketAddrUnix, Option<OwnedFd>), rustix::io::Errno> {
     if let Ok(address) = SocketAddrUnix::new(path) {
         return Ok((address, None));
@@ -126,22 +126,22 @@ fn address(path: &Path) -> Result<(SocketAddrUnix, Option<OwnedFd>), rustix::io:
     ))
 }
 
-/// A running VMM, or another process started as one, ours.
+/// A running VMM, or another process that is started the same way.
 #[derive(Debug)]
 pub struct VmmProcess {
-    /// To be reaped by us. None for one whose parent was another, or that was reaped.
+    /// The child to reap; `None` if another process is its parent, or it was reaped.
     child: Option<Pid>,
     pidfd: OwnedFd,
     record: ProcessRecord,
     kill_on_drop: bool,
 }
 
-/// What becomes of a VMM whose host cannot give it a whole jail.
+/// What a VMM does if the host cannot give it a whole jail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Jail {
     /// It ends, with [`JAIL_LACKS_CODE`](thaw_protocol::control::JAIL_LACKS_CODE).
     Whole,
-    /// It goes on without what the host cannot give, and logs that.
+    /// It continues with what the host gives, and logs what is missing.
     AsHostAllows,
 }
 
@@ -196,7 +196,7 @@ pub fn spawn(program: &Path, socket: &OwnedFd, log: &OwnedFd, jail: Jail) -> Res
 }
 
 impl VmmProcess {
-    /// Who it is, for a record on disk.
+    /// Its identity, for a record on disk.
     pub fn record(&self) -> ProcessRecord {
         self.record
     }
@@ -211,11 +211,11 @@ impl VmmProcess {
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
     }
 
-    /// Limits the size of files it writes to, bytes, below [`LARGEST_FILE`]: a write beyond is an error to it, and it cannot raise the
-    /// limit. No effect once it has ended.
+    /// Limits the size of files that it writes, in bytes, to less than [`LARGEST_FILE`]: a write beyond fails, and the process cannot raise
+    /// the limit. No effect once it has ended.
     ///
     /// # Errors
-    /// Those of prlimit(2): without CAP_SYS_RESOURCE it may be limited only while it is our own user.
+    /// As of prlimit(2): without CAP_SYS_RESOURCE the process must be of our own user.
     pub fn limit_files(&self, bytes: u64) -> io::Result<()> {
         let limit = Rlimit {
             current: Some(bytes),
@@ -230,7 +230,7 @@ impl VmmProcess {
         }
     }
 
-    /// One that another process started and left behind, if it still lives.
+    /// Takes over a process that another process started, if it is alive.
     pub fn adopt(record: ProcessRecord) -> Option<VmmProcess> {
         Some(VmmProcess {
             child: None,
@@ -240,8 +240,8 @@ impl VmmProcess {
         })
     }
 
-    /// How it ended, without reaping it or waiting. None while it lives, and of one that another process started where the
-    /// kernel does not tell ([`process::status_of_ended`]).
+    /// How it ended, without reaping it or waiting. `None` while it is alive, and for an adopted process if the kernel does not say
+    /// ([`process::status_of_ended`]).
     pub fn ended(&self) -> Option<Ended> {
         if self.child.is_none() {
             let status = process::status_of_ended(self.pidfd(), self.record)?;
@@ -258,7 +258,7 @@ impl VmmProcess {
         }
     }
 
-    /// Waits for its end and reaps it. The status is none where another reaps it.
+    /// Waits for its end and reaps it. The status is `None` if another process reaps it.
     pub fn wait(&mut self) -> io::Result<Option<ExitStatus>> {
         let Some(child) = self.child else {
             crate::process::await_end(&self.pidfd);
@@ -270,7 +270,7 @@ impl VmmProcess {
         Ok(reaped.map(|(_, status)| ExitStatus::from_raw(status.as_raw())))
     }
 
-    /// From now on it outlives us.
+    /// Lets it outlive us from now on.
     pub fn release(&mut self) {
         self.kill_on_drop = false;
     }

@@ -1,8 +1,8 @@
-//! Shares that come and go while their guest runs.
+//! Attaches shares to a running thaw-share and detaches them.
 //!
-//! A mount is made in the namespace of who asks for it, whose paths those are, and moved into that of thaw-share, onto an entry
-//! of its root. Both are entered by a thread that ends with that; this process's own namespace has none of it at any time.
-//! What ends thaw-share takes all of its namespace along.
+//! A mount is made in the mount namespace of the caller, whose paths the source names, and is then moved onto a new entry of the root of
+//! thaw-share's namespace. A thread enters both namespaces and then ends, so this process's own namespace never has the mount. When
+//! thaw-share ends, all its mounts end with it.
 
 use std::os::fd::{BorrowedFd, OwnedFd};
 
@@ -27,11 +27,11 @@ fn step<T>(step: &'static str, result: Result<T, Errno>) -> Result<T, AttachErro
     })
 }
 
-/// Makes `source` of what the process of `whose` sees, and shows it as the entry `name`. Both are pidfds; `share` is thaw-share's.
-/// Blocks for as long as the file systems take.
+/// Mounts `source`, as the process `whose` sees it, as the entry `name` of a running thaw-share. `share` and `whose` are pidfds. Blocks
+/// for as long as the file systems take.
 ///
 /// # Errors
-/// What of the source cannot be; otherwise all is as it was.
+/// Why it cannot be shared; nothing has changed then.
 pub fn attach(
     share: BorrowedFd<'_>,
     whose: BorrowedFd<'_>,
@@ -49,7 +49,7 @@ pub fn attach(
     })
 }
 
-/// Takes the entry `name` away. What the guest has open of it stays for as long as it has; an entry that is not there is gone.
+/// Removes the entry `name`. Files that the guest has open stay usable until it closes them. A missing entry is no error.
 ///
 /// # Errors
 /// [`AttachError::Step`].
@@ -72,7 +72,8 @@ pub fn detach(share: BorrowedFd<'_>, name: &str) -> Result<(), AttachError> {
     })
 }
 
-/// A thread of its own, with a working directory and root of its own, which ends: a namespace that was entered is not left.
+/// Runs `work` on a thread with a working directory and root of its own. The thread ends because it cannot leave a namespace that it
+/// has entered.
 fn on_a_thread<T: Send>(work: impl FnOnce() -> Result<T, AttachError> + Send) -> Result<T, AttachError> {
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new().name("share".into());
@@ -106,7 +107,7 @@ fn enter_share(share: BorrowedFd<'_>) -> Result<(), AttachError> {
     }
 }
 
-/// The root of the namespace, as a mount that is nowhere and can be written: the one that is there cannot.
+/// A detached, writable copy of the namespace's root mount, which is itself read-only.
 fn writable_root() -> Result<OwnedFd, AttachError> {
     let flags = OpenTreeFlags::OPEN_TREE_CLONE | OpenTreeFlags::OPEN_TREE_CLOEXEC;
     let root = step("copying the root", open_tree(CWD, "/", flags))?;
@@ -122,7 +123,7 @@ fn writable_root() -> Result<OwnedFd, AttachError> {
     Ok(root)
 }
 
-/// Mounts it on a new entry. In thaw-share's namespace.
+/// Moves the mount onto a new entry. Must run in thaw-share's namespace.
 fn mount_entry(name: &str, made: &Detached) -> Result<(), AttachError> {
     let root = writable_root()?;
     let entry = match made.is_directory {
@@ -144,7 +145,7 @@ fn mount_entry(name: &str, made: &Detached) -> Result<(), AttachError> {
     let at = format!("/{name}");
     let moved = move_mount(&made.mount, "", CWD, at, MoveMountFlags::MOVE_MOUNT_F_EMPTY_PATH);
     if moved.is_err() {
-        // The first error says more.
+        // The first error is the one to report.
         let _ = remove_entry(&root, name);
     }
     step("moving its mount", moved)

@@ -1,9 +1,9 @@
-//! Mounts that are nowhere: of a directory, an overlay or a device, made for one guest and never part of this host's tree.
+//! Detached mounts of a directory, an overlay or a device, made for one guest and never part of this host's tree.
 //!
-//! Nothing is executed from them here, opened as a device, or believed to be anybody else's: each is nosuid, nodev, noexec.
+//! Every mount is nosuid, nodev and noexec: this host executes nothing from it, opens no device in it, and honours no set-user-ID bit.
 //!
-//! An overlay's layers are told to the kernel as descriptors, by their numbers in this thread's directory of them: those are
-//! short, which matters where it takes them in one string of 255 bytes (before Linux 6.8), and need no escaping.
+//! The kernel gets an overlay's layers as descriptors, by their numbers in `/proc/thread-self/fd`: these are short, which matters before
+//! Linux 6.8, where all layers must fit in one string of 255 bytes, and they need no escaping.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -21,9 +21,9 @@ use thaw_sys::mount::{Attributes, set_attributes};
 use super::error::AttachError;
 use super::source::{FsOption, Source, Tree};
 
-/// Longest string the kernel takes as one option, without the zero behind it.
+/// Longest string that the kernel takes as one option, without its terminating zero.
 const MOST_OF_A_STRING: usize = 255;
-/// Of each.
+/// The attributes of every mount.
 const ATTRIBUTES: MountAttrFlags = MountAttrFlags::MOUNT_ATTR_NOSUID
     .union(MountAttrFlags::MOUNT_ATTR_NODEV)
     .union(MountAttrFlags::MOUNT_ATTR_NOEXEC);
@@ -35,10 +35,10 @@ pub struct Detached {
     pub is_directory: bool,
 }
 
-/// Makes what is to be shared. On a thread whose working directory is its own: it is another afterwards.
+/// Makes the mount of a source. Changes the working directory of the thread, which must not share it with others.
 ///
 /// # Errors
-/// [`AttachError::Source`], which names the path, or what the file system says.
+/// [`AttachError::Source`] with the path, or with the message of the file system.
 pub fn detached(source: &Source) -> Result<Detached, AttachError> {
     let mount = match &source.tree {
         Tree::Bind { path, recursive } => bind(source, path, *recursive)?,
@@ -73,7 +73,7 @@ fn described(kind: FileType) -> &'static str {
     }
 }
 
-/// As it is told of when something is wrong with it.
+/// The source's name in error messages.
 fn name(source: &Source) -> String {
     match &source.tree {
         Tree::Bind { path, .. } | Tree::Device { path, .. } => path.display().to_string(),
@@ -182,7 +182,7 @@ fn device(source: &Source, kind: &str, path: &Path, options: &[FsOption]) -> Res
     context.mount(options)
 }
 
-/// A file system that is being made.
+/// A file system context of fsopen(2).
 struct Context<'a> {
     context: OwnedFd,
     source: &'a Source,
@@ -219,11 +219,11 @@ impl<'a> Context<'a> {
             .map_err(|e| self.explained("mounting", e))
     }
 
-    /// What the kernel says of it, which is more than a number where it says anything.
+    /// An error with the kernel's messages about this context, which say more than the number.
     fn explained(&self, step: &str, error: Errno) -> AttachError {
         let mut said = vec![format!("{step}: {error}")];
         let mut line = [0; 256];
-        // One message a read, until there is none; it keeps a handful.
+        // Each read returns one message, until there is none; the kernel keeps a handful.
         for _ in 0..16 {
             match rustix::io::read(&self.context, &mut line) {
                 Ok(length) if length > 0 => {

@@ -1,17 +1,17 @@
-//! What is to be shared: a mount as containerd and the OCI runtime specification write it, sorted into what this host makes of it.
+//! What to share: a mount as containerd and the OCI runtime specification write it, parsed for this host.
 //!
-//! Invariant: nothing of its options is handed on that is not known here. Paths are looked up, and what a file system is told are
-//! the descriptors they led to; so no text of theirs is read as options. What an option would say of execution, devices and the
-//! set-user-ID bit is the guest's to see to: here no share has any of them.
+//! Invariant: only options that are known here are passed on. Paths are opened here and file systems get the descriptors, so no part of a
+//! path is read as an option. The guest handles the options for execution, devices and the set-user-ID bit; on this host no share has any
+//! of them.
 
 use std::path::PathBuf;
 
-/// Most layers of an overlay: Linux takes no more.
+/// Most layers of an overlay that Linux takes.
 const LAYERS: usize = 500;
-/// Bytes of all that is said of one.
+/// Most bytes of one mount's type, source and options.
 const MOST: usize = 256 << 10;
 
-/// Words without effect on this host: the guest, or nobody, has them.
+/// Options without effect on this host: the guest handles or ignores them.
 const NOT_HERE: &[&str] = &[
     "rw",
     "defaults",
@@ -53,7 +53,7 @@ const NOT_HERE: &[&str] = &[
     "z",
     "Z",
 ];
-/// Options of overlayfs that change how layers are put together, not what they are.
+/// Options of overlayfs that change how layers are merged, not which they are.
 const OVERLAY: &[&str] = &[
     "index",
     "metacopy",
@@ -66,9 +66,9 @@ const OVERLAY: &[&str] = &[
     "verity",
     "default_permissions",
 ];
-/// File systems that may be mounted of a block device or an image.
+/// File systems that may be mounted from a block device or an image.
 const OF_A_DEVICE: &[&str] = &["ext4", "ext3", "ext2", "xfs", "btrfs", "erofs", "squashfs"];
-/// What each of those may be told.
+/// Options that these may have.
 const OF_A_DEVICE_OPTIONS: &[&str] = &[
     "subvol",
     "subvolid",
@@ -90,7 +90,7 @@ const OF_A_DEVICE_OPTIONS: &[&str] = &[
     "errors",
 ];
 
-/// What is wrong with a mount that was asked for.
+/// Why a mount cannot be shared.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum SourceError {
     #[error("the mount of {0:?} is not shared: it is longer than {MOST} bytes")]
@@ -107,15 +107,15 @@ pub enum SourceError {
     Overlay(&'static str),
 }
 
-/// What a share is of.
+/// The files of a share.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tree {
-    /// A directory or a file of the host, with what is mounted below it or without.
+    /// A directory or a file of the host, with the mounts below it or without.
     Bind { path: PathBuf, recursive: bool },
     Overlay {
-        /// The uppermost first.
+        /// Uppermost first.
         lower: Vec<PathBuf>,
-        /// Where writes go, and its work directory. Without, nothing can be written.
+        /// The directory for writes and its work directory; `None`: read-only.
         upper: Option<(PathBuf, PathBuf)>,
         options: Vec<FsOption>,
     },
@@ -127,27 +127,27 @@ pub enum Tree {
     },
 }
 
-/// A word, and what it is set to if anything.
+/// The name of an option and its value, if it has one.
 pub type FsOption = (String, Option<String>);
 
-/// What is to be shared, and how.
+/// A share's files and options.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Source {
     pub tree: Tree,
     pub read_only: bool,
-    /// So is what is mounted below it.
+    /// The mounts below it are read-only too.
     pub read_only_below: bool,
-    /// Reading leaves no trace in files' times.
+    /// Reading does not change access times.
     pub no_access_times: bool,
-    /// What the host mounts below it later is there too.
+    /// Mounts that the host adds below it later appear too.
     pub follows_host: bool,
 }
 
 impl Source {
-    /// Sorts a mount of this type, source and options.
+    /// Parses a mount's type, source and options.
     ///
     /// # Errors
-    /// What of it cannot be shared, in words.
+    /// Why it cannot be shared.
     pub fn parse(kind: &str, source: &str, options: &[String]) -> Result<Source, SourceError> {
         let said = source.len() + options.iter().map(|o| o.len() + 1).sum::<usize>();
         if said > MOST {
@@ -258,7 +258,7 @@ fn overlay(rest: Vec<FsOption>) -> Result<Tree, SourceError> {
 }
 
 fn device(kind: &str, source: &str, rest: Vec<FsOption>) -> Result<Tree, SourceError> {
-    // That a file is to be had as a block device says nothing of how.
+    // `loop` only says that the source is a file.
     let options: Vec<FsOption> = rest.into_iter().filter(|(name, _)| name != "loop").collect();
     let bad = |option: &&FsOption| !OF_A_DEVICE_OPTIONS.contains(&option.0.as_str()) || !is_plain(option);
     match options.iter().find(bad) {
@@ -271,7 +271,7 @@ fn device(kind: &str, source: &str, rest: Vec<FsOption>) -> Result<Tree, SourceE
     }
 }
 
-/// A word set to a word: nothing that could be read as more than one option, or as a path.
+/// Whether an option's value is a plain word: not several options, and not a path.
 fn is_plain((_, value): &FsOption) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'_' | b'-' | b'.');
     value
@@ -279,7 +279,7 @@ fn is_plain((_, value): &FsOption) -> bool {
         .is_none_or(|value| value.len() <= 128 && value.bytes().all(plain))
 }
 
-/// Splits where a colon is none of a name's: overlayfs has those behind a backslash.
+/// Splits at colons, except escaped ones: overlayfs writes a colon of a name with a backslash.
 fn colons(text: &str) -> Vec<String> {
     let mut parts = vec![String::new()];
     let mut characters = text.chars();

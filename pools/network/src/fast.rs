@@ -1,15 +1,14 @@
-//! The fast path of a slot: its packets are redirected past the namespace's routing, connection tracking and rules, by two
-//! programs that all slots share.
+//! The fast path of a slot: two BPF programs, which all slots share, redirect its packets past the namespace's routing, connection tracking
+//! and rules.
 //!
 //! ```text
 //!  guest ─ tap ─ program ───────────────────────── thaw-n12 ─ [ the host: NAT ] ─ outside
-//!           └─ what it does not take: the namespace ─┘
+//!           └─ packets that it does not take: namespace ─┘
 //! ```
 //!
-//! It is for the policy of a slot nobody said anything of, and for no other: a slot that is given one leaves its fast path
-//! and does not come back to it. Invariants: the namespace has its rules all the time, and a packet that no program takes is
-//! decided by them; once [`FastPath::leave`] has returned, every packet is. What the namespace must know of connections it
-//! has not seen, the host's connection tracking tells it ([`conntrack::hand_over`]).
+//! Only a slot with the default policy has a fast path; a slot that gets another policy leaves it for good. Invariants: the namespace
+//! always has its rules, which decide every packet that no program takes; once [`FastPath::leave`] has returned, they decide every
+//! packet. The namespace learns from the host's connection tracking which connections exist ([`conntrack::hand_over`]).
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -28,7 +27,7 @@ use thaw_sys::{conntrack, link, tc};
 
 mod program;
 
-/// The programs, and the table of the slots they serve.
+/// The programs, and the table of the slots that they serve.
 #[derive(Debug)]
 pub(super) struct Programs {
     slots: Table<Wiring>,
@@ -37,7 +36,7 @@ pub(super) struct Programs {
 }
 
 impl Programs {
-    /// Has the kernel verify them. `barred`: where connections decide, or nothing is let through.
+    /// Loads the programs, which the kernel verifies. `barred`: networks for which the namespace must decide.
     pub fn load(barred: &[Prefix]) -> io::Result<Programs> {
         let slots = Table::new()?;
         let outward = bpf::load(&program::outward(&slots, barred))?;
@@ -72,19 +71,19 @@ impl Drop for Entry {
     }
 }
 
-/// A fast path that is laid.
+/// An installed fast path.
 #[derive(Debug)]
 pub(super) enum FastPath {
-    /// By us: turning it off takes no RTNL.
+    /// Installed by this process: turning it off takes no RTNL.
     Ours(Entry),
-    /// By an earlier owner of the slot, whose namespace the socket is of: it is removed, which does.
+    /// Installed by an earlier owner of the slot: it must be removed, which takes RTNL. `route` is a socket in the slot's namespace.
     Found { route: Socket, uplink: u32 },
 }
 
 impl FastPath {
-    /// Lays it: `route` is of the slot's namespace, in which the uplink has that index. No guest has the slot yet. On an error
-    /// nothing of it is left.
-    pub fn lay(
+    /// Installs it before a guest has the slot. `route` is a socket in the slot's namespace, where the uplink has the index `uplink`. On an
+    /// error nothing of it remains.
+    pub fn install(
         route: &mut Socket,
         programs: &Arc<Programs>,
         wiring: &Wiring,
@@ -113,7 +112,7 @@ impl FastPath {
         }
     }
 
-    /// That of a slot somebody else made, where it has one.
+    /// The fast path of a slot that another process made, if it has one.
     pub fn found(mut route: Socket) -> io::Result<Option<FastPath>> {
         if !tc::with_ingress(&mut route)?.contains(&TAP_INDEX) {
             return Ok(None);
@@ -122,7 +121,7 @@ impl FastPath {
         Ok(Some(FastPath::Found { route, uplink }))
     }
 
-    /// Has the namespace decide every packet that comes from now on. Programs that had begun may still redirect theirs.
+    /// Makes the namespace decide every packet that arrives from now on. Programs that are running may still redirect theirs.
     pub fn turn_off(&mut self) -> io::Result<()> {
         match self {
             FastPath::Ours(entry) => entry.remove(),
@@ -130,7 +129,7 @@ impl FastPath {
         }
     }
 
-    /// The same, and waits for those, some milliseconds.
+    /// Turns it off and waits some milliseconds until running programs have ended.
     pub fn leave(&mut self) -> io::Result<()> {
         self.turn_off()?;
         bpf::wait_for_running()
@@ -147,10 +146,10 @@ fn remove(route: &mut Socket, uplink: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Tries whether this kernel has what it takes, in a namespace nobody sees.
+/// Tries, in a namespace of its own, whether this kernel supports the fast path.
 ///
 /// # Errors
-/// What it lacks.
+/// What the kernel lacks.
 pub(super) fn try_out() -> Result<(), Error> {
     bpf::can_wait().map_err(Error::system(
         "wait for programs (membarrier(2), not with nohz_full)",
@@ -161,14 +160,14 @@ pub(super) fn try_out() -> Result<(), Error> {
     let mut host = Socket::netfilter().map_err(Error::system("open an nftables socket (load nf_tables)"))?;
     conntrack::find(&mut host, |_| false)
         .map_err(Error::system("read connections (load nf_conntrack_netlink)"))?;
-    let mut lay = || -> io::Result<()> {
-        // The other end is there as well; what matters is that it is a pair's.
+    let mut install = || -> io::Result<()> {
+        // The other end is in the same namespace; what matters is that the uplink is one of a pair.
         link::make_pair(&mut route, "here", UPLINK_NAME, tapped.namespace.as_fd())?;
         let uplink = link::index(&mut route, UPLINK_NAME)?;
         let wiring = Wiring::new(Ipv4Addr::UNSPECIFIED, Ipv4Addr::UNSPECIFIED, uplink);
-        FastPath::lay(&mut route, &Arc::new(Programs::load(&[])?), &wiring, uplink).map(drop)
+        FastPath::install(&mut route, &Arc::new(Programs::load(&[])?), &wiring, uplink).map(drop)
     };
-    lay().map_err(Error::system(
+    install().map_err(Error::system(
         "redirect packets by eBPF (CONFIG_BPF_SYSCALL, CONFIG_NET_CLS_BPF, Linux 5.10)",
     ))
 }

@@ -18,7 +18,7 @@ use rustix::thread::{CpuSet, UnshareFlags, sched_getcpu, sched_setaffinity};
 
 use super::*;
 use crate::tap::enter;
-use crate::world::*;
+use crate::testbed::*;
 use thaw_sys::bpf;
 use thaw_sys::bpf::assembler::{Assembler, Register, Size, When};
 use thaw_sys::netlink::Socket;

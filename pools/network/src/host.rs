@@ -1,9 +1,9 @@
-//! The host's side of all slots: forwarding, one nftables table, and which numbers are taken.
+//! The host's side of all slots: forwarding, one nftables table, and the numbers that are taken.
 //!
-//! A slot's number is the name of its interface in the host's namespace, so the kernel hands out each once, whoever asks;
-//! the interface goes with the slot's namespace, however its owner ends. Invariants of the table (docs/networking.md):
-//! what comes from a slot reaches neither this host (but for its name servers) nor another slot; what goes to one was
-//! published, or comes from this host, or answers the slot.
+//! A slot's number is part of the name of its interface in the host's namespace, so the kernel gives each number once, whichever process
+//! asks. The interface goes with the slot's namespace, however its owner ends. Invariants of the table (docs/networking.md): packets from a
+//! slot reach neither this host, except its name servers, nor another slot; packets to a slot go to a published port, come from this host,
+//! or answer the slot.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -19,9 +19,9 @@ use serde::{Deserialize, Serialize};
 use thaw_sys::lock::Lock;
 
 use crate::Error;
-use crate::earlier::Earlier;
 use crate::fast::{FastPath, Programs, Wiring};
 use crate::range::{Range, SLOT_LENGTH};
+use crate::stale_connections::StaleConnections;
 use crate::tap::Privileged;
 use crate::{GUEST_ADDRESS, GUEST_MAC, HOST_MAC, TAP_INDEX, UPLINK_MAC, UPLINK_NAME, resolver, slot};
 use thaw_failpoint::{Failpoint, reach};
@@ -34,21 +34,21 @@ use thaw_sys::nft::{self, Field, Hook, Transaction};
 use thaw_sys::prefix::Prefix;
 use thaw_sys::survey;
 
-/// What the host's ends of slots are called, before their numbers.
+/// The names of the host's ends of slots, before their numbers.
 pub(super) const LINKS: &str = "thaw-n";
-/// Ports published on any address of the host, and on one: maps of the table.
+/// Maps of the table: ports published on any address of the host, and on one.
 pub(super) const ANYWHERE: &str = "published_anywhere";
 pub(super) const AT: &str = "published_at";
 const FORWARDING: &str = "/proc/sys/net/ipv4/ip_forward";
 const DNS: u16 = 53;
 
-/// `[network]`: what an operator says of it.
+/// The section `[network]` of the configuration.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Setup {
-    /// Where slots have their addresses, four each: a private network this host has no other routes into.
+    /// The range of the slots' addresses, four each: a private network to which this host has no other route.
     pub range: Range,
-    /// Turn on net.ipv4.ip_forward where it is off.
+    /// Turn on net.ipv4.ip_forward if it is off.
     pub forwarding: bool,
     /// Whether packets are redirected by eBPF past the namespaces of slots.
     pub fast_path: FastPathSetting,
@@ -68,56 +68,56 @@ impl Default for Setup {
     }
 }
 
-/// When slots have a fast path.
+/// Whether slots have a fast path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FastPathSetting {
-    /// Where the kernel has what it takes.
+    /// If the kernel supports it.
     #[default]
     Auto,
     /// Never: nftables does it all.
     Off,
 }
 
-/// How packets of slots go.
+/// How packets of slots are forwarded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
-    /// Perhaps past their namespaces: the first slot tells.
+    /// Not known yet whether the fast path works: the first slot tries it.
     Untried,
     Fast,
     Nftables,
 }
 
-/// The host, as slots need it.
+/// The host's side of all slots.
 #[derive(Debug)]
 pub(super) struct Host {
     pub setup: Setup,
     pub table: String,
-    /// Where the search for a free number begins.
+    /// The number at which the next search for a free one begins.
     next: AtomicU32,
-    /// None before the first slot.
+    /// `None` before the first slot.
     prepared: Mutex<Option<Way>>,
-    /// Of the fast path; none before the first slot that has one.
+    /// The programs of the fast path; `None` before the first slot that has one.
     programs: Mutex<Option<Arc<Programs>>>,
-    /// Of whom a number may still have connections.
-    pub earlier: Earlier,
+    /// Which numbers may have connections of an earlier slot.
+    pub stale: StaleConnections,
 }
 
 impl Host {
     pub fn new(setup: Setup) -> Host {
-        // Processes begin apart, so that they do not search where another has taken all.
+        // Processes begin at different numbers, so that they do not search where another has taken all.
         let next = rustix::process::getpid().as_raw_nonzero().get() as u32;
         Host {
             table: setup.range.table(),
             next: AtomicU32::new(next.wrapping_mul(0x9e37_79b9)),
             prepared: Mutex::new(None),
             programs: Mutex::new(None),
-            earlier: Earlier::default(),
+            stale: StaleConnections::default(),
             setup,
         }
     }
 
-    /// The name servers guests are told of.
+    /// The name servers for guests.
     pub fn nameservers(&self) -> Vec<IpAddr> {
         let servers = match self.setup.nameservers.as_slice() {
             [] => resolver::nameservers(),
@@ -126,21 +126,21 @@ impl Host {
         servers.into_iter().map(IpAddr::V4).collect()
     }
 
-    /// Joins a slot's namespace to the host's, with an address and rules of its own: its number, and its fast path.
+    /// Joins a slot's namespace to the host's, with an address and rules of its own. Returns its number and its fast path.
     pub fn join(&self, slot: &mut Privileged) -> Result<(u32, Option<FastPath>), Error> {
         let way = self.prepare()?;
         let mut route = Socket::route().map_err(Error::system("open a netlink socket"))?;
         let (number, name) = self.take_number(&mut route, &slot.tapped.namespace)?;
         reach(Failpoint::NetworkPairMade);
         let joined = self
-            .dress(&mut route, number, &name, slot)
+            .configure_links(&mut route, number, &name, slot)
             .map_err(Error::system("give a network slot its addresses"))
             .inspect(|_| reach(Failpoint::NetworkAddressed))
             .and_then(|uplink| {
                 self.remove_published(|_| Ok(vec![self.setup.range.slot(number)]))?;
-                // In the namespace of a slot without a fast path no connection goes on that it has not seen.
+                // Without a fast path the namespace does not continue connections that it has not seen.
                 let fast =
-                    way != Way::Nftables && self.earlier.forget(number, || self.end_earlier(number)).is_ok();
+                    way != Way::Nftables && self.stale.clear(number, || self.end_earlier(number)).is_ok();
                 slot::rules(
                     self.setup.range,
                     number,
@@ -153,18 +153,23 @@ impl Host {
             });
         let (uplink, fast) = joined.inspect_err(|_| self.leave(&name))?;
         reach(Failpoint::NetworkRulesMade);
-        Ok((number, fast.then(|| self.lay(slot, number, uplink)).flatten()))
+        Ok((
+            number,
+            fast.then(|| self.install_fast_path(slot, number, uplink))
+                .flatten(),
+        ))
     }
 
-    /// Lays a slot's fast path. Without it the slot is as good; where the first has none, no other is tried.
-    fn lay(&self, slot: &mut Privileged, number: u32, uplink: u32) -> Option<FastPath> {
+    /// Installs a slot's fast path. The slot works without one; if the first slot's fails, no other is tried.
+    fn install_fast_path(&self, slot: &mut Privileged, number: u32, uplink: u32) -> Option<FastPath> {
         let range = self.setup.range;
         let wiring = Wiring::new(range.slot(number), range.host(number), uplink);
         let programs = self.programs();
-        let laid = programs.and_then(|programs| FastPath::lay(&mut slot.route, &programs, &wiring, uplink));
+        let installed =
+            programs.and_then(|programs| FastPath::install(&mut slot.route, &programs, &wiring, uplink));
         let mut way = self.prepared.locked();
         let first = *way == Some(Way::Untried);
-        match &laid {
+        match &installed {
             Ok(_) if first => {
                 tracing::info!("packets of sandboxes without a policy are redirected by eBPF");
                 *way = Some(Way::Fast);
@@ -176,7 +181,7 @@ impl Host {
             Err(e) => tracing::warn!(slot = number, "a slot goes without its fast path: {e}"),
             Ok(_) => {}
         }
-        laid.ok()
+        installed.ok()
     }
 
     /// The programs of the fast path: the kernel verifies them for the first slot.
@@ -190,7 +195,7 @@ impl Host {
         Ok(loaded)
     }
 
-    /// Makes the pair of interfaces, under the first number nobody has.
+    /// Makes the pair of interfaces, with the first free number.
     fn take_number(&self, route: &mut Socket, namespace: &OwnedFd) -> Result<(u32, String), Error> {
         let slots = self.setup.range.slots();
         for _ in 0..slots {
@@ -211,8 +216,14 @@ impl Host {
         })
     }
 
-    /// Gives both interfaces their addresses: the index of the uplink in its namespace.
-    fn dress(&self, route: &mut Socket, number: u32, name: &str, slot: &mut Privileged) -> io::Result<u32> {
+    /// Configures both interfaces. Returns the index of the uplink in its namespace.
+    fn configure_links(
+        &self,
+        route: &mut Socket,
+        number: u32,
+        name: &str,
+        slot: &mut Privileged,
+    ) -> io::Result<u32> {
         let range = self.setup.range;
         let (host, own) = (range.host(number), range.slot(number));
         // Connections from this host's loopback to a published port are translated on the way out by this interface.
@@ -236,7 +247,7 @@ impl Host {
         Ok(uplink)
     }
 
-    /// Takes a slot's interface away, and with it what the kernel has of its addresses.
+    /// Deletes a slot's interface, and with it its addresses.
     pub fn leave(&self, name: &str) {
         let left = Socket::route().and_then(|mut route| link::delete(&mut route, name));
         match left {
@@ -252,12 +263,12 @@ impl Host {
         format!("{LINKS}{number}")
     }
 
-    /// The number of the slot whose interface here has a name.
+    /// The number of the slot whose interface here has this name.
     pub fn number_of(name: &str) -> Option<u32> {
         name.strip_prefix(LINKS)?.parse().ok()
     }
 
-    /// What must be before the first slot: the range is free, the host forwards, the table is there.
+    /// Prepares the host for the first slot: checks the range, turns on forwarding, writes the table.
     fn prepare(&self) -> Result<Way, Error> {
         let mut prepared = self.prepared.locked();
         if let Some(way) = *prepared {
@@ -280,7 +291,7 @@ impl Host {
         Ok(way)
     }
 
-    /// Refuses a range the host has other routes into.
+    /// Refuses a range to which the host has other routes.
     fn check_range(&self) -> Result<(), Error> {
         let failed = Error::system("read the host's routes");
         let mut route = Socket::route().map_err(failed)?;
@@ -295,7 +306,7 @@ impl Host {
             };
             let by = match found.by.map(|index| index_to_name(&inet, index)) {
                 Some(Ok(name)) => name,
-                // Another sandbox's, mostly: gone since the routes were read, and its route with it.
+                // The interface, mostly of another sandbox, is gone since the routes were read, and its route with it.
                 Some(Err(Errno::NODEV)) => continue,
                 Some(Err(e)) => return Err(failed(e.into())),
                 None => "no one interface".into(),
@@ -326,7 +337,7 @@ impl Host {
         Ok(())
     }
 
-    /// The table, as it must be.
+    /// The host's table.
     pub fn rules(&self) -> Transaction<'_> {
         let slots = Interface::Beginning(LINKS);
         let range = self.setup.range.prefix();
@@ -378,7 +389,7 @@ impl Host {
         t
     }
 
-    /// Ends connections of slots that are not there, and of an earlier owner of this number.
+    /// Ends connections of slots that are gone, and of an earlier slot with this number.
     fn end_earlier(&self, number: u32) -> io::Result<()> {
         let mut socket = Socket::netfilter()?;
         let here = self.slots_here()?;
@@ -391,7 +402,7 @@ impl Host {
         conntrack::end(&mut socket, |connection| connection.ends().into_iter().any(gone)).map(drop)
     }
 
-    /// The numbers of this range that have a slot: those with an address here.
+    /// The numbers of this range that have a slot: those whose address is on an interface here.
     fn slots_here(&self) -> io::Result<HashSet<u32>> {
         let mut route = Socket::route()?;
         let range = self.setup.range;
@@ -403,11 +414,11 @@ impl Host {
         Ok(addresses.iter().filter_map(|here| number(here.ip)).collect())
     }
 
-    /// Removes published ports that lead to slots that are not there any more.
+    /// Removes published ports that lead to slots that are gone.
     pub fn sweep(&self) -> Result<(), Error> {
         let range = self.setup.range;
         self.remove_published(|targets| {
-            // After the ports were read: a slot made since then had none of them.
+            // Read after the ports: a slot made since then had none of them.
             let here = self.slots_here()?;
             let is_gone =
                 |target: &Ipv4Addr| range.number(*target).is_none_or(|number| !here.contains(&number));
@@ -415,7 +426,7 @@ impl Host {
         })
     }
 
-    /// Removes those that lead where `which` says, of all the addresses any leads to; it is not asked where there is none.
+    /// Removes the published ports that lead to the addresses which `which` selects. It is not called if no port is published.
     fn remove_published(
         &self,
         which: impl FnOnce(Vec<Ipv4Addr>) -> io::Result<Vec<Ipv4Addr>>,
@@ -450,7 +461,7 @@ impl Host {
     }
 }
 
-/// A socket to ask for interfaces by.
+/// A socket for requests about interfaces.
 fn inet() -> io::Result<OwnedFd> {
     let (family, kind) = (AddressFamily::INET, SocketType::DGRAM);
     Ok(rustix::net::socket_with(

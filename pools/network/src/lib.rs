@@ -1,15 +1,17 @@
-//! A private network for one sandbox: a network namespace with a tap in it, and a way outside.
+//! The network of a sandbox: a network namespace with a tap in it (a slot), and its connection to the outside; or, in [`pod`], the
+//! namespace that a CNI plugin made.
 //!
 //! ```text
 //!  guest ─ tap ─ [ slot's namespace: policy, NAT to the slot's address ] ─ veth ─ [ host: NAT, published ports ] ─ outside
 //! ```
 //!
-//! The namespace has no name and the tap no owner but descriptors: when the last is closed all is gone, the pair of
-//! interfaces and the slot's address with it, so nothing can leak and a slot lives as long as its VMM. Every guest sees the
-//! same MAC, the same address and the same gateway, so a clone has nothing to change: what differs between slots is
-//! translated within their namespaces, by two programs (`fast`) where the kernel has them and the policy is the default one, by
-//! nftables otherwise. All that takes RTNL is done when a slot is made; what a sandbox wants beyond that (a
-//! policy, published ports) is one nftables transaction each, which does not.
+//! Invariant: only descriptors hold a slot's namespace and its tap. When the last of them is closed the kernel removes both, the pair of
+//! interfaces and the slot's address, so nothing can leak, and a slot lives as long as its VMM.
+//!
+//! Every guest sees the same MAC, address and gateway, so a clone has nothing to change. What differs between slots is translated
+//! within their namespaces: by two BPF programs (`fast`) if the kernel supports them and the policy is the default one, by nftables
+//! otherwise. All steps that take RTNL, the kernel's host-wide network lock, happen when a slot is made. A policy or published ports
+//! later take one nftables transaction each, which does not take RTNL.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -28,22 +30,22 @@ use thaw_pools::process::ProcessRecord;
 use thaw_pools::resource::{Kind, Unfit};
 use thaw_sys::link;
 
-mod earlier;
 mod error;
 mod fast;
-mod gone;
 mod host;
 pub mod pod;
 pub mod policy;
 pub mod publish;
 mod range;
+mod removed_slots;
 mod resolver;
 mod slot;
+mod stale_connections;
 mod tap;
+#[cfg(test)]
+mod testbed;
 mod traffic;
 mod uplink;
-#[cfg(test)]
-mod world;
 
 pub use error::Error;
 pub use host::{FastPathSetting, Setup};
@@ -51,7 +53,7 @@ pub use range::{Range, RangeError};
 pub use traffic::Traffic;
 pub use uplink::{Terms, Uplink};
 
-/// What the guest's interface is called.
+/// The name of the guest's interface.
 const GUEST_INTERFACE: &str = "eth0";
 /// The guest's MAC address, the same in every guest: locally administered, "thaw".
 pub const GUEST_MAC: [u8; 6] = [0x02, b't', b'h', b'a', b'w', 0x02];
@@ -61,12 +63,12 @@ pub const GUEST_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 219, 0, 2);
 pub const HOST_ADDRESS: Ipv4Addr = Ipv4Addr::new(10, 219, 0, 1);
 /// The tap's MAC address, which a guest may know from before it was frozen.
 pub const GATEWAY_MAC: [u8; 6] = [0x02, b't', b'h', b'a', b'w', 0x01];
-/// Those of the pair of interfaces that joins a slot to the host, the same for all: each is a link of its own.
+/// The MAC addresses of the pair of interfaces that joins a slot to the host: the same for all, because each pair is a link of its own.
 const UPLINK_MAC: [u8; 6] = [0x02, b't', b'h', b'a', b'w', 0x03];
 const HOST_MAC: [u8; 6] = [0x02, b't', b'h', b'a', b'w', 0x04];
 const PREFIX: u8 = 30;
 const MTU: u16 = 1500;
-/// Names within a slot's namespace, so they are always free; the index is beyond those the kernel gives by itself.
+/// Names within a slot's own namespace, where nothing else takes them; the index is above those that the kernel assigns.
 const TAP_NAME: &str = "thaw0";
 const TAP_INDEX: libc::c_uint = 1000;
 const UPLINK_NAME: &str = "uplink";
@@ -80,15 +82,15 @@ const MAX_POD_ADDRESSES: usize = 256;
 pub struct NetworkSlot {
     /// The tap: `IFF_NO_PI | IFF_VNET_HDR`, 12-byte header, all offloads a guest may take.
     pub tap: OwnedFd,
-    /// The namespace the tap lives in; keeps it alive.
+    /// The tap's namespace, which this descriptor keeps alive.
     pub namespace: OwnedFd,
-    /// What the guest is told.
+    /// The guest's network configuration.
     pub config: Network,
-    /// The way outside. None without privilege: the guest reaches its gateway, and nothing else.
+    /// The connection to the outside. `None` without privilege: the guest then reaches only its gateway.
     pub uplink: Option<Uplink>,
 }
 
-/// The kind: all are alike.
+/// The kind of resource: all slots are alike.
 #[derive(Debug)]
 pub struct Networks {
     host: Arc<Host>,
@@ -101,21 +103,21 @@ impl Networks {
         }
     }
 
-    /// The name servers guests are to be told of now.
+    /// The name servers that guests are to use now.
     pub fn nameservers(&self) -> Vec<IpAddr> {
         self.host.nameservers()
     }
 
-    /// From now on, for as long as this process lives, ports that lead to slots that went are removed at once: for a
-    /// process that lives long. Those of slots gone before are by the first slot made.
+    /// Starts a thread that removes published ports of a slot as soon as the slot is gone, for as long as this process lives. Ports of
+    /// slots that were gone before are removed when the first slot is made.
     ///
     /// # Errors
-    /// It cannot be listened for.
+    /// The kernel's events cannot be subscribed to.
     pub fn listen(&self) -> io::Result<()> {
-        gone::listen(self.host.clone())
+        removed_slots::listen(self.host.clone())
     }
 
-    /// Takes over the slot of a VMM whose owner is gone, as that has described it.
+    /// Takes over the slot of a VMM whose owner is gone, as that owner described it.
     pub fn adopt(&self, vmm: ProcessRecord, described: &SandboxNetwork) -> Result<NetworkSlot, Error> {
         let (Tapped { tap, namespace }, uplink) = Uplink::adopt(&self.host, vmm, described)?;
         Ok(NetworkSlot {
@@ -163,7 +165,7 @@ impl Kind for Networks {
         }
     }
 
-    /// A tap whose device is gone says so to poll(2), which takes no RTNL; asking it anything by ioctl(2) would.
+    /// poll(2) reports a tap whose device is gone without taking RTNL; an ioctl(2) would take it.
     fn check(&self, slot: &NetworkSlot) -> Result<(), Unfit> {
         let now = Timespec {
             tv_sec: 0,
@@ -180,17 +182,17 @@ impl Kind for Networks {
     }
 
     fn destroy(&self, slot: NetworkSlot) {
-        // Beyond it, its descriptors are all there is.
+        // The rest goes with its descriptors.
         if let Some(uplink) = slot.uplink {
             uplink.leave();
         }
     }
 }
 
-/// Tries whether this kernel has what leads slots outside, in a namespace nobody sees.
+/// Tries, in a namespace of its own, whether this kernel supports what connects slots to the outside.
 ///
 /// # Errors
-/// What it lacks; `EPERM` without privilege.
+/// What the kernel lacks; `EPERM` without privilege.
 pub fn try_out() -> Result<(), Error> {
     let host = Host::new(Setup::default());
     let mut made = tap::in_thread()?;
@@ -206,15 +208,15 @@ pub fn try_out() -> Result<(), Error> {
     Ok(())
 }
 
-/// Tries whether this kernel lets packets be redirected past a slot's namespace, in one nobody sees.
+/// Tries, in a namespace of its own, whether this kernel supports redirecting packets past a slot's namespace.
 ///
 /// # Errors
-/// What it lacks; `EPERM` without privilege.
+/// What the kernel lacks; `EPERM` without privilege.
 pub fn try_fast_path() -> Result<(), Error> {
     fast::try_out()
 }
 
-/// What every guest is told, but for the name servers of the moment.
+/// The configuration of every guest, without name servers, which may change.
 fn config() -> Network {
     Network {
         name: GUEST_INTERFACE.into(),

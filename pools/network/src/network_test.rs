@@ -9,7 +9,7 @@ use thaw_protocol::api::PublishedPort;
 
 use super::*;
 use crate::publish::Port;
-use crate::world::*;
+use crate::testbed::*;
 use thaw_sys::netlink::Socket;
 use thaw_sys::nft;
 

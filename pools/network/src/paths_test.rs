@@ -6,7 +6,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::os::fd::AsRawFd;
 
 use super::*;
-use crate::world::*;
+use crate::testbed::*;
 use thaw_sys::conntrack;
 use thaw_sys::netlink::Socket;
 

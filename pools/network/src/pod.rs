@@ -1,16 +1,16 @@
-//! The network of a pod: a namespace that a CNI plugin made, with its interfaces, addresses and routes, given to a guest.
+//! The network of a pod: a namespace that a CNI plugin made, whose interfaces, addresses and routes a guest gets.
 //!
 //! ```text
-//!  guest ─ tap thaw-t0 ⇄ eth0 [ the pod's namespace ] ─ whatever the plugin joined it to
+//!  guest ─ tap thaw-t0 ⇄ eth0 [ the pod's namespace ] ─ whatever the plugin connected it to
 //! ```
 //!
-//! For its Ethernet interface there is a tap. Every frame that arrives at the interface leaves by the tap, unread: ARP, IPv6,
-//! whatever there is; what the guest sends leaves by the interface where it is from the pod ([`filter`]). The guest takes the interface's place, with its name, MAC, addresses, MTU, routes and neighbours, which
-//! [`PodNetwork::config`] has as a handshake takes them.
+//! The namespace's Ethernet interface gets a tap beside it. Every frame that arrives at the interface is redirected to the tap unread: ARP,
+//! IPv6, anything. A frame that the guest sends is redirected to the interface if it is from the pod ([`filter`]). The guest has the
+//! interface's name, MAC, addresses, MTU, routes and neighbours, which [`PodNetwork::config`] gives for its handshake.
 //!
-//! Invariants: nothing of the plugin's is changed, so that [`detach`] leaves the namespace as it was; what was made is known
-//! by what the kernel has of it (a tap's name, a redirect's cookie), so whoever comes after a `kill -9` finds it all. It
-//! takes RTNL, the lock of the whole host: a pod that brings its namespace has no slot of a pool.
+//! Invariants: nothing that the plugin made is changed, so [`detach`] restores the namespace. What was added is recognised by its state in
+//! the kernel (a tap's name, a redirect's cookie), so a process that comes after a `kill -9` finds all of it. Attaching takes RTNL, the
+//! kernel's host-wide network lock: a pod brings its own namespace and takes no slot from the pool.
 
 use std::io;
 use std::net::TcpListener;
@@ -34,28 +34,28 @@ mod filter;
 mod loopback;
 
 pub use crate::error::PodError;
-pub use loopback::meant_for;
+pub use loopback::original_port;
 
-/// A pod's network, led to a guest. Dropped, the namespace is as it was, unless it is [kept](PodNetwork::keep).
+/// A pod's network, attached to a guest. Dropping it restores the namespace, unless it is [kept](PodNetwork::keep).
 #[derive(Debug)]
 pub struct PodNetwork {
     namespace: OwnedFd,
-    /// Of the sandbox that was made here.
-    led: Option<Led>,
+    /// `None` of an adopted sandbox.
+    tap: Option<GuestTap>,
     loopback: Option<TcpListener>,
     kept: bool,
 }
 
-/// The tap that stands for an interface, and what the guest is to be told of that.
+/// The tap beside an interface, and the guest's configuration.
 #[derive(Debug)]
-struct Led {
+struct GuestTap {
     tap: OwnedFd,
     config: Network,
 }
 
-/// Opens a namespace by its path, `/run/netns/…` or `/proc/…/ns/net`.
+/// Opens a network namespace by its path, `/run/netns/…` or `/proc/…/ns/net`.
 pub fn open(path: &Path) -> Result<OwnedFd, Error> {
-    // What is no namespace, a pipe perhaps, is not waited for.
+    // Opening another file, such as a pipe, must not block.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     let opened = rustix::fs::open(path, flags, Mode::empty());
     opened.map_err(|e| Error::Namespace {
@@ -65,13 +65,13 @@ pub fn open(path: &Path) -> Result<OwnedFd, Error> {
 }
 
 impl PodNetwork {
-    /// Leads the interface of a namespace to a tap. None where it has no interface.
+    /// Attaches a tap to the interface of a namespace. `None` if it has no interface.
     ///
     /// # Errors
-    /// [`PodError`]: it cannot be a guest's. On any error nothing of it is left.
+    /// [`PodError`]: a guest cannot join it. On any error the namespace is unchanged.
     pub fn attach(namespace: OwnedFd) -> Result<Option<PodNetwork>, Error> {
         refuse_host(namespace.as_fd())?;
-        let led = within(namespace.as_fd(), |route| -> Result<_, Error> {
+        let attached = within(namespace.as_fd(), |route| -> Result<_, Error> {
             let links = survey::links(route).map_err(Error::system("read the pod's interfaces"))?;
             if links.iter().any(is_tap) {
                 return Err(PodError::InUse.into());
@@ -85,8 +85,8 @@ impl PodNetwork {
             let config = surveyed.describe(&link);
             let addresses = config.addresses.iter().map(|address| address.ip);
             let identity = Identity::new(config.mac, addresses)?;
-            match lead(route, &link, &identity) {
-                Ok(tap) => Ok(Some((Led { tap, config }, lead_loopback()))),
+            match attach_tap(route, &link, &identity) {
+                Ok(tap) => Ok(Some((GuestTap { tap, config }, redirect_loopback()))),
                 Err(e) => {
                     if let Err(left) = remove(route) {
                         tracing::warn!("a pod's network is not as it was: {left}");
@@ -95,46 +95,46 @@ impl PodNetwork {
                 }
             }
         })?;
-        Ok(led.map(|(led, loopback)| PodNetwork {
+        Ok(attached.map(|(tap, loopback)| PodNetwork {
             namespace,
-            led: Some(led),
+            tap: Some(tap),
             loopback,
             kept: false,
         }))
     }
 
-    /// That of a sandbox whose owner is gone, and whose VMM has the tap.
+    /// Takes over the network of a sandbox whose owner is gone and whose VMM has the tap.
     ///
     /// # Errors
-    /// It is no namespace any more, or the host's.
+    /// The namespace is gone, or is the host's.
     pub fn adopt(namespace: OwnedFd) -> Result<PodNetwork, Error> {
         refuse_host(namespace.as_fd())?;
-        let loopback = within(namespace.as_fd(), |_| Ok(lead_loopback()))?;
+        let loopback = within(namespace.as_fd(), |_| Ok(redirect_loopback()))?;
         Ok(PodNetwork {
             namespace,
-            led: None,
+            tap: None,
             loopback,
             kept: false,
         })
     }
 
-    /// Where those come who enter the namespace and connect to its `localhost`, once: each is to be led to the port that
-    /// [`meant_for`] says, of the guest's. None where the kernel cannot.
+    /// Takes the listener for connections to `localhost` that processes in the namespace make on the host: each is to be forwarded to the
+    /// guest's port that [`original_port`] returns. `None` if the kernel does not support it.
     pub fn take_loopback(&mut self) -> Option<TcpListener> {
         self.loopback.take()
     }
 
-    /// As [`crate::NetworkSlot::tap`] is. None of one that was adopted.
+    /// The tap, like [`crate::NetworkSlot::tap`]. `None` of an adopted one.
     pub fn tap(&self) -> Option<&OwnedFd> {
-        self.led.as_ref().map(|led| &led.tap)
+        self.tap.as_ref().map(|tap| &tap.tap)
     }
 
-    /// What the guest is told. None of one that was adopted.
+    /// The guest's network configuration. `None` of an adopted one.
     pub fn config(&self) -> Option<&Network> {
-        self.led.as_ref().map(|led| &led.config)
+        self.tap.as_ref().map(|tap| &tap.config)
     }
 
-    /// It stays, for a later owner.
+    /// Leaves it as it is for a later owner.
     pub fn keep(mut self) {
         self.kept = true;
     }
@@ -146,20 +146,20 @@ impl Drop for PodNetwork {
             return;
         }
         // The tap goes with its last descriptor.
-        self.led = None;
+        self.tap = None;
         if let Err(e) = detach(self.namespace.as_fd()) {
             tracing::warn!("a pod's network is not as it was: {e}");
         }
     }
 }
 
-/// Takes away from a namespace what [`PodNetwork::attach`] made in it, whoever called that; nothing where there is nothing.
+/// Removes from a namespace what [`PodNetwork::attach`] added, in whichever process.
 pub fn detach(namespace: BorrowedFd<'_>) -> Result<(), Error> {
     refuse_host(namespace)?;
     within(namespace, remove)
 }
 
-/// Runs `work` in a namespace, with a socket there.
+/// Runs `work` in a namespace, with a netlink socket there.
 fn within<T: Send>(
     namespace: BorrowedFd<'_>,
     work: impl FnOnce(&mut Socket) -> Result<T, Error> + Send,
@@ -171,12 +171,12 @@ fn within<T: Send>(
     })
 }
 
-/// The host's namespace is that of its first process, and ours.
+/// Refuses the host's namespace: that of its first process, and ours.
 fn refuse_host(namespace: BorrowedFd<'_>) -> Result<(), Error> {
     let failed = |e: rustix::io::Errno| Error::system("look at the pod's network namespace")(e.into());
     let theirs = rustix::fs::fstat(namespace).map_err(failed)?;
     for host in ["/proc/1/ns/net", "/proc/thread-self/ns/net"] {
-        // Another's first process may not be for us to see; our own namespace always is.
+        // The first process may not be visible to us; our own namespace is.
         if let Ok(host) = rustix::fs::stat(host)
             && (host.st_dev, host.st_ino) == (theirs.st_dev, theirs.st_ino)
         {
@@ -190,7 +190,7 @@ fn is_tap(link: &Link) -> bool {
     link.name == POD_TAP && link.kind.as_deref() == Some("tun")
 }
 
-/// The one there is, for a guest that has one device.
+/// The only interface: a guest has one.
 fn only(mut links: Vec<Link>) -> Result<Option<Link>, PodError> {
     if links.len() > 1 {
         let names = links.into_iter().map(|link| link.name);
@@ -201,7 +201,7 @@ fn only(mut links: Vec<Link>) -> Result<Option<Link>, PodError> {
     Ok(links.pop())
 }
 
-/// What directs frames already, and is not ours, is not to be pushed aside.
+/// Refuses an interface that has filters of another program on arriving frames.
 fn refuse_directed(route: &mut Socket, link: &Link) -> Result<(), Error> {
     let directed = tc::with_ingress(route).map_err(Error::system("read the pod's qdiscs"))?;
     match directed.contains(&link.index) {
@@ -213,15 +213,15 @@ fn refuse_directed(route: &mut Socket, link: &Link) -> Result<(), Error> {
     }
 }
 
-/// Makes the tap of an interface, and has frames go both ways, the guest's where it may send them.
-fn lead(route: &mut Socket, to: &Link, identity: &Identity) -> Result<OwnedFd, Error> {
+/// Makes the tap of an interface, and redirects frames both ways; those of the guest pass the filter.
+fn attach_tap(route: &mut Socket, to: &Link, identity: &Identity) -> Result<OwnedFd, Error> {
     let program = bpf::load(&filter::program(identity, to.index)).map_err(Error::system(
         "filter what a pod's guest sends (CONFIG_BPF_SYSCALL; what the kernel says of the program)",
     ))?;
     let tap = open_tap(POD_TAP, None)?;
     reach(Failpoint::PodTapMade);
     let mut join = || -> io::Result<()> {
-        // What the namespace itself would say by the tap is not for the guest.
+        // The guest must not get frames of the namespace's own IPv6 stack.
         match std::fs::write(format!("/proc/sys/net/ipv6/conf/{POD_TAP}/disable_ipv6"), "1") {
             Err(e) if e.kind() == io::ErrorKind::NotFound => {}
             written => written?,
@@ -246,18 +246,19 @@ fn lead(route: &mut Socket, to: &Link, identity: &Identity) -> Result<OwnedFd, E
     Ok(tap)
 }
 
-/// Without it, a pod is as good to all but those who enter its namespace.
-fn lead_loopback() -> Option<TcpListener> {
-    let led = loopback::lead();
+/// Only processes that enter the pod's namespace on the host need it, so a failure is only logged.
+fn redirect_loopback() -> Option<TcpListener> {
+    let redirected = loopback::redirect();
     reach(Failpoint::PodLoopbackLed);
-    led.inspect_err(|e| tracing::warn!("a pod's localhost is nobody's on the host (port-forward): {e}"))
+    redirected
+        .inspect_err(|e| tracing::warn!("a pod's localhost is nobody's on the host (port-forward): {e}"))
         .ok()
 }
 
-/// Takes away all that is ours in the socket's namespace, which is the thread's.
+/// Removes everything of ours from the socket's namespace, which is also the thread's.
 fn remove(route: &mut Socket) -> Result<(), Error> {
     if let Err(e) = loopback::remove() {
-        // Who cannot remove a table could not make it.
+        // A process that cannot remove a table could not have made it.
         tracing::debug!("a pod's localhost: {e}");
     }
     reach(Failpoint::PodLoopbackLeft);
@@ -281,7 +282,7 @@ fn remove(route: &mut Socket) -> Result<(), Error> {
     remove().map_err(Error::system("take a sandbox's taps out of a pod's network"))
 }
 
-/// What went by itself, or with its interface, is removed as well.
+/// Treats what is gone already as removed.
 fn gone(removed: io::Result<()>) -> io::Result<()> {
     match removed {
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENODEV | libc::ENOENT)) => Ok(()),

@@ -1,7 +1,7 @@
-//! Where a guest may connect to: rules in order, the first that matches decides.
+//! Network policies: where a guest may connect to. Rules are tried in order, and the first that matches decides.
 //!
-//! Invariant: [`Policy::decides`] and the nftables rules made of a policy ([`Policy::rules`]) agree; what was allowed and is
-//! not any more is found by the one and stopped by the other.
+//! Invariant: [`Policy::decides`] and the nftables rules of a policy ([`Policy::rules`]) agree. When a policy changes, the one finds the
+//! connections that are denied now, and the other stops their packets.
 
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
@@ -11,12 +11,12 @@ use thaw_protocol::api::{Egress, EgressRule, NetworkPolicy};
 use thaw_sys::nft::rule::{Rule, TCP, UDP};
 use thaw_sys::prefix::{Prefix, PrefixError};
 
-/// Most rules of a policy, and most of nftables that they may come to.
+/// Most rules of a policy, and most nftables rules that they may expand to.
 pub const MAX_RULES: usize = 128;
 const MAX_EXPANDED: usize = 512;
 const ICMP: u8 = 1;
 
-/// A policy that was read: it can be had by no wrong text.
+/// A policy, valid by construction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     rules: Vec<Entry>,
@@ -34,7 +34,7 @@ struct Entry {
     ports: Vec<RangeInclusive<u16>>,
 }
 
-/// Why a policy cannot be.
+/// Why a policy is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PolicyError {
     #[error("more than {MAX_RULES} rules, or more than {MAX_EXPANDED} of their ports and protocols together")]
@@ -52,7 +52,7 @@ pub enum PolicyError {
 }
 
 impl Policy {
-    /// Reads one.
+    /// Parses a policy.
     pub fn new(text: NetworkPolicy) -> Result<Policy, PolicyError> {
         if text.egress.len() > MAX_RULES {
             return Err(PolicyError::TooMany);
@@ -70,23 +70,23 @@ impl Policy {
         })
     }
 
-    /// As it was said.
+    /// The text that it was parsed from.
     pub fn text(&self) -> &NetworkPolicy {
         &self.text
     }
 
-    /// Whether it is that of a slot nobody said anything of.
+    /// Whether it is the default policy, which denies nothing.
     pub fn allows_all(&self) -> bool {
         self.rules.is_empty() && self.default == Egress::Allow
     }
 
-    /// Whether a guest may connect there. A protocol without ports has port 0.
+    /// Whether a guest may connect to an address and port. A protocol without ports has port 0.
     pub(super) fn decides(&self, to: Ipv4Addr, protocol: u8, port: u16) -> Egress {
         let matching = self.rules.iter().find(|rule| rule.matches(to, protocol, port));
         matching.map_or(self.default, |rule| rule.verdict)
     }
 
-    /// The same for nftables: rules that decide every packet. `denied` is the chain for what is not allowed.
+    /// The nftables rules of the policy, which decide every packet. `denied` is the chain for denied packets.
     pub(super) fn rules(&self, denied: &str) -> Vec<Rule> {
         let decide = |rule: Rule, verdict| match verdict {
             Egress::Allow => rule.accept(),
@@ -167,7 +167,7 @@ fn ports(text: &str) -> Option<RangeInclusive<u16>> {
     (!range.is_empty()).then_some(range)
 }
 
-/// A rule as a command line has it: `allow=NETWORK[:PORT,…][/PROTOCOL]`, `deny=…`; or `default=allow|deny`.
+/// Parses a rule of the command line into a policy: `allow=NETWORK[:PORT,…][/PROTOCOL]`, `deny=…`; or `default=allow|deny`.
 pub fn parse_into(policy: &mut NetworkPolicy, text: &str) -> Result<(), String> {
     let wrong = || {
         format!(

@@ -1,8 +1,7 @@
-//! Ports of the host that lead to a sandbox.
+//! Published ports: ports of the host that lead to a sandbox.
 //!
-//! A published port is an element of a map of the host's table, and a socket that is bound to it: so it is nobody else's,
-//! neither another sandbox's nor a server's on this host. The element is removed when the [`Publication`] is dropped,
-//! unless it is kept for a later owner.
+//! A published port is an element in a map of the host's table, and a socket that is bound to the port, so that neither another sandbox nor
+//! a server on this host can take it. Dropping the [`Publication`] removes the element, unless it is kept for a later owner.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddrV4, TcpListener, UdpSocket};
@@ -20,7 +19,7 @@ use thaw_sys::netlink::Socket;
 use thaw_sys::nft::rule::{TCP, UDP};
 use thaw_sys::nft::{Field, Target, Transaction};
 
-/// Most ports one sandbox publishes.
+/// Most ports that one sandbox publishes.
 pub const MAX_PORTS: usize = 64;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,18 +28,18 @@ enum Protocol {
     Udp,
 }
 
-/// A port of the host, and the guest's it leads to.
+/// A port of the host, and the guest's port that it leads to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Port {
-    /// None: any of the host's.
+    /// `None`: every address of the host.
     address: Option<Ipv4Addr>,
-    /// 0: any that is free.
+    /// 0: any free port.
     host: u16,
     guest: u16,
     protocol: Protocol,
 }
 
-/// Why a port cannot be published, whatever the host has.
+/// Why a port cannot be published on any host.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PortError {
     #[error("{0:?} is not [ADDRESS:]HOSTPORT:PORT, with /tcp or /udp after it")]
@@ -94,7 +93,7 @@ impl From<Port> for PublishedPort {
 impl FromStr for Port {
     type Err = PortError;
 
-    /// As a command line has it: `[ADDRESS:]HOSTPORT:PORT[/udp]`.
+    /// Parses a port of the command line: `[ADDRESS:]HOSTPORT:PORT[/udp]`.
     fn from_str(text: &str) -> Result<Port, PortError> {
         let malformed = || PortError::Malformed(text.to_owned());
         let (rest, protocol) = text.split_once('/').unwrap_or((text, "tcp"));
@@ -150,7 +149,7 @@ impl Port {
         address.into_iter().chain(rest).collect()
     }
 
-    /// Binds it, so that nobody else does; a port that may be any is one from now on.
+    /// Binds the port, so that nothing else can. Replaces port 0 by the port that the kernel chose.
     fn reserve(&mut self) -> Result<OwnedFd, Error> {
         let failed = |source: std::io::Error| match source.raw_os_error() {
             Some(libc::EADDRINUSE) => Error::PortInUse {
@@ -169,7 +168,7 @@ impl Port {
         let bound = rustix::net::socket_with(AddressFamily::INET, kind, SocketFlags::CLOEXEC, None)
             .and_then(|socket| rustix::net::bind(&socket, &address).map(|()| socket));
         let socket = bound.map_err(|e| failed(e.into()))?;
-        // Never used for its kind's own purpose, only asked where it is.
+        // Only asked for its address, never used for traffic.
         let (socket, port) = match self.protocol {
             Protocol::Tcp => {
                 let bound = TcpListener::from(socket);
@@ -187,12 +186,12 @@ impl Port {
     }
 }
 
-/// A port that leads to a slot.
+/// A port that is published for a slot.
 #[derive(Debug)]
 pub(super) struct Publication {
     pub port: Port,
     host: Arc<Host>,
-    /// None of an adopted one whose port somebody has bound meanwhile.
+    /// `None` of an adopted one whose port another process has bound meanwhile.
     _reserved: Option<OwnedFd>,
     keep: bool,
 }
@@ -220,7 +219,7 @@ impl Publication {
         };
         let mut inserted = insert();
         if matches!(&inserted, Err(e) if e.raw_os_error() == Some(libc::EEXIST)) {
-            // Nobody else has it bound: who published it is dead, and perhaps its sandbox.
+            // The port was free to bind, so the process that published it is dead; perhaps its sandbox is too.
             host.sweep()?;
             inserted = insert();
         }
@@ -238,7 +237,7 @@ impl Publication {
         Ok(publications.collect())
     }
 
-    /// One that an earlier owner has kept.
+    /// A publication that an earlier owner kept.
     pub fn kept(host: &Arc<Host>, mut port: Port) -> Publication {
         let reserved = port.reserve();
         if let Err(e) = &reserved {
@@ -252,7 +251,7 @@ impl Publication {
         }
     }
 
-    /// It stays when this is dropped.
+    /// Leaves the port published when this is dropped.
     pub fn keep(&mut self) {
         self.keep = true;
     }

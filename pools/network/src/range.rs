@@ -1,4 +1,4 @@
-//! The range slots have their addresses of: four to a slot, as its number says.
+//! The address range of slots: four addresses for each slot, by its number.
 
 use std::fmt;
 use std::net::Ipv4Addr;
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use thaw_sys::prefix::{Prefix, PrefixError};
 
-/// Addresses that are nobody's on the internet (RFC 1918, RFC 6598, RFC 2544).
+/// Networks that are not routed on the internet (RFC 1918, RFC 6598, RFC 2544).
 const PRIVATE: [(Ipv4Addr, u8); 5] = [
     (Ipv4Addr::new(10, 0, 0, 0), 8),
     (Ipv4Addr::new(100, 64, 0, 0), 10),
@@ -16,11 +16,11 @@ const PRIVATE: [(Ipv4Addr, u8); 5] = [
     (Ipv4Addr::new(192, 168, 0, 0), 16),
     (Ipv4Addr::new(198, 18, 0, 0), 15),
 ];
-/// Bits of a slot's own network, and the addresses that makes.
+/// Prefix length of a slot's own network, and its number of addresses.
 pub(super) const SLOT_LENGTH: u8 = 30;
 const SLOT: u32 = 4;
 
-/// A private network that is a multiple of a slot's.
+/// A private network with room for at least one slot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
 pub struct Range(Prefix);
@@ -35,7 +35,7 @@ impl Default for Range {
     }
 }
 
-/// Why a network is no range for slots.
+/// Why a network cannot be the range of slots.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
     #[error(transparent)]
@@ -51,7 +51,7 @@ pub enum RangeError {
 }
 
 impl Range {
-    /// All of it.
+    /// The network.
     pub fn prefix(self) -> Prefix {
         self.0
     }
@@ -66,22 +66,22 @@ impl Range {
         Ipv4Addr::from_bits(self.0.first().to_bits() + number * SLOT + offset)
     }
 
-    /// The host's address towards a slot.
+    /// The address of the host's end of a slot.
     pub(super) fn host(self, number: u32) -> Ipv4Addr {
         self.at(number, 1)
     }
 
-    /// A slot's own address: what it sends comes from there.
+    /// A slot's own address, from which it sends.
     pub(super) fn slot(self, number: u32) -> Ipv4Addr {
         self.at(number, 2)
     }
 
-    /// The number of the slot with an address.
+    /// The number of the slot with this address.
     pub(super) fn number(self, slot: Ipv4Addr) -> Option<u32> {
         self.number_at(slot, 2)
     }
 
-    /// The number of the slot towards which the host has an address.
+    /// The number of the slot whose host's end has this address.
     pub(super) fn number_of_host(self, host: Ipv4Addr) -> Option<u32> {
         self.number_at(host, 1)
     }
@@ -91,7 +91,7 @@ impl Range {
         (self.0.contains(address) && from_first % SLOT == offset).then_some(from_first / SLOT)
     }
 
-    /// The name of the host's nftables table for it: nodes with different ranges do not meet.
+    /// The name of the host's nftables table for it, so that thawds with different ranges do not share one.
     pub(super) fn table(self) -> String {
         let [a, b, c, d] = self.0.first().octets();
         format!("thaw_{a}_{b}_{c}_{d}_{}", self.0.length())

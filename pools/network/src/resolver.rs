@@ -1,4 +1,4 @@
-//! Which name servers guests are told of: the host's, as they are reached from elsewhere.
+//! The name servers for guests: the host's, at addresses that a guest can reach.
 
 use std::fs::File;
 use std::io::Read;
@@ -8,18 +8,18 @@ use std::path::Path;
 use crate::slot::PLATFORM;
 
 const FILE: &str = "/etc/resolv.conf";
-/// Where systemd-resolved, which listens on the host's loopback, says whom it asks itself.
+/// The upstream name servers of systemd-resolved, which itself listens on the host's loopback.
 const UPSTREAM: &str = "/run/systemd/resolve/resolv.conf";
-/// Most bytes of a file that are read, and most servers a resolver asks (`MAXNS`).
+/// Most bytes of a file that are read, and most servers that a resolver uses (`MAXNS`).
 const MAX_FILE: u64 = 64 << 10;
 const MAX_SERVERS: usize = 3;
 
-/// The host's name servers that a guest can ask: IPv4, and not on the host's loopback.
+/// The host's name servers that a guest can reach: IPv4, and not on the host's loopback.
 pub(super) fn nameservers() -> Vec<Ipv4Addr> {
     usable(&read(Path::new(FILE)), || read(Path::new(UPSTREAM)))
 }
 
-/// Those that are link-local or the platform's (Azure's is), where a guest may connect to nothing else.
+/// The servers at addresses where a guest may reach nothing but DNS: link-local ones, and the platform's (as on Azure).
 pub(super) fn barred(servers: &[IpAddr]) -> Vec<Ipv4Addr> {
     let v4 = servers.iter().filter_map(|server| match server {
         IpAddr::V4(v4) => Some(*v4),

@@ -6,7 +6,7 @@ use std::ptr::NonNull;
 use std::sync::mpsc;
 
 use super::*;
-use crate::world::*;
+use crate::testbed::*;
 use thaw_pools::plan::{Plan, Watermarks};
 use thaw_pools::pool::Pool;
 use thaw_sys::netlink::Socket;

@@ -1,7 +1,7 @@
-//! The rules within a slot's namespace: what the guest's address becomes outside, and where it may connect to.
+//! The nftables rules in a slot's namespace: they translate the guest's address to the slot's, and enforce the network policy.
 //!
-//! They are evaluated for every packet the guest begins something with, not for the first of a connection alone: a policy
-//! that changes holds at once for connections there are already.
+//! They are evaluated for every packet in the direction that the guest opened, not only for a connection's first: a policy change
+//! applies at once to existing connections.
 
 use std::net::Ipv4Addr;
 
@@ -17,8 +17,8 @@ const EGRESS: &str = "egress";
 const DENIED: &str = "denied";
 const ICMP: u8 = 1;
 const DNS: u16 = 53;
-/// Where nobody's policy lets a guest go: link-local (metadata services too), multicast, broadcast, and what is no
-/// destination; and [`PLATFORM`].
+/// Networks that no policy can allow, with [`PLATFORM`]: link-local (which has metadata services), multicast, broadcast, and addresses
+/// that are no destination.
 const BARRED: [(Ipv4Addr, u8); 5] = [
     (Ipv4Addr::UNSPECIFIED, 8),
     (Ipv4Addr::LOCALHOST, 8),
@@ -27,8 +27,7 @@ const BARRED: [(Ipv4Addr, u8); 5] = [
     (Ipv4Addr::new(240, 0, 0, 0), 4),
 ];
 
-/// Where clouds have metadata and other services of the host's platform, beside link-local addresses: Azure, Alibaba,
-/// Oracle.
+/// Addresses of clouds' metadata and other platform services that are not link-local: Azure, Alibaba, Oracle.
 pub(super) const PLATFORM: [Ipv4Addr; 3] = [
     Ipv4Addr::new(168, 63, 129, 16),
     Ipv4Addr::new(100, 100, 100, 200),
@@ -42,18 +41,18 @@ fn barred() -> impl Iterator<Item = Prefix> {
         .chain(PLATFORM.map(Prefix::host))
 }
 
-/// Where a slot's packets are decided by what came before them, or not let through.
+/// Networks to and from which the rules decide by connection, or drop: the fast path must leave these packets to them.
 pub(super) fn undecided(range: Range) -> Vec<Prefix> {
     barred().chain([range.prefix()]).collect()
 }
 
-/// Whether no policy lets a guest connect there.
+/// Whether no policy can allow connections to an address.
 pub(super) fn is_barred(range: Range, to: Ipv4Addr) -> bool {
     undecided(range).iter().any(|prefix| prefix.contains(to))
 }
 
-/// All of a slot's rules, with the default policy. `barred`: name servers at such addresses.
-/// `fast`: it is to have a fast path, so of connections that there are the namespace may see the middle alone.
+/// All of a slot's rules, with the default policy. `barred`: name servers at barred addresses. `fast`: the slot is to have a fast path,
+/// so the namespace may see connections only from their middle on.
 pub(super) fn rules(range: Range, number: u32, barred: &[Ipv4Addr], fast: bool) -> Transaction<'static> {
     let own = range.slot(number);
     let (guest, uplink) = (Interface::Named(TAP_NAME), Interface::Named(UPLINK_NAME));
@@ -89,7 +88,7 @@ pub(super) fn rules(range: Range, number: u32, barred: &[Ipv4Addr], fast: bool) 
     t.hooked("forward", Hook::Forward, false);
     let inward = || Rule::new().arriving(uplink).leaving(guest);
     if !fast {
-        // Of a connection an earlier slot of this number had.
+        // It belongs to a connection of an earlier slot with this number.
         t.rule(
             "forward",
             inward().state(NEW).protocol(TCP).begins_nothing().drop(),
@@ -103,7 +102,7 @@ pub(super) fn rules(range: Range, number: u32, barred: &[Ipv4Addr], fast: bool) 
     t
 }
 
-/// Another policy, and nothing else.
+/// Replaces the policy, and nothing else.
 pub(super) fn change(policy: &Policy) -> Transaction<'static> {
     let mut t = Transaction::new(TABLE);
     t.flush(EGRESS);

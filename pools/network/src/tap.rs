@@ -1,8 +1,7 @@
-//! A network namespace with a tap in it, the same for every guest, ready to be handed to a VMM.
+//! A network namespace with a tap in it, the same for every guest, ready for a VMM.
 //!
-//! It is made on a thread of its own (or, without privilege, in a short-lived child in a user namespace), so the caller's
-//! namespace is never touched. Invariant: the tap has all a VMM needs of it, so that nobody asks it anything by ioctl(2)
-//! later: that would take RTNL.
+//! It is made on a thread of its own, or without privilege in a short-lived child in a user namespace, so the caller's namespace does not
+//! change. Invariant: the tap is fully configured here, so that nobody needs an ioctl(2) on it later, which would take RTNL.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -24,13 +23,13 @@ use thaw_sys::netlink::Socket;
 const NETMASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 252);
 /// Bytes of the header before each frame: `virtio_net_hdr_v1`.
 const VNET_HEADER: libc::c_int = 12;
-/// What a guest may be handed unfinished: checksums, and segments of IPv4 and IPv6, marked for congestion or not.
+/// What may be left to the guest: checksums, and segmentation of IPv4 and IPv6, with and without ECN.
 const OFFLOADS: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
 /// `_IOW('T', 218, unsigned int)`.
 const TUNSETIFINDEX: libc::c_ulong = 0x4004_54da;
-/// The namespace of the tap behind a descriptor: `linux/sockios.h`.
+/// Opens the namespace of the tap behind a descriptor: `linux/sockios.h`.
 const SIOCGSKNS: libc::c_ulong = 0x894c;
-/// Read once, in a fresh namespace: it forwards, and has no IPv6.
+/// Settings of a new namespace: it forwards, and has no IPv6.
 const SETTINGS: [(&str, &str); 3] = [
     ("/proc/sys/net/ipv4/ip_forward", "1"),
     ("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1"),
@@ -44,16 +43,16 @@ pub(super) struct Tapped {
     pub namespace: OwnedFd,
 }
 
-/// One that is to lead outside.
+/// A tap in a namespace that is to be connected to the outside.
 #[derive(Debug)]
 pub(super) struct Privileged {
     pub tapped: Tapped,
-    /// Of the namespace.
+    /// Sockets in the namespace.
     pub route: Socket,
     pub filter: Socket,
 }
 
-/// Steps of the making, numbered so that a child can report one in a byte.
+/// The steps, numbered so that a child can report one in a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum Step {
@@ -96,7 +95,7 @@ impl Step {
     }
 }
 
-/// Why it cannot be made.
+/// The step that failed.
 #[derive(Debug)]
 pub(super) struct Failure {
     pub step: Step,
@@ -117,7 +116,7 @@ fn at(step: Step) -> impl FnOnce(rustix::io::Errno) -> Failure {
     move |error| Failure { step, error }
 }
 
-/// Runs `work` on a thread for it: a namespace belongs to a thread, and this one ends.
+/// Runs `work` on a new thread that then ends, because entering a namespace changes the thread.
 pub(super) fn on_a_thread<T, E>(work: impl FnOnce() -> Result<T, E> + Send) -> Result<T, E>
 where
     T: Send,
@@ -133,19 +132,19 @@ where
     })
 }
 
-/// Enters a namespace there is already.
+/// Enters an existing namespace.
 pub(super) fn move_into(namespace: BorrowedFd<'_>) -> Result<(), Failure> {
     let kind = Some(rustix::thread::LinkNameSpaceType::Network);
     rustix::thread::move_into_link_name_space(namespace, kind).map_err(at(Step::EnterNamespace))
 }
 
-/// A namespace that forwards.
+/// Makes the namespace forward.
 pub(super) fn in_thread() -> Result<Privileged, Failure> {
     on_a_thread(|| {
         let namespace = enter(UnshareFlags::NEWNET)?;
         for (file, value) in SETTINGS {
             match std::fs::write(file, value) {
-                // A kernel without IPv6.
+                // The kernel has no IPv6.
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 written => written.map_err(|e| at(Step::Settings)(errno(&e)))?,
             }
@@ -162,7 +161,7 @@ pub(super) fn in_thread() -> Result<Privileged, Failure> {
     })
 }
 
-/// The namespace of a tap that somebody else made, and a route and a netfilter socket in it.
+/// The namespace of a tap that another process made, and a route and a netfilter socket in it.
 pub(super) fn namespace_of(tap: &OwnedFd) -> Result<(OwnedFd, Socket, Socket), Failure> {
     // SAFETY: SIOCGSKNS takes no argument.
     let fd = unsafe { libc::ioctl(tap.as_raw_fd(), SIOCGSKNS as _) };
@@ -179,7 +178,7 @@ pub(super) fn namespace_of(tap: &OwnedFd) -> Result<(OwnedFd, Socket, Socket), F
     Ok((namespace, route, filter))
 }
 
-/// Without privilege: a user namespace first, which only a process of one thread may enter.
+/// Without privilege: makes a user namespace first, which only a process with one thread may enter.
 pub(super) fn in_user_namespace() -> Result<Tapped, Failure> {
     let (ours, theirs) = rustix::net::socketpair(
         AddressFamily::UNIX,
@@ -280,7 +279,7 @@ fn receive_result(socket: BorrowedFd<'_>) -> Result<Tapped, Failure> {
     })
 }
 
-/// Enters new namespaces; the network's is returned.
+/// Enters new namespaces and returns the network namespace.
 pub(super) fn enter(flags: UnshareFlags) -> Result<OwnedFd, Failure> {
     thaw_sys::jail::unshare(flags).map_err(at(Step::Unshare))?;
     reach(Failpoint::NetworkNamespaceMade);
@@ -288,7 +287,7 @@ pub(super) fn enter(flags: UnshareFlags) -> Result<OwnedFd, Failure> {
     rustix::fs::open(c"/proc/thread-self/ns/net", open, Mode::empty()).map_err(at(Step::OpenNamespace))
 }
 
-/// Makes the tap in the thread's namespace, with an address of its own.
+/// Makes the tap in the thread's namespace, with an address.
 pub(super) fn make_tap(address: Ipv4Addr, mac: [u8; 6]) -> Result<OwnedFd, Failure> {
     let tap = open_tap(TAP_NAME, Some(TAP_INDEX))?;
     reach(Failpoint::NetworkTapMade);
@@ -296,7 +295,7 @@ pub(super) fn make_tap(address: Ipv4Addr, mac: [u8; 6]) -> Result<OwnedFd, Failu
     Ok(tap)
 }
 
-/// Makes a tap as a VMM wants it: down, of no address. `index`: one of those the kernel does not give by itself.
+/// Makes a tap for a VMM: down, without an address. `index`: one that the kernel does not assign by itself.
 pub(super) fn open_tap(name: &str, index: Option<libc::c_uint>) -> Result<OwnedFd, Failure> {
     let tap = rustix::fs::open(
         c"/dev/net/tun",
@@ -392,7 +391,7 @@ mod tests {
             .to_string()
     }
 
-    /// What every namespace this host allows must be: another than ours, with a tap that carries what the host sends.
+    /// Checks a namespace: it must not be ours, and its tap must carry what the host sends.
     fn check(made: Result<Tapped, Failure>) {
         let made = match made {
             Ok(made) => made,
@@ -404,9 +403,9 @@ mod tests {
         let Tapped { tap, namespace } = made;
         let name = std::fs::read_link(format!("/proc/self/fd/{}", namespace.as_raw_fd())).unwrap();
         assert_ne!(name.display().to_string(), own_namespace());
-        // What the kernel sends by itself need not come; a datagram for a neighbour nobody knows makes an ARP request.
+        // Frames that the kernel sends by itself may not come; a datagram to an unknown neighbour causes an ARP request.
         let sender = namespace.try_clone().unwrap();
-        // Where this user may not enter it, what the tap carries shows whether the kernel sent by itself.
+        // If this user may not enter it, the tap can only show frames that the kernel sent by itself.
         std::thread::spawn(move || {
             if move_into(sender.as_fd()).is_ok() {
                 let socket = std::net::UdpSocket::bind((HOST_ADDRESS, 0)).unwrap();

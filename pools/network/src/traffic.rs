@@ -1,7 +1,7 @@
-//! What went through a slot's tap, each way.
+//! Counts the traffic through a slot's tap, each way.
 //!
-//! Read from the namespace's own table of devices, which takes no lock of the whole host (a question by rtnetlink would take
-//! RTNL). A namespace belongs to a thread, so one enters it for the look, and ends: for whoever asks now and then.
+//! It reads the device table of the slot's namespace, which takes no host-wide lock; rtnetlink would take RTNL. A thread enters the
+//! namespace for each reading and then ends, so this is for occasional readings.
 
 use std::os::fd::AsFd;
 
@@ -10,10 +10,10 @@ use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use crate::tap::{self, Failure};
 use crate::{NetworkSlot, TAP_NAME};
 
-/// The devices of the calling thread's namespace (proc(5)).
+/// The device table of the calling thread's namespace (proc(5)).
 const DEVICES: &str = "/proc/thread-self/net/dev";
 
-/// Since the slot was made, as the guest sees it.
+/// Traffic since the slot was made, as the guest sees it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Traffic {
     pub received_bytes: u64,
@@ -23,7 +23,7 @@ pub struct Traffic {
 }
 
 impl NetworkSlot {
-    /// What its guest received and sent. None where its namespace may not be entered, as without root. Blocks.
+    /// What its guest received and sent. `None` if we may not enter its namespace, as without root. Blocks.
     pub fn traffic(&self) -> Option<Traffic> {
         let look = || {
             let kind = Some(LinkNameSpaceType::Network);
@@ -35,7 +35,7 @@ impl NetworkSlot {
     }
 }
 
-/// The tap's line: eight numbers of what the host received of it, bytes and packets first, then eight of what it sent.
+/// Parses the tap's line: eight numbers of what the host received from it, bytes and packets first, then eight of what it sent.
 fn parse(devices: &str) -> Option<Traffic> {
     let mut lines = devices.lines().filter_map(|line| line.split_once(':'));
     let (_, counts) = lines.find(|(name, _)| name.trim() == TAP_NAME)?;

@@ -1,4 +1,4 @@
-//! What leads a slot outside: its address, its policy, the ports published for it.
+//! A slot's connection to the outside: its address, its policy, its published ports.
 
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
@@ -24,7 +24,7 @@ const PUT: &str = "put a network policy in force";
 const LEAVE: &str = "have a slot leave its fast path";
 const HAND_OVER: &str = "hand a slot's connections over to its namespace (load nf_conntrack_netlink)";
 
-/// A slot's way outside. Dropped without [`Uplink::leave`], its interfaces go with its namespace.
+/// A slot's connection to the outside. If it is dropped without [`Uplink::leave`], its interfaces go with its namespace.
 #[derive(Debug)]
 pub struct Uplink {
     host: Arc<Host>,
@@ -36,9 +36,9 @@ pub struct Uplink {
 #[derive(Debug)]
 struct InForce {
     policy: Policy,
-    /// Of the slot's namespace.
+    /// A socket in the slot's namespace.
     filter: Socket,
-    /// None where nftables decides every packet. With one, the policy is that of a slot nobody said anything of.
+    /// `None` if nftables decides every packet. With a fast path, the policy is the default one.
     fast: Option<FastPath>,
 }
 
@@ -56,18 +56,18 @@ impl Uplink {
         }
     }
 
-    /// Where the host reaches the guest, and what others see it come from.
+    /// The slot's address, at which the host reaches the guest and from which the guest's packets come.
     pub fn address(&self) -> Ipv4Addr {
         self.host.setup.range.slot(self.number)
     }
 
-    /// The host's own address towards it.
+    /// The address of the host's end.
     #[cfg(test)]
     pub(super) fn host_address(&self) -> Ipv4Addr {
         self.host.setup.range.host(self.number)
     }
 
-    /// Has its namespace decide every packet, its rules being those of a slot with a fast path.
+    /// Makes its namespace decide every packet, with the rules of a slot that has a fast path.
     #[cfg(test)]
     pub(super) fn turn_off_fast_path(&self) {
         if let Some(mut fast) = self.in_force().fast.take() {
@@ -75,7 +75,7 @@ impl Uplink {
         }
     }
 
-    /// What is to be told of it, and what a later owner adopts it by.
+    /// Its description, for callers and for a later owner that adopts it.
     pub fn describe(&self) -> SandboxNetwork {
         SandboxNetwork {
             address: self.address().to_string(),
@@ -93,13 +93,12 @@ impl Uplink {
         self.in_force().fast.is_some()
     }
 
-    /// Has a slot that no guest has had yet be as a sandbox wants it. Blocks, for a transaction of nftables each; takes no
-    /// RTNL.
+    /// Gives a slot that no guest has had yet a sandbox's policy and ports. Blocks for an nftables transaction each; takes no RTNL.
     pub fn assign(&mut self, terms: Terms) -> Result<(), Error> {
         let Terms { policy, ports } = terms;
         if !policy.allows_all() {
             let in_force = self.policy.get_mut().unwrap_or_else(PoisonError::into_inner);
-            // Nobody has sent anything: there is nothing to wait for, to hand over or to end.
+            // No guest has sent anything, so there is nothing to wait for, to hand over or to end.
             if let Some(mut fast) = in_force.fast.take() {
                 fast.turn_off().map_err(Error::system(LEAVE))?;
             }
@@ -115,8 +114,8 @@ impl Uplink {
         }
     }
 
-    /// Puts another policy in force, at once and as a whole, and ends the connections it does not allow. Blocks, for a
-    /// transaction of nftables; and for a slot that leaves its fast path, for the packets that are on it.
+    /// Changes the policy, at once and as a whole, and ends the connections that it denies. Blocks for an nftables transaction; and if the
+    /// slot leaves its fast path, until the packets on it are through.
     pub fn set_policy(&self, policy: Policy) -> Result<(), Error> {
         let own = self.address();
         let mut in_force = self.in_force();
@@ -139,7 +138,7 @@ impl Uplink {
         };
         let filter = &mut in_force.filter;
         if in_force.fast.is_some() {
-            // Before the namespace decides, it knows who began what; connections that began meanwhile follow.
+            // The namespace must know which side opened each connection before it decides; connections opened meanwhile follow below.
             conntrack::hand_over(&mut host, filter, translation, allowed)
                 .map_err(Error::system(HAND_OVER))?;
         }
@@ -153,7 +152,7 @@ impl Uplink {
             conntrack::hand_over(&mut host, filter, translation, allowed)
                 .map_err(Error::system(HAND_OVER))?;
         }
-        // The host's first: what it does not know any more brings nothing back to the slot.
+        // The host's entries first: without them no packet returns to the slot.
         let ended = conntrack::end(&mut host, |connection| denied(own, connection))
             .and_then(|_| conntrack::end(filter, |connection| denied(GUEST_ADDRESS, connection)));
         reach(Failpoint::PolicyConnectionsEnded);
@@ -169,26 +168,26 @@ impl Uplink {
         Ok(())
     }
 
-    /// Has ports of the host lead to it: all, or none.
+    /// Publishes ports of the host for it: all, or none.
     pub fn publish(&mut self, ports: &[Port]) -> Result<(), Error> {
         let published = Publication::all(&self.host, self.address(), ports)?;
         self.published.extend(published);
         Ok(())
     }
 
-    /// From now on all of it stays, for a later owner.
+    /// Leaves everything as it is for a later owner.
     pub fn keep(&mut self) {
         self.published.iter_mut().for_each(Publication::keep);
     }
 
-    /// Takes the slot out of the host's network.
+    /// Removes the slot from the host's network.
     pub(super) fn leave(self) {
         drop(self.published);
         self.host.leave(&Host::link_name(self.number));
         reach(Failpoint::NetworkPairDeleted);
     }
 
-    /// That of a slot which the owner of a VMM described: its tap is the one the VMM has open.
+    /// The uplink of a slot that the owner of a VMM described; the tap is the one that the VMM has open.
     pub(super) fn adopt(
         host: &Arc<Host>,
         vmm: ProcessRecord,
@@ -218,7 +217,7 @@ impl Uplink {
     }
 }
 
-/// The tap a process has open.
+/// The tap that a process has open.
 fn tap_of(process: ProcessRecord) -> std::io::Result<OwnedFd> {
     let gone = || std::io::Error::from(std::io::ErrorKind::NotFound);
     let pidfd = process.open().ok_or_else(gone)?;
@@ -233,7 +232,7 @@ fn tap_of(process: ProcessRecord) -> std::io::Result<OwnedFd> {
     Err(gone())
 }
 
-/// What a sandbox asks of its slot.
+/// What a sandbox wants of its slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
     pub policy: Policy,
@@ -241,7 +240,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Reads what was asked for; the error says what of it cannot be.
+    /// Parses a request; the error says what is invalid.
     pub fn read(policy: Option<&NetworkPolicy>, ports: &[PublishedPort]) -> Result<Terms, String> {
         if ports.len() > crate::publish::MAX_PORTS {
             return Err(format!(
@@ -256,7 +255,7 @@ impl Terms {
         })
     }
 
-    /// Whether any slot fulfils them as it was made.
+    /// Whether a new slot fulfils them unchanged.
     pub fn are_default(&self) -> bool {
         self.ports.is_empty() && self.policy.allows_all()
     }

@@ -55,7 +55,7 @@ async fn serve(listener: TcpListener, vsock: PathBuf) {
             Ok((connection, _)) => {
                 let vsock = vsock.clone();
                 connections.spawn(async move {
-                    let port = pod::meant_for(&connection);
+                    let port = pod::original_port(&connection);
                     let brought = async { bring(connection, port?, &vsock).await };
                     if let Err(e) = brought.await {
                         tracing::debug!("a connection to a pod's localhost: {e}");

@@ -1,16 +1,15 @@
-//! The two programs of all slots: what a guest sends, and what is sent to it.
+//! The two BPF programs of all slots: one for packets that a guest sends, one for packets sent to it.
 //!
-//! Whose frame it is, the filter that runs the program says by a number ([`Wiring`] in the table of slots). So the kernel has two
-//! programs to verify and to free for a whole node, not two for each sandbox.
+//! The filter that runs a program passes the number of the frame's slot, whose [`Wiring`] is in the table of slots. So a node has two
+//! programs to verify and to free, not two for each sandbox.
 //!
-//! They do for a packet what the slot's namespace would: the guest's address becomes the slot's on the way out and the
-//! slot's the guest's on the way in, one hop is counted, and the frame is for the next interface. Address and address
-//! belong together whatever the connection, so there is nothing to remember.
+//! They do what the slot's namespace would do: on the way out the guest's address becomes the slot's, on the way in the slot's becomes
+//! the guest's; one hop is counted; the frame gets the MAC addresses of the next interface. The translation is the same for every
+//! connection, so there is no state.
 //!
-//! Invariant: a packet is redirected only where the namespace's rules ([`crate::slot`]) would let it through whatever
-//! came before it; every other is handed on to them untouched: what is no IPv4, has options, is a fragment, has nowhere to
-//! hop, is from another address than it may be, to or from where it depends on a connection, of another protocol than TCP,
-//! UDP and ICMP.
+//! Invariant: a packet is redirected only if the namespace's rules ([`crate::slot`]) would accept it whatever came before it. Every
+//! other packet is passed on to them unchanged: it is not IPv4, has options, is a fragment, has no hop left, is from a wrong address,
+//! is to or from an address for which connections decide, or is neither TCP, UDP nor ICMP.
 
 use std::net::Ipv4Addr;
 
@@ -20,16 +19,16 @@ use thaw_sys::bpf::Table;
 use thaw_sys::bpf::assembler::{Assembler, Helper, Operation, Register, Size, When};
 use thaw_sys::prefix::Prefix;
 
-/// What the programs must know of a slot: words of 32 bits, which they read at these offsets.
+/// A slot's entry in the table: words of 32 bits, which the programs read at the offsets below.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Wiring {
-    /// The slot's address and that of the host's end, as they are in a header.
+    /// The slot's address and that of the host's end, in network byte order.
     slot: u32,
     host: u32,
     /// The index of the uplink in its namespace.
     uplink: u32,
-    /// What a header's checksum is to be added where the guest's address becomes the slot's, and the other way round.
+    /// What to add to a header's checksum when the guest's address becomes the slot's, and the other way round.
     outward: u32,
     inward: u32,
 }
@@ -78,9 +77,9 @@ const TRANSPORT: i16 = IP + 20;
 const TCP_FLAGS: i16 = TRANSPORT + 13;
 const TCP_CHECKSUM: i16 = TRANSPORT + 16;
 const UDP_CHECKSUM: i16 = TRANSPORT + 6;
-/// The header an ICMP error is about.
+/// The header that an ICMP error is about.
 const INNER: i16 = TRANSPORT + 8;
-/// Bytes there must be: up to the end of the shortest transport header, of TCP's, of an inner header.
+/// Least bytes of a frame: up to the end of the shortest transport header, of TCP's, of an inner header.
 const SHORTEST: i32 = TRANSPORT as i32 + 8;
 const WITH_TCP: i32 = TRANSPORT as i32 + 20;
 const WITH_INNER: i32 = INNER as i32 + 20;
@@ -101,18 +100,18 @@ const ERRORS: [u32; 3] = [3, 11, 12];
 /// `BPF_F_PSEUDO_HDR`, of four bytes; with `BPF_F_MARK_MANGLED_0`: 0 is no checksum.
 const TCP_SUM: u32 = 0x14;
 const UDP_SUM: u32 = 0x34;
-/// Where on the stack the address of the slot's [`Wiring`] is kept.
+/// The place on the stack for the address of the slot's [`Wiring`].
 const WIRING: i16 = -16;
 /// `TC_ACT_OK`, to go on as without us; `TC_ACT_SHOT`.
 const PASS: u32 = 0;
 const DROP: u32 = 2;
 
-/// For what arrives at a tap. `barred`: where connections decide, or nothing is let through.
+/// The program for frames that arrive at a tap. `barred`: networks for which the namespace must decide.
 pub(super) fn outward(slots: &Table<Wiring>, barred: &[Prefix]) -> Vec<u64> {
     write(slots, barred, Way::Out)
 }
 
-/// For what arrives at an uplink.
+/// The program for frames that arrive at an uplink.
 pub(super) fn inward(slots: &Table<Wiring>, barred: &[Prefix]) -> Vec<u64> {
     write(slots, barred, Way::In)
 }
@@ -126,22 +125,22 @@ fn halves(address: Ipv4Addr) -> [u32; 2] {
     [u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])].map(u32::from)
 }
 
-/// What a header's checksum is to be added, before it is complemented, where one address becomes another (RFC 1624, 3).
+/// What to add to a header's checksum, before it is complemented, when one address becomes another (RFC 1624, 3).
 fn difference(old: Ipv4Addr, new: Ipv4Addr) -> u32 {
     let old: u32 = halves(old).iter().map(|half| 0xffff - half).sum();
     old + halves(new).iter().sum::<u32>()
 }
 
-/// The same of one hop less.
+/// The same for one hop less.
 const HOP: u32 = 0xffff - u16::from_ne_bytes([1, 0]) as u32;
 
-/// Has a register be a word of the slot's wiring.
+/// Loads a word of the slot's wiring.
 fn load_wiring(a: &mut Assembler, to: Register, offset: i16) {
     a.load(Size::Eight, to, R10, WIRING);
     a.load(Size::Four, to, to, offset);
 }
 
-/// Has registers be the address that is translated, and what it becomes.
+/// Loads the address that is translated, and what it becomes.
 fn load_addresses(a: &mut Assembler, way: Way, old: Register, new: Register) {
     let (slots, guests) = match way {
         Way::Out => (new, old),
@@ -376,7 +375,7 @@ fn redirect(a: &mut Assembler, way: Way) {
     a.end();
 }
 
-/// Has `R7` and `R8` be the frame's begin and end, of at least so many bytes.
+/// Loads the frame's start and end into `R7` and `R8`, and jumps if it has fewer bytes.
 fn bounds(a: &mut Assembler, bytes: i32, otherwise: &'static str) {
     a.load(Size::Four, R7, R6, DATA);
     a.load(Size::Four, R8, R6, DATA_END);
@@ -385,7 +384,7 @@ fn bounds(a: &mut Assembler, bytes: i32, otherwise: &'static str) {
     a.jump_when_above(R1, R8, otherwise);
 }
 
-/// Adds a difference, which a register other than `R2` and `R3` has, to the checksum there.
+/// Adds a difference, in a register other than `R2` and `R3`, to the checksum at an offset.
 fn adjust(a: &mut Assembler, at: i16, difference: Register) {
     a.load(Size::Two, R2, R7, at);
     a.operate(Operation::Xor, R2, 0xffff);

@@ -1,6 +1,6 @@
-//! What a guest is to be told of a pod's network.
+//! The configuration of a guest in a pod's network.
 //!
-//! Invariant: the description is whole before a frame is redirected, and names nothing that is not of the guest's interface.
+//! Invariant: the configuration is complete before a frame is redirected, and refers only to the guest's interface.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -18,7 +18,7 @@ const RT_SCOPE_LINK: u8 = 253;
 /// `RTNH_F_ONLINK`.
 const ONLINK: u32 = 4;
 
-/// What there is of a namespace.
+/// The addresses, routes and neighbours of a namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Surveyed {
     addresses: Vec<Address>,
@@ -26,7 +26,7 @@ pub(super) struct Surveyed {
     neighbours: Vec<Neighbour>,
 }
 
-/// Of a namespace's links those a guest can take the place of: Ethernet ones that are up.
+/// The links of a namespace that a guest can replace: Ethernet ones that are up.
 pub(super) fn for_a_guest(links: Vec<Link>) -> Vec<Link> {
     let (taken, left): (Vec<Link>, Vec<Link>) = links.into_iter().partition(is_for_a_guest);
     let loopback = |link: &&Link| link.flags & libc::IFF_LOOPBACK as u32 != 0;
@@ -51,7 +51,7 @@ impl Surveyed {
         })
     }
 
-    /// What a guest that takes this link's place is to be told.
+    /// The configuration of a guest that replaces this link.
     pub fn describe(self, link: &Link) -> handshake::Network {
         let of_link = |index: u32| index == link.index;
         let mut addresses = self.addresses;
@@ -60,11 +60,11 @@ impl Surveyed {
             .routes
             .into_iter()
             .filter(|route| route.table == RT_TABLE_MAIN);
-        // The kernel makes its own of a guest's addresses.
+        // The guest's kernel makes these of its addresses itself.
         let (made, told): (Vec<Route>, Vec<Route>) = main.partition(|route| route.kernel);
         let made = made.into_iter().filter(|route| route.by.is_some_and(of_link));
         let on_link: Vec<(IpAddr, u8)> = made.filter_map(|route| route.to).collect();
-        // Whom an address names at the other end is a route of its own.
+        // The peer of a point-to-point address is a route of its own.
         let peers = addresses.iter().filter_map(|address| {
             Some(handshake::Route {
                 to: address.peer?,
@@ -87,7 +87,7 @@ impl Surveyed {
             }
         });
         let neighbours = self.neighbours.iter();
-        // Those that somebody has set.
+        // Only permanent ones, which were set on purpose.
         let neighbours = neighbours.filter(|n| of_link(n.link) && n.state & NUD_PERMANENT != 0);
         handshake::Network {
             name: link.name.clone(),
@@ -111,7 +111,7 @@ impl Surveyed {
     }
 }
 
-/// The routes by a link that a guest can have, one to a place: the one that was preferred.
+/// The routes through a link that a guest can have: the preferred one to each destination.
 fn chosen(mut routes: Vec<Route>, link: &Link) -> Vec<Route> {
     routes.sort_by_key(|route| route.priority);
     let mut kept: Vec<Route> = Vec::new();

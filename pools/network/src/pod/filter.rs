@@ -1,24 +1,24 @@
-//! What a pod's guest may send: a program that sees every frame of its tap, and hands on or drops it.
+//! The filter on what a pod's guest sends: a BPF program that sees every frame of its tap and redirects or drops it.
 //!
-//! The guest speaks Ethernet on a network it shares with other pods, so it could answer for them, be their router or give
-//! them addresses. A frame is handed on only where
-//! - it has no VLAN tag, is of ARP, IPv4 or IPv6, and from the pod's MAC;
-//! - ARP is a request or a reply, of Ethernet and IPv4, and its sender has the pod's MAC and an address of the pod; a probe,
-//!   whose sender has no address yet, asks for an address of the pod;
-//! - IPv4 is from an address of the pod, and neither a redirect nor a router's advertisement of ICMP, nor a query of IGMP;
-//! - IPv6 is from an address of the pod, the link-local one of its MAC among them; from no address there are reports of
-//!   multicast listeners, and solicitations of an address of the pod, which look for duplicates;
-//! - ICMPv6 is an error, an echo, a report of multicast listeners, or discovery of neighbours: a router's solicitation, a
-//!   neighbour's, and the advertisement of an address of the pod. So no guest is a router, redirects, or asks listeners;
+//! The guest is on an Ethernet that it shares with other pods, so it could answer for them, act as their router, or assign them addresses.
+//! A frame is passed only if all of this holds:
+//! - It has no VLAN tag, is ARP, IPv4 or IPv6, and is from the pod's MAC.
+//! - ARP is a request or a reply, of Ethernet and IPv4, and its sender has the pod's MAC and an address of the pod. A probe, whose
+//!   sender has no address yet, asks for an address of the pod.
+//! - IPv4 is from an address of the pod. It is no ICMP redirect or router advertisement, and no IGMP query.
+//! - IPv6 is from an address of the pod, which include the link-local one of its MAC. From the unspecified address only reports of
+//!   multicast listeners pass, and solicitations of an address of the pod, which look for duplicates.
+//! - ICMPv6 is an error, an echo, a report of multicast listeners, or neighbour discovery: a router or neighbour solicitation, or the
+//!   advertisement of an address of the pod. So no guest is a router, redirects, or queries listeners.
 //! - UDP is neither from a DHCP server's port nor to a client's, of either family.
 //!
-//! Invariants: nothing stands between IPv6 and what is looked at but a fragment header, and hop-by-hop options of 8 bytes
-//! before reports of listeners: other extension headers are dropped, and so is what is cut within what is looked at. Of a
-//! fragmented packet the first fragment is looked at, and no discovery of neighbours is fragmented. Later fragments of a
-//! packet whose first was dropped come to nothing.
+//! Invariants: between IPv6 and the checked header there is nothing but a fragment header, or hop-by-hop options of 8 bytes before
+//! reports of listeners. Frames with other extension headers are dropped, and frames that end within a checked header. Of a fragmented
+//! packet the first fragment is checked; fragmented neighbour discovery is dropped. Later fragments of a packet whose first was dropped
+//! have no effect.
 //!
-//! What is looked at is as the guest wrote it. A checksum that it left unfinished is written when the frame leaves the host,
-//! where the header before the frame says; no program sees that header.
+//! The program sees what the guest wrote. A checksum that the guest left unfinished is written when the frame leaves the host, at the place
+//! that the header before the frame names; no program sees that header.
 
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -27,7 +27,7 @@ use crate::error::PodError;
 use Register::{R0, R1, R2, R3, R4, R6, R7, R8, R9, R10};
 use thaw_sys::bpf::assembler::{Assembler, Helper, Operation, Register, Size, When};
 
-/// Whom a guest may say it is.
+/// The addresses that a guest may send from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Identity {
     mac: [u8; 6],
@@ -37,7 +37,7 @@ pub(super) struct Identity {
 
 impl Identity {
     /// # Errors
-    /// There are more addresses than a program can look at.
+    /// There are more addresses than a program can compare.
     pub fn new(mac: [u8; 6], addresses: impl IntoIterator<Item = IpAddr>) -> Result<Identity, PodError> {
         let mut identity = Identity {
             mac,
@@ -58,17 +58,17 @@ impl Identity {
     }
 }
 
-/// The address the kernel makes of a MAC (RFC 4291, appendix A).
+/// The link-local address of a MAC (RFC 4291, appendix A).
 fn link_local(mac: [u8; 6]) -> Ipv6Addr {
     let [a, b, c, d, e, f] = mac;
     Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f])
 }
 
-/// `vlan_present` of `struct __sk_buff`: the kernel has taken a tag off.
+/// `vlan_present` of `struct __sk_buff`: the kernel has removed a tag.
 const VLAN_PRESENT: i16 = 20;
-/// Where on the stack what is looked at is copied to, and how much room there is.
+/// The place on the stack for a copy of the checked bytes, and its size.
 const COPY: i16 = -48;
-// Bytes of headers, and what begins after them.
+// Bytes of headers, and offsets after them.
 const ETHERNET: u32 = 14;
 const ARP: u32 = 28;
 const IPV4: u32 = 20;
@@ -76,7 +76,7 @@ const IPV6: u32 = 40;
 const EXTENSION: u32 = 8;
 const AFTER_IPV6: u32 = ETHERNET + IPV6;
 const AFTER_EXTENSION: u32 = AFTER_IPV6 + EXTENSION;
-/// Of a neighbour's solicitation or advertisement.
+/// The target of a neighbour solicitation or advertisement.
 const TARGET: u32 = AFTER_IPV6 + 8;
 
 const REQUEST: u32 = 1;
@@ -85,9 +85,9 @@ const UDP: u32 = 17;
 const ICMP: u32 = 1;
 const IGMP: u32 = 2;
 const ICMPV6: u32 = 58;
-/// What of ICMP only a router says: redirects, and advertisements (RFC 1256).
+/// ICMP messages that only routers send: redirects, and advertisements (RFC 1256).
 const ROUTERS_ICMP: [u32; 2] = [5, 9];
-/// Who asks for listeners of groups becomes their network's querier (RFC 3376).
+/// A sender of queries becomes its network's querier (RFC 3376).
 const IGMP_QUERY: u32 = 0x11;
 const HOP_BY_HOP: u32 = 0;
 const FRAGMENT: u32 = 44;
@@ -106,7 +106,7 @@ const DHCP_DESTINATIONS: [u16; 2] = [68, 546];
 /// `TC_ACT_SHOT`.
 const DROP: u32 = 2;
 
-/// The program, for what arrives at a tap: what may be sent leaves by the interface of that index.
+/// The program for frames that arrive at a tap: it redirects those that may be sent to the interface with index `to`.
 pub(super) fn program(identity: &Identity, to: u32) -> Vec<u64> {
     let mut a = Assembler::default();
     a.copy(R6, R1);
@@ -254,7 +254,7 @@ fn fragment(a: &mut Assembler) {
     a.jump("drop");
 }
 
-/// Those of UDP, which begins at `R2`.
+/// Checks the ports of UDP, whose header begins at `R2`.
 fn ports(a: &mut Assembler) {
     a.label("ports");
     fetch_there(a, 4);
@@ -264,18 +264,18 @@ fn ports(a: &mut Assembler) {
     }
 }
 
-/// As a load of two bytes reads a number in the order of the network.
+/// A number in network byte order, as a load of two bytes reads it.
 fn wire(number: u16) -> u32 {
     number.to_be().into()
 }
 
-/// Copies bytes of the frame; one that has fewer is dropped. They may be anywhere in the kernel's buffers.
+/// Copies bytes of the frame, which may be anywhere in the kernel's buffers; drops a frame that has fewer.
 fn fetch(a: &mut Assembler, at: u32, bytes: u32) {
     a.set(R2, at);
     fetch_there(a, bytes);
 }
 
-/// The same, of where `R2` says.
+/// The same, at the offset in `R2`.
 fn fetch_there(a: &mut Assembler, bytes: u32) {
     debug_assert!(bytes <= COPY.unsigned_abs().into());
     a.copy(R1, R6);
@@ -286,7 +286,7 @@ fn fetch_there(a: &mut Assembler, bytes: u32) {
     a.jump_when(R0, When::NotEqual, 0, "drop");
 }
 
-/// Of an even number of bytes, two at a time, which are as aligned as the kernel wants them on the stack.
+/// Compares an even number of bytes, two at a time: the kernel wants loads from the stack aligned.
 fn same(a: &mut Assembler, at: i16, bytes: &[u8], otherwise: &'static str) {
     for (n, pair) in bytes.chunks_exact(2).enumerate() {
         a.load(Size::Two, R1, R10, COPY + at + 2 * n as i16);
@@ -309,7 +309,7 @@ fn any_of(a: &mut Assembler, register: Register, numbers: &[u32], then: &'static
     }
 }
 
-/// That of the header whose first byte is in `R7`.
+/// Checks the version in a header's first byte, which is in `R7`.
 fn version(a: &mut Assembler, version: u32) {
     a.copy(R1, R7);
     a.operate(Operation::And, R1, 0xf0);

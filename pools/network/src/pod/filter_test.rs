@@ -8,7 +8,7 @@ use rustix::net::{AddressFamily, Protocol, SocketFlags, SocketType};
 use super::super::tests::{HOST4, HOST6, POD4, POD6, attach, on_a_host, pod};
 use super::super::{Error, PodNetwork};
 use super::*;
-use crate::world::PATIENCE;
+use crate::testbed::PATIENCE;
 use thaw_sys::bpf;
 
 use rules::may_be_sent;
@@ -433,7 +433,7 @@ fn most_addresses_load_and_one_more_is_refused() {
 
 #[test]
 fn pod_of_too_many_addresses_is_refused_unchanged() {
-    use crate::world::within;
+    use crate::testbed::within;
     use thaw_sys::{link, netlink::Socket, tc};
     on_a_host(|| {
         let pod = pod();

@@ -1,7 +1,7 @@
-//! A pod's `localhost` as those have it who enter its namespace on the host, as containerd does for `kubectl port-forward`:
-//! what they connect to is the guest's, so they get a listener of ours, which is to lead there.
+//! The `localhost` of a pod for processes that enter its namespace on the host, as containerd does for `kubectl port-forward`. Their
+//! connections are for the guest's `localhost`, so they are redirected to a listener of ours, which forwards them there.
 //!
-//! Invariant: it is one table of nftables, known by its name; without that table, the namespace is as it was.
+//! Invariant: this adds one nftables table with a fixed name; without that table, the namespace is as it was.
 
 use std::io;
 use std::net::{Ipv4Addr, TcpListener};
@@ -16,8 +16,8 @@ const TABLE: &str = "thaw_pod";
 const CHAIN: &str = "output";
 const LOCALHOST: (Ipv4Addr, u8) = (Ipv4Addr::new(127, 0, 0, 0), 8);
 
-/// Has all connections of the thread's namespace to its `localhost` come to a listener.
-pub(super) fn lead() -> io::Result<TcpListener> {
+/// Redirects all connections to `localhost` in the thread's namespace to a listener.
+pub(super) fn redirect() -> io::Result<TcpListener> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let port = listener.local_addr()?.port();
     let mut rules = Transaction::new(TABLE);
@@ -30,17 +30,17 @@ pub(super) fn lead() -> io::Result<TcpListener> {
     Ok(listener)
 }
 
-/// Takes that away.
+/// Removes the redirection.
 pub(super) fn remove() -> io::Result<()> {
     let mut rules = Transaction::new(TABLE);
     rules.delete();
     rules.commit(&mut Socket::netfilter()?)
 }
 
-/// The port a connection of that listener's was meant for.
+/// The port that a connection of this listener was made to.
 ///
 /// # Errors
-/// It was not led there.
-pub fn meant_for(connection: impl AsFd) -> io::Result<u16> {
+/// The connection was not redirected.
+pub fn original_port(connection: impl AsFd) -> io::Result<u16> {
     Ok(rustix::net::sockopt::ip_original_dst(connection)?.port())
 }

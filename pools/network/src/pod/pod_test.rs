@@ -8,7 +8,7 @@ use rustix::thread::UnshareFlags;
 
 use super::*;
 use crate::tap::{Failure, enter};
-use crate::world::{PATIENCE, Wire, talk, within as inside};
+use crate::testbed::{PATIENCE, Wire, talk, within as inside};
 
 const MTU: u32 = 1400;
 pub(super) const POD4: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 5);
@@ -248,7 +248,7 @@ fn connections_to_pod_localhost_reach_us_until_the_end() {
         let client = connect().unwrap();
         let (served, from) = listener.accept().unwrap();
         assert_eq!(from, client.local_addr().unwrap());
-        assert_eq!(meant_for(&served).unwrap(), 9000);
+        assert_eq!(original_port(&served).unwrap(), 9000);
         drop(adopted);
         assert!(connect().is_err(), "nobody listens");
         let server = inside(&pod, || TcpListener::bind((Ipv4Addr::LOCALHOST, 9000)).unwrap());

@@ -1,5 +1,5 @@
-//! What tests of networks run on: a host that is a network namespace of its own, with another beside it for the world
-//! outside. Nothing of the real host is changed, and nothing is left when a test's thread ends.
+//! A testbed for networks: a network namespace that plays the host, and another for the world outside. Nothing of the real host is changed,
+//! and nothing remains when a test's thread ends.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -15,20 +15,20 @@ use crate::tap::{enter, make_tap, move_into, on_a_thread};
 use thaw_sys::netlink::Socket;
 use thaw_sys::nft;
 
-/// The host's address outside, and that of a server there.
+/// The host's outside address, and that of a server there.
 pub(super) const HOST: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
 pub(super) const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
-/// Nothing here takes that long but a packet that is lost.
+/// Only a lost packet takes that long.
 pub(super) const PATIENCE: Duration = Duration::from_secs(20);
 
-/// A host, of which the calling thread is in.
+/// A host, in whose namespace the calling thread is.
 pub(super) struct World {
     pub outside: OwnedFd,
     pub setup: Setup,
     pub networks: Networks,
 }
 
-/// Runs a test on a host of its own, where this one allows it: one whose slots have a fast path, and one whose have none.
+/// Runs a test on two hosts of its own, if the real host allows it: slots of the first have a fast path, those of the second do not.
 pub(super) fn on_a_host(test: impl Fn(&mut World) + Sync) {
     for fast_path in [FastPathSetting::Auto, FastPathSetting::Off] {
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
@@ -45,7 +45,7 @@ pub(super) fn on_a_host(test: impl Fn(&mut World) + Sync) {
 }
 
 impl World {
-    /// In the calling thread's namespace, which becomes the host's.
+    /// Makes the calling thread's namespace the host's.
     pub(super) fn with(fast_path: FastPathSetting) -> World {
         let mut outside = tap::in_thread().unwrap();
         let mut route = Socket::route().unwrap();
@@ -76,7 +76,7 @@ impl World {
         self.networks.make(&()).unwrap()
     }
 
-    /// A server outside; whom it saw.
+    /// Starts a server outside, which reports the addresses that it saw.
     pub(super) fn outside<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
         within(&self.outside, work)
     }
@@ -122,7 +122,7 @@ impl Drop for Wire {
     }
 }
 
-/// A namespace that stands for the guest behind a slot's tap: as a guest is told, and frames are carried between both.
+/// A namespace that plays the guest behind a slot's tap: it has the guest's configuration, and frames are carried between both.
 pub(super) struct Guest {
     pub namespace: OwnedFd,
     _wire: Wire,
@@ -165,7 +165,7 @@ fn carry(a: &OwnedFd, b: &OwnedFd, stop: &AtomicBool) {
         poll(&mut both, Some(&tick)).unwrap();
         for (from, to) in [(a, b), (b, a)] {
             while let Ok(length) = rustix::io::read(from, &mut frame) {
-                // A tap whose namespace is gone takes nothing.
+                // A tap whose namespace is gone fails.
                 let _ = rustix::io::write(to, &frame[..length]);
             }
         }
@@ -182,7 +182,7 @@ pub(super) fn listen(address: Ipv4Addr, port: u16) -> TcpListener {
     TcpListener::bind((address, port)).unwrap()
 }
 
-/// Sends a word there and back: whom the server sees.
+/// Sends a word there and back, and returns the address that the server saw.
 pub(super) fn talk(mut client: TcpStream, server: &TcpListener) -> SocketAddr {
     let (mut served, peer) = server.accept().unwrap();
     client.write_all(b"ping").unwrap();
@@ -194,7 +194,7 @@ pub(super) fn talk(mut client: TcpStream, server: &TcpListener) -> SocketAddr {
     peer
 }
 
-/// What is denied says so, rather than nothing.
+/// Checks that a denied connection is refused rather than ignored.
 pub(super) fn refused(connected: std::io::Result<TcpStream>) {
     assert_eq!(connected.unwrap_err().kind(), ErrorKind::ConnectionRefused);
 }

@@ -1,5 +1,5 @@
-//! Callers that hang up: what was begun for one that does is undone, wherever it was, and who asks again with the same key
-//! has one sandbox, and always the same answer. Who waits for what a guest cannot do any more is told.
+//! Creations whose caller hangs up, or whose thawd dies: nothing of them is left, and a retry with the same key creates one sandbox and
+//! always gets the same answer. A creation whose guest ends fails.
 
 #![allow(clippy::unwrap_used)]
 
@@ -31,7 +31,7 @@ fn answer(stream: UnixStream) -> (String, String) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_caller_that_hangs_up_anywhere_leaves_nothing_and_may_ask_again() {
+async fn creation_cut_off_anywhere_leaves_nothing_and_can_be_retried() {
     let _one = ONE_AT_A_TIME.lock().await;
     let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
     let Some(place) = Place::new(binaries, &bare(0)) else {
@@ -103,7 +103,7 @@ async fn a_caller_that_hangs_up_anywhere_leaves_nothing_and_may_ask_again() {
     assert!(come_to > 15, "{come_to}");
 }
 
-/// Where a thawd is killed of whom a sandbox was asked with a key, and whether its caller is then answered by that sandbox.
+/// The failpoints at which thawd is killed during a creation with a key, and whether the sandbox of that creation is the answer.
 const KILLED_AT: [(&str, bool); 6] = [
     ("create.acknowledged", false),
     ("create.ready", true),
@@ -113,39 +113,48 @@ const KILLED_AT: [(&str, bool); 6] = [
     ("adopt.shown", true),
 ];
 
+/// Begins a thawd that dies at a failpoint.
+fn doomed(place: &Place, point: &str) -> Thawd {
+    let mut command = place.thawd();
+    command.args(["--failpoint", point]);
+    Thawd::begin(place, command)
+}
+
+/// Asks for a sandbox, with the failpoint as the key, of a thawd that dies there.
+fn create_and_die(place: &Place, point: &str) {
+    let mut thawd = doomed(place, point);
+    if !thawd.serves(place) {
+        return;
+    }
+    let asked = asked::ask(place, "POST /v1/sandboxes", Some(point), &place.request());
+    let answered = asked.and_then(asked::answer);
+    let is_at_adoption = point == "adopt.shown";
+    // A thawd that adopts nothing does not reach that failpoint.
+    assert_eq!(answered.is_some(), is_at_adoption, "{point}: {answered:?}");
+    if is_at_adoption {
+        thawd.kill();
+        // Killed during the adoption, it has answered nothing yet; the next does.
+        thawd = doomed(place, point);
+    }
+    eventually(&format!("{point}: it dies"), || thawd.has_ended());
+}
+
+/// Forks a sandbox into two, with a key: the answer.
+fn fork(place: &Place, original: &str) -> Option<(String, String)> {
+    let path = format!("POST /v1/sandboxes/{original}/fork");
+    asked::ask(place, &path, Some("fork"), &serde_json::json!({"count": 2})).and_then(asked::answer)
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_key_is_answered_alike_by_the_thawd_after_the_one_that_died() {
+async fn idempotency_key_has_the_same_answer_after_a_crash() {
     let _one = ONE_AT_A_TIME.lock().await;
     let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
     let Some(place) = Place::new(binaries, &lasting()) else {
         return;
     };
     place.fill_pools_to(0..=0, 0..=0);
-    let doomed = |point: &str| {
-        let mut command = place.thawd();
-        command.args(["--failpoint", point]);
-        Thawd::begin(&place, command)
-    };
     for (point, is_made) in KILLED_AT {
-        let mut thawd = doomed(point);
-        if thawd.serves(&place) {
-            let asked = asked::ask(&place, "POST /v1/sandboxes", Some(point), &place.request());
-            let answered = asked.and_then(asked::answer);
-            // One that adopts nothing comes through.
-            assert_eq!(
-                answered.is_some(),
-                point == "adopt.shown",
-                "{point}: {answered:?}"
-            );
-            if point == "adopt.shown" {
-                thawd.kill();
-                // Killed while it takes over, it has said nothing yet; the next says it.
-                let mut dying = doomed(point);
-                eventually("it takes over, and dies", || dying.has_ended());
-            } else {
-                eventually(&format!("{point}: it dies"), || thawd.has_ended());
-            }
-        }
+        create_and_die(&place, point);
         let next = Thawd::start(&place);
         let client = Client::connect(&place.socket()).unwrap();
         let left = client.list().await.unwrap();
@@ -156,7 +165,7 @@ async fn a_key_is_answered_alike_by_the_thawd_after_the_one_that_died() {
         assert_eq!(one.len(), 1, "{point}: {one:?}");
         assert!(body.contains(&one[0].id), "{point}: {body}");
         assert!(left.iter().all(|left| left.id == one[0].id), "{point}");
-        // Whoever answered it, and however it ended.
+        // The same answer, whichever thawd gave it and however that ended.
         next.kill();
         let next = Thawd::start(&place);
         assert_eq!(answer(ask(&place, point)).1, body, "{point}");
@@ -166,14 +175,12 @@ async fn a_key_is_answered_alike_by_the_thawd_after_the_one_that_died() {
         let reused = asked::answer(reused.unwrap()).unwrap();
         assert!(reused.1.contains("key-reused"), "{point}: {reused:?}");
 
-        // A fork of which part is there is none; one that is whole is the answer.
-        let fork = format!("POST /v1/sandboxes/{}/fork", one[0].id);
-        let two = serde_json::json!({"count": 2});
-        let first = asked::answer(asked::ask(&place, &fork, Some("fork"), &two).unwrap()).unwrap();
+        // A fork that is complete is the answer.
+        let first = fork(&place, &one[0].id).unwrap();
         assert!(first.0.contains("201"), "{first:?}");
         next.kill();
         let next = Thawd::start(&place);
-        let again = asked::answer(asked::ask(&place, &fork, Some("fork"), &two).unwrap()).unwrap();
+        let again = fork(&place, &one[0].id).unwrap();
         assert_eq!(again.1, first.1, "{point}");
         let client = Client::connect(&place.socket()).unwrap();
         for sandbox in client.list().await.unwrap() {
@@ -181,28 +188,31 @@ async fn a_key_is_answered_alike_by_the_thawd_after_the_one_that_died() {
         }
         assert!(next.stop().success(), "{point}: {}", log(&place));
     }
-    // Killed when its clones are ready and nobody knows of them.
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn clones_of_a_fork_cut_off_by_a_crash_are_removed() {
+    let _one = ONE_AT_A_TIME.lock().await;
+    let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
+    let Some(place) = Place::new(binaries, &lasting()) else {
+        return;
+    };
+    place.fill_pools_to(0..=0, 0..=0);
     let thawd = Thawd::start(&place);
     let client = Client::connect(&place.socket()).unwrap();
-    let original = client
-        .create(&serde_json::from_value(place.request()).unwrap())
-        .await;
-    let original = original.unwrap().sandbox.id;
+    let request = serde_json::from_value(place.request()).unwrap();
+    let original = client.create(&request).await.unwrap().sandbox.id;
     thawd.kill();
-    let mut thawd = doomed("fork.thawed");
+    // Killed when the clones are ready and no caller knows of them.
+    let mut thawd = doomed(&place, "fork.thawed");
     assert!(thawd.serves(&place));
-    let fork = format!("POST /v1/sandboxes/{original}/fork");
-    let two = serde_json::json!({"count": 2});
-    let cut = asked::ask(&place, &fork, Some("fork"), &two).and_then(asked::answer);
-    assert_eq!(cut, None);
+    assert_eq!(fork(&place, &original), None);
     eventually("it ends", || thawd.has_ended());
     let next = Thawd::start(&place);
     let client = Client::connect(&place.socket()).unwrap();
     let left = client.list().await.unwrap();
-    assert_eq!(
-        left.iter().map(|s| s.id.as_str()).collect::<Vec<_>>(),
-        [original.as_str()]
-    );
+    let left: Vec<&str> = left.iter().map(|s| s.id.as_str()).collect();
+    assert_eq!(left, [original.as_str()]);
     client.delete(&original).await.unwrap();
     assert!(next.stop().success());
 }

@@ -102,7 +102,7 @@ fn vmms(records: BTreeMap<String, serde_json::Value>) -> BTreeSet<i64> {
 }
 
 #[test]
-fn machines_in_demand_are_made_ahead_taken_and_after_a_kill_removed() {
+fn parked_machines_are_made_taken_and_removed_after_a_kill() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(place) = Place::new(HALT) else { return };
     let mut daemon = Daemon::start(&place);

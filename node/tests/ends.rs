@@ -39,7 +39,7 @@ fn a_guest_that_crashes_before_it_is_ready_is_told() {
 }
 
 #[test]
-fn a_machine_that_dies_before_it_is_ready_is_made_again_once_and_never_silently() {
+fn machine_that_dies_before_ready_is_retried_once_and_logged() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(place) = Place::new(CRASH) else { return };
     let fault = "the guest's CPU could not go on";
@@ -123,7 +123,7 @@ fn a_signal_during_the_start_ends_it_cleanly() {
 }
 
 #[test]
-fn after_a_kill_the_vmm_is_gone_at_once_and_the_rest_with_the_next_start() {
+fn kill_ends_the_vmm_at_once_and_the_next_start_cleans_up() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(place) = Place::new(HALT) else { return };
     let mut thaw = place.run().stderr(Stdio::null()).spawn().unwrap();

@@ -1,4 +1,4 @@
-//! A running pod is given block devices of the host, and gives them back: to whichever thawd there is, and at its end.
+//! Block devices of the host that are attached to a running pod, by any thawd, until they are detached or the pod ends.
 
 #![allow(clippy::unwrap_used)]
 
@@ -7,17 +7,21 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use thaw_daemon::api::client::Client;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::FreezeSandbox;
-use thaw_protocol::shim::pods::*;
-use thaw_protocol::shim::pods_ttrpc::PodsClient;
+use thaw_protocol::shim::pods::{AddDiskRequest, RemoveDiskRequest};
 use thaw_sandbox::error::ErrorKind;
 use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Place, Thawd};
 use ttrpc::context::Context;
+
+#[path = "support/pods.rs"]
+mod pods;
+
+use pods::{process, record};
 
 /// A loop device, detached when dropped.
 struct Loop(PathBuf);
@@ -71,101 +75,132 @@ impl Drop for Loop {
     }
 }
 
-async fn pods(place: &Place) -> PodsClient {
-    let address = format!("unix://{}", place.path("run/pods.sock").display());
-    PodsClient::new(ttrpc::r#async::Client::connect(&address).await.unwrap())
+/// A pod, and a device to attach to it.
+struct Setup {
+    /// Detached before its file is removed.
+    device: Loop,
+    place: Place,
+    id: String,
+    vmm: ProcessRecord,
 }
 
-fn record(place: &Place, id: &str) -> Value {
-    let path = place.path("run/sandboxes").join(id).join("record.json");
-    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
+impl Setup {
+    /// None where the test cannot run.
+    async fn start() -> Option<(Setup, Thawd)> {
+        let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
+        let place = Place::new(binaries, &lasting())?;
+        let file = place.path("disk");
+        fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
+        let device = Loop::of(&file)?;
+        let thawd = Thawd::start(&place);
+        let id = pods::create(&place).await;
+        let vmm = process(&record(&place, &id), "vmm");
+        let setup = Setup {
+            device,
+            place,
+            id,
+            vmm,
+        };
+        Some((setup, thawd))
+    }
+
+    /// Attaches the device: its name in the pod.
+    async fn add(&self, read_only: bool) -> Result<String, String> {
+        let (major, minor) = self.device.numbers();
+        self.add_numbered(major, minor, read_only).await
+    }
+
+    async fn add_numbered(&self, major: u32, minor: u32, read_only: bool) -> Result<String, String> {
+        let request = AddDiskRequest {
+            sandbox_id: self.id.clone(),
+            major,
+            minor,
+            read_only,
+            ..Default::default()
+        };
+        let client = pods::connect(&self.place).await;
+        let added = client.add_disk(Context::default(), &request).await;
+        added.map(|added| added.name).map_err(|e| e.to_string())
+    }
+
+    async fn remove(&self, name: &str) {
+        let request = RemoveDiskRequest {
+            sandbox_id: self.id.clone(),
+            name: name.into(),
+            ..Default::default()
+        };
+        let client = pods::connect(&self.place).await;
+        client.remove_disk(Context::default(), &request).await.unwrap();
+    }
+
+    /// How many descriptors of the device the VMM has, for reading only and for writing.
+    fn open_in_vmm(&self) -> (usize, usize) {
+        self.device.open_in(self.vmm)
+    }
+
+    async fn freeze(&self) -> Result<(), ErrorKind> {
+        let directory = json!({"directory": self.place.path("frozen")});
+        let request: FreezeSandbox = serde_json::from_value(directory).unwrap();
+        let client = Client::connect(&self.place.socket()).unwrap();
+        let frozen = client.freeze(&self.id, &request).await;
+        frozen.map(drop).map_err(|e| e.kind)
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_pod_has_a_block_device_while_it_is_given_one_and_not_longer() {
-    let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
-    let Some(place) = Place::new(binaries, &lasting()) else {
+async fn block_devices_are_attached_to_a_pod_and_detached() {
+    let Some((pod, thawd)) = Setup::start().await else {
         return;
     };
-    let file = place.path("disk");
-    fs::File::create(&file).unwrap().set_len(1 << 20).unwrap();
-    let Some(device) = Loop::of(&file) else { return };
-    let (major, minor) = device.numbers();
-    let thawd = Thawd::start(&place);
-    let with = Context::default;
-    let pod = CreatePodRequest {
-        client_pid: std::process::id() as i32,
-        cpus: 1,
-        memory_mib: place.request()["memory_mib"].as_u64().unwrap() as u32,
-        ..Default::default()
-    };
-    let made = pods(&place).await.create(with(), &pod).await;
-    let id = made.unwrap_or_else(|e| panic!("{e}: {}", log(&place))).sandbox_id;
-    let vmm: ProcessRecord = serde_json::from_value(record(&place, &id)["vmm"].clone()).unwrap();
-    let asked = |minor: u32, read_only: bool| AddDiskRequest {
-        sandbox_id: id.clone(),
-        major,
-        minor,
-        read_only,
-        ..Default::default()
-    };
-    let gone = |name: &str| RemoveDiskRequest {
-        sandbox_id: id.clone(),
-        name: name.into(),
-        ..Default::default()
-    };
-
-    let client = pods(&place).await;
-    let missing = client.add_disk(with(), &asked(1 << 19, false)).await.unwrap_err();
-    assert!(missing.to_string().contains("no block device"), "{missing}");
-    let mut names = Vec::new();
-    for read_only in [false, true, true] {
-        let added = client.add_disk(with(), &asked(minor, read_only)).await;
-        names.push(added.unwrap_or_else(|e| panic!("{e}: {}", log(&place))).name);
+    let (major, _) = pod.device.numbers();
+    let missing = pod.add_numbered(major, 1 << 19, false).await.unwrap_err();
+    assert!(missing.contains("no block device"), "{missing}");
+    for (read_only, name) in [(false, "3"), (true, "4"), (true, "5")] {
+        let added = pod.add(read_only).await;
+        assert_eq!(added.unwrap_or_else(|e| panic!("{e}: {}", log(&pod.place))), name);
     }
-    assert_eq!(names, ["3", "4", "5"]);
-    assert_eq!(device.open_in(vmm), (2, 1));
-    assert_eq!(device.open_in(thawd.record()), (0, 0), "it is the VMM's alone");
-    let full = client
-        .add_disk(with(), &asked(minor, false))
-        .await
-        .unwrap_err()
-        .to_string();
+    assert_eq!(pod.open_in_vmm(), (2, 1));
+    let of_thawd = pod.device.open_in(thawd.record());
+    assert_eq!(of_thawd, (0, 0), "it is the VMM's alone");
+    let full = pod.add(false).await.unwrap_err();
     assert!(full.contains("has 3 of the host's at a time"), "{full}");
-    client.remove_disk(with(), &gone("4")).await.unwrap();
-    client.remove_disk(with(), &gone("4")).await.unwrap();
-    assert_eq!(device.open_in(vmm), (1, 1));
-
-    // No snapshot can hold what is on it; the next thawd knows that too, and which slots are taken.
-    let freeze: FreezeSandbox = serde_json::from_value(json!({"directory": place.path("frozen")})).unwrap();
-    let api = || Client::connect(&place.socket()).unwrap();
-    let refused = api().freeze(&id, &freeze).await.unwrap_err();
-    assert_eq!(refused.kind, ErrorKind::Shared, "{refused}");
-    thawd.kill();
-    let thawd = Thawd::start(&place);
-    let refused = api().freeze(&id, &freeze).await.unwrap_err();
-    assert_eq!(refused.kind, ErrorKind::Shared, "{refused}");
-    let client = pods(&place).await;
-    assert_eq!(
-        client.add_disk(with(), &asked(minor, true)).await.unwrap().name,
-        "4"
-    );
-    assert_eq!(device.open_in(vmm), (2, 1));
-    for name in ["3", "4", "5"] {
-        client.remove_disk(with(), &gone(name)).await.unwrap();
+    for _ in 0..2 {
+        pod.remove("4").await;
     }
-    assert_eq!(device.open_in(vmm), (0, 0));
-    assert!(record(&place, &id)["host_disks"].as_object().unwrap().is_empty());
-    let refused = api().freeze(&id, &freeze).await;
-    refused.unwrap_or_else(|e| panic!("without one it can be frozen: {e}"));
+    assert_eq!(pod.open_in_vmm(), (1, 1));
+    pods::end(&pod.place, &pod.id).await;
+    eventually("the VMM has ended", || !pod.vmm.lives());
+    pod.remove("3").await;
+    assert!(thawd.stop().success());
+}
 
-    client.add_disk(with(), &asked(minor, false)).await.unwrap();
-    let end = PodRequest {
-        sandbox_id: id.clone(),
-        ..Default::default()
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn attached_block_devices_are_known_to_the_next_thawd() {
+    let Some((pod, thawd)) = Setup::start().await else {
+        return;
     };
-    client.end(with(), &end).await.unwrap();
-    eventually("the VMM has ended", || !vmm.lives());
-    client.remove_disk(with(), &gone("3")).await.unwrap();
+    for read_only in [false, true, true] {
+        pod.add(read_only).await.unwrap();
+    }
+    pod.remove("4").await;
+    // No snapshot can hold what is on a device; the next thawd knows that too, and which slots are taken.
+    assert_eq!(pod.freeze().await, Err(ErrorKind::Shared));
+    thawd.kill();
+    let thawd = Thawd::start(&pod.place);
+    assert_eq!(pod.freeze().await, Err(ErrorKind::Shared));
+    assert_eq!(pod.add(true).await.unwrap(), "4");
+    assert_eq!(pod.open_in_vmm(), (2, 1));
+    for name in ["3", "4", "5"] {
+        pod.remove(name).await;
+    }
+    assert_eq!(pod.open_in_vmm(), (0, 0));
+    let left = record(&pod.place, &pod.id);
+    assert!(left["host_disks"].as_object().unwrap().is_empty());
+    assert_eq!(pod.freeze().await, Ok(()), "without a device it can be frozen");
+
+    pod.add(false).await.unwrap();
+    pods::end(&pod.place, &pod.id).await;
+    eventually("the VMM has ended", || !pod.vmm.lives());
+    pod.remove("3").await;
     assert!(thawd.stop().success());
 }

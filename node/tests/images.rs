@@ -260,7 +260,7 @@ async fn a_recording_outlives_the_process_that_makes_it() {
 }
 
 #[tokio::test]
-async fn a_store_over_its_limit_is_brought_below_it_but_for_what_is_leased() {
+async fn store_over_its_limit_evicts_all_but_leased_images() {
     let place = Place::new("[store]\nlimit = \"1m\"\n");
     let image = place.pull(&place.reference("layout")).await;
     let lease = image.lease().unwrap();

@@ -71,7 +71,7 @@ fn wait_for(told: &UnixDatagram, line: &str) -> String {
 }
 
 #[test]
-fn systemd_is_told_that_it_is_ready_that_it_lives_and_that_it_ends() {
+fn systemd_is_notified_of_readiness_watchdog_and_stop() {
     let Some(place) = place() else { return };
     let notify = place.path("notify");
     let told = UnixDatagram::bind(&notify).unwrap();
@@ -145,7 +145,7 @@ async fn a_hung_thawd_is_silent_and_the_next_one_has_its_sandboxes() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn sandboxes_run_on_while_thawd_is_drained_stopped_and_started_again() {
+async fn sandboxes_run_on_across_drain_stop_and_start_of_thawd() {
     let Some(place) = place() else { return };
     let first = Thawd::start(&place);
     let made = client(&place)
@@ -203,7 +203,7 @@ async fn sandboxes_run_on_while_thawd_is_drained_stopped_and_started_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_start_is_told_in_its_answer_and_counted_and_what_it_takes_is_known() {
+async fn start_is_timed_in_its_answer_and_counted_with_its_usage() {
     let Some(place) = place() else { return };
     let thawd = Thawd::start(&place);
     let body = serde_json::to_string(&request(&place, "web")).unwrap();

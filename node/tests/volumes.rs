@@ -1,4 +1,4 @@
-//! A sandbox's thaw-share lives as long as its sandbox, whoever owns that, and not longer.
+//! thaw-share lives exactly as long as its sandbox, whichever thawd owns that.
 
 #![allow(clippy::unwrap_used)]
 
@@ -6,18 +6,22 @@ use std::fs;
 use std::path::Path;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::json;
 use thaw_daemon::api::client::Client;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CreateSandbox, FreezeSandbox};
 use thaw_protocol::shim::MessageField;
-use thaw_protocol::shim::pods::*;
-use thaw_protocol::shim::pods_ttrpc::PodsClient;
+use thaw_protocol::shim::pods::{AddShareRequest, RemoveShareRequest, ShareSource};
 use thaw_sandbox::error::ErrorKind;
 use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Counts, Place, Thawd};
 use ttrpc::context::Context;
+
+#[path = "support/pods.rs"]
+mod pods;
+
+use pods::{process, record};
 
 /// None, having said why, where it cannot run.
 fn place() -> Option<Place> {
@@ -45,15 +49,6 @@ fn request(place: &Place) -> CreateSandbox {
     serde_json::from_value(request).unwrap()
 }
 
-fn record(place: &Place, id: &str) -> Value {
-    let path = place.path("run/sandboxes").join(id).join("record.json");
-    serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
-}
-
-fn process(record: &Value, name: &str) -> ProcessRecord {
-    serde_json::from_value(record[name].clone()).unwrap()
-}
-
 fn cgroup(process: ProcessRecord) -> String {
     fs::read_to_string(format!("/proc/{}/cgroup", process.pid)).unwrap()
 }
@@ -71,7 +66,7 @@ async fn create(place: &Place) -> (String, ProcessRecord, ProcessRecord) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn it_lives_through_the_deaths_of_thawd_and_ends_with_its_sandbox() {
+async fn thaw_share_survives_thawd_and_ends_with_its_sandbox() {
     let Some(place) = place() else { return };
     let thawd = Thawd::start(&place);
     let (mut makers, makers_first) = (Vec::new(), thawd.record());
@@ -125,7 +120,7 @@ fn next(place: &Place, id: &str, ended: ProcessRecord) -> ProcessRecord {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thaw_share_that_dies_is_started_again_by_whichever_thawd_there_is() {
+async fn thaw_share_that_dies_is_restarted_by_any_thawd() {
     let Some(place) = place() else { return };
     let thawd = Thawd::start(&place);
     let mut makers = vec![thawd.record()];
@@ -166,7 +161,7 @@ async fn a_thaw_share_that_dies_is_started_again_by_whichever_thawd_there_is() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_thaw_share_that_dies_again_and_again_is_given_up_and_ends_nothing_else() {
+async fn thaw_share_that_keeps_dying_is_given_up_alone() {
     let Some(place) = place() else { return };
     let thawd = Thawd::start(&place);
     let (id, vmm, mut share) = create(&place).await;
@@ -224,109 +219,116 @@ fn mounts(of: ProcessRecord) -> String {
     fs::read_to_string(format!("/proc/{}/mountinfo", of.pid)).unwrap()
 }
 
-async fn pods(place: &Place) -> PodsClient {
-    let address = format!("unix://{}", place.path("run/pods.sock").display());
-    PodsClient::new(ttrpc::r#async::Client::connect(&address).await.unwrap())
+/// The shares of a pod.
+struct PodShares<'a> {
+    place: &'a Place,
+    id: String,
 }
 
-fn share(id: &str, name: &str, path: &Path) -> AddShareRequest {
-    AddShareRequest {
-        sandbox_id: id.into(),
-        name: name.into(),
-        source: MessageField::some(ShareSource {
-            type_: "bind".into(),
-            source: path.display().to_string(),
+impl PodShares<'_> {
+    async fn add(&self, name: &str, path: &Path) -> Result<(), String> {
+        let request = AddShareRequest {
+            sandbox_id: self.id.clone(),
+            name: name.into(),
+            source: MessageField::some(ShareSource {
+                type_: "bind".into(),
+                source: path.display().to_string(),
+                ..Default::default()
+            }),
             ..Default::default()
-        }),
-        ..Default::default()
+        };
+        let client = pods::connect(self.place).await;
+        let added = client.add_share(Context::default(), &request).await;
+        added.map(drop).map_err(|e| format!("{e}: {}", log(self.place)))
+    }
+
+    async fn remove(&self, name: &str) {
+        let request = RemoveShareRequest {
+            sandbox_id: self.id.clone(),
+            name: name.into(),
+            ..Default::default()
+        };
+        let client = pods::connect(self.place).await;
+        client.remove_share(Context::default(), &request).await.unwrap();
+    }
+
+    /// The processes that its record names: its VMM and its thaw-share.
+    fn processes(&self) -> (ProcessRecord, ProcessRecord) {
+        let record = record(self.place, &self.id);
+        (process(&record, "vmm"), process(&record, "share"))
     }
 }
 
+/// Whether a process has a mount for each of these shares, and none for the others.
+fn has_shares(of: ProcessRecord, shares: &[&str]) -> bool {
+    let mounts = mounts(of);
+    let is_mounted = |name: &str| mounts.contains(&format!(" /{name} "));
+    ["0", "1", "2", "3"]
+        .iter()
+        .all(|name| is_mounted(name) == shares.contains(name))
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_running_pod_is_given_directories_and_has_them_taken_away_by_whichever_thawd_there_is() {
+async fn shares_of_a_running_pod_are_added_and_removed() {
+    let Some(place) = place() else { return };
+    let thawd = Thawd::start(&place);
+    let id = pods::create(&place).await;
+    let before = record(&place, &id);
+    assert!(
+        before["share"].is_null(),
+        "a pod without shares has no thaw-share"
+    );
+    let shares = PodShares { place: &place, id };
+    let missing = shares.add("0", &place.path("missing")).await.unwrap_err();
+    assert!(missing.contains("missing"), "{missing}");
+    for (name, path) in [("0", "shared"), ("1", "file")] {
+        shares.add(name, &place.path(path)).await.unwrap();
+    }
+    let (vmm, serving) = shares.processes();
+    assert_eq!(cgroup(serving), cgroup(vmm), "the pod pays for it");
+    assert!(has_shares(serving, &["0", "1"]), "{}", mounts(serving));
+    let freeze: FreezeSandbox = serde_json::from_value(json!({"directory": place.path("frozen")})).unwrap();
+    let refused = client(&place).freeze(&shares.id, &freeze).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::Shared, "{refused}");
+    shares.remove("0").await;
+    assert!(has_shares(serving, &["1"]), "{}", mounts(serving));
+    pods::end(&place, &shares.id).await;
+    assert!(thawd.stop().success());
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn shares_of_a_pod_outlive_thawd_and_thaw_share() {
     let Some(place) = place() else { return };
     let host = fs::read_to_string("/proc/self/mountinfo").unwrap();
     let thawd = Thawd::start(&place);
     let mut makers = vec![thawd.record()];
-    let with = Context::default;
-    let pod = CreatePodRequest {
-        client_pid: std::process::id() as i32,
-        cpus: 1,
-        memory_mib: place.request()["memory_mib"].as_u64().unwrap() as u32,
-        ..Default::default()
-    };
-    let made = pods(&place).await.create(with(), &pod).await;
-    let id = made.unwrap_or_else(|e| panic!("{e}: {}", log(&place))).sandbox_id;
-    assert!(
-        record(&place, &id)["share"].is_null(),
-        "one without shares has no thaw-share"
-    );
-
-    let refused = pods(&place)
-        .await
-        .add_share(with(), &share(&id, "0", &place.path("missing")))
-        .await;
-    assert!(refused.unwrap_err().to_string().contains("missing"));
+    let id = pods::create(&place).await;
+    let shares = PodShares { place: &place, id };
     for (name, path) in [("0", "shared"), ("1", "file")] {
-        let added = pods(&place)
-            .await
-            .add_share(with(), &share(&id, name, &place.path(path)))
-            .await;
-        added.unwrap_or_else(|e| panic!("{e}: {}", log(&place)));
+        shares.add(name, &place.path(path)).await.unwrap();
     }
-    let written = record(&place, &id);
-    let (vmm, serving) = (process(&written, "vmm"), process(&written, "share"));
-    assert_eq!(cgroup(serving), cgroup(vmm), "the pod pays for it");
-    let both = mounts(serving);
-    assert!(both.contains(" /0 ") && both.contains(" /1 "), "{both}");
-    let freeze: FreezeSandbox = serde_json::from_value(json!({"directory": place.path("frozen")})).unwrap();
-    let refused = client(&place).freeze(&id, &freeze).await.unwrap_err();
-    assert_eq!(refused.kind, ErrorKind::Shared, "{refused}");
-
+    let (vmm, serving) = shares.processes();
     thawd.kill();
     let thawd = Thawd::start(&place);
     makers.push(thawd.record());
-    let gone = |name: &str| RemoveShareRequest {
-        sandbox_id: id.clone(),
-        name: name.into(),
-        ..Default::default()
-    };
-    let client_of_pods = pods(&place).await;
-    client_of_pods.remove_share(with(), &gone("0")).await.unwrap();
-    client_of_pods
-        .add_share(with(), &share(&id, "2", &place.path("shared")))
-        .await
-        .unwrap();
-    assert_eq!(process(&record(&place, &id), "share"), serving, "the same one");
-    let now = mounts(serving);
-    assert!(
-        !now.contains(" /0 ") && now.contains(" /1 ") && now.contains(" /2 "),
-        "{now}"
-    );
+    shares.remove("0").await;
+    shares.add("2", &place.path("shared")).await.unwrap();
+    assert_eq!(shares.processes().1, serving, "the same one");
+    assert!(has_shares(serving, &["1", "2"]), "{}", mounts(serving));
     assert_eq!(fs::read_to_string("/proc/self/mountinfo").unwrap(), host);
 
-    // One that dies is started again, with all that was placed in it.
+    // A thaw-share that dies is started again, with all shares.
+    let before = mounts(serving).lines().count();
     assert!(serving.kill());
-    let serving = next(&place, &id, serving);
-    assert_eq!(mounts(serving).lines().count(), now.lines().count());
-    client_of_pods
-        .add_share(with(), &share(&id, "3", &place.path("shared")))
-        .await
-        .unwrap();
-    client_of_pods.remove_share(with(), &gone("2")).await.unwrap();
-    let now = mounts(serving);
-    assert!(
-        now.contains(" /1 ") && now.contains(" /3 ") && !now.contains(" /2 "),
-        "{now}"
-    );
+    let serving = next(&place, &shares.id, serving);
+    assert_eq!(mounts(serving).lines().count(), before);
+    shares.add("3", &place.path("shared")).await.unwrap();
+    shares.remove("2").await;
+    assert!(has_shares(serving, &["1", "3"]), "{}", mounts(serving));
 
-    let end = PodRequest {
-        sandbox_id: id.clone(),
-        ..Default::default()
-    };
-    client_of_pods.end(with(), &end).await.unwrap();
+    pods::end(&place, &shares.id).await;
     eventually("thaw-share has ended", || !serving.lives() && !vmm.lives());
-    client_of_pods.remove_share(with(), &gone("1")).await.unwrap();
+    shares.remove("1").await;
     assert!(thawd.stop().success());
     let left = Counts::of(&place, &makers);
     assert!(
@@ -340,22 +342,10 @@ async fn a_running_pod_is_given_directories_and_has_them_taken_away_by_whichever
 async fn a_pod_whose_thaw_share_died_without_a_thawd_is_ended() {
     let Some(place) = place() else { return };
     let thawd = Thawd::start(&place);
-    let pod = CreatePodRequest {
-        client_pid: std::process::id() as i32,
-        cpus: 1,
-        memory_mib: place.request()["memory_mib"].as_u64().unwrap() as u32,
-        ..Default::default()
-    };
-    let made = pods(&place).await.create(Context::default(), &pod).await;
-    let id = made.unwrap_or_else(|e| panic!("{e}: {}", log(&place))).sandbox_id;
-    let added = share(&id, "0", &place.path("shared"));
-    pods(&place)
-        .await
-        .add_share(Context::default(), &added)
-        .await
-        .unwrap();
-    let written = record(&place, &id);
-    let (vmm, serving) = (process(&written, "vmm"), process(&written, "share"));
+    let id = pods::create(&place).await;
+    let shares = PodShares { place: &place, id };
+    shares.add("0", &place.path("shared")).await.unwrap();
+    let (vmm, serving) = shares.processes();
     thawd.kill();
     assert!(serving.kill());
     let thawd = Thawd::start(&place);

@@ -23,32 +23,121 @@ fn request() -> CreatePodRequest {
     }
 }
 
-#[tokio::test]
-async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
-    let (fake, daemon) = Fake::daemon(true);
-    let directory = tempfile::tempdir().unwrap();
-    let socket = directory.path().join("pods.sock");
-    let listening = Listening::open(&socket).unwrap();
-    // No other thawd takes its place.
-    assert!(Listening::open(&socket).is_err());
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let served = tokio::spawn(listening.serve(daemon.clone(), async { drop(stopped.await) }));
-    let address = format!("unix://{}", socket.display());
-    let client = PodsClient::new(ttrpc::r#async::Client::connect(&address).await.unwrap());
-    let with = Context::default;
+/// The API for the shim, served with fakes, and a client of it.
+struct Served {
+    fake: Arc<Fake>,
+    daemon: Arc<Daemon>,
+    client: PodsClient,
+    directory: tempfile::TempDir,
+    stop: tokio::sync::oneshot::Sender<()>,
+    serving: tokio::task::JoinHandle<Result<(), Error>>,
+}
 
-    // A shim says which version it speaks, and is told which both do; one of the release before versions says nothing.
+impl Served {
+    async fn start() -> Served {
+        let (fake, daemon) = Fake::daemon(true);
+        let directory = tempfile::tempdir().unwrap();
+        let socket = directory.path().join("pods.sock");
+        let listening = Listening::open(&socket).unwrap();
+        let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+        let serving = tokio::spawn(listening.serve(daemon.clone(), async { drop(stopped.await) }));
+        let address = format!("unix://{}", socket.display());
+        Served {
+            fake,
+            daemon,
+            client: PodsClient::new(ttrpc::r#async::Client::connect(&address).await.unwrap()),
+            directory,
+            stop,
+            serving,
+        }
+    }
+
+    async fn create(&self) -> String {
+        self.client.create(with(), &request()).await.unwrap().sandbox_id
+    }
+
+    async fn end(&self, id: &str) {
+        self.client.end(with(), &pod(id)).await.unwrap();
+    }
+
+    async fn stop(self) {
+        drop(self.stop);
+        self.serving.await.unwrap().unwrap();
+        assert!(!self.directory.path().join("pods.sock").exists());
+        assert_eq!(self.fake.living(), 0);
+    }
+}
+
+fn with() -> Context {
+    Context::default()
+}
+
+fn has_code<T: std::fmt::Debug>(answer: ttrpc::Result<T>, code: Code) {
+    let refused = answer.unwrap_err();
+    assert!(
+        matches!(&refused, ttrpc::Error::RpcStatus(s) if s.code() == code),
+        "{refused}"
+    );
+}
+
+fn share(id: &str, source: &str, option: &str) -> AddShareRequest {
+    AddShareRequest {
+        sandbox_id: id.into(),
+        name: "0".into(),
+        source: MessageField::some(ShareSource {
+            type_: "bind".into(),
+            source: source.into(),
+            options: vec![option.into()],
+            ..Default::default()
+        }),
+        ..Default::default()
+    }
+}
+
+fn removed_share(id: &str) -> RemoveShareRequest {
+    RemoveShareRequest {
+        sandbox_id: id.into(),
+        name: "0".into(),
+        ..Default::default()
+    }
+}
+
+fn removed_disk(id: &str, name: &str) -> RemoveDiskRequest {
+    RemoveDiskRequest {
+        sandbox_id: id.into(),
+        name: name.into(),
+        ..Default::default()
+    }
+}
+
+#[tokio::test]
+async fn socket_of_a_living_thawd_is_not_taken() {
+    let served = Served::start().await;
+    assert!(Listening::open(&served.directory.path().join("pods.sock")).is_err());
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn version_is_the_newest_that_both_speak() {
+    let served = Served::start().await;
+    // A shim of the release before versions does not ask.
     let version = |version| VersionRequest {
         version,
         ..Default::default()
     };
     for (theirs, agreed) in [(1, 1), (2, 2), (9, PODS.current)] {
-        let answer = client.version(with(), &version(theirs)).await.unwrap();
+        let answer = served.client.version(with(), &version(theirs)).await.unwrap();
         assert_eq!(answer.version, agreed);
     }
-    let refused = client.version(with(), &version(0)).await.unwrap_err();
-    assert!(matches!(refused, ttrpc::Error::RpcStatus(s) if s.code() == Code::FAILED_PRECONDITION));
+    let none = served.client.version(with(), &version(0)).await;
+    has_code(none, Code::FAILED_PRECONDITION);
+    served.stop().await;
+}
 
+#[tokio::test]
+async fn pod_has_the_labels_and_rate_limits_of_its_request() {
+    let served = Served::start().await;
+    let (client, daemon) = (&served.client, &served.daemon);
     let made = client.create(with(), &request()).await.unwrap();
     let shown = daemon.cache.get(&made.sandbox_id).unwrap();
     assert_eq!((shown.labels["a"].as_str(), made.vsock.as_str()), ("b", "/fake"));
@@ -71,7 +160,6 @@ async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
         (Some(1 << 20), Some(8192), None)
     );
     assert!(limits.net_in.is_none() && limits.net_out.is_none());
-    client.end(with(), &pod(&slowed.sandbox_id)).await.unwrap();
     let slow = CreatePodRequest {
         net_out_rate: MessageField::some(RateLimit {
             bytes_per_s: 1,
@@ -81,87 +169,108 @@ async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
     };
     let refused = client.create(with(), &slow).await.unwrap_err().to_string();
     assert!(refused.contains("rate_limits.net_out.bytes_per_s"), "{refused}");
+    for id in [made.sandbox_id, slowed.sandbox_id] {
+        served.end(&id).await;
+    }
+    served.stop().await;
+}
+
+#[tokio::test]
+async fn images_are_shown_to_a_pod() {
+    let served = Served::start().await;
+    let id = served.create().await;
     let show = |digest: &str| ShowImageRequest {
-        sandbox_id: made.sandbox_id.clone(),
+        sandbox_id: id.clone(),
         digest: digest.into(),
         ..Default::default()
     };
-    let name = client.show(with(), &show("sha256:1")).await.unwrap().name;
-    assert_eq!(name, "shown-sha256:1");
-    let missing = client.show(with(), &show("missing")).await.unwrap_err();
-    assert!(matches!(missing, ttrpc::Error::RpcStatus(s) if s.code() == Code::NOT_FOUND));
+    let shown = served.client.show(with(), &show("sha256:1")).await.unwrap();
+    assert_eq!(shown.name, "shown-sha256:1");
+    has_code(
+        served.client.show(with(), &show("missing")).await,
+        Code::NOT_FOUND,
+    );
+    served.end(&id).await;
+    served.stop().await;
+}
 
-    let share = |source: &str, option: &str| AddShareRequest {
-        sandbox_id: made.sandbox_id.clone(),
-        name: "0".into(),
-        source: MessageField::some(ShareSource {
-            type_: "bind".into(),
-            source: source.into(),
-            options: vec![option.into()],
-            ..Default::default()
-        }),
-        ..Default::default()
-    };
-    for wrong in [
-        share("srv", "ro"),
-        share("/srv", "rshared"),
-        share("/srv", "idmap"),
-    ] {
-        let refused = client.add_share(with(), &wrong).await.unwrap_err();
-        assert!(matches!(refused, ttrpc::Error::RpcStatus(s) if s.code() == Code::INVALID_ARGUMENT));
+#[tokio::test]
+async fn shares_are_added_to_a_pod_once_and_removed() {
+    let served = Served::start().await;
+    let (client, id) = (&served.client, served.create().await);
+    for (source, option) in [("srv", "ro"), ("/srv", "rshared"), ("/srv", "idmap")] {
+        let refused = client.add_share(with(), &share(&id, source, option)).await;
+        has_code(refused, Code::INVALID_ARGUMENT);
     }
-    client.add_share(with(), &share("/srv", "ro")).await.unwrap();
-    client.add_share(with(), &share("/srv", "ro")).await.unwrap_err();
-    let gone = RemoveShareRequest {
-        sandbox_id: made.sandbox_id.clone(),
-        name: "0".into(),
-        ..Default::default()
-    };
+    client.add_share(with(), &share(&id, "/srv", "ro")).await.unwrap();
+    client
+        .add_share(with(), &share(&id, "/srv", "ro"))
+        .await
+        .unwrap_err();
     for _ in 0..2 {
-        client.remove_share(with(), &gone).await.unwrap();
+        client.remove_share(with(), &removed_share(&id)).await.unwrap();
     }
+    served.end(&id).await;
+    served.stop().await;
+}
 
+#[tokio::test]
+async fn disks_of_the_host_are_added_to_a_pod_and_removed() {
+    let served = Served::start().await;
+    let (client, id) = (&served.client, served.create().await);
     let disk = |major: u32| AddDiskRequest {
-        sandbox_id: made.sandbox_id.clone(),
+        sandbox_id: id.clone(),
         major,
         ..Default::default()
     };
     client.add_disk(with(), &disk(0)).await.unwrap_err();
     let slot = client.add_disk(with(), &disk(7)).await.unwrap().name;
-    let removed = |name: &str| RemoveDiskRequest {
-        sandbox_id: made.sandbox_id.clone(),
-        name: name.into(),
-        ..Default::default()
-    };
-    client.remove_disk(with(), &removed(&slot)).await.unwrap();
+    client
+        .remove_disk(with(), &removed_disk(&id, &slot))
+        .await
+        .unwrap();
     // The sandbox's own disk is none of the host's.
-    let refused = client.remove_disk(with(), &removed("2")).await.unwrap_err();
-    assert!(matches!(refused, ttrpc::Error::RpcStatus(s) if s.code() == Code::INVALID_ARGUMENT));
+    let own = client.remove_disk(with(), &removed_disk(&id, "2")).await;
+    has_code(own, Code::INVALID_ARGUMENT);
+    served.end(&id).await;
+    // Also after its end.
+    client.remove_share(with(), &removed_share(&id)).await.unwrap();
+    client
+        .remove_disk(with(), &removed_disk(&id, &slot))
+        .await
+        .unwrap();
+    served.stop().await;
+}
 
+#[tokio::test]
+async fn end_of_a_pod_is_reported_to_all_who_wait() {
+    let served = Served::start().await;
+    let (client, id) = (&served.client, served.create().await);
     let waiting = tokio::spawn({
-        let (client, id) = (client.clone(), made.sandbox_id.clone());
-        async move { client.wait(Context::default(), &pod(&id)).await }
+        let (client, id) = (client.clone(), id.clone());
+        async move { client.wait(with(), &pod(&id)).await }
     });
     tokio::task::yield_now().await;
-    daemon.running(&Wanted::on_node(&made.sandbox_id)).unwrap().kill();
+    served.daemon.running(&Wanted::on_node(&id)).unwrap().kill();
     assert_eq!(waiting.await.unwrap().unwrap().reason, "it was killed");
     for _ in 0..2 {
-        client.end(with(), &pod(&made.sandbox_id)).await.unwrap();
+        served.end(&id).await;
     }
-    client.remove_share(with(), &gone).await.unwrap();
-    client.remove_disk(with(), &removed(&slot)).await.unwrap();
-    // It ended unasked, and stays listed: who waits late is told why.
-    let failed = client.wait(with(), &pod(&made.sandbox_id)).await.unwrap();
+    // It ended by itself and stays listed: a late wait gets the reason.
+    let failed = client.wait(with(), &pod(&id)).await.unwrap();
     assert!(failed.reason.contains("SIGKILL"), "{failed:?}");
-    assert_eq!(daemon.cache.get(&made.sandbox_id).unwrap().state, "failed");
-    let gone = client.wait(with(), &pod("none")).await.unwrap_err();
-    assert!(matches!(gone, ttrpc::Error::RpcStatus(s) if s.code() == Code::NOT_FOUND));
-    assert_eq!(fake.living(), 0);
+    assert_eq!(served.daemon.cache.get(&id).unwrap().state, "failed");
+    has_code(client.wait(with(), &pod("none")).await, Code::NOT_FOUND);
+    served.stop().await;
+}
 
-    // What was frozen is made again, for a shim that lives.
-    let snapshot = directory.path().join("snapshot");
+#[tokio::test]
+async fn pod_is_frozen_and_thawed_for_a_living_shim() {
+    let served = Served::start().await;
+    let client = &served.client;
+    let snapshot = served.directory.path().join("snapshot");
     let frozen = FreezePodRequest {
-        sandbox_id: client.create(with(), &request()).await.unwrap().sandbox_id,
+        sandbox_id: served.create().await,
         directory: snapshot.display().to_string(),
         ..Default::default()
     };
@@ -171,63 +280,48 @@ async fn a_pod_is_made_shown_images_waited_for_and_ended_once() {
         labels: [("c".to_owned(), "d".to_owned())].into(),
         ..Default::default()
     };
-    assert!(
-        client.thaw(with(), &thaw).await.is_err(),
-        "there is no snapshot yet"
-    );
+    let too_early = client.thaw(with(), &thaw).await;
+    assert!(too_early.is_err(), "there is no snapshot yet");
     client.freeze(with(), &frozen).await.unwrap();
     let thawed = client.thaw(with(), &thaw).await.unwrap();
-    assert_eq!(daemon.cache.get(&thawed.sandbox_id).unwrap().labels["c"], "d");
-    let nobodys = ThawPodRequest {
+    let labels = &served.daemon.cache.get(&thawed.sandbox_id).unwrap().labels;
+    assert_eq!(labels["c"], "d");
+    // A pod whose shim is gone would end at once.
+    let without_shim = ThawPodRequest {
         client_pid: 0,
         ..thaw
     };
-    assert!(client.thaw(with(), &nobodys).await.is_err());
-    for id in [frozen.sandbox_id, thawed.sandbox_id] {
-        client.end(with(), &pod(&id)).await.unwrap();
-    }
-
-    // One whose shim is gone would end at once.
-    let nobodys = CreatePodRequest {
+    assert!(client.thaw(with(), &without_shim).await.is_err());
+    let without_shim = CreatePodRequest {
         client_pid: 0,
         ..request()
     };
-    assert!(client.create(with(), &nobodys).await.is_err());
-    drop(stop);
-    served.await.unwrap().unwrap();
-    assert!(!socket.exists());
+    assert!(client.create(with(), &without_shim).await.is_err());
+    for id in [frozen.sandbox_id, thawed.sandbox_id] {
+        served.end(&id).await;
+    }
+    served.stop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_thawd_that_ends_tells_no_end_of_a_pod_that_outlives_it() {
-    let (_fake, daemon) = Fake::daemon(true);
-    let directory = tempfile::tempdir().unwrap();
-    let socket = directory.path().join("pods.sock");
-    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
-    let listening = Listening::open(&socket).unwrap();
-    let served = tokio::spawn(listening.serve(daemon.clone(), async { drop(stopped.await) }));
-    let address = format!("unix://{}", socket.display());
-    let client = PodsClient::new(ttrpc::r#async::Client::connect(&address).await.unwrap());
-    let made = client.create(Context::default(), &request()).await.unwrap();
+async fn shutdown_of_thawd_reports_no_end_of_its_pods() {
+    let served = Served::start().await;
+    let (client, id) = (served.client.clone(), served.create().await);
     let waiting = tokio::spawn({
         let client = client.clone();
-        async move { client.wait(Context::default(), &pod(&made.sandbox_id)).await }
+        async move { client.wait(with(), &pod(&id)).await }
     });
     // Answered after it, so that it is being waited for.
-    client.wait(Context::default(), &pod("nobody")).await.unwrap_err();
-    daemon.end();
-    daemon.release().await;
-    let told = waiting.await.unwrap().unwrap_err();
-    assert!(
-        matches!(&told, ttrpc::Error::RpcStatus(s) if s.code() == Code::UNAVAILABLE),
-        "{told}"
-    );
-    drop(stop);
-    served.await.unwrap().unwrap();
+    client.wait(with(), &pod("nobody")).await.unwrap_err();
+    served.daemon.end();
+    served.daemon.release().await;
+    has_code(waiting.await.unwrap(), Code::UNAVAILABLE);
+    drop(served.stop);
+    served.serving.await.unwrap().unwrap();
 }
 
 #[test]
-fn a_refusal_says_what_to_do_to_who_has_a_pod_and_no_command_line() {
+fn refusal_of_a_pod_has_a_remedy_without_command_lines() {
     use ErrorKind::*;
     let said = |failure| match refused(failure) {
         ttrpc::Error::RpcStatus(status) => status.message().to_owned(),

@@ -78,7 +78,7 @@ fn started(listener: &TcpListener) -> Spans {
 const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_creation_is_a_span_of_its_callers_trace_with_its_stages_below() {
+async fn creation_is_a_span_of_its_callers_trace_with_its_stages() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let spans = started(&listener);
     spans.tell(creation(Some(PARENT)));
@@ -169,7 +169,7 @@ fn clones_are_below_their_fork_and_what_was_claimed_is_told() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn who_is_not_sampled_is_not_sent_and_a_collector_that_refuses_loses_them() {
+async fn unsampled_traces_are_not_sent_and_refused_spans_are_lost() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let spans = started(&listener);
     spans.tell(creation(Some(&PARENT.replace("-01", "-00"))));

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn a_store_is_looked_for_where_it_would_be_made_and_left_untouched() {
+    fn store_is_checked_where_it_would_be_and_not_created() {
         let directory = tempfile::tempdir().unwrap();
         let check = store(&directory.path().join("not/yet/there"));
         assert_ne!(check.state, State::Missing, "{check:?}");

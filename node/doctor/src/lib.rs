@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_host_is_not_ready_and_every_lack_has_a_cost_and_a_fix() {
+    fn empty_host_is_not_ready_and_each_lack_has_cost_and_fix() {
         let (root, host) = host_with(&[]);
         let report = examine(&host, &paths(root.path()));
         assert!(!report.ready && !report.native);

@@ -127,7 +127,7 @@ fn lane(plan: &Plan) -> usize {
 }
 
 #[test]
-fn killed_at_any_failpoint_it_leaves_nothing_that_the_next_does_not_find() {
+fn kill_at_any_failpoint_leaves_nothing_after_the_next_start() {
     if !rustix::process::geteuid().is_root() {
         return thaw_test_skip::skip("without root there are no slots that lead outside");
     }

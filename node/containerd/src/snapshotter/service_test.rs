@@ -139,7 +139,7 @@ async fn remove(service: &Snapshotter, key: &str) -> Result<(), Status> {
 }
 
 #[tokio::test]
-async fn a_pull_finds_every_layer_there_and_a_container_gets_the_image() {
+async fn pull_finds_all_layers_and_a_container_gets_the_image() {
     let root = tempfile::tempdir().unwrap();
     let service = open(root.path()).await;
     let mut parent = String::new();

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn renewed_certificate_is_the_same_caller_if_its_name_has_a_role() {
+    fn renewed_certificate_with_a_named_role_is_the_same_caller() {
         let old = certificate("workload");
         let renewed = ClientCertificate {
             whole: b"another".to_vec(),

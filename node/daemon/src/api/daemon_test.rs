@@ -105,7 +105,7 @@ async fn a_making_that_is_given_up_leaves_nothing() {
 }
 
 #[tokio::test]
-async fn a_sandbox_whose_time_is_over_is_deleted_also_after_it_was_adopted() {
+async fn timeout_deletes_a_sandbox_also_after_its_adoption() {
     let (fake, daemon) = Fake::daemon(true);
     let mut changes = watch(&daemon);
     // As an earlier thawd wrote it into the record: its moment passed while there was none.
@@ -177,7 +177,7 @@ fn runtime(threads: usize) -> tokio::runtime::Runtime {
 }
 
 #[test]
-fn the_watchdog_is_not_told_while_a_lock_of_every_request_is_held() {
+fn watchdog_is_not_notified_while_a_shared_lock_is_stuck() {
     let (_fake, daemon) = Fake::daemon(true);
     let runtime = runtime(2);
     let told = told_alive(runtime.handle(), daemon.clone());

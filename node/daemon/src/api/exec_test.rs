@@ -129,7 +129,7 @@ async fn who_hangs_up_takes_its_process_along() {
 
 /// The clock of the runtime goes on only when a test says so, or has nothing else to do.
 #[tokio::test]
-async fn a_silent_caller_is_gone_after_90_s_and_takes_its_process_along() {
+async fn silent_session_ends_after_90_s_with_its_process() {
     let served = Served::start().await;
     let mut socket = served.open(r#"{"command":["cat"]}"#).await;
     socket.send(Sent::binary("x")).await.unwrap();

@@ -111,7 +111,7 @@ async fn no_tenant_makes_anothers_keys_forgotten() {
 }
 
 #[tokio::test]
-async fn what_an_earlier_thawd_answered_is_the_answer_until_it_expires() {
+async fn answer_of_an_earlier_thawd_is_repeated_until_it_expires() {
     let (answers, now) = (Answers::default(), Instant::now());
     answers.restore(&asked(0, "k", "r"), "first".into(), now);
     // Another clone of the same fork.

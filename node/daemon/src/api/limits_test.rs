@@ -56,7 +56,7 @@ async fn one_client_leaves_room_for_another() {
 }
 
 #[tokio::test]
-async fn all_kinds_together_are_bounded_and_watches_have_room_of_their_own() {
+async fn requests_are_bounded_in_total_and_watches_separately() {
     let gate = Gate::new(bounds(2, 2, 0));
     let mut running = Vec::new();
     for verb in [Verb::Create, Verb::Create, Verb::Read, Verb::Read] {

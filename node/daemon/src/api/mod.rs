@@ -73,6 +73,8 @@ pub mod session;
 pub mod tcp;
 #[cfg(test)]
 mod test_client;
+#[cfg(test)]
+mod test_document;
 pub mod timing;
 pub mod tokens;
 pub mod transfer;

@@ -122,7 +122,7 @@ async fn the_client_lists_more_than_one_answer_holds() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_caller_that_hangs_up_while_its_sandbox_is_made_leaves_nothing() {
+async fn creation_whose_caller_hangs_up_leaves_nothing() {
     let root = tempfile::tempdir().unwrap();
     let socket = root.path().join("s");
     let (fake, daemon) = Fake::daemon(false);

@@ -19,6 +19,8 @@ use crate::api::router::router;
 
 #[path = "lease_test.rs"]
 mod lease;
+#[path = "tcp_roles_test.rs"]
+mod roles;
 
 const TOKEN: &str = "0123456789abcdef0123456789abcdef";
 
@@ -177,7 +179,7 @@ async fn a_token_is_asked_for_and_taken() {
 }
 
 #[tokio::test]
-async fn a_certificate_of_the_right_hand_is_enough_and_any_other_is_too_little() {
+async fn only_certificates_of_the_configured_authority_are_accepted() {
     let served = serve(&config(true, true, None)).await;
     let answer = over_tls(&served, Some("client"), "").await.unwrap();
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
@@ -211,7 +213,7 @@ async fn where_both_are_known_either_will_do() {
 }
 
 #[tokio::test]
-async fn who_may_ask_is_read_again_and_what_cannot_be_used_changes_nothing() {
+async fn reload_changes_credentials_unless_a_file_is_invalid() {
     let (file, place) = (tokens(), tempfile::tempdir().unwrap());
     let own = |name: &str| place.path().join(name);
     let put = |from: &str| {
@@ -260,99 +262,6 @@ async fn who_may_ask_is_read_again_and_what_cannot_be_used_changes_nothing() {
     assert!(answers(TOKEN).await.starts_with("HTTP/1.1 200"));
 }
 
-#[tokio::test]
-async fn half_of_a_configuration_is_refused() {
-    let file = tokens();
-    assert!(Tcp::open(&ApiConfig::default()).await.unwrap().is_none());
-    let anywhere = |config: ApiConfig| ApiConfig {
-        listen: Some(([0, 0, 0, 0], 0).into()),
-        ..config
-    };
-    let open = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(open.path(), format!("tester {TOKEN}\n")).unwrap();
-    std::fs::set_permissions(open.path(), PermissionsExt::from_mode(0o644)).unwrap();
-    let good = || config(true, true, Some(&file));
-    for (config, why) in [
-        (config(false, false, None), "who may ask"),
-        (config(true, false, None), "who may ask"),
-        (config(false, true, None), "certificate and key"),
-        (anywhere(config(false, false, Some(&file))), "loopback"),
-        (config(false, false, Some(&open)), "mode is 644"),
-        (
-            ApiConfig {
-                listen: None,
-                ..good()
-            },
-            "listen",
-        ),
-        (ApiConfig { key: None, ..good() }, "go together"),
-        (
-            ApiConfig {
-                key: Some(certificate_file("server.pem")),
-                ..good()
-            },
-            "server.pem",
-        ),
-        (
-            ApiConfig {
-                key: Some(certificate_file("client.key")),
-                ..good()
-            },
-            "server.pem",
-        ),
-        (
-            ApiConfig {
-                certificate: Some(certificate_file("server.key")),
-                ..good()
-            },
-            "no certificate",
-        ),
-        (
-            ApiConfig {
-                client_ca: Some("/nowhere".into()),
-                ..good()
-            },
-            "/nowhere",
-        ),
-        (
-            ApiConfig {
-                client_roles: Some("/nowhere".into()),
-                ..good()
-            },
-            "/nowhere",
-        ),
-        (
-            ApiConfig {
-                client_roles: Some(file.path().to_owned()),
-                ..good()
-            },
-            "line 1",
-        ),
-        (
-            ApiConfig {
-                client_roles: Some("/nowhere".into()),
-                ..config(true, false, Some(&file))
-            },
-            "goes client_ca",
-        ),
-        (
-            ApiConfig {
-                tokens: Some("/nowhere".into()),
-                ..good()
-            },
-            "/nowhere",
-        ),
-    ] {
-        let failure = match Tcp::open(&config).await {
-            Err(failure) => failure,
-            Ok(_) => panic!("{why}"),
-        };
-        assert_eq!(failure.kind, ErrorKind::ConfigInvalid);
-        assert!(failure.to_string().contains(why), "{why}: {failure}");
-        assert!(!failure.to_string().contains(TOKEN));
-    }
-}
-
 /// Tokens of two tenants, one of them of each role, and one that has expired.
 const OPERATE: &str = "operate-acme-000000000000000000";
 const READ: &str = "read-acme-111111111111111111111";
@@ -374,101 +283,6 @@ fn role_tokens() -> tempfile::NamedTempFile {
 
 const CREATE: &str = r#"{"image":"x","cpus":1,"memory_mib":128,"name":"web"}"#;
 
-#[tokio::test]
-async fn token_has_the_role_and_the_tenant_of_its_line() {
-    let file = role_tokens();
-    let served = serve(&config(false, false, Some(&file))).await;
-    let mut kept = Kept::plain(&served).await;
-    let made = kept.ask("POST", "/v1/sandboxes", Some(OPERATE), CREATE).await;
-    assert_eq!(made.0, 201, "{}", made.1);
-    assert!(made.1.contains(r#""tenant":"acme""#), "{}", made.1);
-    for (token, method, path, body, status) in [
-        (READ, "GET", "/v1/sandboxes/web", "", 200),
-        (READ, "POST", "/v1/sandboxes", CREATE, 403),
-        (READ, "DELETE", "/v1/sandboxes/web", "", 403),
-        (
-            READ,
-            "POST",
-            "/v1/sandboxes/web/exec",
-            r#"{"command":["x"]}"#,
-            403,
-        ),
-        (READ, "GET", "/metrics", "", 403),
-        (OPERATE, "GET", "/metrics", "", 403),
-        (OPERATE, "POST", "/v1/node/drain", "", 403),
-        (OTHER, "GET", "/v1/sandboxes/web", "", 404),
-        (OTHER, "DELETE", "/v1/sandboxes/web", "", 404),
-        (TOKEN, "GET", "/metrics", "", 200),
-        (TOKEN, "GET", "/v1/sandboxes/web", "", 404),
-        (EXPIRED, "GET", "/v1/sandboxes/web", "", 401),
-        (OPERATE, "DELETE", "/v1/sandboxes/web", "", 204),
-    ] {
-        let answer = kept.ask(method, path, Some(token), body).await;
-        assert_eq!(answer.0, status, "{token} {method} {path}: {}", answer.1);
-    }
-}
-
-#[tokio::test]
-async fn ten_thousand_wrong_tokens_are_refused_and_the_right_one_is_not() {
-    let file = role_tokens();
-    let served = serve(&config(false, false, Some(&file))).await;
-    let mut kept = Kept::plain(&served).await;
-    let known = [TOKEN, OPERATE, READ, OTHER];
-    for n in 0..10_000_usize {
-        let token = known[n % known.len()];
-        let at = n / 5 % token.len();
-        let wrong = match n % 5 {
-            // Cut short, made longer, another digit, its halves exchanged with another's, its name.
-            0 => token[..at].to_owned(),
-            1 => format!("{token}{}", &token[..=at]),
-            2 => format!("{}~{}", &token[..at], &token[at + 1..]),
-            3 => format!(
-                "{}{}",
-                &token[token.len() / 2..],
-                &known[(n + 1) % known.len()][..token.len() / 2]
-            ),
-            _ => ["admin", "operate", "read", "other", EXPIRED][n / 5 % 5].to_owned(),
-        };
-        assert!(!known.contains(&wrong.as_str()), "{wrong}");
-        let (status, answer) = kept.ask("GET", "/v1/sandboxes", Some(&wrong), "").await;
-        assert_eq!(status, 401, "{wrong}: {answer}");
-        assert!(!known.iter().any(|token| answer.contains(token)), "{answer}");
-    }
-    for token in known {
-        assert_eq!(kept.ask("GET", "/v1/sandboxes", Some(token), "").await.0, 200);
-    }
-}
-
-#[tokio::test]
-async fn session_with_a_sandbox_of_another_tenant_is_not_opened() {
-    let file = role_tokens();
-    let served = serve(&config(false, false, Some(&file))).await;
-    let made = Kept::plain(&served)
-        .await
-        .ask("POST", "/v1/sandboxes", Some(OPERATE), CREATE)
-        .await
-        .1;
-    let made: thaw_protocol::api::CreatedSandbox = serde_json::from_str(&made).unwrap();
-    let open = async |token: &str, subject: &str| {
-        let mut stream = TcpStream::connect(served.address).await.unwrap();
-        let head = format!(
-            "GET /v1/sandboxes/{subject}/exec HTTP/1.1\r\nhost: x\r\nconnection: upgrade\r\nupgrade: websocket\r\n\
-             sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\n{}\r\n",
-            bearer(token)
-        );
-        stream.write_all(head.as_bytes()).await.unwrap();
-        let mut status = [0; 12];
-        stream.read_exact(&mut status).await.unwrap();
-        String::from_utf8(status.to_vec()).unwrap()
-    };
-    for subject in ["web", made.sandbox.id.as_str()] {
-        assert_eq!(open(OPERATE, subject).await, "HTTP/1.1 101");
-        assert_eq!(open(OTHER, subject).await, "HTTP/1.1 404");
-        assert_eq!(open(READ, subject).await, "HTTP/1.1 403");
-        assert_eq!(open("wrong", subject).await, "HTTP/1.1 401");
-    }
-}
-
 /// A file that says which role certificates have.
 fn client_roles(lines: &str) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
@@ -478,79 +292,63 @@ fn client_roles(lines: &str) -> tempfile::NamedTempFile {
 
 const BUILDER: &str = "uri:spiffe://cluster.example/ns/acme/sa/builder role=operate tenant=acme\n";
 
-#[tokio::test]
-async fn certificate_has_the_role_that_the_file_gives_it_now() {
-    let (tokens, roles) = (
-        role_tokens(),
-        client_roles(&format!("{BUILDER}dns:client role=read tenant=acme")),
-    );
-    let served = serve(&ApiConfig {
-        client_roles: Some(roles.path().to_owned()),
-        ..config(true, true, Some(&tokens))
-    })
-    .await;
-    let mut client = Kept::over(tls(&served, Some("client")).await.unwrap()).await;
-    let mut builder = Kept::over(tls(&served, Some("workload")).await.unwrap()).await;
-    let create = ("POST", "/v1/sandboxes", CREATE);
-    assert_eq!(builder.ask(create.0, create.1, None, create.2).await.0, 201);
-    assert_eq!(client.ask("GET", "/v1/sandboxes/web", None, "").await.0, 200);
-    let refused = client.ask(create.0, create.1, None, create.2).await;
-    assert_eq!(refused.0, 403);
-    assert!(refused.1.contains("role-too-low"), "{}", refused.1);
-    assert_eq!(builder.ask("POST", "/v1/node/drain", None, "").await.0, 403);
-    // A certificate that has a role is who asks, whatever token comes with it.
-    assert_eq!(client.ask(create.0, create.1, Some(TOKEN), create.2).await.0, 403);
-
-    // Both are of the right authority, and known by their connections; the file alone has changed.
-    std::fs::write(roles.path(), BUILDER).unwrap();
-    served.credentials.reload().unwrap();
-    let refused = client.ask("GET", "/v1/sandboxes/web", None, "").await;
-    assert_eq!(refused.0, 403);
-    assert!(refused.1.contains("no-role"), "{}", refused.1);
-    assert_eq!(
-        client.ask("GET", "/v1/sandboxes/web", Some("wrong"), "").await.0,
-        403
-    );
-    assert_eq!(
-        client.ask("GET", "/v1/sandboxes/web", Some(READ), "").await.0,
-        200
-    );
-    assert_eq!(
-        client.ask("GET", "/v1/sandboxes/web", Some(OTHER), "").await.0,
-        404
-    );
-    assert_eq!(builder.ask("GET", "/v1/sandboxes/web", None, "").await.0, 200);
-
-    // Its names disagree.
-    std::fs::write(
-        roles.path(),
-        format!("{BUILDER}dns:builder.acme.example role=admin"),
-    )
-    .unwrap();
-    served.credentials.reload().unwrap();
-    let refused = builder.ask("GET", "/v1/sandboxes/web", None, "").await;
-    assert_eq!(
-        (refused.0, refused.1.contains("different roles")),
-        (403, true),
-        "{}",
-        refused.1
-    );
-
-    // What cannot be used changes nothing.
-    std::fs::write(roles.path(), "client role=admin").unwrap();
-    assert!(served.credentials.reload().is_err());
-    assert_eq!(client.ask("GET", "/v1/sandboxes/web", None, "").await.0, 403);
-    for name in ["stranger", "expired"] {
-        assert!(
-            over_tls(&served, Some(name), &bearer(TOKEN)).await.is_err(),
-            "{name}"
-        );
-    }
+/// Opening fails, and the error has this text and no token.
+async fn is_refused(config: &ApiConfig, why: &str) {
+    let failure = match Tcp::open(config).await {
+        Err(failure) => failure,
+        Ok(_) => panic!("{why}"),
+    };
+    assert_eq!(failure.kind, ErrorKind::ConfigInvalid);
+    assert!(failure.to_string().contains(why), "{why}: {failure}");
+    assert!(!failure.to_string().contains(TOKEN));
 }
 
 #[tokio::test]
-async fn certificate_is_an_administrators_where_no_file_says_otherwise() {
-    let served = serve(&config(true, true, None)).await;
-    let mut client = Kept::over(tls(&served, Some("client")).await.unwrap()).await;
-    assert_eq!(client.ask("GET", "/metrics", None, "").await.0, 200);
+async fn incomplete_configuration_is_refused() {
+    let file = tokens();
+    assert!(Tcp::open(&ApiConfig::default()).await.unwrap().is_none());
+    is_refused(&config(false, false, None), "who may ask").await;
+    is_refused(&config(true, false, None), "who may ask").await;
+    is_refused(&config(false, true, None), "certificate and key").await;
+    let anywhere = ApiConfig {
+        listen: Some(([0, 0, 0, 0], 0).into()),
+        ..config(false, false, Some(&file))
+    };
+    is_refused(&anywhere, "loopback").await;
+    let roles_alone = ApiConfig {
+        client_roles: Some("/nowhere".into()),
+        ..config(true, false, Some(&file))
+    };
+    is_refused(&roles_alone, "goes client_ca").await;
+    let mut without_address = config(true, true, Some(&file));
+    without_address.listen = None;
+    is_refused(&without_address, "listen").await;
+    let mut without_key = config(true, true, Some(&file));
+    without_key.key = None;
+    is_refused(&without_key, "go together").await;
+}
+
+#[tokio::test]
+async fn files_that_cannot_be_used_are_refused() {
+    let file = tokens();
+    let open = tokens();
+    std::fs::set_permissions(open.path(), PermissionsExt::from_mode(0o644)).unwrap();
+    is_refused(&config(false, false, Some(&open)), "mode is 644").await;
+    let refused = async |change: &dyn Fn(&mut ApiConfig), why: &str| {
+        let mut changed = config(true, true, Some(&file));
+        change(&mut changed);
+        is_refused(&changed, why).await;
+    };
+    let nowhere = || Some(PathBuf::from("/nowhere"));
+    refused(&|c| c.key = Some(certificate_file("server.pem")), "server.pem").await;
+    refused(&|c| c.key = Some(certificate_file("client.key")), "server.pem").await;
+    refused(
+        &|c| c.certificate = Some(certificate_file("server.key")),
+        "no certificate",
+    )
+    .await;
+    refused(&|c| c.client_ca = nowhere(), "/nowhere").await;
+    refused(&|c| c.client_roles = nowhere(), "/nowhere").await;
+    refused(&|c| c.client_roles = Some(file.path().to_owned()), "line 1").await;
+    refused(&|c| c.tokens = nowhere(), "/nowhere").await;
 }

@@ -54,7 +54,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_path_or_what_systemd_makes_of_it_is_a_place_below_the_roots() {
+    fn cgroup_path_or_systemd_slice_is_below_the_roots() {
         let of = |given: &str| path(given).unwrap();
         assert_eq!(of(""), None);
         assert_eq!(of("/default/one").as_deref(), Some("/default/one"));

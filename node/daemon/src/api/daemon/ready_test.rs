@@ -58,7 +58,7 @@ macro_rules! waits {
 }
 
 #[tokio::test]
-async fn it_is_shown_while_it_is_waited_for_and_answered_when_it_is_ready() {
+async fn sandbox_is_listed_at_once_and_answered_when_ready() {
     let (fake, daemon, routes) = daemon();
     let before = daemon.cache.version();
     let mut making = Box::pin(send(&routes, create(None)));
@@ -140,7 +140,7 @@ async fn one_key_is_one_sandbox_also_while_it_is_waited_for() {
 }
 
 #[tokio::test]
-async fn one_that_is_deleted_while_it_is_waited_for_is_not_answered_for() {
+async fn creation_fails_if_its_sandbox_is_deleted_before_ready() {
     let (fake, _daemon, routes) = daemon();
     let mut making = Box::pin(send(&routes, create(None)));
     waits!(&mut making);

@@ -453,7 +453,10 @@ fn request_of_a_later_version_is_refused_and_the_next_served() {
     let vmm = Vmm::spawn();
     let mut control = vmm.connect();
     // A number, then tags that this release does not have: of a command, and of a device.
-    for (later, what) in [(&[77, 99, 1][..], "Command tag 99"), (&[77, 14, 50], "DeviceId tag 50")] {
+    for (later, what) in [
+        (&[77, 99, 1][..], "Command tag 99"),
+        (&[77, 14, 50], "DeviceId tag 50"),
+    ] {
         rustix::net::send(&control.socket, later, rustix::net::SendFlags::NOSIGNAL).unwrap();
         let Ok(FromVmm::Reply {
             id: 77,

@@ -1,6 +1,6 @@
 //! `thaw exec`: another process in a running sandbox's container, over the sandbox's vsock socket.
 
-use thaw_sandbox::agent_client::AgentClient;
+use thaw_sandbox::agent_client;
 use thaw_sandbox::container::{self, Options, Running};
 use thaw_sandbox::error::Error;
 use thaw_sandbox::paths::Paths;
@@ -26,7 +26,7 @@ pub(super) async fn exec(arguments: &ExecArguments) -> Result<u8, Error> {
         size: terminal::size(),
         ..Default::default()
     };
-    let agent = AgentClient::connect(&vsock_socket(&directory), READY_LIMIT).await?;
+    let agent = agent_client::connect(&vsock_socket(&directory), READY_LIMIT).await?;
     let signals = Signals::new()?;
     let process = container::exec(&agent, &running, &options).await?;
     let how = AttachOptions {

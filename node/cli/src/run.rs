@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use oci_spec::image::ImageConfiguration;
 use thaw_protocol::api::ReadinessProbe;
-use thaw_sandbox::agent_client::{AgentClient, ProcessId};
+use thaw_sandbox::agent_client::{self, AgentClient, ProcessId};
 use thaw_sandbox::container::ready::{self, Unready};
 use thaw_sandbox::container::{self, Options, RootServing, Running};
 use thaw_sandbox::error::{Error, ErrorKind};
@@ -156,7 +156,7 @@ async fn start(
 ) -> Result<Started, Error> {
     let agent = {
         let _stage = trace.stage("connect");
-        AgentClient::connect(&sandbox.vsock, READY_LIMIT).await?
+        agent_client::connect(&sandbox.vsock, READY_LIMIT).await?
     };
     let running = {
         let _stage = trace.stage("container");
@@ -191,7 +191,7 @@ impl Started {
         trace: &Trace,
     ) -> Result<Started, Error> {
         let _stage = trace.stage("connect");
-        let agent = AgentClient::connect(&sandbox.vsock, READY_LIMIT).await?;
+        let agent = agent_client::connect(&sandbox.vsock, READY_LIMIT).await?;
         Ok(Started {
             out_of_memory: watch_memory(&agent),
             agent,

@@ -7,7 +7,7 @@
 //! | [`sandbox`] | one microVM with an image in it: how it is made, in named and timed stages, and how it ends |
 //! | [`control_client`] | our end of a VMM's control socket |
 //! | [`handshake`] | making a guest this sandbox, and nothing before that |
-//! | [`agent_client`] | our end of the guest agent's API |
+//! | [`agent_client`] | connections to the guest's agent, and its errors |
 //! | [`container`] | image configuration and flags into an OCI runtime specification |
 //! | [`snapshot`] | frozen machines on disk: made, verified, signed, handed to a VMM |
 //! | [`page_server`] | filling a machine's memory as it is touched |

@@ -132,7 +132,7 @@ async fn pump_in(agent: AgentClient, process: ProcessId, stdin: Stdin) {
     if stdin == Stdin::Pass {
         let mut input = read_stdin();
         while let Some(data) = input.recv().await {
-            if let Err(e) = agent.write_stdin(&process, data).await {
+            if let Err(e) = agent.write_stdin(&process, &data).await {
                 tracing::debug!("stdin ended: {e}");
                 return;
             }
@@ -178,7 +178,7 @@ async fn follow_size(agent: AgentClient, process: ProcessId, tty: bool) {
     };
     loop {
         if let Some((rows, columns)) = terminal::size()
-            && let Err(e) = agent.resize(&process, rows, columns).await
+            && let Err(e) = agent.resize(&process, rows.into(), columns.into()).await
         {
             tracing::debug!("cannot resize: {e}");
         }

@@ -8,7 +8,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use thaw_sandbox::agent_client::{AgentClient, Output};
+use thaw_sandbox::agent_client::{self, AgentClient, Output};
 use thaw_sandbox::container::Running;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::journal::Journal;
@@ -79,7 +79,7 @@ async fn monitor(
     loop {
         let connected = match agent.take() {
             Some(agent) => Ok(agent),
-            None => AgentClient::connect(vsock, READY_LIMIT).await,
+            None => agent_client::connect(vsock, READY_LIMIT).await,
         };
         let ended = match connected {
             Ok(agent) => {

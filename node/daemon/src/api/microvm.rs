@@ -11,7 +11,7 @@ use thaw_protocol::api::{
     FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure, SandboxNetwork, Usage,
 };
 use thaw_protocol::control::{DeviceId, MachineState};
-use thaw_sandbox::agent_client::AgentClient;
+use thaw_sandbox::agent_client;
 use thaw_sandbox::container::{self, Options, Running, ready};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
@@ -212,7 +212,7 @@ impl Machine for Microvm {
 
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Error> {
         let running = Running::read(&self.sandbox.directory())?;
-        let agent = AgentClient::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
+        let agent = agent_client::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
         let started = container::exec(&agent, &running, &options);
         let id = match tokio::time::timeout(READY_LIMIT, started).await {
             Ok(started) => started?,
@@ -229,7 +229,7 @@ impl Machine for Microvm {
 
     async fn files(&self) -> Result<Arc<dyn Files>, Error> {
         let container = Running::read(&self.sandbox.directory())?.container_id;
-        let agent = AgentClient::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
+        let agent = agent_client::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
         Ok(Arc::new(GuestFiles { agent, container }))
     }
 

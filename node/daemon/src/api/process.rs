@@ -33,7 +33,7 @@ impl Process for GuestProcess {
     }
 
     async fn write(&self, data: Vec<u8>) -> Result<(), Error> {
-        let written = self.agent.write_stdin(&self.id, data).await;
+        let written = self.agent.write_stdin(&self.id, &data).await;
         written.map_err(|e| Error::new(ErrorKind::AgentFailed, format!("cannot write to its input: {e}")))
     }
 
@@ -44,7 +44,7 @@ impl Process for GuestProcess {
     }
 
     async fn resize(&self, rows: u16, columns: u16) {
-        if let Err(e) = self.agent.resize(&self.id, rows, columns).await {
+        if let Err(e) = self.agent.resize(&self.id, rows.into(), columns.into()).await {
             tracing::debug!("cannot resize: {e}");
         }
     }

@@ -4,7 +4,7 @@ use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::agent::ExecProcessRequest;
 
 use super::{Options, Running, exec_process};
-use crate::agent_client::{AgentClient, ProcessId};
+use crate::agent_client::{AgentClient, ProcessId, start_failure};
 use crate::error::Error;
 use crate::id::new_id;
 
@@ -24,6 +24,6 @@ pub async fn exec(agent: &AgentClient, running: &Running, options: &Options) -> 
         process: MessageField::some(exec_process(running, options)),
         ..Default::default()
     };
-    agent.exec(&request).await?;
+    agent.exec(&request).await.map_err(start_failure)?;
     Ok(process)
 }

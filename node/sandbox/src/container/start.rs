@@ -7,7 +7,7 @@ use thaw_protocol::agent::agent::CreateContainerRequest;
 use thaw_protocol::agent::{MessageField, layout};
 
 use super::{Options, Running, running, spec, storages};
-use crate::agent_client::AgentClient;
+use crate::agent_client::{AgentClient, start_failure};
 use crate::container::RootServing;
 use crate::error::Error;
 
@@ -35,12 +35,12 @@ pub async fn create(
         OCI: MessageField::some(spec),
         ..Default::default()
     };
-    agent.create(&request).await?;
+    agent.create(&request).await.map_err(start_failure)?;
     Ok(running)
 }
 
 /// Starts it, and notes in its sandbox's directory what others need to know of it.
 pub async fn start(agent: &AgentClient, running: &Running, directory: &Path) -> Result<(), Error> {
-    agent.start(&running.container_id).await?;
+    agent.start(&running.container_id).await.map_err(start_failure)?;
     running.write(directory)
 }

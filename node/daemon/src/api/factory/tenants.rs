@@ -10,7 +10,7 @@ use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{CreateSandbox, OnExit, ProcessIdentity, Readiness, StartContainer, ThawSandbox};
 use thaw_protocol::control::MemoryMode;
-use thaw_sandbox::agent_client::AgentClient;
+use thaw_sandbox::agent_client::{self, AgentClient};
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::container::{self, Options, RUNNING_FILE, RootServing, Running, ready};
 use thaw_sandbox::error::{Error, ErrorKind};
@@ -292,7 +292,7 @@ async fn start(
     let config = sandbox.config.as_ref().ok_or_else(unread)?;
     let agent = {
         let _stage = trace.stage("connect");
-        AgentClient::connect(&sandbox.vsock(), READY_LIMIT).await?
+        agent_client::connect(&sandbox.vsock(), READY_LIMIT).await?
     };
     let running = {
         let _stage = trace.stage("container");

@@ -7,7 +7,7 @@ use std::time::Duration;
 use ttrpc::{Code, get_status};
 
 /// The result of whatever may fail here.
-pub type Result<T> = std::result::Result<T, Error>;
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {

@@ -57,16 +57,19 @@ impl MachineRecord {
     }
 }
 
+/// The pod that a microVM is for, and the container or sandbox that creates it.
+#[derive(Clone, Copy, Debug)]
+pub struct PodOf<'a> {
+    pub namespace: &'a str,
+    pub id: &'a str,
+    pub bundle: &'a Path,
+    pub spec: &'a Spec,
+}
+
 impl Machine {
-    /// Creates the microVM of the pod with specification `spec` and records it in the bundle.
-    pub async fn make(
-        thawd: &Thawd,
-        namespace: &str,
-        id: &str,
-        bundle: &Path,
-        spec: &Spec,
-        kata: Settings,
-    ) -> Result<Machine> {
+    /// Creates the microVM of a pod and records it in the bundle.
+    pub async fn make(thawd: &Thawd, pod: PodOf<'_>, kata: Settings) -> Result<Machine> {
+        let spec = pod.spec;
         let shape = sizing::shape(spec, &kata);
         let mut network = network(spec)?;
         if kata.no_network {
@@ -78,7 +81,7 @@ impl Machine {
             cgroup: spec.linux.cgroups_path.clone(),
             cpus: shape.cpus,
             memory_mib: shape.memory_mib,
-            labels: labels(namespace, id),
+            labels: labels(pod.namespace, pod.id),
             client_pid: own_pid(),
             disk_rate: rate(&kata.disk_rate),
             net_out_rate: rate(&kata.net_out_rate),
@@ -95,19 +98,12 @@ impl Machine {
                 "the pod's rate limits: this node's thawd is of a release that does not support them".into(),
             ));
         }
-        Machine::of(thawd, made, bundle, kata).await
+        Machine::of(thawd, made, pod.bundle, kata).await
     }
 
     /// Thaws a container's microVM from its snapshot, with the network it had, and records it in the bundle.
-    pub async fn thaw(
-        thawd: &Thawd,
-        namespace: &str,
-        id: &str,
-        bundle: &Path,
-        spec: &Spec,
-        kata: Settings,
-        snapshot: &Path,
-    ) -> Result<Machine> {
+    pub async fn thaw(thawd: &Thawd, pod: PodOf<'_>, kata: Settings, snapshot: &Path) -> Result<Machine> {
+        let spec = pod.spec;
         if network(spec)?.mode == Mode::NAMESPACE.into() {
             return Err(Error::Unsupported(
                 "a restored microVM keeps its network and cannot join a network namespace of the host".into(),
@@ -117,12 +113,12 @@ impl Machine {
             directory: snapshot.display().to_string(),
             hostname: spec.hostname.clone(),
             cgroup: spec.linux.cgroups_path.clone(),
-            labels: labels(namespace, id),
+            labels: labels(pod.namespace, pod.id),
             client_pid: own_pid(),
             ..Default::default()
         };
         let made = thawd.thaw(&request).await?;
-        Machine::of(thawd, made, bundle, kata).await
+        Machine::of(thawd, made, pod.bundle, kata).await
     }
 
     async fn of(thawd: &Thawd, made: CreatePodResponse, bundle: &Path, kata: Settings) -> Result<Machine> {

@@ -20,7 +20,7 @@ use crate::events::Event;
 use crate::hooks;
 use crate::host_resource::HostResource;
 use crate::kata::{self, Settings};
-use crate::machine::Machine;
+use crate::machine::{Machine, PodOf};
 use crate::options::Options;
 use crate::role::Role;
 use crate::rootfs::{self, Rootfs};
@@ -161,7 +161,13 @@ impl Pod {
         kata: Settings,
     ) -> Result<&Arc<Machine>> {
         let make = || async {
-            let made = Machine::make(&self.thawd, &self.namespace, id, bundle, spec, kata).await?;
+            let pod = PodOf {
+                namespace: &self.namespace,
+                id,
+                bundle,
+                spec,
+            };
+            let made = Machine::make(&self.thawd, pod, kata).await?;
             let machine = Arc::new(made);
             self.watch_machine(&machine);
             Ok::<_, Error>(machine)

@@ -9,7 +9,7 @@ use crate::container::Container;
 use crate::error::{Error, Result};
 use crate::hooks;
 use crate::kata::Settings;
-use crate::machine::Machine;
+use crate::machine::{Machine, PodOf};
 use crate::role::Role;
 use crate::spec::config::Spec;
 use crate::stdio::{StreamOwner, Streams, Targets};
@@ -35,12 +35,16 @@ impl Pod {
         kata: Settings,
         directory: &str,
     ) -> Result<Arc<Machine>> {
-        let (id, bundle) = (&container.id, &container.bundle);
         checkpoint::unpack(Path::new(directory)).await?;
         let snapshot = checkpoint::snapshot(Path::new(directory));
         let thaw = || async {
-            let thawed =
-                Machine::thaw(&self.thawd, &self.namespace, id, bundle, spec, kata, &snapshot).await?;
+            let pod = PodOf {
+                namespace: &self.namespace,
+                id: &container.id,
+                bundle: &container.bundle,
+                spec,
+            };
+            let thawed = Machine::thaw(&self.thawd, pod, kata, &snapshot).await?;
             let machine = Arc::new(thawed);
             self.watch_machine(&machine);
             Ok::<_, Error>(machine)

@@ -192,34 +192,15 @@ enum Found {
 /// Inspects the source of a bind mount; follows symbolic links as the kernel does.
 fn inspect_source(mount: &Mount, bundle: &Path) -> Result<Found> {
     let path: PathBuf = bundle.join(&mount.source);
-    let of = || {
-        format!(
-            "the mount at {}: {} of the host",
-            mount.destination,
-            path.display()
-        )
-    };
-    let refused = |what: String| Err(Error::Unsupported(format!("{} {what}", of())));
-    let found = std::fs::metadata(&path).map_err(|e| Error::Invalid(format!("{}: {e}", of())))?;
-    let kind = found.file_type();
-    if kind.is_char_device() {
-        let numbers = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
-        return match layout::DEFAULT_DEVICES
-            .iter()
-            .find(|(_, major, minor)| (*major, *minor) == numbers)
-        {
-            Some((name, ..)) => Ok(Found::Node(format!("/dev/{name}"))),
-            None => refused("is a device of the host, which a microVM cannot use".into()),
-        };
-    }
-    if kind.is_block_device() {
-        return refused("is a block device: give it as a device (linux.devices), not as a mount".into());
-    }
-    if kind.is_socket() || kind.is_fifo() {
-        let what = if kind.is_socket() { "socket" } else { "pipe" };
-        return refused(format!(
-            "is a {what}: processes in a microVM cannot reach the host's processes through it"
-        ));
+    let subject = format!(
+        "the mount at {}: {} of the host",
+        mount.destination,
+        path.display()
+    );
+    let found = std::fs::metadata(&path).map_err(|e| Error::Invalid(format!("{subject}: {e}")))?;
+    let refused = |what: String| Error::Unsupported(format!("{subject} {what}"));
+    if let Some(of_type) = inspect_special_file(&found).map_err(refused)? {
+        return Ok(of_type);
     }
     let fs = rustix::fs::statfs(&path).with_context(|| format!("look at {}", path.display()))?;
     if fs.f_type as u64 == HUGETLBFS_MAGIC {
@@ -229,9 +210,9 @@ fn inspect_source(mount: &Mount, bundle: &Path) -> Result<Found> {
         .iter()
         .find(|(magic, _)| *magic == fs.f_type as u64)
     {
-        return refused(format!(
+        return Err(refused(format!(
             "belongs to the host's kernel ({name}): mount {name} itself to get the guest's"
-        ));
+        )));
     }
     if fs.f_type as u64 == image_mount::OVERLAY_MAGIC
         && let Some(of) = image_mount::find(&path)?
@@ -239,42 +220,88 @@ fn inspect_source(mount: &Mount, bundle: &Path) -> Result<Found> {
         let is_read_only = mount.options.iter().any(|o| o == "ro" || o == "rro");
         return match is_read_only {
             true => Ok(Found::Image(of)),
-            false => refused(format!(
+            false => Err(refused(format!(
                 "belongs to image {}, which is read-only: bind it with ro",
                 of.digest
-            )),
+            ))),
         };
     }
-    let (mut recursive, mut read_only, mut slave) = (true, None, false);
-    for option in &mount.options {
-        match option.as_str() {
-            "bind" => recursive = mount.options.iter().any(|o| o == "rbind"),
-            "ro" | "rro" => read_only = Some(option.as_str()),
-            "rw" => read_only = None,
-            "slave" | "rslave" => slave = true,
-            "shared" | "rshared" => {
-                return refused(format!(
-                    "is bound {option}: mounts made in a guest do not reach the host; use rslave or rprivate"
-                ));
-            }
-            "idmap" | "ridmap" => {
-                return refused("is bound with id mapping, which shares do not support".into());
-            }
-            _ => {}
-        }
-    }
-    let mut options = vec![if recursive { "rbind" } else { "bind" }.to_owned()];
-    options.extend(match read_only {
-        Some("ro") if recursive && has_mounts_below(&path)? => Some(READ_ONLY_TOP.to_owned()),
+    let bind = BindOptions::parse(&mount.options).map_err(refused)?;
+    let mut options = vec![if bind.recursive { "rbind" } else { "bind" }.to_owned()];
+    options.extend(match bind.read_only {
+        Some("ro") if bind.recursive && has_mounts_below(&path)? => Some(READ_ONLY_TOP.to_owned()),
         Some(_) => Some(READ_ONLY_ALL.to_owned()),
         None => None,
     });
-    options.extend(slave.then(|| "rslave".to_owned()));
+    options.extend(bind.slave.then(|| "rslave".to_owned()));
     Ok(Found::Shared(Source {
         kind: "bind".into(),
         source: path.display().to_string(),
         options,
     }))
+}
+
+/// Inspects a file that is not a regular file or directory. `None` if it is one. The error says why it cannot be
+/// mounted.
+fn inspect_special_file(found: &std::fs::Metadata) -> Result<Option<Found>, String> {
+    let kind = found.file_type();
+    if kind.is_char_device() {
+        let numbers = (rustix::fs::major(found.rdev()), rustix::fs::minor(found.rdev()));
+        return match layout::DEFAULT_DEVICES
+            .iter()
+            .find(|(_, major, minor)| (*major, *minor) == numbers)
+        {
+            Some((name, ..)) => Ok(Some(Found::Node(format!("/dev/{name}")))),
+            None => Err("is a device of the host, which a microVM cannot use".into()),
+        };
+    }
+    if kind.is_block_device() {
+        return Err("is a block device: give it as a device (linux.devices), not as a mount".into());
+    }
+    if kind.is_socket() || kind.is_fifo() {
+        let what = if kind.is_socket() { "socket" } else { "pipe" };
+        return Err(format!(
+            "is a {what}: processes in a microVM cannot reach the host's processes through it"
+        ));
+    }
+    Ok(None)
+}
+
+/// The options of a bind mount that matter for a share.
+struct BindOptions<'a> {
+    recursive: bool,
+    /// `ro` or `rro`.
+    read_only: Option<&'a str>,
+    slave: bool,
+}
+
+impl<'a> BindOptions<'a> {
+    /// The error says why such a mount cannot be shared.
+    fn parse(options: &'a [String]) -> Result<Self, String> {
+        let mut bind = BindOptions {
+            recursive: true,
+            read_only: None,
+            slave: false,
+        };
+        for option in options {
+            match option.as_str() {
+                "bind" => bind.recursive = options.iter().any(|o| o == "rbind"),
+                "ro" | "rro" => bind.read_only = Some(option),
+                "rw" => bind.read_only = None,
+                "slave" | "rslave" => bind.slave = true,
+                "shared" | "rshared" => {
+                    return Err(format!(
+                        "is bound {option}: mounts made in a guest do not reach the host; use rslave or rprivate"
+                    ));
+                }
+                "idmap" | "ridmap" => {
+                    return Err("is bound with id mapping, which shares do not support".into());
+                }
+                _ => {}
+            }
+        }
+        Ok(bind)
+    }
 }
 
 /// Whether anything is mounted below a host path. `ro` leaves such mounts writable, `rro` does not.

@@ -1,5 +1,5 @@
-//! The bytes on the wire: what Kata's runtime sends and Kata's agent answers. Field numbers and types are written out
-//! here by hand, so that a slip in `proto/` shows.
+//! The bytes on the wire, as Kata's runtime and agent send them. Field numbers and types are written by hand here, so that
+//! a mistake in `proto/` fails a test.
 
 use super::agent::*;
 use super::*;
@@ -15,9 +15,8 @@ fn varint(number: u8, value: u8) -> Vec<u8> {
     vec![number << 3, value]
 }
 
-#[test]
-fn create_container_is_encoded_as_kata_encodes_it() {
-    let request = CreateContainerRequest {
+fn create_container_request() -> CreateContainerRequest {
+    CreateContainerRequest {
         container_id: "c".into(),
         exec_id: "e".into(),
         storages: vec![Storage {
@@ -60,7 +59,11 @@ fn create_container_is_encoded_as_kata_encodes_it() {
         sandbox_pidns: true,
         stdout_port: 9,
         ..Default::default()
-    };
+    }
+}
+
+/// [`create_container_request`] as Kata encodes it.
+fn create_container_bytes() -> Vec<u8> {
     let storage = [
         bytes(1, b"virtio-fs"),
         bytes(2, b"o"),
@@ -82,7 +85,7 @@ fn create_container_is_encoded_as_kata_encodes_it() {
     let root = [bytes(1, b"/r"), varint(2, 1)].concat();
     let linux = [bytes(5, b"/g"), bytes(6, &bytes(1, b"pid"))].concat();
     let spec = [bytes(2, &process), bytes(3, &root), bytes(8, &linux)].concat();
-    let expected = [
+    [
         bytes(1, b"c"),
         bytes(2, b"e"),
         bytes(5, &storage),
@@ -90,7 +93,12 @@ fn create_container_is_encoded_as_kata_encodes_it() {
         varint(7, 1),
         varint(10, 9),
     ]
-    .concat();
+    .concat()
+}
+
+#[test]
+fn create_container_is_encoded_as_kata_encodes_it() {
+    let (request, expected) = (create_container_request(), create_container_bytes());
     assert_eq!(request.write_to_bytes().unwrap(), expected);
     assert_eq!(
         CreateContainerRequest::parse_from_bytes(&expected).unwrap(),

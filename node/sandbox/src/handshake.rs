@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn a_clock_is_right_within_the_margin_and_half_the_way_there_and_back() {
+    fn clock_within_margin_and_half_round_trip_is_right() {
         let ms = 1_000_000;
         // Told at 1000, acknowledged at 1100; asking took 40: 20 each way.
         let clock = |guest: u64| Clock::of(1000 * ms, 1100 * ms, guest * ms, 40 * ms);

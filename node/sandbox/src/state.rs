@@ -1,132 +1,55 @@
-//! What is running, on disk: one directory per sandbox under the run directory.
+//! Running sandboxes on disk: one directory per sandbox under the run directory.
 //!
-//! The owner of a sandbox holds a lock on its directory for as long as it lives; the kernel lets go of it whatever ends
-//! the owner. Invariant: a directory whose lock can be taken has no living owner, and everything its sandbox has that
-//! outlives a process (a cgroup, sockets, an untethered VMM) is found from that directory: it is made before them and
-//! removed after them. The directory of all sandboxes is removed with its last, and only by who holds its lock, so it
-//! stays between being found and getting another. A record that cannot be read ends nothing: a VMM that lives is found without it
-//! ([`unreadable`]), and while it does, its directory stays, for an operator to end.
+//! The owner of a sandbox holds a lock on its directory while it lives; the kernel releases the lock however the owner
+//! ends. Invariants:
+//!
+//! - A directory whose lock is free has no living owner.
+//! - What a sandbox has that outlives a process (a cgroup, sockets, an untethered VMM) is found from its directory, which is
+//!   made before them and removed after them.
+//! - The directory of all sandboxes is removed with the last of them, and only under its own lock, so it does not
+//!   disappear between a lookup and the creation of another sandbox in it.
+//! - A record that cannot be read ends nothing: a living VMM is found without it ([`unreadable`]), and its directory stays
+//!   until an operator ends the sandbox.
 
-use std::collections::BTreeMap;
 use std::fs::{self, File};
-use std::io::{self, Write};
+use std::io;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::fs::FlockOperation;
-use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::Hierarchy;
-use thaw_pools::process::ProcessRecord;
-use thaw_protocol::api::{SandboxNetwork, Volume};
-use thaw_protocol::control::DeviceId;
-
-use crate::container::RootServing;
-use crate::error::{Error, ErrorKind};
-use crate::tenant::Tenant;
 use thaw_records::RecordError;
 
+use crate::error::{Error, ErrorKind};
+
+mod directory;
 mod host_disk;
 mod pod_namespace;
 mod provenance;
+mod record;
 mod recorded;
 mod terms;
 mod unreadable;
 
+pub use directory::{SandboxDirectory, owner_socket, vsock_socket};
 pub use host_disk::HostDisk;
 pub use pod_namespace::PodNamespace;
 pub use provenance::{FileIdentity, Provenance, ShownRecord};
+pub use record::Record;
+use record::read_record;
 pub use terms::{Asked, Behalf, Terms, Timeout};
 pub use unreadable::Living;
 use unreadable::Remains;
 
 pub mod failed;
 
-const RECORD: &str = "record.json";
+/// The control socket's name in a sandbox's directory.
+const CONTROL_SOCKET: &str = "control.sock";
 /// How long a process that a dead owner had begun may take to execute its program, and between two looks.
 const LOCK_LIMIT: Duration = Duration::from_secs(2);
 const LOCK_STEP: Duration = Duration::from_millis(5);
-const CONTROL_SOCKET: &str = "control.sock";
-
-/// The control protocol of a VMM whose record does not say: that of the release before records did.
-const FIRST_CONTROL: u32 = 4;
-
-/// What is known of a sandbox without asking it.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Record {
-    pub id: String,
-    /// Given by `--name`.
-    pub name: Option<String>,
-    /// The image as the user named it.
-    pub image: String,
-    /// The image's manifest digest.
-    pub image_digest: Option<String>,
-    /// The container's command.
-    pub command: Vec<String>,
-    /// Seconds since the Unix epoch.
-    pub created: u64,
-    /// Who made it: the CLI, or thawd.
-    pub owner: Option<ProcessRecord>,
-    /// Where thawd made it: the process it was made for, and ends with.
-    pub client: Option<ProcessRecord>,
-    /// Its VMM, once there is one.
-    pub vmm: Option<ProcessRecord>,
-    /// Version of the control protocol that VMM speaks.
-    #[serde(default = "first_control")]
-    pub control: u32,
-    /// The name of its cgroup, where it has one of its own.
-    #[serde(default)]
-    pub cgroup: Option<String>,
-    /// Whether it ends with its owner.
-    pub tethered: bool,
-    /// Whether its agent has taken its identity. One that was not ready when its owner died never will be.
-    pub ready: bool,
-    pub vcpus: u8,
-    pub memory_mib: u32,
-    /// What a later owner needs to freeze it.
-    #[serde(default)]
-    pub provenance: Option<Provenance>,
-    /// Its network, where that leads outside: what a later owner adopts it by.
-    #[serde(default, deserialize_with = "recorded::network")]
-    pub network: Option<SandboxNetwork>,
-    /// The namespace its network is in, of a pod that brought one.
-    #[serde(default)]
-    pub pod_network: Option<PodNamespace>,
-    /// How its image is served.
-    #[serde(default)]
-    pub root: RootServing,
-    #[serde(default)]
-    pub terms: Terms,
-    /// What of the host it has.
-    #[serde(default, deserialize_with = "recorded::volumes")]
-    pub volumes: Vec<Volume>,
-    /// The process that serves it those.
-    #[serde(default)]
-    pub share: Option<ProcessRecord>,
-    /// The host's block devices it has, each in its slot.
-    #[serde(default)]
-    pub host_disks: BTreeMap<DeviceId, HostDisk>,
-    /// Most of the host's CPU time it may take, thousandths of a CPU.
-    #[serde(default)]
-    pub cpu_limit_millis: Option<u32>,
-    /// The tenant whose images and templates it is made from. None: those of the node.
-    #[serde(default)]
-    pub stock: Option<Tenant>,
-}
-
-impl Record {
-    /// Whether it goes on when its owner is gone, to be adopted.
-    fn outlives_owner(&self) -> bool {
-        !self.tethered && self.ready
-    }
-}
-
-fn first_control() -> u32 {
-    FIRST_CONTROL
-}
-
 /// A sandbox that runs, and whose record cannot be read.
 #[derive(Debug)]
 pub struct Unreadable {
@@ -140,28 +63,6 @@ pub struct Unreadable {
 #[derive(Clone, Debug)]
 pub struct RunDirectory {
     sandboxes: PathBuf,
-}
-
-/// A sandbox's directory, ours: removed when dropped, unless [`SandboxDirectory::keep`]t.
-#[derive(Debug)]
-pub struct SandboxDirectory {
-    path: PathBuf,
-    /// Holds the lock.
-    _lock: File,
-    remove_on_drop: bool,
-    /// The VMM a file beside the record names.
-    marked: OnceLock<ProcessRecord>,
-}
-
-impl SandboxDirectory {
-    fn locked(path: PathBuf, lock: File) -> SandboxDirectory {
-        SandboxDirectory {
-            path,
-            _lock: lock,
-            remove_on_drop: true,
-            marked: OnceLock::new(),
-        }
-    }
 }
 
 impl RunDirectory {
@@ -522,92 +423,6 @@ fn lock_once_its_owner_is_gone(path: &Path) -> Option<File> {
             return lock;
         }
         std::thread::sleep(LOCK_STEP);
-    }
-}
-
-fn read_record(directory: &Path) -> Result<Record, RecordError> {
-    thaw_records::read(&directory.join(RECORD))
-}
-
-impl SandboxDirectory {
-    /// Where it is.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// Where the sandbox's vsock is reached, also by other processes.
-    pub fn vsock_socket(&self) -> PathBuf {
-        vsock_socket(&self.path)
-    }
-
-    /// Where its VMM is controlled.
-    pub fn control_socket(&self) -> PathBuf {
-        self.path.join(CONTROL_SOCKET)
-    }
-
-    /// Writes the record, whole or not at all; before it, which process its VMM is, for who cannot read the record.
-    pub fn write(&self, record: &Record) -> Result<(), Error> {
-        let (new, path) = (self.path.join("record.new"), self.path.join(RECORD));
-        let write = || -> io::Result<()> {
-            if let Some(vmm) = record.vmm
-                && self.marked.get() != Some(&vmm)
-            {
-                unreadable::mark(&self.path, vmm)?;
-                let _ = self.marked.set(vmm);
-            }
-            let mut file = File::create(&new)?;
-            reach(Failpoint::RecordMade);
-            file.write_all(&thaw_records::encode(record)?)?;
-            reach(Failpoint::RecordBegun);
-            fs::rename(&new, &path)?;
-            reach(Failpoint::RecordWritten);
-            Ok(())
-        };
-        write().map_err(|e| Error::system(format!("cannot write {}", path.display()), &e))
-    }
-
-    /// For a task of whoever has it: one that neither keeps others away nor removes it.
-    pub fn handle(&self) -> io::Result<SandboxDirectory> {
-        let mut handle = SandboxDirectory::locked(self.path.clone(), File::open(&self.path)?);
-        handle.remove_on_drop = false;
-        Ok(handle)
-    }
-
-    /// The record as it was written last.
-    pub fn record(&self) -> Result<Record, Error> {
-        read_record(&self.path).map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))
-    }
-
-    /// From now on it stays when we end.
-    pub fn keep(&mut self) {
-        self.remove_on_drop = false;
-    }
-}
-
-/// Where the vsock of the sandbox in `directory` is reached.
-pub fn vsock_socket(directory: &Path) -> PathBuf {
-    directory.join("vsock.sock")
-}
-
-/// Where the owner of the sandbox in `directory` serves it, unless thawd owns it.
-pub fn owner_socket(directory: &Path) -> PathBuf {
-    directory.join("owner.sock")
-}
-
-impl Drop for SandboxDirectory {
-    fn drop(&mut self) {
-        if !self.remove_on_drop {
-            return;
-        }
-        if let Err(e) = fs::remove_dir_all(&self.path) {
-            tracing::warn!("cannot remove {}: {e}", self.path.display());
-        }
-        reach(Failpoint::DeleteDirectoryRemoved);
-        if let Some(sandboxes) = self.path.parent()
-            && let Ok(all) = lock_all(sandboxes)
-        {
-            remove_if_empty(sandboxes, &all);
-        }
     }
 }
 

@@ -1,8 +1,12 @@
-use super::*;
+use std::collections::BTreeMap;
 use std::process::{Child, Command};
 
-use thaw_protocol::control::CONTROL_VERSION;
+use thaw_pools::process::ProcessRecord;
+use thaw_protocol::control::{CONTROL_VERSION, DeviceId};
 
+use super::record::RECORD;
+use super::*;
+use crate::container::RootServing;
 use crate::id::new_id;
 
 pub(super) fn record(id: &str, vmm: Option<&Child>, tethered: bool) -> Record {
@@ -108,7 +112,7 @@ fn what_a_dead_owner_left_is_removed_and_what_lives_is_not() {
 }
 
 #[test]
-fn one_that_ends_after_the_cleaning_is_removed_where_it_would_be_adopted() {
+fn sandbox_that_ends_after_cleaning_is_removed_on_adoption() {
     let root = tempfile::tempdir().unwrap();
     let run = RunDirectory::open(root.path()).unwrap();
     let cgroups = Hierarchy::V2 {

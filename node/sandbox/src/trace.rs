@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn anothers_account_is_moved_in_time_and_each_reason_counts_once() {
+    fn foreign_account_is_shifted_in_time_with_reasons_once() {
         let trace = Trace::new();
         trace.reason(Slow::PagesNotResident, "the pages were cold");
         let stage = |name: &str, start_ns| Stage {

@@ -190,6 +190,11 @@ async fn read_again(mut said: Signal, credentials: Option<Arc<Credentials>>) {
     }
 }
 
+/// Catches a signal from now on.
+fn caught(kind: SignalKind) -> Result<Signal, Error> {
+    signal(kind).map_err(|e| Error::system("cannot catch a signal", &e))
+}
+
 fn run(arguments: &Arguments) -> Result<(), Error> {
     if let Some(place) = &arguments.failpoint {
         failpoint::arm(place).map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))?;
@@ -204,12 +209,9 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
             Some(group) => Access::for_group(group)?,
             None => Access::default(),
         };
-        let mut ends = Vec::new();
-        for kind in [SignalKind::terminate(), SignalKind::interrupt()] {
-            ends.push(signal(kind).map_err(|e| Error::system("cannot catch a signal", &e))?);
-        }
-        let hang_ups = signal(SignalKind::hangup());
-        let hang_ups = hang_ups.map_err(|e| Error::system("cannot catch a signal", &e))?;
+        let (mut terminate, mut interrupt) =
+            (caught(SignalKind::terminate())?, caught(SignalKind::interrupt())?);
+        let hang_ups = caught(SignalKind::hangup())?;
         let mut node = Node::open_as(paths, Hold::Sealed, arguments.test_templates)?;
         node.fill_pools()?;
         tokio::spawn(node.images.clone().keep_measured());
@@ -242,8 +244,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
         let (stop, mut stopped) = tokio::sync::watch::channel(());
         let mut pods_stopped = stopped.clone();
         let end = async move {
-            let [first, second] = &mut ends[..] else { return };
-            tokio::select! { _ = first.recv() => {}, _ = second.recv() => {} }
+            tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
             service::stopping();
             // Whoever waits for it sees that it is gone.
             drop(stop);

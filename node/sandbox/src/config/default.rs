@@ -53,65 +53,20 @@ mod tests {
     /// Every option set. A field that is new is missed here by the compiler, and then below.
     fn whole() -> Config {
         let PrefetchConfig { enabled, limit } = PrefetchConfig::default();
-        let PoolsConfig {
-            makers,
-            disks,
-            networks,
-            cgroups,
-            shells: ShellsConfig { shapes, each },
-            parked:
-                ParkedConfig {
-                    templates,
-                    each: each_parked,
-                    within_s,
-                },
-        } = PoolsConfig::default();
         let SandboxConfig {
             require_limits: _,
             require_jail: _,
             failed_retention_s,
             failed_most,
         } = SandboxConfig::default();
-        let Setup {
-            range,
-            forwarding,
-            fast_path,
-            nameservers: _,
-        } = Setup::default();
-        let mirror = Mirror {
-            url: "https://mirror.example".into(),
-            kind: MirrorKind::Registry,
-            headers: [("x-team".into(), "images".into())].into(),
-            credentials_in_clear: false,
-        };
         Config {
             store: StoreConfig {
                 limit: Some(Size(40 << 30)),
             },
             prefetch: PrefetchConfig { enabled, limit },
-            fetch: FetchConfig {
-                mirrors: [("docker.io".into(), vec![mirror])].into(),
-                prefetch_bandwidth: Some(50_000_000),
-                ..FetchConfig::default()
-            },
-            network: Setup {
-                range,
-                forwarding,
-                fast_path,
-                nameservers: vec![[192, 0, 2, 53].into()],
-            },
-            pools: PoolsConfig {
-                makers,
-                disks,
-                networks,
-                cgroups,
-                shells: ShellsConfig { shapes, each },
-                parked: ParkedConfig {
-                    templates,
-                    each: each_parked,
-                    within_s,
-                },
-            },
+            fetch: whole_fetch(),
+            network: whole_network(),
+            pools: whole_pools(),
             api: ApiConfig {
                 listen: Some(([0, 0, 0, 0], 8443).into()),
                 certificate: Some("/etc/thaw/server.pem".into()),
@@ -138,6 +93,63 @@ mod tests {
             },
             disk: DiskConfig {
                 limit: Some(DiskLimit::Percent(80)),
+            },
+        }
+    }
+
+    fn whole_fetch() -> FetchConfig {
+        let mirror = Mirror {
+            url: "https://mirror.example".into(),
+            kind: MirrorKind::Registry,
+            headers: [("x-team".into(), "images".into())].into(),
+            credentials_in_clear: false,
+        };
+        FetchConfig {
+            mirrors: [("docker.io".into(), vec![mirror])].into(),
+            prefetch_bandwidth: Some(50_000_000),
+            ..FetchConfig::default()
+        }
+    }
+
+    fn whole_network() -> Setup {
+        let Setup {
+            range,
+            forwarding,
+            fast_path,
+            nameservers: _,
+        } = Setup::default();
+        Setup {
+            range,
+            forwarding,
+            fast_path,
+            nameservers: vec![[192, 0, 2, 53].into()],
+        }
+    }
+
+    fn whole_pools() -> PoolsConfig {
+        let PoolsConfig {
+            makers,
+            disks,
+            networks,
+            cgroups,
+            shells: ShellsConfig { shapes, each },
+            parked:
+                ParkedConfig {
+                    templates,
+                    each: each_parked,
+                    within_s,
+                },
+        } = PoolsConfig::default();
+        PoolsConfig {
+            makers,
+            disks,
+            networks,
+            cgroups,
+            shells: ShellsConfig { shapes, each },
+            parked: ParkedConfig {
+                templates,
+                each: each_parked,
+                within_s,
             },
         }
     }

@@ -116,7 +116,7 @@ impl Reader<'_> {
                 }
             }
             FromVmm::Event(event) => {
-                self.tell(event);
+                self.publish(event);
                 if let Some(wait) = self.events.spend(Instant::now()) {
                     if self.events.waits == 1 {
                         tracing::warn!("{} sends event after event: they are delayed", self.shared.vmm);
@@ -127,7 +127,7 @@ impl Reader<'_> {
         }
     }
 
-    fn tell(&self, event: Event) {
+    fn publish(&self, event: Event) {
         self.shared.life.send_modify(|life| match event {
             Event::Doorbell { at } => life.doorbell = Some(at),
             // The first is why the machine ended.

@@ -72,7 +72,7 @@ fn greeting() -> Command {
 }
 
 #[tokio::test]
-async fn a_vmm_of_version_4_is_neither_greeted_nor_asked_what_it_lacks() {
+async fn vmm_of_version_4_is_not_asked_what_it_lacks() {
     let vmm = Played::new(vec![Ok(status())]);
     let client = vmm.adopt(4).await.unwrap();
     assert_eq!(client.version(), 4);

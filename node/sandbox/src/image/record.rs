@@ -267,7 +267,7 @@ mod tests {
     use thaw_protocol::packet;
 
     #[tokio::test]
-    async fn packets_become_first_reads_until_the_last_holder_of_the_socket_is_gone() {
+    async fn recording_keeps_first_reads_until_its_socket_closes() {
         let (recording, socket) = Recording::start().unwrap();
         let blob = Digest::of(b"blob");
         let sender = socket.clone();

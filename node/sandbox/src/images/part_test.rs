@@ -62,7 +62,7 @@ fn found(reader: &Reader<Vec<u8>>, volumes: &[&str]) -> Vec<String> {
 }
 
 #[test]
-fn a_volume_is_had_with_what_is_above_it_and_links_are_followed_in_the_image() {
+fn volume_is_copied_with_parents_and_links_within_the_image() {
     let reader = image(&[
         ("var", 0o755, directory()),
         ("var/lib", 0o711, directory()),

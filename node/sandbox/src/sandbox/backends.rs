@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn every_device_is_attached_or_empty_without_waiting_and_the_first_refusal_is_told() {
+    async fn devices_are_attached_at_once_and_first_refusal_is_reported() {
         let file: OwnedFd = std::fs::File::open("/dev/null").unwrap().into();
         for refused in [&[][..], &[DeviceId::Net, DeviceId::Blk0]] {
             let kind = SocketType::SEQPACKET;

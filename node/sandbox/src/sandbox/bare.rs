@@ -1,5 +1,5 @@
 //! Tiny test guests, without an agent: they are booted, frozen and thawed as others are, but say on the console what others
-//! say by doorbell and handshake (DESIGN §4.5).
+//! say by doorbell and handshake.
 //!
 //! At boot such a guest prints [`READY`]; after every thaw, once its generation ID is another, it prints that, in
 //! hexadecimal. Invariant: only a guest whose kernel command line has [`BARE`], a test's word, is taken so, and nobody takes

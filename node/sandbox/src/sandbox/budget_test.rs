@@ -70,7 +70,7 @@ async fn adopted_sandboxes_count_and_are_never_refused() {
 }
 
 #[tokio::test]
-async fn removed_snapshot_makes_room_and_a_kept_one_counts_after_a_restart() {
+async fn removed_snapshot_frees_budget_and_kept_one_survives_restart() {
     let data = tempfile::tempdir().unwrap();
     let disk = tempfile::tempfile().unwrap();
     let first = budget(Some(64 * MIB + 512), data.path());

@@ -11,11 +11,11 @@ use thaw_protocol::control::{
     Backend, Command, CpuBaseline, DeviceId, FreezeKind, MachineSpec, MemoryMode, Response,
 };
 
-use super::again::once_more;
 use super::backends::{Backends, Ends};
 use super::create::Making;
-use super::machine::{doorbell, explain, odd, spawn, times};
+use super::machine::{doorbell, explain, spawn, times, unexpected_answer};
 use super::pagemap::pagemap;
+use super::retry::retry_once;
 use super::spec::new_record;
 use super::{Node, SandboxSpec};
 use crate::error::Error;
@@ -109,8 +109,8 @@ async fn freeze_template(
     progress: &Progress,
 ) -> Result<(), Error> {
     let again = |text: &str| progress(Step::Again(text.to_owned()));
-    once_more(again, || boot_and_freeze(node, recipe, &into, progress)).await?;
-    once_more(again, || rehearse(node, recipe, &into)).await
+    retry_once(again, || boot_and_freeze(node, recipe, &into, progress)).await?;
+    retry_once(again, || rehearse(node, recipe, &into)).await
 }
 
 /// Empties files a lost machine may have begun to write.
@@ -188,7 +188,7 @@ async fn freeze(making: &Making<'_>, into: &FrozenInto) -> Result<(), Error> {
             tracing::info!(memory_bytes, "frozen");
             Ok(())
         }
-        other => Err(odd(&other)),
+        other => Err(unexpected_answer(&other)),
     }
 }
 

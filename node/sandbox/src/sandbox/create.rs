@@ -18,12 +18,12 @@ use thaw_pools::share::Serving;
 use thaw_pools::vmm;
 use thaw_protocol::control::{Backend, DeviceId};
 
-use super::again::{once_more, with_end};
 use super::backends::{Backends, Ends, has_image_disk};
 use super::files::MachineFiles;
 use super::machine::explain;
 use super::network::Attached;
 use super::pools::{Claimed, claim, made_size};
+use super::retry::{retry_once, with_end_reason};
 use super::share::Served;
 use super::spec::{check_shape, record};
 use super::{
@@ -74,11 +74,7 @@ impl<'a> Making<'a> {
     /// Gives every device its backend. Those that have none, for [`Self::thaw`].
     pub(super) async fn attach(&mut self, parts: Parts) -> Result<Vec<DeviceId>, Error> {
         let _stage = self.trace.stage("attach");
-        let cgroup = self.resources.cgroup.as_deref();
-        limits::set(self.node.require.limits, cgroup, &self.record, &parts.disk.file).await?;
-        if let Some(vmm) = &self.resources.vmm {
-            limits::set_files(vmm, &self.record, &parts.disk.file)?;
-        }
+        self.limit(&parts.disk.file).await?;
         let mut exported = Vec::with_capacity(parts.images.len());
         for shown in &parts.images {
             locked(&self.resources.leases).push(shown.image.lease().map_err(images::failure)?);
@@ -154,6 +150,16 @@ impl<'a> Making<'a> {
         Ok(empty)
     }
 
+    /// Limits what the sandbox takes of its host.
+    async fn limit(&self, disk: &OwnedFd) -> Result<(), Error> {
+        let cgroup = self.resources.cgroup.as_deref();
+        limits::set(self.node.require.limits, cgroup, &self.record, disk).await?;
+        match &self.resources.vmm {
+            Some(vmm) => limits::set_files(vmm, &self.record, disk),
+            None => Ok(()),
+        }
+    }
+
     /// Makes the guest this sandbox, or fails: then nothing of the user's has run in it.
     pub(super) async fn become_sandbox(
         &mut self,
@@ -201,14 +207,19 @@ impl<'a> Making<'a> {
         let performed = performed.map_err(|e| Error::new(ErrorKind::HandshakeFailed, e.to_string()))?;
         let performed = match performed {
             Ok(performed) => performed,
-            Err(e) => return Err(explain(with_end(e, &self.resources).await, &self.resources)),
+            Err(e) => {
+                return Err(explain(
+                    with_end_reason(e, &self.resources).await,
+                    &self.resources,
+                ));
+            }
         };
-        self.tell(&performed);
+        self.report_handshake(&performed);
         Ok(performed)
     }
 
-    /// What the handshake showed: where its time went, and whether the guest's clock is right.
-    fn tell(&self, performed: &Performed) {
+    /// Logs and traces what the handshake showed: where its time went, and whether the guest's clock is right.
+    fn report_handshake(&self, performed: &Performed) {
         let (clock, said) = (&performed.clock, &performed.acknowledgement);
         let us = |ns: i64| ns / 1000;
         let (off, trip) = (us(clock.off_ns), clock.round_trip_ns / 1000);
@@ -264,7 +275,7 @@ pub(super) async fn create(
     }
     let told = |text: &str| trace.reason(Slow::MadeAgain, text);
     let make = || make(node, &spec, trace, progress.clone(), building.clone());
-    let sandbox = once_more(told, make).await?;
+    let sandbox = retry_once(told, make).await?;
     // Nobody waits for it.
     drop(node.images.collect_in_background());
     Ok(sandbox)

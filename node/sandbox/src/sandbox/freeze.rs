@@ -14,7 +14,7 @@ use thaw_protocol::api::{NetworkPolicy, RateLimits};
 use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
 
 use super::freezing::Freezing;
-use super::machine::odd;
+use super::machine::unexpected_answer;
 use super::pagemap::pagemap;
 use super::{Node, READY_LIMIT, Sandbox, kept, limits, locked};
 use crate::blocking::blocking;
@@ -176,7 +176,7 @@ impl Sandbox {
             .call(Command::Freeze { kind }, &fds)
             .await?;
         let Response::Frozen { memory_bytes } = answer else {
-            return Err(odd(&answer));
+            return Err(unexpected_answer(&answer));
         };
         reach(Failpoint::FreezeMemoryWritten);
         let fail = |e: std::io::Error| Error::system("cannot copy the sandbox's disk", &e);

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::control::{Command, MachineState, Response};
 
-use super::machine::odd;
+use super::machine::unexpected_answer;
 use super::{Node, READY_LIMIT};
 use crate::control_client::ControlClient;
 use crate::error::Error;
@@ -81,7 +81,7 @@ async fn go_on(node: &Node, directory: &SandboxDirectory, control: &ControlClien
             ..
         } => control.call(Command::Resume, &[]).await.map(drop)?,
         Response::Status { .. } => {}
-        other => return Err(odd(&other)),
+        other => return Err(unexpected_answer(&other)),
     }
     if !node.has_agents() {
         return Ok(());

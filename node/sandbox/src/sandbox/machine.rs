@@ -53,7 +53,7 @@ pub(super) async fn spawn(
         Ok(shell) => {
             let _stage = trace.stage("spawn");
             trace.note("spawn", "a thaw-vmm was waiting in its pool");
-            return shell.become_of(resources, record).map(drop);
+            return shell.assign_to(resources, record).map(drop);
         }
         Err(reason) => {
             let text = format!("no thaw-vmm was waiting ({reason}): one was started now");
@@ -99,7 +99,7 @@ pub(super) async fn spawn(
 pub(super) async fn times(control: &ControlClient) -> Result<StartTimes, Error> {
     match control.call(Command::Status, &[]).await? {
         Response::Status { times, .. } => Ok(times),
-        other => Err(odd(&other)),
+        other => Err(unexpected_answer(&other)),
     }
 }
 
@@ -130,7 +130,7 @@ pub(super) async fn doorbell(control: &ControlClient) -> Result<u64, Error> {
 }
 
 /// An answer to another question than was asked.
-pub(super) fn odd(answer: &Response) -> Error {
+pub(super) fn unexpected_answer(answer: &Response) -> Error {
     Error::new(
         ErrorKind::VmmFailed,
         format!("thaw-vmm answered another question: {answer:?}"),

@@ -35,7 +35,6 @@ use crate::tenant::Tenant;
 use crate::trace::Trace;
 
 mod adoption;
-mod again;
 mod backends;
 mod bare;
 mod budget;
@@ -54,12 +53,13 @@ mod machine;
 pub mod network;
 mod pagemap;
 mod parked;
-mod place;
+mod pod_cgroup;
 mod pools;
 mod provenance;
 mod rate_limits;
 mod recent_pools;
 mod resources;
+mod retry;
 mod share;
 mod shells;
 mod show;
@@ -72,14 +72,14 @@ mod usage;
 mod vmm_log;
 
 pub use adoption::NotAdopted;
-use again::with_end;
 pub use budget::{Budget, BudgetStatistics};
 pub use freeze::{FreezeOptions, Frozen};
-use machine::{describe, explain, odd};
+use machine::{describe, explain, unexpected_answer};
 pub use parked::ParkedPools;
 pub use pools::Pools;
 pub use recent_pools::RecentPlan;
 use resources::Resources;
+use retry::with_end_reason;
 pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
 pub use spec::{NetworkMode, NetworkSource, SandboxSpec};
@@ -366,7 +366,7 @@ impl Sandbox {
 
     /// A failure of what ran in it, with why its machine ended if it has, and what its console and its VMM wrote.
     pub async fn explain(&self, failure: Error) -> Error {
-        let failure = with_end(failure.lost(), &self.resources).await;
+        let failure = with_end_reason(failure.lost(), &self.resources).await;
         explain(failure.for_good(), &self.resources)
     }
 
@@ -374,7 +374,7 @@ impl Sandbox {
     pub async fn machine(&self) -> Result<MachineState, Error> {
         match self.resources.control()?.call(Command::Status, &[]).await? {
             Response::Status { state, .. } => Ok(state),
-            other => Err(odd(&other)),
+            other => Err(unexpected_answer(&other)),
         }
     }
 

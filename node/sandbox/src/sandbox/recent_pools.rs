@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_twice_gets_a_pool_and_the_longest_unused_loses_its_own() {
+    fn want_used_twice_gets_a_pool_and_evicts_the_oldest() {
         let pools = RecentPools::default();
         let mut recent = pools.lock();
         let mut used = |want: u8| {
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_plan_there_is_no_pool_and_after_the_end_none_either() {
+    fn recent_pools_without_plan_or_after_close_are_none() {
         let why = |pools: &RecentPools<Numbers>| pools.ready(&1, || Numbers).unwrap_err();
         assert_eq!(why(&RecentPools::default()), SlowReason::NoPool);
         assert_eq!(why(&RecentPools::new(plan(0, 4))), SlowReason::NoPool);

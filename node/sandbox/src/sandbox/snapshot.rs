@@ -12,11 +12,11 @@ use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CPU_LIMIT_MILLIS, NetworkPolicy, PublishedPort};
 use thaw_protocol::control::MemoryMode;
 
-use super::again::once_more;
 use super::create::{Making, Parts};
 use super::freeze::{DISK_ID, Workload};
 use super::machine::spawn;
 use super::pools::Claimed;
+use super::retry::retry_once;
 use super::spec::new_record;
 use super::thaw::{machine, refuse_test_hooks, refuse_untethered_pages};
 use super::{NetworkMode, NetworkSource, Node, Sandbox, Shown, disk, kept, network};
@@ -111,7 +111,7 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
         workload: &workload,
         guest_image: image.as_ref(),
     };
-    let made = once_more(told, || make(node, &spec, &frozen, trace)).await;
+    let made = retry_once(told, || make(node, &spec, &frozen, trace)).await;
     let sandbox = made.map_err(|e| kept::name_vmm(node, &registered, e))?;
     let node = node.clone();
     blocking(move || {

@@ -40,7 +40,7 @@ impl Spare {
 
     /// Makes it a sandbox's; what was restored into it, if anything was. If that fails, what is not the sandbox's by then
     /// is ended here.
-    pub(super) fn become_of(
+    pub(super) fn assign_to(
         self,
         resources: &mut Resources,
         record: &mut Record,

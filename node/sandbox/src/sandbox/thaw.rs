@@ -8,10 +8,10 @@ use thaw_pools::process::{ProcessRecord, Stat};
 use thaw_pools::resource::SlowReason;
 use thaw_protocol::control::{Command, DeviceId, MachineSpec, MappedRegion, MemoryMode, Response};
 
-use super::again::with_end;
 use super::create::Making;
-use super::machine::{explain, odd, spawn};
+use super::machine::{explain, spawn, unexpected_answer};
 use super::parked::{self, ParkedWant};
+use super::retry::with_end_reason;
 use super::{Node, Origin, SandboxSpec};
 use crate::control_client::ControlClient;
 use crate::error::{Error, ErrorKind};
@@ -104,7 +104,7 @@ impl Making<'_> {
         let _stage = self.trace.stage("claim");
         self.trace
             .note("claim", "a machine was parked with this template in it");
-        if let Some(restored) = spare.become_of(&mut self.resources, &mut self.record)? {
+        if let Some(restored) = spare.assign_to(&mut self.resources, &mut self.record)? {
             self.trace.count("populated_pages", restored.populated_pages);
         }
         self.origin = Some(Origin::of(want.template));
@@ -150,7 +150,7 @@ impl Making<'_> {
         match thawed {
             Ok(_) => Ok(()),
             Err(e) => Err(explain(
-                with_end(e.into(), &self.resources).await,
+                with_end_reason(e.into(), &self.resources).await,
                 &self.resources,
             )),
         }
@@ -250,7 +250,7 @@ pub(super) async fn restore(
             trace.count("populated_pages", populated_pages);
             (regions, descriptors)
         }
-        (other, _) => return Err(odd(&other)),
+        (other, _) => return Err(unexpected_answer(&other)),
     };
     let pages = match (watched, descriptors.into_iter().next()) {
         (None, _) => None,

@@ -400,7 +400,7 @@ fn a_stamp_spares_the_reading() {
 }
 
 #[test]
-fn half_made_ones_are_removed_by_whoever_comes_next_and_living_ones_are_not() {
+fn partial_directories_of_dead_makers_only_are_removed() {
     let place = tempfile::tempdir().unwrap();
     let names = || {
         let mut names: Vec<_> = fs::read_dir(place.path())

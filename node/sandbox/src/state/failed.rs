@@ -99,7 +99,7 @@ impl Record {
 impl SandboxDirectory {
     /// Its end is asked for: whatever of it is found later did not fail.
     pub fn note_end(&self) {
-        note_end(&self.path);
+        note_end(self.path());
     }
 }
 
@@ -264,7 +264,7 @@ impl RunDirectory {
         }
         let evidence = Evidence::left_in(path, record.cgroup.as_deref(), cgroups);
         let failed = record.failed(None, evidence.failure());
-        tell(&failed);
+        log_failure(&failed);
         if let Err(e) = self.note_failed(&failed) {
             tracing::error!("{e}");
         }
@@ -285,8 +285,8 @@ fn is_failure(path: &Path, record: &Record) -> bool {
     record.outlives_owner() && vmm_ended && was_promised && !path.join(ENDING).exists()
 }
 
-/// Says in the log that a sandbox failed, and how.
-pub fn tell(failed: &Sandbox) {
+/// Logs that a sandbox failed, and how.
+pub fn log_failure(failed: &Sandbox) {
     let Some(failure) = &failed.failure else { return };
     let console = failure.console.len().saturating_sub(LOGGED_LINES);
     tracing::error!(

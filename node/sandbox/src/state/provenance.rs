@@ -91,7 +91,7 @@ mod tests {
     use std::os::unix::fs::FileExt;
 
     #[test]
-    fn a_slot_that_was_asked_for_is_the_last_whether_its_image_is_written_down_or_not() {
+    fn last_asked_slot_counts_with_or_without_recorded_image() {
         let last_of = |last_slot: Option<u16>, images: &[u16]| {
             let images = images.iter().map(|slot| ShownRecord {
                 slot: *slot,
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn a_nameless_file_is_had_from_who_holds_it_and_no_other_is_taken_for_it() {
+    fn nameless_file_is_found_by_identity_in_its_holder() {
         let held = tempfile::tempfile().unwrap();
         held.write_all_at(b"theirs", 0).unwrap();
         let identity = FileIdentity::of(&held.metadata().unwrap());

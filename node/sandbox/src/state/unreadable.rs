@@ -16,7 +16,8 @@ use thaw_pools::vmm;
 use thaw_protocol::control::{Command, Request};
 use thaw_protocol::packet;
 
-use super::{CONTROL_SOCKET, RECORD, Record};
+use super::CONTROL_SOCKET;
+use super::record::{RECORD, Record};
 use crate::state::PodNamespace;
 
 /// What the file is called that names a sandbox's VMM, before `.PID.START`.

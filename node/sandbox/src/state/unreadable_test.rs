@@ -8,8 +8,9 @@ use thaw_pools::vmm;
 use thaw_protocol::control::{Command, Request};
 use thaw_protocol::packet;
 
+use super::super::record::{RECORD, Record};
 use super::super::tests::{abandoned, record, sleeper};
-use super::super::{CONTROL_SOCKET, Living, RECORD, Record, RunDirectory};
+use super::super::{CONTROL_SOCKET, Living, RunDirectory};
 
 /// A sandbox that runs and whose owner is gone.
 struct Orphan {

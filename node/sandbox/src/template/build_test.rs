@@ -178,7 +178,7 @@ async fn a_kernel_replaced_while_it_boots_makes_no_template() {
 }
 
 #[tokio::test]
-async fn where_keys_are_trusted_a_template_is_signed_or_not_built_at_all() {
+async fn template_is_signed_or_not_built_where_keys_are_trusted() {
     let place = tempfile::tempdir().unwrap();
     let keys = place.path().join("data/keys");
     fs::create_dir_all(&keys).unwrap();
@@ -209,7 +209,7 @@ async fn where_keys_are_trusted_a_template_is_signed_or_not_built_at_all() {
 }
 
 #[tokio::test]
-async fn a_template_in_the_place_of_another_is_refused_with_what_differs() {
+async fn template_in_the_place_of_another_is_refused_with_reason() {
     let place = tempfile::tempdir().unwrap();
     let store = store(place.path(), "kernel", Hold::Files);
     let small = built(&store, recipe(1, 128)).await;
@@ -300,7 +300,7 @@ async fn starts_that_meet_a_damaged_template_at_once_build_one() {
 }
 
 #[tokio::test]
-async fn a_damaged_template_that_may_not_be_built_is_refused_and_stays() {
+async fn damaged_template_stays_if_it_may_not_be_rebuilt() {
     let place = tempfile::tempdir().unwrap();
     let keys = place.path().join("data/keys");
     fs::create_dir_all(&keys).unwrap();

@@ -50,7 +50,7 @@ async fn a_template_of_what_is_no_more_is_stale_and_says_why() {
 }
 
 #[tokio::test]
-async fn one_template_serves_many_sizes_and_another_does_where_it_must() {
+async fn template_serves_many_sizes_and_another_where_it_must() {
     let place = tempfile::tempdir().unwrap();
     let store = store(place.path(), "kernel", Hold::Files);
     let shape = |vcpus, memory| {
@@ -143,7 +143,7 @@ async fn a_damaged_template_is_not_opened_and_listed_as_damaged() {
 }
 
 #[tokio::test]
-async fn verify_of_a_damaged_template_is_remembered_until_a_file_changes() {
+async fn damage_found_by_verify_is_remembered_until_a_file_changes() {
     let place = tempfile::tempdir().unwrap();
     let store = store(place.path(), "kernel", Hold::Files);
     let key = built(&store, recipe(4, 128)).await.key;

@@ -12,7 +12,7 @@ use thaw_protocol::api::{FAILED, Sandbox as Described};
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::state::RunDirectory;
-use thaw_sandbox::state::failed::{Retention, failed_at, now, tell};
+use thaw_sandbox::state::failed::{Retention, failed_at, log_failure, now};
 use tokio::sync::{Notify, watch};
 
 use super::Daemon;
@@ -69,7 +69,7 @@ impl Daemon {
         self.metrics.failed(&failure.reason);
         let exit_code = self.cache.get(id).and_then(|shown| shown.exit_code);
         let failed = machine.record().failed(exit_code, failure);
-        tell(&failed);
+        log_failure(&failed);
         self.note_failed(&failed).await;
         machine.destroy().await;
         let is_wanted = {

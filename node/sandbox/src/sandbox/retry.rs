@@ -13,7 +13,7 @@ use crate::error::Error;
 const END_LINGERS: Duration = Duration::from_secs(1);
 
 /// Does what makes a machine; if it is lost, says so to `told`, and does it again. The second failure is the failure.
-pub(super) async fn once_more<T, F: Future<Output = Result<T, Error>>>(
+pub(super) async fn retry_once<T, F: Future<Output = Result<T, Error>>>(
     told: impl Fn(&str),
     make: impl Fn() -> F,
 ) -> Result<T, Error> {
@@ -32,7 +32,7 @@ pub(super) async fn once_more<T, F: Future<Output = Result<T, Error>>>(
 }
 
 /// The same failure, with why the machine ended if it has.
-pub(super) async fn with_end(failure: Error, resources: &Resources) -> Error {
+pub(super) async fn with_end_reason(failure: Error, resources: &Resources) -> Error {
     let Some(control) = resources.control.as_ref().filter(|_| failure.machine_lost) else {
         return failure;
     };
@@ -66,7 +66,7 @@ mod tests {
             Cell::new(0),
             RefCell::new(vec![]),
         );
-        let made = once_more(
+        let made = retry_once(
             |text| told.borrow_mut().push(text.to_owned()),
             || {
                 tried.set(tried.get() + 1);

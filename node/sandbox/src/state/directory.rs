@@ -1,0 +1,119 @@
+//! A sandbox's directory: its record, its sockets, and the lock of its owner.
+//!
+//! Invariant: the record is replaced by a rename, so a reader never sees half of one.
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
+
+use thaw_failpoint::{Failpoint, reach};
+use thaw_pools::process::ProcessRecord;
+
+use super::record::{RECORD, Record, read_record};
+use super::{CONTROL_SOCKET, lock_all, remove_if_empty, unreadable};
+use crate::error::{Error, ErrorKind};
+
+/// A sandbox's directory that this process owns: removed when dropped, unless [`SandboxDirectory::keep`] was called.
+#[derive(Debug)]
+pub struct SandboxDirectory {
+    path: PathBuf,
+    /// Holds the lock.
+    _lock: File,
+    remove_on_drop: bool,
+    /// The VMM a file beside the record names.
+    marked: OnceLock<ProcessRecord>,
+}
+
+impl SandboxDirectory {
+    pub(super) fn locked(path: PathBuf, lock: File) -> SandboxDirectory {
+        SandboxDirectory {
+            path,
+            _lock: lock,
+            remove_on_drop: true,
+            marked: OnceLock::new(),
+        }
+    }
+}
+
+impl SandboxDirectory {
+    /// Where it is.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Where the sandbox's vsock is reached, also by other processes.
+    pub fn vsock_socket(&self) -> PathBuf {
+        vsock_socket(&self.path)
+    }
+
+    /// Where its VMM is controlled.
+    pub fn control_socket(&self) -> PathBuf {
+        self.path.join(CONTROL_SOCKET)
+    }
+
+    /// Writes the record, whole or not at all; before it, which process its VMM is, for who cannot read the record.
+    pub fn write(&self, record: &Record) -> Result<(), Error> {
+        let (new, path) = (self.path.join("record.new"), self.path.join(RECORD));
+        let write = || -> io::Result<()> {
+            if let Some(vmm) = record.vmm
+                && self.marked.get() != Some(&vmm)
+            {
+                unreadable::mark(&self.path, vmm)?;
+                let _ = self.marked.set(vmm);
+            }
+            let mut file = File::create(&new)?;
+            reach(Failpoint::RecordMade);
+            file.write_all(&thaw_records::encode(record)?)?;
+            reach(Failpoint::RecordBegun);
+            fs::rename(&new, &path)?;
+            reach(Failpoint::RecordWritten);
+            Ok(())
+        };
+        write().map_err(|e| Error::system(format!("cannot write {}", path.display()), &e))
+    }
+
+    /// For a task of whoever has it: one that neither keeps others away nor removes it.
+    pub fn handle(&self) -> io::Result<SandboxDirectory> {
+        let mut handle = SandboxDirectory::locked(self.path.clone(), File::open(&self.path)?);
+        handle.remove_on_drop = false;
+        Ok(handle)
+    }
+
+    /// The record as it was written last.
+    pub fn record(&self) -> Result<Record, Error> {
+        read_record(&self.path).map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))
+    }
+
+    /// From now on it stays when we end.
+    pub fn keep(&mut self) {
+        self.remove_on_drop = false;
+    }
+}
+
+/// Where the vsock of the sandbox in `directory` is reached.
+pub fn vsock_socket(directory: &Path) -> PathBuf {
+    directory.join("vsock.sock")
+}
+
+/// Where the owner of the sandbox in `directory` serves it, unless thawd owns it.
+pub fn owner_socket(directory: &Path) -> PathBuf {
+    directory.join("owner.sock")
+}
+
+impl Drop for SandboxDirectory {
+    fn drop(&mut self) {
+        if !self.remove_on_drop {
+            return;
+        }
+        if let Err(e) = fs::remove_dir_all(&self.path) {
+            tracing::warn!("cannot remove {}: {e}", self.path.display());
+        }
+        reach(Failpoint::DeleteDirectoryRemoved);
+        if let Some(sandboxes) = self.path.parent()
+            && let Ok(all) = lock_all(sandboxes)
+        {
+            remove_if_empty(sandboxes, &all);
+        }
+    }
+}

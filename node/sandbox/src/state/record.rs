@@ -1,0 +1,99 @@
+//! The record of a sandbox: what is known of it without asking its VMM or its guest.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use serde::{Deserialize, Serialize};
+use thaw_pools::process::ProcessRecord;
+use thaw_protocol::api::{SandboxNetwork, Volume};
+use thaw_protocol::control::DeviceId;
+use thaw_records::RecordError;
+
+use super::{HostDisk, PodNamespace, Provenance, Terms, recorded};
+use crate::container::RootServing;
+use crate::tenant::Tenant;
+
+/// Its file in the sandbox's directory.
+pub(super) const RECORD: &str = "record.json";
+
+/// The control protocol of a VMM whose record does not say: that of the release before records did.
+const FIRST_CONTROL: u32 = 4;
+
+/// What is known of a sandbox without asking it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    pub id: String,
+    /// Given by `--name`.
+    pub name: Option<String>,
+    /// The image as the user named it.
+    pub image: String,
+    /// The image's manifest digest.
+    pub image_digest: Option<String>,
+    /// The container's command.
+    pub command: Vec<String>,
+    /// Seconds since the Unix epoch.
+    pub created: u64,
+    /// Who made it: the CLI, or thawd.
+    pub owner: Option<ProcessRecord>,
+    /// Where thawd made it: the process it was made for, and ends with.
+    pub client: Option<ProcessRecord>,
+    /// Its VMM, once there is one.
+    pub vmm: Option<ProcessRecord>,
+    /// Version of the control protocol that VMM speaks.
+    #[serde(default = "first_control")]
+    pub control: u32,
+    /// The name of its cgroup, where it has one of its own.
+    #[serde(default)]
+    pub cgroup: Option<String>,
+    /// Whether it ends with its owner.
+    pub tethered: bool,
+    /// Whether its agent has taken its identity. One that was not ready when its owner died never will be.
+    pub ready: bool,
+    pub vcpus: u8,
+    pub memory_mib: u32,
+    /// What a later owner needs to freeze it.
+    #[serde(default)]
+    pub provenance: Option<Provenance>,
+    /// Its network, where that leads outside: what a later owner adopts it by.
+    #[serde(default, deserialize_with = "recorded::network")]
+    pub network: Option<SandboxNetwork>,
+    /// The namespace its network is in, of a pod that brought one.
+    #[serde(default)]
+    pub pod_network: Option<PodNamespace>,
+    /// How its image is served.
+    #[serde(default)]
+    pub root: RootServing,
+    #[serde(default)]
+    pub terms: Terms,
+    /// What of the host it has.
+    #[serde(default, deserialize_with = "recorded::volumes")]
+    pub volumes: Vec<Volume>,
+    /// The process that serves it those.
+    #[serde(default)]
+    pub share: Option<ProcessRecord>,
+    /// The host's block devices it has, each in its slot.
+    #[serde(default)]
+    pub host_disks: BTreeMap<DeviceId, HostDisk>,
+    /// Most of the host's CPU time it may take, thousandths of a CPU.
+    #[serde(default)]
+    pub cpu_limit_millis: Option<u32>,
+    /// The tenant whose images and templates it is made from. None: those of the node.
+    #[serde(default)]
+    pub stock: Option<Tenant>,
+}
+
+impl Record {
+    /// Whether it goes on when its owner is gone, to be adopted.
+    pub(super) fn outlives_owner(&self) -> bool {
+        !self.tethered && self.ready
+    }
+}
+
+fn first_control() -> u32 {
+    FIRST_CONTROL
+}
+
+/// Reads the record in a sandbox's directory.
+pub(super) fn read_record(directory: &Path) -> Result<Record, RecordError> {
+    thaw_records::read(&directory.join(RECORD))
+}

@@ -123,7 +123,7 @@ fn a_repair_that_ends_early_is_refused() {
 }
 
 #[test]
-fn digests_are_learned_as_chunks_arrive_and_torn_ones_do_not_match() {
+fn chunk_digests_are_learned_and_torn_chunks_do_not_match() {
     let bytes = pattern(3 * CHUNK_SIZE as usize);
     let data = tempfile::tempfile().unwrap();
     data.set_len(3 * CHUNK_SIZE).unwrap();

@@ -183,7 +183,7 @@ fn an_opaque_directory_hides_lower_layers_only() {
 }
 
 #[test]
-fn an_opaque_directory_in_place_of_a_link_does_not_reach_through_it() {
+fn opaque_directory_over_a_link_does_not_follow_it() {
     let lower = vec![dir("run"), file("run/kept", 1), symlink("var/run", "/run")];
     let tree = merge([
         lower,

@@ -251,7 +251,7 @@ fn xattrs_tell_their_size_first() {
 }
 
 #[test]
-fn a_node_of_an_image_that_is_gone_is_stale_and_comes_back_with_it() {
+fn node_of_removed_image_is_stale_until_it_returns() {
     let fs = RootFs::new();
     let shown = image(0);
     shown.show(&fs, 1, "one").unwrap();

@@ -7,9 +7,10 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use bytes::Bytes;
 use thaw_imagefs::digest::Digest;
+use thaw_imagefs::erofs::{BlobPlacement, Summary};
 
 use crate::error::Error;
-use crate::lazy::LazyBlob;
+use crate::lazy::{LazyBlob, LazyImage};
 use crate::ranges::{Check, Priority, Ranges, StoredBlob};
 
 /// A registry in memory.
@@ -62,6 +63,24 @@ impl Memory {
         }
         data.resize(blob.content.data_length as usize, 0);
         Ok(data)
+    }
+}
+
+impl LazyImage {
+    /// The data files of the image's blobs, and where they are in its address space.
+    pub(crate) fn expanded(&self, memory: &Memory) -> (Summary, Vec<Vec<u8>>) {
+        let data = self.blobs.iter().map(|blob| memory.data(blob).unwrap());
+        let placed = self.blobs.iter().map(|blob| BlobPlacement {
+            address: blob.address,
+            length: blob.content.data_length,
+        });
+        let summary = Summary {
+            metadata_length: self.metadata.len() as u64,
+            total_length: 0,
+            blobs: placed.collect(),
+            inodes: 0,
+        };
+        (summary, data.collect())
     }
 }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use thaw_imagefs::digest::Digest;
-use thaw_imagefs::erofs::{BlobPlacement, Reader, Summary};
+use thaw_imagefs::erofs::Reader;
 use thaw_imagefs::tree::{Attributes, BlobExtent, Inode, Kind, Tree};
 
 use crate::accelerated::testing::{Memory, block_on};
@@ -164,24 +164,7 @@ fn files(contents: &[(&str, Vec<u8>)]) -> Made {
 
 fn assert_reads_back(memory: &Memory, manifest: &ConvertedManifest, made: &Made) {
     let opened = memory.open(manifest).unwrap();
-    let data: Vec<Vec<u8>> = opened
-        .blobs
-        .iter()
-        .map(|blob| memory.data(blob).unwrap())
-        .collect();
-    let summary = Summary {
-        metadata_length: opened.metadata.len() as u64,
-        total_length: 0,
-        blobs: opened
-            .blobs
-            .iter()
-            .map(|blob| BlobPlacement {
-                address: blob.address,
-                length: blob.content.data_length,
-            })
-            .collect(),
-        inodes: 0,
-    };
+    let (summary, data) = opened.expanded(memory);
     let reader = Reader::new(&opened.metadata[..]).unwrap();
     assert_same(&made.walk(), &walk_image(&reader, &summary, &data));
     // And the way back, from which an image is converted again.

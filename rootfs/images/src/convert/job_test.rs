@@ -121,6 +121,34 @@ async fn pull(store: &Store, reference: &ImageRef) -> Image {
     image
 }
 
+/// What another tool says of a converted image.
+fn assert_skopeo_reads(converted: &ImageRef, outcome: &Outcome, copy: &Path) {
+    let raw = Command::new("skopeo")
+        .args(["inspect", "--raw"])
+        .arg(converted.to_string())
+        .output();
+    let Ok(raw) = raw else {
+        thaw_test_skip::skip("the copy by skopeo, which is not installed");
+        return;
+    };
+    assert!(raw.status.success(), "{}", String::from_utf8_lossy(&raw.stderr));
+    assert_eq!(Digest::of(&raw.stdout), outcome.digest);
+    let manifest: serde_json::Value = serde_json::from_slice(&raw.stdout).unwrap();
+    assert_eq!(manifest["artifactType"], ARTIFACT_TYPE);
+    assert_eq!(manifest["subject"]["digest"], outcome.source.to_string());
+    let copied = Command::new("skopeo")
+        .args(["copy", "--insecure-policy"])
+        .arg(converted.to_string())
+        .arg(format!("oci:{}:copy", copy.display()))
+        .output()
+        .unwrap();
+    assert!(
+        copied.status.success(),
+        "{}",
+        String::from_utf8_lossy(&copied.stderr)
+    );
+}
+
 #[tokio::test]
 async fn an_image_is_converted_pushed_and_pulled_lazily() {
     let directory = tempfile::tempdir().unwrap();
@@ -143,32 +171,7 @@ async fn an_image_is_converted_pushed_and_pulled_lazily() {
         outcome.digest
     );
 
-    // What other tools say of it.
-    let raw = Command::new("skopeo")
-        .args(["inspect", "--raw"])
-        .arg(converted.to_string())
-        .output();
-    match raw {
-        Ok(raw) => {
-            assert!(raw.status.success(), "{}", String::from_utf8_lossy(&raw.stderr));
-            assert_eq!(Digest::of(&raw.stdout), outcome.digest);
-            let manifest: serde_json::Value = serde_json::from_slice(&raw.stdout).unwrap();
-            assert_eq!(manifest["artifactType"], ARTIFACT_TYPE);
-            assert_eq!(manifest["subject"]["digest"], outcome.source.to_string());
-            let copied = Command::new("skopeo")
-                .args(["copy", "--insecure-policy"])
-                .arg(converted.to_string())
-                .arg(format!("oci:{}:copy", path("copied").display()))
-                .output()
-                .unwrap();
-            assert!(
-                copied.status.success(),
-                "{}",
-                String::from_utf8_lossy(&copied.stderr)
-            );
-        }
-        Err(_) => thaw_test_skip::skip("the copy by skopeo, which is not installed"),
-    }
+    assert_skopeo_reads(&converted, &outcome, &path("copied"));
 
     // The same files in a store that never saw the original.
     let other = Store::open(&path("other")).unwrap();

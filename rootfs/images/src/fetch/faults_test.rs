@@ -67,7 +67,7 @@ async fn a_range_outside_of_the_blob_is_refused_unasked() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_registry_that_stops_mid_read_and_comes_back_is_survived_and_continued() {
+async fn read_resumes_after_registry_restart() {
     let blob = blob();
     let content = blob.clone();
     let (network, client, reader) = alone(Config::default(), move |request, call| match call {
@@ -212,7 +212,7 @@ async fn two_hundred_for_a_range_is_cut_where_that_is_cheap() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn two_hundred_for_a_range_far_inside_is_left_for_another_and_remembered() {
+async fn whole_answer_for_a_far_range_moves_to_next_mirror() {
     let blob = pattern(3 << 20);
     let content = blob.clone();
     let network = Network::new(move |request| match request.url().host_str() {
@@ -297,7 +297,7 @@ async fn one_byte_at_a_time_does_not_go_on_for_ever() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn what_a_mirror_does_not_have_the_registry_is_asked_for_and_the_mirror_not_again() {
+async fn blob_missing_at_mirror_is_read_from_registry_only() {
     let blob = blob();
     let content = blob.clone();
     let network = Network::new(move |request| match request.url().host_str() {
@@ -433,7 +433,7 @@ async fn a_registry_that_says_when_is_asked_then() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_registry_that_asks_for_more_than_the_budget_is_not_waited_for() {
+async fn registry_retry_after_beyond_budget_ends_the_read() {
     let blob = blob();
     let (_, _, reader) = alone(Config::default(), |_, _| {
         Reply::status(429).header(RETRY_AFTER, "3600")
@@ -446,7 +446,7 @@ async fn a_registry_that_asks_for_more_than_the_budget_is_not_waited_for() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_mirror_that_asks_for_more_than_the_budget_does_not_end_the_read() {
+async fn mirror_retry_after_beyond_budget_moves_to_the_next() {
     let blob = blob();
     let content = blob.clone();
     let calls = Calls::default();
@@ -459,35 +459,6 @@ async fn a_mirror_that_asks_for_more_than_the_budget_does_not_end_the_read() {
     let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
     read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
     assert_eq!(network.to("busy.example").len(), 1);
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_foreign_blob_is_read_from_its_address_without_credentials() {
-    let blob = blob();
-    let content = blob.clone();
-    let network = Network::new(move |request| match request.url().host_str() {
-        Some("elsewhere.example") => Reply::range(request, &content),
-        _ => Reply::status(404),
-    });
-    let client = Client::with_wire(Config::default(), network.clone());
-    let credentials = Credentials::Basic {
-        user: "u".into(),
-        password: "p".into(),
-    };
-    let reader = reader(&client, REFERENCE, credentials).await;
-    let stored = StoredBlob {
-        urls: vec!["ftp://old.example/x".into(), "https://elsewhere.example/x".into()],
-        ..stored(&blob)
-    };
-    let bytes = reader
-        .read(&stored, 5..15, Priority::Demand, exactly(&blob[5..15]))
-        .await;
-    assert_eq!(bytes.unwrap(), blob[5..15]);
-    assert!(
-        network.to("elsewhere.example")[0]
-            .header("authorization")
-            .is_none()
-    );
 }
 
 #[tokio::test(start_paused = true)]

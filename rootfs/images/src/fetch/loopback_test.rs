@@ -292,7 +292,7 @@ async fn whole(turns: &mut crate::source::Turns<'_>) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn whole_layers_come_from_a_mirror_and_go_on_from_the_registry_if_it_breaks_off() {
+async fn layer_from_broken_mirror_continues_from_registry() {
     let blob = pattern(200_000);
     let wrong: Vec<u8> = blob.iter().map(|byte| byte ^ 1).collect();
     for (cut, wrong) in [(None, None), (Some(100_000), None), (None, Some(wrong))] {

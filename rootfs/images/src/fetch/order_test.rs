@@ -1,4 +1,4 @@
-//! Who goes first.
+//! Which read goes first, and which address is read.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ async fn a_prefetch_never_begins_while_a_demand_is_under_way() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_prefetch_under_way_stands_back_for_a_demand_and_is_not_punished_for_it() {
+async fn running_prefetch_yields_to_demand_without_penalty() {
     let blob = pattern(1 << 20);
     let content = blob.clone();
     let network = Network::new(move |request| match crate::registry::testing::wanted(request).0 {
@@ -78,7 +78,7 @@ async fn a_prefetch_under_way_stands_back_for_a_demand_and_is_not_punished_for_i
 }
 
 #[tokio::test(start_paused = true)]
-async fn prefetches_are_few_at_a_time_and_demands_are_not_counted_among_them() {
+async fn prefetch_limit_does_not_count_demands() {
     let blob = pattern(100_000);
     let network = Network::new(|_| Reply::silence());
     let config = Config {
@@ -121,4 +121,33 @@ async fn prefetches_keep_to_their_bandwidth_and_demands_do_not() {
     let start = Instant::now();
     read(&*reader, &blob, 0..1 << 20, Priority::Demand).await.unwrap();
     assert!(start.elapsed() < Duration::from_millis(100));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_foreign_blob_is_read_from_its_address_without_credentials() {
+    let blob = pattern(1 << 20);
+    let content = blob.clone();
+    let network = Network::new(move |request| match request.url().host_str() {
+        Some("elsewhere.example") => Reply::range(request, &content),
+        _ => Reply::status(404),
+    });
+    let client = Client::with_wire(Config::default(), network.clone());
+    let credentials = Credentials::Basic {
+        user: "u".into(),
+        password: "p".into(),
+    };
+    let reader = reader(&client, REFERENCE, credentials).await;
+    let stored = StoredBlob {
+        urls: vec!["ftp://old.example/x".into(), "https://elsewhere.example/x".into()],
+        ..stored(&blob)
+    };
+    let bytes = reader
+        .read(&stored, 5..15, Priority::Demand, exactly(&blob[5..15]))
+        .await;
+    assert_eq!(bytes.unwrap(), blob[5..15]);
+    assert!(
+        network.to("elsewhere.example")[0]
+            .header("authorization")
+            .is_none()
+    );
 }

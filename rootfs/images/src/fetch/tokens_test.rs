@@ -158,7 +158,7 @@ async fn a_token_about_to_expire_is_renewed_before_it_is_refused() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_token_that_cannot_be_renewed_is_used_as_long_as_it_is_taken() {
+async fn token_without_renewal_is_used_until_refused() {
     let blob = pattern(10_000);
     let issuer = Issuer::new(&blob, 100);
     let answers = issuer.clone();
@@ -208,7 +208,7 @@ async fn a_password_that_expired_behind_a_403_is_read_again() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_redirect_is_kept_sees_no_credentials_and_is_asked_for_again_when_it_expires() {
+async fn redirect_is_cached_without_credentials_until_it_expires() {
     let blob = pattern(10_000);
     let content = blob.clone();
     let signed = Arc::new(Calls::default());
@@ -259,7 +259,7 @@ async fn a_redirect_is_kept_sees_no_credentials_and_is_asked_for_again_when_it_e
 }
 
 #[tokio::test(start_paused = true)]
-async fn redirects_in_a_circle_without_end_or_to_plain_http_are_not_followed() {
+async fn endless_and_plain_http_redirects_are_not_followed() {
     let blob = pattern(100);
     for (location, says) in [
         ("https://registry.example/b", "circle"),
@@ -285,7 +285,7 @@ async fn redirects_in_a_circle_without_end_or_to_plain_http_are_not_followed() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_refresh_token_is_not_sent_where_a_token_service_redirects_to_another_origin() {
+async fn refresh_token_is_not_redirected_to_another_origin() {
     let blob = pattern(100);
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("config.json");
@@ -326,7 +326,7 @@ fn dragonfly(url: &str) -> Config {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dragonfly_is_told_the_registry_and_shown_its_token_on_loopback_only() {
+async fn dragonfly_gets_the_token_on_loopback_only() {
     let blob = pattern(10_000);
     for (url, host, shown) in [
         ("http://127.0.0.1:4001", "127.0.0.1:4001", true),
@@ -364,7 +364,7 @@ async fn dragonfly_is_told_the_registry_and_shown_its_token_on_loopback_only() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn dragonfly_that_keeps_the_challenge_to_itself_is_shown_the_token_the_registry_asked_for() {
+async fn dragonfly_without_challenge_gets_the_registrys_token() {
     let blob = pattern(10_000);
     let issuer = Issuer::new(&blob, 3600);
     let answers = issuer.clone();
@@ -388,7 +388,7 @@ async fn dragonfly_that_keeps_the_challenge_to_itself_is_shown_the_token_the_reg
 }
 
 #[tokio::test(start_paused = true)]
-async fn dragonfly_is_not_believed_without_a_content_range_and_the_registry_is_asked() {
+async fn dragonfly_without_content_range_is_not_trusted() {
     let blob = pattern(10_000);
     let content = blob.clone();
     let network = Network::new(move |request| match request.url().port() {

@@ -95,7 +95,7 @@ async fn layers_without_a_fitting_index_are_unpacked_again() {
 }
 
 #[tokio::test]
-async fn the_same_layer_stored_otherwise_is_not_read_by_the_wrong_index() {
+async fn index_of_another_stored_form_is_not_used() {
     let one = layer(1, TAR_GZIP, 1 << 20);
     let bench = Bench::full(std::slice::from_ref(&one)).await;
     // The same tar, compressed otherwise, in an image of its own; the first image goes.
@@ -174,7 +174,7 @@ async fn a_cut_file_is_noticed_and_what_is_gone_is_fetched_again() {
 }
 
 #[tokio::test]
-async fn a_layer_overwritten_between_two_starts_is_compared_and_fetched_again() {
+async fn layer_overwritten_between_starts_is_fetched_again() {
     let bench = Bench::one().await;
     let (filler, blob) = (bench.filler(), bench.blob());
     let fill = || filler.fill(&blob.id, 0, u64::MAX, Priority::Demand);

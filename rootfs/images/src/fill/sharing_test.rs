@@ -35,7 +35,7 @@ async fn many_misses_of_one_span_are_one_read() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_read_that_failed_is_not_the_answer_for_who_asked_after_it_began() {
+async fn failed_shared_read_is_retried_for_late_joiners() {
     let layer = layer(1, TAR_GZIP, 3 << 20);
     let bench = Bench::one().await;
     let (filler, blob) = (bench.filler(), bench.blob().clone());

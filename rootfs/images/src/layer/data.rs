@@ -345,6 +345,7 @@ impl<'a, D: DataSink> FilePages<'a, D> {
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::testing::read_back;
     use super::*;
 
     fn cut(pieces: &[(u64, Vec<u8>)], size: u64) -> (Vec<Extent>, Vec<u8>) {
@@ -359,20 +360,6 @@ mod tests {
         };
         assert_eq!(end, data.len() as u64);
         (extents, data)
-    }
-
-    fn read_back(extents: &[Extent], data: &[u8], size: u64) -> Vec<u8> {
-        let mut file = vec![0; size.next_multiple_of(PAGE) as usize];
-        for extent in extents {
-            let (from, to, length) = (
-                extent.data_offset as usize,
-                extent.file_offset as usize,
-                extent.length as usize,
-            );
-            file[to..to + length].copy_from_slice(&data[from..from + length]);
-        }
-        file.truncate(size as usize);
-        file
     }
 
     #[test]

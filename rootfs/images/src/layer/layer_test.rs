@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use proptest::prelude::*;
 use thaw_imagefs::tree::{PAGE, Xattr};
 
-use super::testing::{END, header, padded, pax, seal};
+use super::testing::{END, header, padded, pax, read_back, seal};
 use super::*;
 
 fn unpack_bytes(tar: &[u8]) -> Result<(LayerTree, Vec<u8>), LayerError> {
@@ -255,16 +255,7 @@ fn file_of(tar: &[u8]) -> (Vec<u8>, LayerEntry) {
     let Change::Leaf(_, Leaf::File { size, extents }) = &entry.change else {
         panic!("{entry:?}")
     };
-    let mut file = vec![0; size.next_multiple_of(PAGE) as usize];
-    for extent in extents {
-        let (from, to, length) = (
-            extent.data_offset as usize,
-            extent.file_offset as usize,
-            extent.length as usize,
-        );
-        file[to..to + length].copy_from_slice(&data[from..from + length]);
-    }
-    file.truncate(*size as usize);
+    let file = read_back(extents, &data, *size);
     (file, entry)
 }
 

@@ -350,15 +350,7 @@ impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
                 extents.next();
             }
         }
-        self.tree_bytes += ((self.pieces.len() - before) * size_of::<Piece>()) as u64;
-        if self.tree_bytes > self.limits.tree_bytes {
-            return Err(LayerError::limit(
-                entry.offset,
-                TREE_BYTES,
-                self.limits.tree_bytes,
-            ));
-        }
-        Ok(())
+        self.grow(entry, ((self.pieces.len() - before) * size_of::<Piece>()) as u64)
     }
 
     /// The map of an old GNU sparse file: four fragments in the header, the others in blocks after it.
@@ -393,7 +385,12 @@ impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
 
     /// Counts what the entry keeps in memory.
     fn account(&mut self, entry: &Described, path: &[u8], change: &Change) -> Result<(), LayerError> {
-        self.tree_bytes += rules::kept_bytes(path, change);
+        self.grow(entry, rules::kept_bytes(path, change))
+    }
+
+    /// Counts bytes of the tree, up to the limit.
+    fn grow(&mut self, entry: &Described, bytes: u64) -> Result<(), LayerError> {
+        self.tree_bytes += bytes;
         if self.tree_bytes > self.limits.tree_bytes {
             return Err(LayerError::limit(
                 entry.offset,

@@ -2,6 +2,10 @@
 
 use std::io::Write;
 
+use thaw_imagefs::tree::PAGE;
+
+use super::tree::Extent;
+
 /// A ustar header with a right checksum.
 pub fn header(name: &str, type_flag: u8, size: u64, link: &str) -> [u8; 512] {
     let mut block = [0; 512];
@@ -46,3 +50,18 @@ pub fn pax(records: &[(&str, &[u8])]) -> Vec<u8> {
 }
 
 pub const END: [u8; 1024] = [0; 1024];
+
+/// The bytes of a file whose extents are in `data`.
+pub fn read_back(extents: &[Extent], data: &[u8], size: u64) -> Vec<u8> {
+    let mut file = vec![0; size.next_multiple_of(PAGE) as usize];
+    for extent in extents {
+        let (from, to, length) = (
+            extent.data_offset as usize,
+            extent.file_offset as usize,
+            extent.length as usize,
+        );
+        file[to..to + length].copy_from_slice(&data[from..from + length]);
+    }
+    file.truncate(size as usize);
+    file
+}

@@ -7,7 +7,7 @@
 //!       blob table: 256 bytes for each blob; chunk table: 80 bytes for each chunk
 //! ```
 //!
-//! Source: the structures of `nydus-rafs` (Apache-2.0), `metadata/layout/v6.rs` and `v5.rs`.
+//! Source: the structures of the crate `nydus-rafs` (Apache-2.0), modules `metadata::layout::v6` and `metadata::layout::v5`.
 
 use thaw_imagefs::digest::Digest;
 use thaw_imagefs::erofs::{Nid, ReadError, Reader};

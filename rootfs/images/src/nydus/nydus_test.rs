@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
-use thaw_imagefs::erofs::{BlobPlacement, Reader, Summary};
+use thaw_imagefs::erofs::Reader;
 
 use crate::accelerated::testing::{Memory, block_on};
 use crate::erofs_test::assert_same;
@@ -338,24 +338,7 @@ fn an_image_of_nydus_reads_as_its_source() {
         .unwrap()
         .unwrap();
     let opened = block_on(open(&manifest, &memory)).unwrap();
-    let data: Vec<Vec<u8>> = opened
-        .blobs
-        .iter()
-        .map(|blob| memory.data(blob).unwrap())
-        .collect();
-    let summary = Summary {
-        metadata_length: opened.metadata.len() as u64,
-        total_length: 0,
-        blobs: opened
-            .blobs
-            .iter()
-            .map(|blob| BlobPlacement {
-                address: blob.address,
-                length: blob.content.data_length,
-            })
-            .collect(),
-        inodes: 0,
-    };
+    let (summary, data) = opened.expanded(&memory);
     let reader = Reader::new(&opened.metadata[..]).unwrap();
     let read = walk_image(&reader, &summary, &data);
     assert_same(&walk_directory(Path::new(&source)), &read);

@@ -9,11 +9,10 @@ use crate::blocking::blocking;
 use crate::error::Error;
 use crate::progress::Progress;
 use crate::reference::ImageRef;
-use crate::source::{self, LayerSource, Platform};
+use crate::source::{LayerSource, Platform};
 use crate::store::{Store, StoredLayer};
 
-use super::PullOptions;
-use super::layers::Pulling;
+use super::{Pull, PullOptions};
 
 /// Which layer of an image is wanted.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -37,11 +36,10 @@ impl Store {
         options: &PullOptions,
         progress: Arc<dyn Progress>,
     ) -> Result<StoredLayer, Error> {
-        let reference = reference.absolute()?;
+        let pull = Pull::new(self, reference, platform, options, progress)?;
         let store = self.clone();
         let making = Arc::new(blocking(move || store.lock_shared("store")).await?);
-        let source = source::open(&reference, &self.source_options(options), progress.clone()).await?;
-        let resolved = source::resolve(&*source, platform).await?;
+        let (source, resolved) = pull.resolve().await?;
         let wanted = |it: &LayerSource| match layer {
             WhichLayer::Stored(digest) => it.digest == Some(*digest),
             WhichLayer::Diff(diff_id) => it.diff_id == *diff_id,
@@ -50,18 +48,11 @@ impl Store {
             let (WhichLayer::Stored(digest) | WhichLayer::Diff(digest)) = layer;
             Error::NotFound {
                 what: format!("layer {digest}"),
-                place: format!("image {reference}"),
+                place: format!("image {}", pull.reference),
                 advice: "pull the image whole".into(),
             }
         })?;
-        let pulling = Pulling {
-            source: &*source,
-            indexes: self
-                .indexes(&*source, &resolved, &reference, options, &progress)
-                .await,
-            making: making.clone(),
-            progress,
-        };
+        let pulling = pull.pulling(&*source, &resolved, making.clone()).await;
         // Dropped, it stops its threads.
         let cancelled = CancellationToken::new();
         let _stop = cancelled.clone().drop_guard();

@@ -1,8 +1,8 @@
-//! Getting an image: resolve, make the layers that are missing (a few at a time), write the metadata.
+//! Pulling an image into the store: resolve its reference, make the layers the store does not have, write the metadata.
 //!
-//! Of each layer the cheapest way is taken: the store has it; or an index the image is bound to lets it be read in
-//! pieces, and only its tree is made; or it is streamed and unpacked whole. An index that cannot be read costs a warning
-//! and is passed over: what it would have saved is lost, nothing else.
+//! A layer is made in the cheapest way: the store has it; or the image is bound to an index of the layer, so that only its
+//! tree is made and its data is read in pieces; or it is streamed and unpacked whole. An index that cannot be read costs a
+//! warning, and its layer is streamed.
 
 mod ensure;
 mod indexes;
@@ -16,14 +16,13 @@ use crate::error::Error;
 use crate::fetch::{self, FetchOptions};
 use crate::fill::Filler;
 use crate::form::Form;
-use crate::lazy::{ImageFormat, LazyImage};
+use crate::lazy::ImageFormat;
 use crate::manifest;
 use crate::progress::{Event, Progress};
 use crate::ranges::{Priority, Ranges};
 use crate::reference::ImageRef;
 use crate::registry::Client;
 use crate::source::{self, Credentials, Platform, Resolved, Retry, Source, SourceOptions};
-
 use crate::store::{Image, Lock, Parts, Store};
 
 pub use ensure::WhichLayer;
@@ -87,174 +86,17 @@ impl Store {
         options: &PullOptions,
         progress: Arc<dyn Progress>,
     ) -> Result<Image, Error> {
-        let reference = reference.absolute()?;
-        let local = !matches!(reference, ImageRef::Registry(_));
-        if options.policy == PullPolicy::Never || (options.policy == PullPolicy::Missing && !local) {
-            let (store, wanted) = (self.clone(), reference.clone());
-            let found = blocking(move || store.find(&wanted)).await?;
-            match found.filter(|image| fits(image, platform)) {
-                Some(image) => {
-                    if !options.lazy && options.policy != PullPolicy::Never {
-                        self.complete(&image, options, &progress).await?;
-                    }
-                    return Ok(image);
-                }
-                None if options.policy == PullPolicy::Never => {
-                    return Err(Error::NotFound {
-                        what: format!("image {reference}"),
-                        place: self.root().display().to_string(),
-                        advice: "it may not be pulled here (policy never): pull it first".into(),
-                    });
-                }
-                None => {}
-            }
+        let pull = Pull::new(self, reference, platform, options, progress)?;
+        if let Some(image) = pull.find_stored().await? {
+            return Ok(image);
         }
-        let pulled = self
-            .pull_from_source(&reference, platform, options, progress)
-            .await;
+        let pulled = pull.make_from_source().await;
         if pulled.is_err() {
             let store = self.clone();
             // What could not be removed now is removed when the store is next opened; the pull's error matters more.
             let _ = blocking(move || store.collect_if_idle()).await;
         }
         pulled
-    }
-
-    async fn pull_from_source(
-        &self,
-        reference: &ImageRef,
-        platform: &Platform,
-        options: &PullOptions,
-        progress: Arc<dyn Progress>,
-    ) -> Result<Image, Error> {
-        // Shared: nobody collects layers that are made but not yet part of an image.
-        let store = self.clone();
-        let making = Arc::new(blocking(move || store.lock_shared("store")).await?);
-        let source = source::open(reference, &self.source_options(options), progress.clone()).await?;
-        let resolved = source::resolve(&*source, platform).await?;
-        let layers: HashSet<_> = resolved.layer_digests().into_iter().collect();
-        progress.event(Event::Resolved {
-            digest: resolved.digest,
-            layers: layers.len(),
-        });
-
-        let (store, digest, name) = (self.clone(), resolved.digest, reference.to_string());
-        let existing = blocking(move || match store.image(&digest)? {
-            Some(image) => store.refer(&name, digest).map(|()| Some(image)),
-            None => Ok(None),
-        });
-        let image = match existing.await? {
-            Some(image) => {
-                layers
-                    .iter()
-                    .for_each(|layer| progress.event(Event::Cached { layer: *layer }));
-                image
-            }
-            None => {
-                self.make_image(&*source, &resolved, reference, options, making, &progress)
-                    .await?
-            }
-        };
-        if !options.lazy {
-            self.complete(&image, options, &progress).await?;
-        }
-        Ok(image)
-    }
-
-    async fn make_image(
-        &self,
-        source: &dyn Source,
-        resolved: &Resolved,
-        reference: &ImageRef,
-        options: &PullOptions,
-        making: Arc<Lock>,
-        progress: &Arc<dyn Progress>,
-    ) -> Result<Image, Error> {
-        let mut parts = Parts {
-            digest: resolved.digest,
-            reference: reference.to_string(),
-            plain_http: options.plain_http,
-            config: resolved.config_bytes.clone(),
-            layers: Vec::new(),
-            ready_made: None,
-            pinned: false,
-        };
-        let Some(format) = format(&resolved.form) else {
-            let pulling = Pulling {
-                source,
-                indexes: self.indexes(source, resolved, reference, options, progress).await,
-                making,
-                progress: progress.clone(),
-            };
-            parts.layers = self.make_layers(&pulling, resolved).await?;
-            progress.event(Event::Assembling);
-            let store = self.clone();
-            return blocking(move || store.assemble_image(parts)).await;
-        };
-        let ranges = self.ranges(reference, options, progress).await?;
-        let opened = format.open(&*ranges).await?;
-        for (at, blob) in opened.blobs.iter().enumerate() {
-            progress.event(Event::Lazy {
-                layer: blob.key(),
-                form: format.form(),
-                fetched: if at == 0 { format.document_bytes() } else { 0 },
-            });
-        }
-        progress.event(Event::Assembling);
-        let store = self.clone();
-        blocking(move || store.place(parts, opened, making)).await
-    }
-
-    /// Makes an image whose metadata is ready-made.
-    fn place(&self, mut parts: Parts, opened: LazyImage, making: Arc<Lock>) -> Result<Image, Error> {
-        for blob in &opened.blobs {
-            let record = self.place_blob(blob, making.clone())?;
-            parts.layers.push(record);
-        }
-        parts.ready_made = Some(opened);
-        self.assemble_image(parts)
-    }
-
-    /// What the image is bound to that lets its layers be read in pieces; none, with a warning, where it cannot be had.
-    async fn indexes(
-        &self,
-        source: &dyn Source,
-        resolved: &Resolved,
-        reference: &ImageRef,
-        options: &PullOptions,
-        progress: &Arc<dyn Progress>,
-    ) -> Option<Indexes> {
-        if !options.lazy {
-            return None;
-        }
-        let ranges = || self.ranges(reference, options, progress);
-        Indexes::of(source, resolved, ranges)
-            .await
-            .unwrap_or_else(|error| {
-                indexes::passed_over(&resolved.digest, &error);
-                None
-            })
-    }
-
-    /// A reader of an image's blobs.
-    async fn ranges(
-        &self,
-        reference: &ImageRef,
-        options: &PullOptions,
-        progress: &Arc<dyn Progress>,
-    ) -> Result<Arc<dyn Ranges>, Error> {
-        fetch::open(reference, &self.fetch_options(options)?, progress.clone()).await
-    }
-
-    fn fetch_options(&self, options: &PullOptions) -> Result<FetchOptions, Error> {
-        let client = match &options.client {
-            Some(client) => client.clone(),
-            None => Client::new(crate::registry::Config::default())?,
-        };
-        Ok(FetchOptions {
-            source: self.source_options(options),
-            client,
-        })
     }
 
     pub(crate) fn source_options(&self, options: &PullOptions) -> SourceOptions {
@@ -266,30 +108,194 @@ impl Store {
             client: options.client.clone(),
         }
     }
+}
+
+/// One pull.
+struct Pull<'a> {
+    store: &'a Store,
+    reference: ImageRef,
+    platform: &'a Platform,
+    options: &'a PullOptions,
+    progress: Arc<dyn Progress>,
+}
+
+impl<'a> Pull<'a> {
+    fn new(
+        store: &'a Store,
+        reference: &ImageRef,
+        platform: &'a Platform,
+        options: &'a PullOptions,
+        progress: Arc<dyn Progress>,
+    ) -> Result<Self, Error> {
+        Ok(Self {
+            store,
+            reference: reference.absolute()?,
+            platform,
+            options,
+            progress,
+        })
+    }
+
+    /// The image that the reference named last, if the policy allows to use it.
+    async fn find_stored(&self) -> Result<Option<Image>, Error> {
+        let policy = self.options.policy;
+        let is_local = !matches!(self.reference, ImageRef::Registry(_));
+        if policy == PullPolicy::Always || (policy == PullPolicy::Missing && is_local) {
+            return Ok(None);
+        }
+        let (store, wanted) = (self.store.clone(), self.reference.clone());
+        let found = blocking(move || store.find(&wanted)).await?;
+        match found.filter(|image| fits(image, self.platform)) {
+            Some(image) => {
+                if !self.options.lazy && policy != PullPolicy::Never {
+                    self.complete(&image).await?;
+                }
+                Ok(Some(image))
+            }
+            None if policy == PullPolicy::Never => Err(Error::NotFound {
+                what: format!("image {}", self.reference),
+                place: self.store.root().display().to_string(),
+                advice: "it may not be pulled here (policy never): pull it first".into(),
+            }),
+            None => Ok(None),
+        }
+    }
+
+    async fn make_from_source(&self) -> Result<Image, Error> {
+        // Shared: nobody collects layers that are made but not yet part of an image.
+        let store = self.store.clone();
+        let making = Arc::new(blocking(move || store.lock_shared("store")).await?);
+        let (source, resolved) = self.resolve().await?;
+        let layers: HashSet<_> = resolved.layer_digests().into_iter().collect();
+        self.progress.event(Event::Resolved {
+            digest: resolved.digest,
+            layers: layers.len(),
+        });
+
+        let (store, digest, name) = (self.store.clone(), resolved.digest, self.reference.to_string());
+        let existing = blocking(move || match store.image(&digest)? {
+            Some(image) => store.refer(&name, digest).map(|()| Some(image)),
+            None => Ok(None),
+        });
+        let image = match existing.await? {
+            Some(image) => {
+                layers
+                    .iter()
+                    .for_each(|layer| self.progress.event(Event::Cached { layer: *layer }));
+                image
+            }
+            None => self.make_image(&*source, &resolved, making).await?,
+        };
+        if !self.options.lazy {
+            self.complete(&image).await?;
+        }
+        Ok(image)
+    }
+
+    async fn resolve(&self) -> Result<(Box<dyn Source>, Resolved), Error> {
+        let options = self.store.source_options(self.options);
+        let source = source::open(&self.reference, &options, self.progress.clone()).await?;
+        let resolved = source::resolve(&*source, self.platform).await?;
+        Ok((source, resolved))
+    }
+
+    async fn make_image(
+        &self,
+        source: &dyn Source,
+        resolved: &Resolved,
+        making: Arc<Lock>,
+    ) -> Result<Image, Error> {
+        let mut parts = Parts {
+            digest: resolved.digest,
+            reference: self.reference.to_string(),
+            plain_http: self.options.plain_http,
+            config: resolved.config_bytes.clone(),
+            layers: Vec::new(),
+            ready_made: None,
+            pinned: false,
+        };
+        let store = self.store.clone();
+        let Some(format) = format(&resolved.form) else {
+            let pulling = self.pulling(source, resolved, making).await;
+            parts.layers = self.store.make_layers(&pulling, resolved).await?;
+            self.progress.event(Event::Assembling);
+            return blocking(move || store.assemble_image(parts)).await;
+        };
+        let ranges = self.ranges().await?;
+        let image = format.open(&*ranges).await?;
+        for (at, blob) in image.blobs.iter().enumerate() {
+            self.progress.event(Event::Lazy {
+                layer: blob.key(),
+                form: format.form(),
+                fetched: if at == 0 { format.document_bytes() } else { 0 },
+            });
+        }
+        self.progress.event(Event::Assembling);
+        blocking(move || {
+            for blob in &image.blobs {
+                parts.layers.push(store.place_blob(blob, making.clone())?);
+            }
+            parts.ready_made = Some(image);
+            store.assemble_image(parts)
+        })
+        .await
+    }
+
+    /// What making the image's layers works with.
+    async fn pulling<'s>(
+        &self,
+        source: &'s dyn Source,
+        resolved: &Resolved,
+        making: Arc<Lock>,
+    ) -> Pulling<'s> {
+        Pulling {
+            source,
+            indexes: self.indexes(source, resolved).await,
+            making,
+            progress: self.progress.clone(),
+        }
+    }
+
+    /// The indexes that let the image's layers be read in pieces. `None`, with a warning, if they cannot be read.
+    async fn indexes(&self, source: &dyn Source, resolved: &Resolved) -> Option<Indexes> {
+        if !self.options.lazy {
+            return None;
+        }
+        let indexes = Indexes::of(source, resolved, || self.ranges()).await;
+        indexes.unwrap_or_else(|error| {
+            indexes::passed_over(&resolved.digest, &error);
+            None
+        })
+    }
+
+    /// A reader of the image's blobs.
+    async fn ranges(&self) -> Result<Arc<dyn Ranges>, Error> {
+        fetch::open(&self.reference, &self.fetch_options()?, self.progress.clone()).await
+    }
+
+    fn fetch_options(&self) -> Result<FetchOptions, Error> {
+        let client = match &self.options.client {
+            Some(client) => client.clone(),
+            None => Client::new(crate::registry::Config::default())?,
+        };
+        Ok(FetchOptions {
+            source: self.store.source_options(self.options),
+            client,
+        })
+    }
 
     /// Makes every chunk of an image ready.
-    async fn complete(
-        &self,
-        image: &Image,
-        options: &PullOptions,
-        progress: &Arc<dyn Progress>,
-    ) -> Result<(), Error> {
+    async fn complete(&self, image: &Image) -> Result<(), Error> {
         let mut seen = HashSet::new();
         for blob in image.blobs.iter().filter(|blob| seen.insert(blob.id)) {
-            let (store, id) = (self.clone(), blob.id);
-            let tar = blocking(move || store.form(&id)).await? == Some(Form::Tar);
-            if tar {
+            let (store, id) = (self.store.clone(), blob.id);
+            if blocking(move || store.form(&id)).await? == Some(Form::Tar) {
                 // All of it is wanted: one stream is less than many ranges.
-                self.fill(
-                    &blob.id,
-                    0,
-                    u64::MAX,
-                    &self.source_options(options),
-                    progress.clone(),
-                )
-                .await?;
+                let options = self.store.source_options(self.options);
+                let progress = self.progress.clone();
+                self.store.fill(&blob.id, 0, u64::MAX, &options, progress).await?;
             } else {
-                let filler = Filler::new(self.clone(), self.fetch_options(options)?);
+                let filler = Filler::new(self.store.clone(), self.fetch_options()?);
                 filler.fill(&blob.id, 0, u64::MAX, Priority::Demand).await?;
             }
         }

@@ -254,11 +254,8 @@ mod tests {
         }
     }
 
-    #[tokio::test(start_paused = true)]
-    async fn a_probe_that_is_given_up_lets_the_next_one_try() {
-        let rules = Rules { failures: 1, ..RULES };
-        let changed = Arc::new(Notify::new());
-        let breaker = Breaker::new(rules, changed.clone(), Arc::default());
+    /// Fails once, and begins the probe that follows.
+    async fn probe_after_failure(breaker: &Arc<Breaker>) -> Permit {
         let Admission::Pass(permit) = breaker.admit() else {
             panic!("shut")
         };
@@ -267,6 +264,15 @@ mod tests {
         let Admission::Pass(probe) = breaker.admit() else {
             panic!("no probe")
         };
+        probe
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_probe_that_is_given_up_lets_the_next_one_try() {
+        let rules = Rules { failures: 1, ..RULES };
+        let changed = Arc::new(Notify::new());
+        let breaker = Breaker::new(rules, changed.clone(), Arc::default());
+        let probe = probe_after_failure(&breaker).await;
         assert!(matches!(breaker.admit(), Admission::Later(None)));
         let waiting = changed.notified();
         drop(probe);
@@ -278,14 +284,7 @@ mod tests {
     async fn an_answered_probe_lets_others_pass_while_its_body_comes() {
         let rules = Rules { failures: 1, ..RULES };
         let breaker = Breaker::new(rules, Arc::default(), Arc::default());
-        let Admission::Pass(permit) = breaker.admit() else {
-            panic!("shut")
-        };
-        permit.failed();
-        tokio::time::advance(Duration::from_secs(1)).await;
-        let Admission::Pass(probe) = breaker.admit() else {
-            panic!("no probe")
-        };
+        let probe = probe_after_failure(&breaker).await;
         let body = probe.answered();
         assert!(matches!(breaker.admit(), Admission::Pass(_)));
         body.failed();
@@ -313,7 +312,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn one_probe_at_a_time_nobody_before_the_time_and_never_shut_for_good(steps in proptest::collection::vec(step(), 0..200)) {
+        fn breaker_probes_one_at_a_time_and_always_recovers(steps in proptest::collection::vec(step(), 0..200)) {
             let mut now = Instant::now();
             let mut machine = Machine::new(RULES);
             let mut open: Vec<bool> = Vec::new();

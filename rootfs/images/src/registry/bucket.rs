@@ -87,7 +87,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_stretch_of_time_sees_more_than_the_rate_a_burst_and_one_take(
+        fn bucket_never_exceeds_rate_and_burst(
             rate in 1u64..1_000_000,
             takes in proptest::collection::vec((0u64..200_000, 0u64..2_000), 1..60),
         ) {

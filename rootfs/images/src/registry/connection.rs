@@ -238,9 +238,8 @@ mod tests {
     use bytes::Bytes;
     use reqwest::Method;
 
-    use crate::registry::auth::{Credentials, Login};
     use crate::registry::party::Unobserved;
-    use crate::registry::testing::{Network, Reply};
+    use crate::registry::testing::{Network, Reply, anonymous};
 
     use super::*;
 
@@ -257,15 +256,7 @@ mod tests {
     async fn a_registry_that_is_silent_is_named_with_the_attempt() {
         let network = Network::new(|_| Reply::status(200).after(Duration::from_secs(28)));
         let log = Arc::new(Log(Instant::now(), Mutex::default()));
-        let party = Party {
-            name: "registry.example".into(),
-            registry: "registry.example".into(),
-            base: "https://registry.example".into(),
-            plain: false,
-            credentials: Credentials::Anonymous,
-            login: Login::Anonymous,
-            scope: "repository:app:pull".into(),
-        };
+        let party = anonymous();
         let connection = Connection::new(
             party,
             network,

@@ -300,10 +300,9 @@ mod tests {
     use std::sync::Mutex;
 
     use crate::progress::{Event, Progress, Silent};
-    use crate::registry::auth::{Credentials, Login};
-    use crate::registry::party::{Party, Unobserved};
+    use crate::registry::party::Unobserved;
     use crate::registry::retries::Retry;
-    use crate::registry::testing::{Network, Reply};
+    use crate::registry::testing::{Network, Reply, anonymous};
 
     use super::*;
 
@@ -326,15 +325,7 @@ mod tests {
         size: u64,
         progress: Arc<dyn Progress>,
     ) -> (Result<(), Error>, Vec<u8>, Duration) {
-        let party = Party {
-            name: "registry.example".into(),
-            registry: "registry.example".into(),
-            base: "https://registry.example".into(),
-            plain: false,
-            credentials: Credentials::Anonymous,
-            login: Login::Anonymous,
-            scope: "repository:app:pull".into(),
-        };
+        let party = anonymous();
         let observer = Arc::new(Unobserved);
         let connection = Connection::new(party, network, Retry::default(), progress, observer);
         let mut download = Download {

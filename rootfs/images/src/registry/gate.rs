@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn prefetches_keep_their_bandwidth_and_give_back_what_they_do_not_use() {
+    async fn prefetches_keep_bandwidth_and_return_the_rest() {
         let gate = Gate::new(8, Some(1000));
         let start = Instant::now();
         drop(gate.prefetch(1250).await);

@@ -9,6 +9,8 @@ use futures_util::stream;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE, HeaderName, HeaderValue, LOCATION, RANGE};
 use reqwest::{Body, Request, Response};
 
+use super::auth::{Credentials, Login};
+use super::party::Party;
 use super::wire::{Failure, Wire};
 
 /// What is answered.
@@ -189,5 +191,18 @@ impl Wire for Network {
             });
             Ok(response.body(Body::wrap_stream(body)).unwrap().into())
         })
+    }
+}
+
+/// Nobody in particular, at `registry.example`.
+pub(crate) fn anonymous() -> Party {
+    Party {
+        name: "registry.example".into(),
+        registry: "registry.example".into(),
+        base: "https://registry.example".into(),
+        plain: false,
+        credentials: Credentials::Anonymous,
+        login: Login::Anonymous,
+        scope: "repository:app:pull".into(),
     }
 }

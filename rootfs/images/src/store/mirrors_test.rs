@@ -102,7 +102,7 @@ impl Places {
 }
 
 #[tokio::test]
-async fn a_layer_a_mirror_sends_wrong_comes_from_the_next_within_the_pull() {
+async fn wrong_layer_from_mirror_is_read_from_the_next() {
     let right = {
         let (bench, all) = (Bench::new(), places(true_to_it, &[]));
         let pulled = all.pull(&bench, &Arc::default()).await.unwrap();
@@ -135,7 +135,7 @@ async fn a_layer_a_mirror_sends_wrong_comes_from_the_next_within_the_pull() {
 }
 
 #[tokio::test]
-async fn when_all_send_it_wrong_the_error_names_them_and_nothing_is_left() {
+async fn wrong_layer_everywhere_names_all_and_leaves_nothing() {
     let bench = Bench::new();
     let all = places(flipped, &[flipped, other]);
     let error = all.pull(&bench, &Arc::default()).await.unwrap_err();

@@ -301,7 +301,7 @@ async fn a_body_that_breaks_off_is_resumed() {
 }
 
 #[tokio::test]
-async fn a_body_that_stays_short_is_truncated_and_a_wrong_one_is_a_mismatch() {
+async fn short_body_is_truncated_and_wrong_body_is_mismatch() {
     let layer = two_layers().2[0].clone();
     let part = Digest::of(&layer.stored).to_string();
     let wrong = part.clone();

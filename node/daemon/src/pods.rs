@@ -1,8 +1,6 @@
-//! What thawd does for containerd's shim ([`thaw_protocol::shim::pods`]): a microVM for each pod, ttrpc on a unix socket that is
-//! this user's alone.
+//! The API for containerd's shim ([`thaw_protocol::shim::pods`]): ttrpc on a unix socket of this user only. Each pod is a microVM.
 //!
-//! Invariant: a pod ends with the shim it was made for, whatever ends that; so nothing of a pod is kept here that its sandbox's
-//! record does not have.
+//! Invariant: a pod ends with its shim, whatever ends that. So all state of a pod is in its sandbox's record.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -35,11 +33,11 @@ use crate::exit::line;
 
 mod cgroup;
 
-/// What a pod has whose shim does not say.
+/// The size of a pod whose shim does not send one.
 const DEFAULT_CPUS: u8 = 1;
 const DEFAULT_MEMORY_MIB: u32 = 512;
 
-/// The service, listening.
+/// The service before it serves.
 pub struct Listening {
     listener: UnixListener,
     socket: PathBuf,
@@ -47,7 +45,7 @@ pub struct Listening {
 
 impl Listening {
     /// # Errors
-    /// When the socket cannot be had, or another thawd has it.
+    /// The socket cannot be bound, or another thawd serves there.
     pub fn open(socket: &Path) -> Result<Listening, Error> {
         Ok(Listening {
             listener: bind(socket)?,
@@ -55,10 +53,10 @@ impl Listening {
         })
     }
 
-    /// Serves shims until `end`. Their waits for a pod's end break off then, and come to the next thawd.
+    /// Serves shims until `end`. Calls that wait for a pod's end fail then; shims repeat them to the next thawd.
     ///
     /// # Errors
-    /// When the server breaks.
+    /// The server fails.
     pub async fn serve(self, daemon: Arc<Daemon>, end: impl Future<Output = ()>) -> Result<(), Error> {
         let broken = |e: ttrpc::Error| Error::new(ErrorKind::Runtime, format!("serving pods: {e}"));
         let mut server = Server::new()
@@ -88,7 +86,7 @@ fn refused(mut failure: Error) -> ttrpc::Error {
     ttrpc::Error::RpcStatus(ttrpc::get_status(code, line(&failure)))
 }
 
-/// What to do, said to who reads a pod's events: of `thaw`'s flags and of its terminal they have nothing.
+/// The remedy for a reader of a pod's events, who has neither `thaw`'s flags nor its terminal.
 fn remedy(kind: ErrorKind) -> Option<&'static str> {
     match kind {
         ErrorKind::MemoryTooSmall => Some("raise the memory limits of the pod's containers"),
@@ -121,7 +119,7 @@ fn invalid(what: String) -> ttrpc::Error {
     ttrpc::Error::RpcStatus(ttrpc::get_status(Code::INVALID_ARGUMENT, what))
 }
 
-/// What a shim asks for, checked.
+/// A shim's request, validated.
 async fn wanted(r: CreatePodRequest) -> Answer<CreatePod> {
     let network = match r.network.mode.enum_value() {
         Ok(Mode::NONE) => NetworkSource::Ours(NetworkMode::None),
@@ -162,7 +160,7 @@ async fn wanted(r: CreatePodRequest) -> Answer<CreatePod> {
     })
 }
 
-/// A limit that limits something.
+/// A rate limit, unless it is empty.
 fn rate(limit: Option<&RateLimit>) -> Option<api::RateLimit> {
     let some = |number: u64| (number > 0).then_some(number);
     let limit = limit?;
@@ -176,7 +174,7 @@ fn rate(limit: Option<&RateLimit>) -> Option<api::RateLimit> {
     (limit != api::RateLimit::default()).then_some(limit)
 }
 
-/// The shim, which lives.
+/// The shim's process, which must be running.
 fn client(pid: i32) -> Answer<Option<ProcessRecord>> {
     match ProcessRecord::of(pid) {
         None => Err(invalid(format!("the shim, process {pid}, has ended"))),
@@ -195,12 +193,12 @@ fn response(made: CreatedSandbox) -> CreatePodResponse {
     }
 }
 
-/// What the guest's agent knows a device by.
+/// The name of a device in the guest's agent.
 fn name_of(slot: DeviceId) -> String {
     (slot as u8).to_string()
 }
 
-/// Where the time of a pod's start went.
+/// How long each step of a pod's start took.
 fn tell(made: &CreatedSandbox) {
     let stages = made.account.stages.iter();
     let stages: Vec<String> = stages
@@ -269,7 +267,7 @@ impl Service for Pods {
 
     async fn remove_share(&self, _: &TtrpcContext, r: RemoveShareRequest) -> Answer<Empty> {
         match self.daemon.remove_share(&pod(r.sandbox_id), r.name).await {
-            // With its machine all of it is gone.
+            // Its shares ended with its machine.
             Err(e) if e.kind == ErrorKind::SandboxNotFound => Ok(Empty::new()),
             done => done.map(|()| Empty::new()).map_err(refused),
         }
@@ -296,7 +294,7 @@ impl Service for Pods {
         let slot = HOST_DISKS.into_iter().find(|slot| name_of(*slot) == r.name);
         let slot = slot.ok_or_else(|| invalid(format!("{:?} is no slot of the host's disks", r.name)))?;
         match self.daemon.remove_disk(&pod(r.sandbox_id), slot).await {
-            // With its machine it is gone.
+            // It was detached with its machine.
             Err(e) if e.kind == ErrorKind::SandboxNotFound => Ok(Empty::new()),
             done => done.map(|()| Empty::new()).map_err(refused),
         }
@@ -306,7 +304,7 @@ impl Service for Pods {
         let mut closing = self.daemon.closing();
         let pod = pod(r.sandbox_id);
         let reason = tokio::select! {
-            // First: a thawd that ends lets go of machines that do not, and they seem to have ended.
+            // First: at shutdown thawd releases machines, which then seem to have ended.
             biased;
             _ = closing.wait_for(|closing| *closing) => {
                 let status = ttrpc::get_status(Code::UNAVAILABLE, "this thawd ends; ask the next");
@@ -342,7 +340,7 @@ impl Service for Pods {
     }
 }
 
-/// A pod's sandbox. Pods are of no tenant: whoever may connect here is root.
+/// A pod's sandbox. Pods have no tenant, because only root can connect here.
 fn pod(id: String) -> Wanted {
     Wanted::on_node(id)
 }

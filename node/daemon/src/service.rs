@@ -1,7 +1,7 @@
-//! What the service manager is told of thawd (sd_notify(3)); where there is none, nobody is told.
+//! Notifications to the service manager (sd_notify(3)), if there is one.
 //!
-//! Invariant: the watchdog is only told that thawd lives by thawd's own runtime, having looked at what every request looks
-//! at: one whose threads or locks hang is silent, and is started again. Its sandboxes run on meanwhile.
+//! Invariant: the watchdog is notified by thawd's async runtime, after taking the locks that every request takes. So a thawd whose threads
+//! or locks hang sends nothing, and systemd restarts it. Its sandboxes run on meanwhile.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,12 +11,12 @@ use tokio::time::MissedTickBehavior;
 
 use crate::api::daemon::Daemon;
 
-/// Callers can connect.
+/// Notifies that callers can connect.
 pub fn ready(daemon: &Daemon) {
     tell(&[NotifyState::Ready, NotifyState::Status(&status(daemon))]);
 }
 
-/// It ends; what is being answered is finished first.
+/// Notifies that thawd shuts down, before it finishes its requests.
 pub fn stopping() {
     tell(&[
         NotifyState::Stopping,
@@ -52,7 +52,7 @@ pub(crate) async fn tell_while_alive(
     }
 }
 
-/// Takes the locks every request takes.
+/// Takes the locks that every request takes.
 fn status(daemon: &Daemon) -> String {
     let now = daemon.drained();
     let counts = daemon.cache.counts();

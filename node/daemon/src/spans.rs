@@ -1,7 +1,7 @@
-//! Creations as OpenTelemetry spans, sent to the collector the configuration names (OTLP over HTTP, JSON).
+//! Creations as OpenTelemetry spans, sent to the configured collector (OTLP over HTTP, JSON).
 //!
-//! Invariants: nobody who makes a sandbox waits for a collector: spans wait in a bounded queue, and what does not fit is
-//! dropped and counted; a creation whose caller says that its trace is not sampled is not sent.
+//! Invariants: a creation never waits for the collector: spans wait in a bounded queue, and those that do not fit are dropped and counted;
+//! a creation in a trace that is not sampled is not sent.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -26,44 +26,44 @@ use tokio::task::JoinHandle;
 
 use crate::metrics::Families;
 
-/// Most creations that wait to be sent.
+/// Most creations in the queue.
 const WAITING: usize = 1024;
 /// Most creations in one request to the collector.
 const BATCH: usize = 64;
-/// Most stages of a creation that are sent.
+/// Most stages of a creation.
 const STAGES: usize = 64;
 /// How long a request to the collector may take.
 const LIMIT: Duration = Duration::from_secs(10);
-/// How long what still waits is sent when thawd ends.
+/// How long the queue is flushed at shutdown.
 const LINGERS: Duration = Duration::from_secs(2);
-/// Where a collector takes spans, unless its address has a path.
+/// The path of a collector whose address has none.
 const PATH: &str = "/v1/traces";
 
-/// A creation, done or not.
+/// A creation, successful or not.
 #[derive(Clone, Debug)]
 pub struct Creation {
     /// `create`, `thaw` or `fork`.
     pub what: &'static str,
-    /// Its caller's span (W3C Trace Context).
+    /// The caller's span (W3C Trace Context).
     pub parent: Option<SpanContext>,
     pub began: SystemTime,
     pub took: Duration,
-    /// What came of it, or the problem's code.
+    /// Its result, or the problem's code.
     pub outcome: Result<Told, &'static str>,
 }
 
-/// What is told of a creation that was done.
+/// The result of a successful creation.
 #[derive(Clone, Debug, Default)]
 pub struct Told {
-    /// The sandbox's, where one was made.
+    /// The sandbox's id, if there is one sandbox.
     pub id: Option<String>,
-    /// Where the time of the whole went.
+    /// How long each step of the whole took.
     pub account: Account,
-    /// Those that were made together.
+    /// The clones of a fork.
     pub clones: Vec<Sibling>,
 }
 
-/// One of several sandboxes that were made together.
+/// A clone of a fork.
 #[derive(Clone, Debug)]
 pub struct Sibling {
     pub id: String,
@@ -73,7 +73,7 @@ pub struct Sibling {
     pub account: Account,
 }
 
-/// The span a request says it is part of.
+/// The span that a request names as its parent.
 pub fn parent(headers: &HeaderMap) -> Option<SpanContext> {
     let context =
         TraceContextPropagator::new().extract_with_context(&Context::new(), &HeaderExtractor(headers));
@@ -96,10 +96,10 @@ struct Counts {
 }
 
 impl Spans {
-    /// As the configuration says; none where it names no collector. Within a tokio runtime.
+    /// Starts sending, if the configuration names a collector. Call it within a tokio runtime.
     ///
     /// # Errors
-    /// `config-invalid`: nothing can be sent there.
+    /// `config-invalid`: the collector's address is invalid.
     pub fn start(config: &TracingConfig) -> Result<Option<Spans>, Error> {
         let Some(collector) = &config.otlp else {
             return Ok(None);
@@ -129,7 +129,7 @@ impl Spans {
         }))
     }
 
-    /// Has a creation sent, some time.
+    /// Puts a creation into the queue.
     pub fn tell(&self, creation: Creation) {
         let sampled = creation.parent.as_ref().is_none_or(SpanContext::is_sampled);
         if sampled && self.waiting.try_send(creation).is_err() {
@@ -137,7 +137,7 @@ impl Spans {
         }
     }
 
-    /// How many were sent, and were not.
+    /// Adds the numbers of sent and dropped creations.
     pub fn count(&self, families: &mut Families) {
         let get = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         families.counter(
@@ -152,7 +152,7 @@ impl Spans {
         );
     }
 
-    /// Sends what waits, for a moment.
+    /// Flushes the queue, for a limited time.
     pub async fn close(self) {
         drop(self.waiting);
         if tokio::time::timeout(LINGERS, self.sending).await.is_err() {
@@ -187,7 +187,7 @@ async fn send(mut queue: mpsc::Receiver<Creation>, exporter: impl SpanExporter, 
             None => counts.sent.fetch_add(count, Ordering::Relaxed),
             Some(_) => counts.dropped.fetch_add(count, Ordering::Relaxed),
         };
-        // Said when it begins, not with every batch.
+        // Logged when it begins to fail, not for every batch.
         if let Some(problem) = problem.as_ref().filter(|_| !fails) {
             tracing::warn!("the collector of spans takes none: {problem}");
         }
@@ -195,7 +195,7 @@ async fn send(mut queue: mpsc::Receiver<Creation>, exporter: impl SpanExporter, 
     }
 }
 
-/// A span of the whole and one of each stage; of each clone likewise.
+/// A span of the whole, one for each stage, and the same for each clone.
 fn spans(creation: Creation, ids: &RandomIdGenerator, scope: &InstrumentationScope) -> Vec<SpanData> {
     let Creation {
         what,
@@ -244,7 +244,7 @@ fn spans(creation: Creation, ids: &RandomIdGenerator, scope: &InstrumentationSco
         ..span(context(state.clone()), name, from, took)
     };
     let after = |from: SystemTime, by: Duration| from.checked_add(by).unwrap_or(from);
-    // A sandbox's own: what is to be said of it, and its stages below it.
+    // The span of one sandbox, with its stages below it.
     let one = |mut sandbox: SpanData, id: Option<String>, account: Account| {
         let (parent, from) = (sandbox.span_context.span_id(), sandbox.start_time);
         sandbox.attributes.extend(attributes(id, &account));
@@ -274,7 +274,7 @@ fn spans(creation: Creation, ids: &RandomIdGenerator, scope: &InstrumentationSco
     one(whole, told.id, told.account).chain(clones).collect()
 }
 
-/// What is to be said of a sandbox: which it is, why it was slower than it could have been, what was counted.
+/// The attributes of a sandbox: its id, reasons for slowness, counters.
 fn attributes(id: Option<String>, account: &Account) -> Vec<KeyValue> {
     let mut attributes: Vec<KeyValue> = id
         .into_iter()
@@ -286,7 +286,7 @@ fn attributes(id: Option<String>, account: &Account) -> Vec<KeyValue> {
         attributes.push(KeyValue::new("thaw.slow", Value::Array(codes.into())));
     }
     let counts = account.counts.iter().take(STAGES).map(|(name, count)| {
-        // What is beyond it nobody counts to.
+        // No count exceeds it.
         let count = i64::try_from(*count).unwrap_or(i64::MAX);
         KeyValue::new(format!("thaw.{name}"), count)
     });

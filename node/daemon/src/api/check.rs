@@ -1,4 +1,4 @@
-//! What a request may ask for, before anything is made for it.
+//! Validates requests before anything is created for them.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
@@ -21,14 +21,14 @@ use super::watch::selector::check_labels;
 
 /// Longest image or path, characters.
 const MAX_TEXT: usize = 1024;
-/// Longest command that is shown of a sandbox, bytes: every watcher is sent it with each change.
+/// Longest command in a sandbox's description, bytes: every watcher gets it with each change.
 const MAX_COMMAND: usize = 32 << 10;
 /// Longest name of a sandbox, characters.
 const MAX_NAME: usize = 253;
-/// Most clones made at once.
+/// Most clones of one fork.
 const MOST_CLONES: u8 = 32;
 
-/// A sandbox to make of an image.
+/// The creation of a sandbox from an image.
 pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
     if !VCPUS.contains(&request.cpus) {
         return Err(invalid(format!("cpus is {} to {}", VCPUS.start(), VCPUS.end())));
@@ -86,7 +86,7 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
     terms(&request.labels, request.timeout_s)
 }
 
-/// A container to start.
+/// The container of a creation.
 fn container(asked: &StartContainer) -> Result<(), Refusal> {
     if !asked.command.is_empty() {
         command(&asked.command)?;
@@ -100,7 +100,7 @@ fn container(asked: &StartContainer) -> Result<(), Refusal> {
     process(&asked.env, asked.workdir.as_deref(), asked.user.as_deref())
 }
 
-/// A sandbox to make of a snapshot.
+/// The thaw of a sandbox from a snapshot.
 pub fn thaw(request: &ThawSandbox) -> Result<(), Refusal> {
     absolute("directory", &request.directory)?;
     network(request.network_policy.as_ref(), &request.publish)?;
@@ -110,17 +110,17 @@ pub fn thaw(request: &ThawSandbox) -> Result<(), Refusal> {
     terms(&request.labels, request.timeout_s)
 }
 
-/// How much a sandbox may do.
+/// Rate limits.
 pub fn rate_limits(limits: &RateLimits) -> Result<(), Refusal> {
     limits.check().map_err(invalid)
 }
 
-/// A network policy, and ports to be published.
+/// A network policy and published ports.
 pub fn network(policy: Option<&NetworkPolicy>, publish: &[PublishedPort]) -> Result<(), Refusal> {
     Terms::read(policy, publish).map(drop).map_err(invalid)
 }
 
-/// A sandbox to freeze.
+/// The freeze of a sandbox.
 pub fn freeze(request: &FreezeSandbox) -> Result<(), Refusal> {
     absolute("directory", &request.directory)?;
     match &request.sign {
@@ -129,7 +129,7 @@ pub fn freeze(request: &FreezeSandbox) -> Result<(), Refusal> {
     }
 }
 
-/// A process to run, and its input.
+/// A process and its input.
 pub fn exec(request: &ExecProcess) -> Result<(Options, Vec<u8>), Refusal> {
     command(&request.command)?;
     process(&request.env, request.workdir.as_deref(), request.user.as_deref())?;
@@ -179,7 +179,7 @@ pub fn size(size: TerminalSize) -> Result<(), Refusal> {
     }
 }
 
-/// A signal to send.
+/// A signal.
 pub fn signal(number: u8) -> Result<(), Refusal> {
     match (1..=64).contains(&number) {
         true => Ok(()),
@@ -196,7 +196,7 @@ fn command(command: &[String]) -> Result<(), Refusal> {
     }
 }
 
-/// Whatever kind of process.
+/// What all kinds of processes have.
 fn process(env: &[String], workdir: Option<&str>, user: Option<&str>) -> Result<(), Refusal> {
     let good = |e: &String| e.find('=').is_some_and(|at| at > 0) && !e.contains('\0');
     if !env.iter().all(good) {
@@ -211,7 +211,7 @@ fn process(env: &[String], workdir: Option<&str>, user: Option<&str>) -> Result<
     }
 }
 
-/// Clones to make.
+/// A fork.
 pub fn fork(request: &ForkSandbox) -> Result<(), Refusal> {
     if !(1..=MOST_CLONES).contains(&request.count) {
         return Err(invalid(format!("count is 1 to {MOST_CLONES}")));
@@ -223,7 +223,7 @@ pub fn fork(request: &ForkSandbox) -> Result<(), Refusal> {
     terms(&request.labels, request.timeout_s)
 }
 
-/// An image to pull.
+/// The pull of an image.
 pub fn pull(request: &PullImage) -> Result<(), Refusal> {
     plain("image", &request.image, MAX_TEXT)
 }
@@ -240,8 +240,8 @@ fn terms(labels: &BTreeMap<String, String>, timeout_s: Option<u32>) -> Result<()
     }
 }
 
-/// A name in the caller's tenant: not the id of another's sandbox, for an administrator would then mean either by it, and its caller would
-/// learn which ids there are.
+/// A name in the caller's tenant. It must not look like an id: an administrator could then mean either sandbox, and a caller could find
+/// out which ids exist.
 pub fn name(name: &Option<String>, peer: &Peer) -> Result<(), Refusal> {
     match name {
         Some(name) if peer.tenant().is_some() && id::is_id(name) => {
@@ -280,7 +280,7 @@ fn absolute(field: &str, path: &Path) -> Result<(), Refusal> {
     }
 }
 
-/// Its sandboxes outlive thawd: nobody would serve their pages then.
+/// Sandboxes outlive thawd, and then no process would serve their page faults.
 fn memory_mode(mode: MemoryMode) -> Result<(), Refusal> {
     match mode {
         MemoryMode::Uffd => Err(invalid("memory_mode is cow or populate")),

@@ -1,4 +1,4 @@
-//! The caller's end: one connection per request over thawd's unix socket.
+//! A client of the API: one connection for each request to thawd's unix socket.
 
 use std::path::{Path, PathBuf};
 
@@ -15,46 +15,46 @@ use thaw_protocol::api::{
 };
 use thaw_sandbox::error::{Error, ErrorKind};
 
-/// Sandboxes asked for at once: an answer is at most [`MAX_ANSWER`].
+/// Sandboxes in one page of a list, so that an answer has at most [`MAX_ANSWER`] bytes.
 const PIECE: usize = 16;
-/// Largest answer that is read, bytes: a few sandboxes, each with the command its caller gave it.
+/// Largest answer that is read, bytes: some sandboxes, each with its command.
 const MAX_ANSWER: usize = 32 * MAX_BODY;
 
-/// A thawd that answers.
+/// A client of a thawd, or of a `thaw run` that owns its sandbox.
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
 }
 
 impl Client {
-    /// The thawd behind a socket, if one listens there.
+    /// A client of the process that listens at a socket, if there is one.
     pub fn connect(socket: &Path) -> Option<Client> {
         vmm::is_served(socket).then(|| Client {
             socket: socket.to_owned(),
         })
     }
 
-    /// That it lives.
+    /// Checks that it answers.
     pub async fn health(&self) -> Result<Health, Error> {
         self.ask(Method::GET, "/v1/health", None).await
     }
 
-    /// What its pools have, and its sandboxes take.
+    /// The resource usage of its sandboxes and pools.
     pub async fn usage(&self) -> Result<NodeUsage, Error> {
         self.ask(Method::GET, "/v1/node/usage", None).await
     }
 
-    /// Has it make no more sandboxes, and waits until none is being made.
+    /// Drains it: it refuses creations; this waits until none is under way.
     pub async fn drain(&self) -> Result<Drain, Error> {
         self.ask(Method::POST, "/v1/node/drain", None).await
     }
 
-    /// Has it make sandboxes again.
+    /// Lets it create sandboxes again.
     pub async fn undrain(&self) -> Result<Drain, Error> {
         self.ask(Method::DELETE, "/v1/node/drain", None).await
     }
 
-    /// Makes a sandbox.
+    /// Creates a sandbox.
     pub async fn create(&self, request: &CreateSandbox) -> Result<CreatedSandbox, Error> {
         let body = serde_json::to_vec(request).map_err(|e| self.broken(&e))?;
         self.ask(Method::POST, "/v1/sandboxes", Some(body)).await
@@ -79,14 +79,14 @@ impl Client {
             .await
     }
 
-    /// Deletes one.
+    /// Deletes a sandbox.
     pub async fn delete(&self, id: &str) -> Result<(), Error> {
         self.exchange(Method::DELETE, &format!("/v1/sandboxes/{}", escape(id)), None)
             .await
             .map(drop)
     }
 
-    /// The same, but one that ended unasked stays listed as failed.
+    /// Deletes a sandbox, except that one that ended by itself stays listed as failed.
     pub async fn delete_unless_failed(&self, id: &str) -> Result<(), Error> {
         let path = format!("/v1/sandboxes/{}?failed=keep", escape(id));
         self.exchange(Method::DELETE, &path, None).await.map(drop)
@@ -98,7 +98,7 @@ impl Client {
         self.exchange(Method::POST, &path, None).await.map(drop)
     }
 
-    /// Lets them run again.
+    /// Lets a paused sandbox's CPUs run again.
     pub async fn resume(&self, id: &str) -> Result<(), Error> {
         let path = format!("/v1/sandboxes/{}/resume", escape(id));
         self.exchange(Method::POST, &path, None).await.map(drop)
@@ -111,7 +111,7 @@ impl Client {
         self.ask(Method::POST, &path, Some(body)).await
     }
 
-    /// Says where a sandbox may connect to.
+    /// Changes where a sandbox may connect to.
     pub async fn set_network_policy(&self, id: &str, policy: &NetworkPolicy) -> Result<Sandbox, Error> {
         let body = serde_json::to_vec(policy).map_err(|e| self.broken(&e))?;
         let path = format!("/v1/sandboxes/{}/network", escape(id));
@@ -125,7 +125,7 @@ impl Client {
         self.ask(Method::PATCH, &path, Some(body)).await
     }
 
-    /// Makes a sandbox of a snapshot.
+    /// Thaws a sandbox from a snapshot.
     pub async fn thaw(&self, request: &ThawSandbox) -> Result<CreatedSandbox, Error> {
         let body = serde_json::to_vec(request).map_err(|e| self.broken(&e))?;
         self.ask(Method::POST, "/v1/thaws", Some(body)).await
@@ -192,7 +192,7 @@ impl Client {
     }
 }
 
-/// A path segment: whatever is not plainly one is percent-encoded.
+/// A path segment, percent-encoded.
 fn escape(segment: &str) -> String {
     segment
         .bytes()

@@ -1,4 +1,4 @@
-//! Which role each client certificate has, by its names or by its hash.
+//! The roles of client certificates, by name or by hash.
 //!
 //! An authority's certificate says who a caller is. This node's administrator says in a file what that caller may do, so neither the
 //! authority nor a caller can grant a role. Invariant: a certificate has no role if the file grants its names different roles or tenants.
@@ -14,19 +14,19 @@ use webpki::EndEntityCert;
 
 use super::grant::{Grant, Granted, lines, read_file, unusable};
 
-/// What the file has, for errors.
+/// What errors call the file's contents.
 const WHAT: &str = "roles of client certificates";
-/// Most lines that say something.
+/// Most lines, without empty lines and comments.
 const MOST: usize = 4096;
 
-/// What a certificate can be known by.
+/// What a line of the file identifies a certificate by.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Name {
-    /// A DNS name among its alternative names, in small letters.
+    /// A DNS name among its alternative names, in lower case.
     Dns(String),
-    /// A URI among them, as it is written.
+    /// A URI among them, unchanged.
     Uri(String),
-    /// SHA-256 of all of it.
+    /// SHA-256 of the whole certificate.
     Hash([u8; 32]),
 }
 
@@ -42,7 +42,7 @@ impl Name {
     }
 }
 
-/// As the file has it.
+/// As in the file.
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -69,7 +69,7 @@ fn hash(text: &str) -> Option<[u8; 32]> {
     Some(bytes)
 }
 
-/// A certificate that a connection has shown, and that its authority has signed.
+/// The certificate of a connection, verified against its authority.
 #[derive(Debug)]
 pub struct ClientCertificate {
     whole: Vec<u8>,
@@ -81,7 +81,7 @@ impl ClientCertificate {
     /// Reads its names.
     pub fn read(certificate: &CertificateDer<'_>) -> ClientCertificate {
         let mut names = BTreeSet::new();
-        // One that the verifier took can be read; if it cannot, it is known by its hash alone.
+        // The verifier has parsed it, so it can be read; otherwise only its hash counts.
         if let Ok(parsed) = EndEntityCert::try_from(certificate) {
             let dns = parsed
                 .valid_dns_names()
@@ -96,7 +96,7 @@ impl ClientCertificate {
         }
     }
 
-    /// All of it.
+    /// The whole certificate.
     pub fn whole(&self) -> &[u8] {
         &self.whole
     }
@@ -116,10 +116,10 @@ pub enum NoRole {
 pub struct ClientRoles(HashMap<Name, Grant>);
 
 impl ClientRoles {
-    /// Reads a file of them: `dns:NAME`, `uri:URI` or `sha256:HASH`, then `role=ROLE` and `tenant=TENANT`, a line; `#` begins a comment.
+    /// Reads a file of roles: `dns:NAME`, `uri:URI` or `sha256:HASH`, then `role=ROLE` and `tenant=TENANT`, a line; `#` begins a comment.
     ///
     /// # Errors
-    /// `config-invalid`: others can write it, or a line is not such.
+    /// `config-invalid`: others can write the file, or a line is invalid.
     pub fn read(path: &Path) -> Result<ClientRoles, Error> {
         let text = read_file(path, WHAT, 0o022)?;
         ClientRoles::parse(&text).map_err(|why| unusable(path, WHAT, &why))
@@ -142,14 +142,13 @@ impl ClientRoles {
             }
         }
         match roles.len() {
-            // Nobody may ask: that can be wanted, of a certificate that was lost.
+            // An empty file is valid: it takes access away, such as from a certificate that was lost.
             0..=MOST => Ok(ClientRoles(roles)),
             _ => Err(format!("there are more than {MOST}")),
         }
     }
 
-    /// What a certificate is granted, and the name it is known by here: the first of those that the file has. Its hash decides before
-    /// its names.
+    /// What a certificate is granted, and the first of its names that the file has. Its hash has precedence over its names.
     ///
     /// # Errors
     /// It has no role.

@@ -1,6 +1,6 @@
-//! Draining: no more sandboxes are made here; those there are go on.
+//! The handlers for draining: thawd creates no more sandboxes; existing ones go on.
 //!
-//! It is not written down: a thawd that is started again makes sandboxes.
+//! The state is not kept: a restarted thawd creates sandboxes.
 
 use std::sync::Arc;
 
@@ -11,13 +11,13 @@ use thaw_protocol::api::{Drain, Problem};
 use super::daemon::Daemon;
 use super::problem::Refusal;
 
-/// Whether this thawd makes sandboxes.
+/// Whether this thawd creates sandboxes.
 #[utoipa::path(get, path = "/v1/node/drain", operation_id = "getDrain", tag = "node", responses((status = 200, body = Drain)))]
 pub async fn show(State(daemon): State<Arc<Daemon>>) -> Json<Drain> {
     Json(daemon.drained())
 }
 
-/// Makes no more sandboxes, and answers when those being made are made, or were given up.
+/// Stops creating sandboxes, and answers once no creation is under way.
 #[utoipa::path(post, path = "/v1/node/drain", operation_id = "startDrain", tag = "node", responses(
     (status = 200, body = Drain),
     (status = 409, description = "This process makes none anyway", body = Problem, content_type = "application/problem+json"),
@@ -27,7 +27,7 @@ pub async fn begin(State(daemon): State<Arc<Daemon>>) -> Result<Json<Drain>, Ref
     daemon.drain().await.map(Json)
 }
 
-/// Makes sandboxes again.
+/// Starts creating sandboxes again.
 #[utoipa::path(delete, path = "/v1/node/drain", operation_id = "endDrain", tag = "node", responses(
     (status = 200, body = Drain),
     (status = 409, description = "This process makes none anyway", body = Problem, content_type = "application/problem+json"),

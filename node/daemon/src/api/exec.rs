@@ -1,7 +1,7 @@
-//! Processes in a sandbox's container: run to their end, streamed, or attended over a WebSocket.
+//! Handlers for processes in a sandbox's container: run to the end, streamed, or over a WebSocket.
 //!
-//! Invariants: of output that is not streamed at most [`MOST_OUTPUT`] of each stream is held; a caller that is gone, or whose lease
-//! is over, takes its process with it.
+//! Invariants: at most [`MOST_OUTPUT`] of each stream is held of output that is not streamed; a process ends with its caller's connection
+//! or lease.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -39,14 +39,14 @@ use super::{check, extract, lease, reserved};
 
 /// Most bytes of each stream in an answer that is not streamed.
 const MOST_OUTPUT: usize = 256 << 10;
-/// Bytes of input given to the agent at once.
+/// Largest piece of input that is sent to the agent, bytes.
 const INPUT_PIECE: usize = 64 << 10;
-/// Largest message of a caller, bytes.
+/// Largest WebSocket message of a caller, bytes.
 const MAX_MESSAGE: usize = 256 << 10;
-/// How often a caller is asked whether it lives, and how long it may say nothing.
+/// How often a caller is pinged, and how long it may be silent.
 const ASKED: Duration = Duration::from_secs(30);
 const SILENT: Duration = Duration::from_secs(90);
-/// How long the caller's farewell is waited for.
+/// How long to wait for the caller's close frame.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// Runs a process in a sandbox's container to its end.
@@ -92,7 +92,7 @@ pub async fn run(
     Ok(([(header::CONTENT_TYPE, LINES)], Stream::from_stream(lines)).into_response())
 }
 
-/// All a process is to read. It ends with the session at the latest.
+/// Writes all input of a process. It ends with the session at the latest.
 async fn give(stdin: Vec<u8>, input: mpsc::Sender<Vec<u8>>) {
     for piece in stdin.chunks(INPUT_PIECE) {
         if input.send(piece.to_vec()).await.is_err() {
@@ -239,7 +239,7 @@ pub async fn attend(
     }))
 }
 
-/// A browser says on whose behalf it asks; no site but our own page may.
+/// Refuses requests that a browser sends on behalf of another site than this server's.
 fn same_site(headers: &HeaderMap) -> Result<(), Refusal> {
     let Some(origin) = headers.get(header::ORIGIN) else {
         return Ok(());
@@ -259,7 +259,7 @@ fn same_site(headers: &HeaderMap) -> Result<(), Refusal> {
     }
 }
 
-/// What is to be run. None when the caller has left.
+/// Reads what to run. `None` if the caller disconnects.
 async fn first(socket: &mut WebSocket, peer: &Peer) -> Result<Option<Options>, Refusal> {
     let message = async {
         loop {
@@ -293,7 +293,7 @@ async fn first(socket: &mut WebSocket, peer: &Peer) -> Result<Option<Options>, R
     check::exec(&request).map(|(options, _)| Some(options))
 }
 
-/// Until the process has ended, its caller is gone, or its caller's lease is `over`.
+/// Passes messages until the process has ended, the caller has disconnected, or its lease has expired (`over`).
 async fn converse(socket: WebSocket, mut session: Session, instance: String, over: impl Future<Output = ()>) {
     let (mut sender, mut receiver) = socket.split();
     let (process, input) = (session.process(), session.input());
@@ -304,7 +304,7 @@ async fn converse(socket: WebSocket, mut session: Session, instance: String, ove
         }
         () = over => Some(dismissal()),
     };
-    // First the process: whoever hears of its end may ask for another at once.
+    // Release the process first: a caller that sees its end may ask for another at once.
     drop(session);
     if let Some(last) = last {
         part(sender, receiver, last).await;
@@ -315,7 +315,7 @@ fn event(event: &ExecEvent) -> Message {
     Message::Text(json(event).into())
 }
 
-/// What a caller is told whose lease is over.
+/// The close frame for a caller whose lease has expired.
 fn dismissal() -> Message {
     Message::Close(Some(CloseFrame {
         code: close_code::POLICY,
@@ -323,7 +323,7 @@ fn dismissal() -> Message {
     }))
 }
 
-/// What the process writes, to the caller. Returns what is to be said last; none when the caller is gone.
+/// Sends the process's output to the caller. Returns the last message, or `None` if the caller has disconnected.
 async fn write(
     sender: &mut SplitSink<WebSocket, Message>,
     session: &mut Session,
@@ -347,7 +347,7 @@ fn channel(number: u8, data: &[u8]) -> Message {
     Message::Binary([&[number], data].concat().into())
 }
 
-/// What the caller says, to the process. Returns when the caller is gone, or what it said wrong.
+/// Passes the caller's messages to the process. Returns if the caller disconnects, or with the error of an invalid message.
 async fn hear(
     receiver: &mut SplitStream<WebSocket>,
     process: &dyn Process,
@@ -364,7 +364,7 @@ async fn hear(
         };
         match message {
             Message::Binary(data) => {
-                // A process that reads no more, or ends, has its output read all the same.
+                // If the process reads no more, or ends, its output is still passed on.
                 if let Some(input) = &input {
                     let _ = input.send(data.into()).await;
                 }
@@ -391,7 +391,7 @@ fn instruction(text: &Utf8Bytes) -> Result<ExecInput, Refusal> {
     Ok(instruction)
 }
 
-/// Says the last thing, and waits for the caller's farewell: bytes of its that nobody reads would take ours along.
+/// Sends the last message, and waits for the caller's close frame: if its bytes stayed unread, the kernel would discard ours.
 async fn part(
     mut sender: SplitSink<WebSocket, Message>,
     mut receiver: SplitStream<WebSocket>,

@@ -1,7 +1,7 @@
-//! What a request says, or the problem with it.
+//! Extracts bodies, parameters and callers from requests, or fails with a problem.
 //!
-//! Invariant: a body is never held beyond [`MAX_BODY`] nor waited for beyond [`BODY_LIMIT`]; fields and parameters that
-//! are not known are refused, not passed over; and no body is passed on that says what its caller may not ([`reserved`]).
+//! Invariant: a body is never larger than [`MAX_BODY`] and never awaited longer than [`BODY_LIMIT`]; unknown fields and parameters are
+//! errors; a body with fields that its caller may not set is refused ([`reserved`]).
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ use super::problem::{ApiCode, Refusal};
 use super::reserved::{self, Reserved};
 use super::scope::{Scope, Wanted};
 
-/// How long a body may take to come.
+/// How long a body may take to arrive.
 pub const BODY_LIMIT: Duration = Duration::from_secs(30);
 /// Longest name or id in a path, characters.
 const MAX_NAME: usize = 253;
@@ -28,7 +28,7 @@ const MAX_REFERENCE: usize = 1024;
 /// Longest idempotency key, bytes.
 const MAX_KEY: usize = 255;
 
-/// A body of JSON.
+/// A JSON body.
 #[derive(Debug)]
 pub struct Body<T>(pub T);
 
@@ -73,7 +73,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Reserved> FromRequest<S> for Body<T> 
     }
 }
 
-/// What a JSON object says. An array of its fields in their order is not taken for it.
+/// A value from a JSON object. Unlike serde's default, an array of its fields is an error.
 pub fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, Refusal> {
     let is_object = json.trim_ascii_start().starts_with(b"{");
     let mut text = serde_json::Deserializer::from_slice(json);
@@ -91,7 +91,7 @@ pub fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, Refusal> {
     }
 }
 
-/// How long a body is said to be, bytes.
+/// The announced length of a body, bytes.
 pub fn content_length(request: &Request) -> Option<u64> {
     let length = request.headers().get(CONTENT_LENGTH)?;
     length.to_str().ok()?.parse().ok()
@@ -114,7 +114,7 @@ fn is_over_limit(error: &axum::Error) -> bool {
     false
 }
 
-/// The query's parameters.
+/// The parameters of the query.
 #[derive(Debug)]
 pub struct Parameters<T>(pub T);
 
@@ -128,7 +128,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequestParts<S> for Parameters<T> 
     }
 }
 
-/// Who asks. Every way to a route says it.
+/// The caller. Every socket puts it among a request's extensions.
 pub fn peer(extensions: &Extensions) -> Result<&Peer, Refusal> {
     let unknown = || Refusal::new(ApiCode::NotAllowed, "nobody knows who asks");
     extensions.get().ok_or_else(unknown)

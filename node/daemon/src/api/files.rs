@@ -1,4 +1,4 @@
-//! Files of a container behind the guest's agent, as the API reads and writes them.
+//! The files of a container, which the guest's agent reads and writes.
 
 use async_trait::async_trait;
 use thaw_protocol::agent::files::{ReadFileRequest, WriteFileRequest};
@@ -8,7 +8,7 @@ use ttrpc::Code;
 
 use super::problem::{ApiCode, Refusal};
 
-/// Bytes of a piece, as the agent gives and takes them.
+/// Largest piece that the agent reads or writes at once, bytes.
 pub const PIECE: usize = 256 << 10;
 
 /// A piece of a file.
@@ -16,35 +16,35 @@ pub const PIECE: usize = 256 << 10;
 pub struct Piece {
     /// Shorter than [`PIECE`] only at the end.
     pub data: Vec<u8>,
-    /// 0 also of files that say nothing of it.
+    /// 0 also for files without a size, such as those of /proc.
     pub size: u64,
     pub mode: u32,
-    /// Of this very file.
+    /// Identifies the file, so that a file that replaces it is noticed.
     pub identity: u64,
 }
 
-/// A piece for a file.
+/// The file that is being written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upload {
     pub path: String,
-    /// Another for each upload.
+    /// Different for each upload.
     pub name: String,
-    /// Of a new file.
+    /// The mode of a new file.
     pub mode: u32,
 }
 
 /// The files of one container.
 #[async_trait]
 pub trait Files: std::fmt::Debug + Send + Sync {
-    /// From an offset on. An identity that is not 0 must be the file's.
+    /// Reads a piece at an offset. An identity other than 0 must be the file's.
     async fn read(&self, path: &str, offset: u64, identity: u64) -> Result<Piece, Refusal>;
-    /// In order; with the last, the file is there.
+    /// Writes a piece, in order. The file appears with the last.
     async fn write(&self, upload: &Upload, offset: u64, data: Vec<u8>, last: bool) -> Result<(), Refusal>;
-    /// Forgets an upload.
+    /// Discards an upload.
     async fn abandon(&self, upload: &Upload);
 }
 
-/// Behind the guest's agent.
+/// The files behind a guest's agent.
 #[derive(Debug)]
 pub struct GuestFiles {
     pub agent: AgentClient,
@@ -99,7 +99,7 @@ impl Files for GuestFiles {
     }
 }
 
-/// The agent says by the status's code whose fault it is.
+/// The agent's status code tells whether the caller or the guest is at fault.
 fn refusal(error: ttrpc::Error) -> Refusal {
     let ttrpc::Error::RpcStatus(status) = &error else {
         let what = format!("the guest's agent does not answer: {error}");

@@ -1,7 +1,7 @@
-//! What a caller may do: its role, and whose sandboxes it may reach.
+//! What a caller may do: its role and its tenant.
 //!
-//! The file of tokens and that of client certificates grant it in the same words behind each caller: `role=ROLE`,
-//! `tenant=TENANT` and `expires=YYYY-MM-DD`. Invariant: whoever is no administrator has a tenant.
+//! The files of tokens and of client certificates grant it with the same words after each caller: `role=ROLE`, `tenant=TENANT` and
+//! `expires=YYYY-MM-DD`. Invariant: a caller that is no administrator has a tenant.
 
 use std::fmt;
 use std::io::Read;
@@ -13,27 +13,27 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::tenant::Tenant;
 
-/// Bytes of a file that is read.
+/// Largest file that is read, bytes.
 const MAX_FILE: u64 = 1 << 20;
 /// A day, seconds.
 const DAY: u64 = 24 * 60 * 60;
 
-/// What a caller may do. Each may do what those before it may.
+/// A role. Each includes the roles before it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Role {
-    /// Look at the sandboxes of its tenant.
+    /// May read the sandboxes of its tenant.
     Read,
-    /// Make, change and delete them, and run processes in them.
+    /// May also create, change and delete them, and run processes in them.
     Operate,
-    /// Everything, for every tenant. No other names files or ports of the host.
+    /// May do everything for every tenant. Only this role may name files and ports of the host.
     Admin,
 }
 
 impl Role {
-    /// All of them.
+    /// All roles.
     pub const ALL: [Role; 3] = [Role::Read, Role::Operate, Role::Admin];
 
-    /// As files and the OpenAPI document write it.
+    /// Its name in files and in the OpenAPI document.
     pub fn name(self) -> &'static str {
         match self {
             Role::Read => "read",
@@ -42,7 +42,7 @@ impl Role {
         }
     }
 
-    /// Whether it may do what takes `least`.
+    /// Whether it includes the role `least`.
     pub fn suffices(self, least: Role) -> bool {
         self >= least
     }
@@ -71,7 +71,7 @@ pub struct Grant {
 }
 
 impl Grant {
-    /// Every right, and no tenant.
+    /// An administrator without a tenant.
     pub fn admin() -> Grant {
         Grant {
             role: Role::Admin,
@@ -79,10 +79,10 @@ impl Grant {
         }
     }
 
-    /// A role within a tenant. An administrator's says whose the sandboxes are that it makes.
+    /// A role within a tenant. For an administrator, the tenant is that of the sandboxes it creates.
     ///
     /// # Errors
-    /// Only an administrator is without a tenant.
+    /// Only an administrator may have no tenant.
     pub fn new(role: Role, tenant: Option<Tenant>) -> Result<Grant, &'static str> {
         match (role, &tenant) {
             (Role::Read | Role::Operate, None) => Err("a role other than admin needs tenant="),
@@ -90,18 +90,18 @@ impl Grant {
         }
     }
 
-    /// What it may do.
+    /// The role.
     pub fn role(&self) -> Role {
         self.role
     }
 
-    /// Whose sandboxes it makes.
+    /// The tenant of the sandboxes it creates.
     pub fn tenant(&self) -> Option<&Tenant> {
         self.tenant.as_ref()
     }
 }
 
-/// The first day on which a token is not good any more (UTC), in days since the Unix epoch.
+/// The first day (UTC) on which a token is no longer valid, in days since the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Expiry(u64);
 
@@ -154,23 +154,23 @@ impl FromStr for Expiry {
 /// What a line of a file grants.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Granted {
-    /// None: the line says nothing of a role.
+    /// `None` if the line names no role.
     pub grant: Option<Grant>,
     pub expires: Option<Expiry>,
 }
 
 impl Granted {
-    /// Whether a word is one of those that are behind a caller.
+    /// Whether a word is one of those that follow a caller.
     pub fn is_term(word: &str) -> bool {
         ["role=", "tenant=", "expires="]
             .iter()
             .any(|term| word.starts_with(term))
     }
 
-    /// Reads the words of a line that are behind its caller. No word is in the message: one may be a token.
+    /// Reads the words that follow a line's caller. Errors contain none of them, because one may be a token.
     ///
     /// # Errors
-    /// A word is none of these, comes twice, or goes without another.
+    /// A word is unknown or repeated, or lacks another that it requires.
     pub fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Granted, String> {
         let (mut role, mut tenant, mut expires) = (None, None, None);
         for word in words {
@@ -202,10 +202,10 @@ fn once<T>(into: &mut Option<T>, key: &str, value: T) -> Result<(), String> {
     }
 }
 
-/// Reads a file that says who may ask. `refused` are the bits its mode must not have, `what` is what the file has.
+/// Reads a file of credentials. Its mode must have none of the bits `refused`; errors call its contents `what`.
 ///
 /// # Errors
-/// `config-invalid`: it cannot be read, is too large, or others have a right to it.
+/// `config-invalid`: it cannot be read, is too large, or others have access to it.
 pub fn read_file(path: &Path, what: &str, refused: u32) -> Result<String, Error> {
     let invalid = |why: String| unusable(path, what, &why);
     let file = std::fs::File::open(path).map_err(|e| invalid(e.to_string()))?;
@@ -223,13 +223,13 @@ pub fn read_file(path: &Path, what: &str, refused: u32) -> Result<String, Error>
     }
 }
 
-/// A file that says who may ask cannot be used.
+/// The error for a file of credentials that cannot be used.
 pub fn unusable(path: &Path, what: &str, why: &str) -> Error {
     let what = format!("the {what} in {} cannot be used: {why}", path.display());
     Error::new(ErrorKind::ConfigInvalid, what)
 }
 
-/// The lines of such a file that say something, with their numbers: `#` begins a comment.
+/// The lines of such a file with their numbers, without empty lines and comments (`#`).
 pub fn lines(text: &str) -> impl Iterator<Item = (usize, &str)> {
     let numbered = text.lines().enumerate().map(|(at, line)| (at + 1, line.trim()));
     numbered.filter(|(_, line)| !line.is_empty() && !line.starts_with('#'))

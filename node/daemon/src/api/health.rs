@@ -1,4 +1,4 @@
-//! That thawd lives.
+//! The handler for health checks.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use thaw_protocol::api::Health;
 
 use super::daemon::Daemon;
 
-/// Which thawd this is.
+/// Whether thawd answers, and its version.
 #[utoipa::path(get, path = "/v1/health", operation_id = "getHealth", tag = "node", responses((status = 200, body = Health)))]
 pub async fn health(State(daemon): State<Arc<Daemon>>) -> Json<Health> {
     Json(Health {

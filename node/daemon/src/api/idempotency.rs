@@ -1,11 +1,10 @@
-//! Creations that happen once, however often they are asked for.
+//! Idempotency keys: a creation with a key happens once, however often it is requested.
 //!
-//! Invariants: one key of one client makes at most one thing while it is remembered; what was made for it is the answer to
-//! whoever brings it again with the same request; nothing is remembered of what failed or of what nobody waits for any more,
-//! so that the next attempt makes it. What was made outlives this process, and its key does in its record ([`Asked`]), with the
-//! answer beside that once there is one ([`note`]): whoever takes it over answers as this process would. At most [`MOST`] keys and
-//! [`MOST_BYTES`] of answers are remembered, for [`KEPT`]; what is too much is forgotten of whoever holds most, so that no tenant makes
-//! another's keys forgotten.
+//! Invariants: while a key of a client is remembered, it creates at most one thing, and every request with that key and the same body
+//! gets the same answer. Failures, and creations whose callers all hung up, are not remembered, so a retry starts afresh. Sandboxes
+//! outlive this process: the record has the key ([`Asked`]), and a file beside it has the answer ([`note`]), so that a thawd that adopts
+//! the sandbox gives the same answer. At most [`MOST`] keys and [`MOST_BYTES`] of answers are remembered, for [`KEPT`]; beyond that, the
+//! tenant that holds most loses its oldest, so that no tenant can evict another's keys.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
@@ -27,19 +26,19 @@ pub const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 pub const MOST: usize = 4096;
 /// Most bytes of answers remembered.
 pub const MOST_BYTES: usize = 32 << 20;
-/// Bytes that a key counts as at least: with so many each there is room for [`MOST`].
+/// The least that a key counts, bytes: with this, [`MOST`] keys fit into [`MOST_BYTES`].
 const LEAST_BYTES: usize = MOST_BYTES / MOST;
 
-/// The answer to who asked for a sandbox, in its directory.
+/// The file with the answer to a creation, in the sandbox's directory.
 const ANSWER: &str = "answer.json";
 
-/// Whose key, and the key.
+/// A client and its key.
 type Key = (u64, String);
 
 #[derive(Debug)]
 struct Entry {
     key: Key,
-    /// Who holds it, among those that share the room.
+    /// The share whose room it takes.
     share: u64,
     /// Hash of the request it came with.
     request: Hash,
@@ -58,7 +57,7 @@ impl Entry {
         })
     }
 
-    /// Bytes it counts as.
+    /// What it counts, bytes.
     fn weight(&self) -> usize {
         self.answer.get().map_or(0, Bytes::len).max(LEAST_BYTES)
     }
@@ -67,9 +66,9 @@ impl Entry {
 #[derive(Debug, Default)]
 struct Table {
     entries: HashMap<Key, Arc<Entry>>,
-    /// Those that have an answer, oldest first.
+    /// The entries with an answer, oldest first.
     answered: VecDeque<Arc<Entry>>,
-    /// What each share's answers count as, bytes.
+    /// What the answers of each share count, bytes.
     held: HashMap<u64, usize>,
 }
 
@@ -80,7 +79,7 @@ impl Table {
         self.answered.push_back(entry);
     }
 
-    /// Forgets what is old, and what is too much.
+    /// Forgets expired answers, and those beyond the limits.
     fn expire(&mut self, now: Instant) {
         let old = |e: &Arc<Entry>| now.saturating_duration_since(e.asked) >= KEPT;
         while self.answered.front().is_some_and(old) {
@@ -114,7 +113,7 @@ impl Table {
 #[derive(Debug, Default)]
 pub struct Answers(Mutex<Table>);
 
-/// Somebody waits for an entry's answer. The last to go without one takes the entry along.
+/// A request that waits for an entry's answer. The last one that leaves without an answer removes the entry.
 struct Waiting<'a> {
     answers: &'a Answers,
     entry: Arc<Entry>,
@@ -131,11 +130,11 @@ impl Drop for Waiting<'_> {
 }
 
 impl Answers {
-    /// The answer to a client's key: the one there is, else what `make` makes. Whoever asks meanwhile waits for it; if the
-    /// one who makes it fails or hangs up, the next who waits makes it.
+    /// The answer to a client's key: the remembered one, or else the result of `make`. Concurrent requests wait for it; if the one that
+    /// runs `make` fails or hangs up, the next one runs it.
     ///
     /// # Errors
-    /// [`ApiCode::KeyReused`] when the key came with another request; those of `make`.
+    /// [`ApiCode::KeyReused`] if the key was used with another request; those of `make`.
     pub async fn once<F: Future<Output = Result<Bytes, Refusal>>>(
         &self,
         asked: &Asked,
@@ -175,11 +174,11 @@ impl Answers {
         })
     }
 
-    /// Remembers what an earlier thawd answered at `when`, or would have.
+    /// Remembers what an earlier thawd answered at `when`, or would have answered.
     pub fn restore(&self, asked: &Asked, answer: Bytes, when: Instant) {
         let key = (asked.client, asked.key.clone());
         let mut table = self.table();
-        // Clones that were asked for together have one answer.
+        // The clones of one fork have one answer.
         if table.entries.contains_key(&key) {
             return;
         }
@@ -194,7 +193,7 @@ impl Answers {
     }
 }
 
-/// Writes the answer to who asked for a sandbox beside its record, whole or not at all.
+/// Writes the answer to a creation beside the sandbox's record, completely or not at all.
 pub fn note(directory: &Path, answer: &[u8]) -> io::Result<()> {
     let (new, path) = (directory.join("answer.new"), directory.join(ANSWER));
     fs::write(&new, answer)?;
@@ -204,7 +203,7 @@ pub fn note(directory: &Path, answer: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// What was written there.
+/// Reads the answer that [`note`] wrote.
 pub fn noted(directory: &Path) -> Option<Bytes> {
     fs::read(directory.join(ANSWER)).ok().map(Bytes::from)
 }

@@ -1,10 +1,9 @@
-//! How much is done at once, and for whom.
+//! How many requests are served at once, in total and of one client.
 //!
-//! Each kind of request has its own lane, so that a storm of one kind leaves room for the others. Within a lane a client has
-//! at most its share, and all callers of one tenant are one client; what is beyond that waits, each client in a queue of its own,
-//! and the queues are served in turn.
-//! Invariants: never more than [`Bounds`] say runs or waits, so memory is bounded whatever is asked; who finds its queue full
-//! is turned away at once; a permit that is dropped lets the next one run, and one nobody waits for any more passes on.
+//! Each kind of request has its own lane, so that a flood of one kind leaves room for the others. Within a lane a client has at most its
+//! share; all callers of one tenant are one client. Requests beyond that wait in a queue for each client, and the queues take turns.
+//! Invariants: never more requests run or wait than [`Bounds`] allow, so memory is bounded; a request that finds its queue full is
+//! refused at once; a dropped permit lets the next request run, and a permit for a caller that is gone passes to the next.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -28,27 +27,27 @@ use super::problem::{ApiCode, Refusal};
 /// The kinds of requests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verb {
-    /// Makes a sandbox.
+    /// Creates a sandbox.
     Create,
-    /// Shows what is known.
+    /// Reads.
     Read,
     /// Changes or deletes.
     Change,
-    /// Follows changes or output, for long.
+    /// Follows changes or output, possibly for long.
     Watch,
-    /// Runs a process or moves a file, perhaps for long.
+    /// Runs a process or transfers a file, possibly for long.
     Exec,
 }
 
 const VERBS: [Verb; 5] = [Verb::Create, Verb::Read, Verb::Change, Verb::Watch, Verb::Exec];
 
 impl Verb {
-    /// Whether it may last, and so is not counted with what is over soon.
+    /// Whether it may take long, and so is not counted with the short ones.
     fn lasts(self) -> bool {
         matches!(self, Verb::Watch | Verb::Exec)
     }
 
-    /// As it is written in metrics.
+    /// Its name in metrics.
     fn name(self) -> &'static str {
         match self {
             Verb::Create => "create",
@@ -60,7 +59,7 @@ impl Verb {
     }
 }
 
-/// How much of one kind there is, and how many were turned away.
+/// The load of one kind, and how many were refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Load {
     pub verb: &'static str,
@@ -73,18 +72,18 @@ pub struct Load {
 /// How much of one kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
-    /// So many run at once.
+    /// How many run at once.
     pub running: usize,
-    /// Of one client.
+    /// How many of one client run at once.
     pub of_one: usize,
-    /// So many of one client wait.
+    /// How many of one client wait.
     pub waiting: usize,
 }
 
-/// How much at once.
+/// The bounds of all kinds.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Of all but what lasts: watches, processes and files.
+    /// Of all together except watches, processes and files, which may take long.
     pub running: usize,
     pub create: Share,
     pub read: Share,
@@ -132,20 +131,20 @@ struct Client {
 #[derive(Debug, Default)]
 struct Lane {
     running: usize,
-    /// Those that have something running or waiting.
+    /// The clients that have requests running or waiting.
     clients: HashMap<u64, Client>,
-    /// Those that have something waiting, each once, next first.
+    /// The clients that have requests waiting, each once, the next first.
     turns: VecDeque<u64>,
 }
 
 #[derive(Debug, Default)]
 struct Lanes {
-    /// All but what lasts.
+    /// All running requests that do not take long.
     running: usize,
     lanes: [Lane; VERBS.len()],
 }
 
-/// Lets requests through, or makes them wait.
+/// Admits requests, or makes them wait.
 #[derive(Debug, Default)]
 pub struct Gate {
     bounds: Bounds,
@@ -153,7 +152,7 @@ pub struct Gate {
     refused: [AtomicU64; VERBS.len()],
 }
 
-/// One request runs for as long as this is held.
+/// The right of one request to run, until this is dropped.
 #[derive(Debug)]
 pub struct Permit {
     gate: Arc<Gate>,
@@ -168,7 +167,7 @@ impl Drop for Permit {
 }
 
 impl Gate {
-    /// With these bounds.
+    /// A gate with these bounds.
     pub fn new(bounds: Bounds) -> Arc<Gate> {
         Arc::new(Gate {
             bounds,
@@ -177,7 +176,7 @@ impl Gate {
         })
     }
 
-    /// How much of each kind there is.
+    /// The load of each kind.
     pub fn load(&self) -> [Load; VERBS.len()] {
         let lanes = self.lanes();
         VERBS.map(|verb| {
@@ -194,7 +193,7 @@ impl Gate {
     /// Waits for the client's turn.
     ///
     /// # Errors
-    /// [`ApiCode::TooMany`], at once, when too many of the client's wait already.
+    /// [`ApiCode::TooMany`], at once, if too many requests of the client wait already.
     pub async fn enter(self: &Arc<Gate>, client: u64, verb: Verb) -> Result<Permit, Refusal> {
         let waits = {
             let mut lanes = self.lanes();
@@ -252,12 +251,12 @@ impl Gate {
             }
         }
         for (told, client, verb) in granted {
-            // Whoever waited may be gone: then the permit comes back, and lets another in.
+            // The waiting caller may be gone: then the permit comes back and admits another.
             drop(told.send(self.permit(client, verb)));
         }
     }
 
-    /// Whose turn it is, counted in.
+    /// Takes the next request, and counts it as running.
     fn next(&self, lanes: &mut Lanes, verb: Verb) -> Option<(oneshot::Sender<Permit>, u64, Verb)> {
         let at = verb as usize;
         for _ in 0..lanes.lanes[at].turns.len() {
@@ -305,7 +304,7 @@ fn count_out(lanes: &mut Lanes, client: u64, verb: Verb) {
     }
 }
 
-/// Nothing is kept of a client that has nothing here.
+/// Forgets a client without requests.
 fn forget(lane: &mut Lane, client: u64) {
     if lane
         .clients
@@ -316,7 +315,7 @@ fn forget(lane: &mut Lane, client: u64) {
     }
 }
 
-/// What kind of request this is.
+/// The kind of a request.
 fn verb(request: &Request) -> Verb {
     let (method, path) = (request.method(), request.uri().path());
     let of_one = path.starts_with("/v1/sandboxes/");
@@ -330,7 +329,7 @@ fn verb(request: &Request) -> Verb {
     if method != Method::GET && method != Method::HEAD {
         return Verb::Change;
     }
-    // Decoded, as whoever answers it reads it.
+    // Decoded, as the handler reads it.
     let query = request.uri().query().unwrap_or_default();
     let watches = |(name, value): (Cow<str>, Cow<str>)| {
         matches!(&*name, "watch" | "follow") && matches!(&*value, "1" | "true")
@@ -341,8 +340,8 @@ fn verb(request: &Request) -> Verb {
     }
 }
 
-/// Lets a request through the gate; it has left when its answer has been written, or was given up.
-/// What goes on after its answer holds the permit too, which is in the request's extensions.
+/// Admits a request through the gate, until its answer has been written or given up. The permit is also among the request's extensions,
+/// for work that goes on after the answer.
 pub async fn limit(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -> Response {
     let client = match peer(request.extensions()) {
         Ok(peer) => peer.share(),
@@ -359,7 +358,7 @@ pub async fn limit(State(gate): State<Arc<Gate>>, mut request: Request, next: Ne
     let answer = match &lease {
         Some(lease) if verb.lasts() => tokio::select! {
             answer = answer => answer,
-            // As if the caller had hung up; it is told why.
+            // As if the caller had hung up, except that it gets an answer with the reason.
             () = lease.expired() => return Refusal::from(Expired).into_response(),
         },
         _ => answer.await,
@@ -367,10 +366,10 @@ pub async fn limit(State(gate): State<Arc<Gate>>, mut request: Request, next: Ne
     answer.map(|body| Body::new(Running::new(body, permit, lease)))
 }
 
-/// The end of a lease.
+/// Completes when a lease expires.
 type Ending = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// A response body. If its length is not known, it streams, and breaks off when its caller's lease is over.
+/// A response body. If its length is unknown it is a stream, which breaks off when its caller's lease expires.
 struct Running {
     body: Body,
     over: Option<Ending>,
@@ -400,7 +399,7 @@ impl HttpBody for Running {
         if let Some(over) = &mut self.over
             && over.as_mut().poll(context).is_ready()
         {
-            // What made it ends now, not when the connection does.
+            // Drop the source of the body now, not when the connection ends.
             (self.over, self.body) = (None, Body::empty());
             return Poll::Ready(Some(Err(axum::Error::new(Expired))));
         }

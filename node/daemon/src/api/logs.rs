@@ -1,6 +1,6 @@
-//! What a sandbox's container wrote.
+//! The handler for a container's output.
 //!
-//! Invariant: a caller has a position in the journal and one frame, however slow it is; what is overwritten meanwhile it misses.
+//! Invariant: a caller costs a position in the journal and one frame, however slow it is; it misses what is overwritten meanwhile.
 
 use std::sync::Arc;
 
@@ -78,7 +78,7 @@ pub async fn logs(
     Ok((kind, Stream::from_stream(pieces)).into_response())
 }
 
-/// Where one caller is.
+/// The position of one caller.
 struct Reader {
     journal: Arc<Journal>,
     extent: watch::Receiver<Extent>,
@@ -86,9 +86,9 @@ struct Reader {
     only: Option<Output>,
     follow: bool,
     at: u64,
-    /// Without following: where it was when it was asked.
+    /// Where to end: without following, the end of the journal at the request.
     end: u64,
-    /// Lines to leave out first.
+    /// Lines to skip first.
     skip: u64,
 }
 
@@ -122,7 +122,7 @@ impl Reader {
         self.only.is_none_or(|only| only == output)
     }
 
-    /// Leaves out all but the last lines of what there is.
+    /// Skips all but the last lines.
     async fn skip_to_last(&mut self, lines: u64) -> std::io::Result<()> {
         let (mut all, mut open, mut first) = (0, false, None);
         while self.at < self.end {
@@ -142,7 +142,7 @@ impl Reader {
         Ok(())
     }
 
-    /// The next piece. None at the end.
+    /// The next piece; `None` at the end.
     async fn next(&mut self) -> Option<std::io::Result<Bytes>> {
         loop {
             let extent = *self.extent.borrow_and_update();
@@ -163,7 +163,7 @@ impl Reader {
                 Err(e) => return Some(Err(e)),
             };
             if read.start > self.at && self.at > 0 {
-                // What was to be left out is gone.
+                // The lines to skip were overwritten.
                 self.skip = 0;
             }
             self.at = read.next;
@@ -184,7 +184,7 @@ fn newlines(data: &[u8]) -> u64 {
     data.iter().filter(|b| **b == b'\n').count() as u64
 }
 
-/// What is left without so many lines, or what of them there is.
+/// What is left of a text after so many lines, or how many lines it had.
 fn leave_out<'a>(mut data: &'a [u8], lines: &mut u64) -> &'a [u8] {
     while *lines > 0 {
         let Some(at) = data.iter().position(|b| *b == b'\n') else {

@@ -1,6 +1,6 @@
-//! What the API asks of a sandbox that was made.
+//! The trait of a sandbox, as the API uses it.
 //!
-//! Invariant: one that is dropped unreleased ends.
+//! Invariant: a machine that is dropped without a release ends.
 
 use std::io;
 use std::path::PathBuf;
@@ -21,67 +21,67 @@ use thaw_sandbox::state::{HostDisk, Record};
 use super::files::Files;
 use super::process::Process;
 
-/// How a machine is.
+/// The condition of a machine.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Condition {
     Running,
     Paused,
-    /// And why.
+    /// It has ended, and why.
     Ended(String),
 }
 
-/// A sandbox that was made.
+/// A sandbox that this process owns.
 #[async_trait]
 pub trait Machine: std::fmt::Debug + Send + Sync {
     fn record(&self) -> &Record;
     /// Its vsock socket.
     fn vsock(&self) -> PathBuf;
-    /// What it takes of its host. Blocks for as long as the kernel takes to say.
+    /// Its resource usage. Blocks while the kernel collects it.
     fn usage(&self) -> Usage;
-    /// Whether its container was ready when this was made or adopted, where somebody asked for that.
+    /// The readiness of its container at its creation or adoption, if it has a probe.
     fn readiness(&self) -> Option<Readiness>;
-    /// Keeps the answer to who asked for it with a key, for a later owner.
+    /// Keeps the answer to its creation with an idempotency key, for a later owner.
     fn note_answer(&self, answer: &[u8]) -> io::Result<()>;
     /// Asks its VMM.
     async fn condition(&self) -> Condition;
-    /// Waits for its end, and says why it ended. It may wait longer than the machine is held.
+    /// Waits until it ends, and returns why it ended. The future may outlive the machine.
     fn end(&self) -> BoxFuture<'static, String>;
-    /// Waits until its volumes are lost for good, and says why: for ever where that does not happen.
+    /// Waits until its volumes are lost for good, and returns why; for ever if that does not happen.
     fn volumes_lost(&self) -> BoxFuture<'static, String> {
         Box::pin(std::future::pending())
     }
-    /// Why it ended, which it has, and what was last seen of it.
+    /// After its end: why it ended, and its last output.
     async fn failure(&self) -> SandboxFailure;
     async fn pause(&self) -> Result<(), Error>;
     async fn resume(&self) -> Result<(), Error>;
     async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Error>;
-    /// What its container's process wrote, where thawd attends that.
+    /// What its container wrote, if thawd monitors it.
     fn journal(&self) -> Option<Arc<Journal>>;
-    /// Waits for the end of its container's process: what it ended with. It may wait longer than the machine is held, and does
-    /// so for ever where nobody here attends that.
+    /// Waits until its container's process ends, and returns the exit status; for ever if thawd does not monitor it. The future may
+    /// outlive the machine.
     fn exit(&self) -> BoxFuture<'static, i32>;
-    /// Shows it an image of the store, by its manifest's digest; its directory in the root device.
+    /// Makes an image of the store visible to it, by the digest of its manifest, and returns its directory in the root device.
     async fn show(&self, digest: &str) -> Result<String, Error>;
-    /// Shares files of this host with it, by this name: those its client sees.
+    /// Shares files of this host with it under `name`, as its client sees them.
     async fn add_share(&self, name: String, source: Source) -> Result<(), Error>;
-    /// Takes a share away.
+    /// Removes a share.
     async fn remove_share(&self, name: String) -> Result<(), Error>;
-    /// Gives it a block device of this host; the slot of its machine.
+    /// Attaches a block device of this host, and returns its slot.
     async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Error>;
-    /// Takes it away.
+    /// Detaches the block device of a slot.
     async fn remove_disk(&self, slot: DeviceId) -> Result<(), Error>;
     /// Starts a process in its container.
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Error>;
     /// The files of its container.
     async fn files(&self) -> Result<Arc<dyn Files>, Error>;
-    /// Says where it may connect to, from now on: its network as it is then.
+    /// Changes where it may connect to, and returns its network.
     async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Error>;
-    /// Says how much its disks and its network may do, from now on; what they may then.
+    /// Changes its rate limits, and returns all of them.
     async fn set_rate_limits(&self, change: RateLimits) -> Result<RateLimits, Error>;
-    /// Ends it; who holds it removes it.
+    /// Ends it. Its owner removes it.
     fn kill(&self);
-    /// Ends it and removes all it has.
+    /// Ends it and removes everything it has.
     async fn destroy(self: Arc<Self>);
-    /// Lets go of it without ending it. Says whether nobody else held it.
+    /// Releases it without ending it. Returns whether this was the last reference.
     fn release(self: Arc<Self>) -> bool;
 }

@@ -1,4 +1,4 @@
-//! `GET /metrics`, and what is counted of every request.
+//! The handler of `/metrics`, and the metrics of requests.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -17,7 +17,7 @@ use crate::metrics::{Families, MEDIA_TYPE, process};
 /// The route of a request that has none.
 const NOWHERE: &str = "none";
 
-/// What this thawd counts, for Prometheus. docs/metrics.md says what each is.
+/// The metrics of this thawd, for Prometheus. docs/metrics.md describes each.
 #[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "node", responses(
     (status = 200, description = "Prometheus's text format, 0.0.4", body = String, content_type = "text/plain"),
 ))]
@@ -34,7 +34,7 @@ pub async fn told(
     gate: Arc<Gate>,
     held: impl Send + 'static,
 ) -> Result<Response, Refusal> {
-    // The kernel lists our descriptors for it, which may be many.
+    // On a blocking thread: the kernel lists this process's descriptors, which may be many.
     let text = tokio::task::spawn_blocking(move || {
         let text = text(&daemon, &gate);
         drop(held);
@@ -120,7 +120,7 @@ pub async fn measure(State(daemon): State<Arc<Daemon>>, request: Request, next: 
     response
 }
 
-/// As a label: callers may name methods as they like.
+/// The method as a label. Callers may send any name.
 fn method(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

@@ -1,4 +1,4 @@
-//! Who asks: of a unix socket the kernel says (SO_PEERCRED), over TCP a certificate or a token does.
+//! The caller of a request: on a unix socket the kernel identifies it (SO_PEERCRED), over TCP a certificate or a token does.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -10,7 +10,7 @@ use thaw_sandbox::tenant::Tenant;
 
 use super::grant::{Grant, Role};
 
-/// One caller, and what it may do.
+/// A caller, and what it may do.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Peer {
     client: u64,
@@ -26,7 +26,7 @@ impl Peer {
         }
     }
 
-    /// Who brings a token, by its name: its owner stays who he is when he is given another.
+    /// The owner of a token, by name: with another token of that name it is the same caller.
     pub fn token(name: &str, grant: Grant) -> Peer {
         Peer {
             client: 1 << 62 | number(&within(name.as_bytes(), &grant)) >> 2,
@@ -34,7 +34,7 @@ impl Peer {
         }
     }
 
-    /// Who has shown a certificate, by the name that the file of roles knows it by, or else by all of it: one that is renewed is then
+    /// The owner of a certificate, by its name in the file of roles, or else by the whole certificate: then a renewed certificate is
     /// another caller.
     pub fn certificate(owner: &[u8], grant: Grant) -> Peer {
         Peer {
@@ -49,8 +49,8 @@ impl Peer {
         self.client
     }
 
-    /// Whose share of the limits it takes: that of its tenant, which all callers of the tenant have together. A tenant's number is in a
-    /// range of its own, and no caller's.
+    /// The share of the limits that it takes: that of its tenant, which all callers of the tenant have together. Numbers of tenants
+    /// are in a range of their own.
     pub fn share(&self) -> u64 {
         match (self.role(), self.tenant()) {
             (Role::Read | Role::Operate, Some(tenant)) => 1 << 61 | number(tenant.as_str().as_bytes()) >> 3,
@@ -58,18 +58,18 @@ impl Peer {
         }
     }
 
-    /// What it may do.
+    /// Its role and tenant.
     pub fn role(&self) -> Role {
         self.grant.role()
     }
 
-    /// Whose sandboxes it makes.
+    /// The tenant of the sandboxes it creates.
     pub fn tenant(&self) -> Option<&Tenant> {
         self.grant.tenant()
     }
 }
 
-/// A caller that was let in.
+/// An authenticated caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Admission {
     pub peer: Peer,
@@ -77,8 +77,8 @@ pub struct Admission {
     pub until: Option<SystemTime>,
 }
 
-/// A name within its tenant: a caller that is moved to another tenant is another caller, and is not answered with what it made
-/// before.
+/// A name within its tenant: a caller that moves to another tenant is another caller, and does not get the answers to its earlier
+/// creations.
 fn within(name: &[u8], grant: &Grant) -> Vec<u8> {
     match grant.tenant() {
         None => name.to_owned(),
@@ -86,7 +86,7 @@ fn within(name: &[u8], grant: &Grant) -> Vec<u8> {
     }
 }
 
-/// The first of a hash.
+/// The first bytes of a hash.
 fn number(of: &[u8]) -> u64 {
     let hash = blake3::hash(of);
     let first = hash.as_bytes().iter().take(8);
@@ -98,11 +98,11 @@ pub fn user_of(socket: impl AsFd) -> std::io::Result<u32> {
     Ok(socket_peercred(socket)?.uid.as_raw())
 }
 
-/// Who may use a socket.
+/// Which users may use a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Its members may, besides root and the user this process runs as. Who is one, the kernel decides when they connect: the
-    /// socket is the group's, and nobody else's.
+    /// Its members may, besides root and the user of this process. The kernel checks membership when they connect, because the socket
+    /// belongs to the group.
     pub group: Option<u32>,
 }
 
@@ -115,7 +115,7 @@ impl Access {
         }
     }
 
-    /// Whether somebody who could connect may go on.
+    /// Whether a user that could connect is allowed.
     pub fn allows(self, uid: u32) -> bool {
         self.group.is_some() || uid == 0 || uid == rustix::process::geteuid().as_raw()
     }

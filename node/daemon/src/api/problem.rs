@@ -1,7 +1,7 @@
-//! Whatever goes wrong is answered by a problem document (RFC 9457): one code, one status each.
+//! Errors as problem documents (RFC 9457). Each code has one status.
 //!
 //! Codes are the slugs of [`ErrorKind`], and of [`ApiCode`] for what only HTTP can get wrong. Invariant: no answer with an error
-//! status leaves the router without such a document; [`say`] writes it, so it knows the path that was asked for.
+//! status leaves the router without such a document; [`say`] writes it, because it knows the path of the request.
 
 use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -13,9 +13,9 @@ use thaw_sandbox::error::{Error, ErrorKind};
 use super::watch::Gone;
 use crate::exit::{Exit, exit, line};
 
-/// Seconds after which who was turned away may ask again.
+/// Seconds after which a refused caller may retry.
 pub const RETRY_AFTER_S: u64 = 1;
-/// The same, where a node is drained.
+/// The same if thawd is draining.
 const RETRY_DRAINED_S: u64 = 30;
 
 macro_rules! api_codes {
@@ -69,22 +69,22 @@ api_codes! {
     Ending = SERVICE_UNAVAILABLE, "thawd-ending", "thawd ends", "ask the next one";
 }
 
-/// Why a request is answered by a problem.
+/// The error of a request.
 #[derive(Debug)]
 pub enum Refusal {
-    /// What the CLI would say too.
+    /// An error that the CLI has too.
     Failure(Error),
-    /// What only a request can get wrong, and what it was.
+    /// An error that only requests have, with details.
     Api(ApiCode, String),
 }
 
 impl Refusal {
-    /// With the words for it.
+    /// An error that only requests have.
     pub fn new(code: ApiCode, detail: impl std::fmt::Display) -> Refusal {
         Refusal::Api(code, detail.to_string())
     }
 
-    /// Its stable name.
+    /// The stable name of its code.
     pub fn slug(&self) -> &'static str {
         match self {
             Refusal::Failure(failure) => failure.kind.slug(),
@@ -138,7 +138,7 @@ impl Refusal {
         }
     }
 
-    /// As a watch says it, for who asked for this path.
+    /// Its document within a stream, for a request to this path.
     pub fn told(self, instance: String) -> Problem {
         Problem {
             instance,
@@ -200,7 +200,7 @@ fn status(kind: ErrorKind) -> StatusCode {
     }
 }
 
-/// A problem on its way out, until [`say`] knows where it happened.
+/// A problem before [`say`] adds the path of the request.
 #[derive(Clone, Debug)]
 struct Unsaid(Problem);
 
@@ -228,7 +228,7 @@ impl IntoResponse for Refusal {
     }
 }
 
-/// Writes the document of whatever was refused further in.
+/// Writes the documents of errors that handlers and inner layers returned.
 pub async fn say(request: Request, next: Next) -> Response {
     let instance = request.uri().path().to_owned();
     let mut response = next.run(request).await;
@@ -243,7 +243,7 @@ pub async fn say(request: Request, next: Next) -> Response {
     response
 }
 
-/// Nothing is at this path.
+/// The answer for a path without a route.
 pub async fn no_such_route(request: Request) -> Refusal {
     Refusal::new(
         ApiCode::NoSuchRoute,
@@ -251,7 +251,7 @@ pub async fn no_such_route(request: Request) -> Refusal {
     )
 }
 
-/// Something is, but not for this method.
+/// The answer for a route without this method.
 pub async fn wrong_method(request: Request) -> Refusal {
     let what = format!("{} does not take {}", request.uri().path(), request.method());
     Refusal::new(ApiCode::WrongMethod, what)

@@ -1,21 +1,21 @@
-//! A process of a container, as the API attends it.
+//! The trait of a process in a container.
 
 use async_trait::async_trait;
 use thaw_sandbox::agent_client::{AgentClient, Output, ProcessId};
 use thaw_sandbox::error::{Error, ErrorKind};
 
-/// A process that was started.
+/// A started process.
 #[async_trait]
 pub trait Process: std::fmt::Debug + Send + Sync {
-    /// What it wrote, as soon as there is any; none at the end.
+    /// The next output; `None` at the end.
     async fn read(&self, output: Output) -> Option<Vec<u8>>;
-    /// Returns when all of it is in the process's pipe or terminal.
+    /// Writes to its input; returns when everything is in the process's pipe or terminal.
     async fn write(&self, data: Vec<u8>) -> Result<(), Error>;
-    /// Ends its input.
+    /// Closes its input.
     async fn close_stdin(&self);
     async fn resize(&self, rows: u16, columns: u16);
     async fn signal(&self, number: u8);
-    /// Its exit code, or 128 and the signal's number.
+    /// Its exit code, or 128 plus the signal's number.
     async fn wait(&self) -> Result<i32, Error>;
 }
 

@@ -1,8 +1,7 @@
-//! What of a request only an administrator may say: whatever names files, processes or ports of the host, or changes what all
-//! tenants share.
+//! Fields that only an administrator may set: those that name files, processes or ports of the host, or change what all tenants share.
 //!
-//! Invariant: every body is asked for it before anything is made of it ([`super::extract::Body`]). Each answer names all fields of its type
-//! and of the types in it, so a field that is added is decided on here before it compiles.
+//! Invariant: every body is checked before it is used ([`super::extract::Body`]). Each check names all fields of its type and of the types
+//! in it, so that a new field does not compile without a decision here.
 
 use std::str::FromStr;
 
@@ -16,13 +15,13 @@ use super::grant::Role;
 use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
 
-/// A body, as far as who may say what.
+/// A body that may have reserved fields.
 pub trait Reserved {
-    /// The first of its fields that says what only an administrator may.
+    /// The first of its reserved fields that is set.
     fn reserved(&self) -> Option<&'static str>;
 }
 
-/// Refuses what this caller may not say.
+/// Fails if this caller may not set a field of the body.
 ///
 /// # Errors
 /// [`ApiCode::RoleTooLow`], with the field's name.
@@ -39,14 +38,14 @@ pub fn check(peer: &Peer, request: &impl Reserved) -> Result<(), Refusal> {
     }
 }
 
-/// The first that is there.
+/// The first that is set.
 fn first<const N: usize>(fields: [(&'static str, bool); N]) -> Option<&'static str> {
     let mut fields = fields.into_iter();
     fields.find(|(_, is_there)| *is_there).map(|(field, _)| field)
 }
 
-/// Whether an image is a directory or a file of the host, or of a registry that is reached on this host alone: that one is spoken to
-/// in clear, so what answers there could send thawd to any other address. What is no reference is refused later.
+/// Whether an image is a directory or a file of the host, or of a registry on the host's loopback: thawd uses that one without TLS, so
+/// whatever answers there could redirect thawd to any other address. An invalid reference is refused later.
 fn is_of_host(image: &str) -> bool {
     match ImageRef::from_str(image) {
         Ok(ImageRef::Registry(of)) => of.is_loopback(),
@@ -55,7 +54,7 @@ fn is_of_host(image: &str) -> bool {
     }
 }
 
-/// Whether a port or an address of the host is chosen: a port that no server has yet can be another's, and some addresses are not for all.
+/// Whether a port or an address of the host is chosen: a free port can be meant for another server, and not every address is for tenants.
 fn chooses_a_port(publish: &[PublishedPort]) -> bool {
     publish.iter().any(|port| {
         let PublishedPort {
@@ -68,7 +67,7 @@ fn chooses_a_port(publish: &[PublishedPort]) -> bool {
     })
 }
 
-/// All of a container is of its guest.
+/// All fields of a container concern the guest.
 fn of_guest(container: &StartContainer) {
     let StartContainer {
         entrypoint: _,
@@ -120,11 +119,11 @@ impl Reserved for CreateSandbox {
             ("record_to", record_to.is_some()),
             ("volumes", !volumes.is_empty()),
             ("an image of the host", is_of_host(image)),
-            // What comes in clear can be changed on its way, and the store it comes into is every tenant's.
+            // An image without TLS can be changed in transit, and all tenants share the store.
             ("plain_http", *plain_http),
             ("a chosen port or address of the host", chooses_a_port(publish)),
             ("client", client.is_some()),
-            // What it keeps is read ahead for every tenant's starts.
+            // The recording is read ahead for the starts of every tenant.
             ("record", *record),
         ])
     }

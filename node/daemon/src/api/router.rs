@@ -1,6 +1,6 @@
-//! The routes, which role each takes, and what each request passes on its way to one.
+//! The routes, the least role of each, and the layers that every request passes.
 //!
-//! Invariant: every route has a least role. [`Table`] alone adds routes, and adds none without one.
+//! Invariant: every route has a least role. Only [`Table`] adds routes, each with one.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ use super::limits::{Gate, limit};
 use super::problem::{ApiCode, Refusal};
 use super::{drain, exec, health, images, logs, metrics, problem, sandboxes, transfer, unread_body, usage};
 
-/// A page that shows the document. It loads nothing but that.
+/// A page that shows the OpenAPI document. It loads nothing else.
 const PAGE: &str = include_str!("page.html");
 
 #[derive(OpenApi)]
@@ -46,9 +46,9 @@ struct Document;
 
 /// The routes with their descriptions, each with the least role that may use it.
 ///
-/// What the node's tenants share (images, templates, pools, drain) is an administrator's: it tells of every tenant, or changes something
-/// for every tenant. So is what names a directory of the host (freeze, thaw). Reading a container's file is as much as running a
-/// process in it.
+/// Only administrators use what all tenants share (images, templates, pools, drain), because it reveals or changes something of every
+/// tenant, and what names a directory of the host (freeze, thaw). Reading a container's file requires the same role as running a process
+/// in it.
 fn table() -> Table {
     use Role::{Admin, Operate, Read};
     Table(OpenApiRouter::with_openapi(Document::openapi()))
@@ -80,7 +80,7 @@ fn table() -> Table {
 struct Table(OpenApiRouter<Arc<Daemon>>);
 
 impl Table {
-    /// Adds handlers of one path, and says in their descriptions who may use them.
+    /// Adds the handlers of one path, and the least role to their descriptions.
     fn add(self, least: Role, (schemas, mut paths, handlers): UtoipaMethodRouter<Arc<Daemon>>) -> Table {
         for operation in paths.paths.values_mut().flat_map(operations) {
             operation.security = Some(security(least));
@@ -88,7 +88,7 @@ impl Table {
         Table(self.0.routes((schemas, paths, guarded(least, handlers))))
     }
 
-    /// Adds a path that the document does not have.
+    /// Adds a path that is not in the document.
     fn add_page(self, least: Role, path: &str, handlers: MethodRouter<Arc<Daemon>>) -> Table {
         Table(self.0.route(path, guarded(least, handlers)))
     }
@@ -98,7 +98,7 @@ fn guarded(least: Role, handlers: MethodRouter<Arc<Daemon>>) -> MethodRouter<Arc
     handlers.route_layer(from_fn_with_state(least, authorize))
 }
 
-/// Lets callers of a role that suffices through.
+/// Admits callers with at least this role.
 async fn authorize(State(least): State<Role>, request: Request, next: Next) -> Response {
     let role = match peer(request.extensions()) {
         Ok(peer) => peer.role(),
@@ -112,17 +112,17 @@ async fn authorize(State(least): State<Role>, request: Request, next: Next) -> R
     Refusal::new(ApiCode::RoleTooLow, what).into_response()
 }
 
-/// The names of the ways to authenticate.
+/// The names of the security schemes.
 const SCHEMES: [&str; 2] = ["token", "certificate"];
 
-/// Any of these ways, of a caller whose role suffices.
+/// Either security scheme, with a role that suffices.
 fn security(least: Role) -> Vec<SecurityRequirement> {
     SCHEMES
         .map(|scheme| SecurityRequirement::new(scheme, [least.name()]))
         .into()
 }
 
-/// How a caller says who it is.
+/// The security schemes.
 fn with_schemes(document: &mut utoipa::openapi::OpenApi) {
     let [token, certificate] = SCHEMES;
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some(
@@ -155,8 +155,7 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
     all.into_iter().flatten()
 }
 
-/// Says of every operation that it may be answered by a problem, whatever it says of single statuses: what is refused on
-/// the way to a route is not the route's to tell.
+/// Adds the problem document as the default answer of every operation, because layers before the handler can refuse a request too.
 fn with_problems(document: &mut utoipa::openapi::OpenApi) {
     let problem = utoipa::openapi::response::ResponseBuilder::new()
         .description("What is wrong, by its status and code")
@@ -168,7 +167,7 @@ fn with_problems(document: &mut utoipa::openapi::OpenApi) {
     for operation in document.paths.paths.values_mut().flat_map(operations) {
         let responses = &mut operation.responses.responses;
         for (status, response) in responses.iter_mut() {
-            // The specification asks for one.
+            // The specification requires one.
             if let RefOr::T(response) = response
                 && response.description.is_empty()
             {
@@ -179,7 +178,7 @@ fn with_problems(document: &mut utoipa::openapi::OpenApi) {
     }
 }
 
-/// What a status means, in HTTP's words.
+/// HTTP's phrase for a status.
 fn reason(status: &str) -> &'static str {
     let status = status.parse::<StatusCode>().ok();
     status.and_then(|s| s.canonical_reason()).unwrap_or("Done")

@@ -1,7 +1,7 @@
-//! Which sandboxes a caller may reach, and what it calls them.
+//! Which sandboxes a caller may reach, and by which names.
 //!
-//! Invariant: to a caller, a sandbox beyond its scope is one that is not there. Every lookup of the daemon takes a [`Wanted`] and
-//! every list and watch a [`Scope`], so none is made without saying for whom.
+//! Invariant: for a caller, a sandbox outside its scope does not exist. Every lookup takes a [`Wanted`], every list and watch a [`Scope`],
+//! so none can leave out the caller.
 
 use thaw_protocol::api::Sandbox;
 use thaw_sandbox::tenant::Tenant;
@@ -9,16 +9,16 @@ use thaw_sandbox::tenant::Tenant;
 use super::grant::Role;
 use super::peer::Peer;
 
-/// The sandboxes that are there for a caller.
+/// The sandboxes that exist for a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope {
-    /// Whose names it uses. A name is of one tenant, or of none.
+    /// The tenant whose names it uses. A name belongs to one tenant, or to none.
     tenant: Option<Tenant>,
     is_node: bool,
 }
 
 impl Scope {
-    /// All of the node. Names are those of sandboxes without a tenant; others are reached by their ids.
+    /// All sandboxes of the node. Names are those of sandboxes without a tenant; the others are reached by id.
     pub fn node() -> Scope {
         Scope {
             tenant: None,
@@ -26,7 +26,7 @@ impl Scope {
         }
     }
 
-    /// Those of one tenant.
+    /// The sandboxes of one tenant.
     pub fn tenant(tenant: Tenant) -> Scope {
         Scope {
             tenant: Some(tenant),
@@ -34,7 +34,7 @@ impl Scope {
         }
     }
 
-    /// What a caller may reach: an administrator everything.
+    /// The scope of a caller: for an administrator everything.
     pub fn of(peer: &Peer) -> Scope {
         Scope {
             tenant: peer.tenant().cloned(),
@@ -42,23 +42,23 @@ impl Scope {
         }
     }
 
-    /// Whether it is all of the node.
+    /// Whether it is the whole node.
     pub fn is_node(&self) -> bool {
         self.is_node
     }
 
-    /// Whether this sandbox is in it.
+    /// Whether a sandbox is in it.
     pub fn reaches(&self, sandbox: &Sandbox) -> bool {
         self.is_node || (self.tenant.is_some() && self.tenant_name() == sandbox.tenant.as_deref())
     }
 
-    /// Whose names it uses.
+    /// The tenant whose names it uses.
     pub fn tenant_name(&self) -> Option<&str> {
         self.tenant.as_ref().map(Tenant::as_str)
     }
 }
 
-/// A sandbox as a caller names it: by its id, or by its name.
+/// The id or name by which a caller means a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     pub scope: Scope,
@@ -66,7 +66,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// Of all sandboxes of the node: for thawd itself, and for its host's users.
+    /// Within the whole node: for thawd itself, and for users of the host.
     pub fn on_node(text: impl Into<String>) -> Wanted {
         Wanted {
             scope: Scope::node(),

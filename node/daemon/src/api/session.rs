@@ -1,7 +1,7 @@
-//! A caller's hold on a process it runs.
+//! The session of a caller with a process that it runs.
 //!
-//! Invariants: between the process and its caller lie at most [`PIECES`] pieces each way, so who is slow slows the other; when
-//! the caller lets go, or thawd ends, the process is hung up on and then killed; what was begun is attended to its end.
+//! Invariants: at most [`PIECES`] pieces are buffered each way, so a slow side slows the other; when the caller drops the session, or thawd
+//! shuts down, the process gets SIGHUP, then SIGKILL; the session's task runs until the process has ended.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,14 +12,14 @@ use tokio::sync::{mpsc, watch};
 
 use super::process::Process;
 
-/// Pieces on their way, each way: each is at most what the agent gives at once.
+/// Pieces buffered each way. A piece is at most what the agent returns at once.
 const PIECES: usize = 4;
-/// How long a process that was hung up on may take to end before it is killed, and then.
+/// How long a process may take to end after SIGHUP, and after SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long all of that may take: a paused guest answers nothing.
+/// How long all of that may take: a paused guest does not answer.
 const PARTING: Duration = Duration::from_secs(15);
 
-/// What happens to a process.
+/// An event of a process.
 #[derive(Debug)]
 pub enum Said {
     Wrote(Output, Vec<u8>),
@@ -27,7 +27,7 @@ pub enum Said {
     Ended(Result<i32, Error>),
 }
 
-/// A process and who attends it. Dropped, the process is hung up on.
+/// A process and its caller. Dropping this hangs up the process.
 #[derive(Debug)]
 pub struct Session {
     process: Arc<dyn Process>,
@@ -36,7 +36,7 @@ pub struct Session {
 }
 
 impl Session {
-    /// Attends a process that was just started. `held` is let go of when that is over.
+    /// Starts the session of a process that was just started. `held` is dropped at its end.
     pub fn start(
         process: Arc<dyn Process>,
         tty: bool,
@@ -57,7 +57,7 @@ impl Session {
         }
     }
 
-    /// What happens next. None when thawd ends.
+    /// The next event. `None` when thawd shuts down.
     pub async fn next(&mut self) -> Option<Said> {
         self.said.recv().await
     }
@@ -67,7 +67,7 @@ impl Session {
         self.process.clone()
     }
 
-    /// Where its input goes: dropped, that is at its end. It can be had once.
+    /// Its input, which is closed when this is dropped. Returned once only.
     pub fn input(&mut self) -> Option<mpsc::Sender<Vec<u8>>> {
         self.input.take()
     }
@@ -97,7 +97,7 @@ async fn attend(
     };
     let work = async {
         let (status, ()) = tokio::join!(end, outputs);
-        // Who has let go does not hear it.
+        // A caller that has dropped the session does not receive it.
         let _ = says.send(Said::Ended(status)).await;
     };
     let feeding = async {
@@ -105,7 +105,7 @@ async fn attend(
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        // Who lets go ends the input too: that alone is no hanging up.
+        // Dropping the session also closes the input; the end of input alone is no hang-up.
         biased;
         () = says.closed() => {}
         _ = closing.wait_for(|closing| *closing) => {}
@@ -113,12 +113,12 @@ async fn attend(
         () = feeding => {}
     }
     if tokio::time::timeout(PARTING, hang_up(process)).await.is_err() {
-        tracing::warn!("a process nobody attends any more could not be ended: its guest does not answer");
+        tracing::warn!("a process whose caller has gone could not be ended: its guest does not answer");
     }
 }
 
-/// Passes on what the process writes until its stream ends, or until it has been waited for [`OUTPUT_LINGERS`] in all since
-/// the process's end: what else holds the stream open is not what was run.
+/// Passes on the output of the process until its stream ends, or for at most [`OUTPUT_LINGERS`] after the process's end: another
+/// process may hold the stream open.
 async fn pump(
     process: &dyn Process,
     output: Output,
@@ -129,7 +129,7 @@ async fn pump(
     loop {
         let (begun, was_over) = (tokio::time::Instant::now(), *ended.borrow());
         let over = async {
-            // The sender is held as long as we run.
+            // The sender lives as long as this runs.
             let _ = ended.wait_for(|ended| *ended).await;
             tokio::time::sleep(left).await;
         };
@@ -157,11 +157,11 @@ async fn feed(process: &dyn Process, mut fed: mpsc::Receiver<Vec<u8>>) {
     process.close_stdin().await;
 }
 
-/// Ends a process as a terminal that is closed does, and by force where that does not help.
+/// Sends SIGHUP, as a closed terminal does, then SIGKILL if the process does not end.
 async fn hang_up(process: &dyn Process) {
     let drain = async |output| while process.read(output).await.is_some() {};
     let draining = async {
-        // What nobody reads must not hold it up.
+        // Output must be read, or the process could block.
         tokio::join!(drain(Output::Stdout), drain(Output::Stderr));
         std::future::pending::<()>().await;
     };

@@ -1,17 +1,16 @@
 //! `Server-Timing`: where the time of a creation went, in a header (W3C Server Timing).
 //!
-//! Invariant: whatever stages are called, the header is by its grammar and has at most [`MOST`] entries.
+//! Invariant: whatever the names of stages, the header is valid and has at most [`MOST`] entries.
 
 use axum::http::{HeaderName, HeaderValue};
 use thaw_protocol::api::Account;
 
 /// The header.
 pub const SERVER_TIMING: HeaderName = HeaderName::from_static("server-timing");
-/// Most stages, and most reasons, that are said.
+/// Most stages, and most reasons.
 const MOST: usize = 64;
 
-/// The stages, each with its milliseconds; `total`, to the end of the last; and why it was slower than it could be, each as
-/// `slow` with the reason's code.
+/// The stages with their milliseconds, `total` to the end of the last, and each reason for slowness as `slow` with the reason's code.
 pub fn server_timing(account: &Account) -> HeaderValue {
     let milliseconds = |ns: u64| ns as f64 / 1e6;
     let ends = account
@@ -30,7 +29,7 @@ pub fn server_timing(account: &Account) -> HeaderValue {
     HeaderValue::try_from(text).expect("tokens, numbers and punctuation are a header's value")
 }
 
-/// A name as HTTP's tokens allow (RFC 9110, 5.6.2).
+/// A name as an HTTP token (RFC 9110, 5.6.2).
 fn token(name: &str) -> String {
     let good = |c: char| c.is_ascii_alphanumeric() || "!#$%&'*+-.^_`|~".contains(c);
     let token: String = name.chars().map(|c| if good(c) { c } else { '-' }).collect();

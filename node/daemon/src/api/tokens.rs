@@ -1,6 +1,6 @@
-//! Bearer tokens: who may ask over TCP without a certificate.
+//! Bearer tokens: access over TCP without a certificate.
 //!
-//! Invariants: how long a look takes says nothing of the tokens that are known; none is held as it is, nor ever shown.
+//! Invariants: the time of a lookup reveals nothing about the known tokens; no token is kept in plain text or ever shown.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -13,21 +13,21 @@ use thaw_sandbox::error::Error;
 use super::grant::{Expiry, Grant, Granted, lines, read_file, unusable};
 use super::peer::{Admission, Peer};
 
-/// What the file has, for errors.
+/// What errors call the file's contents.
 const WHAT: &str = "tokens";
 /// Most tokens.
 const MOST: usize = 1024;
-/// Bytes of a token: what is shorter can be guessed.
+/// The length of a token, bytes: a shorter one could be guessed.
 const LENGTH: std::ops::RangeInclusive<usize> = 24..=512;
 
-/// The tokens that are known.
+/// The known tokens.
 #[derive(Debug)]
 pub struct Tokens {
-    /// Of this process alone: tags of equal texts are equal, and say nothing of the texts.
+    /// A key of this process only: the tags of equal texts are equal, and reveal nothing about the texts.
     key: hmac::Key,
-    /// By their tags.
+    /// The callers by the tags of their tokens.
     known: HashMap<Box<[u8]>, Known>,
-    /// Names of those whose line has no role: they are administrators, as all were before there were roles.
+    /// The names of tokens whose line has no role: they are administrators.
     without_role: Vec<String>,
 }
 
@@ -47,10 +47,10 @@ impl Known {
 }
 
 impl Tokens {
-    /// Reads a file of them: `NAME TOKEN [role=ROLE] [tenant=TENANT] [expires=YYYY-MM-DD]` a line; `#` begins a comment.
+    /// Reads a file of tokens: `NAME TOKEN [role=ROLE] [tenant=TENANT] [expires=YYYY-MM-DD]` a line; `#` begins a comment.
     ///
     /// # Errors
-    /// `config-invalid`: others can read it, or a line is not such; no token is in the message.
+    /// `config-invalid`: others can read the file, or a line is invalid. Messages contain no token.
     pub fn read(path: &Path) -> Result<Tokens, Error> {
         let text = read_file(path, WHAT, 0o077)?;
         Tokens::parse(&text).map_err(|why| unusable(path, WHAT, &why))
@@ -68,7 +68,7 @@ impl Tokens {
             let (Some(name), Some(token)) = (words.next(), words.next()) else {
                 return Err(wrong("this is to be a name and a token"));
             };
-            // A line that an editor has wrapped, or without a name: its words would be a caller and a token that can be guessed.
+            // A wrapped line, or one without a name: its words would be a caller and a token that can be guessed.
             if [name, token].into_iter().any(Granted::is_term) {
                 return Err(wrong(
                     "a name and a token come before role=, tenant= and expires=",
@@ -104,15 +104,15 @@ impl Tokens {
         &self.without_role
     }
 
-    /// Whose a token is, if it is known and good at this time.
+    /// The caller of a token, if it is known and valid at this time.
     fn find(&self, token: &[u8], now: SystemTime) -> Option<&Known> {
-        // How long this takes depends on tags, which nobody outside can choose.
+        // The time of this depends on tags, which callers cannot choose.
         let tag = hmac::sign(&self.key, token);
         let found = self.known.get(tag.as_ref());
         found.filter(|known| !known.expires.is_some_and(|expires| expires.is_over(now)))
     }
 
-    /// Whose token a request brings.
+    /// The caller of a request's token.
     pub fn bearer(&self, headers: &HeaderMap, now: SystemTime) -> Option<Admission> {
         let mut all = headers.get_all(header::AUTHORIZATION).iter();
         let (one, none) = (all.next()?, all.next());

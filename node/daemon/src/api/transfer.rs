@@ -1,7 +1,7 @@
-//! Files of a sandbox's container, read and written.
+//! The handlers for files of a sandbox's container.
 //!
-//! Invariants: of a file at most one piece is held, whatever its size; an answer that says how long it is is as long, or breaks
-//! off; an upload that breaks off leaves nothing under its path.
+//! Invariants: at most one piece of a file is held, whatever its size; an answer with a length has that length, or breaks off; an upload
+//! that breaks off leaves nothing under its path.
 
 use std::sync::Arc;
 
@@ -97,19 +97,19 @@ pub async fn read(
     Ok(response)
 }
 
-/// A file that is being read.
+/// The body of a download.
 struct Reading {
     files: Arc<dyn Files>,
     path: String,
     identity: u64,
-    /// What it said it has. None: all there is.
+    /// The announced bytes that are left. `None`: until the end of the file.
     size: Option<u64>,
     at: u64,
     next: Option<Piece>,
 }
 
 impl Reading {
-    /// The next bytes. None at the end.
+    /// The next bytes; `None` at the end.
     async fn next(&mut self) -> Option<std::io::Result<Bytes>> {
         let left = self.size.unwrap_or(MAX_FILE) - self.at;
         if left == 0 {
@@ -214,7 +214,7 @@ fn too_large() -> Refusal {
     )
 }
 
-/// A file that is being written. Dropped before it is whole, it is forgotten.
+/// An upload. Dropped before it is complete, it is discarded.
 struct Writing {
     files: Arc<dyn Files>,
     upload: Upload,
@@ -236,7 +236,7 @@ impl Drop for Writing {
     fn drop(&mut self) {
         if !self.over {
             let (files, upload) = (self.files.clone(), self.upload.clone());
-            // Bounded by the call's own end: the connection goes with it.
+            // Bounded by the timeout of the call, which also closes the connection.
             tokio::spawn(async move {
                 let _ = tokio::time::timeout(BODY_LIMIT, files.abandon(&upload)).await;
             });

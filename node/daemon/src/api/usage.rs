@@ -1,4 +1,4 @@
-//! What sandboxes take of the host: one's, and all of them with the pools.
+//! The handlers for resource usage: of one sandbox, and of all with the pools.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::daemon::Daemon;
 use super::problem::{ApiCode, Refusal};
 use super::scope::{Scope, Wanted};
 
-/// What a sandbox takes of its host.
+/// The resource usage of a sandbox.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/metrics", operation_id = "getSandboxUsage", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = Usage),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
@@ -20,7 +20,7 @@ pub async fn one(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<Js
     blocking(daemon, move |daemon| Ok(daemon.usage(&wanted)?)).await
 }
 
-/// What the caller's sandboxes take; to an administrator those of all tenants, and what this node's pools have.
+/// The resource usage of the caller's sandboxes; for an administrator, of all sandboxes and of the node's pools.
 #[utoipa::path(get, path = "/v1/node/usage", operation_id = "getNodeUsage", tag = "node", responses(
     (status = 200, body = NodeUsage),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
@@ -29,7 +29,7 @@ pub async fn all(State(daemon): State<Arc<Daemon>>, scope: Scope) -> Result<Json
     blocking(daemon, move |daemon| Ok(daemon.usages(&scope))).await
 }
 
-/// The kernel is asked for each sandbox, which may be many. Counts as begun: what is looked at cannot be let go of.
+/// Collects usage on a blocking thread, because there may be many sandboxes. It holds machines, so a release waits until it is done.
 async fn blocking<T: Send + 'static>(
     daemon: Arc<Daemon>,
     work: impl FnOnce(&Daemon) -> Result<T, Refusal> + Send + 'static,

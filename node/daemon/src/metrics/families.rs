@@ -1,17 +1,16 @@
-//! Metrics at one moment, on their way to who asked.
+//! The metrics of one moment.
 //!
-//! Invariant: every family has a name of its own and at least one sample, so that what [`Families::text`] writes is an
-//! exposition.
+//! Invariant: every family has a unique name and at least one sample, so that [`Families::text`] writes a valid exposition.
 
 use prometheus::TextEncoder;
 use prometheus::core::Collector;
 use prometheus::proto::{Bucket, Counter, Gauge, Histogram, LabelPair, Metric, MetricFamily, MetricType};
 use thaw_pools::statistics::{BOUNDS_NS, Times};
 
-/// What [`Families::text`] is.
+/// The media type of [`Families::text`].
 pub const MEDIA_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Names and values that tell samples of one family apart.
+/// The names and values of labels.
 pub type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
 
 /// Families of metrics.
@@ -19,7 +18,7 @@ pub type Labels<'a, const N: usize> = [(&'static str, &'a str); N];
 pub struct Families(Vec<MetricFamily>);
 
 impl Families {
-    /// Numbers that only grow. The name ends in `_total`.
+    /// Counters. The name ends in `_total`.
     pub fn counters<'a, const N: usize>(
         &mut self,
         name: &str,
@@ -41,7 +40,7 @@ impl Families {
         self.counters(name, help, [([], value)]);
     }
 
-    /// Time that only grows. The name ends in `_seconds_total`.
+    /// Counters of time. The name ends in `_seconds_total`.
     pub fn seconds(&mut self, name: &str, help: &str, seconds: f64) {
         let mut counter = Counter::default();
         counter.set_value(seconds);
@@ -50,7 +49,7 @@ impl Families {
         self.add(name, help, MetricType::COUNTER, vec![metric]);
     }
 
-    /// Numbers as they are now.
+    /// Gauges.
     pub fn gauges<'a, const N: usize>(
         &mut self,
         name: &str,
@@ -72,7 +71,7 @@ impl Families {
         self.gauges(name, help, [([], value)]);
     }
 
-    /// Durations, in seconds.
+    /// Histograms of durations, in seconds.
     pub fn times<'a, const N: usize>(
         &mut self,
         name: &str,
@@ -87,7 +86,7 @@ impl Families {
         self.add(name, help, MetricType::HISTOGRAM, metrics.collect());
     }
 
-    /// What a collector has counted.
+    /// The families of a collector.
     pub fn collected(&mut self, collector: &impl Collector) {
         let families = collector.collect();
         self.0

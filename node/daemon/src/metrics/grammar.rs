@@ -1,8 +1,8 @@
-//! A strict reader of Prometheus's text format, for tests: what is not by the grammar, or contradicts itself, is an error.
+//! A strict parser of Prometheus's text format, for tests: invalid or contradictory text is an error.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A family as it was read.
+/// A parsed family.
 #[derive(Debug, Default)]
 pub struct Read {
     pub help: String,

@@ -1,14 +1,14 @@
-//! What thawd counts, for Prometheus. docs/metrics.md names every metric.
+//! thawd's metrics, for Prometheus. docs/metrics.md describes each.
 //!
 //! | module | noun |
 //! |---|---|
-//! | here | what is counted as it happens |
-//! | [`families`] | metrics at one moment, as text |
-//! | [`node`] | what the node has and did |
+//! | here | metrics that are updated as events happen |
+//! | [`families`] | the metrics of one moment, as text |
+//! | [`node`] | the node: pools, image store, fetches |
 //! | [`process`] | this process |
 //!
-//! Invariants: asking for metrics touches no disk, no guest and no VMM; every label has a bounded number of values, whatever
-//! callers ask for ([`Names`]); no metric speaks of one sandbox, of which there may be thousands.
+//! Invariants: collecting metrics touches no disk, no guest and no VMM; every label has a bounded number of values, whatever callers
+//! send ([`Names`]); no metric is of one sandbox, of which there may be thousands.
 
 use std::collections::BTreeSet;
 use std::sync::{Mutex, PoisonError};

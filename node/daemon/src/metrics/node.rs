@@ -1,4 +1,4 @@
-//! What a node has and did: its pools, its store, what it fetched.
+//! The metrics of a node: its pools, its image store, its fetches.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -11,7 +11,7 @@ use thaw_sandbox::sandbox::{BudgetStatistics, Tenants};
 
 use super::{Families, Names, OTHER};
 
-/// Asks nobody: all of it was counted as it happened. The stores of tenants count with the node's.
+/// Adds counters that were updated as events happened. The stores of tenants are counted with the node's.
 pub fn collect(tenants: &Tenants, endpoints: &Names, families: &mut Families) {
     let (node, all) = (tenants.shared(), tenants.all());
     pools(&tenants.pool_statistics(), families);
@@ -249,7 +249,7 @@ pub(crate) fn fetches(endpoints: Vec<EndpointCounts>, families: &mut Families) {
     families.counters("thaw_fetch_bytes_total", "Bytes of bodies received.", bytes);
 }
 
-/// The endpoints that have a name of their own, and the others together: images come from wherever callers say.
+/// Metrics of the endpoints with a name, and of all others together: callers can name any registry.
 fn few(endpoints: Vec<EndpointCounts>, names: &Names) -> Vec<EndpointCounts> {
     let mut few: Vec<EndpointCounts> = Vec::new();
     let mut others: Option<EndpointCounts> = None;

@@ -1,4 +1,4 @@
-//! What this process takes of its host, by the names Prometheus's own client libraries give it.
+//! The resource usage of this process, by the names of Prometheus's client libraries.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use thaw_pools::process::Stat;
 
 use super::Families;
 
-/// Reads `/proc`, which is memory. Blocks for as long as the kernel takes to list our descriptors.
+/// Reads `/proc`, which is no disk. Blocks while the kernel lists this process's descriptors.
 pub fn collect(families: &mut Families) {
     if let Some(stat) = Stat::of_self() {
         let ticks = clock_ticks_per_second() as f64;
@@ -37,7 +37,7 @@ pub fn collect(families: &mut Families) {
         }
     }
     if let Ok(open) = fs::read_dir("/proc/self/fd") {
-        // One of them lists the others.
+        // Without the descriptor of the listing itself.
         let open = open.count().saturating_sub(1);
         families.gauge("process_open_fds", "Open descriptors.", open as f64);
     }

@@ -1,9 +1,9 @@
-//! Where a pod's cgroup is: the OCI runtime specification's `cgroupsPath`, which is a path, or what systemd makes one of.
+//! The cgroup of a pod, from the OCI runtime specification's `cgroupsPath`: a path, or a systemd slice and scope.
 
-/// The path below the hierarchies' roots, beginning with a slash; none where nothing is said.
+/// The path below the hierarchies' roots, beginning with a slash; `None` if it is empty.
 ///
 /// # Errors
-/// Says what of it is no place.
+/// What is invalid.
 pub(super) fn path(given: &str) -> Result<Option<String>, String> {
     let wrong = || format!("{given:?} is no place for a cgroup");
     let path = match given.split(':').collect::<Vec<_>>()[..] {

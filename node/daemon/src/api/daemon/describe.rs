@@ -1,10 +1,10 @@
-//! A sandbox as the API tells of it.
+//! The API's description of a sandbox.
 
 use thaw_protocol::api::Sandbox as Described;
 
 use crate::api::machine::{Condition, Machine};
 
-/// Of a machine in this condition.
+/// Describes a machine in this condition.
 pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described {
     let record = machine.record();
     let mut described = Described {
@@ -34,7 +34,7 @@ pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described
     described
 }
 
-/// Its container's process has ended.
+/// Notes that its container's process has ended.
 pub(super) fn exited(described: &mut Described, status: i32) {
     described.exit_code = Some(status);
     if described.state == "running" {
@@ -42,7 +42,7 @@ pub(super) fn exited(described: &mut Described, status: i32) {
     }
 }
 
-/// What became of its machine.
+/// Sets the state and the reason by its machine's condition.
 pub(super) fn set(described: &mut Described, condition: Condition) {
     let (state, reason) = match condition {
         Condition::Running if described.exit_code.is_some() => ("exited", None),

@@ -1,8 +1,8 @@
-//! Sandboxes that failed: what becomes of one that ended unasked, and how long it stays listed.
+//! Failed sandboxes: those whose machine ended by itself, and how long they stay listed.
 //!
-//! Invariants: a failure is written down before anything of its sandbox is removed, and shown when all of that is gone, so
-//! whoever sees it finds its name and its ports free; whoever deletes a sandbox that is failing leaves nothing of it. A
-//! sandbox that failed is in the cache and not in the table.
+//! Invariants: a failure is recorded before anything of its sandbox is removed, and listed when everything is removed, so that its name
+//! and its ports are free by then; deleting a sandbox that is failing leaves nothing of it. A failed sandbox is in the cache and not in
+//! the table.
 
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, PoisonError, Weak};
@@ -21,24 +21,24 @@ use crate::api::scope::Wanted;
 
 /// How long a VMM may take to say whether its machine has ended.
 const ASK_LIMIT: Duration = Duration::from_secs(1);
-/// How long the timer of retention runs at most: it stands still while the host sleeps.
+/// The longest wait of the retention timer, which stands still while the host sleeps.
 const LONGEST_WAIT: Duration = Duration::from_secs(60 * 60);
 
-/// Those being taken down: each closes when it is done.
+/// The sandboxes that are failing; the channel closes when one has failed.
 pub(super) type Failing = HashMap<String, watch::Receiver<()>>;
 
-/// Where failures are kept, and for how long.
+/// Where failed sandboxes are recorded, and for how long.
 #[derive(Debug)]
 pub(super) struct Kept {
-    /// None: in memory alone.
+    /// `None`: only in memory.
     pub run: Option<RunDirectory>,
     pub retention: Retention,
-    /// Another failed.
+    /// Signals another failure.
     pub more: Notify,
 }
 
 impl Daemon {
-    /// Shows what failed before this thawd, and from now on forgets each when its time is over.
+    /// Lists the sandboxes that failed under earlier thawds, and starts to remove each when its retention is over.
     pub(super) async fn keep_failed(self: &Arc<Daemon>) {
         if let Some(run) = self.kept.run.clone() {
             let retention = self.kept.retention;
@@ -53,9 +53,9 @@ impl Daemon {
         tokio::spawn(expire(Arc::downgrade(self)));
     }
 
-    /// A sandbox ended unasked: notes why, removes what it has, and lists it as failed.
+    /// Records why a sandbox's machine ended by itself, removes what the sandbox has, and lists it as failed.
     pub(super) async fn fail(self: &Arc<Daemon>, id: &str) {
-        // Dropped when all is done: whoever deletes it meanwhile waits for that.
+        // Dropped when it has failed. A concurrent deletion waits for that.
         let (_failing, waiting) = watch::channel(());
         let machine = {
             let mut failing = self.failing();
@@ -92,7 +92,7 @@ impl Daemon {
         }
     }
 
-    /// Ends a sandbox and removes all it has; if it ended unasked before, it is listed as failed, or stays so.
+    /// Ends a sandbox and removes everything it has. If it had ended by itself, it is listed as failed, or stays so.
     ///
     /// # Errors
     /// There is no such sandbox.
@@ -125,19 +125,19 @@ impl Daemon {
     async fn until_failed(&self, id: &str) {
         let waiting = self.failing().get(id).cloned();
         if let Some(mut waiting) = waiting {
-            // Nothing is ever sent: it changes by closing alone.
+            // Nothing is ever sent; the channel only closes.
             let _ = waiting.changed().await;
         }
     }
 
-    /// Removes a sandbox that is not in the table: one that failed, or is failing. Says whether there is one.
+    /// Removes a sandbox that has failed or is failing, and returns whether there is one.
     pub(super) async fn delete_failed(&self, id: &str) -> bool {
         let (there, waiting) = {
             let failing = self.failing();
             (self.cache.remove(id), failing.get(id).cloned())
         };
         match waiting {
-            // What fails it finds that it is not wanted any more.
+            // The task that fails it finds the deletion, and removes the rest.
             Some(mut waiting) => drop(waiting.changed().await),
             None if there => self.forget(id).await,
             None => {}
@@ -159,7 +159,7 @@ impl Daemon {
         let _ = blocking(move || Ok(run.forget_failed(&id))).await;
     }
 
-    /// The same, where nothing can be waited for.
+    /// The same where waiting is not possible.
     pub(super) fn forget_now(&self, id: &str) {
         if let Some(run) = &self.kept.run {
             run.forget_failed(id);
@@ -170,7 +170,7 @@ impl Daemon {
         self.failing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Forgets those whose time is over; how long until that of the next is.
+    /// Removes failed sandboxes whose retention is over, and returns how long that of the next lasts.
     async fn expire_failed(&self) -> Option<Duration> {
         let retention = self.kept.retention;
         let failed = self.cache.failed();
@@ -179,7 +179,7 @@ impl Daemon {
             self.cache.remove(id);
             self.forget(id).await;
         }
-        // Those that `thaw` noted, whose sandboxes were never ours.
+        // Also those that `thaw run` recorded, whose sandboxes thawd never owned.
         if let Some(run) = self.kept.run.clone() {
             let _ = blocking(move || {
                 run.expire_failed(retention);
@@ -193,7 +193,7 @@ impl Daemon {
     }
 }
 
-/// Forgets failed sandboxes as their time is over. Ends with the daemon.
+/// Removes failed sandboxes as their retention ends. Ends with the daemon.
 async fn expire(daemon: Weak<Daemon>) {
     loop {
         let next = match daemon.upgrade() {

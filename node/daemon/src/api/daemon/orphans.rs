@@ -1,9 +1,9 @@
-//! What a dead thawd left running, and what of that it had promised to anybody.
+//! Adopting the sandboxes that an earlier thawd left running.
 //!
-//! Invariant: a sandbox that was asked for with a key is either all that was asked for, and then its key is answered by it; or
-//! nobody was ever told of it, and it is ended, so that whoever asks again has it made anew. One that was asked for without a
-//! key is taken over as it is. One that cannot be taken over though its VMM lives is left running without an owner: the log names it
-//! and says why, whoever deletes it ends it, and the next thawd tries again.
+//! Invariant: if a sandbox was created with an idempotency key, then either its creation was complete, and it is the answer to that key;
+//! or no caller ever got an answer, and it is ended, so that a retry creates another. A sandbox that was created without a key is adopted
+//! as it is. A sandbox whose VMM lives but which cannot be adopted runs on without an owner: the log has its id and the reason, a
+//! deletion ends it, and the next thawd tries again.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -25,14 +25,14 @@ use crate::api::machine::Machine;
 struct Orphan {
     record: Record,
     directory: SandboxDirectory,
-    /// What whoever asked for it was answered, or about to be.
+    /// The answer to its creation, sent or about to be sent.
     answer: Option<Bytes>,
-    /// Whether it is, with others perhaps, all that was asked for.
+    /// Whether its creation was complete: for a clone, that of all clones of the fork.
     is_whole: bool,
 }
 
 impl Daemon {
-    /// Takes over every sandbox an earlier thawd left running and had promised to somebody.
+    /// Adopts every sandbox that an earlier thawd left running, and ends those whose creation was incomplete.
     pub(super) async fn adopt(self: &Arc<Daemon>, tenants: &Tenants) {
         let node = tenants.shared();
         for orphan in orphans(&node.run, &node.cgroups) {
@@ -55,7 +55,7 @@ impl Daemon {
                         let answer = CreatedSandbox {
                             sandbox,
                             image_config,
-                            // Whoever could have told where the time went is dead.
+                            // The thawd that measured the start is dead.
                             account: Account::default(),
                         };
                         self.answer_again(&asked, orphan.answer, &answer);
@@ -84,7 +84,7 @@ impl Daemon {
         }
     }
 
-    /// Answers a key as the thawd before has, or else with what it made for it.
+    /// Answers a key as the thawd before did, or else with the sandbox that it created.
     fn answer_again(&self, asked: &Asked, noted: Option<Bytes>, made: &CreatedSandbox) {
         let age = SystemTime::now()
             .duration_since(UNIX_EPOCH + Duration::from_secs(made.sandbox.created))
@@ -105,7 +105,7 @@ impl Daemon {
     }
 }
 
-/// Takes one over with the stock it was made from, which is not what the configuration would have it made from now.
+/// Adopts a sandbox with the images it was created from, which the configuration may no longer name.
 async fn adopt(
     tenants: &Tenants,
     record: Record,
@@ -122,7 +122,7 @@ async fn adopt(
     Ok((node, sandbox))
 }
 
-/// Those of a run directory, ours now; the oldest first.
+/// The sandboxes of a run directory, now owned by this process; the oldest first.
 fn orphans(run: &RunDirectory, cgroups: &Hierarchy) -> Vec<Orphan> {
     let mut adopted = run.adopt(cgroups);
     adopted.sort_by_key(|(record, _)| record.created);
@@ -135,7 +135,7 @@ fn orphans(run: &RunDirectory, cgroups: &Hierarchy) -> Vec<Orphan> {
             directory,
         })
         .collect();
-    // Clones are made together, and their answer is written down once all of them are there.
+    // The clones of a fork share one answer, which is written when all of them exist.
     let answered: HashMap<(u64, String), Bytes> = all
         .iter()
         .filter_map(|orphan| Some((key(orphan.record.terms.asked.as_ref()?), orphan.answer.clone()?)))

@@ -1,4 +1,4 @@
-//! The objects and what became of them, behind one lock that is held for memory alone.
+//! The sandboxes and their changes, behind one lock that is held for memory accesses only.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -13,7 +13,7 @@ use super::ring::{Change, Extent, Ring};
 use super::version::Versions;
 use crate::api::scope::Wanted;
 
-/// Changes after a version are not known any more, or it was never given: list again.
+/// The changes after a version are no longer known, or the version never existed: the caller must list again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("resource version {asked} is too old or unknown: changes are kept from {floor} to {newest}")]
 pub struct Gone {
@@ -22,18 +22,18 @@ pub struct Gone {
     pub newest: u64,
 }
 
-/// What watchers wait for.
+/// The state that watchers wait for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Newest {
     pub version: u64,
-    /// Nothing comes any more: thawd ends.
+    /// No more changes will come: thawd shuts down.
     pub closed: bool,
 }
 
-/// What [`Sandbox::state`] may be.
+/// The values of [`Sandbox::state`].
 const STATES: [&str; 5] = ["running", "paused", "exited", "ended", FAILED];
 
-/// How much a cache holds.
+/// The size of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Counts {
     /// Sandboxes in each state.
@@ -42,7 +42,7 @@ pub struct Counts {
     pub watchers: usize,
 }
 
-/// Every sandbox, as it is now.
+/// All sandboxes in their present state.
 #[derive(Debug)]
 pub struct Cache {
     state: RwLock<State>,
@@ -54,18 +54,18 @@ pub struct Cache {
 pub(super) struct State {
     versions: Versions,
     pub objects: BTreeMap<String, Arc<Sandbox>>,
-    /// Ids by name. A failed sandbox's name leads to another, if another has it that did not fail.
+    /// Ids by name. If a failed sandbox and another have one name, it leads to the other.
     names: HashMap<Name, String>,
-    /// The ids of those that failed.
+    /// The ids of failed sandboxes.
     failed: BTreeSet<String>,
     pub index: Index,
     pub ring: Ring,
 }
 
-/// A name, within the tenant whose it is.
+/// A name within a tenant.
 type Name = (Option<String>, String);
 
-/// What one is called, if it has a name.
+/// The name of a sandbox, if it has one.
 fn name_of(sandbox: &Sandbox) -> Option<Name> {
     Some((sandbox.tenant.clone(), sandbox.name.clone()?))
 }
@@ -76,7 +76,7 @@ impl State {
         self.versions.last()
     }
 
-    /// Adds one to what is found by name and by state.
+    /// Adds a sandbox to the names and to the failed ones.
     fn enter(&mut self, sandbox: &Sandbox) {
         let has_failed = sandbox.state == FAILED;
         if has_failed {
@@ -90,7 +90,7 @@ impl State {
         }
     }
 
-    /// Takes one out of it; its name may lead to one that failed before.
+    /// Removes a sandbox from these. Its name may then lead to a failed one.
     fn leave(&mut self, sandbox: &Sandbox) {
         self.failed.remove(&sandbox.id);
         let Some(name) = name_of(sandbox) else { return };
@@ -107,7 +107,7 @@ impl State {
         }
     }
 
-    /// Refuses a version after which not all changes are known.
+    /// Fails if not all changes after this version are known.
     pub fn known(&self, asked: u64) -> Result<(), Gone> {
         let (floor, newest) = (self.ring.floor(), self.version());
         match (floor..=newest).contains(&asked) {
@@ -118,7 +118,7 @@ impl State {
 }
 
 impl Cache {
-    /// With nothing in it.
+    /// An empty cache.
     pub fn new(versions: Versions) -> Cache {
         let version = versions.last();
         Cache {
@@ -143,7 +143,7 @@ impl Cache {
         self.replace(&mut self.write(), sandbox)
     }
 
-    /// Changes the one with this id, if it is there; what changes nothing is no change. Says whether it is there.
+    /// Changes the sandbox with this id, and returns whether it exists. A change without effect is not recorded.
     pub fn update(&self, id: &str, change: impl FnOnce(&mut Sandbox)) -> bool {
         let mut state = self.write();
         let Some(before) = state.objects.get(id) else {
@@ -157,7 +157,7 @@ impl Cache {
         true
     }
 
-    /// Takes the one with this id out. Says whether it was there.
+    /// Removes the sandbox with this id, and returns whether it existed.
     pub fn remove(&self, id: &str) -> bool {
         let mut state = self.write();
         let Some(before) = state.objects.remove(id) else {
@@ -170,7 +170,7 @@ impl Cache {
         true
     }
 
-    /// Those that failed, the one that failed first before the others.
+    /// The failed sandboxes, in the order in which they failed.
     pub fn failed(&self) -> Vec<Arc<Sandbox>> {
         let state = self.read();
         let failed = state.failed.iter().filter_map(|id| state.objects.get(id));
@@ -179,12 +179,12 @@ impl Cache {
         failed
     }
 
-    /// The one with this id.
+    /// The sandbox with this id.
     pub fn get(&self, id: &str) -> Option<Arc<Sandbox>> {
         self.read().objects.get(id).cloned()
     }
 
-    /// The one a caller means: with this id, or else with this name of its tenant's, if it may reach that.
+    /// The sandbox that a caller means: by id, or else by a name in its tenant, if it is in its scope.
     pub fn find(&self, wanted: &Wanted) -> Option<Arc<Sandbox>> {
         let Wanted { scope, text } = wanted;
         let state = self.read();
@@ -207,7 +207,7 @@ impl Cache {
         Ok(state.ring.after(after).take(most).cloned().collect())
     }
 
-    /// How much it holds.
+    /// Its size.
     pub fn counts(&self) -> Counts {
         let state = self.read();
         let mut states = STATES.map(|name| (name, 0));
@@ -256,12 +256,12 @@ impl Cache {
         after
     }
 
-    /// Keeps the change that has the last version, and tells the watchers.
+    /// Records the change of the last version, and wakes the watchers.
     fn keep(&self, state: &mut State, before: Option<Arc<Sandbox>>, after: Option<Arc<Sandbox>>) {
         let version = state.version();
         let change = Arc::new(Change::new(version, before, after));
         state.ring.push(change, self.began.elapsed());
-        // Under the lock, so that it never goes back.
+        // Under the lock, so that it never decreases.
         self.newest.send_modify(|newest| newest.version = version);
     }
 }

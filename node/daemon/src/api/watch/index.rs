@@ -1,4 +1,4 @@
-//! Ids by label: a list by label looks only at those that have it.
+//! Ids by label, so that a list by label visits only sandboxes with that label.
 //!
 //! Invariant: an id is under a name and value exactly while its sandbox has that label.
 
@@ -15,7 +15,7 @@ type Ids = BTreeSet<String>;
 pub struct Index(BTreeMap<String, BTreeMap<String, Ids>>);
 
 impl Index {
-    /// It has its labels from now on.
+    /// Adds a sandbox's labels.
     pub fn add(&mut self, sandbox: &Sandbox) {
         for (name, value) in &sandbox.labels {
             let values = self.0.entry(name.clone()).or_default();
@@ -26,7 +26,7 @@ impl Index {
         }
     }
 
-    /// It has them no longer.
+    /// Removes a sandbox's labels.
     pub fn remove(&mut self, sandbox: &Sandbox) {
         for (name, value) in &sandbox.labels {
             let Some(values) = self.0.get_mut(name) else {
@@ -44,7 +44,7 @@ impl Index {
         }
     }
 
-    /// The ids that can match, each once; none says that any can. By the requirement fewest have.
+    /// The ids that can match, each once, by the requirement that the fewest have; `None` if any sandbox can.
     pub fn candidates(&self, selector: &Selector) -> Option<Vec<&Ids>> {
         let sets = selector.labels.iter().filter_map(|r| self.of(r));
         sets.min_by_key(|sets| sets.iter().map(|ids| ids.len()).sum::<usize>())

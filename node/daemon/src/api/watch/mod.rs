@@ -1,17 +1,17 @@
-//! The watch cache: every sandbox as it is now, and the last changes, in memory.
+//! The watch cache: all sandboxes in their present state, and the last changes, in memory.
 //!
 //! | module | noun |
 //! |---|---|
-//! | [`cache`] | the objects, their names and labels, what changed |
-//! | [`version`] | resource versions: they grow, and none comes twice, not even after a restart |
-//! | [`ring`] | the last changes, as many as the rate of change asks for, within bounds |
+//! | [`cache`] | the sandboxes, their names and labels, their changes |
+//! | [`version`] | resource versions, which grow and never repeat, not even after a restart |
+//! | [`ring`] | the last changes, as many as their rate requires, within bounds |
 //! | [`index`] | ids by label |
-//! | [`selector`] | which objects a caller wants |
-//! | [`page`] | lists in pieces, each as of the version the first began at |
-//! | [`watcher`] | one caller that follows the changes |
+//! | [`selector`] | which sandboxes a caller wants |
+//! | [`page`] | lists in pages, all as of the version of the first |
+//! | [`watcher`] | a caller that follows the changes |
 //!
-//! Invariants: reads never touch a disk or ask a VMM; a list and the changes after its version are the next list; no caller
-//! has memory here but a cursor, so however slow it is, it holds nothing: it is told that it is too late.
+//! Invariants: reads never touch a disk or a VMM; a list with the changes after its version is the next list; a caller costs only a
+//! cursor, however slow it is: a caller that is too late gets an error.
 
 pub mod cache;
 pub mod index;

@@ -1,7 +1,7 @@
-//! Lists, whole or in pieces.
+//! Lists, whole or in pages.
 //!
-//! Every piece shows the sandboxes as they were when the first was asked for: what changed since is taken back by the ring,
-//! so a list in pieces costs no memory between them. When the ring no longer reaches so far, the list is [`Gone`].
+//! Every page shows the sandboxes as they were at the request for the first: later changes are undone with the ring, so a list in pages
+//! costs no memory between them. If the ring no longer reaches so far back, the list is [`Gone`].
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -14,42 +14,42 @@ use thaw_protocol::api::Sandbox;
 use super::cache::{Cache, Gone, State};
 use super::selector::Selector;
 
-/// What is asked for.
+/// A request for a page.
 #[derive(Clone, Debug)]
 pub struct Query {
     pub selector: Selector,
-    /// At most so many; none says all.
+    /// The most sandboxes in the page; all without.
     pub limit: Option<usize>,
-    /// The list goes on from here.
+    /// Where the page begins.
     pub from: Option<Token>,
 }
 
-/// One piece of a list.
+/// A page of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// What is shown is as of this version.
+    /// The version of which the page shows the sandboxes.
     pub version: u64,
-    /// By id.
+    /// Ordered by id.
     pub items: Vec<Arc<Sandbox>>,
-    /// Where the next piece begins, if there is one.
+    /// Where the next page begins, if there is one.
     pub next: Option<Token>,
 }
 
-/// Where a list goes on. To callers it is a word without meaning.
+/// Where a list continues. It is opaque to callers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Token {
     pub version: u64,
-    /// The last id that was shown.
+    /// The last id of the page before.
     pub after: String,
 }
 
 impl Token {
-    /// For a caller to hand back.
+    /// Encodes it for a caller.
     pub fn encode(&self) -> String {
         URL_SAFE_NO_PAD.encode(format!("{}.{}", self.version, self.after))
     }
 
-    /// What a caller handed back, which may be anything.
+    /// Decodes what a caller sent, which may be anything.
     pub fn decode(text: &str) -> Option<Token> {
         let text = String::from_utf8(URL_SAFE_NO_PAD.decode(text).ok()?).ok()?;
         let (version, after) = text.split_once('.')?;
@@ -61,7 +61,7 @@ impl Token {
 }
 
 impl Cache {
-    /// The sandboxes that are wanted, by id. Those with a label are found without looking at the others.
+    /// The sandboxes that match, ordered by id. A selector by label visits only those with the label.
     pub fn list(&self, query: &Query) -> Result<Page, Gone> {
         let state = self.read();
         let version = query.from.as_ref().map_or(state.version(), |token| token.version);
@@ -79,7 +79,7 @@ impl Cache {
     }
 }
 
-/// What each sandbox that changed after a version was then.
+/// The state at a version of each sandbox that changed after it.
 fn since(state: &State, version: u64) -> BTreeMap<&str, Option<&Arc<Sandbox>>> {
     let newest_first = state.ring.after(version).rev();
     newest_first
@@ -117,7 +117,7 @@ fn as_of<'a>(
     all.filter(|sandbox| selector.wants(sandbox))
 }
 
-/// Two iterators by id as one.
+/// Merges two iterators that are ordered by id.
 fn merge<'a>(
     mut one: std::iter::Peekable<impl Iterator<Item = &'a Arc<Sandbox>>>,
     mut other: std::iter::Peekable<impl Iterator<Item = &'a Arc<Sandbox>>>,

@@ -1,8 +1,7 @@
 //! The last changes, oldest first.
 //!
-//! It sizes itself: it is to hold what happened in the last [`FRESH`], so that a caller that was away for less misses
-//! nothing, and no more. Invariant: never more than [`MOST`] changes and [`MOST_BYTES`], whatever the rate; what was dropped
-//! is below [`Ring::floor`].
+//! It sizes itself to hold the changes of the last [`FRESH`], so that a caller that was away for less misses nothing. Invariant: never
+//! more than [`MOST`] changes and [`MOST_BYTES`], whatever the rate; dropped changes are below [`Ring::floor`].
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -13,11 +12,11 @@ use thaw_protocol::api::{Sandbox, WatchEvent};
 
 use super::selector::Selector;
 
-/// Room for at least so many changes.
+/// The least capacity, in changes.
 pub const LEAST: usize = 256;
-/// Room for at most so many.
+/// The largest capacity, in changes.
 pub const MOST: usize = 65_536;
-/// What the changes may take in memory, bytes, about.
+/// Most memory for changes, bytes, approximately.
 pub const MOST_BYTES: usize = 64 << 20;
 /// How long a change should be kept.
 pub const FRESH: Duration = Duration::from_secs(75);
@@ -28,12 +27,12 @@ pub struct Change {
     pub version: u64,
     pub before: Option<Arc<Sandbox>>,
     pub after: Option<Arc<Sandbox>>,
-    /// As who wants both before and after sees it: encoded once, for all.
+    /// The line for watchers that match before and after, encoded once for all.
     line: OnceLock<Bytes>,
 }
 
 impl Change {
-    /// One of the two is there.
+    /// At least one of the two is set.
     pub fn new(version: u64, before: Option<Arc<Sandbox>>, after: Option<Arc<Sandbox>>) -> Change {
         Change {
             version,
@@ -43,7 +42,7 @@ impl Change {
         }
     }
 
-    /// Whose change it is.
+    /// The sandbox that changed.
     pub fn id(&self) -> &str {
         match self.after.as_ref().or(self.before.as_ref()) {
             Some(sandbox) => &sandbox.id,
@@ -51,7 +50,7 @@ impl Change {
         }
     }
 
-    /// The line of a watch, for who wants what `selector` wants: what comes to match is added, what ceases to, deleted.
+    /// The line for a watcher with this selector: a sandbox that begins to match was added, one that ceases to match was deleted.
     pub fn line(&self, selector: &Selector) -> Option<Bytes> {
         let wanted = |s: &Option<Arc<Sandbox>>| s.as_ref().filter(|s| selector.wants(s)).cloned();
         let (before, after) = (wanted(&self.before), wanted(&self.after));
@@ -73,7 +72,7 @@ impl Change {
         encode(&event)
     }
 
-    /// About what it takes in memory.
+    /// Its approximate size in memory.
     fn weight(&self) -> usize {
         let weigh = |s: &Option<Arc<Sandbox>>| s.as_ref().map_or(0, |s| weight(s));
         // The line is about as long as the sandbox.
@@ -129,21 +128,21 @@ pub struct Ring {
     dropped: u64,
 }
 
-/// How much a ring keeps.
+/// The size of a ring.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extent {
     /// Changes.
     pub changes: usize,
-    /// Changes there is room for now.
+    /// Its present capacity, in changes.
     pub room: usize,
-    /// What they take in memory, about.
+    /// The approximate size of the changes in memory.
     pub bytes: usize,
-    /// Changes that were dropped for newer ones since it was made.
+    /// How many changes were dropped for newer ones.
     pub dropped: u64,
 }
 
 impl Ring {
-    /// Of what happens after a version.
+    /// An empty ring for the changes after a version.
     pub fn new(floor: u64) -> Ring {
         Ring {
             kept: VecDeque::new(),
@@ -154,12 +153,12 @@ impl Ring {
         }
     }
 
-    /// Changes after a version are all here, if it is not below this.
+    /// The lowest version after which all changes are here.
     pub fn floor(&self) -> u64 {
         self.floor
     }
 
-    /// How much it keeps.
+    /// Its size.
     pub fn extent(&self) -> Extent {
         Extent {
             changes: self.kept.len(),
@@ -169,7 +168,7 @@ impl Ring {
         }
     }
 
-    /// Adds a change that happened `now`, by a clock that never goes back.
+    /// Adds a change that happened `now`, by a monotonic clock.
     pub fn push(&mut self, change: Arc<Change>, now: Duration) {
         let fresh = |kept: Option<&Kept>| kept.is_some_and(|k| now.saturating_sub(k.at) < FRESH);
         let weight = change.weight();

@@ -1,7 +1,6 @@
-//! Which sandboxes a caller wants: by labels and by fields, and the syntax of both.
+//! Selectors of sandboxes by labels and by fields.
 //!
-//! Invariant: a selector is bounded however long its text ([`MAX_REQUIREMENTS`], [`MAX_VALUES`]), and a label that was taken
-//! can be selected by.
+//! Invariant: a selector is bounded however long its text ([`MAX_REQUIREMENTS`], [`MAX_VALUES`]), and every valid label can be selected.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,18 +38,18 @@ pub enum SelectorError {
     TooMany(usize, &'static str),
 }
 
-/// What one requirement asks of labels.
+/// A requirement on a label.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Requirement {
-    /// The label is there, with one of these values.
+    /// The label exists, with one of these values.
     In(String, BTreeSet<String>),
-    /// It is not there, or has none of these values.
+    /// The label does not exist, or has none of these values.
     NotIn(String, BTreeSet<String>),
     Exists(String),
     Absent(String),
 }
 
-/// A field that can be selected by.
+/// A field that a selector can have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
     Name,
@@ -67,7 +66,7 @@ pub struct FieldRequirement {
     pub value: String,
 }
 
-/// All of its requirements must hold, of a sandbox its caller may reach.
+/// A sandbox matches if all requirements hold and it is in the caller's scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector {
     pub scope: Scope,
@@ -76,7 +75,7 @@ pub struct Selector {
 }
 
 impl Selector {
-    /// Of a scope, by a `labelSelector` and a `fieldSelector`; empty ones select all of it.
+    /// Parses a `labelSelector` and a `fieldSelector`, within a scope. Empty ones match all of the scope.
     pub fn parse(scope: Scope, labels: &str, fields: &str) -> Result<Selector, SelectorError> {
         Ok(Selector {
             scope,
@@ -88,7 +87,7 @@ impl Selector {
         })
     }
 
-    /// Whether it wants this one.
+    /// Whether a sandbox matches.
     pub fn wants(&self, sandbox: &Sandbox) -> bool {
         self.scope.reaches(sandbox)
             && self.labels.iter().all(|r| r.holds(&sandbox.labels))
@@ -119,7 +118,7 @@ impl FieldRequirement {
     }
 }
 
-/// Refuses labels that could not be selected by.
+/// Fails if a label could not be selected.
 pub fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), SelectorError> {
     if labels.len() > MAX_LABELS {
         return Err(SelectorError::TooMany(MAX_LABELS, "labels"));
@@ -131,7 +130,7 @@ pub fn check_labels(labels: &BTreeMap<String, String>) -> Result<(), SelectorErr
     Ok(())
 }
 
-/// Whether it begins and ends with a letter or digit and has nothing odd between.
+/// Whether it begins and ends with a letter or digit and has only valid characters between.
 fn is_name(text: &str) -> bool {
     let plain = |c: u8| c.is_ascii_alphanumeric();
     let bytes = text.as_bytes();

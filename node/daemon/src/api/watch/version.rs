@@ -1,8 +1,8 @@
 //! Resource versions.
 //!
-//! Invariant: a version given is greater than every version given before, by this thawd or one before it. A start
-//! continues above what the last one had reserved on disk, and above the clock's seconds times 2^20; each alone suffices
-//! unless the file is lost while the clock stands back. They stay below 2^53, which JSON numbers hold, until the year 2242.
+//! Invariant: a new version is greater than every version before, of this thawd or an earlier one. A start continues above what the last
+//! one had reserved on disk, and above the clock's seconds times 2^20; each alone suffices unless the file is lost while the clock was
+//! set back. Versions stay below 2^53, which JSON numbers hold, until the year 2242.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -13,20 +13,20 @@ use thaw_failpoint::{Failpoint, reach};
 
 /// How many versions are reserved by one write.
 const RESERVE: u64 = 1 << 32;
-/// Versions to each second of the clock.
+/// Versions for each second of the clock.
 const PER_SECOND_BITS: u32 = 20;
 
-/// Gives versions.
+/// Generates versions.
 #[derive(Debug)]
 pub struct Versions {
     last: u64,
-    /// Those up to here are ours to give.
+    /// The last reserved version.
     reserved: u64,
     file: Option<PathBuf>,
 }
 
 impl Versions {
-    /// Continues above those of whoever had `file` before.
+    /// Continues above the versions that `file` reserves.
     ///
     /// # Errors
     /// The reservation cannot be written.
@@ -44,7 +44,7 @@ impl Versions {
         Ok(versions)
     }
 
-    /// For one process's one sandbox, whose directory nobody serves after it.
+    /// For a process with one sandbox, which no later process serves: nothing is reserved on disk.
     pub fn of_clock() -> Versions {
         Versions {
             last: clock() << PER_SECOND_BITS,
@@ -53,17 +53,17 @@ impl Versions {
         }
     }
 
-    /// The last one given.
+    /// The last version.
     pub fn last(&self) -> u64 {
         self.last
     }
 
-    /// One more.
+    /// The next version.
     pub fn advance(&mut self) -> u64 {
         if self.last == self.reserved
             && let Err(e) = self.reserve()
         {
-            // The clock still keeps the next start above these.
+            // The clock still keeps the next start above these versions.
             tracing::error!("resource versions cannot be reserved: {e}");
             self.reserved = self.reserved.saturating_add(RESERVE);
         }
@@ -87,11 +87,11 @@ fn clock() -> u64 {
         .map_or(0, |d| d.as_secs())
 }
 
-/// What was reserved; nothing, where the file is missing or says no number.
+/// The reserved version; 0 if the file is missing or invalid.
 fn read(file: &Path) -> u64 {
     let text = fs::read_to_string(file).unwrap_or_default();
     let reserved = text.trim().parse().unwrap_or(0);
-    // A number nobody can have reached is damage: counting on from it would end at once.
+    // A number that cannot have been reached means a damaged file.
     if reserved < 1 << 60 { reserved } else { 0 }
 }
 

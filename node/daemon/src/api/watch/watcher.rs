@@ -1,7 +1,7 @@
-//! One caller that follows the changes.
+//! A caller that follows the changes.
 //!
-//! Invariant: it has a cursor and at most [`BATCH`] lines, nothing else; who reads slower than things change is overtaken by
-//! the ring's end, and told so.
+//! Invariant: it has a cursor and at most [`BATCH`] lines; a caller that reads too slowly falls behind the end of the ring, and gets an
+//! error.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,26 +14,26 @@ use super::cache::{Cache, Gone, Newest};
 use super::ring::{LEAST, encode};
 use super::selector::Selector;
 
-/// Most changes looked at at once.
+/// Most changes that are read at once.
 const BATCH: usize = 64;
-/// A watch that was shown nothing of so many changes is told how far it is: long before they leave the ring.
+/// After so many changes that do not match, a watch gets a bookmark, long before they leave the ring.
 const SKIPPED: u64 = LEAST as u64 / 4;
-/// A watch in which nothing happens is told how far it is this often.
+/// How often an idle watch gets a bookmark.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// Where one caller is.
+/// The position of one caller.
 #[derive(Debug)]
 pub struct Watcher {
     cache: Arc<Cache>,
     newest: watch::Receiver<Newest>,
     selector: Selector,
     cursor: u64,
-    /// The last version it was told of.
+    /// The last version that it has seen.
     told: u64,
 }
 
 impl Watcher {
-    /// Follows what happens after a version, or from now on.
+    /// Follows the changes after a version, or from now on.
     pub fn start(cache: Arc<Cache>, after: Option<u64>, selector: Selector) -> Result<Watcher, Gone> {
         let after = after.unwrap_or(cache.version());
         cache.changes(after, 0)?;
@@ -46,7 +46,7 @@ impl Watcher {
         })
     }
 
-    /// The next lines, at least one; none when thawd ends.
+    /// The next lines, at least one; `None` when thawd shuts down.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Gone> {
         loop {
             let newest = *self.newest.borrow_and_update();
@@ -55,7 +55,7 @@ impl Watcher {
             }
             let changes = self.cache.changes(self.cursor, BATCH)?;
             let Some(last) = changes.last() else {
-                // The sender lives as long as the cache, which we hold.
+                // The cache, which we hold, has the sender.
                 match tokio::time::timeout(IDLE, self.newest.changed()).await {
                     Ok(_) => continue,
                     Err(_) => return Ok(Some(self.bookmark())),

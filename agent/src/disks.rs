@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_cannot_be_had_is_refused_and_leaves_nothing() {
+    fn unavailable_huge_pages_are_refused_without_change() {
         let guest = Guest::new();
         let there = layout::host_disk("3", "/dev/xvda", false);
         let nonsense = Device {

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_system_grows_to_whole_blocks_and_never_shrinks() {
+    fn file_system_grows_to_whole_blocks_and_never_shrinks() {
         let extent = Extent::of(&superblock(1000, 2, true)).unwrap();
         assert_eq!(extent.block_size, 4096);
         assert_eq!(extent.grown(1000 * 4096), None);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ext4_is_not_grown() {
+    fn device_without_ext4_is_not_grown() {
         assert_eq!(Extent::of(&[0; 1024]), None);
         assert_eq!(Extent::of(&superblock(1, 7, true)), None);
         let file = tempfile::NamedTempFile::new().unwrap();

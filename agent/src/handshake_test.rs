@@ -165,7 +165,7 @@ fn without_a_network_the_interface_goes_down() {
 }
 
 #[test]
-fn a_weakened_guest_says_so() {
+fn acknowledgement_reports_test_hooks() {
     let mut guest = Record {
         weakened: true,
         ..Default::default()
@@ -174,7 +174,7 @@ fn a_weakened_guest_says_so() {
 }
 
 #[test]
-fn workloads_are_stopped_and_let_go_without_an_identity() {
+fn workloads_stop_and_resume_without_an_identity() {
     for (greeting, call) in [(Greeting::Quiesce, "quiesce"), (Greeting::Continue, "release")] {
         for fail_at in [None, Some(call)] {
             let mut guest = Record {
@@ -196,7 +196,7 @@ fn workloads_are_stopped_and_let_go_without_an_identity() {
 }
 
 #[test]
-fn what_cannot_be_applied_is_named_and_the_port_stays_closed() {
+fn failed_identity_is_named_and_port_stays_closed() {
     let mut guest = Record {
         fail_at: Some("hostname"),
         ..Default::default()
@@ -210,7 +210,7 @@ fn what_cannot_be_applied_is_named_and_the_port_stays_closed() {
 }
 
 #[test]
-fn a_wrong_version_or_too_little_entropy_touches_nothing() {
+fn wrong_version_or_little_entropy_changes_nothing() {
     for bad in [
         Identity {
             version: 99,

@@ -68,7 +68,7 @@ fn offline_cpus_are_brought_online_and_missing_ones_named() {
 }
 
 #[test]
-fn memory_is_there_when_its_blocks_are_online() {
+fn memory_is_complete_once_its_blocks_are_online() {
     let (_dir, hotplug) = machine(SMALL, &[(0, "online"), (2048, "online"), (2049, "online")], &[]);
     for enough in [0, 64, 128, 131, 256, 300, 384, 387] {
         hotplug.memory(enough).unwrap_or_else(|e| panic!("{enough}: {e}"));
@@ -76,7 +76,7 @@ fn memory_is_there_when_its_blocks_are_online() {
 }
 
 #[test]
-fn memory_that_does_not_come_is_named_with_what_came() {
+fn missing_memory_is_reported_with_what_came() {
     let (_dir, hotplug) = machine(SMALL, &[(0, "online"), (2048, "online"), (2049, "offline")], &[]);
     let e = hotplug.memory(384).unwrap_err().to_string();
     assert!(e.contains("128 MiB of the 256 MiB"), "{e}");
@@ -85,7 +85,7 @@ fn memory_that_does_not_come_is_named_with_what_came() {
 }
 
 #[test]
-fn a_uevent_says_which_block() {
+fn uevent_names_its_block() {
     assert_eq!(
         memory_event(b"online@/devices/system/memory/memory2048\0ACTION=online\0"),
         Some((2048, true))

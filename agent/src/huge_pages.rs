@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pool_has_what_is_reserved_of_it() {
+    fn pool_size_follows_reservations() {
         let pools = tempfile::tempdir().unwrap();
         let pool = pools.path().join("hugepages-2048kB");
         fs::create_dir(&pool).unwrap();

@@ -106,7 +106,7 @@ fn raise_a_number_that_is_higher_leaves_it() {
 }
 
 #[test]
-fn raise_a_file_that_is_missing_is_no_error_and_makes_none() {
+fn raise_ignores_a_missing_file() {
     let root = tempfile::tempdir().unwrap();
     raise(root.path(), "net/netfilter/nf_conntrack_max", &[1]).unwrap();
     assert_eq!(fs::read_dir(root.path()).unwrap().count(), 0);

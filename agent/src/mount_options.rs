@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn relatime_is_a_flag_and_not_a_recursive_elatime() {
+    fn relatime_is_no_recursive_propagation() {
         assert!(propagation("relatime").is_none());
         assert_eq!(
             propagation("rprivate"),

@@ -271,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mac_is_read_as_it_is_written_and_nothing_else() {
+    fn mac_address_is_parsed_as_it_is_written() {
         let mac = [2, 0, 0xab, 0xcd, 0, 1];
         assert_eq!(parse_mac(&format_mac(mac)).unwrap(), mac);
         for bad in [
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn the_loopback_link_is_seen() {
+    fn loopback_link_is_listed() {
         let mut net = open().unwrap();
         let links = links(&mut net).unwrap();
         assert!(links.iter().any(|l| l.is_loopback() && l.name == "lo"));

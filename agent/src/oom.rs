@@ -82,7 +82,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn events_come_in_order_and_the_oldest_are_given_up() {
+    fn oom_events_come_in_order_and_oldest_are_dropped() {
         let events = OomEvents::default();
         (0..MAX_EVENTS + 2).for_each(|i| events.push(&i.to_string()));
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();

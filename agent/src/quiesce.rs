@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_threads_state_is_read_whatever_its_name() {
+    fn thread_state_is_read_with_any_name() {
         assert_eq!(state("1 (a) R 0 1"), Some('R'));
         assert_eq!(state("1 (x) R (y) D 0"), Some('D'));
         assert_eq!(state("1 (x"), None);

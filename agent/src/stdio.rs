@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn output_that_a_lost_connection_missed_is_sent_again() {
+    fn output_lost_with_a_connection_is_sent_again() {
         on_runtime(async {
             let (theirs, ours) = pipes().unwrap();
             let stdio = Stdio::of_pipes(ours).unwrap();
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_waits_takes_nothing_once_another_has_asked() {
+    fn replaced_reader_takes_no_output() {
         on_runtime(async {
             let (theirs, ours) = pipes().unwrap();
             let stdio = Stdio::of_pipes(ours).unwrap();
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn closing_stdin_ends_a_write_that_waits() {
+    fn closing_stdin_ends_a_waiting_write() {
         on_runtime(async {
             let (theirs, ours) = pipes().unwrap();
             let stdio = Stdio::of_pipes(ours).unwrap();
@@ -385,7 +385,7 @@ mod tests {
     }
 
     #[test]
-    fn a_writer_waits_for_its_reader_and_nothing_is_lost() {
+    fn fifo_writer_waits_for_its_reader() {
         on_runtime(async {
             let ([theirs, ..], ours) = pipes().unwrap();
             let stdio = Stdio::of_pipes(ours).unwrap();

@@ -318,7 +318,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn paths_that_climb_or_are_relative_are_refused() {
+    fn relative_paths_and_dot_dot_are_refused() {
         for bad in ["", "/", "a", "/a/../b", "../a"] {
             assert!(check_guest_path(Path::new(bad)).is_err(), "{bad:?}");
         }
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn a_storage_is_made_once_and_taken_away_by_its_last_user() {
+    fn storage_is_made_once_and_removed_by_last_user() {
         let dir = tempfile::tempdir().unwrap();
         let at = dir.path().join("shared");
         let local = Storage {

@@ -199,7 +199,7 @@ mod tests {
     use crate::container::spec::Spec;
 
     #[test]
-    fn the_container_is_one_this_agent_makes() {
+    fn warm_specification_is_valid() {
         let spec = Spec::new(ID, &specification(), None).unwrap();
         assert!(spec.seccomp.is_some());
         assert!(

@@ -16,7 +16,7 @@ fn opened(file: &File) -> (Ledger, Past) {
 }
 
 #[test]
-fn what_was_put_is_there_for_the_next_process() {
+fn recorded_nodes_are_read_by_the_next_process() {
     let file = tempfile::tempfile().unwrap();
     let (mut ledger, past) = opened(&file);
     assert_eq!((past.generation, past.places.len()), (0, 0));
@@ -38,7 +38,7 @@ fn what_was_put_is_there_for_the_next_process() {
 }
 
 #[test]
-fn forgotten_nodes_take_no_place_for_long() {
+fn forgotten_nodes_are_compacted() {
     let file = tempfile::tempfile().unwrap();
     let (mut ledger, _) = opened(&file);
     ledger.put(2, &place(1, "stays"), None);
@@ -57,7 +57,7 @@ fn forgotten_nodes_take_no_place_for_long() {
 }
 
 #[test]
-fn a_full_ledger_keeps_what_it_has() {
+fn full_ledger_keeps_its_nodes() {
     let file = tempfile::tempfile().unwrap();
     let (mut ledger, _) = opened(&file);
     let name = "x".repeat(255);
@@ -70,7 +70,7 @@ fn a_full_ledger_keeps_what_it_has() {
 }
 
 #[test]
-fn names_that_lead_elsewhere_are_not_read() {
+fn names_of_no_direct_child_are_not_read() {
     for bad in ["..", ".", "a/b"] {
         let file = tempfile::tempfile().unwrap();
         let (mut ledger, _) = opened(&file);

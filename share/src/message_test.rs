@@ -111,7 +111,7 @@ fn write_body(handle: u64, offset: u64, size: u32, data: &[u8]) -> Vec<u8> {
 }
 
 #[test]
-fn a_file_is_read_as_far_as_was_asked_whatever_room_there_is() {
+fn read_returns_no_more_than_requested() {
     let mut guest = Guest::new();
     fs::write(guest.directory.path().join("file"), vec![7; 10_000]).unwrap();
     let node = guest.lookup("file");
@@ -133,7 +133,7 @@ fn a_file_is_read_as_far_as_was_asked_whatever_room_there_is() {
 }
 
 #[test]
-fn no_more_is_written_than_was_asked_and_no_less() {
+fn write_writes_exactly_what_was_requested() {
     let mut guest = Guest::new();
     let path = guest.directory.path().join("file");
     fs::write(&path, b"").unwrap();
@@ -159,7 +159,7 @@ fn no_more_is_written_than_was_asked_and_no_less() {
 }
 
 #[test]
-fn who_waits_is_answered_and_who_does_not_is_not() {
+fn only_waiting_senders_are_answered() {
     let mut guest = Guest::new();
     for (opcode, expected) in [
         (Opcode::Forget as u32, 0),
@@ -183,7 +183,7 @@ fn who_waits_is_answered_and_who_does_not_is_not() {
 }
 
 #[test]
-fn a_length_that_lies_is_put_right() {
+fn wrong_message_length_is_corrected() {
     let mut guest = Guest::new();
     fs::write(guest.directory.path().join("file"), b"").unwrap();
     let mut lookup = message(Opcode::Lookup as u32, 3, 1, b"file\0");
@@ -195,7 +195,7 @@ fn a_length_that_lies_is_put_right() {
 }
 
 #[test]
-fn files_are_made_by_whom_the_guest_says() {
+fn new_files_belong_to_the_guests_user() {
     if !rustix::process::geteuid().is_root() {
         return thaw_test_skip::skip("it takes root to make files for others");
     }
@@ -221,7 +221,7 @@ fn files_are_made_by_whom_the_guest_says() {
 }
 
 #[test]
-fn a_file_that_is_removed_can_be_used_while_it_is_open() {
+fn removed_file_is_usable_while_open() {
     let mut guest = Guest::new();
     let path = guest.directory.path().join("file");
     fs::write(&path, b"still here").unwrap();
@@ -234,7 +234,7 @@ fn a_file_that_is_removed_can_be_used_while_it_is_open() {
 }
 
 #[test]
-fn what_the_host_changes_is_what_is_read() {
+fn host_changes_are_read() {
     let mut guest = Guest::new();
     let path = guest.directory.path().join("file");
     fs::write(&path, b"old").unwrap();

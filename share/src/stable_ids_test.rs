@@ -72,7 +72,7 @@ fn host_ino(path: &Path) -> u64 {
 }
 
 #[test]
-fn nodes_mean_the_same_files_to_the_next_process() {
+fn node_ids_survive_a_takeover() {
     let host = Host::new();
     let first = host.process();
     let (a, d) = (find(&first, 1, "a").unwrap(), find(&first, 1, "d").unwrap());
@@ -98,7 +98,7 @@ fn nodes_mean_the_same_files_to_the_next_process() {
 }
 
 #[test]
-fn a_node_whose_file_is_gone_or_another_is_stale() {
+fn node_of_a_removed_or_replaced_file_is_stale() {
     let host = Host::new();
     let first = host.process();
     let (a, d) = (find(&first, 1, "a").unwrap(), find(&first, 1, "d").unwrap());
@@ -126,7 +126,7 @@ fn a_node_whose_file_is_gone_or_another_is_stale() {
 }
 
 #[test]
-fn what_the_guest_makes_and_renames_is_found_again() {
+fn created_and_renamed_files_are_recovered() {
     let host = Host::new();
     let first = host.process();
     let d = find(&first, 1, "d").unwrap();
@@ -193,7 +193,7 @@ fn handles_of_a_process_that_died_answer_eio() {
 }
 
 #[test]
-fn what_the_guest_forgot_is_not_looked_for() {
+fn forgotten_nodes_are_not_recovered() {
     let host = Host::new();
     let first = host.process();
     let a = find(&first, 1, "a").unwrap();
@@ -215,7 +215,7 @@ fn what_the_guest_forgot_is_not_looked_for() {
 }
 
 #[test]
-fn a_guest_that_begins_anew_has_no_nodes() {
+fn guest_init_clears_its_nodes() {
     let host = Host::new();
     let served = host.process();
     let a = find(&served, 1, "a").unwrap();
@@ -230,7 +230,7 @@ fn a_guest_that_begins_anew_has_no_nodes() {
 }
 
 #[test]
-fn without_a_ledger_all_is_as_of_one_process() {
+fn stable_ids_work_without_a_ledger() {
     let host = Host::new();
     let served = serve(host.directory.path(), None);
     served.init(FsOptions::empty()).unwrap();
@@ -241,7 +241,7 @@ fn without_a_ledger_all_is_as_of_one_process() {
 }
 
 #[test]
-fn a_ledger_that_goes_in_circles_ends() {
+fn ledger_with_circular_parents_is_read() {
     let host = Host::new();
     {
         let (mut ledger, _) = Ledger::open(host.ledger.try_clone().unwrap()).unwrap();

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_has_one_address_and_no_other_has_it() {
+    fn pod_address_is_unique() {
         let of = |namespace, pod| Address::of("/run/containerd/containerd.sock", namespace, pod);
         assert_eq!(of("k8s.io", "a"), of("k8s.io", "a"));
         assert_ne!(of("k8s.io", "a"), of("default", "a"));

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read_and_what_is_not_ours_is_refused() {
+    fn checkpoint_is_read_back_and_foreign_one_refused() {
         let directory = tempfile::tempdir().unwrap();
         let refused = || Checkpoint::read(directory.path()).unwrap_err().to_string();
         assert!(refused().contains("no checkpoint of a microVM"), "{}", refused());

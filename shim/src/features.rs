@@ -86,7 +86,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_cri_asks_about_is_told() {
+    fn cri_runtime_info_is_complete() {
         let told: Value = serde_json::from_slice(&any().value).unwrap();
         let options = told["mountOptions"].as_array().unwrap();
         assert!(options.contains(&json!("rro")) && !options.contains(&json!("rshared")));

@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_hook_is_told_of_its_container_and_its_failure_is_told() {
+    async fn hook_gets_container_state_and_reports_failure() {
         let bundle = tempfile::tempdir().unwrap();
         let annotations = BTreeMap::from([("key".to_owned(), "value".to_owned())]);
         let state = State {

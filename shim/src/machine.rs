@@ -206,7 +206,7 @@ mod tests {
     use crate::spec::config::Namespace;
 
     #[test]
-    fn a_bundle_remembers_its_machine() {
+    fn machine_record_is_read_from_its_bundle() {
         let bundle = tempfile::tempdir().unwrap();
         assert_eq!(MachineRecord::read(bundle.path()), None);
         let note = MachineRecord {
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn a_network_is_the_pods_or_one_made_for_it_and_never_the_hosts() {
+    fn network_is_the_pods_or_new_never_the_hosts() {
         let mut spec = Spec::default();
         assert!(network(&spec).unwrap_err().to_string().contains("hostNetwork"));
         let mut namespace = Namespace {

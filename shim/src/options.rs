@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_goes_before_text_and_a_task_before_what_was_kept() {
+    fn options_file_precedes_text_and_task_precedes_saved() {
         let bundle = tempfile::tempdir().unwrap();
         let of = |told: Option<&Any>| Options::of(told, bundle.path());
         assert_eq!(of(None).unwrap(), Options::None);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn it_is_found_alone_and_among_what_later_containerds_tell() {
+    fn options_are_found_alone_and_among_extensions() {
         let extension = |value| Extension {
             value: MessageField::some(value),
             ..Default::default()

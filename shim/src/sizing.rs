@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn a_runtime_class_has_room_for_what_is_no_containers() {
+    fn runtime_class_overhead_is_added() {
         const VMM_MIB: u64 = 32;
         let overhead = format!("memory: {}Mi", OWN_MEMORY_MIB + VMM_MIB);
         for file in ["kubernetes/runtimeclass.yaml", "helm/thaw/values.yaml"] {

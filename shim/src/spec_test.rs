@@ -43,7 +43,7 @@ fn whole() -> serde_json::Value {
 }
 
 #[test]
-fn all_that_makes_sense_in_a_guest_is_there() {
+fn agent_api_has_every_supported_call() {
     let made = guest("c", Path::new("/bundle"), &spec(whole()), "/root".into())
         .unwrap()
         .spec;
@@ -163,7 +163,7 @@ fn mounts_are_made_in_the_guest_shared_or_refused_by_name() {
 }
 
 #[test]
-fn only_a_file_system_in_memory_is_the_pods_shared_memory() {
+fn only_tmpfs_is_the_pods_shared_memory() {
     let of_a_disk = env!("CARGO_MANIFEST_DIR");
     let mut given = whole();
     given["mounts"] = json!([{"destination": "/dev/shm", "source": of_a_disk, "options": ["bind"]}]);
@@ -195,7 +195,7 @@ fn host_block_device_becomes_a_disk_if_rules_allow_it() {
 }
 
 #[test]
-fn a_file_that_is_no_specification_is_named() {
+fn invalid_specification_file_is_named() {
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("config.json");
     std::fs::write(&path, "{\"process\": 3}").unwrap();

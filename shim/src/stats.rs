@@ -170,7 +170,7 @@ mod tests {
     use thaw_protocol::agent::agent::{BlkioStats, CpuStats, CpuUsage, MemoryData, MemoryStats};
 
     #[test]
-    fn what_the_agent_tells_is_in_containerds_units() {
+    fn statistics_are_in_containerds_units() {
         let entry = |op: &str, value| BlkioStatsEntry {
             major: 254,
             op: op.into(),

@@ -66,7 +66,7 @@ async fn create(answer: Option<ttrpc::Result<u32>>) -> (Result<CreatePodResponse
 }
 
 #[tokio::test]
-async fn a_thawd_is_greeted_before_it_makes_a_pod() {
+async fn thawd_version_is_agreed_before_a_pod() {
     let greeting = format!("version {}", PODS.current);
     for agreed in PODS.oldest..=PODS.current {
         let (made, asked) = create(Some(Ok(agreed))).await;
@@ -88,7 +88,7 @@ async fn a_thawd_is_greeted_before_it_makes_a_pod() {
 }
 
 #[tokio::test]
-async fn a_thawd_before_versions_makes_pods() {
+async fn thawd_without_versions_creates_pods() {
     let (made, asked) = create(None).await;
     made.unwrap();
     assert_eq!(asked, ["create"]);

@@ -65,7 +65,7 @@ async fn kata_file_and_annotations_set_pod_and_container_sizes() {
 }
 
 #[tokio::test]
-async fn what_a_pod_must_not_say_fails_it_before_there_is_a_machine() {
+async fn forbidden_annotation_fails_pod_before_its_machine() {
     let rig = Rig::new().await;
     for (name, value, said, why) in [
         (
@@ -127,7 +127,7 @@ async fn pod_with_rate_limits_is_not_run_without_them() {
 }
 
 #[tokio::test]
-async fn a_container_that_takes_too_long_to_make_is_not_waited_for() {
+async fn container_creation_times_out() {
     let rig = Rig::new().await;
     rig.agent.hung.lock().unwrap().insert("one".into());
     let annotations = json!({"io.katacontainers.config.runtime.create_container_timeout": "1"});

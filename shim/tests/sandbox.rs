@@ -127,7 +127,7 @@ async fn member(rig: &Rig, id: &str) -> ttrpc::Result<u32> {
 }
 
 #[tokio::test]
-async fn a_sandbox_is_a_microvm_whose_containers_come_and_go() {
+async fn sandbox_is_a_microvm_whose_containers_come_and_go() {
     let vmm = std::process::id();
     let rig = Rig::with_vmm(vmm as i32).await;
     create(&rig).await;
@@ -220,7 +220,7 @@ async fn assert_is_ready(rig: &Rig, vmm: u32) {
 }
 
 #[tokio::test]
-async fn what_is_no_sandbox_is_refused_and_the_shim_ends_all_the_same() {
+async fn invalid_sandbox_is_refused_and_shim_can_end() {
     let rig = Rig::new().await;
     assert_eq!(code(status(&rig, "pod").await), Code::NOT_FOUND);
     let hosts = request(&rig, NamespaceMode::NODE);
@@ -275,7 +275,7 @@ async fn what_is_no_sandbox_is_refused_and_the_shim_ends_all_the_same() {
 }
 
 #[tokio::test]
-async fn with_its_machine_a_sandbox_ends_and_its_containers() {
+async fn sandbox_and_containers_end_with_their_machine() {
     let rig = Rig::new().await;
     create(&rig).await;
     start(&rig).await.unwrap();

@@ -85,7 +85,7 @@ async fn events_come_once_and_in_order() {
 }
 
 #[tokio::test]
-async fn one_hung_container_holds_up_nobody_else() {
+async fn hung_container_delays_no_other() {
     let rig = Rig::new().await;
     rig.pod(&["hung", "well"]).await;
     rig.agent.hung.lock().unwrap().insert("hung".into());
@@ -162,7 +162,7 @@ async fn one_hung_container_holds_up_nobody_else() {
 }
 
 #[tokio::test]
-async fn an_exec_has_a_life_of_its_own_and_its_name_may_be_used_again() {
+async fn exec_has_its_own_life_and_its_id_is_reusable() {
     let rig = Rig::new().await;
     rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();
     assert_eq!(
@@ -212,7 +212,7 @@ async fn an_exec_has_a_life_of_its_own_and_its_name_may_be_used_again() {
 }
 
 #[tokio::test]
-async fn the_pause_container_costs_no_process() {
+async fn pause_container_has_no_process() {
     let rig = Rig::new().await;
     rig.pod(&["a"]).await;
     rig.start("a", "").await.unwrap();
@@ -252,7 +252,7 @@ async fn the_pause_container_costs_no_process() {
 }
 
 #[tokio::test]
-async fn want_of_memory_is_told_before_the_end_it_made() {
+async fn oom_event_precedes_the_exit_it_caused() {
     let rig = Rig::new().await;
     rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();
     rig.start("one", "").await.unwrap();
@@ -297,7 +297,7 @@ async fn machine_ends_with_its_only_container_but_a_pod_does_not() {
 }
 
 #[tokio::test]
-async fn with_its_machine_every_task_ends_once() {
+async fn every_task_ends_once_with_its_machine() {
     let rig = Rig::new().await;
     rig.pod(&["a", "b"]).await;
     rig.start("a", "").await.unwrap();
@@ -326,7 +326,7 @@ async fn killed_vmm_ends_its_tasks_even_if_thawd_is_silent() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_made_or_started_says_why_and_leaves_nothing() {
+async fn failed_create_or_start_says_why_and_leaves_nothing() {
     let rig = Rig::new().await;
     rig.create(rig.request("one", &["missing"], json!({})))
         .await
@@ -426,7 +426,7 @@ async fn input_after_exit_is_dropped_without_a_broken_pipe() {
 }
 
 #[tokio::test]
-async fn a_container_is_paused_changed_and_looked_at() {
+async fn container_is_paused_updated_and_measured() {
     let rig = Rig::new().await;
     rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();
     let pause = PauseRequest {
@@ -484,7 +484,7 @@ async fn delete_after_a_killed_shim_ends_its_machine() {
 }
 
 #[tokio::test]
-async fn without_thawd_it_is_said_which_unit_is_to_be_started() {
+async fn missing_thawd_error_names_the_unit_to_start() {
     let thawd = Thawd::at(std::path::Path::new("/nowhere/pods.sock"));
     let error = thawd.end("x").await.unwrap_err().to_string();
     assert!(

@@ -350,7 +350,7 @@ mod tests {
     use thaw_protocol::agent::MessageField;
 
     #[test]
-    fn weights_keep_their_ends() {
+    fn weights_keep_minimum_and_maximum() {
         assert_eq!(
             [
                 cpu_weight(2),
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn files_named_are_written_last_and_are_a_controllers() {
+    fn unified_files_are_written_last_and_of_controllers() {
         let named = |file: &str| oci::LinuxResources {
             Pids: MessageField::some(oci::LinuxPids {
                 Limit: 7,

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_is_read_in_pieces_while_it_is_the_same() {
+    fn file_is_read_in_parts_until_it_is_replaced() {
         let (outer, root) = root();
         let mut request = ReadFileRequest {
             path: "/etc/file".into(),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn no_link_leads_out_and_nothing_but_files_is_opened() {
+    fn links_do_not_lead_out_and_only_files_are_opened() {
         let (outer, root) = root();
         let inner = outer.path().join("root");
         symlink("../../secret", inner.join("up")).unwrap();
@@ -347,7 +347,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn whatever_is_asked_the_secret_stays(path in "[/.a-z\\PC]{0,40}", upload in "\\PC{0,8}", offset: u64) {
+        fn no_request_reads_a_file_outside_the_root(path in "[/.a-z\\PC]{0,40}", upload in "\\PC{0,8}", offset: u64) {
             let (outer, root) = root();
             symlink("../..", outer.path().join("root/a")).unwrap();
             for path in [path.clone(), format!("/a/{path}"), format!("/a/../{path}secret")] {

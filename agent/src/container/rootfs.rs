@@ -377,7 +377,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn a_link_that_points_out_of_the_root_leads_back_into_it() {
+    fn link_out_of_the_root_resolves_within_it() {
         let outer = tempfile::tempdir().unwrap();
         let root = outer.path().join("root");
         fs::create_dir_all(root.join("etc")).unwrap();
@@ -392,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dangling_link_is_an_error_and_nothing_is_made_behind_it() {
+    fn dangling_link_is_an_error_and_creates_nothing() {
         let root = tempfile::tempdir().unwrap();
         symlink("/nowhere", root.path().join("f")).unwrap();
         let r = Root::open(root.path()).unwrap();

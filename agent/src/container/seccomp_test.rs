@@ -138,7 +138,7 @@ fn seccomp_arguments_are_anded_and_values_of_one_ored() {
 }
 
 #[test]
-fn the_default_has_an_errno_of_its_own() {
+fn seccomp_default_has_its_own_errno() {
     let section = oci::LinuxSeccomp {
         DefaultAction: "SCMP_ACT_ERRNO".into(),
         DefaultErrnoRet: Some(38),
@@ -149,7 +149,7 @@ fn the_default_has_an_errno_of_its_own() {
 }
 
 #[test]
-fn what_cannot_be_done_is_refused() {
+fn unsupported_specification_is_refused() {
     let mut section = oci::LinuxSeccomp::new();
     section.DefaultAction = "SCMP_ACT_NOTIFY".into();
     assert!(matches!(compile(&section), Err(Error::Unsupported(_))));

@@ -49,7 +49,7 @@ fn hooks_of_every_kind_are_refused_by_name() {
 }
 
 #[test]
-fn what_would_escape_is_refused() {
+fn escaping_copy_paths_are_refused() {
     let mut spec = minimal();
     spec.Linux.as_mut().unwrap().CgroupsPath = "/a/../../b".into();
     assert!(Spec::new("c", &spec, None).is_err());
@@ -79,7 +79,7 @@ fn systemd_cgroup_paths_become_plain_ones() {
 }
 
 #[test]
-fn a_name_wins_over_numbers() {
+fn user_name_precedes_numbers() {
     let user = oci::User {
         UID: 5,
         Username: "www:web".into(),

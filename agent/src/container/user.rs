@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_brings_its_group_groups_and_home() {
+    fn user_name_gives_group_groups_and_home() {
         let user = User {
             uid: 33,
             gid: 33,
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn a_named_group_stands_alone() {
+    fn given_group_replaces_all_others() {
         assert_eq!(
             named("www:ssl").unwrap(),
             User {
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_number_is_first_a_name() {
+    fn numeric_user_is_looked_up_as_name_first() {
         assert_eq!(named("42").unwrap().uid, 7);
     }
 

@@ -3,7 +3,7 @@ use proptest::prelude::*;
 use super::*;
 
 #[test]
-fn the_status_is_that_of_the_first_answer_that_is_not_interim() {
+fn interim_answers_are_skipped() {
     let cases: [(&[u8], Parsed); 16] = [
         (b"", Parsed::Unfinished),
         (b"HTT", Parsed::Unfinished),
@@ -31,7 +31,7 @@ fn the_status_is_that_of_the_first_answer_that_is_not_interim() {
 }
 
 #[test]
-fn a_question_is_one_request_or_refused() {
+fn http_request_is_one_request_or_refused() {
     let request = |path, host| Request::new(path, host).map(|q| q.bytes(8080));
     let text = String::from_utf8(request("/healthz?a=b", "").unwrap()).unwrap();
     assert!(
@@ -76,7 +76,7 @@ proptest! {
 
     /// Whatever it is sent, it says at some byte what it says for ever after.
     #[test]
-    fn what_is_said_does_not_depend_on_how_it_arrives(bytes in pieces()) {
+    fn parsing_does_not_depend_on_how_bytes_arrive(bytes in pieces()) {
         let mut before = Parsed::Unfinished;
         for length in 0..=bytes.len() {
             let now = parse(&bytes[..length]);
@@ -90,7 +90,7 @@ proptest! {
 
     /// Each answer by the grammar has its status read, after any number of interim ones.
     #[test]
-    fn a_good_answer_is_read(
+    fn good_http_answer_is_read(
         interim in proptest::collection::vec(prop_oneof![Just(100u16), 102u16..200], 0..4),
         status in prop_oneof![Just(101u16), 200u16..1000],
         reason in "( [ -~]{0,20})?",

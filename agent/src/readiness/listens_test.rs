@@ -20,7 +20,7 @@ fn cgroup() -> Option<PathBuf> {
 }
 
 #[test]
-fn every_listening_is_told_also_after_a_flood() {
+fn listening_sockets_are_reported_after_a_flood() {
     let Some(path) = cgroup() else {
         thaw_test_skip::skip("no cgroup can be made here");
         return;
@@ -73,7 +73,7 @@ fn every_listening_is_told_also_after_a_flood() {
 }
 
 #[test]
-fn addresses_are_read_as_the_network_has_them() {
+fn reported_addresses_are_in_network_byte_order() {
     let event = |family: i32, words: [u32; 5]| {
         let [a, b, c, d, e] = words;
         address([family as u32, a, b, c, d, e])

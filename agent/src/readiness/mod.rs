@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_listens_everywhere_is_reached_at_home() {
+    fn wildcard_listener_is_reached_at_localhost() {
         let at = |text: &str| -> Vec<String> {
             reached_at(text.parse().unwrap())
                 .iter()
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn few_addresses_are_kept_each_once() {
+    fn addresses_are_kept_once_and_bounded() {
         let mut addresses = Vec::new();
         for n in (0..100u8).chain([97]) {
             note(&mut addresses, Ipv4Addr::new(10, 0, 0, n).into());

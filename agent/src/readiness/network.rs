@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ports_that_are_listened_on_are_read_from_the_kernels_table() {
+    fn listening_ports_are_read_from_the_kernels_table() {
         let table = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n\
             \u{20}  0: 0100007F:0BB8 00000000:0000 0A 00000000:00000000 00:00000000 00000000     0        0 17 1\n\
             \u{20}  1: 00000000000000000000000000000000:2382 00000000000000000000000000000000:0000 0A 0:0 0:0 0 0 0 1 1\n\

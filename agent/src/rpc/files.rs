@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_appears_when_it_is_whole_and_only_below_run() {
+    fn copied_file_appears_complete_and_only_below_run() {
         let Ok(dir) = tempfile::tempdir_in("/run") else {
             thaw_test_skip::skip("/run is not writable here");
             return;

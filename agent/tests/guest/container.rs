@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn the_root_is_the_images_and_what_is_masked_or_read_only_is_so() {
+fn root_masked_and_read_only_paths_are_applied() {
     with_guest(|g| async move {
         std::fs::write(g.dir().join("injected"), "injected\n").unwrap();
         let script = "cat /etc/injected; echo no > /file; echo no > /proc/sys/kernel/hostname; cat /masked | wc -c; \
@@ -43,7 +43,7 @@ fn the_root_is_the_images_and_what_is_masked_or_read_only_is_so() {
 }
 
 #[test]
-fn storages_come_before_the_root_and_go_with_it() {
+fn storages_are_mounted_before_the_root_and_removed() {
     with_guest(|g| async move {
         let base = format!("{}/overlay", g.dir().display());
         let root = format!("{base}/rootfs");
@@ -105,7 +105,7 @@ fn storages_come_before_the_root_and_go_with_it() {
 }
 
 #[test]
-fn a_container_is_paused_and_goes_on() {
+fn paused_container_resumes() {
     with_guest(|g| async move {
         g.create("c", spec(&g, TICKS)).await.unwrap();
         g.start("c").await.unwrap();
@@ -147,7 +147,7 @@ fn limits_hold_or_are_refused_by_name() {
 }
 
 #[test]
-fn a_process_killed_for_memory_is_told_by_its_code_and_an_event() {
+fn oom_kill_is_reported_by_code_and_event() {
     with_guest(|g| async move {
         if !g.has_controller("memory") || !g.has_controller("pids") {
             thaw_test_skip::skip("the memory and pids controllers are not on cgroup v2 here");

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn the_handshake_made_this_guest_itself() {
+fn handshake_sets_the_guests_identity() {
     with_guest(|g| async move {
         let interfaces = g.interfaces().await;
         let eth = interfaces
@@ -110,7 +110,7 @@ fn freeze_stops_all_and_paused_containers_stay_paused() {
 }
 
 #[test]
-fn a_second_identity_replaces_the_first_while_containers_run() {
+fn second_identity_replaces_the_first_with_containers() {
     with_guest(|g| async move {
         let script = "cat; hostname; cat /etc/hostname /run/id";
         let mut s = spec(&g, &["sh", "-c", script]);

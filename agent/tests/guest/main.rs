@@ -46,7 +46,7 @@ async fn falls_silent(g: &Guest, id: &str, exec: &str) {
 }
 
 #[test]
-fn a_container_runs_and_its_output_and_exit_code_arrive() {
+fn container_output_and_exit_code_arrive() {
     with_guest(|g| async move {
         g.create("c", spec(&g, &["sh", "-c", "echo out; echo err >&2; exit 7"]))
             .await

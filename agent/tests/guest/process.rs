@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn what_cannot_be_executed_is_told_apart() {
+fn missing_and_not_executable_commands_are_distinct() {
     with_guest(|g| async move {
         std::fs::write(g.rootfs().join("not-executable"), "x").unwrap();
         // What is nowhere makes no container.
@@ -27,7 +27,7 @@ fn what_cannot_be_executed_is_told_apart() {
 }
 
 #[test]
-fn an_exec_runs_beside_the_first_process_and_in_its_namespaces() {
+fn exec_runs_in_the_containers_namespaces() {
     with_guest(|g| async move {
         let mut s = spec(&g, &["sleep", "1000"]);
         s.Hostname = "inside".into();
@@ -100,7 +100,7 @@ fn no_zombie_stays_and_orphans_die_with_their_container() {
 }
 
 #[test]
-fn the_process_is_who_and_what_the_specification_says() {
+fn process_has_the_specified_user_and_rights() {
     with_guest(|g| async move {
         let script = "id -u; id -g; id -G; umask; pwd; echo $HOME $A; ulimit -n; \
                       grep -E 'Cap(Eff|Bnd|Amb)|NoNewPrivs|Seccomp:' /proc/self/status; cat /proc/sys/kernel/hostname; \

@@ -3,7 +3,7 @@
 use super::*;
 
 #[test]
-fn stdin_reaches_the_process_and_its_end_too_however_much_it_is() {
+fn stdin_of_any_size_reaches_the_process_to_its_end() {
     with_guest(|g| async move {
         g.create("c", spec(&g, &["wc", "-c"])).await.unwrap();
         g.start("c").await.unwrap();
@@ -37,7 +37,7 @@ fn container_before_its_start_holds_no_other_pipes() {
 }
 
 #[test]
-fn output_nobody_reads_holds_the_process_and_is_all_there_later() {
+fn unread_output_blocks_the_process_and_is_kept() {
     with_guest(|g| async move {
         g.create(
             "c",
@@ -57,7 +57,7 @@ fn output_nobody_reads_holds_the_process_and_is_all_there_later() {
 }
 
 #[test]
-fn a_terminal_is_controlling_has_a_size_and_takes_control_c() {
+fn terminal_is_controlling_sized_and_takes_control_c() {
     with_guest(|g| async move {
         let mut s = spec(
             &g,

@@ -22,7 +22,7 @@ fn status(guest: &Guest) -> String {
 }
 
 #[test]
-fn files_are_shared_as_they_are_and_it_ends_with_its_vmm() {
+fn files_are_shared_and_thaw_share_ends_with_its_vmm() {
     let place = tempfile::tempdir().unwrap();
     let [data, conf, outside] = ["data", "conf", "outside"].map(|name| place.path().join(name));
     for directory in [&data, &conf, &outside] {
@@ -159,7 +159,7 @@ fn host_changes_invalidate_caches_within_a_second() {
 }
 
 #[test]
-fn one_that_takes_over_knows_the_nodes_and_not_the_handles() {
+fn takeover_keeps_nodes_but_not_handles() {
     let place = tempfile::tempdir().unwrap();
     let (data, file) = (place.path().join("data"), place.path().join("file"));
     fs::create_dir_all(data.join("deep/er")).unwrap();
@@ -198,7 +198,7 @@ fn one_that_takes_over_knows_the_nodes_and_not_the_handles() {
 }
 
 #[test]
-fn many_requests_at_once_are_each_answered() {
+fn concurrent_requests_are_each_answered() {
     let place = tempfile::tempdir().unwrap();
     let mut guest = Guest::of(&[("d", false)], &[place.path().into()]);
     let (node, _) = guest.lookup(1, "d").unwrap();
@@ -224,7 +224,7 @@ fn many_requests_at_once_are_each_answered() {
 }
 
 #[test]
-fn a_frame_that_cannot_be_ends_it() {
+fn invalid_frame_ends_the_connection() {
     let place = tempfile::tempdir().unwrap();
     let mut guest = Guest::of(&[("d", false)], &[place.path().into()]);
     let too_long = RequestHeader {
@@ -239,7 +239,7 @@ fn a_frame_that_cannot_be_ends_it() {
 }
 
 #[test]
-fn what_cannot_be_shared_is_refused_in_words() {
+fn unshareable_source_is_refused_with_a_reason() {
     let place = tempfile::tempdir().unwrap();
     let directory = File::open(place.path()).unwrap();
     let null = File::open("/dev/null").unwrap();

@@ -45,7 +45,7 @@ fn directories<const N: usize>(place: &Path, names: [&str; N]) -> [PathBuf; N] {
 }
 
 #[test]
-fn one_that_takes_over_has_what_was_placed() {
+fn takeover_has_the_placed_shares() {
     let place = tempfile::tempdir().unwrap();
     let [data, conf] = directories(place.path(), ["data", "conf"]);
     fs::create_dir(data.join("sub")).unwrap();
@@ -81,7 +81,7 @@ fn one_that_takes_over_has_what_was_placed() {
 }
 
 #[test]
-fn directories_and_files_come_and_go_and_are_nowhere_else() {
+fn placed_shares_come_and_go_and_are_nowhere_else() {
     let place = tempfile::tempdir().unwrap();
     let [data, conf] = directories(place.path(), ["data", "conf"]);
     fs::write(data.join("given"), b"x").unwrap();
@@ -123,7 +123,7 @@ fn directories_and_files_come_and_go_and_are_nowhere_else() {
 }
 
 #[test]
-fn an_overlays_writes_are_in_its_upper_directory() {
+fn overlay_writes_to_its_upper_directory() {
     let place = tempfile::tempdir().unwrap();
     let [low, lower, upper, work] = directories(place.path(), ["low", "low:er", "upper", "work"]);
     for (file, text) in [
@@ -180,7 +180,7 @@ fn an_overlays_writes_are_in_its_upper_directory() {
 }
 
 #[test]
-fn what_cannot_be_shared_is_refused_by_name_and_leaves_nothing() {
+fn unshareable_device_is_refused_by_name() {
     let place = tempfile::tempdir().unwrap();
     let [data] = directories(place.path(), ["data"]);
     let socket = place.path().join("socket");

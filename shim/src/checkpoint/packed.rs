@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_snapshot_comes_back_as_it_was_and_its_holes_take_no_room() {
+    fn packed_snapshot_unpacks_equal_and_sparse() {
         const DISK: u64 = 8 << 30;
         let root = tempfile::tempdir().unwrap();
         let (from, archive, to) = (

@@ -42,7 +42,7 @@ fn pod(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {
 }
 
 #[test]
-fn a_file_of_katas_is_taken_for_what_it_means_here() {
+fn kata_file_sets_what_it_means_here() {
     let kata = of(FILE).unwrap();
     let (settings, ignored) = kata.settings(&BTreeMap::new()).unwrap();
     assert_eq!(
@@ -70,7 +70,7 @@ fn a_file_of_katas_is_taken_for_what_it_means_here() {
 }
 
 #[test]
-fn a_pods_word_goes_before_the_files_where_that_allows_it() {
+fn pod_annotation_precedes_file_if_enabled() {
     let kata = of(FILE).unwrap();
     let (settings, ignored) = kata
         .settings(&pod(&[
@@ -93,7 +93,7 @@ fn a_pods_word_goes_before_the_files_where_that_allows_it() {
 }
 
 #[test]
-fn what_is_not_enabled_and_what_reaches_the_host_fails_the_pod() {
+fn disabled_and_host_annotations_fail_the_pod() {
     let kata = of(FILE).unwrap();
     let refused = |pairs: &[(&str, &str)]| kata.settings(&pod(pairs)).unwrap_err().to_string();
     let said = refused(&[("hypervisor.path", "/bin/sh")]);
@@ -119,7 +119,7 @@ fn what_is_not_enabled_and_what_reaches_the_host_fails_the_pod() {
 }
 
 #[test]
-fn values_that_are_none_are_told_with_their_name() {
+fn invalid_values_are_refused_by_name() {
     let kata = of(FILE).unwrap();
     for (name, value) in [
         ("hypervisor.default_vcpus", "many"),
@@ -170,7 +170,7 @@ fn rate_limits_are_bits_and_operations_and_0_is_none() {
 }
 
 #[test]
-fn without_a_file_a_pod_may_say_how_large_it_is_and_no_more() {
+fn pod_may_set_only_its_size_without_a_file() {
     let kata = Kata::without_file().unwrap();
     let (settings, _) = kata
         .settings(&pod(&[("hypervisor.default_memory", "128")]))

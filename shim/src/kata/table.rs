@@ -233,14 +233,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_table_is_sorted_and_has_each_once() {
+    fn syscall_table_is_sorted_and_unique() {
         assert!(TABLE.is_sorted_by(|a, b| a.0 < b.0));
         assert!(matches!(treatment("hypervisor.path"), Some(Refused(_))));
         assert!(treatment("hypervisor.pat").is_none());
     }
 
     #[test]
-    fn the_document_has_it() {
+    fn document_contains_the_settings_table() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/kata.md");
         let document = std::fs::read_to_string(path).expect("docs/kata.md");
         let rows: Vec<String> = TABLE

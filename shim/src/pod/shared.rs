@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pods_sysctls_are_each_containers_unless_it_has_its_own() {
+    fn pod_sysctls_are_defaults_of_its_containers() {
         let shared = accepting(spec(json!({"sysctl": {"net.a": "1", "kernel.b": "2"}})));
         let mut member = spec(json!({"sysctl": {"kernel.b": "3"}}));
         shared.join("c", &mut member, &[]).unwrap();

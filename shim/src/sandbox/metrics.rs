@@ -60,7 +60,7 @@ mod tests {
     use thaw_protocol::shim::Message;
 
     #[test]
-    fn a_process_is_told_of_whatever_its_name_is() {
+    fn process_state_is_read_with_any_name() {
         let stat = "7 (a) b (c) S 1 1 1 0 -1 4194560 1 2 3 4 200 100 0 0 20 0 9 0 5 6 7";
         let told = parse(stat, "1000 30 10 1 0 5 0").unwrap();
         let tick = 1_000_000 / rustix::param::clock_ticks_per_second();

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_of_cris_is_the_specification_its_container_would_have() {
+    fn cri_pod_gives_its_containers_specification() {
         let annotations = [
             ("io.katacontainers.config.hypervisor.default_memory", "256"),
             ("io.kubernetes.cri.sandbox-memory", "99999999999"),

@@ -123,7 +123,7 @@ mod tests {
     proptest! {
         /// A write is permitted only by a rule that allows it, or if no rule matches.
         #[test]
-        fn nothing_becomes_writable_that_no_rule_lets(
+        fn device_without_write_rule_stays_read_only(
             rules in proptest::collection::vec(
                 (any::<bool>(), "[abc]?", proptest::option::of(-1i64..3), proptest::option::of(-1i64..3), "[rwm]{0,3}"),
                 0..6,

@@ -72,7 +72,7 @@ mod tests {
                           35 30 0:54 / /run/image\\040volumes/a/in rw - tmpfs thaw:sha256:ef rw\n";
 
     #[test]
-    fn an_image_is_known_by_the_mount_nearest_to_a_path() {
+    fn image_is_found_by_the_nearest_mount() {
         for (path, found) in [
             ("/run/image volumes/a", Some("")),
             ("/run/image volumes/a/models/x", Some("/models/x")),

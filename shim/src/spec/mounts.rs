@@ -411,7 +411,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_mount_is_found_below_its_path_whatever_the_path_is_called() {
+    fn mount_below_a_path_is_found_with_any_characters() {
         let mounts = "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n\
                       30 22 0:5 / /srv/a\\040b/c rw - tmpfs none rw\n\
                       31 22 0:6 / /srv/data rw - tmpfs none rw\n";

@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_gives_up_waiting_leaves_no_thread() {
+    async fn abandoned_fifo_open_leaves_no_thread() {
         let (_directory, path) = fifo();
         let mut waiting = Box::pin(writer(&path));
         tokio::select! {

@@ -161,7 +161,7 @@ mod tests {
     use tokio::io::AsyncWriteExt;
 
     #[test]
-    fn a_uri_names_a_program_and_its_arguments() {
+    fn log_uri_names_a_program_and_its_arguments() {
         let (program, arguments) = parse("/bin/log%20it?id=a%2Fb&flag&x=1+2").unwrap();
         assert_eq!(program, "/bin/log it");
         assert_eq!(arguments, ["id", "a/b", "flag", "x", "1 2"]);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_is_never_ready_is_ended() {
+    async fn log_program_that_is_never_ready_is_ended() {
         let directory = tempfile::tempdir().unwrap();
         let pid = directory.path().join("pid");
         let uri = program(

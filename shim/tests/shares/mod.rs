@@ -117,7 +117,7 @@ async fn share_removal_is_retried_until_thawd_is_back() {
 }
 
 #[tokio::test]
-async fn a_container_that_cannot_have_a_share_leaves_none() {
+async fn container_whose_share_fails_leaves_no_share() {
     let rig = Rig::new().await;
     rig.pod(&[]).await;
     let good = bind(&rig, "good", "/good", &[]);
@@ -196,7 +196,7 @@ async fn block_device_is_a_disk_while_a_container_has_it() {
 }
 
 #[tokio::test]
-async fn the_guest_writes_back_before_its_machine_is_ended() {
+async fn guest_writes_back_before_its_machine_ends() {
     let rig = Rig::new().await;
     rig.create(request(&rig, "one", json!({}), json!([])))
         .await
@@ -220,7 +220,7 @@ async fn the_guest_writes_back_before_its_machine_is_ended() {
 }
 
 #[tokio::test]
-async fn without_a_mount_the_root_is_the_directory_the_bundle_names() {
+async fn root_without_mount_is_the_bundles_directory() {
     let rig = Rig::new().await;
     let request = CreateTaskRequest {
         rootfs: Vec::new(),

@@ -14,7 +14,7 @@ fn hang(rig: &Rig, id: &str) {
 }
 
 #[tokio::test]
-async fn a_start_nobody_waits_for_is_a_start() {
+async fn start_completes_without_its_caller() {
     let rig = Rig::new().await;
     rig.pod(&["one"]).await;
     hang(&rig, "one");
@@ -33,7 +33,7 @@ async fn a_start_nobody_waits_for_is_a_start() {
 }
 
 #[tokio::test]
-async fn a_removal_nobody_waits_for_is_done_to_its_end() {
+async fn removal_completes_without_its_caller() {
     let rig = Rig::new().await;
     rig.pod(&["one"]).await;
     rig.start("one", "").await.unwrap();

@@ -96,7 +96,7 @@ async fn checkpoint_task_waits_for_start_under_its_new_name() {
 }
 
 #[tokio::test]
-async fn a_container_ends_with_its_checkpoint_where_that_is_wanted() {
+async fn checkpoint_with_exit_ends_its_container() {
     let stays = Rig::new().await;
     checkpoint(&stays).await;
     assert_eq!(

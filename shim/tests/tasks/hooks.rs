@@ -56,7 +56,7 @@ async fn hooks_run_in_order_and_failing_poststop_stops_no_other() {
 }
 
 #[tokio::test]
-async fn a_container_is_killed_whose_start_a_hook_fails() {
+async fn container_is_killed_if_a_start_hook_fails() {
     let rig = Rig::new().await;
     let hooks = json!({"poststart": [{"path": hook(&rig, "failing", true)}]});
     rig.create(rig.request_of("one", &config(hooks))).await.unwrap();
@@ -69,7 +69,7 @@ async fn a_container_is_killed_whose_start_a_hook_fails() {
 }
 
 #[tokio::test]
-async fn those_of_an_end_are_run_once_whoever_removes_the_container() {
+async fn poststop_hooks_run_once() {
     for killed in [false, true] {
         let rig = Rig::new().await;
         let hooks = json!({"poststop": [{"path": hook(&rig, "poststop", false)}]});

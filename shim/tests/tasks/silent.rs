@@ -66,7 +66,7 @@ async fn rig() -> Rig {
 }
 
 #[tokio::test]
-async fn a_guest_that_does_not_kill_a_container_is_ended() {
+async fn guest_that_does_not_kill_a_container_is_ended() {
     let rig = rig().await;
     let killed = kill(&rig, "hung", libc::SIGKILL);
     heard(&rig, "signal hung").await;
@@ -126,7 +126,7 @@ async fn slow_container_removal_times_out_and_can_be_retried() {
 }
 
 #[tokio::test]
-async fn an_agent_that_is_gone_takes_its_machine_with_it() {
+async fn lost_agent_ends_its_machine() {
     let rig = rig().await;
     rig.lose_agent().await;
     assert_eq!(rig.wait("hung", "").await.unwrap(), 137);

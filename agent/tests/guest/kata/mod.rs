@@ -245,7 +245,7 @@ fn kata_s_runtime_finds_its_agent() {
 }
 
 #[test]
-fn what_is_not_served_says_so_with_a_reason() {
+fn unsupported_calls_return_a_reason() {
     with_guest(|g| async move {
         let mut agent = Connection::to(&g.dir().join("1024"));
         for (method, request) in [

@@ -57,7 +57,7 @@ async fn wait(client: &ReadinessClient, id: &str, timeout_ms: u32) -> WaitReadyR
 }
 
 #[test]
-fn a_port_that_takes_connections_is_ready_and_no_sooner() {
+fn probe_is_ready_once_the_port_accepts() {
     with_guest(|g| async move {
         // The listener is a child's, and in a container with a network of its own too.
         for (id, own) in [("guests", false), ("own", true)] {
@@ -89,7 +89,7 @@ fn a_port_that_takes_connections_is_ready_and_no_sooner() {
 }
 
 #[test]
-fn what_listened_before_anybody_waited_was_seen_also_of_an_exec() {
+fn earlier_listening_of_an_exec_is_seen() {
     with_guest(|g| async move {
         let client = begin(&g, "c", "read end", &tcp("c", 8080)).await;
         g.exec(
@@ -108,7 +108,7 @@ fn what_listened_before_anybody_waited_was_seen_also_of_an_exec() {
 }
 
 #[test]
-fn a_container_that_ends_first_is_told_at_once_with_its_code() {
+fn probe_reports_exit_of_its_container_at_once() {
     with_guest(|g| async move {
         let client = begin(&g, "c", "exit 3", &tcp("c", 8080)).await;
         let told = wait(&client, "c", 3_600_000).await;
@@ -131,7 +131,7 @@ const UP: &str =
     "busybox nc -l -p 3000 & while ! busybox netstat -ltn | grep -q :3000; do :; done; echo up; wait";
 
 #[test]
-fn what_listens_instead_is_said_when_the_time_is_over() {
+fn timed_out_probe_names_other_listening_ports() {
     with_guest(|g| async move {
         let client = begin(&g, "c", UP, &tcp("c", 8080)).await;
         g.read_until("c", "c", "up\n").await;
@@ -146,7 +146,7 @@ fn what_listens_instead_is_said_when_the_time_is_over() {
 const SERVE: &str = "busybox httpd -f -p 8080 -h /tmp";
 
 #[test]
-fn a_status_that_is_not_good_is_asked_for_again_until_it_is() {
+fn bad_http_status_is_retried_until_good() {
     with_guest(|g| async move {
         let client = begin(&g, "c", SERVE, &http("c", "/ready")).await;
         let (waiting, asked) = (client.clone(), limit("c", 60_000));

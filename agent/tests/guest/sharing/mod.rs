@@ -66,7 +66,7 @@ fn shared_pid_namespace_shows_containers_but_not_the_agent() {
 }
 
 #[test]
-fn a_container_joins_the_processes_of_another_by_its_name() {
+fn container_joins_pid_namespace_of_another_by_name() {
     with_guest(|g| async move {
         g.create("target", spec(&g, &["sleep", "1000"])).await.unwrap();
         g.start("target").await.unwrap();

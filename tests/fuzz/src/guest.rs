@@ -78,7 +78,12 @@ impl Guest {
         let id = W::ID;
         let mut event_loop = EventLoop::new().expect("an epoll");
         let device = world.device(&event_loop);
-        let sizes = device.lock().expect("nobody panicked").queue_sizes().to_vec();
+        let sizes = device
+            .lock()
+            .expect("nobody panicked")
+            .spec()
+            .queue_sizes
+            .to_vec();
         let eventfd = || EventFd::new(libc::EFD_NONBLOCK).expect("an eventfd");
         let interrupt = Arc::new(Interrupt::new(eventfd()));
         let kicks: Vec<_> = sizes.iter().map(|_| Arc::new(eventfd())).collect();

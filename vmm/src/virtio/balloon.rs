@@ -5,17 +5,15 @@
 //! be guest memory first.
 
 use std::mem::offset_of;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
-use thaw_protocol::control::Backend;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BALLOON;
 use vm_memory::{GuestAddress, GuestMemory as _};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use super::chain::Chain;
 use super::config::{Config, ConfigSpace};
-use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice};
+use super::device::{Activation, DeviceError, DeviceSpec, Saved, VirtioDevice};
 use super::guest_io;
 use super::queue::Answer;
 use super::state::{DeviceState, QueueRecord};
@@ -66,16 +64,12 @@ impl Default for Balloon {
 }
 
 impl VirtioDevice for Balloon {
-    fn device_type(&self) -> u32 {
-        VIRTIO_ID_BALLOON
-    }
-
-    fn features(&self) -> u64 {
-        1 << F_DEFLATE_ON_OOM | 1 << F_REPORTING
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
+    fn spec(&self) -> DeviceSpec {
+        DeviceSpec {
+            device_type: VIRTIO_ID_BALLOON,
+            features: 1 << F_DEFLATE_ON_OOM | 1 << F_REPORTING,
+            queue_sizes: &QUEUE_SIZES,
+        }
     }
 
     fn config(&self) -> Arc<ConfigSpace> {
@@ -89,10 +83,6 @@ impl VirtioDevice for Balloon {
 
     fn reset(&mut self) {
         self.active = None;
-    }
-
-    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
-        Err(AttachError::WrongKind("virtio-balloon takes none"))
     }
 
     fn save(&mut self) -> Saved {

@@ -30,7 +30,7 @@ use self::disk::Disk;
 use self::image::ImageDisk;
 use self::server::Server;
 use super::config::{Config, ConfigSpace};
-use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, one_descriptor};
+use super::device::{Activation, AttachError, DeviceError, DeviceSpec, Saved, VirtioDevice, one_descriptor};
 use super::event_loop::Registrar;
 use super::misses::{Misses, Waits, check_heads, packet_socket};
 use super::queue::Ended;
@@ -197,20 +197,16 @@ impl Blk {
 }
 
 impl VirtioDevice for Blk {
-    fn device_type(&self) -> u32 {
-        VIRTIO_ID_BLOCK
-    }
-
-    fn features(&self) -> u64 {
-        1 << b::VIRTIO_BLK_F_SEG_MAX
-            | 1 << b::VIRTIO_BLK_F_BLK_SIZE
-            | 1 << b::VIRTIO_BLK_F_FLUSH
-            | 1 << b::VIRTIO_BLK_F_DISCARD
-            | 1 << b::VIRTIO_BLK_F_WRITE_ZEROES
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
+    fn spec(&self) -> DeviceSpec {
+        DeviceSpec {
+            device_type: VIRTIO_ID_BLOCK,
+            features: 1 << b::VIRTIO_BLK_F_SEG_MAX
+                | 1 << b::VIRTIO_BLK_F_BLK_SIZE
+                | 1 << b::VIRTIO_BLK_F_FLUSH
+                | 1 << b::VIRTIO_BLK_F_DISCARD
+                | 1 << b::VIRTIO_BLK_F_WRITE_ZEROES,
+            queue_sizes: &QUEUE_SIZES,
+        }
     }
 
     fn config(&self) -> Arc<ConfigSpace> {

@@ -23,7 +23,7 @@ pub struct Activation {
     pub memory: GuestMemory,
     /// Negotiated feature bits.
     pub features: u64,
-    /// One for each of [`VirtioDevice::queue_sizes`]. One the driver left disabled never yields a chain.
+    /// One for each of [`DeviceSpec::queue_sizes`]. One the driver left disabled never yields a chain.
     pub queues: Vec<DeviceQueue>,
 }
 
@@ -92,17 +92,21 @@ impl Saved {
     }
 }
 
+/// The constants of a device type, which a driver sees and snapshots depend on. The backend has no influence on them.
+#[derive(Clone, Copy, Debug)]
+pub struct DeviceSpec {
+    /// Device type (virtio 1.2 §5), `virtio_bindings::virtio_ids`.
+    pub device_type: u32,
+    /// Feature bits of the device type. The transport adds `VERSION_1`, `RING_INDIRECT_DESC` and `RING_EVENT_IDX`.
+    pub features: u64,
+    /// Largest size of each queue; powers of two.
+    pub queue_sizes: &'static [u16],
+}
+
 /// A virtio device. See the module's documentation for the order of calls.
 pub trait VirtioDevice: Send {
-    /// Device type (virtio 1.2 §5), `virtio_bindings::virtio_ids`.
-    fn device_type(&self) -> u32;
-
-    /// Feature bits of the device type. Frozen: they may not depend on the backend. The transport adds
-    /// `VERSION_1`, `RING_INDIRECT_DESC` and `RING_EVENT_IDX`.
-    fn features(&self) -> u64;
-
-    /// Largest size of each queue; powers of two.
-    fn queue_sizes(&self) -> &[u16];
+    /// Its constants.
+    fn spec(&self) -> DeviceSpec;
 
     /// The configuration space. The transport serves the guest's reads from it without the device's lock.
     fn config(&self) -> Arc<ConfigSpace>;
@@ -125,7 +129,9 @@ pub trait VirtioDevice: Send {
     fn reset(&mut self);
 
     /// Gives the device its backend, replacing an earlier one. The guest may be running.
-    fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError>;
+    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
+        Err(AttachError::WrongKind("it has no backend"))
+    }
 
     /// Takes its backend away: when this returns its descriptors are closed. The guest may be running.
     fn detach(&mut self) -> Result<(), AttachError> {

@@ -6,7 +6,7 @@ use thaw_protocol::control::Backend;
 
 use super::*;
 use crate::virtio::config::ConfigSpace;
-use crate::virtio::device::{Activation, AttachError, Saved};
+use crate::virtio::device::{Activation, AttachError, DeviceSpec, Saved};
 use crate::virtio::device_thread::WAKE;
 use crate::virtio::state::{DeviceState, QueueRecord};
 use crate::virtio::testing::{eventfd, open_gate};
@@ -29,14 +29,12 @@ struct Probe {
 }
 
 impl VirtioDevice for Probe {
-    fn device_type(&self) -> u32 {
-        0
-    }
-    fn features(&self) -> u64 {
-        0
-    }
-    fn queue_sizes(&self) -> &[u16] {
-        &[16, 16]
+    fn spec(&self) -> DeviceSpec {
+        DeviceSpec {
+            device_type: 0,
+            features: 0,
+            queue_sizes: &[16, 16],
+        }
     }
     fn config(&self) -> Arc<ConfigSpace> {
         Arc::new(ConfigSpace::new(Vec::new()))

@@ -22,7 +22,7 @@ pub use self::images::Images;
 pub use self::share::Share;
 use self::worker::{Event, Worker};
 use super::config::{Config, ConfigSpace};
-use super::device::{Activation, AttachError, DeviceError, Saved, SharedMemory, VirtioDevice};
+use super::device::{Activation, AttachError, DeviceError, DeviceSpec, Saved, SharedMemory, VirtioDevice};
 use super::state::{DeviceState, FsState, QueueRecord};
 use crate::memory::GuestMemory;
 
@@ -120,16 +120,12 @@ impl<B: FsBackend> Fs<B> {
 }
 
 impl<B: FsBackend> VirtioDevice for Fs<B> {
-    fn device_type(&self) -> u32 {
-        VIRTIO_ID_FS
-    }
-
-    fn features(&self) -> u64 {
-        0
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
+    fn spec(&self) -> DeviceSpec {
+        DeviceSpec {
+            device_type: VIRTIO_ID_FS,
+            features: 0,
+            queue_sizes: &QUEUE_SIZES,
+        }
     }
 
     fn config(&self) -> Arc<ConfigSpace> {

@@ -12,11 +12,9 @@ mod blocks;
 mod slots;
 
 use std::mem::offset_of;
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use thaw_log::LogLimit;
-use thaw_protocol::control::Backend;
 use virtio_bindings::virtio_ids::VIRTIO_ID_MEM;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -24,7 +22,7 @@ use self::blocks::{Blocks, Span};
 pub use self::slots::{MemorySlots, Slots, reserve};
 use super::chain::Chain;
 use super::config::{Config, ConfigSpace};
-use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, active_queue};
+use super::device::{Activation, DeviceError, DeviceSpec, Saved, VirtioDevice, active_queue};
 use super::guest_io;
 use super::queue::Answer;
 use super::state::{DeviceRecord, DeviceState, MemState, QueueRecord};
@@ -293,16 +291,12 @@ impl Plan {
 }
 
 impl VirtioDevice for Mem {
-    fn device_type(&self) -> u32 {
-        VIRTIO_ID_MEM
-    }
-
-    fn features(&self) -> u64 {
-        1 << F_UNPLUGGED_INACCESSIBLE
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
+    fn spec(&self) -> DeviceSpec {
+        DeviceSpec {
+            device_type: VIRTIO_ID_MEM,
+            features: 1 << F_UNPLUGGED_INACCESSIBLE,
+            queue_sizes: &QUEUE_SIZES,
+        }
     }
 
     fn config(&self) -> Arc<ConfigSpace> {
@@ -316,10 +310,6 @@ impl VirtioDevice for Mem {
 
     fn reset(&mut self) {
         self.active = None;
-    }
-
-    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
-        Err(AttachError::WrongKind("virtio-mem takes none"))
     }
 
     fn save(&mut self) -> Saved {

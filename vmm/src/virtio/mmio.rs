@@ -133,12 +133,13 @@ impl MmioDevice {
         memory: GuestMemory,
     ) -> Result<MmioDevice, virtio_queue::Error> {
         let locked = lock(&device);
-        let queues = locked
-            .queue_sizes()
+        let spec = locked.spec();
+        let queues = spec
+            .queue_sizes
             .iter()
             .map(|size| Queue::new(*size))
             .collect::<Result<Vec<_>, _>>()?;
-        let (device_type, features) = (locked.device_type(), locked.features() | TRANSPORT_FEATURES);
+        let (device_type, features) = (spec.device_type, spec.features | TRANSPORT_FEATURES);
         let (shared_memory, config) = (locked.shared_memory().to_vec(), locked.config());
         drop(locked);
         let registers = Mutex::new(Registers {

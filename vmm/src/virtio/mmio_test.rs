@@ -7,7 +7,7 @@ use super::register::*;
 use super::*;
 use crate::layout::Window;
 use crate::virtio::config::Config;
-use crate::virtio::device::{AttachError, DeviceError, Saved};
+use crate::virtio::device::{AttachError, DeviceError, DeviceSpec, Saved};
 use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
 use crate::virtio::state::{DecodeError, DeviceRecord, DeviceState, PmemState, QueueRecord};
 use crate::virtio::testing::{Layout, MEMORY, eventfd, memory};
@@ -32,14 +32,12 @@ struct Probe {
 }
 
 impl VirtioDevice for Probe {
-    fn device_type(&self) -> u32 {
-        42
-    }
-    fn features(&self) -> u64 {
-        FEATURE
-    }
-    fn queue_sizes(&self) -> &[u16] {
-        &[16, 32]
+    fn spec(&self) -> DeviceSpec {
+        DeviceSpec {
+            device_type: 42,
+            features: FEATURE,
+            queue_sizes: &[16, 32],
+        }
     }
     fn config(&self) -> Arc<ConfigSpace> {
         self.config.clone()

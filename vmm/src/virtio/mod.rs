@@ -66,7 +66,9 @@ pub(crate) mod testing;
 
 pub use chain::Chain;
 pub use config::ConfigSpace;
-pub use device::{Activation, AttachError, DeviceError, RestoreError, SharedMemory, VirtioDevice};
+pub use device::{
+    Activation, AttachError, DeviceError, DeviceSpec, RestoreError, SharedMemory, VirtioDevice,
+};
 pub use interrupt::Interrupt;
 pub use inventory::{Inventory, InventoryError, Windows};
 pub use queue::{DeviceQueue, QueueError};

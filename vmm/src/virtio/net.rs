@@ -28,7 +28,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use self::receive::Receiver;
 use self::tap::Tap;
 use super::config::{Config, ConfigSpace};
-use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, one_descriptor};
+use super::device::{Activation, AttachError, DeviceError, DeviceSpec, Saved, VirtioDevice, one_descriptor};
 use super::event_loop::Registrar;
 use super::state::{DeviceState, QueueRecord};
 use super::throttle::Throttle;
@@ -179,29 +179,25 @@ impl Net {
 }
 
 impl VirtioDevice for Net {
-    fn device_type(&self) -> u32 {
-        VIRTIO_ID_NET
-    }
-
-    fn features(&self) -> u64 {
-        [
-            b::VIRTIO_NET_F_CSUM,
-            b::VIRTIO_NET_F_GUEST_CSUM,
-            b::VIRTIO_NET_F_MAC,
-            b::VIRTIO_NET_F_GUEST_TSO4,
-            b::VIRTIO_NET_F_GUEST_TSO6,
-            b::VIRTIO_NET_F_GUEST_ECN,
-            b::VIRTIO_NET_F_HOST_TSO4,
-            b::VIRTIO_NET_F_HOST_TSO6,
-            b::VIRTIO_NET_F_HOST_ECN,
-            b::VIRTIO_NET_F_MRG_RXBUF,
-        ]
-        .iter()
-        .fold(0, |features, bit| features | 1 << bit)
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
+    fn spec(&self) -> DeviceSpec {
+        DeviceSpec {
+            device_type: VIRTIO_ID_NET,
+            features: [
+                b::VIRTIO_NET_F_CSUM,
+                b::VIRTIO_NET_F_GUEST_CSUM,
+                b::VIRTIO_NET_F_MAC,
+                b::VIRTIO_NET_F_GUEST_TSO4,
+                b::VIRTIO_NET_F_GUEST_TSO6,
+                b::VIRTIO_NET_F_GUEST_ECN,
+                b::VIRTIO_NET_F_HOST_TSO4,
+                b::VIRTIO_NET_F_HOST_TSO6,
+                b::VIRTIO_NET_F_HOST_ECN,
+                b::VIRTIO_NET_F_MRG_RXBUF,
+            ]
+            .iter()
+            .fold(0, |features, bit| features | 1 << bit),
+            queue_sizes: &QUEUE_SIZES,
+        }
     }
 
     fn config(&self) -> Arc<ConfigSpace> {

@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::chain::Chain;
 use super::config::{Config, ConfigSpace};
 use super::device::{
-    Activation, AttachError, DeviceError, Saved, VirtioDevice, active_queue, one_descriptor,
+    Activation, AttachError, DeviceError, DeviceSpec, Saved, VirtioDevice, active_queue, one_descriptor,
 };
 use super::guest_io;
 use super::queue::Answer;
@@ -91,16 +91,12 @@ impl Pmem {
 }
 
 impl VirtioDevice for Pmem {
-    fn device_type(&self) -> u32 {
-        VIRTIO_ID_PMEM
-    }
-
-    fn features(&self) -> u64 {
-        0
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
+    fn spec(&self) -> DeviceSpec {
+        DeviceSpec {
+            device_type: VIRTIO_ID_PMEM,
+            features: 0,
+            queue_sizes: &QUEUE_SIZES,
+        }
     }
 
     fn config(&self) -> Arc<ConfigSpace> {

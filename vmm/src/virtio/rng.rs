@@ -1,15 +1,13 @@
 //! virtio-rng (virtio 1.2 §5.4): random bytes of the host. It has no configuration and takes no backend.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::rand::{GetRandomFlags, getrandom};
-use thaw_protocol::control::Backend;
 use virtio_bindings::virtio_ids::VIRTIO_ID_RNG;
 
 use super::chain::Chain;
 use super::config::{Config, ConfigSpace};
-use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, active_queue};
+use super::device::{Activation, DeviceError, DeviceSpec, Saved, VirtioDevice, active_queue};
 use super::guest_io;
 use super::queue::Answer;
 use super::state::{DeviceState, QueueRecord};
@@ -35,16 +33,12 @@ impl Default for Rng {
 }
 
 impl VirtioDevice for Rng {
-    fn device_type(&self) -> u32 {
-        VIRTIO_ID_RNG
-    }
-
-    fn features(&self) -> u64 {
-        0
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
+    fn spec(&self) -> DeviceSpec {
+        DeviceSpec {
+            device_type: VIRTIO_ID_RNG,
+            features: 0,
+            queue_sizes: &QUEUE_SIZES,
+        }
     }
 
     fn config(&self) -> Arc<ConfigSpace> {
@@ -58,10 +52,6 @@ impl VirtioDevice for Rng {
 
     fn reset(&mut self) {
         self.active = None;
-    }
-
-    fn attach(&mut self, _backend: Backend, _fds: Vec<OwnedFd>) -> Result<(), AttachError> {
-        Err(AttachError::WrongKind("virtio-rng takes none"))
     }
 
     fn save(&mut self) -> Saved {

@@ -1,6 +1,8 @@
+use thaw_protocol::control::Backend;
+
 use super::*;
-use crate::virtio::VirtioDevice;
 use crate::virtio::testing::{Buf, NOWHERE, Rig};
+use crate::virtio::{AttachError, VirtioDevice};
 
 #[test]
 fn buffers_are_filled_and_differ() {

@@ -79,7 +79,7 @@ fn bench(kind: usize, memory: &GuestMemory) -> Bench {
         6 => Arc::new(Mutex::new(Balloon::default())),
         _ => Arc::new(Mutex::new(Rng::default())),
     };
-    let queues = device.lock().unwrap().queue_sizes().len();
+    let queues = device.lock().unwrap().spec().queue_sizes.len();
     let interrupt = Arc::new(Interrupt::new(eventfd()));
     let kicks = (0..queues).map(|_| Arc::new(eventfd())).collect();
     let transport = MmioDevice::new(id, device.clone(), interrupt, kicks, memory.clone()).unwrap();

@@ -79,12 +79,17 @@ impl<D: VirtioDevice> Rig<D> {
     /// The device, its driver not up.
     pub fn idle(device: D) -> Rig<D> {
         let memory = memory();
-        let rings = device.queue_sizes().iter().enumerate().map(|(i, size)| Ring {
-            layout: Layout::new(memory, 0x4000 * (i as u64 + 1), *size),
-            kick: Arc::new(eventfd()),
-            next_descriptor: 0,
-            seen: 0,
-        });
+        let rings = device
+            .spec()
+            .queue_sizes
+            .iter()
+            .enumerate()
+            .map(|(i, size)| Ring {
+                layout: Layout::new(memory, 0x4000 * (i as u64 + 1), *size),
+                kick: Arc::new(eventfd()),
+                next_descriptor: 0,
+                seen: 0,
+            });
         Rig {
             memory,
             rings: rings.collect(),

@@ -33,7 +33,7 @@ use self::muxer::Muxer;
 use self::packet::Header;
 use super::chain::Chain;
 use super::config::{Config, ConfigSpace};
-use super::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice, one_descriptor};
+use super::device::{Activation, AttachError, DeviceError, DeviceSpec, Saved, VirtioDevice, one_descriptor};
 use super::event_loop::Registrar;
 use super::guest_io;
 use super::queue::{Answer, Ended};
@@ -138,17 +138,13 @@ fn take(memory: &GuestMemory, chain: &Chain, muxer: &mut Muxer) {
 }
 
 impl VirtioDevice for Vsock {
-    fn device_type(&self) -> u32 {
-        VIRTIO_ID_VSOCK
-    }
-
-    /// None: streams are what no feature means (§5.10.3).
-    fn features(&self) -> u64 {
-        0
-    }
-
-    fn queue_sizes(&self) -> &[u16] {
-        &QUEUE_SIZES
+    fn spec(&self) -> DeviceSpec {
+        DeviceSpec {
+            device_type: VIRTIO_ID_VSOCK,
+            // None: streams are what no feature means (§5.10.3).
+            features: 0,
+            queue_sizes: &QUEUE_SIZES,
+        }
     }
 
     fn config(&self) -> Arc<ConfigSpace> {

@@ -25,7 +25,7 @@ pub fn assemble(
     for (id, device) in DeviceId::ALL.into_iter().zip(devices) {
         let (queues, own_threads) = {
             let device = lock(device);
-            (device.queue_sizes().len(), device.has_own_threads())
+            (device.spec().queue_sizes.len(), device.has_own_threads())
         };
         let interrupt = Arc::new(Interrupt::new(eventfd()?));
         vm.register_irqfd(interrupt.line(), layout::gsi(id))

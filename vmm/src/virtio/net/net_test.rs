@@ -308,7 +308,7 @@ fn a_real_tap_is_taken_and_given_the_negotiated_offloads() {
     };
     let event_loop = EventLoop::new().unwrap();
     let net = Net::new(DEFAULT_MAC, event_loop.registrar(DeviceId::Net));
-    let features = net.features();
+    let features = net.spec().features;
     let mut rig = Rig::new(net, features);
     let mac = [2, 0, 0, 0, 0, 9];
     // As if the tap before had been full.

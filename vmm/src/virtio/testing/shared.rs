@@ -7,34 +7,25 @@ use thaw_protocol::control::Backend;
 use thaw_protocol::limits::DeviceLimits;
 
 use crate::virtio::config::ConfigSpace;
-use crate::virtio::device::{Activation, AttachError, DeviceError, Saved, VirtioDevice};
+use crate::virtio::device::{Activation, AttachError, DeviceError, DeviceSpec, Saved, VirtioDevice};
 use crate::virtio::state::{DeviceState, QueueRecord};
 
 /// A device an event loop serves while a [`super::Rig`] drives it: queues are kicked through their eventfds.
 pub struct Shared<D> {
     pub device: Arc<Mutex<D>>,
-    sizes: Vec<u16>,
 }
 
 impl<D: VirtioDevice> Shared<D> {
     pub fn new(device: D) -> Shared<D> {
-        let sizes = device.queue_sizes().to_vec();
         Shared {
             device: Arc::new(Mutex::new(device)),
-            sizes,
         }
     }
 }
 
 impl<D: VirtioDevice> VirtioDevice for Shared<D> {
-    fn device_type(&self) -> u32 {
-        self.device.lock().unwrap().device_type()
-    }
-    fn features(&self) -> u64 {
-        self.device.lock().unwrap().features()
-    }
-    fn queue_sizes(&self) -> &[u16] {
-        &self.sizes
+    fn spec(&self) -> DeviceSpec {
+        self.device.lock().unwrap().spec()
     }
     fn config(&self) -> Arc<ConfigSpace> {
         self.device.lock().unwrap().config()

@@ -24,8 +24,8 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SocketType;
 use thaw_protocol::control::{
-    Command, ControlError, ErrorCode, Event, ExitReason, FromVmm, MachineSpec, MappedRegion, MemoryMode,
-    Request, Response,
+    Command, ControlError, Event, ExitReason, FromVmm, MachineSpec, MappedRegion, MemoryMode, Request,
+    Response,
 };
 use thaw_protocol::packet::{self, PacketError, Receiver};
 use thaw_protocol::tags::Tagged;
@@ -60,10 +60,6 @@ pub enum MachineError {
     #[error("thaw-vmm has not answered {asked} within {} s", after.as_secs())]
     TimedOut { asked: &'static str, after: Duration },
 }
-
-/// How long a VMM may take to create its machine, and to read a snapshot's memory.
-const PROMPT: Duration = Duration::from_secs(60);
-const BULK: Duration = Duration::from_secs(30 * 60);
 
 /// How a VMM is started.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -187,19 +183,16 @@ impl Process {
                 machine: machine.clone(),
             };
             match self.vmm.call(create, &[kvm]) {
-                Ok((Response::Done, _)) => {
+                Ok(_) => {
                     return Ok(Shell {
                         vmm: self.vmm,
                         machine,
                     });
                 }
-                Ok(_) => return Err(MachineError::UnexpectedAnswer),
-                // It may be the program of an earlier release, kept for its snapshots.
-                Err(MachineError::Refused(e))
-                    if e.code == ErrorCode::Invalid && self.vmm.version > CONTROL.oldest =>
-                {
-                    self.vmm.version -= 1;
-                }
+                Err(MachineError::Refused(e)) => match e.older_version(self.vmm.version) {
+                    Some(older) => self.vmm.version = older,
+                    None => return Err(e.into()),
+                },
                 Err(e) => return Err(e),
             }
         }
@@ -354,10 +347,8 @@ impl Connected {
             PacketError::Io(e) if is_hangup(&e) => MachineError::Ended,
             e => MachineError::Connection(e),
         };
-        let (asked, after) = match &command {
-            Command::Restore { .. } => (command.variant(), BULK),
-            _ => (command.variant(), PROMPT),
-        };
+        let (asked, after) = (command.variant(), command.time_limit());
+        let is_answer = command.is_answered_by();
         self.last += 1;
         let request = Request {
             id: self.last,
@@ -370,7 +361,10 @@ impl Connected {
         // A userfaultfd comes beside the answer to a restore.
         let received = Receiver::for_descriptors(1).receive::<FromVmm>(&self.control);
         match received.map_err(failed)? {
-            (FromVmm::Reply { id, result }, fds) if id == self.last => Ok((result?, fds)),
+            (FromVmm::Reply { id, result }, fds) if id == self.last => match result? {
+                response if is_answer(&response) => Ok((response, fds)),
+                _ => Err(MachineError::UnexpectedAnswer),
+            },
             (FromVmm::Event(Event::Exited(reason)), _) => Err(MachineError::Exited(reason)),
             (FromVmm::Reply { .. } | FromVmm::Event(Event::Doorbell { .. }), _) => {
                 Err(MachineError::UnexpectedAnswer)

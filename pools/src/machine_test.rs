@@ -4,7 +4,7 @@ use super::*;
 use rustix::net::{AddressFamily, SocketFlags, socketpair};
 use std::fs::File;
 use std::os::unix::fs::PermissionsExt;
-use thaw_protocol::control::{CONTROL_VERSION, CpuBaseline};
+use thaw_protocol::control::{CONTROL_VERSION, CpuBaseline, ErrorCode};
 
 fn spec(tethered: bool) -> MachineSpec {
     MachineSpec {

@@ -12,6 +12,8 @@
 //! VMM without a machine then exits. A client must therefore know from elsewhere (the sandbox's record) that
 //! a VMM is of version 4. A VMM answers a request whose tag it does not know with [`ErrorCode::Version`].
 
+use std::time::Duration;
+
 use serde::{Deserialize, Serialize};
 
 use crate::encoding::{EncodingError, decode, take};
@@ -41,6 +43,9 @@ pub const JAIL_VARIABLE: &str = "THAW_JAIL";
 pub const JAIL_WHOLE: &str = "whole";
 /// Exit code of a VMM that requires a whole jail on a host that lacks a part of it.
 pub const JAIL_LACKS_CODE: i32 = 3;
+/// How long a VMM may take to answer, and to read or write a machine's memory.
+pub const ANSWER_LIMIT: Duration = Duration::from_secs(60);
+pub const MEMORY_LIMIT: Duration = Duration::from_secs(30 * 60);
 /// The newest version of this protocol.
 pub const CONTROL_VERSION: u32 = versions::CONTROL.current;
 
@@ -110,6 +115,25 @@ impl Command {
         match self {
             Command::Limit { .. } | Command::Hello { .. } => 5,
             _ => 4,
+        }
+    }
+
+    /// How long a VMM may take to answer. What takes it milliseconds can take seconds on a host where a thousand start at once.
+    pub fn time_limit(&self) -> Duration {
+        match self {
+            Command::Restore { .. } | Command::Freeze { .. } | Command::WorkingSet => MEMORY_LIMIT,
+            _ => ANSWER_LIMIT,
+        }
+    }
+
+    /// Whether a response can be the answer to this command.
+    pub fn is_answered_by(&self) -> fn(&Response) -> bool {
+        match self {
+            Command::Restore { .. } => |response| matches!(response, Response::Restored { .. }),
+            Command::Freeze { .. } => |response| matches!(response, Response::Frozen { .. }),
+            Command::Hello { .. } => |response| matches!(response, Response::Hello { .. }),
+            Command::Status => |response| matches!(response, Response::Status { .. }),
+            _ => |response| matches!(response, Response::Done),
         }
     }
 }
@@ -203,6 +227,15 @@ tags!(Response {
 pub struct ControlError {
     pub code: ErrorCode,
     pub message: String,
+}
+
+impl ControlError {
+    /// The version with which to send [`Command::Create`] again, if this may be the answer of a VMM that does not support `version`: it
+    /// may be the program of an earlier release, kept for its snapshots.
+    pub fn older_version(&self, version: u32) -> Option<u32> {
+        let may_be_older = self.code == ErrorCode::Invalid && version > versions::CONTROL.oldest;
+        may_be_older.then(|| version - 1)
+    }
 }
 
 /// The kinds of failure.

@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rustix::net::SocketType;
-use thaw_protocol::control::{Command, ControlError, ErrorCode, ExitReason, MachineSpec, Request, Response};
+use thaw_protocol::control::{Command, ControlError, ExitReason, MachineSpec, Request, Response};
 use thaw_protocol::packet::{self, PacketError};
 use thaw_protocol::tags::Tagged;
 use thaw_protocol::versions::CONTROL;
@@ -33,11 +33,6 @@ pub use error::{CallError, Misconduct};
 
 /// Most requests without an answer: a VMM that has as many is not asked more.
 const MAX_PENDING: usize = 1024;
-
-/// How long a VMM may take to answer what takes it milliseconds: on a host where a thousand start at once, seconds.
-const PROMPT: Duration = Duration::from_secs(60);
-/// How long it may take to read or write a machine's memory.
-const BULK: Duration = Duration::from_secs(30 * 60);
 
 /// What the VMM has told unasked.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -138,12 +133,10 @@ impl ControlClient {
                 machine: machine.clone(),
             };
             match self.call(create, &[kvm]).await {
-                // It may be the program of an earlier release, kept for its snapshots.
-                Err(CallError::Refused(e))
-                    if e.code == ErrorCode::Invalid && self.version > CONTROL.oldest =>
-                {
-                    self.version -= 1;
-                }
+                Err(CallError::Refused(e)) => match e.older_version(self.version) {
+                    Some(older) => self.version = older,
+                    None => return Err(CallError::Refused(e)),
+                },
                 made => return made.map(drop),
             }
         }
@@ -277,19 +270,10 @@ struct Asked {
 
 impl Asked {
     fn of(command: &Command) -> Asked {
-        let done: fn(&Response) -> bool = |response| matches!(response, Response::Done);
-        let (patience, answered): (_, fn(&Response) -> bool) = match command {
-            Command::Restore { .. } => (BULK, |response| matches!(response, Response::Restored { .. })),
-            Command::Freeze { .. } => (BULK, |response| matches!(response, Response::Frozen { .. })),
-            Command::WorkingSet => (BULK, done),
-            Command::Hello { .. } => (PROMPT, |response| matches!(response, Response::Hello { .. })),
-            Command::Status => (PROMPT, |response| matches!(response, Response::Status { .. })),
-            _ => (PROMPT, done),
-        };
         Asked {
             what: command.variant(),
-            patience,
-            answered,
+            patience: command.time_limit(),
+            answered: command.is_answered_by(),
         }
     }
 

@@ -1,7 +1,7 @@
 //! A VMM that answers as it should, and VMMs that do not.
 
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, socketpair};
-use thaw_protocol::control::{ErrorCode, Event, FromVmm, MachineState, StartTimes};
+use thaw_protocol::control::{ANSWER_LIMIT, ErrorCode, Event, FromVmm, MachineState, StartTimes};
 
 use super::reader::{EVENT_BURST, EVENTS_PER_SECOND, MAX_STRAYS};
 use super::*;
@@ -234,7 +234,7 @@ async fn a_wrong_id_answers_nobody_and_the_request_ends_in_time() {
         error.to_string(),
         "thaw-vmm (pid 4711) has not answered Status within 60 s"
     );
-    assert!(began.elapsed() >= PROMPT - Duration::from_secs(1) && began.elapsed() < PROMPT * 2);
+    assert!(began.elapsed() >= ANSWER_LIMIT - Duration::from_secs(1) && began.elapsed() < ANSWER_LIMIT * 2);
     assert!(Error::from(error).machine_lost);
     drop(vmm);
 }

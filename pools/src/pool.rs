@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 use crate::demand::Demand;
 use crate::plan::{Plan, Sizing, Watermarks};
 use crate::resource::{Claim, Kind, SlowReason, Unfit};
-use crate::statistics::{Counters, Depth, PoolStatistics, add};
+use crate::statistics::{Counters, PoolStatistics, add};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_sys::backoff::Backoff;
 use thaw_sys::lock::Lock;
@@ -185,16 +185,16 @@ impl<K: Kind> Pool<K> {
     pub fn statistics(&self) -> PoolStatistics {
         let watermarks = self.shared.plan.as_ref().map(|plan| plan.watermarks);
         let state = self.shared.lock();
-        let has = Depth {
-            kind: K::NAME,
-            ready: state.ready.len(),
-            making: state.making,
-            doomed: state.doomed.len(),
+        let (ready, making, doomed) = (state.ready.len(), state.making, state.doomed.len());
+        drop(state);
+        PoolStatistics {
+            ready,
+            making,
+            doomed,
             low: watermarks.map_or(0, |w| w.low()),
             high: watermarks.map_or(0, |w| w.high()),
-        };
-        drop(state);
-        self.shared.counters.snapshot(has)
+            ..self.shared.counters.snapshot(K::NAME)
+        }
     }
 
     /// Stops making ahead, destroys what is ready or waits to be destroyed, and ends its threads. Blocks until that is done. Claims then

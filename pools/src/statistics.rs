@@ -116,10 +116,7 @@ pub struct PoolStatistics {
 impl PoolStatistics {
     /// All zero, for pools of a kind that do not exist yet.
     pub fn none(kind: &'static str) -> PoolStatistics {
-        Counters::default().snapshot(Depth {
-            kind,
-            ..Depth::default()
-        })
+        Counters::default().snapshot(kind)
     }
 
     /// The sum of these and another pool's of the same kind.
@@ -172,33 +169,22 @@ impl Times {
     }
 }
 
-/// What a pool has now: the first fields of its statistics.
-#[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Depth {
-    pub kind: &'static str,
-    pub ready: usize,
-    pub making: usize,
-    pub doomed: usize,
-    pub low: usize,
-    pub high: usize,
-}
-
 impl Counters {
     pub(crate) fn miss(&self, reason: SlowReason) {
         add(&self.misses[reason as usize]);
     }
 
-    /// The statistics of a pool that has this now.
-    pub(crate) fn snapshot(&self, has: Depth) -> PoolStatistics {
+    /// The statistics of a pool of this kind that has nothing now.
+    pub(crate) fn snapshot(&self, kind: &'static str) -> PoolStatistics {
         let misses = SlowReason::ALL.map(|reason| (reason, get(&self.misses[reason as usize])));
         let hits = get(&self.hits);
         PoolStatistics {
-            kind: has.kind,
-            ready: has.ready,
-            making: has.making,
-            doomed: has.doomed,
-            low: has.low,
-            high: has.high,
+            kind,
+            ready: 0,
+            making: 0,
+            doomed: 0,
+            low: 0,
+            high: 0,
             claims: hits + misses.iter().map(|(_, count)| count).sum::<u64>(),
             hits,
             misses,
@@ -243,24 +229,25 @@ mod tests {
             (0..=n).for_each(|_| counters.miss(reason));
         }
         add(&counters.hits);
-        let seen = counters.snapshot(Depth::default());
+        let seen = counters.snapshot("shell");
         assert_eq!(seen.misses.map(|(_, count)| count), [1, 2, 3, 4, 5]);
         assert_eq!((seen.claims, seen.hits), (16, 1));
     }
+
     #[test]
     fn statistics_of_one_kind_add_up_and_outlive_pools() {
         let counters = Counters::default();
         counters.miss(SlowReason::Empty);
         add(&counters.hits);
         counters.make.record(Duration::from_micros(3));
-        let one = counters.snapshot(Depth {
-            kind: "shell",
+        let one = PoolStatistics {
             ready: 2,
             making: 1,
             doomed: 1,
             low: 2,
             high: 4,
-        });
+            ..counters.snapshot("shell")
+        };
         let mut sum = PoolStatistics::none("shell").and(&one).and(&one);
         sum.missed(SlowReason::NoPool);
         assert_eq!(

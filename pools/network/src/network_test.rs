@@ -335,13 +335,7 @@ fn later_owner_adopts_slot_of_a_vmm() {
         uplink.set_policy(policy(&["deny=198.51.100.0/24"])).unwrap();
         uplink.keep();
         let described = uplink.describe();
-        let mut vmm = std::process::Command::new("sleep")
-            .arg("600")
-            .stdin(slot.tap.try_clone().unwrap())
-            .spawn()
-            .unwrap();
-        drop(slot);
-        let record = ProcessRecord::of(vmm.id() as i32).unwrap();
+        let (mut vmm, record) = leave_to_vmm(slot);
         let adopted = world.networks.adopt(record, &described).unwrap();
         let uplink = adopted.uplink.as_ref().unwrap();
         assert_eq!(uplink.describe(), described);

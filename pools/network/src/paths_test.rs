@@ -263,13 +263,7 @@ fn later_owner_takes_slot_off_its_fast_path() {
             let client = guest.connect((OUTSIDE, 80)).unwrap();
             (client, server.accept().unwrap().0)
         };
-        let mut vmm = std::process::Command::new("sleep")
-            .arg("600")
-            .stdin(slot.tap.try_clone().unwrap())
-            .spawn()
-            .unwrap();
-        drop(slot);
-        let record = ProcessRecord::of(vmm.id() as i32).unwrap();
+        let (mut vmm, record) = leave_to_vmm(slot);
         let adopted = world.networks.adopt(record, &described).unwrap();
         let uplink = adopted.uplink.as_ref().unwrap();
         assert_eq!(uplink.is_fast(), was_fast);

@@ -194,6 +194,17 @@ pub(super) fn talk(mut client: TcpStream, server: &TcpListener) -> SocketAddr {
     peer
 }
 
+/// Leaves a slot's tap to a process that plays its VMM, and closes everything else of the slot.
+pub(super) fn leave_to_vmm(slot: NetworkSlot) -> (std::process::Child, ProcessRecord) {
+    let vmm = std::process::Command::new("sleep")
+        .arg("600")
+        .stdin(slot.tap.try_clone().unwrap())
+        .spawn()
+        .unwrap();
+    let record = ProcessRecord::of(vmm.id() as i32).unwrap();
+    (vmm, record)
+}
+
 /// Checks that a denied connection is refused rather than ignored.
 pub(super) fn refused(connected: std::io::Result<TcpStream>) {
     assert_eq!(connected.unwrap_err().kind(), ErrorKind::ConnectionRefused);

@@ -19,6 +19,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use crate::process::ProcessRecord;
 use crate::resource::{Kind, Unfit};
 use thaw_failpoint::{Failpoint, reach};
+use thaw_sys::backoff::Backoff;
 
 pub(crate) mod controllers;
 
@@ -28,8 +29,11 @@ const V1_CONTROLLERS: [&str; 3] = ["memory", "cpu", "pids"];
 const PARENT: &str = "thaw";
 /// How long to wait until the kernel counts no process of a cgroup that was killed.
 const LIMIT: Duration = Duration::from_secs(5);
-/// The longest pause between two attempts to remove a v1 cgroup.
-const PAUSE: Duration = Duration::from_millis(32);
+/// Pauses between attempts to remove a v1 cgroup.
+const PAUSES: Backoff = Backoff {
+    first: Duration::from_millis(1),
+    longest: Duration::from_millis(32),
+};
 
 /// The cgroup hierarchies of this host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -318,7 +322,7 @@ fn remove(directory: &Path) -> io::Result<()> {
             wait_until_empty(&events)?;
             fs::remove_dir(directory)
         }
-        Err(_) => remove_by_trying(directory),
+        Err(_) => remove_with_retries(directory),
     }
 }
 
@@ -347,15 +351,15 @@ fn wait_until_empty(events: &File) -> io::Result<()> {
 }
 
 /// cgroup v1 does not notify when a cgroup is empty, so removal is retried, with growing pauses.
-fn remove_by_trying(directory: &Path) -> io::Result<()> {
-    let (end, mut wait) = (Instant::now() + LIMIT, Duration::from_millis(1));
+fn remove_with_retries(directory: &Path) -> io::Result<()> {
+    let end = Instant::now() + LIMIT;
+    let mut attempts = 0;
     loop {
         match fs::remove_dir(directory) {
-            Err(e) if is_busy(&e) && Instant::now() < end => {}
+            Err(e) if is_busy(&e) && Instant::now() < end => attempts += 1,
             done => return done,
         }
-        std::thread::sleep(wait);
-        wait = (wait * 2).min(PAUSE);
+        std::thread::sleep(PAUSES.pause(attempts));
     }
 }
 

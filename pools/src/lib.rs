@@ -6,7 +6,6 @@
 //! | [`cgroup`] | one directory per hierarchy, `/thaw/<name>` | empty directories, which the next start finds by their maker's name |
 //! | [`vmm`] | a `thaw-vmm` process | nothing if it is tethered; else a process, found by [`process::ProcessRecord`] |
 //! | [`share`] | a `thaw-share` process: directories of the host for one guest | nothing: it ends with its VMM |
-//! | [`machine`] | a `thaw-vmm` with a machine: a shell, or a parked VM | as of [`vmm`] |
 //!
 //! The network, a resource too, is a crate of its own (`pools/network`). [`block`] opens block devices of the host, which are not made.
 //!
@@ -24,7 +23,6 @@ pub mod cgroup;
 mod demand;
 pub mod disk;
 pub mod limits;
-pub mod machine;
 pub mod plan;
 pub mod pool;
 pub mod process;
@@ -73,7 +71,8 @@ pub enum Error {
 }
 
 impl Error {
-    fn io(what: &'static str, place: &Path) -> impl FnOnce(io::Error) -> Error {
+    /// Wraps the error of a system call on a path: `what` completes "cannot … PATH".
+    pub fn io(what: &'static str, place: &Path) -> impl FnOnce(io::Error) -> Error {
         let place = place.to_owned();
         move |source| Error::Io { what, place, source }
     }

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`sandbox`] | one microVM with an image in it: how it is made, in named and timed stages, and how it ends |
 //! | [`control_client`] | our end of a VMM's control socket |
+//! | [`vm`] | a VMM without a running guest: started, given a machine, given a snapshot |
 //! | [`handshake`] | making a guest this sandbox, and nothing before that |
 //! | [`agent_client`] | connections to the guest's agent, and its errors |
 //! | [`container`] | image configuration and flags into an OCI runtime specification |
@@ -49,6 +50,7 @@ pub mod template;
 pub mod tenant;
 pub mod trace;
 pub mod unix_socket;
+pub mod vm;
 
 /// `N` bytes from the kernel's generator.
 pub fn random<const N: usize>() -> std::io::Result<[u8; N]> {

@@ -4,7 +4,6 @@ use std::os::fd::AsFd;
 use std::path::Path;
 
 use thaw_failpoint::{Failpoint, reach};
-use thaw_pools::machine::{MachineError, Process, Vm, VmmOptions};
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{Command, ExitReason, JAIL_LACKS_CODE, MachineSpec, Response, StartTimes};
 
@@ -16,6 +15,7 @@ use crate::error::{Error, ErrorKind};
 use crate::slow::Slow;
 use crate::state::Record;
 use crate::trace::{Trace, monotonic_ns};
+use crate::vm::{MachineError, Process, Vm, VmmOptions};
 
 /// Starts a VMM and makes its machine. `started` is told of the process as soon as there is one, and writes down who it
 /// is: until it is asked for a machine, a VMM ends with our connection; from then on an untethered one does not.

@@ -6,7 +6,6 @@
 use std::sync::Arc;
 
 use thaw_failpoint::{Failpoint, reach};
-use thaw_pools::machine::Vm;
 use thaw_pools::resource::{Kind, SlowReason, Unfit};
 use thaw_protocol::control::{MachineSpec, MemoryMode};
 
@@ -15,6 +14,7 @@ use super::recent_pools::RecentPools;
 use super::spare::{Spare, Spares};
 use crate::error::Error;
 use crate::snapshot::Registered;
+use crate::vm::Vm;
 
 /// A pool each for the templates lately used.
 pub type ParkedPools = RecentPools<ParkedVms>;

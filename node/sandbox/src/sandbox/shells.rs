@@ -1,6 +1,5 @@
 //! Shells: machines with nothing in them, of the shapes that are in demand.
 
-use thaw_pools::machine::Vm;
 use thaw_pools::resource::{Kind, SlowReason, Unfit};
 use thaw_protocol::control::MachineSpec;
 
@@ -8,6 +7,7 @@ use super::Node;
 use super::recent_pools::RecentPools;
 use super::spare::{Spare, Spares};
 use crate::error::Error;
+use crate::vm::Vm;
 
 /// A pool each for the shapes lately used.
 pub type ShellPools = RecentPools<Shells>;

@@ -10,7 +10,6 @@ use std::sync::Arc;
 
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::{Cgroup, Cgroups};
-use thaw_pools::machine::{MachineError, Process, Restored, Shell, Vm, VmmOptions};
 use thaw_pools::resource::Unfit;
 use thaw_pools::vmm;
 use thaw_protocol::control::MachineSpec;
@@ -23,6 +22,7 @@ use super::{Node, Pools, Required, Resources, limits};
 use crate::control_client::{CallError, ControlClient, Vmm};
 use crate::error::{Error, ErrorKind};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
+use crate::vm::{MachineError, Process, Restored, Shell, Vm, VmmOptions};
 
 /// A machine nobody has yet. Dropped, it is ended.
 pub struct Spare {

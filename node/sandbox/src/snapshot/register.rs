@@ -14,8 +14,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
 
-use thaw_pools::machine::SnapshotFiles;
-
 use super::check::{CheckError, check_chunks, check_size};
 use super::components::Components;
 use super::directory::SnapshotDir;
@@ -24,6 +22,7 @@ use super::hash::Hash;
 use super::manifest::{ChunkedFile, MAX_LAYERS, Manifest, WholeFile};
 use super::signature::{KEYS, Signatures, TrustedKeys};
 use super::stamp::Stamps;
+use crate::vm::SnapshotFiles;
 
 /// How memory is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -31,16 +31,16 @@ use thaw_protocol::packet::{self, PacketError, Receiver};
 use thaw_protocol::tags::Tagged;
 use thaw_protocol::versions::CONTROL;
 
-use crate::resource::Unfit;
-use crate::vmm::{self, Jail, VmmProcess};
 use thaw_failpoint::{Failpoint, reach};
+use thaw_pools::resource::Unfit;
+use thaw_pools::vmm::{self, Jail, VmmProcess};
 
 /// Why a step failed.
 #[derive(Debug, thiserror::Error)]
 pub enum MachineError {
     /// The process could not be started.
     #[error(transparent)]
-    Start(#[from] crate::Error),
+    Start(#[from] thaw_pools::Error),
     /// The VMM refused.
     #[error(transparent)]
     Refused(#[from] ControlError),
@@ -143,7 +143,8 @@ impl Process {
         reach(Failpoint::VmmListening);
         let control = vmm::connect(&options.control, SocketType::SEQPACKET)?;
         if options.tethered {
-            std::fs::remove_file(&options.control).map_err(crate::Error::io("unlink", &options.control))?;
+            std::fs::remove_file(&options.control)
+                .map_err(thaw_pools::Error::io("unlink", &options.control))?;
             reach(Failpoint::VmmUnlisted);
         }
         let log = std::fs::File::options()
@@ -151,7 +152,7 @@ impl Process {
             .read(true)
             .append(true)
             .open(&options.log)
-            .map_err(crate::Error::io("open", &options.log))?;
+            .map_err(thaw_pools::Error::io("open", &options.log))?;
         reach(Failpoint::VmmLogMade);
         let process = vmm::spawn(program, &listener, &log.into(), options.jail)?;
         reach(Failpoint::VmmSpawned);
@@ -393,5 +394,5 @@ fn is_hangup(error: &std::io::Error) -> bool {
 }
 
 #[cfg(test)]
-#[path = "machine_test.rs"]
+#[path = "vm_test.rs"]
 mod tests;

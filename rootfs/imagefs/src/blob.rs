@@ -1,12 +1,12 @@
 //! A blob's cache file and the ready bitmap beside it (`docs/blob-cache.md` has the format byte by byte).
 //!
 //! A *blob* is the file data of one layer, each file's bytes 4 KiB-aligned and zero-padded, cut into chunks of
-//! [`CHUNK_SIZE`]. The *data* file holds the bytes, the *ready* file says which chunks of it may be served.
+//! [`CHUNK_SIZE`]. The *data* file holds the bytes; the *ready* file says which chunks of it may be served.
 //!
-//! Invariant: a set bit means that the chunk's bytes were compared with their BLAKE3 digest, or were written from a layer
-//! whose DiffID was, since this boot. A reader loads the bit with acquire ordering and the one who sets it stores with
-//! release ordering after the bytes are in the data file, so who sees the bit sees the bytes. Bits are only ever set
-//! while anyone may hold the files; neither file is truncated, punched or replaced in place.
+//! Invariant: a set bit means that, since this boot, the chunk's bytes were compared with their BLAKE3 digest or were
+//! written from a layer whose DiffID was verified. The writer stores the bit with release ordering after the bytes are
+//! in the data file, and readers load it with acquire ordering, so that a reader that sees the bit sees the bytes.
+//! While a process may hold the files, bits are only set, and neither file is truncated, punched or replaced in place.
 
 mod ready;
 mod writer;
@@ -60,8 +60,8 @@ impl BlobFile {
     /// Takes the descriptors of a data and a ready file, both opened for reading. Nothing in either is trusted: sizes are
     /// checked against each other and bounded before anything is mapped.
     ///
-    /// The boot id is not checked here (a jailed process cannot read its own): whoever hands the descriptors over has
-    /// called [`ReadyFile::activate`].
+    /// The boot id is not checked here (a jailed process cannot read its own): the process that passes the
+    /// descriptors has called [`ReadyFile::activate`].
     pub fn open(data: File, ready: File) -> Result<Self, BlobError> {
         let header = Header::read(&ready)?;
         let map = Mapping::read_only(&ready, &header)?;
@@ -109,8 +109,8 @@ impl BlobFile {
     }
 
     /// The parts of `offset..offset + length` that may not be read yet, in order, as byte ranges on chunk boundaries
-    /// (the last one ends with the blob). Bytes beyond the end of the blob are not reported. What is beyond the end of a data
-    /// file that somebody has cut is missing, whatever its bits say: the node, asked for it, gets it again.
+    /// (the last one ends with the blob). Bytes beyond the end of the blob are not reported. Bytes beyond the end of a
+    /// data file that was cut count as missing, whatever their bits say: the node fetches them again.
     pub fn missing(&self, offset: u64, length: u64) -> impl Iterator<Item = Range<u64>> + '_ {
         let mut chunks = self.header.chunks_of(offset, length);
         // One cheap call for each read, which copies a page at least.

@@ -1,6 +1,6 @@
 //! SHA-256 digests as OCI writes them: `sha256:` and 64 lower-case hex digits.
 //!
-//! Other algorithms the OCI specification allows are refused by name: no registry serves images by them.
+//! Other algorithms that the OCI specification allows are refused by name: no registry serves images by them.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,9 +1,9 @@
-//! Mapped files that may be lost under us: cut behind the store's back, or on a medium that fails.
+//! Mapped files whose pages may be lost: truncated by another process, or on a failing medium.
 //!
-//! Reading a page that is gone is a SIGBUS, which would end the process and every guest of it. Mappings that are *guarded*
-//! get a page of zeros instead. For ready bits that means "not there", which is always right. For metadata zeros could be
-//! taken for something, so the loss is remembered ([`metadata_lost`]) and whoever serves from it answers with an error from
-//! then on. A SIGBUS elsewhere ends the process as ever: guest memory is never made up.
+//! Reading a lost page raises SIGBUS, which would end the process and all its guests. A *guarded* mapping gets a page
+//! of zeros instead. For ready bits that means "not ready", which is always right. For metadata, zeros could be taken
+//! for content, so the loss is recorded ([`metadata_lost`]) and the server answers with an error from then on. A SIGBUS
+//! elsewhere ends the process as usual: guest memory is never made up.
 #![allow(unsafe_code)]
 
 use std::io;

@@ -40,7 +40,7 @@ pub struct Attributes {
 }
 
 impl Attributes {
-    /// What a directory nobody described gets: 0755, root, the epoch.
+    /// The attributes of a directory that no layer describes: 0755, root, the epoch.
     pub fn implied_directory() -> Attributes {
         Attributes {
             mode: 0o755,

@@ -1,4 +1,4 @@
-//! Work that blocks, on a thread where it may.
+//! Running work that blocks, on a thread that may block.
 
 use crate::error::Error;
 

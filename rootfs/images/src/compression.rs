@@ -1,4 +1,5 @@
-//! How a layer is stored, told by its first bytes: gzip (RFC 1952, several members allowed), zstd (RFC 8878), or plain.
+//! The compression of a stored layer, detected by its first bytes: gzip (RFC 1952, several members allowed), zstd (RFC
+//! 8878), or none.
 
 mod indexing;
 mod recorder;

@@ -1,4 +1,4 @@
-//! Everything that can be wrong with an image or with getting it, each with a stable code.
+//! Errors of images and of fetching them, each with a stable code.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use thaw_imagefs::erofs::WriteError;
 use crate::layer::LayerError;
 use crate::merge::MergeError;
 
-/// Why an image could not be had. Each message says what, where, and what to do.
+/// Why an image cannot be used. Each message says what is wrong, where, and what to do.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
@@ -138,7 +138,7 @@ pub enum Error {
         place: String,
     },
 
-    /// What somebody else ran into who fetched the same bytes at the same time.
+    /// The error of another caller's read of the same bytes, which this caller joined.
     #[error(transparent)]
     Shared(Arc<Error>),
 
@@ -205,7 +205,7 @@ impl Error {
         }
     }
 
-    /// An I/O error on `path`; a full disk is told apart.
+    /// An I/O error on `path`; `DiskFull` for a full disk.
     pub fn io(path: &Path, source: io::Error) -> Self {
         if is_full(&source) {
             return Self::DiskFull { path: path.into() };

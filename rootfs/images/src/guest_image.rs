@@ -1,8 +1,8 @@
-//! The guest image: the read-only EROFS a sandbox boots from. It holds the agent and the places it mounts things on, and
-//! nothing else; what differs between sandboxes is made at run time under `/run`.
+//! The guest image: the read-only EROFS a sandbox boots from. It holds the agent and its mount points, and nothing
+//! else; what differs between sandboxes is made at run time under `/run`.
 //!
-//! It is mapped into guests as persistent memory by huge pages, so it is a multiple of 2 MiB, and equal inputs give equal
-//! bytes, since a template is keyed by its hash.
+//! Guests map it as persistent memory with huge pages, so its size is a multiple of 2 MiB. Equal inputs give equal
+//! bytes, since a template's key is its hash.
 
 use std::collections::BTreeMap;
 use std::fs::File;

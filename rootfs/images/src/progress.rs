@@ -1,4 +1,4 @@
-//! What a pull, a conversion, a push or a prefetch tells while it runs, for the CLI to draw.
+//! Progress of a pull, a conversion, a push or a prefetch, for the CLI to draw.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use thaw_imagefs::digest::Digest;
 
 use crate::form::Form;
 
-/// Something happened. Byte counts are totals so far, so a missed event loses nothing.
+/// An event. Byte counts are totals so far, so a missed event loses nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
     /// The reference names this image, of this many distinct layers.
@@ -55,7 +55,7 @@ pub trait Progress: Send + Sync {
     fn event(&self, event: Event);
 }
 
-/// Nobody looks.
+/// Ignores all events.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Silent;
 

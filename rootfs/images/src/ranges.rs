@@ -1,6 +1,6 @@
-//! Reading ranges of stored blobs: what is read, for whom, and how the bytes are checked.
+//! Reading ranges of stored blobs: the trait, priorities, and how the bytes are checked.
 //!
-//! [`crate::fetch`] opens a reader of an image's blobs; whoever needs no more than bytes takes a [`Ranges`].
+//! [`crate::fetch`] opens a reader of an image's blobs; code that needs only bytes takes a [`Ranges`].
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,12 +26,12 @@ pub struct StoredBlob {
     pub urls: Vec<String>,
 }
 
-/// Who waits.
+/// Whether somebody waits for a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
-    /// A guest.
+    /// A guest waits.
     Demand,
-    /// Nobody yet: bounded in bandwidth, and behind every demand.
+    /// No caller waits yet: bounded in bandwidth, and behind every demand.
     Prefetch,
 }
 

@@ -1,4 +1,4 @@
-//! Names of images: a directory, a file, or a place in a registry.
+//! References to images: a directory, a file, or a place in a registry.
 //!
 //! Invariant: [`ImageRef`]'s text form parses back to the same reference.
 
@@ -11,7 +11,7 @@ use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
 
-/// Where an image is to be found.
+/// Where an image is.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum ImageRef {
     /// `oci:DIR[:TAG]`: an OCI image layout directory. DIR ends at the first colon.

@@ -1,8 +1,8 @@
-//! Where images come from: one trait, three kinds.
+//! Sources of images: registries, OCI layout directories and archives, behind one trait.
 //!
-//! A [`Source`] yields documents (manifests, configs) and layers; [`resolve`] walks from the reference to one platform's
-//! image and verifies every document on the way. Layers are verified by whoever reads them: their stored form against
-//! the descriptor's digest, their tar against the DiffID.
+//! A [`Source`] yields documents (manifests, configs) and layers. [`resolve`] finds one platform's image for a
+//! reference and verifies every document on the way. A layer is verified by the code that reads it: its stored form
+//! against the descriptor's digest, its tar against the DiffID.
 
 pub(crate) mod archive;
 pub(crate) mod layout;
@@ -87,7 +87,7 @@ pub struct Resolved {
     /// The config as it was read.
     pub config_bytes: Vec<u8>,
     pub config: ImageConfiguration,
-    /// Bottom first; as many as the config has DiffIDs. None where the layers are no tars.
+    /// Bottom first; as many as the config has DiffIDs. Empty if the layers are not tars.
     pub layers: Vec<LayerSource>,
     /// The manifest's layers, with their annotations; none in forms without manifests.
     pub descriptors: Vec<Descriptor>,
@@ -176,7 +176,7 @@ impl Default for SourceOptions {
 }
 
 impl SourceOptions {
-    /// What of it registries are about.
+    /// The options that registries need.
     pub fn registry(&self) -> crate::registry::Options {
         crate::registry::Options {
             plain_http: self.plain_http,

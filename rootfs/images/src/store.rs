@@ -8,11 +8,11 @@
 //! ```
 //!
 //! Invariants:
-//! - A directory without `.partial` in its name is complete: it was written beside, flushed and renamed into place. Only
+//! - A directory without `.partial` in its name is complete: it was written under that name, flushed and renamed. Only
 //!   layer data is not flushed; its bits belong to a boot and its chunks have digests instead.
-//! - Whoever makes a layer or an image holds its lock exclusively, so it is made once, and leftovers of the dead are
-//!   removed by whoever gets the lock next.
-//! - Whoever makes anything holds the `store` lock shared; whoever deletes holds it exclusively.
+//! - A process that makes a layer or an image holds its lock exclusively, so it is made once. The next process that gets
+//!   the lock removes the leftovers of a killed one.
+//! - A process that makes anything holds the `store` lock shared; one that deletes holds it exclusively.
 //! - A file a sandbox may map is unlinked, never truncated or punched. A leased image is not removed.
 //!
 //! Compressed layers are not kept: they are needed again only when a host crash tore a cache file, and then the layer
@@ -95,7 +95,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// The descriptor, to hand to whoever is to hold the lease too.
+    /// The descriptor, for another process that holds the lease too.
     pub fn descriptor(&self) -> std::os::fd::BorrowedFd<'_> {
         self.lock.descriptor()
     }
@@ -115,7 +115,7 @@ impl Image {
         let path = self.directory.join(record::LEASE);
         let lock = Lock::shared_existing(&path).map_err(|error| Error::io(&path, error))?;
         let lock = lock.ok_or_else(gone)?;
-        // Which image was used longest ago, decides what is given back first. On a full disk nothing is lost by not knowing.
+        // Eviction removes the image first that was used longest ago. Failing to note the time on a full disk does no harm.
         if let Err(error) = record::touch(&path) {
             tracing::debug!(image = %self.digest, %error, "cannot note the lease's time");
         }
@@ -257,7 +257,7 @@ impl Store {
         if !path.exists() {
             return Ok(false);
         }
-        // Who repairs a layer holds its lock for long; it has activated it before, so nobody waits for that.
+        // A repair holds the layer's lock for long, but has activated the layer before, so no caller waits here for a repair.
         let current = std::fs::File::options()
             .read(true)
             .write(true)
@@ -373,7 +373,7 @@ impl Store {
 
 #[cfg(test)]
 impl Store {
-    /// The same store after the host has died.
+    /// The same store after a reboot of the host.
     pub(crate) fn after_boot(&self, boot: BootId) -> Self {
         Self { boot, ..self.clone() }
     }

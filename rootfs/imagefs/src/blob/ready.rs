@@ -29,7 +29,7 @@ const HEADER_SIZE: u64 = 4096;
 const HEADER_USED: usize = 128;
 const BOOT_ID: Range<usize> = 32..48;
 const DIGEST_SIZE: u64 = 32;
-/// The digest of a chunk nobody has seen.
+/// The digest of a chunk that has not been fetched yet.
 const UNKNOWN: [u8; DIGEST_SIZE as usize] = [0; DIGEST_SIZE as usize];
 const ID: Range<usize> = 48..80;
 const FLAGS: Range<usize> = 112..116;
@@ -47,7 +47,7 @@ impl BootId {
     /// No boot: bits under it are never believed.
     pub const NONE: Self = Self([0; 16]);
 
-    /// This boot's id, or [`BootId::NONE`] where the kernel does not tell.
+    /// This boot's id, or [`BootId::NONE`] if the kernel does not provide it.
     pub fn current() -> Self {
         let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let digits: Vec<u8> = text
@@ -394,7 +394,7 @@ impl ReadyFile {
         self.map.is_set(chunk)
     }
 
-    /// BLAKE3 of the chunk's bytes; none where nobody has seen it yet.
+    /// BLAKE3 of the chunk's bytes; `None` if it has not been fetched yet.
     pub fn digest(&self, chunk: u64) -> Result<Option<[u8; 32]>, BlobError> {
         if chunk >= self.chunk_count() {
             return Err(BlobError::Damaged("a chunk beyond the end was asked for"));
@@ -418,7 +418,8 @@ impl ReadyFile {
         Ok(self.file.write_all_at(digest, at)?)
     }
 
-    /// Says that the chunk's bytes are in the data file and are the right ones. Release: whoever sees the bit sees them.
+    /// Sets the bit: the chunk's bytes are in the data file and are the right ones. Release: a reader that sees the bit sees
+    /// them.
     pub fn set_ready(&self, chunk: u64) {
         debug_assert!(chunk < self.chunk_count());
         if let (Some(byte), mask) = self.map.bit(chunk) {

@@ -1,7 +1,7 @@
-//! The node's side: a layer's file data, streamed in order into a cache file.
+//! Writing a layer's file data, streamed in order, into a cache file.
 //!
 //! The same writer makes a new blob and repairs an old one: unpacking a layer again yields the same bytes, so each
-//! chunk whose bit is unset is compared with the digest recorded the first time, written in place, and made ready.
+//! chunk whose bit is unset is compared with the digest recorded the first time, written in place, and marked ready.
 
 use std::fs::File;
 use std::io::{self, Write};

@@ -1,8 +1,8 @@
 //! EROFS: one metadata image for a whole tree, and a reader of such images.
 //!
-//! The image is of the plain kind Linux has mounted since 5.15: one device, no device table, blocks of 4 KiB, nothing
-//! compressed. File data is not in it: block addresses of files point past the metadata into a *synthesized address
-//! space*, in which each layer's data file (a *blob*) has a range of its own ([`Summary::blobs`]). Who serves the image
+//! The image is of the plain kind that Linux has mounted since 5.15: one device, no device table, blocks of 4 KiB, no
+//! compression. File data is not in it: block addresses of files point past the metadata into a *synthesized address
+//! space*, in which each layer's data file (a *blob*) has its own range ([`Summary::blobs`]). The server of the image
 //! puts the blobs there; [`write_with_data`] does so in one file.
 //!
 //! On-disk structures: Linux `fs/erofs/erofs_fs.h`.

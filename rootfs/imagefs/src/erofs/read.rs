@@ -193,7 +193,7 @@ impl<B: AsRef<[u8]>> Reader<B> {
         }
     }
 
-    /// As [`Reader::new`], of an image that may have several devices, as RAFS has. Only [`Reader::chunk_index`] tells on
+    /// As [`Reader::new`], of an image that may have several devices, as RAFS has. Only [`Reader::chunk_index`] says on
     /// which of them data is; [`Reader::mappings`] takes them all for one.
     ///
     /// # Errors
@@ -304,7 +304,7 @@ impl<B: AsRef<[u8]>> Reader<B> {
         })
     }
 
-    /// The inode and what it is.
+    /// Checks the inode's type.
     fn expect(&self, inode: &Inode, file_type: FileType, expected: &'static str) -> Result<(), ReadError> {
         match inode.file_type == file_type {
             true => Ok(()),

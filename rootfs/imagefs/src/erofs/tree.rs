@@ -1,7 +1,7 @@
-//! From an image back to a [`Tree`]: the check of a hostile image as a whole, and the start of a conversion.
+//! Reading an image back into a [`Tree`]: the check of a hostile image as a whole, and the start of a conversion.
 //!
 //! Invariant: an image of n bytes costs no more than a fixed multiple of n, however its inodes share directory blocks,
-//! chunk tables and attributes: nothing honest shares the first two, and shared attributes have a budget.
+//! chunk tables and attributes: no honest image shares the first two, and shared attributes have a budget.
 
 use std::collections::{BTreeMap, HashMap};
 

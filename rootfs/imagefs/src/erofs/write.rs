@@ -1,4 +1,4 @@
-//! A laid-out image becomes bytes.
+//! Writing a laid-out image as bytes.
 
 use std::fs::File;
 use std::io::{Read, Write};

@@ -1,8 +1,8 @@
 //! Which files a guest may map, and from where.
 //!
-//! A guest that is told it may map a file (`FUSE_ATTR_DAX`) reads it in no other way, 2 MiB at a time, and has no way back.
-//! So it is told so only of files whose bytes are all there: reading them that way costs no fetch that reading does not.
-//! Bits are never unset while an image is shown, so what was whole stays whole.
+//! A guest that may map a file (`FUSE_ATTR_DAX`) reads it only through the mapping, 2 MiB at a time, and cannot go
+//! back. So only files whose bytes are all ready are offered: reading them through the mapping fetches no more than a
+//! read would. Bits are never unset while an image is shown, so a complete file stays complete.
 
 use std::fs::File;
 use std::io;

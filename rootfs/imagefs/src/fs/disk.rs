@@ -1,5 +1,5 @@
-//! An image as the bytes of one disk: its metadata, then its blobs at their addresses, zeros between them. A guest that has
-//! EROFS mounts it itself.
+//! An image as the bytes of one disk: its metadata, then its blobs at their addresses, zeros between them. A guest with
+//! EROFS mounts the disk itself.
 
 use std::fs::File;
 use std::io;
@@ -30,7 +30,7 @@ enum Part<'a> {
 }
 
 impl DiskImage {
-    /// `metadata` is read as it is needed; whoever mounts it judges it.
+    /// `metadata` is read as it is needed; the guest that mounts it checks it.
     ///
     /// # Errors
     /// When it is not a regular file, or blobs overlap it or each other or are others than they are said to be.

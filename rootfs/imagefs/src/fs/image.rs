@@ -149,7 +149,7 @@ impl Image {
     }
 
     fn mappable(&self) -> MutexGuard<'_, HashMap<Nid, bool>> {
-        // Single values; whole whoever held the lock.
+        // Single values, which are whole even if a holder of the lock panicked.
         self.mappable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -162,7 +162,7 @@ impl Image {
                 Backing::Hole => zeros(out, length)?,
                 Backing::Metadata(bytes) => out.write_all(bytes)?,
                 Backing::Blob(blob, at) => {
-                    // Checked by whoever parks reads, and here again: what is not verified is never served.
+                    // The code that parks reads has checked this; checked again, since unverified bytes are never served.
                     blob.require_ready(at, length)?;
                     out.write_all_from(&mut Positioned(blob.file.data()), length as usize, at)
                         .inspect_err(|error| blob.unreadable(at, length, error))?;

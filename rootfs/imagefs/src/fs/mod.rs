@@ -1,10 +1,10 @@
 //! The read-only file system a sandbox sees: a synthetic root directory with one entry for each image slot.
 //!
-//! A node id is `slot << 48 | EROFS nid`, the root is 1: it says which inode of which image is meant, so the server keeps
-//! no lookup counts and no open files, and there is nothing to save when a guest is frozen. What an image holds never
-//! changes, so the guest may cache it for ever; what the root holds may change at any moment, so it may cache nothing of
-//! it, the absence of a name included. An inode's generation is its image's own, so a node id that comes to mean another
-//! image is seen to be another inode, and one that comes back with its image is seen to be the same.
+//! A node id is `slot << 48 | EROFS nid`, and the root is 1. The id alone says which inode of which image is meant, so
+//! the server keeps no lookup counts and no open files, and there is nothing to save when a guest is frozen. An image
+//! never changes, so the guest may cache it for ever; the root may change at any moment, so the guest may cache nothing
+//! of it, not even the absence of a name. An inode's generation is its image's own: a node id that now means another
+//! image is seen to be another inode, and one whose image has come back is seen to be the same.
 
 mod blobs;
 mod dax;

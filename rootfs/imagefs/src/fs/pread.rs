@@ -1,4 +1,4 @@
-//! A shared file read at offsets straight into guest memory.
+//! Reading a shared file at offsets straight into guest memory.
 #![allow(unsafe_code)]
 
 use std::fs::File;

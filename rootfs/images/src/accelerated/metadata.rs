@@ -1,8 +1,9 @@
-//! The metadata document: the EROFS image in blocks, each compressed and each with its digest, and where the blobs are.
+//! The metadata document: the EROFS image in blocks, each compressed and with its digest, and the addresses of the
+//! blobs.
 //!
-//! Its head (all but the blocks) is pinned twice: with the whole by the manifest's SHA-256, and alone by the BLAKE3 in the
-//! layer's annotation ([`ROOT_ANNOTATION`]). So who has the manifest can read and verify the head, then any block, without
-//! the rest.
+//! Its head (all but the blocks) is bound twice: with the whole by the manifest's SHA-256, and alone by the BLAKE3 in
+//! the layer's annotation ([`ROOT_ANNOTATION`]). With the manifest, a reader can read and verify the head, then any
+//! block, without the rest.
 
 use std::ops::Range;
 

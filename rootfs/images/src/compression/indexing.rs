@@ -1,6 +1,6 @@
-//! Reading a stored layer once, and noting on the way where it can be read from later.
+//! Decompressing a stored layer once, and recording from which places it can be read later.
 //!
-//! Each decoder accepts and refuses exactly what one that does not note would: a gzip member or zstd frame that is cut, or
+//! Each decoder accepts and refuses exactly what a plain decoder would: a gzip member or zstd frame that is cut, or
 //! followed by something else, is an error; an end between two of them is the end.
 
 use std::io::{self, BufRead, Read};
@@ -82,7 +82,7 @@ impl<R: BufRead> Indexing<R> {
         self.members
     }
 
-    /// The spans of the blob, which was read to its end; none where it has too few places to begin at, as a zstd layer of
+    /// The spans of the blob, which was read to its end; `None` if it has too few places to start from, as a zstd layer of
     /// one large frame.
     pub fn into_spans(self) -> Option<SpanTable> {
         self.recorder.finish()

@@ -1,7 +1,7 @@
-//! Notes the spans of a stored blob while it is read once, first byte to last.
+//! Records the spans of a stored blob while it is read once, first byte to last.
 //!
-//! Invariant: spans are gapless in the stream and cover the stored blob to its end, each with the SHA-256 of its stored bytes; or
-//! there is no index, because the form has too few places to begin at.
+//! Invariant: spans are gapless in the stream and cover the stored blob to its end, each with the SHA-256 of its stored
+//! bytes. If the compression has too few places to start from, there is no index.
 
 use sha2::{Digest as _, Sha256};
 
@@ -149,7 +149,7 @@ impl Recorder {
         }
     }
 
-    /// The table, at the end of the blob; none where the form has too few places to begin at.
+    /// The table, at the end of the blob; `None` if the compression has too few places to start from.
     pub fn finish(mut self) -> Option<SpanTable> {
         if self.given_up {
             return None;

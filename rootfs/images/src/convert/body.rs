@@ -1,4 +1,4 @@
-//! Where the bytes of a part are.
+//! Where the bytes of a part of a converted image are.
 
 use std::fs::File;
 

@@ -1,4 +1,4 @@
-//! From files to distinct chunks: cutting, hashing, and finding what there is already.
+//! From files to distinct chunks: cutting, hashing, and finding chunks that exist already.
 
 use std::collections::HashMap;
 use std::io;
@@ -70,7 +70,7 @@ pub enum Place {
     Source { blob: u32, offset: u64 },
 }
 
-/// A chunk as there is none other.
+/// A distinct chunk.
 #[derive(Clone, Copy, Debug)]
 pub struct Distinct {
     pub digest: [u8; 32],

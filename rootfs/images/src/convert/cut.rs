@@ -1,11 +1,11 @@
-//! Where files are cut into chunks.
+//! Cutting files into chunks.
 //!
-//! Cuts are on pages only. A chunk is then whole pages of a data file, whichever image refers to it: one piece of page
-//! cache, that an EROFS block map can point at and DAX can map. The price: what is shifted by less than a page shares
-//! nothing.
+//! Cuts are on pages only. A chunk is then whole pages of a data file in every image that refers to it: one piece of
+//! page cache that an EROFS block map can point at and DAX can map. The cost: data that is shifted by less than a page
+//! shares nothing.
 //!
-//! Invariant: where a run of file data is cut follows from its bytes (and, for fixed chunks, from its place in the file)
-//! alone, and never from where it is stored, so that other images cut the same file alike.
+//! Invariant: where a run of file data is cut depends only on its bytes (and, for fixed chunks, on its place in the
+//! file), never on where it is stored, so that other images cut the same file alike.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! What a conversion came to, in numbers.
+//! Statistics of a conversion.
 
 use serde::Serialize;
 
@@ -7,7 +7,7 @@ use super::body::Body;
 use super::chunks::{Chunks, Place};
 use super::cut::Chunking;
 
-/// What a conversion came to. Lengths are bytes.
+/// Statistics of a conversion. Lengths are bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Facts {
     pub chunking: String,

@@ -1,4 +1,4 @@
-//! Writing a blob: chunks in frames, frames compressed side by side, written in order.
+//! Writing a blob: chunks are grouped in frames, frames are compressed in parallel and written in order.
 
 use std::io::{self, Write};
 use std::num::NonZero;

@@ -1,4 +1,4 @@
-//! A conversion from reference to reference: what `thaw image convert` does.
+//! A conversion from reference to reference, as `thaw image convert` runs it.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use super::original::Original;
 use super::publish::{Pushed, find};
 use super::{Facts, Options, convert};
 
-/// What to convert, and to where.
+/// A conversion: what to convert, and where to write it.
 pub struct Job<'a> {
     pub store: &'a Store,
     pub source: &'a ImageRef,
@@ -37,7 +37,7 @@ pub struct Job<'a> {
     pub pull: PullOptions,
 }
 
-/// What came of it.
+/// The result of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Outcome {
     /// Of the source's manifest.

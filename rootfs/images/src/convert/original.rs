@@ -24,7 +24,7 @@ struct Head {
 }
 
 impl Original {
-    /// Of an image as it was resolved. An archive's manifest is Thaw's own and nobody can ask for it.
+    /// Of an image as it was resolved. An archive's manifest is made by Thaw and is not stored anywhere.
     pub fn of(resolved: &Resolved, reference: &ImageRef) -> Self {
         let head: Option<Head> = serde_json::from_slice(&resolved.manifest).ok();
         let media_type = head

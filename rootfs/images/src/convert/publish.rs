@@ -18,7 +18,7 @@ use crate::manifest::ConvertedManifest;
 /// Bytes of a blob copied at a time.
 const STEP: u64 = 8 << 20;
 
-/// What a push came to.
+/// The result of a push.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Pushed {
     /// Bytes sent: of blobs that were not there, and of the manifest.
@@ -75,7 +75,7 @@ impl Converted {
     }
 }
 
-/// The stored form of a blob, whole. Whoever takes it compares its digest.
+/// The stored form of a blob, whole. The destination compares its digest.
 async fn copy(ranges: &dyn Ranges, descriptor: &Descriptor, scratch: &Path) -> Result<std::fs::File, Error> {
     let io = |error| Error::io(scratch, error);
     let mut file = tempfile::tempfile_in(scratch).map_err(io)?;

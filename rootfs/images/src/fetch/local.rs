@@ -1,6 +1,6 @@
-//! Reading from a layout directory or an archive: the same trait, without a network.
+//! Reading ranges from a layout directory or an archive.
 //!
-//! Invariant: a blob is read in place; one that is too short or not what it should be is an error that says where it is.
+//! Invariant: a blob is read in place. If it is too short or its bytes are wrong, the error says in which file.
 
 use std::collections::HashMap;
 use std::ops::Range;

@@ -1,8 +1,8 @@
-//! Reading ranges of stored blobs: from a registry and its mirrors, or from a local layout.
+//! Reading ranges of stored blobs: from a registry and its mirrors, or from a local layout or archive.
 //!
-//! Invariants: what comes back has passed its [`Check`](crate::ranges::Check); a wrong answer is counted against whoever gave it and another is
-//! asked; a read ends within the retry budget, with bytes or with an error that names the blob, the range and the cause;
-//! a prefetch never delays a read on demand.
+//! Invariants: the bytes of a successful read have passed its [`Check`](crate::ranges::Check). A wrong answer is
+//! counted against its endpoint, and another is asked. A read ends within the retry budget, with bytes or with an error
+//! that names the blob, the range and the cause. A prefetch never delays a read on demand.
 
 mod document;
 mod local;
@@ -39,7 +39,7 @@ pub struct FetchOptions {
 /// its archive (whose members go by the digest of what is stored where the archive says it, else by the DiffID).
 /// Nothing is transferred yet, and a registry that cannot be reached is no error yet.
 ///
-/// A prefetch may wait for long behind demands. Who needs what a prefetch is fetching drops that read and reads anew.
+/// A prefetch may wait long behind demands. A caller that needs the bytes drops the prefetch and reads anew.
 ///
 /// # Errors
 /// `NotFound`, `Malformed`, `Io` for local images; `Credentials`.

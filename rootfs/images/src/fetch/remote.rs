@@ -1,7 +1,8 @@
-//! Reading from a registry and its mirrors: who is asked, in which order, and how often.
+//! Reading ranges from a registry and its mirrors: which endpoint is asked, in which order, and how often.
 //!
-//! Invariants: the mirrors are asked in their order and the registry last; one that fails is asked again only after all others
-//! and a pause; one that gave wrong bytes twice is not asked again for this read; the read ends within its budget.
+//! Invariants: mirrors are asked in their order and the registry last. An endpoint that fails is asked again only after
+//! all others and a pause. An endpoint that gave wrong bytes twice is not asked again for this read. The read ends
+//! within its budget.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -169,9 +170,9 @@ struct Reading<'a> {
     candidates: Vec<Candidate>,
     /// What came of an attempt that broke off, and whom it came from: the same endpoint continues it.
     begun: Option<(usize, BytesMut)>,
-    /// The error that is told if the read fails.
+    /// The error to report if the read fails.
     last: Option<Error>,
-    /// Who failed last.
+    /// The endpoint that failed last.
     failed: Option<usize>,
     /// The longest pause a server asked for in this round.
     asked_pause: Option<Duration>,
@@ -276,7 +277,7 @@ impl<'a> Reading<'a> {
                 if matches!(kind, Kind::Passing(_)) {
                     self.begun = Some((index, got));
                 }
-                // What says most is what the last one who had the blob said.
+                // The most useful error is that of the last endpoint that had the blob.
                 let is_registry = index + 1 == self.remote.endpoints.len();
                 if kind != Kind::Refused || self.last.is_none() || is_registry {
                     self.last = Some(error);
@@ -286,7 +287,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Decides whether an endpoint that failed is asked again, and tells its breaker.
+    /// Decides whether an endpoint that failed is asked again, and informs its breaker.
     fn blame(&mut self, index: usize, kind: Kind, permit: Permit) {
         self.failed = Some(index);
         let candidate = &mut self.candidates[index];

@@ -1,4 +1,4 @@
-//! A blob being filled: its files, its index, and the places it can be read from, opened once.
+//! A blob that is being filled: its files, its index, and the places to read it from, opened once.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! Chunks put together in memory from spans, compared, and written whole.
+//! Assembling chunks in memory from spans, comparing them with their digests, and writing each as a whole.
 
 use std::collections::BTreeSet;
 use std::fs::File;
@@ -85,7 +85,7 @@ impl Assembly {
         &self.blob
     }
 
-    /// Whether all its chunks are, whoever wrote them.
+    /// Whether all its chunks are ready, even if others wrote them.
     pub fn is_ready(&self) -> bool {
         let ready = &self.blob.files.ready;
         self.chunks.iter().all(|wanted| ready.is_ready(wanted.chunk))

@@ -1,12 +1,13 @@
-//! Filling cache files with what guests read: from spans of the stored blobs, by the layers' indexes.
+//! Filling cache files with the data that guests read, from spans of the stored blobs, by the layers' indexes.
 //!
-//! Invariant: a chunk is written whole, from bytes that were compared with their digest, and its bit set after; so
-//! whatever dies or fails at whatever moment leaves a missing chunk, never a wrong one. Of each span there is one read on
-//! demand at a time in a process, however many wait for it; processes that fill the same blob write the same bytes.
+//! Invariant: a chunk is written as a whole, from bytes that were compared with their digest, and its bit is set
+//! afterwards. A crash or failure at any moment leaves a missing chunk, never a wrong one. In a process, each span is
+//! read on demand once at a time, however many callers wait for it; processes that fill the same blob write the same
+//! bytes.
 //!
-//! From what is missing to what is read: chunks, the pieces of the data file in them, the spans those stand in
-//! ([`plan`]), runs of neighbouring spans ([`in_flight`]). From what was read back: spans are expanded and verified, every
-//! chunk they yield whole is written at once ([`chunk`]), those they yield a part of keep the span in memory for a while
+//! Steps: missing chunks, the pieces of the data file in them, the spans that hold those pieces ([`plan`]), runs of
+//! neighbouring spans ([`in_flight`]). The spans that were read are expanded and verified; every chunk that they yield
+//! completely is written at once ([`chunk`]), and spans that yield a part of a chunk stay in memory for a while
 //! ([`recent`]).
 
 mod blob;
@@ -63,7 +64,7 @@ pub struct FillStats {
     pub spans: AtomicU64,
     /// Chunks made ready.
     pub chunks: AtomicU64,
-    /// Fills that waited for another's read.
+    /// Fills that joined a read in flight.
     pub joined: AtomicU64,
     /// Prefetches broken off because a guest wanted what they read.
     pub overtaken: AtomicU64,
@@ -137,8 +138,8 @@ impl Filler {
         }
     }
 
-    /// Bytes of stored ranges read for the fills of this one and its clones. What others were reading already when it was
-    /// wanted counts for them.
+    /// Bytes of stored ranges read for the fills of this filler and its clones. A read that others had started counts for
+    /// them.
     pub fn fetched(&self) -> u64 {
         self.fetched.load(Ordering::Relaxed)
     }
@@ -159,7 +160,7 @@ impl Filler {
     /// is cut. Dropping it loses nothing: what was begun for a demand goes on.
     ///
     /// # Errors
-    /// `NotFound` for a blob the store has not got, `DiskFull`, and what the source said.
+    /// `NotFound` for a blob the store does not have, `DiskFull`, and errors of the source.
     pub async fn fill(
         &self,
         blob: &Digest,

@@ -1,4 +1,4 @@
-//! Which ranges of a stored blob to read for some spans.
+//! Which ranges of a stored blob to read to get some spans.
 
 use std::ops::Range;
 

@@ -1,4 +1,4 @@
-//! Spans expanded shortly before, of which some chunk still wants a part.
+//! A cache of spans that were expanded shortly before and that belong partly to a chunk that is not ready yet.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;

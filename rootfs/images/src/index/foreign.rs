@@ -1,7 +1,7 @@
-//! A layer's tree from another document than its tar stream.
+//! Building a layer's tree from a document other than its tar stream.
 //!
-//! Invariant: what the tar stream would be refused for, the document is refused for, by the same rules; and what it makes
-//! of a name is what unpacking makes of it.
+//! Invariant: the rules are those of unpacking. What the tar stream would be refused for, the document is refused for,
+//! and a name means the same.
 
 use thaw_imagefs::tree::{Attributes, PAGE, Timestamp};
 

@@ -1,4 +1,4 @@
-//! What can be wrong with a foreign document that describes a layer.
+//! Errors of documents that describe a layer: eStargz tables, SOCI indexes and ztocs.
 
 use thaw_imagefs::digest::Digest;
 

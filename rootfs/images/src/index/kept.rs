@@ -1,7 +1,8 @@
-//! The index a layer's directory keeps (`docs/layer-index.md`): file `index`, written beside `tree`.
+//! The index that a layer's directory stores (`docs/layer-index.md`): file `index`, beside `tree`.
 //!
-//! Invariant: what [`decode`] yields is whole and has passed every check of [`Content`], or it is an error and counts as absent: a torn
-//! file is told by its checksum, and whoever makes one with a right checksum gets no more memory than a small multiple of its length.
+//! Invariant: [`decode`] yields an index that is complete and has passed every check of [`Content`], or an error; the
+//! index then counts as absent. A checksum finds torn files. A hostile file with a right checksum costs no more memory
+//! than a small multiple of its length.
 
 mod codec;
 

@@ -1,4 +1,4 @@
-//! Where file data of a layer goes: pages appended to one data file, zeros left out.
+//! The data file of a layer: file data appended page by page, without zeros.
 
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Seek, SeekFrom, Write};

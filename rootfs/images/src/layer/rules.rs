@@ -1,4 +1,4 @@
-//! What an entry may be, whoever describes it: a tar stream, or a table of contents made from one.
+//! What an entry may be, whether a tar stream or a table of contents describes it.
 
 use thaw_imagefs::tree::{Attributes, Xattr};
 

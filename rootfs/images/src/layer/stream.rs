@@ -1,4 +1,4 @@
-//! The byte stream in blocks of 512, with an offset for every error and no way to mistake an early end for a late one.
+//! The byte stream in blocks of 512. Every error has an offset, and an early end is never taken for the archive's end.
 
 use std::io::{self, Read};
 

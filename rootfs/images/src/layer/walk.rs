@@ -1,4 +1,4 @@
-//! Passing over a tar stream's entries without keeping their content: what a table of contents is made from.
+//! Walking over a tar stream's entries without keeping their content, to make a table of contents.
 
 use std::io::{self, Read};
 

@@ -84,8 +84,8 @@ impl ConvertedManifest {
     /// Reads the manifest of a converted image; none when it is a manifest of something else.
     ///
     /// # Errors
-    /// `Malformed` when it calls itself a converted image and is none; `UnknownMediaType` for a layer of another kind,
-    /// as a later version may have.
+    /// `Malformed` if it claims to be a converted image and is not; `UnknownMediaType` for a layer of another kind, as a
+    /// later version may have.
     pub fn parse(what: &str, bytes: &[u8]) -> Result<Option<Self>, Error> {
         let head: Head = serde_json::from_slice(bytes).map_err(|error| Error::malformed(what, error))?;
         if head.artifact_type.as_deref() != Some(ARTIFACT_TYPE) {

@@ -1,6 +1,6 @@
 //! Manifests and indexes: OCI image-spec v1 and Docker's image manifest version 2, schema 2.
 //!
-//! Parsed leniently in what does not matter (unknown fields, missing media types), strictly in what does.
+//! Parsing is lenient in what does not matter (unknown fields, missing media types) and strict in what does.
 
 mod converted;
 mod nydus;

@@ -1,7 +1,7 @@
 //! Nydus images: RAFS v6, whose metadata is EROFS with a superblock extension, a device table and a chunk table.
 //!
-//! The bootstrap is hostile. What is read from it becomes a [`thaw_imagefs::tree::Tree`], from which Thaw's own metadata is
-//! written: no offset of a bootstrap is ever followed by a guest.
+//! The bootstrap is hostile. It is read into a [`thaw_imagefs::tree::Tree`], from which Thaw's own metadata is written:
+//! a guest never follows an offset of a bootstrap.
 
 mod bootstrap;
 

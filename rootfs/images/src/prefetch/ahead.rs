@@ -1,8 +1,8 @@
-//! Reading ahead by a load order.
+//! Prefetching by a load order.
 //!
-//! Invariant: at most [`AT_ONCE`] pieces are asked for at a time, in the order of the document, each as a prefetch, which
-//! whoever fetches puts behind every demand; nothing is asked for any more once the [`Prefetch`] is dropped. What fails is
-//! left to the guest's own read, which says why.
+//! Invariants: at most [`AT_ONCE`] pieces are requested at a time, in the order of the document, each with the priority
+//! of a prefetch, behind every demand. No more pieces are requested once the [`Prefetch`] is dropped. Errors are
+//! ignored: the guest's own read will meet them and report them.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -56,8 +56,8 @@ pub struct Wanted {
     pub length: u64,
 }
 
-/// What a load order says of an image, in pieces and up to `limit` bytes. Blobs the image has not got are left out: the
-/// recording may be of another form of it.
+/// The parts of an image that a load order names, in pieces and up to `limit` bytes. Blobs that the image does not have are
+/// left out: the recording may be of another form of it.
 pub fn wanted(order: &LoadOrder, image: &Image, limit: u64) -> Vec<Wanted> {
     let ours = |run: &Run| {
         let recorded = order.blob(run)?;

@@ -1,12 +1,12 @@
-//! A recording as it goes on, on the disk: what it has so far outlives the process that makes it.
+//! The journal of a recording: a file that keeps what was recorded even if the recording process is killed.
 //!
-//! Beside the image, in text: a line with the load order so far without runs, then for each first read a line `BLOB CHUNK`,
-//! BLOB the place in that order's blobs. Whoever writes it holds a lock on it; one that has content and no lock on it was
-//! left by a process that was killed, and becomes the image's load order where it has none recorded: a whole one of an
-//! earlier run is worth more than a part of a later one.
+//! The file is beside the image and is text: a line with the load order without its runs, then for each first read a
+//! line `BLOB CHUNK`, where BLOB is the index in that order's blobs. The writer holds a lock on it. A journal with
+//! content and without a lock was left by a killed process; it becomes the image's load order if none is recorded yet,
+//! because a complete order of an earlier run is worth more than a part of a later one.
 //!
-//! Invariants: one writer at a time; bounded, as the recorder is; hostile when read: a line that is torn or no such line,
-//! and what follows it, counts as not written.
+//! Invariants: one writer at a time. The size is bounded, as the recorder's is. The content is hostile when it is read:
+//! a torn or malformed line, and everything after it, is ignored.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -47,7 +47,7 @@ fn path(image: &Image) -> PathBuf {
 }
 
 impl Journal {
-    /// Begins to record an image, which has these blobs; none while somebody else records it.
+    /// Begins to record an image, which has these blobs. `None` while another recording of it runs.
     ///
     /// # Errors
     /// `DiskFull`, `Io`: the image may have been removed meanwhile; `Malformed` for an image of too many blobs.
@@ -98,7 +98,7 @@ impl Journal {
         }
     }
 
-    /// The recording is written, or there is nothing to be written of it.
+    /// Ends the recording: its load order is saved, or it has none.
     ///
     /// # Errors
     /// `Io`.
@@ -120,8 +120,7 @@ impl Journal {
     }
 }
 
-/// Looks for what a killed process left of a recording of the image, and makes use of it. What cannot be done now is done
-/// the next time.
+/// Saves what a killed process left of a recording of the image. A failure is logged, and the next call tries again.
 pub fn recover(image: &Image) {
     let path = path(image);
     let file = match File::options().read(true).write(true).open(&path) {
@@ -140,7 +139,7 @@ pub fn recover(image: &Image) {
     }
 }
 
-/// Makes use of what is left in a file that is locked, and empties it.
+/// Saves the recording that is left in a locked file, and empties the file.
 fn settle(image: &Image, file: &File, path: &Path) -> Result<(), Error> {
     let io = |error| Error::io(path, error);
     if file.metadata().map_err(io)?.len() == 0 {
@@ -189,7 +188,7 @@ fn first_read(line: &[u8]) -> Option<(usize, u64)> {
     Some((place.parse().ok()?, chunk.parse().ok()?))
 }
 
-/// Takes the lock, if nobody has it.
+/// Takes the lock if it is free.
 fn lock(file: &File) -> io::Result<bool> {
     loop {
         match flock(file, FlockOperation::NonBlockingLockExclusive) {

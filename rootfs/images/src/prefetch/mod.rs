@@ -1,7 +1,7 @@
-//! What a run of an image read, in order, and reading it ahead the next time.
+//! Load orders in use: recording what a run of an image reads, and prefetching in that order at a later start.
 //!
-//! A [`Recorder`] makes a [`LoadOrder`](crate::load_order::LoadOrder) of the accesses a guest's root device tells; `thaw image convert` puts one into a
-//! converted image; a later start fetches in that order.
+//! A [`Recorder`] makes a [`LoadOrder`](crate::load_order::LoadOrder) from the accesses that a guest's root device
+//! reports. `thaw image convert` can put it into a converted image. A later start prefetches in that order.
 
 mod ahead;
 mod find;

@@ -1,7 +1,7 @@
-//! Making a load order of what a guest read.
+//! Making a load order from the reads of a guest.
 //!
-//! Invariant: each chunk of each blob stands in it at most once, at its first read, so it is bounded by the image and not
-//! by how long or how often the guest reads.
+//! Invariant: the order has each chunk of each blob at most once, at its first read. Its size is bounded by the image,
+//! not by how long or how often the guest reads.
 
 use std::collections::HashMap;
 

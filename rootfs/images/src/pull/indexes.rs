@@ -1,7 +1,8 @@
-//! Indexes an image is bound to: a SOCI index by an annotation of its manifest, tables of contents by its layers'.
+//! Indexes that an image is bound to: a SOCI index by an annotation of its manifest, tables of contents by annotations
+//! of its layers.
 //!
-//! Invariant: a document is only used when it has the digest the manifest binds it by. One that cannot be had or read is
-//! passed over with one warning, and counted; its layer is then streamed.
+//! Invariant: a document is used only if it has the digest that the manifest states. If it cannot be fetched or read, a
+//! warning is logged and counted, and its layer is streamed.
 
 use std::future::Future;
 use std::ops::Range;
@@ -79,7 +80,7 @@ impl Indexes {
         }))
     }
 
-    /// The index of a layer; none where it is bound to none.
+    /// The index of a layer; `None` if it is bound to none.
     pub async fn layer(
         &self,
         layer: &LayerSource,

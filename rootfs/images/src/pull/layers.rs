@@ -1,6 +1,6 @@
 //! Making the layers of an image that the store does not have, a few at a time.
 //!
-//! Invariant: all of them are made, or none is kept: after the first failure the others are stopped, and waited for.
+//! Invariant: all layers are made, or the pull fails: after the first failure the others are cancelled and awaited.
 
 use std::collections::HashSet;
 use std::sync::Arc;

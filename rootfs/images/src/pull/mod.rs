@@ -31,16 +31,16 @@ pub use indexes::indexes_passed_over;
 use indexes::Indexes;
 use layers::Pulling;
 
-/// When to ask the source.
+/// When a pull asks the source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum PullPolicy {
-    /// A registry only when the store has not got the reference; a directory or an archive always, which is cheap, and
-    /// sees that it was changed.
+    /// Asks a registry only if the store does not have the reference; reads a directory or an archive always, which is
+    /// cheap and notices changes.
     #[default]
     Missing,
-    /// Always; layers the store has are not transferred again.
+    /// Always asks the source; layers that the store has are not transferred again.
     Always,
-    /// Never: what the reference named last, or an error.
+    /// Never asks the source: yields the image that the reference named last, or an error.
     Never,
 }
 
@@ -52,9 +52,9 @@ pub struct PullOptions {
     pub plain_http: bool,
     pub credentials: Credentials,
     pub retry: Retry,
-    /// Whether file data may stay in the registry until it is read. Without, all of it is in the store at the end.
+    /// Whether file data may stay in the registry until it is read. Otherwise the store has all of it after the pull.
     pub lazy: bool,
-    /// What reads ranges, to share its limits and connections; without, one is made for the pull.
+    /// The client of registries, to share its limits and connections; without, one is made for the pull.
     pub client: Option<Arc<Client>>,
 }
 
@@ -93,7 +93,7 @@ impl Store {
         let pulled = pull.make_from_source().await;
         if pulled.is_err() {
             let store = self.clone();
-            // What could not be removed now is removed when the store is next opened; the pull's error matters more.
+            // If this fails, the leftovers are removed when the store is next opened; the pull's error matters more.
             let _ = blocking(move || store.collect_if_idle()).await;
         }
         pulled
@@ -162,7 +162,7 @@ impl<'a> Pull<'a> {
     }
 
     async fn make_from_source(&self) -> Result<Image, Error> {
-        // Shared: nobody collects layers that are made but not yet part of an image.
+        // Shared: layers that are made but not yet part of an image are not collected.
         let store = self.store.clone();
         let making = Arc::new(blocking(move || store.lock_shared("store")).await?);
         let (source, resolved) = self.resolve().await?;

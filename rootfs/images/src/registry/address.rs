@@ -1,4 +1,4 @@
-//! Where a registry answers, and whether by TLS.
+//! The address of a registry, and whether it speaks TLS.
 
 use crate::error::Error;
 use crate::reference::{DEFAULT_REGISTRY, is_loopback};

@@ -1,7 +1,8 @@
 //! Which bytes an answer holds, judged by its head alone.
 //!
-//! Invariant: what [`judge`] accepts leads to the wanted bytes, or a beginning of them, by throwing away no more than it was
-//! allowed to; an answer that names other bytes, or does not say which, is refused.
+//! Invariant: if [`judge`] accepts an answer, the wanted bytes, or a beginning of them, follow after no more than the
+//! allowed number of bytes to discard. An answer that names other bytes, or does not say which bytes it holds, is
+//! refused.
 
 use std::ops::Range;
 

@@ -23,7 +23,7 @@ const HELPER_TIMEOUT: Duration = Duration::from_secs(30);
 /// Where credentials for registries come from.
 #[derive(Clone, Default)]
 pub enum Credentials {
-    /// `$DOCKER_CONFIG/config.json`, or `~/.docker/config.json`; none where there is no such file.
+    /// `$DOCKER_CONFIG/config.json`, or `~/.docker/config.json`; `None` if there is no such file.
     #[default]
     DockerConfig,
     /// This configuration file.

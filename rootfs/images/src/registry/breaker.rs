@@ -1,7 +1,8 @@
-//! A circuit breaker: an endpoint that keeps failing is left alone, then tried by one request at a time.
+//! A circuit breaker: an endpoint that keeps failing is not asked for a while, then tried by one request at a time.
 //!
-//! Invariants: while it is open nobody passes before its time is over; then one probe passes at a time; whatever becomes of a
-//! probe (success, failure, given up) the breaker leaves that state, so that it never stays shut.
+//! Invariants: while the breaker is open, no request passes before its time is over; then one probe passes at a time.
+//! However a probe ends (success, failure, cancellation), the breaker leaves that state, so that it cannot stay open
+//! for ever.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -108,7 +109,7 @@ impl Machine {
     }
 }
 
-/// The breaker of one endpoint, for all who ask it.
+/// The circuit breaker of one endpoint.
 pub struct Breaker {
     machine: Mutex<Machine>,
     /// Notified when a probe has ended; of all breakers of a process.
@@ -164,7 +165,7 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// It is answered, and a long body follows: a probe has told what it was sent for. What is returned tells the body's end.
+    /// The answer has begun and a long body follows: a probe ends here. The returned permit reports the end of the body.
     pub fn answered(self) -> Permit {
         if !self.probe {
             return self;

@@ -1,7 +1,7 @@
 //! A token bucket: how long to wait so that a rate is kept on average.
 //!
-//! Invariant: in any stretch of time no more is let through than the rate allows in it, and one burst, and the one taking
-//! that was under way; whoever takes waits once, for a time known at once.
+//! Invariant: in any stretch of time the bucket lets through no more than the rate allows in it, plus one burst and the
+//! one taking that was under way. A caller waits once, for a time that is known at once.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 const NANOS: u128 = 1_000_000_000;
 
-/// The bucket. It may owe: who takes more than is in it waits until the debt is paid.
+/// The bucket. It may owe: a caller that takes more than is in it waits until the debt is paid.
 #[derive(Debug)]
 pub struct Bucket {
     /// Bytes a second, at least 1.

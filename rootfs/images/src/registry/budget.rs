@@ -1,4 +1,4 @@
-//! The time a read may take.
+//! The time limit of a read.
 
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;

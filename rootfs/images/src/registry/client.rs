@@ -1,4 +1,4 @@
-//! The client of registries: what a process shares, and the connections and endpoints that are made of it.
+//! The client of registries: what all requests of a process share, and the connections and endpoints made from it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -116,7 +116,7 @@ impl Client {
         &self.breakers.changed
     }
 
-    /// Connections, shared by all who have the same rights.
+    /// Connections, shared by all requests with the same rights.
     fn wire(&self, rights: Rights, registry: &str) -> Result<Arc<dyn Wire>, Error> {
         let (wire, make): (_, fn() -> _) = match rights {
             Rights::Pull => (&self.wire, client),
@@ -129,8 +129,8 @@ impl Client {
         Ok(wire.get_or_init(|| Arc::new(made)).clone())
     }
 
-    /// A connection to the repository a reference names, for its documents, whole layers and uploads. It is asked whatever
-    /// its breaker says: a person waits for the answer, and is told at once that there is none.
+    /// A connection to the repository a reference names, for its documents, whole layers and uploads. It ignores the
+    /// circuit breaker: a person waits for the answer, and is to see an error at once.
     pub(crate) async fn repository(
         &self,
         reference: &RegistryRef,
@@ -172,7 +172,7 @@ impl Client {
                 .unwrap_or_else(PoisonError::into_inner);
             let mut rules = config.breaker();
             if plan.last {
-                // There is nobody else to ask: whoever waits for it has to see it come back.
+                // There is no other endpoint to ask, so its recovery must be noticed soon.
                 rules.longest = rules.longest.min(config.budget() / 10);
                 rules.first = rules.first.min(rules.longest);
             }
@@ -279,7 +279,7 @@ impl Client {
 }
 
 impl Party {
-    /// Who asks a registry itself, with credentials as they are now.
+    /// The registry itself, with the current credentials.
     async fn of(
         reference: &RegistryRef,
         address: &Address,

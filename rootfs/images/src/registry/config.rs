@@ -1,4 +1,4 @@
-//! How registries are read: mirrors, budgets and limits, as the configuration file has them.
+//! The configuration of registries: mirrors, time limits and bandwidth, as in the configuration file.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -106,8 +106,8 @@ impl Mirror {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MirrorKind {
-    /// The distribution specification, with credentials of its own (filed under its host). It is told which registry
-    /// is meant by the query `ns`, as containerd does.
+    /// The distribution specification, with credentials of its own (filed under its host). The query `ns` names the
+    /// registry that is meant, as containerd does.
     #[default]
     Registry,
     /// Dragonfly's dfdaemon: told the registry by the header `X-Dragonfly-Registry`, shown the registry's credentials, and
@@ -125,7 +125,7 @@ impl Config {
     }
 }
 
-// A value that cannot be is refused where it stands, so that whoever wrote it is told the line.
+// An invalid value is refused while it is parsed, so that the error names its line.
 
 fn at_least_one<'de, D: Deserializer<'de>, T: Deserialize<'de> + From<u8> + PartialEq>(
     given: D,

@@ -1,7 +1,7 @@
-//! Requests to a registry: retried with bounded backoff, authenticated when asked, failures told apart.
+//! Requests to a registry: retried with bounded backoff, authenticated if the registry asks for it, with typed errors.
 //!
-//! oci-client would do the requests but drops a response's headers when it fails, so it cannot honour `Retry-After`,
-//! and it cannot resume a body; hence reqwest directly.
+//! oci-client could send the requests, but it drops the headers of an answer that is an error, so it cannot honour
+//! `Retry-After`, and it cannot resume a body; hence reqwest directly.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -109,7 +109,7 @@ impl Connection {
                 built.headers_mut().insert(AUTHORIZATION, header.clone());
             }
             let sent = follow(wire, built).await?;
-            // What somebody else thinks of a request without credentials says nothing about them.
+            // Another origin got no credentials, so its answer says nothing about them.
             if !same_origin(&self.origin, &sent.url) {
                 return Ok(sent);
             }

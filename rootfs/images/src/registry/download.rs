@@ -1,7 +1,8 @@
-//! A layer's body on its way: from a mirror or the registry, resumed where it breaks off, to a thread that reads it.
+//! The download of a layer, from a mirror or the registry, handed to the thread that reads it. It resumes where it
+//! broke off.
 //!
-//! Invariant: pieces come in order and without gaps, from the first to the last, or an error ends them; one that comes too
-//! slowly is broken off and, without progress, given up.
+//! Invariant: pieces arrive in order and without gaps, from the first to the last, or end with an error. A download
+//! that is too slow is cut and resumed; without progress it fails.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -79,7 +80,8 @@ impl Mirrored {
         self.permit.take().into_iter().for_each(Permit::failed);
     }
 
-    /// All has come: whoever reads it will refuse what is not the layer, and finds out here whose fault it was.
+    /// All bytes have arrived: notes whether they are the layer. The reader refuses wrong bytes, and learns here whose fault it
+    /// was.
     fn judge(mut self) {
         if Digest::from(<[u8; 32]>::from(self.hash.finalize())) == self.digest {
             self.permit.take().into_iter().for_each(Permit::succeeded);

@@ -1,7 +1,8 @@
-//! One place that has blobs, a registry or a mirror of it, and one attempt to read from it.
+//! An endpoint is a place that has blobs: a registry or a mirror of it. This file makes one attempt to read from an
+//! endpoint.
 //!
-//! Invariants: an attempt appends to what it was given only bytes that the answer's head says are the next wanted ones; a body
-//! that comes too slowly is given up; whatever a server does, an attempt ends, and says who is to blame.
+//! Invariants: an attempt appends only bytes that the answer's head says are the next wanted ones. A body that comes
+//! too slowly is given up. Whatever a server does, an attempt ends and says which side is to blame.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -70,7 +71,7 @@ pub struct Endpoint {
     pub missing: Mutex<HashMap<Digest, Instant>>,
 }
 
-/// What is to be read, and for whom.
+/// A range to read, and its priority.
 pub struct Want<'a> {
     pub blob: &'a StoredBlob,
     pub range: Range<u64>,
@@ -160,8 +161,8 @@ impl Endpoint {
         self.redirects.forget(blob);
     }
 
-    /// The whole blob, for one who compares its digest himself; once, and only if it is well. What becomes of its body is
-    /// for the permit.
+    /// Requests the whole blob once, if the circuit breaker allows; the caller compares its digest and reports the outcome
+    /// of the body to the permit.
     pub async fn whole(&self, blob: Digest, size: u64, what: &str) -> Option<(Response, Permit)> {
         let Place::Repository { base, query } = &self.place else {
             return None;

@@ -1,8 +1,8 @@
-//! Who goes first: reads on demand at once, prefetches few at a time, when no demand is under way, and within their
+//! Priorities: reads on demand start at once; prefetches start a few at a time, while no demand runs, and within their
 //! bandwidth.
 //!
-//! Invariants: a demand never waits here; a prefetch begins only in a moment without demands, in the order in which they came;
-//! nobody polls.
+//! Invariants: a demand never waits here. A prefetch starts only while there are no demands, and prefetches start in
+//! the order in which they came. Nothing polls.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -78,7 +78,7 @@ impl Drop for Demand<'_> {
     }
 }
 
-/// Bytes taken from the bucket and perhaps given back.
+/// Bytes taken from the bucket; those not used are returned.
 struct Taken<'a> {
     bucket: &'a Mutex<Bucket>,
     bytes: Option<u64>,

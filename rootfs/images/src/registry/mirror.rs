@@ -1,4 +1,4 @@
-//! Mirrors of a registry: whether what the configuration says of one can be, and the endpoint it becomes.
+//! Mirrors of a registry: checks a mirror's configuration and makes its endpoint.
 
 use std::sync::Arc;
 

@@ -1,11 +1,11 @@
-//! The one client of registries: pulls, pushes, reads of ranges and listings of referrers all go through it.
+//! The client of registries. Pulls, pushes, reads of ranges and listings of referrers all go through it.
 //!
-//! A [`Client`] makes a [`connection::Connection`] for each party it talks to. A connection authenticates
-//! ([`token`]), follows redirects ([`wire`]) and asks again ([`retries`]). An [`endpoint::Endpoint`] is a connection to one
-//! place that has blobs, a registry or a mirror, with its circuit breaker ([`breaker`]) and counters ([`stats`]).
+//! A [`Client`] makes a [`connection::Connection`] for each party it talks to. A connection authenticates ([`token`]),
+//! follows redirects ([`wire`]) and retries ([`retries`]). An [`endpoint::Endpoint`] is a connection to one place that
+//! has blobs, a registry or a mirror, with its circuit breaker ([`breaker`]) and counters ([`stats`]).
 //!
-//! Invariants: a registry sees only credentials that are meant for it; an operation ends, after a number of attempts or
-//! within its time; a place that keeps failing is left alone for a while.
+//! Invariants: a registry sees only credentials that are meant for it. Every operation ends, after a number of attempts
+//! or a time limit. An endpoint that keeps failing is not asked for a while.
 
 mod address;
 mod answer;

@@ -1,4 +1,4 @@
-//! Who talks to a registry, and who is told about it.
+//! A registry as a connection sees it: its name, its address and the credentials for it; and observers of connections.
 
 use super::auth::{Credentials, Login};
 

@@ -1,4 +1,4 @@
-//! What an endpoint is made of: the configuration of a registry or a mirror, before it has a connection.
+//! The parameters of an endpoint, before it has a connection.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
-//! Where a registry said that blobs really are.
+//! Cached redirects: the addresses to which a registry redirected reads of blobs.
 //!
-//! Invariant: a place is used no longer than it says itself that it is valid, nor after it has refused once; there are never
-//! more than [`MAX_PLACES`].
+//! Invariant: an address is used no longer than it says that it is valid, and not after it has refused once. There are
+//! never more than [`MAX_PLACES`].
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};

@@ -1,4 +1,4 @@
-//! Answers that are not a success: what they mean, whether to ask again, and the registry's own words.
+//! Answers that are not a success: the error for each, whether to retry, and the registry's own message.
 
 use std::time::{Duration, SystemTime};
 

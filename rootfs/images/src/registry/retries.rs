@@ -1,7 +1,7 @@
-//! Asking again: the pause before each attempt, and when an operation is given up.
+//! Retries: the pause before each attempt, and when an operation gives up.
 //!
-//! Every operation on a registry (a request, an upload, a read of a range) has one [`Retries`]. A pause is exponential with
-//! jitter, and at least as long as the server asked for.
+//! Every operation on a registry (a request, an upload, a read of a range) has one [`Retries`]. A pause grows
+//! exponentially with jitter, and is at least as long as the server asked for.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;

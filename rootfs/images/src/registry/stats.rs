@@ -1,4 +1,4 @@
-//! What fetching costs and how it fails, counted by endpoint.
+//! Counters of requests, bytes and errors, by endpoint.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,9 @@
-//! What a registry is shown: passwords and tokens, asked for when it wants them and renewed while they are used.
+//! Authentication: passwords and tokens, requested when the registry wants them and renewed while they are used.
 //!
-//! Invariants: one renewal at a time, for which all who need it wait; a refusal of what is shown replaces it only if it is
-//! still what is shown; credentials are read again for every renewal, so that what expired (a token, a cloud's password
-//! for some hours) does not outlive its time here; nothing goes out in the clear but where that was asked for.
+//! Invariants: one renewal at a time, and all requests that need it wait for it. A refusal replaces credentials only if
+//! they are still the current ones. Each renewal reads the credentials again, so that an expired one (a token, a
+//! cloud's password for some hours) is not used any longer. Credentials are sent without TLS only if that was asked
+//! for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -141,8 +142,8 @@ impl Access {
         }
     }
 
-    /// The registry refused what was shown: asks for something new, unless somebody has done so already. Returns
-    /// whether there is anything new to show.
+    /// Renews credentials that the registry refused, unless another request has done so already. Returns whether there are
+    /// new ones.
     pub async fn refused(
         &self,
         shown: &Arc<Epoch>,

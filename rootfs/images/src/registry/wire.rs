@@ -1,7 +1,8 @@
-//! What carries requests, and how redirects are followed.
+//! Sending requests and following redirects.
 //!
-//! Invariants: a redirect to another origin sees no credentials and no header meant for the first, and a request whose body is
-//! secret is not followed there at all; nothing is followed from HTTPS to plain HTTP, in a circle, or further than [`MAX_REDIRECTS`]; an answer's head is bounded.
+//! Invariants: a redirect to another origin gets no credentials and no header meant for the first, and a request whose
+//! body is secret is not followed there at all. Redirects from HTTPS to plain HTTP, in a circle, or longer than
+//! [`MAX_REDIRECTS`] are not followed. The head of an answer has bounded size.
 
 use std::sync::Once;
 use std::time::Duration;
@@ -17,7 +18,7 @@ const READ_TIMEOUT: Duration = Duration::from_secs(30);
 const IDLE_CONNECTIONS: usize = 32;
 const MAX_HEADERS: usize = 100;
 const MAX_REDIRECTS: usize = 10;
-/// A body up to this size is read to its end although nobody wants it, so that the connection can be used again.
+/// An unwanted body up to this size is read to its end, so that the connection can be used again.
 const MAX_DRAINED: u64 = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
 /// What another origin may see.
@@ -61,7 +62,7 @@ impl From<reqwest::Error> for Failure {
     }
 }
 
-/// The innermost cause, which is the one that tells.
+/// The innermost cause, which is the most specific.
 fn cause(error: &reqwest::Error) -> String {
     let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {
@@ -219,7 +220,7 @@ pub fn same_origin(one: &Url, other: &Url) -> bool {
         && one.port_or_known_default() == other.port_or_known_default()
 }
 
-/// Ends a body nobody wants, if that is quick.
+/// Reads an unwanted body to its end, if that is quick.
 pub async fn drain(mut response: Response) {
     if response
         .content_length()

@@ -1,9 +1,9 @@
-//! What `docker save`, `podman save` and `skopeo copy … docker-archive:` write: a tar with `manifest.json`, which names a
-//! config and layers by their paths in the archive. Newer Docker puts an OCI layout into the same archive; its
-//! `manifest.json` points into `blobs/sha256/`, so one way of reading serves both.
+//! Archives that `docker save`, `podman save` and `skopeo copy … docker-archive:` write: a tar with `manifest.json`,
+//! which names a config and layers by their paths in the archive. Newer Docker puts an OCI layout into the same
+//! archive; its `manifest.json` points into `blobs/sha256/`, so that both are read in the same way.
 //!
-//! The archive is not unpacked: its headers are walked once by seeking, then members are read in place. Only a
-//! compressed archive is expanded first, into a file without a name.
+//! The archive is not unpacked: its headers are read once by seeking, then members are read in place. Only a compressed
+//! archive is expanded first, into a file without a name.
 
 use std::collections::HashMap;
 use std::fs::File;

@@ -127,8 +127,8 @@ impl Layout {
     }
 }
 
-/// What refers to an image (an index of its layers, its converted form) lies beside it without a name, and is not meant by
-/// who asks for what is there; unless there is nothing else.
+/// Leaves out referrers (an index of an image's layers, its converted form), which are listed without a name: a reference
+/// without a tag means an image. If there is nothing else, they stay.
 fn images(descriptors: Vec<Descriptor>, index: &[u8]) -> Vec<Descriptor> {
     #[derive(Deserialize)]
     struct Index {

@@ -1,8 +1,9 @@
-//! Writing images: to a registry by the distribution specification's push, or into a layout directory.
+//! Writing images: pushing to a registry by the distribution specification, or writing into a layout directory.
 //!
-//! Invariants: a blob is there under its digest only if its bytes have it (a registry checks, and so does a layout's writer);
-//! a manifest is written only by its exact bytes; who refers to a manifest (`subject`) is found by asking the registry for
-//! referrers, or, where it does not know of them, by the index tagged `sha256-HEX`, which is kept up.
+//! Invariants: a blob exists under its digest only if its bytes have that digest (a registry checks, and so does the
+//! writer of a layout). A manifest is written byte by byte as given. Referrers of a manifest (`subject`) are found
+//! through the registry's referrers API or, if it has none, through the index tagged `sha256-HEX`, which a push
+//! updates.
 
 mod content;
 #[cfg(test)]
@@ -171,7 +172,7 @@ impl Document {
         })
     }
 
-    /// As an index lists it. `referrer` adds what one who looks for referrers wants to see.
+    /// The manifest as an index lists it. `referrer` adds the fields that a listing of referrers has.
     fn descriptor(&self, referrer: bool) -> Value {
         let mut descriptor =
             json!({"mediaType": self.media_type, "digest": self.digest, "size": self.bytes.len()});
@@ -185,7 +186,7 @@ impl Document {
     }
 }
 
-/// The tag under which registries without a referrers API keep who refers to `subject`.
+/// The tag of the index that lists the referrers of `subject`, for registries without a referrers API.
 pub(super) fn fallback_tag(subject: &Digest) -> String {
     format!("sha256-{}", subject.hex())
 }

@@ -1,7 +1,7 @@
-//! Who refers to a manifest: by the registry's referrers API, else by the index tagged `sha256-HEX`, else by a layout's
-//! own index.
+//! Referrers of a manifest: from the registry's referrers API, else from the index tagged `sha256-HEX`, or from a
+//! layout's own index.
 //!
-//! Invariant: what is listed is a claim. Whoever uses a referrer reads it and looks at its `subject` himself.
+//! Invariant: a listing is a claim. A caller that uses a referrer reads it and checks its `subject`.
 
 use std::sync::Arc;
 
@@ -62,7 +62,7 @@ fn parse(what: &str, bytes: &[u8]) -> Result<Vec<Referrer>, Error> {
     Ok(listing.manifests.into_iter().map(Into::into).collect())
 }
 
-/// The manifests in the place `reference` names whose `subject` is `digest`; none where there are none.
+/// The manifests whose `subject` is `digest`, in the repository or directory that `reference` names.
 ///
 /// # Errors
 /// What the registry says, or `Io`, `Malformed`.

@@ -1,7 +1,7 @@
-//! A registry of the OCI distribution specification.
+//! A registry as a source of images (OCI distribution specification).
 //!
-//! A layer's body is received by a task and read on another thread, through a bounded channel; when it breaks off it is
-//! resumed where it stopped, since the digest over the whole will tell whether the pieces fit.
+//! A task receives a layer's body, and another thread reads it, through a bounded channel. If the body breaks off, it
+//! is resumed where it stopped: the digest of the whole tells whether the parts fit.
 
 use std::sync::Arc;
 
@@ -139,7 +139,7 @@ impl Source for Registry {
                 Ok(()) => Piece::End,
                 Err(error) => Piece::Failed(error),
             };
-            // The reader may be gone: then nobody wants to know.
+            // The reader may be gone; the error is then of no use.
             let _ = sender.send(end).await;
         });
         let transfer = task.abort_handle();

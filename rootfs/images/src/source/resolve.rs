@@ -1,4 +1,4 @@
-//! From a reference to one platform's image.
+//! Resolving a reference to one platform's image.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,7 @@
-//! Who has a layer, asked in turn: what one sent and is not the layer is read again from the next.
+//! Reading a layer with fallback: if a mirror sends wrong bytes, the layer is read again from the next place.
 //!
-//! Invariants: the places are asked in their order, each at most once, so that a reading ends; the last of them is where the
-//! image is from, and what it sends is the answer, good or bad.
+//! Invariants: places are tried in order, each at most once, so that reading ends. The last place is where the image is
+//! from, and its answer is final, good or bad.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,7 +11,7 @@ use crate::registry::stats::EndpointStats;
 
 use super::{LayerBody, LayerSource, Source};
 
-/// Who sends a layer.
+/// The place that sends a layer.
 #[derive(Clone)]
 pub struct Sender {
     /// As messages name it.
@@ -21,9 +21,9 @@ pub struct Sender {
 
 #[derive(Clone)]
 pub(super) enum Rank {
-    /// Another can be asked: from this place on, if what came was `wrong`.
+    /// There is another place to ask, `next`, if the bytes were `wrong`.
     Mirror { next: usize, wrong: Arc<AtomicBool> },
-    /// Where the image is from; counted, where anything is.
+    /// The place the image is from, with its counters if it has any.
     Last(Option<Arc<EndpointStats>>),
 }
 
@@ -65,11 +65,11 @@ impl<'a> Turns<'a> {
         Ok(body)
     }
 
-    /// Reading what [`Self::open`] had to the end failed so. Returns who sent something else than the layer, where another
-    /// is to be asked now.
+    /// Handles an error of reading the body to its end. If the place sent wrong bytes and there is another place, returns
+    /// the name of the former; [`Self::open`] then opens the latter.
     ///
     /// # Errors
-    /// `error`, where nobody is; with the names of all who sent something else, if that is what is wrong.
+    /// `error`, if there is no other place; with the names of all places that sent wrong bytes, if that is the error.
     pub fn failed(&mut self, error: Error) -> Result<String, Error> {
         let Some(Sender { name, rank }) = self.senders.last() else {
             return Err(error);
@@ -90,7 +90,7 @@ impl<'a> Turns<'a> {
         }
     }
 
-    /// The layer, and who sent it.
+    /// The layer's name with the names of its senders.
     fn named(&self) -> String {
         let names: Vec<_> = self.senders.iter().map(|sender| sender.name.as_str()).collect();
         let names = match names.as_slice() {

@@ -54,7 +54,7 @@ pub enum Expansion {
 /// What a span is compared with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SpanDigest {
-    /// Nothing: whoever uses it compares what the span becomes part of.
+    /// None: the caller compares the digest of the data that the span becomes part of.
     None,
     /// SHA-256 of the stored bytes (SOCI, and what a first unpacking records).
     StoredSha256([u8; 32]),

@@ -1,4 +1,4 @@
-//! The output before a checkpoint, which what follows may refer back to.
+//! The window of a checkpoint: the output before it, which the following data may refer back to.
 
 use std::sync::Arc;
 

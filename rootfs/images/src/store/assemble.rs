@@ -1,4 +1,4 @@
-//! An image's directory: metadata made from its layers' trees or ready-made, config, record.
+//! Writing an image's directory: the metadata, merged from its layers' trees or ready-made, the config and the record.
 
 use std::io::{BufWriter, Write};
 use std::path::Path;

@@ -1,4 +1,4 @@
-//! Removing what nothing needs: leftovers of killed processes, layers of no image, references to none.
+//! Garbage collection: removes leftovers of killed processes, layers that no image has, and references to no image.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::record::Record;
 use super::{PARTIAL, REMOVED, Store};
 
 impl Store {
-    /// Collects if nobody makes anything right now; else whoever comes next does.
+    /// Collects garbage unless a layer or an image is being made; the next call then does.
     pub(crate) fn collect_if_idle(&self) -> Result<(), Error> {
         match self.try_lock("store")? {
             Some(_store) => self.collect(),

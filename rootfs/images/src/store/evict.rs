@@ -1,8 +1,8 @@
-//! Giving space back: the data of layers nobody uses, then images nobody uses.
+//! Eviction: frees space by removing the data of unused layers, then unused images.
 //!
-//! Invariants: what a sandbox may hold is never touched: a layer is emptied only while the leases of all images that have
-//! it are held exclusively. An emptied layer is another directory in the old one's place, with the same tree, index and
-//! digests: whoever still has the old files open keeps them, unlinked and unchanged.
+//! Invariants: nothing that a sandbox may hold is touched: a layer is emptied only while the leases of all images that
+//! have it are held exclusively. An emptied layer is a new directory in place of the old one, with the same tree, index
+//! and digests. A process that still has the old files open keeps them, unlinked and unchanged.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -22,7 +22,7 @@ use super::manage::Standing;
 use super::record::{self, Record};
 use super::{Store, layer, sync_parent};
 
-/// What was given back.
+/// What was removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pruned {
     /// Images removed altogether.
@@ -199,7 +199,7 @@ impl Store {
     }
 }
 
-/// Puts a directory in another's place, which is removed: at every moment one of the two is there.
+/// Replaces a directory by another: at every moment one of the two is there.
 fn exchange(partial: Partial, target: &Path) -> Result<(), Error> {
     let failed = |error: std::io::Error| Error::io(target, error);
     let exchanged = File::open(&partial.path)

@@ -1,5 +1,7 @@
-//! Making bytes of a layer ready: comparing chunks with their digests, and unpacking the layer again where they differ.
-//! What [`crate::fill`] works with, for layers that need not be unpacked for it.
+//! The cache files of a layer: opening them, comparing chunks with their digests, and unpacking the layer again if they
+//! differ.
+//!
+//! [`crate::fill`] uses these files for layers that can be read in ranges.
 
 use std::fs::File;
 use std::io::Read;
@@ -31,7 +33,7 @@ pub(crate) struct BlobFiles {
     pub ready: ReadyFile,
     /// The layer's.
     pub directory: PathBuf,
-    /// None where the layer can only be unpacked again, whole.
+    /// `None` if the layer can only be unpacked again as a whole.
     pub kept: Option<Kept>,
 }
 
@@ -50,7 +52,7 @@ impl Store {
     /// torn by a crash; the layer is unpacked again, from where its image was pulled, and every missing chunk with it.
     ///
     /// # Errors
-    /// `NotFound` for a layer the store has not got, and what the source says when it is needed.
+    /// `NotFound` for a layer the store does not have, and errors of the source if it is needed.
     pub async fn fill(
         &self,
         diff_id: &Digest,
@@ -64,7 +66,7 @@ impl Store {
             return Ok(());
         }
         progress.event(Event::Repairing { layer: diff_id });
-        // One repairs, the others find it done.
+        // One process repairs; the others then find it done.
         let store = self.clone();
         let _lock = blocking(move || store.lock_exclusive(&format!("layer-{}", diff_id.hex()))).await?;
         let store = self.clone();
@@ -204,7 +206,7 @@ impl Store {
     /// Opens a blob's files and index, its bits made to mean this boot and its data file as long as it should be.
     ///
     /// # Errors
-    /// `NotFound` for a blob the store has not got, `Io`.
+    /// `NotFound` for a blob the store does not have, `Io`.
     pub(crate) fn blob_files(&self, key: &Digest) -> Result<BlobFiles, Error> {
         if !self.layer_is_whole(key)? {
             return Err(Error::NotFound {

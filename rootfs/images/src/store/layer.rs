@@ -1,6 +1,6 @@
 //! Unpacking a layer, verified twice: its stored form against the manifest's digest, its tar against the DiffID.
 //!
-//! Nothing of a layer is served, and its directory not even named, before both agree.
+//! The layer's directory gets its name, and nothing of the layer is served, only after both agree.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -93,7 +93,7 @@ pub fn run(job: Job, sink: &mut impl DataSink, path: &Path) -> Result<LayerTree,
     go(job, sink, path, false).map(|(tree, _)| tree)
 }
 
-/// As [`run`], and yields the index of the stored form; none where it has too few places to begin at.
+/// As [`run`], and yields the index of the stored form; `None` if it has too few places to start from.
 pub fn run_indexed(
     job: Job,
     sink: &mut impl DataSink,
@@ -202,7 +202,7 @@ impl Read for Decoder<'_> {
 struct Stream {
     unpacked: Unpacked,
     spans: Option<SpanTable>,
-    /// None where it is the stored layer itself, which is hashed once.
+    /// `None` for a stored layer that is the tar itself, which is hashed once.
     diff_id: Option<Digest>,
 }
 

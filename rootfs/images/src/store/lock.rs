@@ -1,7 +1,7 @@
-//! Locks between processes: flock on a file that whoever deletes it holds exclusively.
+//! Locks between processes: flock on a file that is deleted only by a process that holds it exclusively.
 //!
-//! After the lock is had, the path must still lead to the locked file; else it was deleted meanwhile and the next one
-//! is tried.
+//! After a process gets the lock, the path must still lead to the locked file. If it does not, the file was deleted
+//! meanwhile, and the process tries the new one.
 
 use std::fs::File;
 use std::io;
@@ -12,14 +12,14 @@ use std::path::Path;
 use rustix::fs::{FlockOperation, flock};
 use thaw_failpoint::{Failpoint, reach};
 
-/// A held lock; let go when dropped.
+/// A held lock; released when dropped.
 #[derive(Debug)]
 pub struct Lock {
     file: File,
 }
 
 impl Lock {
-    /// Waits for the lock, alone.
+    /// Waits for the exclusive lock.
     pub fn exclusive(path: &Path) -> io::Result<Self> {
         loop {
             if let Some(lock) = Self::take(open(path)?, path, FlockOperation::LockExclusive)? {
@@ -28,7 +28,7 @@ impl Lock {
         }
     }
 
-    /// Waits for the lock, with others.
+    /// Waits for the shared lock.
     pub fn shared(path: &Path) -> io::Result<Self> {
         loop {
             if let Some(lock) = Self::take(open(path)?, path, FlockOperation::LockShared)? {
@@ -37,8 +37,8 @@ impl Lock {
         }
     }
 
-    /// Waits for a lock with others on a file that must be there and stay; who holds it alone does so for moments, or is
-    /// removing it.
+    /// Waits for a shared lock on a file that must exist and stay. An exclusive lock on it is held only for moments, or while
+    /// the file is being removed.
     pub fn shared_existing(path: &Path) -> io::Result<Option<Self>> {
         match File::open(path) {
             Ok(file) => Self::take(file, path, FlockOperation::LockShared),
@@ -47,7 +47,7 @@ impl Lock {
         }
     }
 
-    /// Takes the lock alone if nobody has it.
+    /// Takes the lock exclusively if it is free.
     pub fn try_exclusive(path: &Path) -> io::Result<Option<Self>> {
         Self::take(open(path)?, path, FlockOperation::NonBlockingLockExclusive)
     }

@@ -1,4 +1,5 @@
-//! Making a layer's directory: beside its place, under its lock, flushed, and renamed when it is whole.
+//! Making a layer's directory: written under a temporary name, under the layer's lock, flushed, and renamed when it is
+//! complete.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -120,8 +121,8 @@ impl Store {
         making.finish()
     }
 
-    /// Streams a layer into its directory, unless somebody has meanwhile; from the next place that has it, when what came
-    /// was something else.
+    /// Streams a layer into its directory, unless another process has made it meanwhile. If a place sends wrong bytes, the
+    /// next one is asked.
     pub(crate) async fn stream_layer(
         &self,
         source: &dyn Source,
@@ -157,7 +158,7 @@ impl Store {
         if cancelled.is_cancelled() {
             return Err(Error::Cancelled);
         }
-        // Not raced with cancellation: what it makes must be gone before the pull's failure is told.
+        // Not raced with cancellation: its directory must be gone before the pull reports its failure.
         let begun = blocking(move || Making::begin(&store, &diff_id, making)).await?;
         let Some(making) = begun else {
             progress.event(Event::Cached { layer: diff_id });
@@ -215,7 +216,7 @@ pub(super) struct Making {
 }
 
 impl Making {
-    /// Waits for the layer's lock. None if the layer is there, perhaps because whoever held the lock has made it.
+    /// Waits for the layer's lock. `None` if the layer is there, perhaps made by the process that held the lock.
     pub fn begin(store: &Store, key: &Digest, making: Arc<Lock>) -> Result<Option<Self>, Error> {
         let lock = store.lock_exclusive(&format!("layer-{}", key.hex()))?;
         let target = store.layer_directory(key);
@@ -223,7 +224,7 @@ impl Making {
             if store.activate(key).is_ok() && store.layer_tree(key).is_ok() {
                 return Ok(None);
             }
-            // Torn by a crash: since activation fails, nobody of this boot was handed it.
+            // Torn by a crash: since activation fails, no process of this boot uses it.
             store.remove_directory(&target)?;
         }
         Ok(Some(Self {

@@ -1,4 +1,4 @@
-//! What an operator asks of the store: what takes its space, and whether it is sound.
+//! Inspection of the store for operators: what uses its space, and whether its content is undamaged.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -77,8 +77,7 @@ pub struct Inspection {
     /// Bytes of the EROFS metadata.
     pub metadata: u64,
     pub leased: bool,
-    /// Put together of the lowest layers of what the reference names, for somebody who removes it himself
-    /// ([`Store::assemble`]): no image anybody asked for.
+    /// Assembled from layers for a caller that removes it itself ([`Store::assemble`]), not pulled by a user.
     pub pinned: bool,
     /// Bottom first.
     pub layers: Vec<LayerInspection>,

@@ -1,4 +1,4 @@
-//! What the store remembers of an image, and of a reference.
+//! The store's record of an image, and of the image that a reference named last.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -36,7 +36,7 @@ pub struct Record {
     /// Where it came from, paths absolute: layers are repaired from there.
     pub reference: String,
     pub plain_http: bool,
-    /// Put together of layers for somebody who removes it himself: it is emptied, but never removed unasked.
+    /// Assembled from layers for a caller that removes it itself: eviction empties it, but never removes it.
     #[serde(default)]
     pub pinned: bool,
     /// Bottom first; of an image with ready-made metadata, its data blobs.
@@ -87,7 +87,7 @@ impl Origin {
     }
 }
 
-/// The load order an image came with; none where it has none, or one that cannot be read.
+/// The load order an image came with; `None` if it has none, or one that cannot be read.
 pub fn read_load_order(directory: &Path) -> Result<Option<LoadOrder>, Error> {
     let bytes = read(&directory.join(LOAD_ORDER))?;
     Ok(bytes.and_then(|bytes| LoadOrder::from_json(&bytes).ok()))
@@ -114,7 +114,7 @@ impl Record {
         }
     }
 
-    /// The record in an image's directory; none where there is none or it is of another version or damaged.
+    /// The record in an image's directory; `None` if it is missing, of another version or damaged.
     pub fn read(directory: &Path) -> Result<Option<Self>, Error> {
         let path = directory.join(RECORD);
         let Some(bytes) = read(&path)? else {

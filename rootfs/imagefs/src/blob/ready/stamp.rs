@@ -1,12 +1,12 @@
-//! What the data file was after our last write to it.
+//! The stamp of a data file: its state after our last write.
 //!
-//! Invariant: bits that are set are believed while the data file has the inode, length and times its stamp says. Every write of ours is
-//! made while the ready file's lock is held, and ends with a new stamp; so whoever holds the lock and finds another inode, length
-//! or time has found a change that is not ours (or a write of a process that was killed), and clears all bits. Each
-//! chunk is then compared with its digest before it is served, as after a reboot.
+//! Invariant: set bits are trusted while the data file has the inode, length and times of its stamp. Each of our writes
+//! is made while the ready file's lock is held, and ends with a new stamp. If a process that holds the lock finds
+//! another inode, length or time, something else has changed the file (or a writer was killed), and all bits are
+//! cleared. Each chunk is then compared with its digest before it is served, as after a reboot.
 //!
-//! A stamp means something within one boot only: the first to open the file in another clears the bits anyway. Times are as coarse as
-//! the kernel's tick: a change within the tick of our own last write is not seen.
+//! A stamp is valid within one boot only: the first process that opens the file in another boot clears the bits anyway.
+//! Times are as coarse as the kernel's tick: a change within the tick of our own last write is not seen.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -79,7 +79,7 @@ impl ReadyFile {
         if data.metadata()?.len() >= self.length() {
             return Ok(false);
         }
-        // Bits first: who looked at one before, and reads zeros after, sees it unset when looking again.
+        // Bits first: a reader that saw a bit before and reads zeros after sees it unset when it looks again.
         self.change(data, || {
             self.clear(self.chunks_of(data.metadata()?.len(), u64::MAX));
             data.set_len(self.length())
@@ -95,7 +95,7 @@ impl ReadyFile {
         self.put(Stamp::of(&data.metadata()?))
     }
 
-    /// Whether the data file is not what its stamp says: somebody changed it, or a write of ours goes on. Does not block.
+    /// Whether the data file differs from its stamp: it was changed, or one of our writes is going on. Does not block.
     ///
     /// # Errors
     /// `Io`.
@@ -130,7 +130,7 @@ impl ReadyFile {
             return Ok(false);
         }
         let _held = self.hold()?;
-        // Who finds a change clears the bits: one that comes after the comparison must not be followed by our bit.
+        // A process that finds a change clears the bits: after a change that follows the comparison, our bit must not be set.
         let agrees = Stamp::of(&data.metadata()?) == before || self.agrees(data, chunk, buffer)?;
         if agrees {
             self.set_ready(chunk);

@@ -1,4 +1,4 @@
-//! Directories: search by name, and reading on from a position.
+//! Reading directories: search by name, and listing from a position.
 
 use std::cmp::Ordering;
 

@@ -1,4 +1,4 @@
-//! Where the bytes of a file are.
+//! Mapping the bytes of a file to addresses in the image.
 
 use super::super::format::{BLOCK_BITS, NULL_ADDRESS};
 use super::{Inode, Layout, ReadError, Reader, u16_at, u32_at};

@@ -50,7 +50,7 @@ pub enum Bound {
     Zstd { stored: Digest, location: Range<u64> },
 }
 
-/// The digest of the table of a layer with these annotations; none where it is not an eStargz layer. [`bound`] knows
+/// The digest of the table of a layer with these annotations; `None` if it is not an eStargz layer. [`bound`] knows
 /// zstd:chunked as well.
 ///
 /// # Errors
@@ -71,7 +71,7 @@ fn digest_of(value: &str) -> Result<Digest, FormError> {
         .map_err(|error| FormError::malformed(FORM, format!("the layer's annotation: {error}")))
 }
 
-/// What binds a layer with these annotations to its table; none where it is neither eStargz nor zstd:chunked.
+/// What binds a layer with these annotations to its table; `None` if it is neither eStargz nor zstd:chunked.
 /// `stored_size` is the layer's.
 ///
 /// # Errors

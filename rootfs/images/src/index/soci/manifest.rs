@@ -15,9 +15,9 @@ const INDEX_DIGEST: &str = "com.amazon.soci.index-digest";
 /// Annotations of a ztoc's descriptor: the layer it is of.
 const LAYER_DIGEST: &str = "com.amazon.soci.image-layer-digest";
 const LAYER_MEDIA_TYPE: &str = "com.amazon.soci.image-layer-mediaType";
-/// An annotation of the index: who made it.
+/// An annotation of the index: the tool that made it.
 const BUILD_TOOL: &str = "com.amazon.soci.build-tool-identifier";
-/// Media type of the index's config, which tells an index (version 2) from an image.
+/// Media type of the index's config, by which an index (version 2) differs from an image.
 pub const ARTIFACT_TYPE: &str = "application/vnd.amazon.soci.index.v2+json";
 /// The same of version 1, whose index refers to its image rather than the other way round.
 const ARTIFACT_TYPE_V1: &str = "application/vnd.amazon.soci.index.v1+json";
@@ -87,7 +87,7 @@ impl Index {
         Index::parse_unverified(bytes)
     }
 
-    /// Reads an index manifest, whoever made it.
+    /// Reads an index manifest.
     ///
     /// # Errors
     /// [`FormError`] when it is no index.

@@ -37,7 +37,7 @@ fn natural(value: i64, why: &str) -> Result<u64, FormError> {
 /// Reads a ztoc of a stored layer of `stored_size` bytes.
 ///
 /// # Errors
-/// [`FormError`] when it is none, lies, or describes a layer that would be refused.
+/// [`FormError`] if it is not a ztoc, contradicts itself, or describes a layer that would be refused.
 pub fn read_ztoc(bytes: &[u8], stored_size: u64, limits: &Limits) -> Result<LayerIndex, FormError> {
     let root = Table::root(bytes)?;
     let version = root.bytes(field::ztoc::VERSION)?;

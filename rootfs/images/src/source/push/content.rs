@@ -1,7 +1,7 @@
-//! What is uploaded: read from its start as often as needed, on a thread that may wait.
+//! The content of an upload: read from its start as often as needed, on a thread that may block.
 //!
-//! Invariant: a stream of the whole never comes to its end with other bytes than the digest says; a stream that fails leaves
-//! its reason behind.
+//! Invariant: a stream of the whole content ends without error only if its bytes have the digest. If it fails, the
+//! cause is kept for the error message.
 
 use std::io::{self, Read, Seek, SeekFrom};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -158,7 +158,7 @@ impl Content {
                 Some(Err(said))
             }
         };
-        // Nobody wants it: then nobody misses it.
+        // The receiver is gone; the error is then of no use.
         last.map(|last| sender.blocking_send(last).ok());
     }
 }

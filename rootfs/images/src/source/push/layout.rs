@@ -1,8 +1,8 @@
 //! Writing into an OCI image layout directory.
 //!
-//! Invariants: a file under `blobs/sha256/` has its whole content from the moment it has its name; `index.json` is always a
-//! whole one, and writers of one directory take turns; who writes a blob holds `blobs/sha256` locked with others, so that
-//! what is half written while nobody does was left by the dead.
+//! Invariants: a file under `blobs/sha256/` is complete from the moment it has its name. `index.json` is always
+//! complete, and writers of one directory take turns. A process that writes a blob holds a shared lock on
+//! `blobs/sha256`, so that unfinished files that exist while the lock is free were left by killed processes.
 
 use std::fs::{DirBuilder, File};
 use std::io::{self, Write};
@@ -63,13 +63,13 @@ impl Writer {
         Ok(())
     }
 
-    /// Held by whoever changes the index.
+    /// Held by a process while it changes the index.
     fn lock(&self) -> Result<File, Error> {
         let locked = locked(&self.directory, FlockOperation::LockExclusive);
         locked.map_err(|error| Error::io(&self.directory, error))
     }
 
-    /// Removes what killed writers left half written. The index is locked; blobs are looked at while nobody writes any.
+    /// Removes the unfinished files of killed writers. The index is locked; blobs are checked only while none is being written.
     fn sweep(&self) -> Result<(), Error> {
         remove_writing(&self.directory).map_err(|error| Error::io(&self.directory, error))?;
         let blobs = self.blobs();
@@ -91,7 +91,7 @@ impl Writer {
         let failed = |error: io::Error| Error::io(path, error);
         let parent = path.parent().unwrap_or(&self.directory);
         let blobs = self.blobs();
-        // The index is locked by who writes it.
+        // The writer of the index holds its lock.
         let _writing = match parent == blobs {
             true => Some(locked(&blobs, FlockOperation::LockShared).map_err(failed)?),
             false => None,

@@ -1,7 +1,7 @@
 //! Pushing to a registry.
 //!
-//! A blob goes in one request, which every registry takes; if that breaks off, in chunks, which are continued where the
-//! registry says that it has them.
+//! A blob is sent in one request, which every registry accepts. If that breaks off, it is sent in chunks, continued
+//! from the offset that the registry reports.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -126,7 +126,7 @@ impl Remote {
         if sent.response.status() == StatusCode::CREATED {
             return Ok(true);
         }
-        // It has opened an upload instead, which nobody will use.
+        // It has opened an upload instead, which will not be used.
         if let Ok(place) = self.place(&sent, &what) {
             let cancel = Request {
                 method: Method::DELETE,

@@ -84,7 +84,7 @@ fn identity() -> Identity {
     }
 }
 
-/// What time the host says it is.
+/// The time that the host sends.
 const NOW: u64 = 1_700_000_000_000_000_000;
 
 const ORDER: [&str; 8] = [
@@ -114,7 +114,7 @@ fn exchange_and<T>(
 ) -> (Result<Option<T>>, Acknowledgement) {
     let (mut host, agent) = UnixStream::pair().unwrap();
     write_frame(&mut host, &Greeting::Become(Box::new(identity.clone()))).unwrap();
-    // Nobody minds that the answer is there before the question.
+    // The answer may arrive before the question.
     write_frame(&mut host, &Time { wall_clock_ns: NOW }).unwrap();
     let outcome = answer(agent, &TIMES, guest, open);
     loop {

@@ -4,7 +4,7 @@ const SMALL: &str = "00000000-00000fff : Reserved\n00001000-0009fbff : System RA
     00100000-07ffffff : System RAM\n  01000000-0152ffff : Kernel code\nd0000000-d0000fff : LNRO0005:00\n\
     4000000000-4fffffffff : virtio8\n  4000000000-4017ffffff : System RAM (virtio_mem)\n";
 
-/// A machine's sysfs: `blocks` of 128 MiB and their states, `cpus` beside CPU 0.
+/// A machine's sysfs: `blocks` of 128 MiB with their states, and `cpus` in addition to CPU 0.
 fn machine(iomem: &str, blocks: &[(u64, &str)], cpus: &[(u8, &str)]) -> (tempfile::TempDir, Hotplug) {
     let dir = tempfile::tempdir().unwrap();
     let system = dir.path().join("system");

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// What `totalram_pages()` says in a guest booted with 128 MiB, and plugged up to 3 GiB.
+/// `totalram_pages()` in a guest booted with 128 MiB, and with 3 GiB plugged.
 const BOOTED: u64 = 114 * MIB / PAGE;
 const PLUGGED: u64 = BOOTED + (3072 - 128) * MIB / PAGE;
 
@@ -65,7 +65,7 @@ fn limits_raised_cover_all_that_depend_on_memory() {
         assert!(raised[file][0] > 0, "{file}");
     }
     assert_eq!(raised["net/netfilter/nf_conntrack_max"][0], 65_536);
-    // A user may have as many of each kind as processes.
+    // A user may have as many namespaces of each kind as processes.
     for kind in ["user", "pid", "uts", "ipc", "net", "mnt", "cgroup", "time"] {
         let file = format!("user/max_{kind}_namespaces");
         assert_eq!(raised[file.as_str()][0], limits.processes, "{file}");

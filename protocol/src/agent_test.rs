@@ -107,7 +107,7 @@ fn create_container_is_encoded_as_kata_encodes_it() {
 }
 
 #[test]
-fn odd_numbers_are_kept() {
+fn unusual_field_numbers_are_encoded() {
     let reseed = ReseedRandomDevRequest {
         data: vec![7],
         ..Default::default()

@@ -43,7 +43,7 @@ pub enum JailError {
 pub fn join_mounts(namespace: &OwnedFd) -> Result<(), StepError> {
     let mounts = Some(LinkNameSpaceType::Mount);
     step(
-        "entering the mounts of the process before",
+        "entering the mounts of the earlier process",
         thread::move_into_link_name_space(namespace.as_fd(), mounts),
     )
 }
@@ -82,7 +82,7 @@ fn capabilities(devices: bool) -> CapabilitySet {
 /// Closes the jail. The process must have one thread.
 pub fn close(devices: bool) -> Result<(), JailError> {
     step(
-        "taking SIGSYS",
+        "handling SIGSYS",
         handle(libc::SIGSYS, forbidden as *const () as usize),
     )?;
     // A write beyond the file size limit then fails, and the guest receives the error.

@@ -186,7 +186,7 @@ impl Ledger {
 
     fn give_up(&mut self, why: &str) {
         if !std::mem::replace(&mut self.full, true) {
-            tracing::warn!("nodes are not remembered from now on, should this process end: {why}");
+            tracing::warn!("further nodes are not recorded and will be lost if this process ends: {why}");
         }
     }
 

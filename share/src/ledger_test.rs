@@ -81,7 +81,7 @@ fn names_of_no_direct_child_are_not_read() {
 }
 
 proptest! {
-    /// Whatever is in the file, it is opened, and again; and a cut anywhere costs the records behind it alone.
+    /// Any file can be opened, and opened again; truncation loses only the records after it.
     #[test]
     fn cut_or_hostile_files_are_opened(bytes in prop::collection::vec(any::<u8>(), 0..300), cut in 0u64..400) {
         let file = tempfile::tempfile().unwrap();

@@ -81,10 +81,11 @@ fn main() -> ExitCode {
 
 /// Receives what to serve, enters the jail and starts serving. The error is a sentence.
 fn begin(setup: &OwnedFd) -> Result<std::sync::mpsc::Receiver<End>, String> {
-    let told = |what: &'static str| move |e: &dyn std::fmt::Display| format!("{what}: {e}");
-    let (serve, mut files) = packet::receive::<Serve>(setup).map_err(|e| told("what is to be served")(&e))?;
+    let failed = |what: &'static str| move |e: &dyn std::fmt::Display| format!("{what}: {e}");
+    let (serve, mut files) =
+        packet::receive::<Serve>(setup).map_err(|e| failed("cannot receive the request")(&e))?;
     if files.is_empty() {
-        return Err("no relay came with what is to be served".into());
+        return Err("the request has no relay".into());
     }
     let relay = files.remove(0);
     if rustix::net::sockopt::socket_type(&relay) != Ok(SocketType::STREAM) {
@@ -93,22 +94,24 @@ fn begin(setup: &OwnedFd) -> Result<std::sync::mpsc::Receiver<End>, String> {
     let mut behind = files.split_off(files.len().min(serve.shares.len())).into_iter();
     let (ledger, mounts) = (behind.next().map(File::from), behind.next());
     if behind.next().is_some() {
-        return Err("more descriptors came than what is to be served has".into());
+        return Err("the request has more descriptors than shares, a ledger and mounts".into());
     }
     let shares = tree::Shares::take(&serve, files).map_err(|e| e.to_string())?;
-    let descriptors = jail::limit_resources().map_err(|e| told("cannot close the jail")(&e))?;
-    thaw_sys::jail::leave_namespaces().map_err(|e| told("cannot close the jail")(&e))?;
+    let descriptors = jail::limit_resources().map_err(|e| failed("cannot close the jail")(&e))?;
+    thaw_sys::jail::leave_namespaces().map_err(|e| failed("cannot close the jail")(&e))?;
     let proc_self_fd = tree::proc_self_fd().map_err(|e| e.to_string())?;
     match mounts {
         // The tree exists already; a process that ended made it.
-        Some(mounts) => jail::join_mounts(&mounts).map_err(|e| told("the mounts")(&e))?,
+        Some(mounts) => jail::join_mounts(&mounts).map_err(|e| failed("cannot enter the mounts")(&e))?,
         None => shares.enter().map_err(|e| e.to_string())?,
     }
-    let file_system = file_system("/", proc_self_fd, descriptors).map_err(|e| told("the file system")(&e))?;
-    let file_system = StableIds::new(file_system, ledger).map_err(|e| told("the ledger of nodes")(&e))?;
-    jail::close(serve.devices).map_err(|e| told("cannot close the jail")(&e))?;
+    let file_system =
+        file_system("/", proc_self_fd, descriptors).map_err(|e| failed("cannot open the file system")(&e))?;
+    let file_system =
+        StableIds::new(file_system, ledger).map_err(|e| failed("cannot open the ledger of nodes")(&e))?;
+    jail::close(serve.devices).map_err(|e| failed("cannot close the jail")(&e))?;
     tracing::info!(shares = serve.shares.len(), "jailed");
-    relay::start(UnixStream::from(relay), file_system).map_err(|e| told("serving")(&e))
+    relay::start(UnixStream::from(relay), file_system).map_err(|e| failed("cannot start serving")(&e))
 }
 
 /// Takes descriptor [`SETUP_FD`] if it is a SEQPACKET socket.

@@ -1,4 +1,4 @@
-//! Messages as a guest's kernel sends them, and as no kernel does, over a directory of the test's own.
+//! Valid and invalid messages of a guest's kernel, over a directory of the test.
 
 use std::fs;
 use std::os::unix::fs::{FileExt, MetadataExt};
@@ -49,7 +49,7 @@ impl Guest {
         guest
     }
 
-    /// The reply of a message: its error, and what is behind its header.
+    /// A message's reply: its error, and what follows its header.
     fn call(&mut self, opcode: u32, node: u64, body: &[u8], room: u32) -> (i32, Vec<u8>) {
         self.unique += 1;
         let bytes = message(opcode, self.unique, node, body);
@@ -118,9 +118,9 @@ fn read_returns_no_more_than_requested() {
     let handle = guest.open(node, libc::O_RDONLY);
     for (size, room, expected) in [
         (10_000, 16 + 10_000, 10_000),
-        // More room than was asked for: known to be answered EIO without the guard.
+        // More room than was requested: without the guard, the answer is EIO.
         (5_000, 1 << 20, 5_000),
-        // Less.
+        // Less room.
         (5_000, 16 + 100, 100),
         (5_000, 16, 0),
         // The file ends.
@@ -167,7 +167,7 @@ fn only_waiting_senders_are_answered() {
         (Opcode::Getlk as u32, -libc::ENOSYS),
         (Opcode::SetupMapping as u32, -libc::ENOSYS),
         (9999, -libc::ENOSYS),
-        // Without their bodies.
+        // Messages without their bodies.
         (Opcode::Read as u32, -libc::EINVAL),
         (Opcode::Getattr as u32, -libc::EINVAL),
         (Opcode::Mkdir as u32, -libc::EINVAL),
@@ -257,7 +257,7 @@ fn host_changes_are_read() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
-    /// Whatever a message holds, who waits for its reply gets one that fits, and the server lives on.
+    /// For any message, a sender that waits gets a reply that fits, and the server continues.
     #[test]
     fn any_message_is_answered(
         opcode in 0u32..60, node in 0u64..5, length: Option<u32>, body in prop::collection::vec(any::<u8>(), 0..300),
@@ -266,7 +266,7 @@ proptest! {
         let mut guest = Guest::new();
         fs::write(guest.directory.path().join("file"), b"x").unwrap();
         guest.lookup("file");
-        // No jail is around this test: it names nothing outside its directory.
+        // There is no jail here, so it must name nothing outside its directory.
         let body: Vec<u8> = body.into_iter().map(|byte| if byte == b'/' { b'_' } else { byte }).collect();
         let mut bytes = message(opcode, 77, node, &body);
         if let Some(length) = length {

@@ -1,4 +1,4 @@
-//! A process that dies, and one that takes over, over a directory of the test's own.
+//! A process that dies and one that takes over, over a directory of the test.
 
 use std::ffi::CString;
 use std::fs;
@@ -104,7 +104,7 @@ fn node_of_a_removed_or_replaced_file_is_stale() {
     let (a, d) = (find(&first, 1, "a").unwrap(), find(&first, 1, "d").unwrap());
     let b = find(&first, d, "b").unwrap();
     drop(first);
-    // Another file in its place: kept apart by its inode number, which is not free yet.
+    // Another file in its place has another inode number, because the old one is still in use.
     fs::hard_link(host.path("a"), host.path("kept")).unwrap();
     fs::remove_file(host.path("a")).unwrap();
     fs::write(host.path("a"), "other").unwrap();
@@ -115,7 +115,7 @@ fn node_of_a_removed_or_replaced_file_is_stale() {
     assert_eq!(errno(find(&second, a, "x")), Some(libc::ESTALE));
     let now = find(&second, 1, "a").unwrap();
     assert!(now != a && now != b && now != d);
-    // A directory that was replaced takes all below it along.
+    // With a replaced directory, everything below it is stale.
     let e = find(&second, find(&second, d, "c").unwrap(), "e").unwrap();
     drop(second);
     fs::rename(host.path("d"), host.path("elsewhere")).unwrap();
@@ -164,7 +164,7 @@ fn handles_of_a_process_that_died_answer_eio() {
     first.fsync(ctx(), a, false, handle).unwrap();
     drop(first);
     let second = host.process();
-    // The next process gives the same numbers to its own.
+    // The next process uses the same handle numbers for its own.
     let own = second
         .open(ctx(), a, false, libc::O_RDWR as u32)
         .unwrap()
@@ -185,7 +185,7 @@ fn handles_of_a_process_that_died_answer_eio() {
     );
     let copied = second.copyfilerange(ctx(), a, own, 0, a, handle, 0, 1, 0);
     assert_eq!(errno(copied), Some(libc::EIO));
-    // Closing them is no error, and attributes are the file's.
+    // Closing them succeeds, and they still have attributes.
     second.release(ctx(), a, 0, handle, false, false, None).unwrap();
     second.releasedir(ctx(), d, 0, directory).unwrap();
     assert!(second.getattr(ctx(), a, Some(handle)).is_ok());
@@ -206,7 +206,7 @@ fn forgotten_nodes_are_not_recovered() {
     drop(first);
     let second = host.process();
     assert_eq!(errno(ino(&second, a)), Some(libc::ESTALE));
-    // The guest counts what the first process told it too: all is forgotten at once.
+    // The guest also counts lookups in the first process, and forgets all at once.
     find(&second, 1, "d").unwrap();
     second.forget(ctx(), d, 7);
     assert_eq!(errno(ino(&second, d)), Some(libc::ESTALE));

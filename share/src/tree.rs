@@ -75,7 +75,7 @@ impl Shares {
         }
         if serve.slots > SLOTS || (serve.slots == 0 && files.is_empty()) {
             return refuse(format!(
-                "no share, and room for {}: there are to be 1 to {SLOTS}",
+                "no share, and room for {} later ones: at least one and at most {SLOTS} are required",
                 serve.slots
             ));
         }
@@ -84,7 +84,7 @@ impl Shares {
         for (share, file) in serve.shares.iter().zip(files) {
             if !share.has_good_name() || shares.iter().any(|(other, _)| other.name == share.name) {
                 return refuse(format!(
-                    "{:?} cannot be the name of a share, or is another's",
+                    "{:?} is not a valid name of a share, or is used twice",
                     share.name
                 ));
             }
@@ -190,7 +190,7 @@ impl Source {
                 match (identity(&tree), identity(&self.file)) {
                     (Ok(found), Ok(asked)) if found == asked => tree,
                     _ => {
-                        let what = io::Error::other("something else is there now, or it has no name");
+                        let what = io::Error::other("its name now leads to another file, or it has none");
                         return Err(("finding it again", what));
                     }
                 }

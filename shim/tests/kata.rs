@@ -1,4 +1,4 @@
-//! Pods written for Kata, among fakes: what their annotations and the node's file come to.
+//! Pods written for Kata, with fakes: the effects of their annotations and the node's file.
 
 #![allow(clippy::unwrap_used)]
 
@@ -24,7 +24,7 @@ default_maxvcpus = 2
 disable_guest_seccomp = true
 "#;
 
-/// A task, as containerd hands it on to a runtime whose options name this file.
+/// A task as containerd passes it to a runtime whose options name this file.
 fn request(rig: &Rig, id: &str, annotations: serde_json::Value) -> CreateTaskRequest {
     let file = rig.path("configuration.toml");
     std::fs::write(&file, FILE).unwrap();

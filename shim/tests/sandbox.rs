@@ -1,4 +1,4 @@
-//! Pods made by containerd's sandbox API, as containerd drives it, among fakes.
+//! Pods that containerd creates through its sandbox API, with fakes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,7 +14,7 @@ use thaw_protocol::shim::{Any, Message, MessageField, cgroup2};
 use ttrpc::Code;
 use ttrpc::context::Context;
 
-/// As CRI asks for it: its configuration of the pod, and a bundle with nothing in it.
+/// CRI's request: the configuration of the pod, and an empty bundle.
 fn request(rig: &Rig, network: NamespaceMode) -> CreateSandboxRequest {
     let namespaces = NamespaceOption {
         network: network.into(),
@@ -108,11 +108,11 @@ async fn shutdown(rig: &Rig) {
         sandbox_id: "pod".into(),
         ..Default::default()
     };
-    // Its answer may be cut off by the end.
+    // The shim may end before it answers.
     let _ = rig.sandbox.shutdown_sandbox(context(), &request).await;
 }
 
-/// A container containerd makes in the sandbox: its bundle names it.
+/// A container that containerd creates in the sandbox, which its bundle names.
 async fn member(rig: &Rig, id: &str) -> ttrpc::Result<u32> {
     let config = json!({
         "process": {"args": ["cat"], "cwd": "/", "user": {}},

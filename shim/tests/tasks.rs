@@ -1,4 +1,4 @@
-//! Tasks of a pod, as containerd drives them, among fakes.
+//! Tasks of a pod as containerd uses them, with fakes.
 
 #![allow(clippy::unwrap_used)]
 
@@ -26,7 +26,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use ttrpc::Code;
 use ttrpc::context::Context;
 
-/// How long what is waited for may take.
+/// Limit for waiting.
 const LONG: std::time::Duration = std::time::Duration::from_secs(60);
 
 #[tokio::test]
@@ -45,12 +45,12 @@ async fn task_publishes_events_and_its_delete_ends_the_machine() {
     rig.start("one", "").await.unwrap();
     assert_eq!(waiting.await.unwrap(), 0);
     assert_eq!(code(rig.start("one", "").await), Code::FAILED_PRECONDITION);
-    // The fifo ends with the output, before the task is removed.
+    // The fifo ends with the output, before the task is deleted.
     assert_eq!(reading.await.unwrap(), b"hi\n");
     let state = rig.state("one", "").await.unwrap();
     assert_eq!((state.status, state.exit_status), (Status::STOPPED.into(), 0));
     assert!(state.exited_at.is_some());
-    // A signal to what has ended is not found, whoever else it may hit.
+    // A signal to an ended process is not found, whichever process it might hit.
     assert_eq!(code(rig.kill("one", "", libc::SIGTERM).await), Code::NOT_FOUND);
     assert_eq!(rig.delete("one", "").await.unwrap(), 0);
     assert_eq!(code(rig.delete("one", "").await), Code::NOT_FOUND);
@@ -152,7 +152,7 @@ async fn hung_container_delays_no_other() {
     rig.kill("well", "", libc::SIGKILL).await.unwrap();
     assert_eq!(rig.wait("well", "").await.unwrap(), 137);
     rig.delete("well", "").await.unwrap();
-    // What needs no guest is answered of the hung one too.
+    // Calls that need no guest are answered for the hung container too.
     assert_eq!(
         rig.state("hung", "").await.unwrap().status,
         Status::CREATED.into()
@@ -234,7 +234,7 @@ async fn pause_container_has_no_process() {
         ..Default::default()
     };
     rig.client.stats(Context::default(), &stats).await.unwrap();
-    // A signal it would ignore leaves it.
+    // A signal that it would ignore does not end it.
     rig.kill("pause", "", libc::SIGUSR1).await.unwrap();
     rig.kill("a", "", libc::SIGKILL).await.unwrap();
     rig.wait("a", "").await.unwrap();
@@ -246,7 +246,7 @@ async fn pause_container_has_no_process() {
     assert_eq!(rig.delete("pause", "").await.unwrap(), 137);
     rig.shutdown(false).await;
     rig.ended().await;
-    // One machine for all of them.
+    // There is one machine for all of them.
     assert_eq!(rig.thawd.made.lock().unwrap().len(), 1);
     assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);
 }
@@ -340,7 +340,7 @@ async fn failed_create_or_start_says_why_and_leaves_nothing() {
         "nothing ran, so nothing ended"
     );
 
-    // Refused before there is a machine.
+    // Refused before a machine is created.
     let rig = Rig::new().await;
     let mut several = rig.request("two", &["cat"], json!({}));
     several.rootfs = vec![several.rootfs[0].clone(); 2];
@@ -350,7 +350,7 @@ async fn failed_create_or_start_says_why_and_leaves_nothing() {
         Code::FAILED_PRECONDITION
     );
     assert!(rig.thawd.made.lock().unwrap().is_empty());
-    // And after it, which is ended.
+    // Refused after the machine is created, which is then ended.
     let mut gone = rig.request("four", &["cat"], json!({}));
     gone.rootfs[0].source = "thaw:sha256:gone".into();
     assert_eq!(code(rig.create(gone).await), Code::UNKNOWN);
@@ -371,7 +371,7 @@ async fn streams_are_passed_unchanged_and_close_io_ends_input() {
     rig.start("one", "").await.unwrap();
     let mut out = tokio::fs::File::open(stdout).await.unwrap();
     let bytes: Vec<u8> = (0..100_000u32).flat_map(|n| n.to_le_bytes()).collect();
-    // A client goes away, and comes back: the process's input goes on.
+    // A client disconnects and reconnects; the process's input stays open.
     for part in bytes.chunks(bytes.len() / 2) {
         let mut client = tokio::fs::File::options().write(true).open(&stdin).await.unwrap();
         let writing = async {
@@ -409,7 +409,7 @@ async fn input_after_exit_is_dropped_without_a_broken_pipe() {
     let mut out = tokio::fs::File::open(stdout).await.unwrap();
     rig.start("one", "").await.unwrap();
     assert_eq!(rig.wait("one", "").await.unwrap(), 0);
-    // More than a fifo holds.
+    // More than a fifo can hold.
     for _ in 0..8 {
         client.write_all(&[4; 32 * 1024]).await.unwrap();
         client.flush().await.unwrap();
@@ -477,7 +477,7 @@ async fn container_is_paused_updated_and_measured() {
 async fn delete_after_a_killed_shim_ends_its_machine() {
     let rig = Rig::new().await;
     rig.create(rig.request("one", &["cat"], json!({}))).await.unwrap();
-    // Nothing of the shim is asked: the bundle says what there is.
+    // The shim is not needed: the bundle has all information.
     rig.served.lock().unwrap().take().unwrap().abort();
     rig.clean("one").await;
     assert_eq!(*rig.thawd.ended.lock().unwrap(), ["sandbox-1"]);

@@ -1,6 +1,6 @@
 use super::*;
 
-/// Runs a program as the kernel would, for one call.
+/// Runs a program as the kernel would for one call.
 fn run(filter: &Filter, arch: u32, nr: u32, args: [u64; 6]) -> u32 {
     let mut data = Vec::new();
     data.extend(nr.to_ne_bytes());
@@ -70,12 +70,12 @@ fn listed_calls_get_their_action_and_the_rest_the_default() {
     assert_eq!(run(&f, X64, 0, NONE), ALLOW);
     assert_eq!(run(&f, X64, 435, NONE), libc::SECCOMP_RET_ERRNO | 38);
     assert_eq!(run(&f, X64, 1, NONE), EPERM);
-    // Newer than anything the profile knows: programs shall fall back.
+    // Newer than every call of the profile: programs shall fall back.
     assert_eq!(
         run(&f, X64, 463, NONE),
         libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32
     );
-    // 32-bit and x32 calls do not slip through under the same numbers.
+    // 32-bit and x32 calls with the same numbers are not matched.
     assert_eq!(run(&f, 0x4000_0003, 0, NONE), EPERM);
     assert_eq!(run(&f, X64, X32_BIT, NONE), EPERM);
 }

@@ -57,7 +57,7 @@ fn http_request_is_one_request_or_refused() {
     }
 }
 
-/// Bytes that look like answers, often.
+/// Bytes that often resemble answers.
 fn pieces() -> impl Strategy<Value = Vec<u8>> {
     let piece = prop_oneof![
         Just(b"HTTP/1.1 ".to_vec()),
@@ -74,7 +74,7 @@ fn pieces() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever it is sent, it says at some byte what it says for ever after.
+    /// For any bytes, the result is final from some byte on.
     #[test]
     fn parsing_does_not_depend_on_how_bytes_arrive(bytes in pieces()) {
         let mut before = Parsed::Unfinished;
@@ -88,7 +88,7 @@ proptest! {
         }
     }
 
-    /// Each answer by the grammar has its status read, after any number of interim ones.
+    /// The status of every valid answer is read, after any number of interim ones.
     #[test]
     fn good_http_answer_is_read(
         interim in proptest::collection::vec(prop_oneof![Just(100u16), 102u16..200], 0..4),

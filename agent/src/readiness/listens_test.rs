@@ -7,7 +7,7 @@ use rustix::thread::UnshareFlags;
 use super::*;
 use crate::container::fork;
 
-/// A cgroup of this test's own, or why there is none.
+/// A cgroup for this test, or why there is none.
 fn cgroup() -> Option<PathBuf> {
     let mounts = std::fs::read_to_string("/proc/self/mounts").unwrap();
     let root = mounts
@@ -35,7 +35,7 @@ fn listening_sockets_are_reported_after_a_flood() {
     let (done, tell) = pipe_with(PipeFlags::CLOEXEC).unwrap();
     let pid = fork::fork(|| {
         let _ = std::fs::write(path.join("cgroup.procs"), "0");
-        // A network of its own: the port is free there.
+        // In its own network namespace the port is free.
         let _ = thaw_sys::jail::unshare(UnshareFlags::NEWNET);
         let listen = |ip: IpAddr, port: u16| drop(TcpListener::bind((ip, port)).unwrap());
         listen(Ipv4Addr::UNSPECIFIED.into(), 8081);
@@ -52,7 +52,7 @@ fn listening_sockets_are_reported_after_a_flood() {
     })
     .unwrap();
     let next = |listens: &mut ListenWatch| runtime.block_on(listens.next()).unwrap();
-    // Of the port that was asked for alone.
+    // Only the requested port is reported.
     assert_eq!(next(&mut listens), [Ipv4Addr::UNSPECIFIED]);
     rustix::io::read(&done, &mut [0]).unwrap();
     rustix::io::write(&go, b"1").unwrap();

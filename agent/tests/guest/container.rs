@@ -1,4 +1,4 @@
-//! What a container has: its root, its storages, its limits.
+//! A container's root, storages and limits.
 
 use super::*;
 
@@ -96,7 +96,7 @@ fn storages_are_mounted_before_the_root_and_removed() {
         );
         g.remove("c").await.unwrap();
         g.assert_clean().await;
-        // One that fails leaves none mounted.
+        // A failed creation leaves none mounted.
         let mut broken = storages;
         broken[2].source = "/no/such/source".into();
         assert!(g.create_with("c", s, broken).await.is_err());
@@ -153,7 +153,7 @@ fn oom_kill_is_reported_by_code_and_event() {
             thaw_test_skip::skip("the memory and pids controllers are not on cgroup v2 here");
             return;
         }
-        // A shell variable of a hundred million letters.
+        // A shell variable of 100 MB.
         let hog = "x=$(head -c 100000000 /dev/zero | tr '\\0' x); echo survived";
         let mut s = spec(&g, &["sh", "-c", hog]);
         let mut resources = oci::LinuxResources::new();

@@ -1,4 +1,4 @@
-//! What a guest is told of itself, and what a freeze and another identity leave of its containers.
+//! A guest's identity, and the effects of a freeze and of another identity on its containers.
 
 use super::*;
 
@@ -72,7 +72,7 @@ fn freeze_stops_all_and_paused_containers_stay_paused() {
             for exec in ["runs", "beside"] {
                 falls_silent(&g, "runs", exec).await;
             }
-            // Who asks for something new meanwhile waits: it happens afterwards, and once.
+            // A new call waits meanwhile, and is then executed once.
             let (again, exec) = (g.connect_again().await, format!("late-{stop}"));
             let request = support::exec_request("runs", &exec, &["echo", "late"]);
             let late = tokio::spawn(async move { again.exec_process(support::context(), &request).await });
@@ -90,7 +90,7 @@ fn freeze_stops_all_and_paused_containers_stay_paused() {
                 g.read_until("runs", exec, "tick\n").await;
             }
             assert!(!g.is_frozen("runs"));
-            // The call that was given up after 200 ms may have been carried out since, as any call may.
+            // The call that was given up after 200 ms may have been executed since, as any call may.
             g.reconnect().await;
             g.pause("paused").await.unwrap();
         }
@@ -156,7 +156,7 @@ fn second_identity_replaces_the_first_with_containers() {
         let out = String::from_utf8(g.read_all("c", "c", false).await).unwrap();
         assert_eq!(out, format!("guest-9\nguest-9\n{}\n", "09".repeat(16)));
 
-        // One that cannot be applied is refused by name, and the API goes on.
+        // An identity that cannot be applied is refused by name, and the API continues.
         let mut bad = identity(10);
         bad.hostname = "not a name".into();
         let failure = g.becomes(bad).failure.unwrap();

@@ -1,5 +1,6 @@
-//! The agent as PID 1 of fresh namespaces on this machine, spoken to as a host speaks to it: handshake, then the API,
-//! over unix sockets in vsock's place. Needs root, `unshare` (util-linux), `ip` (iproute2) and `busybox` (busybox-static).
+//! The agent as PID 1 of new namespaces on this machine, with the test as its host: the handshake, then the
+//! API, over unix sockets instead of vsock. Needs root, `unshare` (util-linux), `ip` (iproute2) and `busybox`
+//! (busybox-static).
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
@@ -21,7 +22,7 @@ use thaw_protocol::agent::oci;
 use thaw_protocol::handshake::Greeting;
 use ttrpc::Code;
 
-/// Runs a test with a guest, or says why not.
+/// Runs a test with a guest, or skips it with the reason.
 fn with_guest<F: Future<Output = ()>>(test: impl FnOnce(Guest) -> F) {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
@@ -37,7 +38,7 @@ fn with_guest<F: Future<Output = ()>>(test: impl FnOnce(Guest) -> F) {
 
 const TICKS: &[&str] = &["sh", "-c", "while :; do echo tick; sleep 0.02; done"];
 
-/// What was in the pipe, then silence.
+/// Returns what is in the pipe, until it is silent.
 async fn falls_silent(g: &Guest, id: &str, exec: &str) {
     while tokio::time::timeout(Duration::from_millis(300), g.read(id, exec, 65536))
         .await
@@ -74,7 +75,7 @@ fn host_reaches_listeners_on_the_guests_localhost() {
         g.create("c", spec(&g, &["sh", "-c", serve])).await.unwrap();
         g.start("c").await.unwrap();
         assert_eq!(g.read("c", "c", 6).await.unwrap(), b"ready\n");
-        // It says so just before it listens.
+        // It logs this just before it listens.
         let said = loop {
             match g.forwarded(8080) {
                 said if said.is_empty() => tokio::time::sleep(Duration::from_millis(10)).await,

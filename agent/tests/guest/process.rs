@@ -1,4 +1,4 @@
-//! Who and what a process is, from its start to its end.
+//! A process from its start to its end: its user, rights, signals and exit.
 
 use super::*;
 
@@ -6,7 +6,7 @@ use super::*;
 fn missing_and_not_executable_commands_are_distinct() {
     with_guest(|g| async move {
         std::fs::write(g.rootfs().join("not-executable"), "x").unwrap();
-        // What is nowhere makes no container.
+        // A missing program fails the creation.
         for command in ["no-such-command", "/no/such/path", "./not-here"] {
             let e = g.create("c", spec(&g, &[command])).await.unwrap_err();
             assert_eq!(code_of(&e), Code::NOT_FOUND, "{command}: {e}");
@@ -52,13 +52,13 @@ fn exec_runs_in_the_containers_namespaces() {
         assert_eq!(code_of(&e), Code::NOT_FOUND);
         let e = g.exec("c", "e1", &["true"], false).await.unwrap_err();
         assert_eq!(code_of(&e), Code::FAILED_PRECONDITION, "the name is taken");
-        // Signals: to one process, by number, and 128 + n.
+        // Signals are sent to one process by number; the exit code is 128 + n.
         g.exec("c", "e3", &["sleep", "1000"], false).await.unwrap();
         g.signal("c", "e3", 0).await.unwrap();
         g.signal("c", "e3", 15).await.unwrap();
         assert_eq!(g.wait("c", "e3").await, 143);
         assert!(g.signal("c", "e3", 15).await.is_err());
-        // To all of them.
+        // To all processes.
         g.signal("c", "", 9).await.unwrap();
         assert_eq!(g.wait("c", "c").await, 137);
         let e = g.exec("c", "e4", &["true"], false).await.unwrap_err();
@@ -71,7 +71,7 @@ fn exec_runs_in_the_containers_namespaces() {
 #[test]
 fn no_zombie_stays_and_orphans_die_with_their_container() {
     with_guest(|g| async move {
-        // Without a PID namespace orphans come to the agent itself.
+        // Without a PID namespace, the agent inherits orphans.
         let mut s = spec(
             &g,
             &[
@@ -84,7 +84,7 @@ fn no_zombie_stays_and_orphans_die_with_their_container() {
         g.create("c", s).await.unwrap();
         g.start("c").await.unwrap();
         assert_eq!(g.wait("c", "c").await, 0);
-        // The one that was left is killed with it, and reaped as the others were.
+        // The remaining process is killed with it, and reaped like the others.
         g.wait_for_no_process().await;
         g.remove("c").await.unwrap();
         g.assert_clean().await;

@@ -1,4 +1,4 @@
-//! What goes into processes and comes out of them.
+//! Input and output of processes.
 
 use super::*;
 
@@ -46,7 +46,7 @@ fn unread_output_blocks_the_process_and_is_kept() {
         .await
         .unwrap();
         g.start("c").await.unwrap();
-        // It cannot be done: the pipe is full.
+        // The write waits, because the pipe is full.
         let early = tokio::time::timeout(Duration::from_millis(300), g.wait("c", "c")).await;
         assert!(early.is_err());
         assert_eq!(g.read_all("c", "c", false).await.len(), 2_000_000);
@@ -79,7 +79,7 @@ fn terminal_is_controlling_sized_and_takes_control_c() {
         g.read_until("c", "c", "40 100\r\nready\r\n").await;
         g.write("c", "c", b"hello\n").await.unwrap();
         g.read_until("c", "c", "got hello\r\n").await;
-        // Interrupted, sleep ends and the shell with it: only a controlling terminal does that.
+        // An interrupt ends sleep and the shell, which only a controlling terminal does.
         g.write("c", "c", &[3]).await.unwrap();
         assert_eq!(g.wait("c", "c").await, 130);
         g.read_all("c", "c", false).await;
@@ -114,12 +114,12 @@ fn output_survives_the_connection_it_was_sent_on() {
             .unwrap();
         g.start("c").await.unwrap();
         g.read_until("c", "c", "1234\n").await;
-        // Perhaps it never arrived: it is told again.
+        // It may not have arrived, so it is sent again.
         g.reconnect().await;
         assert_eq!(g.read("c", "c", 2).await.unwrap(), b"12");
         g.reconnect().await;
         assert_eq!(g.read("c", "c", 100).await.unwrap(), b"1234\n");
-        // A read that waits on a connection that is lost takes nothing with it.
+        // A read that waits on a lost connection takes no output.
         let waiting = tokio::time::timeout(Duration::from_millis(100), g.read("c", "c", 100)).await;
         assert!(waiting.is_err());
         g.reconnect().await;

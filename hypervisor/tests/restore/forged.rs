@@ -5,7 +5,7 @@ use thaw_hypervisor::{Error, VcpuPart, VcpuState};
 use super::{IA32_PAT, machine, shell};
 
 #[test]
-fn an_msr_that_cannot_be_set_is_named() {
+fn unsettable_msr_is_named() {
     let original = machine(1, &[]);
     let parts = original.vcpus[0].save().unwrap().parts();
     let with = |index: u32, value: u64| {

@@ -154,7 +154,7 @@ fn timeless(state: &VcpuState) -> Vec<(VcpuPart, Vec<u8>)> {
 }
 
 #[test]
-fn a_computation_goes_on_where_it_was() {
+fn computation_continues_in_the_clone() {
     // mov cx, 3; again: inc word [0x2000]; mov ax, [0x2000]; out 0x43, ax; loop again; mov al, 0xee; out 0x44, al
     let code = [
         0xb9, 3, 0, 0xff, 0x06, 0x00, 0x20, 0xa1, 0x00, 0x20, 0xe7, 0x43, 0xe2, 0xf5, 0xb0, 0xee, 0xe6, 0x44,
@@ -176,7 +176,7 @@ fn a_computation_goes_on_where_it_was() {
 }
 
 #[test]
-fn every_part_is_the_same_in_the_clone() {
+fn every_state_part_is_equal_in_the_clone() {
     let mut original = machine(2, &[0xeb, 0xfe]);
     let vcpu = &original.vcpus[0];
     vcpu.set_msrs(&[
@@ -220,7 +220,7 @@ fn every_part_is_the_same_in_the_clone() {
 }
 
 #[test]
-fn what_is_saved_is_more_than_the_usual_registers() {
+fn state_includes_more_than_general_registers() {
     let machine = machine(1, &[]);
     let state = machine.vcpus[0].save().unwrap();
     println!("{} MSRs, TSC {} kHz", state.msr_count(), state.tsc_khz());
@@ -247,7 +247,7 @@ fn what_is_saved_is_more_than_the_usual_registers() {
 }
 
 #[test]
-fn a_vcpu_amid_a_device_access_is_not_saved() {
+fn vcpu_during_a_device_access_is_not_saved() {
     // in al, 0x42; out 0x43, al
     let mut original = machine(1, &[0xe4, 0x42, 0xe6, 0x43]);
     match original.vcpus[0].run().unwrap() {
@@ -267,7 +267,7 @@ fn a_vcpu_amid_a_device_access_is_not_saved() {
 }
 
 #[test]
-fn a_restored_vcpu_does_not_run_without_its_time() {
+fn restored_vcpu_does_not_run_before_its_time_starts() {
     let original = machine(1, &[0xe6, 0x43]);
     let frozen = freeze(&original);
     let mut clone = restore(&original, &frozen);

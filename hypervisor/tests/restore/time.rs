@@ -17,7 +17,7 @@ fn has_tsc_of_its_own() -> bool {
 }
 
 #[test]
-fn another_frequency_is_scaled_or_refused_by_name() {
+fn other_tsc_frequency_is_scaled_or_refused() {
     let original = machine(1, &[]);
     let state = original.vcpus[0].save().unwrap();
     let host = state.tsc_khz();
@@ -40,7 +40,7 @@ fn another_frequency_is_scaled_or_refused_by_name() {
 }
 
 #[test]
-fn the_tsc_goes_on_without_the_time_it_was_parked() {
+fn tsc_excludes_the_time_parked() {
     let second = |state: &VcpuState| u64::from(state.tsc_khz()) * 1000;
     let original = machine(2, &[0xeb, 0xfe]);
     let own = has_tsc_of_its_own();
@@ -76,7 +76,7 @@ fn the_tsc_goes_on_without_the_time_it_was_parked() {
 }
 
 #[test]
-fn kvmclock_goes_on_without_the_time_it_was_parked() {
+fn kvmclock_excludes_the_time_parked() {
     let original = machine(1, &[]);
     original
         .vm
@@ -140,7 +140,7 @@ fn with_deadline(deadline: u64) -> Machine {
 }
 
 #[test]
-fn an_armed_deadline_fires_in_the_clone_and_not_before_its_time() {
+fn armed_deadline_fires_in_the_clone_at_its_time() {
     let khz = u64::from(machine(1, &[]).vcpus[0].tsc_khz().unwrap());
     let from_now = 400 * khz;
     let base = machine(1, &[]).vcpus[0].save().unwrap().msr(IA32_TSC).unwrap();
@@ -163,7 +163,7 @@ fn an_armed_deadline_fires_in_the_clone_and_not_before_its_time() {
 }
 
 #[test]
-fn an_interrupt_pending_in_the_apic_is_delivered_in_the_clone() {
+fn pending_apic_interrupt_is_delivered_in_the_clone() {
     // Long past: KVM takes it as fired as soon as it is set.
     let original = with_deadline(1);
     let frozen = freeze(&original);

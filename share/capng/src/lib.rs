@@ -1,9 +1,10 @@
 //! The part of the `capng` crate that virtiofsd uses, without libcap-ng.
 //!
-//! The published crate links that C library as a shared one, which a static binary cannot do and a host that builds Thaw need not
-//! have. Here are the same names over capget(2) and capset(2). As there, changes are collected by [`update`] and made by [`apply`],
-//! for the calling thread alone; but nothing that was read is kept: whether a capability is there is what the kernel says now,
-//! so a thread that changed its user in between is not told of the past.
+//! The published crate links that C library dynamically, which a static binary cannot do and which a build host
+//! need not have. This crate offers the same functions over capget(2) and capset(2). As there, [`update`]
+//! collects changes and [`apply`] makes them, for the calling thread only. Nothing that was read is cached: the
+//! kernel is asked whether a capability is present, so a thread that has changed its user gets the present
+//! answer.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -42,7 +43,7 @@ impl fmt::Display for Error {
 pub type Result<T> = std::result::Result<T, Error>;
 
 bitflags::bitflags! {
-    /// Sets of a thread that a change is about.
+    /// The sets that a change applies to.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Type: u32 {
         const EFFECTIVE = 1;
@@ -52,7 +53,7 @@ bitflags::bitflags! {
 }
 
 bitflags::bitflags! {
-    /// What [`clear`] and [`apply`] are about.
+    /// The sets that [`clear`] and [`apply`] act on.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub struct Set: u32 {
         const CAPS = 16;
@@ -61,7 +62,7 @@ bitflags::bitflags! {
     }
 }
 
-/// Whether a capability is taken away or given.
+/// Whether a capability is removed or added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     DROP,
@@ -77,7 +78,7 @@ pub struct CUpdate {
 }
 
 thread_local! {
-    /// What [`apply`] is to make of this thread's sets.
+    /// The sets that [`apply`] will set.
     static CHANGED: RefCell<Option<CapabilitySets>> = const { RefCell::new(None) };
 }
 
@@ -85,7 +86,7 @@ fn current() -> Result<CapabilitySets> {
     capabilities(None).map_err(|_| Error::GetProcessCapabilities)
 }
 
-/// Begins with no capability at all.
+/// Starts from empty sets.
 pub fn clear(_: Set) {
     let none = CapabilitySet::empty();
     CHANGED.set(Some(CapabilitySets {
@@ -95,7 +96,7 @@ pub fn clear(_: Set) {
     }));
 }
 
-/// Begins with what the thread has.
+/// Starts from the thread's sets.
 pub fn get_caps_process() -> Result<()> {
     CHANGED.set(Some(current()?));
     Ok(())
@@ -116,7 +117,7 @@ pub fn have_capability(which: Type, capability: Capability) -> bool {
     .all(|(_, set)| set.contains(bit))
 }
 
-/// Collects changes, to what [`clear`] or [`get_caps_process`] began with, or else to what the thread has.
+/// Collects changes to the sets of [`clear`] or [`get_caps_process`], or else to the thread's.
 pub fn update(updates: Vec<CUpdate>) -> Result<()> {
     let mut sets = match CHANGED.take() {
         Some(sets) => sets,
@@ -143,7 +144,7 @@ pub fn update(updates: Vec<CUpdate>) -> Result<()> {
     Ok(())
 }
 
-/// Makes the changes collected, if there are any. The bounding set is nobody's here to change.
+/// Makes the collected changes, if there are any. The bounding set is never changed.
 pub fn apply(set: Set) -> Result<()> {
     match CHANGED.take() {
         Some(sets) if set.contains(Set::CAPS) => {
@@ -153,7 +154,7 @@ pub fn apply(set: Set) -> Result<()> {
     }
 }
 
-/// The number of the capability of this name, without `CAP_`.
+/// The number of the capability with this name, without `CAP_`.
 pub fn name_to_capability(name: &str) -> Result<Capability> {
     CapabilitySet::from_name(name)
         .map(|set| set.bits().trailing_zeros())
@@ -162,7 +163,7 @@ pub fn name_to_capability(name: &str) -> Result<Capability> {
 
 fn bit(capability: Capability) -> Option<CapabilitySet> {
     let bit = CapabilitySet::from_bits_retain(1u64.checked_shl(capability)?);
-    // One the kernel's headers name.
+    // A name from the kernel's headers.
     bit.iter_names().next().map(|_| bit)
 }
 
@@ -182,7 +183,7 @@ mod tests {
     fn a_capability_goes_and_comes_back_for_one_thread() {
         let fsetid = name_to_capability("FSETID").unwrap();
         if !have_capability(Type::EFFECTIVE | Type::PERMITTED, fsetid) {
-            // There is none to take away.
+            // There is no such capability to remove.
             return;
         }
         let change = move |action| {

@@ -45,7 +45,7 @@ impl<F: FileSystem<Inode = u64, Handle = u64>> StableIds<F> {
             let name = places.get(id).map_or(0, |place| place.name.to_bytes().len());
             self.write(|nodes| nodes.ledger.as_mut().map(|ledger| ledger.forget(*id, name)));
         }
-        tracing::info!(found, lost = lost.len(), "in place of a process that ended");
+        tracing::info!(found, lost = lost.len(), "took over from a process that ended");
     }
 
     fn recover_node(&self, ctx: Context, id: u64, place: &Place) -> bool {

@@ -1,4 +1,4 @@
-//! A guest's kernel, as thaw-share hears it.
+//! The requests of a guest's kernel to thaw-share.
 
 use std::fs::File;
 use std::io::{Read, Seek, Write};
@@ -25,13 +25,13 @@ pub const GETATTR: u32 = 3;
 pub const OPENDIR: u32 = 27;
 const INIT_EXT: u32 = 1 << 30;
 const SUBMOUNTS: u32 = 1 << 27;
-/// Cached data goes when the file's size or time turns out to have changed.
+/// Cached data is dropped when the file's size or time has changed.
 pub const AUTO_INVAL_DATA: u32 = 1 << 12;
-/// The guest's kernel keeps what is written, and decides on sizes and times.
+/// The guest's kernel caches writes, and determines sizes and times.
 pub const WRITEBACK_CACHE: u32 = 1 << 16;
-/// Links are read once.
+/// Links are read once and cached.
 pub const CACHE_SYMLINKS: u32 = 1 << 23;
-/// What a guest's kernel offers.
+/// The options that a guest's kernel offers.
 const OFFERED: u32 = INIT_EXT | SUBMOUNTS | AUTO_INVAL_DATA | WRITEBACK_CACHE | CACHE_SYMLINKS;
 pub fn serve(shares: &[(&str, bool)]) -> Serve {
     Serve {
@@ -63,14 +63,14 @@ pub fn read_log(log: OwnedFd) -> String {
     text
 }
 
-/// A guest's kernel, at the VMM's end of the relay.
+/// A guest's kernel at the VMM's end of the relay.
 pub struct Guest {
     pub relay: UnixStream,
     serving: Option<Serving>,
     log: OwnedFd,
     ledger: File,
     unique: u64,
-    /// What was agreed on of [`OFFERED`].
+    /// The accepted ones of [`OFFERED`].
     pub agreed: u32,
 }
 
@@ -79,7 +79,7 @@ impl Guest {
         Guest::started(&serve(shares), paths)
     }
 
-    /// Of one that serves nothing yet.
+    /// A guest without shares, with slots for later ones.
     pub fn of_slots(slots: u32) -> Guest {
         let serve = Serve { slots, ..serve(&[]) };
         Guest::started(&serve, &[])
@@ -119,7 +119,7 @@ impl Guest {
         self.agreed = u32::from_le_bytes(reply[12..16].try_into().unwrap());
     }
 
-    /// The process dies, and another takes its place: of the same mounts, or made anew of these paths.
+    /// Kills the process and starts another, with the same mounts, or with new ones of these paths.
     pub fn replace(&mut self, serve: &Serve, paths: Option<&[PathBuf]>) {
         let Serving { mut process, .. } = self.serving.take().unwrap();
         let mounts = paths.is_none().then(|| mounts(&process).unwrap());
@@ -188,7 +188,7 @@ impl Guest {
         }
     }
 
-    /// Node and handle of a new file.
+    /// Creates a file. Returns its node and handle.
     pub fn create(&mut self, parent: u64, name: &str) -> Result<(u64, u64), i32> {
         let mut body = Vec::new();
         for word in [libc::O_RDWR as u32, 0o644, 0, 0] {
@@ -205,7 +205,7 @@ impl Guest {
         }
     }
 
-    /// `fh`, `offset`, `size` and the rest of the two bodies that begin so.
+    /// A body that begins with `fh`, `offset` and `size`, as those of READ and WRITE do.
     pub fn range(handle: u64, offset: u64, size: u32) -> Vec<u8> {
         let mut body = Vec::new();
         body.extend(handle.to_le_bytes());
@@ -215,7 +215,7 @@ impl Guest {
         body
     }
 
-    /// Hangs up: how the process ends, and what it wrote.
+    /// Closes the relay. Returns the process's exit code and its log.
     pub fn end(mut self) -> (Option<i32>, String) {
         let Serving { mut process, relay } = self.serving.take().unwrap();
         drop((relay, self.relay));

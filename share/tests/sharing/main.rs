@@ -1,4 +1,4 @@
-//! The process: started as thawd starts it, asked as a VMM asks it.
+//! The process, started as thawd starts it and used as a VMM uses it.
 #![allow(clippy::unwrap_used)]
 
 mod guest;
@@ -46,7 +46,7 @@ fn files_are_shared_and_thaw_share_ends_with_its_vmm() {
     }
 
     let (node, entry) = guest.lookup(1, "0").unwrap();
-    // `fuse_attr.flags`, the last word: it is a mount of its own.
+    // `fuse_attr.flags`, the last word, says that it is a mount.
     assert_eq!(entry[124..128], 1u32.to_le_bytes());
     let (file, handle) = guest.create(node, "made").unwrap();
     let mut write = Guest::range(handle, 0, 1 << 20);
@@ -64,14 +64,14 @@ fn files_are_shared_and_thaw_share_ends_with_its_vmm() {
     let (error, read) = guest.call(READ, file, &Guest::range(handle, 0, 1 << 20), 16 + (1 << 20));
     assert_eq!((error, read == written), (0, true));
 
-    // Reading is all one can do with what is read-only; of the root, not even that is left to change.
+    // A read-only share can only be read, and the root cannot be changed.
     let (read_only, _) = guest.lookup(1, "1").unwrap();
     assert_eq!(guest.create(read_only, "x"), Err(-libc::EROFS));
     let mkdir = [&[0xed, 1, 0, 0, 0, 0, 0, 0][..], b"new\0"].concat();
     assert_eq!(guest.call(MKDIR, 1, &mkdir, 200).0, -libc::EROFS);
     guest.lookup(1, "2").unwrap();
 
-    // A link is only a text, and no name leads out.
+    // A link is returned as text, and no name leads out.
     let (link, _) = guest.lookup(node, "link").unwrap();
     let (_, target) = guest.call(READLINK, link, &[], 4096);
     assert_eq!(target, outside.to_str().unwrap().as_bytes());
@@ -87,10 +87,10 @@ fn files_are_shared_and_thaw_share_ends_with_its_vmm() {
     assert!(root == node || root == 1, "{entry:?}");
     assert_eq!(guest.lookup(1, "proc").unwrap_err(), -libc::ENOENT);
 
-    // What the host does is there.
+    // Changes on the host are visible.
     fs::write(conf.join("new"), b"x").unwrap();
     guest.lookup(read_only, "new").unwrap();
-    // Of a forget one hears nothing, and the next is answered.
+    // A FORGET gets no reply; the next request gets one.
     guest.send(FORGET, file, &1u64.to_le_bytes(), 0);
     guest.lookup(node, "made").unwrap();
 
@@ -100,20 +100,21 @@ fn files_are_shared_and_thaw_share_ends_with_its_vmm() {
     assert!(!said.contains("ERROR") && !said.contains("forbidden"), "{said}");
 }
 
-/// Milliseconds that a guest's kernel may believe something: seconds at one place of a reply, nanoseconds at another.
+/// How long a guest's kernel may cache something, in milliseconds. The reply has seconds at one offset and
+/// nanoseconds at another.
 fn believed(reply: &[u8], seconds: usize, nanoseconds: usize) -> u64 {
     let seconds = u64::from_le_bytes(reply[seconds..seconds + 8].try_into().unwrap());
     let nanoseconds = u32::from_le_bytes(reply[nanoseconds..nanoseconds + 4].try_into().unwrap());
     seconds * 1000 + u64::from(nanoseconds) / 1_000_000
 }
 
-/// Of a `fuse_entry_out`: its name, and its attributes.
+/// The cache times of a `fuse_entry_out`: of its name and of its attributes.
 fn entry_is_believed(entry: &[u8]) -> [u64; 2] {
     [believed(entry, 16, 32), believed(entry, 24, 36)]
 }
 
-/// A guest's kernel asks again when a reply's time is over, and the answer is what the host has then. So it sees each
-/// change on the host within [`FRESH_MS`].
+/// A guest's kernel asks again when its cache time has passed, and gets the host's present state. It therefore
+/// sees each change on the host within [`FRESH_MS`].
 #[test]
 fn host_changes_invalidate_caches_within_a_second() {
     assert_eq!(FRESH_MS, 1000, "docs/volumes.md");
@@ -145,7 +146,7 @@ fn host_changes_invalidate_caches_within_a_second() {
     let (link, _) = guest.lookup(node, "..data").unwrap();
     assert_eq!(guest.call(READLINK, link, &[], 200), (0, b"v2".to_vec()));
 
-    // `fuse_open_out`: what was cached of a file or a directory goes when it is opened.
+    // `fuse_open_out`: cached data of a file or directory is dropped when it is opened.
     for (open, node) in [(OPEN, file), (OPENDIR, node)] {
         let (error, opened) = guest.call(open, node, &[0; 8], 200);
         assert_eq!((error, &opened[8..12]), (0, &[0; 4][..]), "{open}");
@@ -176,10 +177,10 @@ fn takeover_keeps_nodes_but_not_handles() {
     for _ in 0..2 {
         guest.replace(&serve(&shares), Some(&paths));
         assert_eq!(guest.call(WRITE, made, &write(handle), 24).0, -libc::EIO);
-        // What is mapped from it, or executed, is still to be had.
+        // Mapped and executed files can still be read.
         let (error, read) = guest.call(READ, made, &Guest::range(handle, 0, 4), 100);
         assert_eq!((error, &read[..]), (0, &b"text"[..]));
-        // The guest's mounts, working directories and names are what they were, in whatever order it asks.
+        // The guest's mounts, working directories and names are unchanged, in whatever order it asks.
         assert_eq!(guest.lookup(deeper, "made").unwrap().0, made);
         assert_eq!(guest.lookup(1, "1").unwrap().0, single);
         assert_eq!(guest.lookup(root, "deep").unwrap().0, deep);
@@ -193,7 +194,7 @@ fn takeover_keeps_nodes_but_not_handles() {
     }
     let (code, said) = guest.end();
     assert_eq!(code, Some(0), "{said}");
-    assert!(said.contains("in place of a process that ended"), "{said}");
+    assert!(said.contains("took over from a process that ended"), "{said}");
     assert!(!said.contains("ERROR") && !said.contains("forbidden"), "{said}");
 }
 

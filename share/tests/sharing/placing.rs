@@ -1,4 +1,4 @@
-//! Shares that come and go while the guest runs: placed as thawd places them, seen as a guest sees them.
+//! Shares that are added and removed while the guest runs, mounted as thawd does and seen as by a guest.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -55,7 +55,7 @@ fn takeover_has_the_placed_shares() {
     let (root, _) = guest.lookup(1, "0").unwrap();
     let (sub, _) = guest.lookup(root, "sub").unwrap();
     let before = mounts_of(&guest);
-    // The host does not need its names for it any more.
+    // The host no longer needs their names.
     fs::rename(&data, place.path().join("renamed")).unwrap();
     guest.replace(
         &Serve {
@@ -70,7 +70,7 @@ fn takeover_has_the_placed_shares() {
     assert!(place.path().join("renamed/sub/made").exists());
     let (read_only, _) = guest.lookup(1, "1").unwrap();
     assert_eq!(guest.create(read_only, "x").unwrap_err(), -libc::EROFS);
-    // More comes and goes, as before.
+    // Shares can be added and removed as before.
     add(&guest, "2", &bind(&conf, &[])).unwrap();
     guest.lookup(1, "2").unwrap();
     detach(guest.share().pidfd(), "0").unwrap();
@@ -92,7 +92,7 @@ fn placed_shares_come_and_go_and_are_nowhere_else() {
     let bare = mounts_of(&guest);
     assert_eq!(guest.lookup(1, "0").unwrap_err(), -libc::ENOENT);
 
-    // By a link, as the kernel goes.
+    // Through a link, as the kernel follows it.
     add(&guest, "0", &bind(&place.path().join("link"), &[])).unwrap();
     add(&guest, "1", &bind(&data, &["ro"])).unwrap();
     add(&guest, "2", &bind(&conf.join("file"), &["rbind"])).unwrap();
@@ -116,7 +116,7 @@ fn placed_shares_come_and_go_and_are_nowhere_else() {
         assert_eq!(guest.lookup(1, name).unwrap_err(), -libc::ENOENT);
     }
     assert_eq!(mounts_of(&guest), bare);
-    // The root is as read-only as it was.
+    // The root is still read-only.
     assert_eq!(guest.create(1, "x").unwrap_err(), -libc::EROFS);
     let (code, said) = guest.end();
     assert_eq!(code, Some(0), "{said}");
@@ -143,7 +143,7 @@ fn overlay_writes_to_its_upper_directory() {
     let mut guest = Guest::of_slots(8);
     let overlay = source("overlay", Path::new("overlay"), &options);
     if let Err(e) = add(&guest, "root", &overlay) {
-        // The temporary directory may itself be an overlay's, which cannot be another's upper one.
+        // The temporary directory may be on an overlay, which cannot be the upper layer of another.
         thaw_test_skip::skip(e);
         return;
     }
@@ -157,7 +157,7 @@ fn overlay_writes_to_its_upper_directory() {
     assert!(whiteout.file_type().is_char_device() && whiteout.rdev() == 0);
     assert!(low.join("b").exists());
 
-    // Of layers alone nothing can be written, however many there are.
+    // Lower layers alone cannot be written, however many there are.
     let layers: Vec<String> = (0..120)
         .map(|n| {
             let layer = place.path().join(format!("layer-{n}"));
@@ -209,7 +209,7 @@ fn unshareable_device_is_refused_by_name() {
         add(&guest, "0", &bind(&data, &[])),
         Err(AttachError::Name(_))
     ));
-    // Bounded, whoever asks.
+    // The number is limited, whoever asks.
     let placed = (1..100).take_while(|n| match add(&guest, &n.to_string(), &bind(&data, &[])) {
         Ok(()) => true,
         Err(AttachError::Full) => false,
@@ -230,7 +230,7 @@ fn place_late(share: &OwnedFd, path: &Path) -> Result<(), AttachError> {
     attach(share.as_fd(), me().as_fd(), "late", &bind(path, &[]))
 }
 
-/// A process with a mount namespace of its own, whose mounts propagate; it mounts when it is told to.
+/// A process with its own mount namespace whose mounts propagate. It mounts on request.
 struct Host {
     child: Child,
     lines: BufReader<std::process::ChildStdout>,
@@ -293,7 +293,7 @@ fn share_uses_callers_paths_and_its_later_mounts_if_asked() {
     };
     assert_eq!(late("follows"), Ok(()));
     assert_eq!(late("alone"), Err(-libc::ENOENT));
-    // What is placed now has it either way: "ro" is said of the mount alone, "rro" of all below it too.
+    // Both apply to what is mounted now: "ro" affects only the mount, "rro" everything below it too.
     for (name, below) in [("ro", Ok(())), ("rro", Err(-libc::EROFS))] {
         attach(guest.share().pidfd(), whose.as_fd(), name, &bind(&data, &[name])).unwrap();
         let (node, _) = guest.lookup(1, name).unwrap();

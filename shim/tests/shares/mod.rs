@@ -1,4 +1,4 @@
-//! What of the host the containers of a pod have, among fakes.
+//! Host resources of a pod's containers, with fakes.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use thaw_protocol::shim::task::CreateTaskRequest;
 
 use crate::support::{Rig, member};
 
-/// A task whose root is of another snapshotter than ours, with these mounts.
+/// A task whose root file system comes from another snapshotter, with these mounts.
 fn request(
     rig: &Rig,
     id: &str,
@@ -71,7 +71,7 @@ async fn share_of_two_containers_is_added_once_removed_with_last() {
         let share = |name: &str| format!("/run/thaw/shares/{name}");
         assert_eq!(of(0), (share("0"), vec![share("1"), share("2")]));
         assert_eq!(of(1), (share("3"), vec![share("1")]));
-        // The device first, then what is of it.
+        // The device is mounted before what is on it.
         let storages: Vec<&str> = created[1]
             .storages
             .iter()
@@ -92,7 +92,7 @@ async fn share_of_two_containers_is_added_once_removed_with_last() {
     assert_eq!(left, ["1", "3"]);
     rig.delete("b", "").await.unwrap();
     assert!(shared(&rig).is_empty());
-    // A name is not used again: the guest may remember what it was.
+    // A name is not used again, because the guest may remember it.
     rig.create(request(&rig, "c", member(), json!([]))).await.unwrap();
     assert_eq!(shared(&rig)[0].0, "4");
 }
@@ -130,7 +130,7 @@ async fn container_whose_share_fails_leaves_no_share() {
     );
     assert!(rig.thawd.shares.lock().unwrap().is_empty());
     assert!(rig.agent.created.lock().unwrap().is_empty());
-    // Another tries again, and may.
+    // Another container may try again.
     rig.create(request(&rig, "b", member(), json!([good])))
         .await
         .unwrap();
@@ -205,7 +205,7 @@ async fn guest_writes_back_before_its_machine_ends() {
     rig.thawd.holds_on.send_replace(true);
     rig.kill("one", "", libc::SIGKILL).await.unwrap();
     rig.wait("one", "").await.unwrap();
-    // Deleted it has let go of what it had of the host, which its machine does with its end.
+    // After its deletion it has released the host's resources, which happens with the end of its machine.
     {
         let mut deleting = std::pin::pin!(rig.delete("one", ""));
         let soon = tokio::time::timeout(Duration::from_millis(300), &mut deleting);

@@ -25,7 +25,7 @@ use super::{Answer, Rig, refuse};
 
 /// A process without a program.
 struct FakeProcess {
-    /// What it is process, and what it says of its own: its output ends with both.
+    /// Its input, and its own output: the stream that is read ends when both have.
     output: Option<mpsc::UnboundedSender<Vec<u8>>>,
     own: Option<mpsc::UnboundedSender<Vec<u8>>>,
     read: Arc<tokio::sync::Mutex<mpsc::UnboundedReceiver<Vec<u8>>>>,

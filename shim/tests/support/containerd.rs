@@ -36,7 +36,7 @@ fn line(topic: &str, event: &[u8]) -> String {
         }
         "/tasks/exec-added" => named(&TaskExecAdded::parse_from_bytes(event).unwrap().exec_id),
         "/tasks/exec-started" => named(&TaskExecStarted::parse_from_bytes(event).unwrap().exec_id),
-        // The container's id, or all there is, is the first field of all others.
+        // In every other event, the first field is the container's id.
         _ => named(&TaskOOM::parse_from_bytes(event).unwrap().container_id),
     }
 }

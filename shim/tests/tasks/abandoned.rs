@@ -1,4 +1,4 @@
-//! Calls whose client goes away, or loses patience, while they are being done.
+//! Calls whose client disconnects or times out while they run.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use ttrpc::context::with_duration;
 
 use super::*;
 
-/// Longer than a call takes until the guest has heard it.
+/// Longer than a call takes to reach the guest.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 fn hang(rig: &Rig, id: &str) {

@@ -1,4 +1,4 @@
-//! Checkpoints, and tasks made out of them.
+//! Checkpoints, and tasks restored from them.
 
 use serde_json::json;
 use thaw_protocol::shim::runc_options::CheckpointOptions;
@@ -10,12 +10,12 @@ use ttrpc::context::Context;
 
 use crate::support::{Rig, code, member};
 
-/// A checkpoint of container `one`, in which something was executed.
+/// A checkpoint of container `one`, which has had an exec.
 async fn checkpoint(rig: &Rig) -> String {
     checkpoint_by(rig, false).await
 }
 
-/// The same; what is written may be the container's end.
+/// The same; writing it may end the container.
 async fn checkpoint_by(rig: &Rig, exit: bool) -> String {
     let options = CheckpointOptions {
         exit,
@@ -47,7 +47,7 @@ async fn checkpoint_task_waits_for_start_under_its_new_name() {
     let old = Rig::new().await;
     let place = checkpoint(&old).await;
     let rig = Rig::new().await;
-    // In the guest it is called as it was when it was made.
+    // In the guest it keeps its original id.
     rig.agent.came_with("one");
     let request = CreateTaskRequest {
         checkpoint: place.clone(),
@@ -71,7 +71,7 @@ async fn checkpoint_task_waits_for_start_under_its_new_name() {
     rig.start("two", "").await.unwrap();
     assert_eq!(held(), ["pause one", "resume one"]);
     assert_eq!(rig.state("two", "").await.unwrap().status, Status::RUNNING.into());
-    // The guest remembers the exec there was before.
+    // The guest remembers the earlier exec.
     rig.exec("two", "e", &["echo"]).await.unwrap();
     rig.start("two", "e").await.unwrap();
     assert_eq!(rig.wait("two", "e").await.unwrap(), 0);
@@ -117,7 +117,7 @@ async fn unusable_checkpoint_is_refused_and_leaves_nothing() {
         checkpoint: checkpoint.into(),
         ..request
     };
-    // One of a pod's; a checkpoint that is none, or whose snapshot is not there any more.
+    // A checkpoint of a pod's member; a directory that is no checkpoint; one without its snapshot.
     let member = of(&place, rig.request("member", &["cat"], member()));
     assert_eq!(code(rig.create(member).await), Code::UNIMPLEMENTED);
     let nothing = of("/nowhere", rig.request("two", &["cat"], json!({})));
@@ -126,7 +126,7 @@ async fn unusable_checkpoint_is_refused_and_leaves_nothing() {
     let torn = of(&place, rig.request("two", &["cat"], json!({})));
     assert_eq!(code(rig.create(torn).await), Code::UNKNOWN);
     assert!(rig.thawd.made.lock().unwrap().is_empty());
-    // A machine in which it is not after all is ended.
+    // A machine that does not contain the container is ended.
     std::fs::rename(old.path("kept"), old.path("checkpoint/thaw.tar")).unwrap();
     let gone = of(&place, rig.request("two", &["cat"], json!({})));
     assert_eq!(code(rig.create(gone).await), Code::INVALID_ARGUMENT);

@@ -1,11 +1,11 @@
-//! Hooks, which are the host's: when they run, and what their failure does.
+//! Hooks run on the host: when they run, and the effect of their failure.
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use super::*;
 
-/// A hook that notes its name and status among `notes`, and ends with 0 or fails.
+/// A hook that appends its name and status to `notes`, and succeeds or fails.
 fn hook(rig: &Rig, name: &str, fails: bool) -> PathBuf {
     let path = rig.path(name);
     let notes = rig.path("notes").display().to_string();

@@ -1,4 +1,4 @@
-//! What the containers of a pod share, and what they do without.
+//! Namespaces and mounts that a pod's containers share, and features they lack.
 
 use serde_json::{Value, json};
 
@@ -19,7 +19,7 @@ fn config(kind: &str, linux: Value, mounts: Value) -> Value {
 #[tokio::test]
 async fn pod_shared_memory_outlives_containers_and_sysctls_apply() {
     let rig = Rig::new().await;
-    // A tmpfs, as CRI makes for a pod.
+    // A tmpfs as CRI makes it for a pod.
     let shm = tempfile::tempdir_in("/dev/shm").unwrap();
     let bind =
         json!({"destination": "/dev/shm", "type": "bind", "source": shm.path(), "options": ["rbind", "ro"]});
@@ -35,11 +35,11 @@ async fn pod_shared_memory_outlives_containers_and_sysctls_apply() {
     let made = rig.agent.created.lock().unwrap()[0].clone();
     let kept = rig.agent.kept.lock().unwrap().clone();
     assert_eq!(kept.len(), 1);
-    // The very same, so that what one has is mounted once.
+    // The same storage, so that it is mounted once.
     assert!(made.storages.contains(&kept[0]), "{:?}", made.storages);
     assert_eq!(made.OCI.Linux.Sysctl["kernel.shm_rmid_forced"], "1");
     assert!(made.sandbox_pidns);
-    // With one that keeps its processes to itself, a path is that one's; with two, nobody knows owner.
+    // If one container has its own PID namespace, a path means that one; with two, the owner is ambiguous.
     for id in ["b", "c"] {
         let apart = rig.request_of(id, &config("container", json!({"namespaces": own}), json!([])));
         rig.create(apart).await.unwrap();

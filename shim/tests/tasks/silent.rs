@@ -9,14 +9,14 @@ use tokio::task::JoinHandle;
 
 use super::*;
 
-/// Waits until the guest has been asked this.
+/// Waits until the guest has received this call.
 async fn heard(rig: &Rig, call: &str) {
     while !rig.agent.heard.lock().unwrap().iter().any(|heard| heard == call) {
         tokio::task::yield_now().await;
     }
 }
 
-/// Lets a limit pass.
+/// Advances the clock past a limit.
 async fn pass(limit: Duration) {
     tokio::time::pause();
     tokio::time::advance(limit + Duration::from_millis(1)).await;
@@ -173,7 +173,7 @@ async fn oom_events_are_for_known_containers_and_rate_limited() {
     for said in ["hun", "other", "hung", "hung", "well"] {
         rig.agent.say_out_of_memory(said);
     }
-    // Each of the three that are not told takes its time.
+    // Each of the three calls waits for its own limit.
     let told = rig.events(before + 2).await;
     assert_eq!(told[told.len() - 2..], ["oom hung", "oom well"]);
 }

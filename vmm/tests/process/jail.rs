@@ -10,7 +10,7 @@ use crate::support::{Vmm, spec};
 use crate::{code, spinning};
 
 #[test]
-fn the_jail_is_closed_before_the_first_request_is_answered() {
+fn jail_is_closed_before_the_first_reply() {
     let vmm = Vmm::spawn();
     let mut control = vmm.connect();
     assert_eq!(control.state(), MachineState::NoMachine);
@@ -99,7 +99,7 @@ fn limit(limits: &str, resource: &str) -> String {
 }
 
 #[test]
-fn nothing_inherited_but_the_control_socket_stays_open() {
+fn inherited_descriptors_but_the_control_socket_are_closed() {
     // Many descriptors without close-on-exec in a child of ours.
     let leaked: Vec<_> = (0..20).map(|_| memfd(b"secret")).collect();
     for file in &leaked {
@@ -118,7 +118,7 @@ fn nothing_inherited_but_the_control_socket_stays_open() {
 }
 
 #[test]
-fn it_jails_itself_without_privileges_too() {
+fn unprivileged_vmm_jails_itself() {
     if !rustix::process::geteuid().is_root() {
         return thaw_test_skip::skip("without root every other test of this file shows it");
     }
@@ -139,7 +139,7 @@ fn it_jails_itself_without_privileges_too() {
 }
 
 #[test]
-fn it_starts_without_namespaces_and_says_that_it_lacks_them() {
+fn vmm_without_namespaces_starts_and_logs_the_lack() {
     if !rustix::process::geteuid().is_root() {
         return thaw_test_skip::skip("it takes root to make a binary that an other user can run");
     }
@@ -164,7 +164,7 @@ fn it_starts_without_namespaces_and_says_that_it_lacks_them() {
 }
 
 #[test]
-fn a_jail_that_has_to_be_whole_and_cannot_ends_the_process() {
+fn required_whole_jail_that_lacks_a_part_ends_the_process() {
     // Nobody made a PID namespace for it here.
     let mut vmm = Vmm::spawn_whole();
     assert_eq!(vmm.wait(), JAIL_LACKS_CODE);
@@ -174,7 +174,7 @@ fn a_jail_that_has_to_be_whole_and_cannot_ends_the_process() {
 }
 
 #[test]
-fn a_write_beyond_the_file_limit_fails_and_ends_nothing() {
+fn write_beyond_the_file_limit_fails_without_ending_the_vmm() {
     for (most, fits) in [(4096, false), (128 << 20, true)] {
         let vmm = Vmm::spawn_with_file_limit(most);
         let mut control = vmm.connect();

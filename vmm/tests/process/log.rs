@@ -9,7 +9,7 @@ use crate::spinning;
 use crate::support::{Vmm, spec};
 
 #[test]
-fn a_guest_that_never_rang_is_seen_where_it_was_last() {
+fn guest_that_never_rang_is_logged_with_its_last_position() {
     let mut vmm = Vmm::spawn_logging();
     let mut control = vmm.connect();
     control.create(spec(2, 64)).unwrap();
@@ -27,7 +27,7 @@ fn a_guest_that_never_rang_is_seen_where_it_was_last() {
 }
 
 #[test]
-fn guest_that_misuses_its_devices_endlessly_leaves_a_short_log() {
+fn guest_that_misuses_its_devices_leaves_a_short_log() {
     let mut vmm = Vmm::spawn_logging();
     let mut control = vmm.connect();
     control.create(spec(1, 64)).unwrap();

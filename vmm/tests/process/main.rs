@@ -31,7 +31,7 @@ fn spinning() -> File {
 }
 
 #[test]
-fn it_ends_when_asked_by_a_signal() {
+fn vmm_ends_on_sigterm() {
     let mut vmm = Vmm::spawn();
     let mut control = vmm.connect();
     control.create(spec(1, 64)).unwrap();
@@ -41,7 +41,7 @@ fn it_ends_when_asked_by_a_signal() {
 }
 
 #[test]
-fn requests_that_do_not_fit_the_state_change_nothing() {
+fn requests_in_the_wrong_state_change_nothing() {
     let vmm = Vmm::spawn();
     let mut control = vmm.connect();
     let kernel = spinning();
@@ -76,7 +76,7 @@ fn requests_that_do_not_fit_the_state_change_nothing() {
 }
 
 #[test]
-fn a_machine_out_of_range_or_without_kvm_is_refused() {
+fn machine_out_of_range_or_without_kvm_is_refused() {
     let vmm = Vmm::spawn();
     let mut control = vmm.connect();
     for (vcpus, mib) in [(0, 64), (17, 64), (1, 63), (1, 65537), (255, u32::MAX)] {
@@ -175,7 +175,7 @@ fn wrong_kernel_is_refused_and_a_right_one_still_boots() {
 }
 
 #[test]
-fn the_console_takes_a_console_and_nothing_else_takes_one() {
+fn backend_of_another_device_is_refused() {
     let vmm = Vmm::spawn();
     let mut control = vmm.connect();
     control.create(spec(1, 64)).unwrap();
@@ -196,7 +196,7 @@ fn the_console_takes_a_console_and_nothing_else_takes_one() {
 }
 
 #[test]
-fn garbage_ends_the_connection_and_not_the_machine() {
+fn garbage_ends_the_connection_but_not_the_machine() {
     let (vmm, mut control, _console) = started(spec(1, 64), &spinning());
     let packets: [&[u8]; 3] = [&[0xff; 100], &[1], &[0; 60_000]];
     for bytes in packets {
@@ -270,7 +270,7 @@ fn request_of_a_later_version_is_refused_and_the_next_served() {
 }
 
 #[test]
-fn a_second_connection_waits_for_the_first_to_end() {
+fn second_connection_waits_for_the_first_to_end() {
     let (vmm, mut first, _console) = started(spec(1, 64), &spinning());
     let mut second = vmm.connect();
     packet::send(
@@ -296,7 +296,7 @@ fn a_second_connection_waits_for_the_first_to_end() {
 }
 
 #[test]
-fn a_tethered_machine_ends_with_its_connection() {
+fn tethered_machine_ends_with_its_connection() {
     let (mut vmm, control, _console) = started(
         MachineSpec {
             tethered: true,
@@ -309,7 +309,7 @@ fn a_tethered_machine_ends_with_its_connection() {
 }
 
 #[test]
-fn a_process_without_a_machine_ends_with_its_connection() {
+fn process_without_a_machine_ends_with_its_connection() {
     let mut vmm = Vmm::spawn();
     let mut control = vmm.connect();
     assert_eq!(control.state(), MachineState::NoMachine);
@@ -318,7 +318,7 @@ fn a_process_without_a_machine_ends_with_its_connection() {
 }
 
 #[test]
-fn shutdown_is_answered_and_then_done() {
+fn shutdown_is_answered_before_the_exit() {
     let (mut vmm, mut control, _console) = started(spec(4, 1024), &spinning());
     assert_eq!(control.request(Command::Shutdown, &[]), Ok(Response::Done));
     assert_eq!(vmm.wait(), 0);
@@ -329,7 +329,7 @@ fn shutdown_is_answered_and_then_done() {
 }
 
 #[test]
-fn the_moments_of_a_start_are_in_order() {
+fn times_of_a_start_are_in_order() {
     let (_vmm, mut control, mut console) = started(
         spec(1, 64),
         &Code::default().print("up\n").repeat_from(0).kernel(),
@@ -346,7 +346,7 @@ fn the_moments_of_a_start_are_in_order() {
 }
 
 #[test]
-fn started_by_hand_it_explains_itself() {
+fn vmm_started_by_hand_explains_itself() {
     let run = |argument: &[&str]| {
         std::process::Command::new(env!("CARGO_BIN_EXE_thaw-vmm"))
             .args(argument)

@@ -200,7 +200,7 @@ fn has_v2() -> bool {
 }
 
 #[test]
-fn a_machine_of_a_lower_baseline_stays_one_wherever_it_is_thawed() {
+fn machine_keeps_its_lower_baseline_on_every_host() {
     let low = MachineSpec {
         cpu: CpuBaseline::V2,
         ..spec(1, 64)

@@ -1,5 +1,5 @@
-//! The calls Kata's runtime makes of a pod's life, in its order, as they are on the wire: field numbers are written out here as
-//! Kata Containers 3.15.0 publishes them.
+//! The calls that Kata's runtime makes in a pod's life, in their order and as they are on the wire. Field
+//! numbers are those that Kata Containers 3.15.0 publishes.
 
 mod wire;
 
@@ -12,7 +12,7 @@ use super::with_guest;
 const SHM: &str = "/run/kata-containers/sandbox/shm";
 const RESOLV_CONF: &str = "/run/kata-containers/shared/containers/c-resolv.conf";
 const ROOT: &str = "/run/kata-containers/c/rootfs";
-/// What the runtime calls the interface whose address it knows: both ends of the guest's are in it.
+/// The runtime's name of the interface whose address it knows: the guest has both ends.
 const LINK: &str = "net0";
 const UNIMPLEMENTED: u64 = 12;
 const OUT_OF_RANGE: u64 = 11;
@@ -93,7 +93,7 @@ fn of(exec: &str) -> Message {
     message().text(1, "c").text(2, exec)
 }
 
-/// What it says, until it has said `text`.
+/// Reads its output until it contains `text`.
 fn read_until(agent: &mut Connection, exec: &str, text: &str) {
     let mut said = String::new();
     while !said.contains(text) {
@@ -191,7 +191,7 @@ fn kata_s_runtime_finds_its_agent() {
         let mut agent = Connection::to(&g.dir().join("1024"));
         sandbox(&mut agent);
         container(&mut agent, &g);
-        // As long as the pod lives.
+        // These exist as long as the pod.
         let out_of_memory = agent.begin("grpc.AgentService", "GetOOMEvent", message());
         let ended = agent.begin("grpc.AgentService", "WaitProcess", of("c"));
         agent.call("StartContainer", message().text(1, "c")).unwrap();

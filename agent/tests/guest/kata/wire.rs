@@ -1,4 +1,4 @@
-//! ttrpc and protobuf, written out: what a client of Kata's agent puts on the wire, with nothing of this project's in it.
+//! ttrpc and protobuf by hand, as a client of Kata's agent sends them, without code of this project.
 
 use std::collections::BTreeMap;
 use std::io::{Read, Write};
@@ -51,7 +51,7 @@ impl Message {
     }
 }
 
-/// A message that came, by field number: what occurs more than once is kept once.
+/// A received message by field number. Of a repeated field, one value is kept.
 #[derive(Debug, Default)]
 pub struct Came {
     numbers: BTreeMap<u64, u64>,
@@ -77,7 +77,7 @@ impl Came {
         came
     }
 
-    /// 0 is not sent.
+    /// Zeros are not sent.
     pub fn number(&self, field: u64) -> u64 {
         self.numbers.get(&field).copied().unwrap_or(0)
     }
@@ -108,10 +108,10 @@ fn varint(wire: &mut &[u8]) -> u64 {
     panic!("a number of more than ten bytes");
 }
 
-/// What was answered: a message, or a code and its text.
+/// An answer: a message, or a code and its text.
 pub type Answer = Result<Came, (u64, String)>;
 
-/// A connection to the agent, for as many calls at once as are begun.
+/// A connection to the agent, for any number of concurrent calls.
 pub struct Connection {
     stream: UnixStream,
     next: u32,
@@ -129,7 +129,7 @@ impl Connection {
         }
     }
 
-    /// Asks, and goes on. What finishes it.
+    /// Sends a call without waiting. Returns its stream id.
     pub fn begin(&mut self, service: &str, method: &str, payload: Message) -> u32 {
         let request = message()
             .text(1, service)

@@ -1,4 +1,4 @@
-//! Whether a container is ready: told when it is, whatever it does first, and at once when it never will be.
+//! Readiness probes: they succeed when the container is ready, and fail at once when it cannot become ready.
 
 use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::oci;
@@ -59,7 +59,7 @@ async fn wait(client: &ReadinessClient, id: &str, timeout_ms: u32) -> WaitReadyR
 #[test]
 fn probe_is_ready_once_the_port_accepts() {
     with_guest(|g| async move {
-        // The listener is a child's, and in a container with a network of its own too.
+        // The listener is a child, also in a container with its own network.
         for (id, own) in [("guests", false), ("own", true)] {
             let client = client(&g).await;
             let mut s = spec(&g, &["sh", "-c", "read go; busybox nc -l -p 8080; true"]);
@@ -74,7 +74,7 @@ fn probe_is_ready_once_the_port_accepts() {
             g.start(id).await.unwrap();
             let (waiting, asked) = (client.clone(), limit(id, 60_000));
             let waits = tokio::spawn(async move { waiting.wait(context(), &asked).await });
-            // A stop of the whole guest in between takes nothing from it.
+            // A stop of the whole guest in between loses no report.
             g.greet(&Greeting::Quiesce);
             g.greet(&Greeting::Continue);
             assert!(!waits.is_finished());
@@ -115,7 +115,7 @@ fn probe_reports_exit_of_its_container_at_once() {
         assert_eq!((told.outcome, told.exit_code), (Outcome::EXITED.into(), 3));
         g.remove("c").await.unwrap();
 
-        // Also one that is removed meanwhile.
+        // Also for a container that is removed meanwhile.
         let client = begin(&g, "d", "sleep 1000", &http("d", "/")).await;
         let asked = limit("d", 3_600_000);
         let waits = tokio::spawn(async move { client.wait(context(), &asked).await });
@@ -155,7 +155,7 @@ fn bad_http_status_is_retried_until_good() {
         assert_eq!(waits.await.unwrap().unwrap().outcome, Outcome::READY.into());
         g.remove("c").await.unwrap();
 
-        // Nothing is there: what was answered last is said.
+        // Nothing listens any more: the last answer is reported.
         let client = begin(&g, "d", SERVE, &http("d", "/missing")).await;
         let told = wait(&client, "d", 2000).await;
         assert_eq!(told.outcome, Outcome::TIMED_OUT.into());

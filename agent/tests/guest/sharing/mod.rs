@@ -1,4 +1,4 @@
-//! What containers of one guest share.
+//! Namespaces and mounts that containers of one guest share.
 
 use thaw_protocol::agent::agent::*;
 use thaw_protocol::agent::layout;
@@ -8,7 +8,7 @@ use ttrpc::Code;
 use crate::support::{self, bind, code_of, spec};
 use crate::with_guest;
 
-/// The names of all processes that are seen.
+/// The names of all visible processes.
 const PROCESSES: &str = "cat /proc/[0-9]*/comm 2>/dev/null";
 
 async fn said(g: &support::Guest, id: &str, exec: &str, script: &str) -> String {
@@ -30,20 +30,20 @@ fn shared_pid_namespace_shows_containers_but_not_the_agent() {
         for id in ["a", "b", "apart"] {
             g.start(id).await.unwrap();
         }
-        // An orphan that is not reaped is seen for ever.
+        // An orphan that is not reaped would stay visible.
         let settle = format!(
             "until [ $({PROCESSES} | grep -c sleep) = 2 ] && ! {PROCESSES} | grep true; do :; done; {PROCESSES}"
         );
         let seen = said(&g, "b", "seen", &settle).await;
         assert!(seen.starts_with("pause\n") && seen.contains("\ncat\n"), "{seen}");
         assert!(!seen.contains("thaw"), "{seen}");
-        // What the first process is made of cannot be had by its PID, and it does not end.
+        // The files of the namespace's first process are not accessible by its PID, and it does not end.
         let first = "ls /proc/1/root/ 2>/dev/null; cat /proc/1/environ 2>/dev/null; kill -9 1; kill -15 1; cat /proc/1/comm";
         assert_eq!(said(&g, "b", "first", first).await, "pause\n");
         let own = said(&g, "apart", "own", PROCESSES).await;
         assert!(own.starts_with("sleep\n") && !own.contains("pause"), "{own}");
 
-        // Another's processes end with it, though its first was not that of the namespace.
+        // A container's processes end with it, although its first was not that of the namespace.
         g.signal("a", "a", 9).await.unwrap();
         assert_eq!(g.wait("a", "a").await, 137);
         let left = format!("while {PROCESSES} | grep -q sleep; do :; done; echo none");
@@ -54,7 +54,7 @@ fn shared_pid_namespace_shows_containers_but_not_the_agent() {
         assert_eq!(g.wait("a", "a").await, 0);
         g.destroy().await;
         g.assert_clean().await;
-        // There is another namespace afterwards.
+        // Afterwards there is a new namespace.
         g.create_sharing("a", spec(&g, &["sh", "-c", "cat /proc/1/comm"]))
             .await
             .unwrap();
@@ -127,12 +127,13 @@ fn shared_memory_and_objects_are_there_as_long_as_the_sandbox() {
         };
         let write = "echo kept > /dev/shm/file; echo > /dev/mqueue/queue; head -c 2000000 /dev/zero > /dev/shm/large; \
                      wc -c < /dev/shm/large; echo > /dev/shm/large";
-        // No more than the size it was given.
+        // Writing more than its size fails.
         let written: u64 = run("first", sharing(write)).await.trim().parse().unwrap();
         assert!((900_000..=1 << 20).contains(&written), "{written}");
         let seen = run("second", sharing("cat /dev/shm/file; ls /dev/mqueue; hostname")).await;
         assert_eq!(seen, "kept\nqueue\nguest-7\n");
-        // System V objects and sysctls of the pod's namespaces are the guest's own; others have theirs.
+        // System V objects and sysctls of the pod's namespaces are the guest's; other containers have their
+        // own.
         let forced = "cat /proc/sys/kernel/shm_rmid_forced /proc/sys/net/ipv4/ip_local_port_range";
         let mut with_sysctls = sharing(forced);
         with_sysctls.Linux.as_mut().unwrap().Sysctl = [

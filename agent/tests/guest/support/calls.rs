@@ -9,7 +9,7 @@ use ttrpc::context::Context;
 use super::Guest;
 use super::spec::process;
 
-/// No answer within this is a hang.
+/// A call without an answer within this time counts as hung.
 pub fn context() -> Context {
     ttrpc::context::with_duration(Duration::from_secs(60))
 }
@@ -43,7 +43,7 @@ impl Guest {
         self.client.create_container(context(), &request).await.map(drop)
     }
 
-    /// One that sees the processes of others that are made so.
+    /// Creates a container that shares the sandbox's PID namespace.
     pub async fn create_sharing(&self, id: &str, mut spec: oci::Spec) -> ttrpc::Result<()> {
         spec.Linux.as_mut().unwrap().CgroupsPath = format!("/{}/{id}", self.cgroup);
         let request = CreateContainerRequest {
@@ -154,7 +154,7 @@ impl Guest {
         self.client.read_stdout(context(), &request).await.map(|r| r.data)
     }
 
-    /// Everything to the end of stdout or stderr.
+    /// Reads stdout or stderr to the end.
     pub async fn read_all(&self, id: &str, exec: &str, stderr: bool) -> Vec<u8> {
         let request = ReadStreamRequest {
             container_id: id.into(),
@@ -180,7 +180,7 @@ impl Guest {
         }
     }
 
-    /// Reads stdout until it has said `text`.
+    /// Reads stdout until it contains `text`.
     pub async fn read_until(&self, id: &str, exec: &str, text: &str) {
         let mut said = String::new();
         while !said.contains(text) {
@@ -233,7 +233,7 @@ impl Guest {
     }
 }
 
-/// The API still answers, and knows no container.
+/// Asserts that the API answers, and that the container is gone.
 pub async fn wait_gone(g: &Guest) {
     assert!(g.start("a").await.is_err());
 }
@@ -247,7 +247,7 @@ pub fn exec_request(id: &str, exec: &str, args: &[&str]) -> ExecProcessRequest {
     }
 }
 
-/// To the container's first process.
+/// A write to the container's first process.
 pub fn write_request(id: &str, data: &[u8]) -> WriteStreamRequest {
     WriteStreamRequest {
         container_id: id.into(),

@@ -24,7 +24,7 @@ pub fn shake_hands(dir: &Path, identity: Identity) -> Acknowledgement {
     loop {
         match read_frame(&mut stream).unwrap() {
             FromAgent::Acknowledged(acknowledgement) => return *acknowledgement,
-            // As late as possible: it is this machine's clock that is set, to what it says.
+            // Read as late as possible, because the agent sets this machine's clock to it.
             FromAgent::WhatTime => {
                 let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap();
                 let time = Time {
@@ -36,7 +36,7 @@ pub fn shake_hands(dir: &Path, identity: Identity) -> Acknowledgement {
     }
 }
 
-/// An identity that shows its number.
+/// An identity derived from a number.
 pub fn identity(n: u8) -> Identity {
     let ip = |text: String| -> IpAddr { text.parse().unwrap() };
     let address = |text: String, prefix| Address {
@@ -77,7 +77,7 @@ pub fn identity(n: u8) -> Identity {
             }],
             nameservers: vec![ip(format!("10.{n}.0.1"))],
         }),
-        // What this machine has in any case: it is its own sysfs that the agent would write to.
+        // Sizes that this machine has, because the agent would write to its sysfs.
         cpus: 1,
         memory_mib: 1,
         rehearsal: false,

@@ -42,14 +42,14 @@ fn missing() -> Option<&'static str> {
 }
 
 impl Guest {
-    /// Starts the agent and shakes hands.
+    /// Starts the agent and performs the handshake.
     pub async fn boot() -> Option<Self> {
         if let Some(reason) = missing() {
             thaw_test_skip::skip(reason);
             return None;
         }
         let parent = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        // Cargo makes it where it builds; the lab has only what was built.
+        // Cargo creates it where it builds; the lab has only the build's results.
         fs::create_dir_all(parent).unwrap();
         let dir = tempfile::Builder::new()
             .prefix("guest-")
@@ -80,7 +80,7 @@ impl Guest {
             .spawn()
             .unwrap();
         let cgroup = format!("thaw-test-{}", dir.file_name().unwrap().to_str().unwrap());
-        // A host that talks nonsense first must not spoil it.
+        // Garbage from an earlier connection must not prevent the handshake.
         drop(std::io::Write::write_all(
             &mut connect(&dir.join("1023")),
             &[1, 0, 0, 0, 255],
@@ -106,12 +106,12 @@ impl Guest {
         &self.dir
     }
 
-    /// What the agent makes of an identity after its first.
+    /// Gives the agent another identity after its first.
     pub fn becomes(&self, identity: Identity) -> Acknowledgement {
         shake_hands(&self.dir, identity)
     }
 
-    /// Asks for a stop or its end.
+    /// Stops or resumes the workloads.
     pub fn greet(&self, greeting: &Greeting) {
         let mut stream = connect(&self.dir.join("1023"));
         write_frame(&mut stream, greeting).unwrap();
@@ -119,17 +119,17 @@ impl Guest {
         assert_eq!((answer.version, answer.failure), (HANDSHAKE_VERSION, None));
     }
 
-    /// A connection of its own to the API.
+    /// Opens another connection to the API.
     pub async fn connect_again(&self) -> AgentServiceClient {
         connect_api(&self.dir).await
     }
 
-    /// Loses the connection to the API and makes another.
+    /// Closes the connection to the API and opens another.
     pub async fn reconnect(&mut self) {
         self.client = self.connect_again().await;
     }
 
-    /// Whether the kernel says that a container is frozen.
+    /// Whether the kernel reports that a container is frozen.
     pub fn is_frozen(&self, id: &str) -> bool {
         let path = format!(
             "/proc/{}/root/sys/fs/cgroup/{}/{id}/cgroup.events",
@@ -139,7 +139,7 @@ impl Guest {
         fs::read_to_string(path).unwrap().contains("frozen 1")
     }
 
-    /// The cgroup of a container, as its specification has it.
+    /// The cgroup path in a container's specification.
     pub fn cgroup_path(&self, id: &str) -> String {
         format!("/{}/{id}", self.cgroup)
     }
@@ -148,7 +148,7 @@ impl Guest {
         self.dir.join("rootfs")
     }
 
-    /// What is said on a port of its localhost, to the end.
+    /// Reads from a port of its localhost to the end.
     pub fn forwarded(&self, port: u16) -> Vec<u8> {
         let mut stream = connect(&self.dir.join(FORWARD_PORT.to_string()));
         stream.write_all(&port.to_be_bytes()).unwrap();
@@ -157,7 +157,7 @@ impl Guest {
         said
     }
 
-    /// The agent's PID as this namespace knows it.
+    /// The agent's PID in this namespace.
     fn agent_pid(&self) -> u32 {
         let path = format!("/proc/{0}/task/{0}/children", self.agent.id());
         fs::read_to_string(path).unwrap().trim().parse().unwrap()
@@ -173,7 +173,7 @@ impl Guest {
         found
     }
 
-    /// Waits until the agent has no child, not even one that has ended.
+    /// Waits until the agent has no child, not even a zombie.
     pub async fn wait_for_no_process(&self) {
         let end = Instant::now() + Duration::from_secs(5);
         while !self.children().is_empty() {
@@ -205,7 +205,7 @@ impl Guest {
         fs::read_to_string(path).is_ok_and(|t| t.split_whitespace().any(|c| c == name))
     }
 
-    /// No process, mount or cgroup of a container is left.
+    /// Asserts that no process, mount or cgroup of a container is left.
     pub async fn assert_clean(&self) {
         let end = Instant::now() + Duration::from_secs(5);
         loop {

@@ -71,7 +71,7 @@ pub fn bind(source: &str, destination: &str, options: &[&str]) -> oci::Mount {
     mount(destination, "bind", source, options)
 }
 
-/// What a container engine gives a container.
+/// A specification as a container engine writes it.
 pub fn spec(g: &Guest, args: &[&str]) -> oci::Spec {
     let namespace = |kind: &str| oci::LinuxNamespace {
         Type: kind.into(),

@@ -8,13 +8,14 @@
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::SendFlags;
 use thaw_hypervisor::{EventFd, Vm};
 use thaw_protocol::control::{Backend, DeviceId};
+use thaw_sys::lock::Lock;
 use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, SerialState, Trigger};
 
@@ -179,7 +180,7 @@ impl Console {
     }
 
     fn uart(&self) -> MutexGuard<'_, Uart> {
-        self.uart.lock().unwrap_or_else(PoisonError::into_inner)
+        self.uart.locked()
     }
 }
 

@@ -5,10 +5,11 @@
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use thaw_hypervisor::EventFd;
 use thaw_protocol::control::{Event, ExitReason};
+use thaw_sys::lock::Lock;
 
 /// Where vCPU and device threads report to; clones report to the same control connection.
 #[derive(Clone, Debug)]
@@ -103,7 +104,7 @@ impl EventSink {
     }
 
     fn held(&self) -> MutexGuard<'_, Held> {
-        self.shared.held.lock().unwrap_or_else(PoisonError::into_inner)
+        self.shared.held.locked()
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::io::{IsTerminal, Write};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use indicatif::{MultiProgress, ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -17,6 +17,7 @@ use thaw_images::progress::{Event, Progress};
 use thaw_sandbox::error::Error;
 use thaw_sandbox::human_bytes::HumanBytes;
 use thaw_sandbox::trace::{Account, Stage};
+use thaw_sys::lock::Lock;
 
 /// How to speak.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -266,7 +267,7 @@ impl PullProgress {
     }
 
     fn as_bars(&self, event: &Event) {
-        let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut layers = self.layers.locked();
         match event {
             Event::Started { layer, total } => {
                 if let Some(earlier) = layers.insert(*layer, self.begin(short(layer), *total)) {
@@ -342,7 +343,7 @@ impl PullProgress {
 
     /// The one bar of what is done to all of an image.
     fn whole(&self, what: &str, done: u64, total: u64) {
-        let mut bar = self.whole.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut bar = self.whole.locked();
         let bar = bar.get_or_insert_with(|| self.begin(what.into(), Some(total)).bar);
         bar.set_length(total);
         bar.set_position(done);

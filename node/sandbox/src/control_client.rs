@@ -11,7 +11,7 @@ use std::fmt;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use rustix::net::SocketType;
@@ -19,6 +19,7 @@ use thaw_protocol::control::{Command, ControlError, ExitReason, MachineSpec, Req
 use thaw_protocol::packet::{self, PacketError};
 use thaw_protocol::tags::Tagged;
 use thaw_protocol::versions::CONTROL;
+use thaw_sys::lock::Lock;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
@@ -323,7 +324,7 @@ impl Drop for ControlClient {
 
 impl Shared {
     fn waiting(&self) -> MutexGuard<'_, Option<HashMap<u32, oneshot::Sender<Reply>>>> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.locked()
     }
 
     /// Why there is no answer: the connection has ended, or is about to.

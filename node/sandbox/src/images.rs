@@ -3,7 +3,7 @@
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::Path;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
@@ -19,6 +19,7 @@ use thaw_images::registry::Client;
 use thaw_images::source::{Platform, SourceOptions};
 use thaw_images::store::{Image, Store};
 use thaw_protocol::control::{BlobRange, ImageSpec};
+use thaw_sys::lock::Lock;
 
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
@@ -306,7 +307,7 @@ impl Images {
 
     /// What the store took when it was measured last, if it was.
     pub fn size(&self) -> Option<Size> {
-        *self.size.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.size.locked()
     }
 
     /// Measures it now and every [`MEASURED_EVERY`]: it must be walked, so nobody who asks for it waits for that. Within a
@@ -324,7 +325,7 @@ impl Images {
                         logical: usage.logical,
                         images: usage.images.len(),
                     };
-                    *self.size.lock().unwrap_or_else(PoisonError::into_inner) = Some(size);
+                    *self.size.locked() = Some(size);
                 }
                 Ok(Err(error)) => tracing::warn!("the store cannot be measured: {error}"),
                 // The runtime ends.

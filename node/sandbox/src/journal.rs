@@ -8,9 +8,10 @@ use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use thaw_failpoint::{Failpoint, reach};
+use thaw_sys::lock::Lock;
 use tokio::sync::watch;
 
 use crate::agent_client::Output;
@@ -177,7 +178,7 @@ impl Journal {
     }
 
     fn parts(&self) -> MutexGuard<'_, Parts> {
-        self.parts.lock().unwrap_or_else(PoisonError::into_inner)
+        self.parts.locked()
     }
 }
 

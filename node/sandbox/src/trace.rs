@@ -1,7 +1,8 @@
 //! Where the time of a start goes: named stages, each timed by a guard.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
+use thaw_sys::lock::Lock;
 
 pub use thaw_protocol::api::{Account, Reason, Stage};
 
@@ -122,7 +123,7 @@ impl Trace {
     }
 
     fn lock(&self) -> MutexGuard<'_, Account> {
-        self.account.lock().unwrap_or_else(PoisonError::into_inner)
+        self.account.locked()
     }
 }
 

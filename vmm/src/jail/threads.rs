@@ -5,6 +5,7 @@
 
 use std::cell::Cell;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use thaw_sys::lock::Lock;
 
 /// What a thread is for. All have the same filters; the log names it where one makes a forbidden call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,7 +52,7 @@ static STARTING: Mutex<usize> = Mutex::new(0);
 static STARTED: Condvar = Condvar::new();
 
 fn starting() -> MutexGuard<'static, usize> {
-    STARTING.lock().unwrap_or_else(PoisonError::into_inner)
+    STARTING.locked()
 }
 
 /// A thread that is about to start. Dropped where it could not be started.

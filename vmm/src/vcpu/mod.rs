@@ -8,7 +8,7 @@ mod run_control;
 mod worker;
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -19,6 +19,7 @@ use crate::events::EventSink;
 use crate::jail;
 pub use run_control::Prepare;
 use run_control::{RunControl, Wanted};
+use thaw_sys::lock::Lock;
 use worker::Worker;
 
 /// How long a census waits for a vCPU. It answers at once, unless it waits for something itself, such as a page from a
@@ -76,7 +77,7 @@ impl VcpuThreads {
     /// The vCPU that starts a cold boot. Before it first runs.
     pub fn boot_vcpu(&self) -> Option<MutexGuard<'_, Vcpu>> {
         let vcpu = self.vcpus.first()?;
-        Some(vcpu.lock().unwrap_or_else(PoisonError::into_inner))
+        Some(vcpu.locked())
     }
 
     /// Returns when every vCPU is ready.
@@ -112,10 +113,7 @@ impl VcpuThreads {
 
     /// What `look` says of each vCPU, in order. They are paused.
     pub fn each<T, E>(&self, look: impl Fn(&Vcpu) -> Result<T, E>) -> Result<Vec<T>, E> {
-        self.vcpus
-            .iter()
-            .map(|vcpu| look(&vcpu.lock().unwrap_or_else(PoisonError::into_inner)))
-            .collect()
+        self.vcpus.iter().map(|vcpu| look(&vcpu.locked())).collect()
     }
 
     /// Stops the vCPUs for good and says where each was: instruction pointer, flags, what it waits for. For the log of a
@@ -124,7 +122,7 @@ impl VcpuThreads {
         self.control.stop(Wanted::Hold);
         let out = self.control.await_stopped_for(LAST_PATIENCE);
         let describe = |(index, (vcpu, out)): (usize, (&Arc<Mutex<Vcpu>>, bool))| match out {
-            true => describe(index, &vcpu.lock().unwrap_or_else(PoisonError::into_inner)),
+            true => describe(index, &vcpu.locked()),
             false => format!("vCPU {index} does not stop: it is in a device, or waits for a page"),
         };
         self.vcpus.iter().zip(out).enumerate().map(describe).collect()

@@ -9,6 +9,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use thaw_hypervisor::{GuestTime, Kicker, Vcpu};
+use thaw_sys::lock::Lock;
 
 use crate::clock::monotonic_ns;
 
@@ -274,7 +275,7 @@ impl RunControl {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.locked()
     }
 
     fn wait_for_news<'a>(&self, state: MutexGuard<'a, State>) -> MutexGuard<'a, State> {

@@ -1,9 +1,10 @@
 //! The thread of a vCPU: runs it, and serves its port and device accesses.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use thaw_hypervisor::{Exit, Kicker, Vcpu};
 use thaw_protocol::control::{Event, ExitReason};
+use thaw_sys::lock::Lock;
 
 use super::faults;
 use super::run_control::{RunControl, Turn, Wanted};
@@ -64,7 +65,7 @@ impl Worker {
     }
 
     fn vcpu(&self) -> MutexGuard<'_, Vcpu> {
-        self.vcpu.lock().unwrap_or_else(PoisonError::into_inner)
+        self.vcpu.locked()
     }
 
     /// Runs the vCPU until it shall stop (none) or the machine ends (why).

@@ -5,12 +5,13 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
 
 use rustix::time::{
     Itimerspec, TimerfdClockId, TimerfdFlags, TimerfdTimerFlags, Timespec, timerfd_create, timerfd_settime,
 };
 use thaw_protocol::control::DeviceId;
+use thaw_sys::lock::Lock;
 
 use crate::clock::monotonic_ns;
 
@@ -79,7 +80,7 @@ impl Alarms {
 
     fn moments(&self) -> MutexGuard<'_, [Option<u64>; DEVICES]> {
         // Plain values: whole even if a thread panicked with the lock.
-        self.moments.lock().unwrap_or_else(PoisonError::into_inner)
+        self.moments.locked()
     }
 }
 

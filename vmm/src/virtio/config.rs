@@ -8,8 +8,9 @@
 
 use std::marker::PhantomData;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
+use thaw_sys::lock::Lock;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// A configuration structure as the specification lays it out: `#[repr(C)]`, no padding, and integers in little-endian
@@ -206,7 +207,7 @@ impl ConfigSpace {
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
         // No panic can happen between a copy's first and last byte, so the bytes are whole.
-        self.inner.lock().unwrap_or_else(PoisonError::into_inner)
+        self.inner.locked()
     }
 }
 

@@ -6,10 +6,11 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use thaw_log::LogLimit;
 use thaw_protocol::control::DeviceId;
+use thaw_sys::lock::Lock;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -109,7 +110,7 @@ struct Served {
 impl Served {
     /// Calls the device unless it has failed.
     fn call(&self, what: impl FnOnce(&mut dyn VirtioDevice) -> Result<(), DeviceError>) {
-        let mut device = self.device.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut device = self.device.locked();
         if self.interrupt.failed() {
             return;
         }

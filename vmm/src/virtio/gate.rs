@@ -4,6 +4,7 @@
 //! for each batch of events it serves, so one that waits has its events and loses none.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use thaw_sys::lock::Lock;
 
 /// The gate of one machine; device threads share it.
 #[derive(Debug, Default)]
@@ -67,7 +68,7 @@ impl Gate {
 
     fn state(&self) -> MutexGuard<'_, State> {
         // Plain values: whole even if a thread panicked with the lock.
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.locked()
     }
 }
 

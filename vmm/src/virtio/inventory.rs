@@ -12,11 +12,12 @@ mod wiring;
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use thaw_hypervisor::Vm;
 use thaw_protocol::control::{Backend, DeviceId, ImageSpec};
 use thaw_protocol::limits::DeviceLimits;
+use thaw_sys::lock::Lock;
 use vm_memory::{GuestMemory as _, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
@@ -167,7 +168,7 @@ impl Inventory {
             Backend::Misses => slot == DeviceId::Root as usize,
             _ => true,
         };
-        lock(device).attach(backend, fds)?;
+        device.locked().attach(backend, fds)?;
         if settles {
             swap.settle();
         }
@@ -177,7 +178,7 @@ impl Inventory {
     /// Takes a disk away from a machine that has been started.
     pub fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
         match self.devices.get(device as usize) {
-            Some(device) => lock(device).detach(),
+            Some(device) => device.locked().detach(),
             None => Err(AttachError::WrongKind("the console is not a virtio device")),
         }
     }
@@ -185,7 +186,7 @@ impl Inventory {
     /// Sets how much `device` may do from now on. It may be running.
     pub fn limit(&self, device: DeviceId, limits: DeviceLimits) -> Result<(), AttachError> {
         match self.devices.get(device as usize) {
-            Some(device) => lock(device).limit(limits),
+            Some(device) => device.locked().limit(limits),
             None => Err(AttachError::WrongKind("the console has no rate limit")),
         }
     }
@@ -205,7 +206,7 @@ impl Inventory {
     /// The first device whose backend belongs to the host, so that no snapshot can hold it.
     pub fn of_the_host(&self) -> Option<DeviceId> {
         let mut devices = DeviceId::ALL.into_iter().zip(&self.devices);
-        devices.find_map(|(id, device)| lock(device).is_of_the_host().then_some(id))
+        devices.find_map(|(id, device)| device.locked().is_of_the_host().then_some(id))
     }
 
     /// Keeps the device threads from guest memory until [`Self::start_work`]; returns when none touches it any more. True if
@@ -254,7 +255,7 @@ impl Inventory {
     pub fn unsettled(&self, empty: &[DeviceId]) -> Vec<(DeviceId, Unsettled)> {
         let mut unsettled = Vec::new();
         for ((id, device), swap) in DeviceId::ALL.into_iter().zip(&self.devices).zip(&self.swaps) {
-            let declared_empty = empty.contains(&id).then(|| lock(device).is_backed());
+            let declared_empty = empty.contains(&id).then(|| device.locked().is_backed());
             unsettled.extend(swap.unsettled(declared_empty).map(|why| (id, why)));
         }
         unsettled
@@ -264,7 +265,7 @@ impl Inventory {
     /// device that failed, and why.
     pub fn before_running(&self) -> Result<(), (DeviceId, String)> {
         let mut devices = DeviceId::ALL.into_iter().zip(&self.devices);
-        devices.try_for_each(|(id, device)| lock(device).before_running().map_err(|why| (id, why)))
+        devices.try_for_each(|(id, device)| device.locked().before_running().map_err(|why| (id, why)))
     }
 
     /// Asks the guest, by virtio-mem, for `total` bytes of memory in all: what boot memory does not cover.
@@ -307,11 +308,11 @@ impl Inventory {
     }
 
     fn root(&self) -> MutexGuard<'_, Fs<Images>> {
-        self.root.lock().unwrap_or_else(PoisonError::into_inner)
+        self.root.locked()
     }
 
     fn mem(&self) -> MutexGuard<'_, Mem> {
-        self.mem.lock().unwrap_or_else(PoisonError::into_inner)
+        self.mem.locked()
     }
 
     fn transport(&self, address: u64) -> Option<(&MmioDevice, u64)> {
@@ -319,10 +320,6 @@ impl Inventory {
         let slot = usize::try_from(offset / MMIO_WINDOW).ok()?;
         Some((self.transports.get(slot)?, offset % MMIO_WINDOW))
     }
-}
-
-fn lock(device: &Mutex<dyn VirtioDevice>) -> MutexGuard<'_, dyn VirtioDevice + 'static> {
-    device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -6,10 +6,11 @@
 
 mod freeze;
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use thaw_log::LogLimit;
 use thaw_protocol::control::DeviceId;
+use thaw_sys::lock::Lock;
 use virtio_bindings::virtio_config as status;
 use virtio_bindings::virtio_config::VIRTIO_F_VERSION_1;
 use virtio_bindings::virtio_ring::{VIRTIO_RING_F_EVENT_IDX, VIRTIO_RING_F_INDIRECT_DESC};
@@ -132,7 +133,7 @@ impl MmioDevice {
         kicks: Vec<Arc<EventFd>>,
         memory: GuestMemory,
     ) -> Result<MmioDevice, virtio_queue::Error> {
-        let locked = lock(&device);
+        let locked = device.locked();
         let spec = locked.spec();
         let queues = spec
             .queue_sizes
@@ -299,7 +300,7 @@ impl MmioDevice {
         };
         self.interrupt.set_driver_ok(true);
         // Kicks from before now found no queue. After `activate`, so that none is taken for a device not yet active.
-        let mut device = lock(&self.device);
+        let mut device = self.device.locked();
         if let Err(error) = device.activate(activation) {
             if let Some(dropped) = self.log.pass() {
                 tracing::warn!(device = ?self.id, %error, dropped, "activation failed");
@@ -342,14 +343,14 @@ impl MmioDevice {
     }
 
     fn reset(&self, registers: &mut Registers) {
-        lock(&self.device).reset();
+        self.device.locked().reset();
         self.interrupt.reset();
         registers.reset();
     }
 
     fn registers(&self) -> MutexGuard<'_, Registers> {
         // Registers are plain values; a panic elsewhere left them whole.
-        self.registers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.registers.locked()
     }
 }
 
@@ -392,11 +393,6 @@ fn half(value: u64, select: u32) -> u32 {
         1 => (value >> 32) as u32,
         _ => 0,
     }
-}
-
-fn lock(device: &Mutex<dyn VirtioDevice>) -> MutexGuard<'_, dyn VirtioDevice + 'static> {
-    // A device that panicked while locked is stopped by the panic itself (abort); in tests its state does not matter.
-    device.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

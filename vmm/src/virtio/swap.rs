@@ -3,7 +3,8 @@
 //! Invariant: a device that had a backend when it was frozen is never thawed without one, and a device nobody mentioned is
 //! never taken for one that needs none.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard};
+use thaw_sys::lock::Lock;
 
 /// Whether one device is settled.
 #[derive(Debug, Default)]
@@ -55,7 +56,7 @@ impl Swap {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.locked()
     }
 }
 

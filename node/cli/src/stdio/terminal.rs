@@ -4,9 +4,10 @@
 //! puts it back; only an uncatchable signal can leave it raw.
 
 use std::io;
-use std::sync::{Mutex, Once, PoisonError};
+use std::sync::{Mutex, Once};
 
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
+use thaw_sys::lock::Lock;
 
 /// How stdin was before; while this is set the terminal is raw.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
@@ -29,7 +30,7 @@ impl RawTerminal {
         let before = tcgetattr(rustix::stdio::stdin())?;
         let mut raw = before.clone();
         raw.make_raw();
-        *BEFORE.lock().unwrap_or_else(PoisonError::into_inner) = Some(before);
+        *BEFORE.locked() = Some(before);
         if let Err(e) = tcsetattr(rustix::stdio::stdin(), OptionalActions::Now, &raw) {
             restore();
             return Err(e.into());

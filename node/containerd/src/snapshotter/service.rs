@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use thaw_images::store::Lease;
 use thaw_protocol::snapshots::snapshots_server::Snapshots;
@@ -16,6 +16,7 @@ use thaw_protocol::snapshots::{
     UsageResponse, ViewSnapshotRequest, ViewSnapshotResponse,
 };
 use thaw_sandbox::error::{Error, ErrorKind};
+use thaw_sys::lock::Lock;
 use tonic::{Request, Response, Status};
 
 use super::filter::Filter;
@@ -90,7 +91,7 @@ impl Snapshotter {
     }
 
     fn keep(&self, digest: &str, lease: Option<Arc<Lease>>) {
-        let mut leases = self.leases.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut leases = self.leases.locked();
         if let Some(lease) = lease {
             leases.entry(digest.to_owned()).or_insert(lease);
         }
@@ -102,9 +103,7 @@ impl Snapshotter {
         work: impl FnOnce(&mut Table) -> Result<T, TableError> + Send + 'static,
     ) -> Result<T, Status> {
         let table = self.table.clone();
-        let done = tokio::task::spawn_blocking(move || {
-            work(&mut table.lock().unwrap_or_else(PoisonError::into_inner))
-        });
+        let done = tokio::task::spawn_blocking(move || work(&mut table.locked()));
         match done.await {
             Ok(result) => Ok(result?),
             Err(error) => Err(Status::internal(format!(
@@ -316,10 +315,7 @@ impl Snapshots for Snapshotter {
             })
             .await?;
         if let Some(digest) = unneeded {
-            self.leases
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner)
-                .remove(&digest);
+            self.leases.locked().remove(&digest);
             self.host_files.forget(&digest);
         }
         Ok(Response::new(()))

@@ -4,7 +4,7 @@
 //! Invariant: the credentials in force were read completely, from files that were all valid; a reload of invalid files changes nothing.
 
 use std::path::Path;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, RwLock};
 use std::time::SystemTime;
 
 use axum::http::{HeaderMap, HeaderValue, header};
@@ -15,6 +15,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::{ServerConfig, WebPkiClientVerifier};
 use thaw_sandbox::config::api::ApiConfig;
 use thaw_sandbox::error::{Error, ErrorKind};
+use thaw_sys::lock::Share;
 use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
@@ -101,7 +102,7 @@ impl Credentials {
     pub fn reload(&self) -> Result<(), Error> {
         let read = InForce::read(&self.config)?;
         read.warn_of_administrators(&self.config);
-        *self.in_force.write().unwrap_or_else(PoisonError::into_inner) = read;
+        *self.in_force.writing() = read;
         self.generation.send_modify(|generation| *generation += 1);
         Ok(())
     }
@@ -151,10 +152,7 @@ impl Credentials {
     }
 
     fn in_force(&self) -> InForce {
-        self.in_force
-            .read()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.in_force.reading().clone()
     }
 }
 

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use thaw_protocol::api::Sandbox as Described;
 use thaw_sandbox::config::SandboxConfig;
@@ -39,6 +39,7 @@ mod usage;
 use create::Creations;
 use describe::describe;
 use fail::{Failing, Kept};
+use thaw_sys::lock::Lock;
 
 /// Held by the operation that changes a sandbox.
 type OneAtATime = Arc<tokio::sync::Mutex<()>>;
@@ -175,7 +176,7 @@ impl Daemon {
     }
 
     fn spans(&self) -> MutexGuard<'_, Option<Spans>> {
-        self.spans.lock().unwrap_or_else(PoisonError::into_inner)
+        self.spans.locked()
     }
 
     /// Releases every sandbox once no operation changes any, so that they outlive this process.
@@ -257,7 +258,7 @@ impl Daemon {
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<String, Held>> {
-        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+        self.table.locked()
     }
 }
 

@@ -8,7 +8,7 @@
 
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use std::{fs, io};
 
@@ -16,6 +16,7 @@ use axum::body::Bytes;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_sandbox::snapshot::Hash;
 use thaw_sandbox::state::Asked;
+use thaw_sys::lock::Lock;
 use tokio::sync::OnceCell;
 
 use super::problem::{ApiCode, Refusal};
@@ -189,7 +190,7 @@ impl Answers {
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.locked()
     }
 }
 

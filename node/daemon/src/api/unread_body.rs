@@ -5,7 +5,7 @@
 //! Invariant: at most [`MOST`] bytes are read, for at most [`LONGEST`].
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -17,6 +17,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 use http_body_util::BodyExt;
 use hyper::body::{Frame, SizeHint};
+use thaw_sys::lock::Lock;
 
 /// Most bytes to read. If more are left the connection is closed, which costs the sender less than sending them.
 const MOST: u64 = 64 << 10;
@@ -58,7 +59,7 @@ struct Rest(Arc<Mutex<Option<Body>>>);
 impl Rest {
     /// `None` if it was read, or is still being read.
     fn taken(&self) -> Option<Body> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.locked().take()
     }
 }
 
@@ -92,7 +93,7 @@ impl Drop for Lent {
     fn drop(&mut self) {
         if !self.body.is_end_stream() {
             let body = std::mem::take(&mut self.body);
-            *self.rest.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(body);
+            *self.rest.0.locked() = Some(body);
         }
     }
 }

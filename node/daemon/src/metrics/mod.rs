@@ -11,12 +11,13 @@
 //! send ([`Names`]); no metric is of one sandbox, of which there may be thousands.
 
 use std::collections::BTreeSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use prometheus::{HistogramOpts, HistogramVec, IntCounter, IntCounterVec, IntGauge, Opts};
 use thaw_protocol::api::Account;
 use thaw_sandbox::failure::Reason;
+use thaw_sys::lock::Lock;
 
 pub mod families;
 #[cfg(test)]
@@ -62,7 +63,7 @@ pub struct Names(Mutex<BTreeSet<String>>);
 impl Names {
     /// As a label's value.
     pub fn of<'a>(&self, name: &'a str) -> &'a str {
-        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut known = self.0.locked();
         if known.contains(name) {
             return name;
         }

@@ -1,11 +1,12 @@
 //! What getting an image came to: which layers were there, are read as needed, or were streamed, and the bytes it took.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use thaw_imagefs::digest::Digest;
 use thaw_images::form::Form;
 use thaw_images::progress::{Event, Progress};
+use thaw_sys::lock::Lock;
 
 use crate::human_bytes::HumanBytes;
 
@@ -34,7 +35,7 @@ impl Counting {
 
     /// Bytes that were fetched.
     pub fn fetched(&self) -> u64 {
-        let layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+        let layers = self.layers.locked();
         layers
             .values()
             .map(|layer| match layer {
@@ -48,12 +49,7 @@ impl Counting {
     /// In words: `2 layers read as needed (soci), 1 streamed; 1.20 MiB fetched`.
     pub fn summary(&self) -> String {
         let mut counts: BTreeMap<(u8, &str), u64> = BTreeMap::new();
-        for layer in self
-            .layers
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .values()
-        {
+        for layer in self.layers.locked().values() {
             let kind = match layer {
                 Layer::Cached => (0, "in the store"),
                 Layer::Lazy { form: Form::Tar, .. } => (1, "read as needed (kept index)"),
@@ -89,7 +85,7 @@ impl Counting {
 impl Progress for Counting {
     fn event(&self, event: Event) {
         {
-            let mut layers = self.layers.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut layers = self.layers.locked();
             match &event {
                 Event::Cached { layer } => drop(layers.insert(*layer, Layer::Cached)),
                 Event::Lazy { layer, form, fetched } => {

@@ -4,12 +4,13 @@
 //! VMM that asks for what it has is never refused, and bytes of other images are never fetched for it.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use thaw_imagefs::blob::CHUNK_SIZE;
 use thaw_imagefs::digest::Digest;
 use thaw_images::store::Image;
 use thaw_protocol::miss::Miss;
+use thaw_sys::lock::Lock;
 
 use crate::miss_counts::{MAX_LENGTH, Refusal};
 
@@ -51,7 +52,7 @@ impl Given {
     }
 
     fn locked(&self) -> MutexGuard<'_, BTreeMap<u16, Blobs>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.locked()
     }
 }
 

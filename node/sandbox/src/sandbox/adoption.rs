@@ -21,11 +21,12 @@ use super::backends::{Backends, Ends};
 use super::pools::Claimed;
 use super::resources::Resources;
 use super::share::Served;
-use super::{Node, Origin, Sandbox, freezing, locked, network, rate_limits};
+use super::{Node, Origin, Sandbox, freezing, network, rate_limits};
 use crate::container::{IMAGE_SLOT, RootServing};
 use crate::control_client::{ControlClient, Vmm};
 use crate::error::{Error, ErrorKind};
 use crate::state::{Record, SandboxDirectory};
+use thaw_sys::lock::Lock;
 
 /// How long a VMM may take to answer.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
@@ -88,13 +89,13 @@ async fn take_over(node: &Node, record: Record, resources: &mut Resources) -> Re
             None if record.client.is_some() => return Err(ended("its thaw-share has ended")),
             None => Served::ended(tended),
         };
-        *locked(&resources.share) = Some(served);
+        *resources.share.locked() = Some(served);
     }
     resources.control = Some(control);
     let image = image(node, &record);
     if let Some(image) = &image {
         match image.lease() {
-            Ok(lease) => locked(&resources.leases).push(lease),
+            Ok(lease) => resources.leases.locked().push(lease),
             Err(e) => tracing::warn!(sandbox = record.id, "adopted, but its image is not leased: {e}"),
         }
     }
@@ -199,7 +200,7 @@ fn recover(resources: &mut Resources, node: &Node, record: &Record) -> Option<Or
     let (images, lost) = provenance.images(node);
     for shown in &images {
         match shown.image.lease() {
-            Ok(lease) => locked(&resources.leases).push(lease),
+            Ok(lease) => resources.leases.locked().push(lease),
             Err(e) => tracing::warn!(sandbox = record.id, "an image is not leased: {e}"),
         }
     }

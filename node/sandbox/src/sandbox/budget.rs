@@ -12,10 +12,11 @@ use std::collections::BTreeMap;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
+use thaw_sys::lock::Lock;
 
 use crate::blocking::blocking;
 use crate::config::{DiskConfig, DiskLimit, Size};
@@ -271,7 +272,7 @@ impl Budget {
     /// A list that cannot be written counts too little after the next start, which is said and no reason to fail what was done.
     fn write_list(&self) {
         let Some(list) = &self.list else { return };
-        let _one = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
+        let _one = self.writing.locked();
         let snapshots = self.taken().written.clone();
         let text = serde_json::to_vec(&List {
             version: VERSION,
@@ -291,7 +292,7 @@ impl Budget {
     }
 
     fn taken(&self) -> MutexGuard<'_, Taken> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.taken.locked()
     }
 }
 

@@ -26,9 +26,7 @@ use super::pools::{Claimed, claim, made_size};
 use super::retry::{retry_once, with_end_reason};
 use super::share::Served;
 use super::spec::{check_shape, record};
-use super::{
-    Node, Origin, READY_LIMIT, Resources, Sandbox, SandboxSpec, Shown, limits, locked, network, share,
-};
+use super::{Node, Origin, READY_LIMIT, Resources, Sandbox, SandboxSpec, Shown, limits, network, share};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, RootServing, image_name};
 use crate::error::{Error, ErrorKind};
 use crate::handshake::{self, Performed, Wanted};
@@ -38,6 +36,7 @@ use crate::slow::Slow;
 use crate::state::{Provenance, Record};
 use crate::template::Progress as TemplateProgress;
 use crate::trace::Trace;
+use thaw_sys::lock::Lock;
 
 /// A sandbox being made. Dropped, all of it is removed.
 pub(super) struct Making<'a> {
@@ -77,7 +76,10 @@ impl<'a> Making<'a> {
         self.limit(&parts.disk.file).await?;
         let mut exported = Vec::with_capacity(parts.images.len());
         for shown in &parts.images {
-            locked(&self.resources.leases).push(shown.image.lease().map_err(images::failure)?);
+            self.resources
+                .leases
+                .locked()
+                .push(shown.image.lease().map_err(images::failure)?);
             exported.push((shown.slot, images::export(&shown.image, shown.name.clone())?));
             self.resources.given.grant(shown.slot, &shown.image);
         }
@@ -134,7 +136,7 @@ impl<'a> Making<'a> {
         if let (Some(process), Some(control)) = (share, &self.resources.control) {
             self.record.share = Some(process.record());
             let tended = self.resources.tended(&self.record, control);
-            *locked(&self.resources.share) = Some(Served::new(process, tended));
+            *self.resources.share.locked() = Some(Served::new(process, tended));
         }
         self.resources.misses = ends.misses;
         self.resources.console = Some(ends.console);
@@ -240,7 +242,10 @@ impl<'a> Making<'a> {
     }
 
     pub(super) fn done(self) -> Result<Sandbox, Error> {
-        let config = locked(&self.resources.images)
+        let config = self
+            .resources
+            .images
+            .locked()
             .first()
             .map(|s| s.image.config.clone());
         Sandbox::new(self.record, config, self.origin, self.resources)

@@ -16,12 +16,13 @@ use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
 use super::freezing::Freezing;
 use super::machine::unexpected_answer;
 use super::pagemap::pagemap;
-use super::{Node, READY_LIMIT, Sandbox, kept, limits, locked};
+use super::{Node, READY_LIMIT, Sandbox, kept, limits};
 use crate::blocking::blocking;
 use crate::container::{RUNNING_FILE, Running};
 use crate::error::{Error, ErrorKind};
 use crate::handshake;
 use crate::snapshot::{Base, Draft, ImageRecord, Kind, SigningKey, SnapshotError, Subject};
+use thaw_sys::lock::Lock;
 
 /// The writable layer's name in a snapshot.
 pub(super) const DISK_ID: &str = "blk0";
@@ -194,14 +195,14 @@ impl Sandbox {
             let what = format!("sandbox {} cannot be frozen: {why}", record.id);
             Err(Error::new(ErrorKind::Runtime, what))
         };
-        if !record.volumes.is_empty() || locked(&self.resources.share).is_some() {
+        if !record.volumes.is_empty() || self.resources.share.locked().is_some() {
             let what = format!(
                 "sandbox {} cannot be frozen: it shares files with this host",
                 record.id
             );
             return Err(Error::new(ErrorKind::Shared, what));
         }
-        if !locked(&self.resources.host_disks).is_empty() {
+        if !self.resources.host_disks.locked().is_empty() {
             let what = format!(
                 "sandbox {} cannot be frozen: it has a block device of this host",
                 record.id
@@ -225,7 +226,7 @@ impl Sandbox {
             None if !node.has_agents() || record.image.is_empty() => Vec::new(),
             None => return refuse("it has no running container yet"),
         };
-        let shown = locked(&self.resources.images).clone();
+        let shown = self.resources.images.locked().clone();
         let images = shown.iter().map(|shown| {
             Ok(ImageRecord {
                 slot: shown.slot,

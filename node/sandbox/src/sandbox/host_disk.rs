@@ -8,12 +8,13 @@ use std::os::fd::OwnedFd;
 use thaw_pools::block;
 use thaw_protocol::control::{Backend, Command, DeviceId, HOST_DISKS};
 
+use super::Sandbox;
 use super::backends::{Backends, has_image_disk};
-use super::{Sandbox, locked};
 use crate::blocking::blocking;
 use crate::container::IMAGE_DISK;
 use crate::error::{Error, ErrorKind};
 use crate::state::HostDisk;
+use thaw_sys::lock::Lock;
 
 impl Sandbox {
     /// Gives it a block device; the slot its guest has it in.
@@ -44,7 +45,7 @@ impl Sandbox {
         let mut backends = Backends::default();
         backends.attach(slot, Backend::Disk { read_only }, &opened);
         backends.send(self.resources.control()?).await?;
-        locked(&self.resources.host_disks).insert(slot, disk);
+        self.resources.host_disks.locked().insert(slot, disk);
         if let Err(e) = self.resources.directory.write(&self.record_now()) {
             self.detach(slot).await?;
             return Err(e);
@@ -58,7 +59,7 @@ impl Sandbox {
     /// Those of its VMM.
     pub async fn remove_disk(&self, slot: DeviceId) -> Result<(), Error> {
         let _one = self.freezing.lock().await;
-        if !locked(&self.resources.host_disks).contains_key(&slot) {
+        if !self.resources.host_disks.locked().contains_key(&slot) {
             return Ok(());
         }
         self.detach(slot).await?;
@@ -68,13 +69,13 @@ impl Sandbox {
     async fn detach(&self, slot: DeviceId) -> Result<(), Error> {
         let detach = Command::Detach { device: slot };
         self.resources.control()?.call(detach, &[]).await?;
-        locked(&self.resources.host_disks).remove(&slot);
+        self.resources.host_disks.locked().remove(&slot);
         Ok(())
     }
 
     fn free_slot(&self) -> Option<DeviceId> {
-        let image = has_image_disk(&locked(&self.resources.images)).then_some(IMAGE_DISK);
-        let disks = locked(&self.resources.host_disks);
+        let image = has_image_disk(&self.resources.images.locked()).then_some(IMAGE_DISK);
+        let disks = self.resources.host_disks.locked();
         HOST_DISKS
             .into_iter()
             .find(|slot| Some(*slot) != image && !disks.contains_key(slot))

@@ -5,7 +5,7 @@
 //! through the sandbox's directory by the next start ([`crate::state`]).
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oci_spec::image::ImageConfiguration;
@@ -84,6 +84,7 @@ pub use shells::ShellPools;
 pub use snapshot::{Snapshots, ThawSpec};
 pub use spec::{NetworkMode, NetworkSource, SandboxSpec};
 pub use tenants::Tenants;
+use thaw_sys::lock::Lock;
 pub use usage::usage;
 
 /// How long a guest may take to ring, and the agent to take its identity.
@@ -415,7 +416,7 @@ impl Sandbox {
 
     /// Notes how far its image is read ahead, where it is.
     pub fn note_read_ahead(&self, trace: &Trace) {
-        let prefetch = locked(&self.resources.prefetch).first().map(Prefetch::status);
+        let prefetch = self.resources.prefetch.locked().first().map(Prefetch::status);
         if let Some(Ahead { done, total, .. }) = prefetch {
             let text = format!("{} of {} read ahead", HumanBytes(done), HumanBytes(total));
             trace.note("prefetch", &text);
@@ -425,7 +426,9 @@ impl Sandbox {
 
     /// Its image, where it is still known.
     pub fn image(&self) -> Option<Image> {
-        locked(&self.resources.images)
+        self.resources
+            .images
+            .locked()
             .first()
             .map(|shown| shown.image.clone())
     }
@@ -463,11 +466,6 @@ impl Sandbox {
     pub fn release(mut self) {
         self.resources.keep();
     }
-}
-
-/// Nothing is done under these locks but looking and noting.
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A failure with the console's last lines before it.

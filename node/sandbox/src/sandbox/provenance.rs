@@ -6,9 +6,10 @@ use std::io;
 use thaw_pools::disk::Disk;
 use thaw_pools::process::ProcessRecord;
 
-use super::{Node, Origin, Resources, Shown, locked};
+use super::{Node, Origin, Resources, Shown};
 use crate::error::{Error, ErrorKind};
 use crate::state::{FileIdentity, Provenance, ShownRecord};
+use thaw_sys::lock::Lock;
 
 impl Provenance {
     /// Of a sandbox with all its parts. None for one that was booted, which cannot be frozen.
@@ -92,5 +93,5 @@ fn shown(resources: &Resources) -> (Vec<ShownRecord>, u16) {
         digest: shown.image.digest.to_string(),
     };
     let last_slot = resources.last_slot();
-    (locked(&resources.images).iter().map(record).collect(), last_slot)
+    (resources.images.locked().iter().map(record).collect(), last_slot)
 }

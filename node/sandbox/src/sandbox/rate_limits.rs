@@ -10,12 +10,13 @@ use thaw_protocol::api::{RateLimit, RateLimits};
 use thaw_protocol::control::{Command, DeviceId};
 use thaw_protocol::limits::{Bucket, DeviceLimits, RateLimit as DeviceLimit};
 
-use super::{Sandbox, locked};
+use super::Sandbox;
 use crate::blocking::blocking;
 use crate::container::{IMAGE_DISK, RootServing};
 use crate::control_client::ControlClient;
 use crate::error::{Error, ErrorKind};
 use crate::state::Record;
+use thaw_sys::lock::Lock;
 
 /// The slots of disks that are the sandbox's own, or the host's.
 const DISKS: [DeviceId; 4] = [DeviceId::Blk0, DeviceId::Blk1, DeviceId::Blk2, DeviceId::Blk3];
@@ -94,7 +95,7 @@ pub(super) async fn adopt(control: &ControlClient, record: &Record) {
 impl Sandbox {
     /// How much its disks and its network may do.
     pub fn rate_limits(&self) -> RateLimits {
-        locked(&self.rate_limits).unwrap_or_default()
+        self.rate_limits.locked().unwrap_or_default()
     }
 
     /// Changes it, from now on, and says what it is then. Buckets are full after a change.
@@ -103,7 +104,7 @@ impl Sandbox {
             .check()
             .map_err(|why| Error::new(ErrorKind::Runtime, why))?;
         let _one = self.freezing.lock().await;
-        let before = *locked(&self.rate_limits);
+        let before = *self.rate_limits.locked();
         let Some(limits) = before else {
             let what = format!(
                 "sandbox {}: its thaw-vmm is of a release without rate limits (Command::Limit)",
@@ -123,7 +124,7 @@ impl Sandbox {
     }
 
     async fn note_rate_limits(self: &Arc<Sandbox>, limits: RateLimits) -> Result<(), Error> {
-        *locked(&self.rate_limits) = Some(limits);
+        *self.rate_limits.locked() = Some(limits);
         let sandbox = self.clone();
         blocking(move || sandbox.resources.directory.write(&sandbox.record_now())).await
     }

@@ -5,7 +5,7 @@
 
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
 use thaw_pools::plan::Sizing;
@@ -13,6 +13,7 @@ use thaw_pools::plan::{Plan, Watermarks};
 use thaw_pools::pool::Pool;
 use thaw_pools::resource::{Kind, SlowReason};
 use thaw_pools::statistics::PoolStatistics;
+use thaw_sys::lock::Lock;
 
 use crate::config::pools::{ParkedConfig, ShellsConfig};
 
@@ -172,7 +173,7 @@ where
     }
 
     fn lock(&self) -> MutexGuard<'_, Recent<K>> {
-        self.recent.lock().unwrap_or_else(PoisonError::into_inner)
+        self.recent.locked()
     }
 }
 

@@ -19,7 +19,7 @@ use super::network::Attached;
 use super::pools::Claimed;
 use super::share::{Served, Shared, Tended};
 use super::vmm_log::{LOG, log_tail};
-use super::{Shown, budget, locked};
+use super::{Shown, budget};
 use crate::console::Console;
 use crate::control_client::ControlClient;
 use crate::error::{Error, ErrorKind};
@@ -27,6 +27,7 @@ use crate::images::Images;
 use crate::misses::{Given, MissServer};
 use crate::page_server::PageServer;
 use crate::state::{HostDisk, Record, SandboxDirectory};
+use thaw_sys::lock::Lock;
 
 /// Everything a sandbox has on the host. Dropping it removes all of it.
 #[derive(Debug)]
@@ -100,7 +101,7 @@ impl Resources {
 
     /// The last slot an image was, or was to be, shown in; 0 where none was.
     pub(super) fn last_slot(&self) -> u16 {
-        let shown = locked(&self.images).iter().map(|shown| shown.slot).max();
+        let shown = self.images.locked().iter().map(|shown| shown.slot).max();
         shown.unwrap_or(0).max(self.used_slots.load(Ordering::Relaxed))
     }
 
@@ -140,7 +141,7 @@ impl Resources {
 
 impl Drop for Resources {
     fn drop(&mut self) {
-        let mut share = locked(&self.share).take();
+        let mut share = self.share.locked().take();
         share.iter_mut().for_each(Served::expect_end);
         if self.keep {
             share.into_iter().for_each(Served::release);

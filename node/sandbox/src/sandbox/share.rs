@@ -20,10 +20,11 @@ use thaw_protocol::share::{SLOTS, Serve, Share};
 pub(super) use self::tend::{Served, Tended};
 use super::backends::Backends;
 use super::vmm_log::log_tail;
-use super::{Sandbox, limits, locked};
+use super::{Sandbox, limits};
 use crate::blocking::blocking;
 use crate::container::volume_name;
 use crate::error::{Error, ErrorKind};
+use thaw_sys::lock::Lock;
 
 /// What thaw-share writes, in the sandbox's directory.
 const LOG: &str = "share.log";
@@ -144,7 +145,7 @@ impl Sandbox {
 
     /// Where its thaw-share has its mounts, if it has one.
     fn share(&self) -> Result<Option<OwnedFd>, Error> {
-        match locked(&self.resources.share).as_ref() {
+        match self.resources.share.locked().as_ref() {
             None => Ok(None),
             Some(served) => served.place().map(Some),
         }
@@ -163,7 +164,7 @@ impl Sandbox {
         let cgroup = self.resources.cgroup.as_deref();
         limits::enter(self.resources.limits_required, cgroup, &process)?;
         let tended = self.resources.tended(&self.record, control);
-        *locked(&self.resources.share) = Some(Served::new(process, tended));
+        *self.resources.share.locked() = Some(Served::new(process, tended));
         // Recorded first: one that nobody was given ends with us, and who comes next starts another.
         let recorded = self.resources.directory.write(&self.record_now());
         let given = match recorded {
@@ -175,7 +176,7 @@ impl Sandbox {
             Err(e) => Err(e),
         };
         if let Err(e) = given {
-            *locked(&self.resources.share) = None;
+            *self.resources.share.locked() = None;
             return Err(e);
         }
         // The relay is the VMM's alone: with it, thaw-share ends.

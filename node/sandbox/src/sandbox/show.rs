@@ -7,11 +7,12 @@ use std::sync::atomic::Ordering;
 
 use super::backends::Backends;
 use super::share::Served;
-use super::{Node, Sandbox, Shown, locked};
+use super::{Node, Sandbox, Shown};
 use crate::container::{IMAGE_SLOT, image_name};
 use crate::error::{Error, ErrorKind};
 use crate::images;
 use crate::state::{Record, Terms};
+use thaw_sys::lock::Lock;
 
 impl Sandbox {
     /// Shows an image of the store, by its manifest's digest; its directory in the root device. One that is shown keeps its own.
@@ -26,7 +27,7 @@ impl Sandbox {
             Error::new(ErrorKind::ImageNotStored, what).remedy("pull it through Thaw's snapshotter")
         })?;
         let is_it = |shown: &&Shown| shown.image.digest == image.digest;
-        if let Some(there) = locked(&self.resources.images).iter().find(is_it) {
+        if let Some(there) = self.resources.images.locked().iter().find(is_it) {
             return Ok(there.name.clone());
         }
         let slot = self.next_slot()?;
@@ -38,19 +39,19 @@ impl Sandbox {
         self.resources.given.grant(slot, &image);
         let sent = backends.send(self.resources.control()?).await;
         sent.inspect_err(|_| self.resources.given.revoke(slot))?;
-        locked(&self.resources.leases).push(lease);
+        self.resources.leases.locked().push(lease);
         let prefetch = node
             .images
             .prefetch(&image, std::sync::Arc::new(thaw_images::progress::Silent));
-        locked(&self.resources.prefetch).extend(prefetch);
-        locked(&self.resources.images).push(Shown {
+        self.resources.prefetch.locked().extend(prefetch);
+        self.resources.images.locked().push(Shown {
             slot,
             name: name.clone(),
             image,
         });
         if let Err(e) = self.resources.directory.write(&self.record_now()) {
             // Who asks again is to have it in the record, in a slot of its own.
-            locked(&self.resources.images).pop();
+            self.resources.images.locked().pop();
             return Err(e);
         }
         Ok(name)
@@ -72,10 +73,10 @@ impl Sandbox {
         Record {
             provenance: provenance.map(|p| p.showing(&self.resources)),
             network: self.network().or_else(|| self.record.network.clone()),
-            share: locked(&self.resources.share).as_ref().and_then(Served::record),
-            host_disks: locked(&self.resources.host_disks).clone(),
+            share: self.resources.share.locked().as_ref().and_then(Served::record),
+            host_disks: self.resources.host_disks.locked().clone(),
             terms: Terms {
-                rate_limits: *locked(&self.rate_limits),
+                rate_limits: *self.rate_limits.locked(),
                 ..self.record.terms.clone()
             },
             ..self.record.clone()

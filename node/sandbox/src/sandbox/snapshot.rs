@@ -4,13 +4,14 @@ use std::collections::HashMap;
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, Weak};
 
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::disk::Disk;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CPU_LIMIT_MILLIS, NetworkPolicy, PublishedPort};
 use thaw_protocol::control::MemoryMode;
+use thaw_sys::lock::Lock;
 
 use super::create::{Making, Parts};
 use super::freeze::{DISK_ID, Workload};
@@ -69,7 +70,7 @@ impl Snapshots {
     }
 
     fn table(&self) -> MutexGuard<'_, HashMap<PathBuf, Weak<Registered>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.locked()
     }
 }
 

@@ -15,13 +15,14 @@ use std::sync::{Arc, Mutex};
 use thaw_pools::statistics::PoolStatistics;
 use tokio::sync::OnceCell;
 
+use super::Node;
 use super::snapshot::Snapshots;
-use super::{Node, locked};
 use crate::blocking::blocking;
 use crate::error::Error;
 use crate::paths::Paths;
 use crate::snapshot::Scratch;
 use crate::tenant::Tenant;
+use thaw_sys::lock::Lock;
 
 /// Under the data directory.
 const TENANTS: &str = "tenants";
@@ -70,14 +71,14 @@ impl Tenants {
         let Some(tenant) = stock else {
             return Ok(self.shared.clone());
         };
-        let cell = locked(&self.opened).entry(tenant.clone()).or_default().clone();
+        let cell = self.opened.locked().entry(tenant.clone()).or_default().clone();
         let node = cell.get_or_try_init(|| self.open_one(tenant.clone())).await?;
         Ok(node.clone())
     }
 
     /// The node and every tenant's that was opened. The node is the first.
     pub fn all(&self) -> Vec<Node> {
-        let opened = locked(&self.opened);
+        let opened = self.opened.locked();
         let nodes = opened.values().filter_map(|cell| cell.get()).cloned();
         std::iter::once(self.shared.clone()).chain(nodes).collect()
     }

@@ -8,9 +8,10 @@ use std::collections::HashMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use thaw_pools::vmm;
+use thaw_sys::lock::Lock;
 
 use super::key::{Ingredients, Key};
 use super::{Recipe, Shape, build_lock};
@@ -155,7 +156,7 @@ impl Templates {
 
     /// The template of this key, if this process holds it.
     pub(super) fn in_memory(&self, key: &Key) -> Option<Arc<Registered>> {
-        let held = self.held.as_ref()?.lock().unwrap_or_else(PoisonError::into_inner);
+        let held = self.held.as_ref()?.locked();
         held.get(key).cloned()
     }
 
@@ -177,7 +178,7 @@ impl Templates {
             Err(e) => return Err(e.into()),
         };
         if let Some(held) = &self.held {
-            let mut held = held.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut held = held.locked();
             // Another may have been faster: then both use the one, and share its memory.
             return Ok(Some(held.entry(key.clone()).or_insert(registered).clone()));
         }
@@ -317,7 +318,7 @@ impl Templates {
     /// Removes one, whole or damaged.
     pub fn remove(&self, key: &Key) -> Result<(), Error> {
         if let Some(held) = &self.held {
-            held.lock().unwrap_or_else(PoisonError::into_inner).remove(key);
+            held.locked().remove(key);
         }
         Ok(directory::remove(&self.directory(key), self.registry.stamps())?)
     }

@@ -6,11 +6,12 @@ use std::collections::HashMap;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use thaw_imagefs::digest::Digest;
+use thaw_sys::lock::Lock;
 
 use crate::error::Error;
 use crate::ranges::{Check, Priority, Ranges, StoredBlob, checked_range, run_check};
@@ -79,11 +80,11 @@ impl LocalRanges {
             };
             let path = layout.blob(&digest);
             let with = |section: Section| (section, path.clone());
-            if let Some(section) = open.lock().unwrap_or_else(PoisonError::into_inner).get(&digest) {
+            if let Some(section) = open.locked().get(&digest) {
                 return Ok(with(section.clone()));
             }
             let section = layout.section(&digest)?;
-            let mut open = open.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut open = open.locked();
             if open.len() >= MAX_OPEN {
                 open.clear();
             }

@@ -18,7 +18,8 @@ use crate::progress::Silent;
 use crate::ranges::Ranges;
 use crate::store::{BlobFiles, BlobOrigin};
 
-use super::{Inner, count, lock};
+use super::{Inner, count};
+use thaw_sys::lock::Lock;
 
 /// Chunks that a span may fill unasked, however little it yields.
 const LEAST_CHUNKS: u64 = 256;
@@ -120,7 +121,7 @@ impl Inner {
     pub async fn reader(&self, origin: &BlobOrigin) -> Result<Arc<dyn Ranges>, Error> {
         let plain_http = origin.plain_http || self.options.source.plain_http;
         let key = (origin.reference.to_string(), plain_http);
-        let cell = lock(&self.origins.readers).entry(key).or_default().clone();
+        let cell = self.origins.readers.locked().entry(key).or_default().clone();
         let open = || async {
             let mut options = FetchOptions {
                 source: self.options.source.clone(),
@@ -136,7 +137,7 @@ impl Inner {
 
 impl Blobs {
     fn get(&self, id: &Digest) -> Option<Arc<Blob>> {
-        let Open { clock, blobs } = &mut *lock(&self.open);
+        let Open { clock, blobs } = &mut *self.open.locked();
         *clock += 1;
         let (used, blob) = blobs.get_mut(id)?;
         *used = *clock;
@@ -144,7 +145,7 @@ impl Blobs {
     }
 
     fn put(&self, blob: Arc<Blob>) {
-        let Open { clock, blobs } = &mut *lock(&self.open);
+        let Open { clock, blobs } = &mut *self.open.locked();
         *clock += 1;
         blobs.insert(blob.id, (*clock, blob));
         while blobs.len() > OPEN {

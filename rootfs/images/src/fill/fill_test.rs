@@ -24,6 +24,7 @@ use crate::source::{Platform, SourceOptions};
 use crate::store::{Image, ImageBlob};
 
 use super::*;
+use thaw_sys::lock::Lock;
 
 /// A store, an image in a layout beside it, and what its blobs hold.
 struct Bench {
@@ -183,11 +184,20 @@ impl Scripted {
     fn serve(self: &Arc<Self>, bench: &Bench, filler: &Filler) {
         let reader: Arc<dyn Ranges> = self.clone();
         let cell = Arc::new(tokio::sync::OnceCell::new_with(Some(reader)));
-        lock(&filler.inner.origins.readers).insert((bench.image.reference.clone(), false), cell);
+        filler
+            .inner
+            .origins
+            .readers
+            .locked()
+            .insert((bench.image.reference.clone(), false), cell);
     }
 
     fn reads(&self, priority: Priority) -> usize {
-        lock(&self.reads).iter().filter(|(_, it)| *it == priority).count()
+        self.reads
+            .locked()
+            .iter()
+            .filter(|(_, it)| *it == priority)
+            .count()
     }
 }
 
@@ -200,7 +210,7 @@ impl Ranges for Scripted {
         priority: Priority,
         check: Check,
     ) -> Result<Bytes, Error> {
-        lock(&self.reads).push((range.clone(), priority));
+        self.reads.locked().push((range.clone(), priority));
         self.permits.acquire().await.unwrap().forget();
         if take(&self.failures) {
             return Err(Error::malformed(format!("blob {}", blob.digest), "scripted"));

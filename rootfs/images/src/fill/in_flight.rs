@@ -17,7 +17,8 @@ use crate::span::{Run, SpanError};
 
 use super::blob::Blob;
 use super::chunk::{self, Expanded};
-use super::{Asker, Inner, count, lock, plan};
+use super::{Asker, Inner, count, plan};
+use thaw_sys::lock::Lock;
 
 /// A span of a blob.
 pub type SpanKey = (Digest, usize);
@@ -57,7 +58,7 @@ struct Listed {
 
 impl Drop for Listed {
     fn drop(&mut self) {
-        let mut in_flight = lock(&self.inner.in_flight);
+        let mut in_flight = self.inner.in_flight.locked();
         for span in self.spans.clone() {
             let key = (self.blob, span);
             if in_flight.get(&key).is_some_and(|it| Arc::ptr_eq(it, &self.read)) {
@@ -126,7 +127,7 @@ impl Inner {
         let Some(content) = blob.content() else {
             return (Vec::new(), wanted);
         };
-        let mut in_flight = lock(&self.in_flight);
+        let mut in_flight = self.in_flight.locked();
         // Under the lock: a read is taken off the list only after it has set its bits.
         let wanted = still(wanted);
         let found = self.search(blob, &wanted, asker.priority, &in_flight);
@@ -147,7 +148,7 @@ impl Inner {
         priority: Priority,
         in_flight: &HashMap<SpanKey, Arc<InFlight>>,
     ) -> Found {
-        let mut recent = lock(&self.recent);
+        let mut recent = self.recent.locked();
         let mut found = Found::default();
         for span in wanted {
             let key = (blob.id, *span);
@@ -237,7 +238,7 @@ impl Inner {
             let (inner, blob, run, slot) = (self.clone(), blob.clone(), run.clone(), slot.clone());
             Arc::new(move |stored| {
                 let expanded = inner.expand_run(&blob, &run, stored)?;
-                *lock(&slot) = Some(expanded);
+                *slot.locked() = Some(expanded);
                 Ok(())
             })
         };
@@ -256,7 +257,7 @@ impl Inner {
                 Ok(bytes) => {
                     count(&self.stats.stored_bytes, bytes.len() as u64);
                     count(&asker.fetched, bytes.len() as u64);
-                    let expanded = lock(&slot).take();
+                    let expanded = slot.locked().take();
                     return expanded.unwrap_or_else(|| {
                         Err(Error::malformed(
                             format!("blob {}", origin.stored.digest),
@@ -314,7 +315,7 @@ impl Inner {
             Err(error @ Error::ChunkDigest { .. }) => Err(error.to_string()),
             Err(error) => Ok(Err(error)),
             Ok(partly) => {
-                let mut recent = lock(&self.recent);
+                let mut recent = self.recent.locked();
                 for (index, _, bytes) in spans.iter().filter(|(index, ..)| partly.contains(index)) {
                     recent.put((blob.id, *index), bytes.clone());
                 }

@@ -22,7 +22,7 @@ mod tests;
 use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use thaw_imagefs::digest::Digest;
 use tokio::sync::Semaphore;
@@ -39,6 +39,7 @@ use blob::{Blob, Blobs, Origins};
 use chunk::Assembly;
 use in_flight::{InFlight, SpanKey};
 use recent::Recent;
+use thaw_sys::lock::Lock;
 
 /// Chunks filled together: what their assembly takes of memory is bounded by it.
 const WINDOW: usize = 32;
@@ -293,13 +294,9 @@ impl Inner {
     }
 
     fn forget(&self, blob: Digest, spans: &[usize]) {
-        let mut recent = lock(&self.recent);
+        let mut recent = self.recent.locked();
         spans.iter().for_each(|span| recent.remove(&(blob, *span)));
     }
-}
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Whether `inner` lies in `outer`.

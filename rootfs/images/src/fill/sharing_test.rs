@@ -1,6 +1,7 @@
 //! Several who want the same at once: tasks, a prefetch and a guest, processes.
 
 use super::*;
+use thaw_sys::lock::Lock;
 
 #[tokio::test(flavor = "multi_thread")]
 async fn many_misses_of_one_span_are_one_read() {
@@ -29,7 +30,7 @@ async fn many_misses_of_one_span_are_one_read() {
     assert!(
         scripted.reads(Priority::Demand) <= 2,
         "{:?}",
-        lock(&scripted.reads)
+        scripted.reads.locked()
     );
     bench.check();
 }
@@ -111,7 +112,7 @@ async fn a_fill_that_is_dropped_lands_nevertheless() {
         .unwrap();
     assert_eq!(scripted.reads(Priority::Demand), 1);
     // It is taken off the list after those who wait are told.
-    while !lock(&filler.inner.in_flight).is_empty() {
+    while !filler.inner.in_flight.locked().is_empty() {
         tokio::task::yield_now().await;
     }
 }

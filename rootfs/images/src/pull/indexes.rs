@@ -7,9 +7,10 @@
 use std::future::Future;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use thaw_imagefs::digest::Digest;
+use thaw_sys::lock::Lock;
 
 use crate::error::Error;
 use crate::form::Form;
@@ -191,11 +192,11 @@ impl Indexes {
         let filled = slot.clone();
         let check: Check = Arc::new(move |bytes| {
             let parsed = parse(bytes).map_err(|error| error.to_string())?;
-            *filled.lock().unwrap_or_else(PoisonError::into_inner) = Some(parsed);
+            *filled.locked() = Some(parsed);
             Ok(())
         });
         self.ranges.read(stored, range, Priority::Demand, check).await?;
-        let parsed = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let parsed = slot.locked().take();
         parsed.ok_or_else(|| Error::malformed(format!("layer {}", stored.digest), "it was not checked"))
     }
 }

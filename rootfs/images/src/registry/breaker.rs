@@ -4,9 +4,10 @@
 //! However a probe ends (success, failure, cancellation), the breaker leaves that state, so that it cannot stay open
 //! for ever.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use thaw_sys::lock::Lock;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
@@ -153,7 +154,7 @@ impl Breaker {
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut Machine) -> T) -> T {
-        change(&mut self.machine.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.machine.locked())
     }
 }
 

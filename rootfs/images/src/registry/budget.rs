@@ -1,8 +1,9 @@
 //! The time limit of a read.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::Duration;
 
+use thaw_sys::lock::Lock;
 use tokio::time::{Instant, sleep_until};
 
 /// Longer than anything waits.
@@ -17,11 +18,11 @@ impl Budget {
     }
 
     pub fn deadline(&self) -> Instant {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.0.locked()
     }
 
     fn change(&self, change: impl FnOnce(&mut Instant)) {
-        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
+        change(&mut self.0.locked());
     }
 
     /// What `wait` yields, however long that takes: the time does not count. Returns how long it was, too.

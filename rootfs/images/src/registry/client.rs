@@ -1,10 +1,11 @@
 //! The client of registries: what all requests of a process share, and the connections and endpoints made from it.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
 use reqwest::Url;
+use thaw_sys::lock::Lock;
 use tokio::sync::Notify;
 
 use crate::error::Error;
@@ -165,11 +166,7 @@ impl Client {
             stats: stats.clone(),
         };
         let breaker = {
-            let mut breakers = self
-                .breakers
-                .by_endpoint
-                .lock()
-                .unwrap_or_else(PoisonError::into_inner);
+            let mut breakers = self.breakers.by_endpoint.locked();
             let mut rules = config.breaker();
             if plan.last {
                 // There is no other endpoint to ask, so its recovery must be noticed soon.

@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::BytesMut;
@@ -14,6 +14,7 @@ use futures_util::future::BoxFuture;
 use reqwest::header::{HeaderName, HeaderValue};
 use reqwest::{Response, StatusCode, Url};
 use thaw_imagefs::digest::Digest;
+use thaw_sys::lock::Lock;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::error::Error;
@@ -140,13 +141,13 @@ impl Observer for EndpointStats {
 impl Endpoint {
     /// Whether it lately did not have the blob.
     pub fn misses(&self, blob: &Digest) -> bool {
-        let missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        let missing = self.missing.locked();
         missing.get(blob).is_some_and(|until| Instant::now() < *until)
     }
 
     fn missed(&self, blob: Digest, time: Duration) {
         let now = Instant::now();
-        let mut missing = self.missing.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut missing = self.missing.locked();
         if missing.len() >= MAX_MISSING {
             missing.retain(|_, until| now < *until);
         }

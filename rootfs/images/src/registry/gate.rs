@@ -4,8 +4,9 @@
 //! Invariants: a demand never waits here. A prefetch starts only while there are no demands, and prefetches start in
 //! the order in which they came. Nothing polls.
 
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 
+use thaw_sys::lock::Lock;
 use tokio::sync::{Semaphore, SemaphorePermit, watch};
 use tokio::time::Instant;
 
@@ -93,7 +94,7 @@ impl Drop for Taken<'_> {
 }
 
 fn with<T>(bucket: &Mutex<Bucket>, change: impl FnOnce(&mut Bucket) -> T) -> T {
-    change(&mut bucket.lock().unwrap_or_else(PoisonError::into_inner))
+    change(&mut bucket.locked())
 }
 
 #[cfg(test)]

@@ -4,13 +4,14 @@
 //! never more than [`MAX_PLACES`].
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use reqwest::Url;
 use tokio::time::Instant;
 
 use thaw_imagefs::digest::Digest;
+use thaw_sys::lock::Lock;
 
 const MAX_PLACES: usize = 1024;
 /// Nothing longer is kept.
@@ -40,7 +41,7 @@ impl Redirects {
     }
 
     fn with<T>(&self, change: impl FnOnce(&mut HashMap<Digest, Place>) -> T) -> T {
-        change(&mut self.places.lock().unwrap_or_else(PoisonError::into_inner))
+        change(&mut self.places.locked())
     }
 
     pub fn get(&self, blob: &Digest) -> Option<String> {

@@ -2,9 +2,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use serde::Serialize;
+use thaw_sys::lock::Lock;
 
 use crate::ranges::Priority;
 
@@ -69,13 +70,13 @@ pub(crate) enum Count {
 impl Stats {
     /// The counters of `endpoint`, made at its first mention.
     pub(crate) fn endpoint(&self, endpoint: &str) -> Arc<EndpointStats> {
-        let mut endpoints = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut endpoints = self.0.locked();
         endpoints.entry(endpoint.to_owned()).or_default().clone()
     }
 
     /// All counters now, by name.
     pub fn snapshot(&self) -> Vec<EndpointCounts> {
-        let endpoints = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let endpoints = self.0.locked();
         endpoints
             .iter()
             .map(|(name, counters)| counters.snapshot(name))

@@ -6,12 +6,13 @@
 //! for.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use reqwest::header::{AUTHORIZATION, CONTENT_TYPE, HeaderValue};
 use reqwest::{Method, Request, Response, StatusCode, Url};
 use serde::Deserialize;
+use thaw_sys::lock::Lock;
 use tokio::sync::OnceCell;
 use tokio::time::Instant;
 
@@ -99,15 +100,12 @@ impl Access {
     }
 
     fn current(&self) -> Arc<Epoch> {
-        self.current
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .clone()
+        self.current.locked().clone()
     }
 
     /// Puts `next` in the place of `old`, if that is still there.
     fn replace(&self, old: &Arc<Epoch>, next: Arc<Epoch>) {
-        let mut current = self.current.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut current = self.current.locked();
         if Arc::ptr_eq(&current, old) {
             *current = next;
         }
@@ -174,7 +172,7 @@ impl Access {
         wire: &dyn Wire,
         what: &str,
     ) -> Result<Option<Granted>, Error> {
-        let first = self.first.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let first = self.first.locked().take();
         let login = match first {
             Some(login) => login,
             None => self.credentials.login(&self.registry).await?,

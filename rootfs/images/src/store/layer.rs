@@ -6,12 +6,13 @@ use std::fs::File;
 use std::io::{self, BufReader, Read};
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use sha2::{Digest as _, Sha256};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_imagefs::blob::{BlobError, BlobWriter, BootId};
 use thaw_imagefs::digest::Digest;
+use thaw_sys::lock::Lock;
 use tokio_util::sync::CancellationToken;
 
 use crate::compression::{self, Indexing};
@@ -283,14 +284,11 @@ struct Fault(Arc<Mutex<Option<Error>>>);
 
 impl Fault {
     fn set(&self, error: Error) {
-        self.0
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
-            .get_or_insert(error);
+        self.0.locked().get_or_insert(error);
     }
 
     fn take(&self) -> Option<Error> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).take()
+        self.0.locked().take()
     }
 }
 

@@ -5,9 +5,10 @@
 //! slow, and would give it the rights of a vCPU thread.
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use thaw_log::LogLimit;
+use thaw_sys::lock::Lock;
 use vmm_sys_util::epoll::Epoll;
 
 use super::FsBackend;
@@ -59,7 +60,7 @@ impl<B: FsBackend> Worker<B> {
         let thread = DeviceThread::start(&format!("fs-{tag}"), Thread::Files, epoll, gate, timeout, {
             let served = served.clone();
             move |event, _| {
-                let mut served = lock(&served);
+                let mut served = served.locked();
                 if let Err(error) = served.serve(event) {
                     served.fail(&error);
                 }
@@ -102,12 +103,8 @@ impl<B: FsBackend> Worker<B> {
     }
 
     fn served(&self) -> MutexGuard<'_, Served<B>> {
-        lock(&self.served)
+        self.served.locked()
     }
-}
-
-fn lock<B>(served: &Mutex<Served<B>>) -> MutexGuard<'_, Served<B>> {
-    served.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// What the thread serves.

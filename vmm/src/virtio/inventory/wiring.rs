@@ -4,9 +4,10 @@ use std::sync::{Arc, Mutex};
 
 use thaw_hypervisor::Vm;
 use thaw_protocol::control::DeviceId;
+use thaw_sys::lock::Lock;
 use vmm_sys_util::eventfd::EventFd;
 
-use super::{InventoryError, lock};
+use super::InventoryError;
 use crate::layout::{self, MMIO_BASE, MMIO_WINDOW};
 use crate::memory::GuestMemory;
 use crate::virtio::device::VirtioDevice;
@@ -24,7 +25,7 @@ pub fn assemble(
     let mut transports = Vec::with_capacity(devices.len());
     for (id, device) in DeviceId::ALL.into_iter().zip(devices) {
         let (queues, own_threads) = {
-            let device = lock(device);
+            let device = device.locked();
             (device.spec().queue_sizes.len(), device.has_own_threads())
         };
         let interrupt = Arc::new(Interrupt::new(eventfd()?));

@@ -3,9 +3,10 @@
 //! Invariant: [`MmioDevice::check`] accepts only what a driver could have written, so a restored device gets nothing that its
 //! driver could not have given it.
 
+use thaw_sys::lock::Lock;
 use virtio_queue::QueueT;
 
-use super::{ACKNOWLEDGE, DRIVER, DRIVER_OK, FAILED, FEATURES_OK, MmioDevice, Registers, lock};
+use super::{ACKNOWLEDGE, DRIVER, DRIVER_OK, FAILED, FEATURES_OK, MmioDevice, Registers};
 use crate::virtio::device::RestoreError;
 use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
 use crate::virtio::state::{DeviceRecord, InventoryRecord, QueueRecord, TransportRecord};
@@ -14,7 +15,7 @@ impl MmioDevice {
     /// What a freeze keeps. No event is being served and no vCPU runs.
     pub fn save(&self) -> DeviceRecord {
         let registers = self.registers();
-        let mut device = lock(&self.device);
+        let mut device = self.device.locked();
         let saved = device.save();
         // Of a device that is not active, what the driver has set up so far.
         let queues = saved.queues.unwrap_or_else(|| {
@@ -51,7 +52,7 @@ impl MmioDevice {
         self.check_transport(&record.transport)
             .and_then(|()| {
                 let queues = is_active(&record.transport).then_some(&record.transport.queues[..]);
-                lock(&self.device).check(&record.state, queues)
+                self.device.locked().check(&record.state, queues)
             })
             .map_err(|what| RestoreError::Invalid {
                 device: self.id,
@@ -85,7 +86,8 @@ impl MmioDevice {
             .then(|| self.activation(&registers))
             .flatten();
         let active = activation.is_some();
-        lock(&self.device)
+        self.device
+            .locked()
             .restore(activation, &record.state)
             .map_err(|error| RestoreError::System {
                 device: self.id,

@@ -5,7 +5,7 @@
 //! the table.
 
 use std::collections::HashMap;
-use std::sync::{Arc, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
 use thaw_protocol::api::{FAILED, Sandbox as Described};
@@ -13,6 +13,7 @@ use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::state::RunDirectory;
 use thaw_sandbox::state::failed::{Retention, failed_at, log_failure, now};
+use thaw_sys::lock::Lock;
 use tokio::sync::{Notify, watch};
 
 use super::Daemon;
@@ -167,7 +168,7 @@ impl Daemon {
     }
 
     pub(super) fn failing(&self) -> MutexGuard<'_, Failing> {
-        self.failing.lock().unwrap_or_else(PoisonError::into_inner)
+        self.failing.locked()
     }
 
     /// Removes failed sandboxes whose retention is over, and returns how long that of the next lasts.

@@ -1,11 +1,12 @@
 //! The sandboxes and their changes, behind one lock that is held for memory accesses only.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
 use thaw_protocol::api::{FAILED, Sandbox};
 use thaw_sandbox::state::failed::failed_at;
+use thaw_sys::lock::Share;
 use tokio::sync::watch;
 
 use super::index::Index;
@@ -233,11 +234,11 @@ impl Cache {
     }
 
     pub(super) fn read(&self) -> RwLockReadGuard<'_, State> {
-        self.state.read().unwrap_or_else(PoisonError::into_inner)
+        self.state.reading()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, State> {
-        self.state.write().unwrap_or_else(PoisonError::into_inner)
+        self.state.writing()
     }
 
     fn replace(&self, state: &mut State, sandbox: Sandbox) -> Arc<Sandbox> {

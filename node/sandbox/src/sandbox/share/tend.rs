@@ -25,8 +25,9 @@ use crate::control_client::ControlClient;
 use crate::error::{Error, ErrorKind};
 use crate::readiness::register;
 use crate::sandbox::backends::Backends;
-use crate::sandbox::{limits, locked};
+use crate::sandbox::limits;
 use crate::state::{Record, SandboxDirectory};
+use thaw_sys::lock::Lock;
 
 /// How often another is started.
 const RESTARTS: usize = 5;
@@ -118,12 +119,12 @@ impl Served {
 
     /// For the sandbox's record.
     pub(in crate::sandbox) fn record(&self) -> Option<ProcessRecord> {
-        locked(&self.now).process.as_ref().map(VmmProcess::record)
+        self.now.locked().process.as_ref().map(VmmProcess::record)
     }
 
     /// Where shares are added: its mount namespace, also while another process is started for it, or a pidfd.
     pub(in crate::sandbox) fn place(&self) -> Result<OwnedFd, Error> {
-        let now = locked(&self.now);
+        let now = self.now.locked();
         if let Some(why) = &now.lost {
             return Err(Error::new(ErrorKind::ShareFailed, why.clone()));
         }
@@ -137,7 +138,7 @@ impl Served {
 
     /// Its end is no news any more.
     pub(in crate::sandbox) fn expect_end(&mut self) {
-        locked(&self.now).is_over = true;
+        self.now.locked().is_over = true;
         if let Some(watch) = self.watch.take() {
             watch.abort();
         }
@@ -146,7 +147,7 @@ impl Served {
     /// Lets go of it without ending it.
     pub(in crate::sandbox) fn release(mut self) {
         self.expect_end();
-        if let Some(process) = &mut locked(&self.now).process {
+        if let Some(process) = &mut self.now.locked().process {
             process.release();
         }
     }
@@ -156,7 +157,7 @@ impl Drop for Served {
     fn drop(&mut self) {
         self.expect_end();
         // Here, and not when the watcher's part of it goes: killed and reaped.
-        drop(locked(&self.now).process.take());
+        drop(self.now.locked().process.take());
     }
 }
 
@@ -171,7 +172,8 @@ enum Lost {
 async fn tend(of: Tended, now: Arc<Mutex<Now>>) {
     let mut started = Started::default();
     loop {
-        let pidfd = locked(&now)
+        let pidfd = now
+            .locked()
             .process
             .as_ref()
             .map(|p| p.pidfd().try_clone_to_owned());
@@ -199,7 +201,7 @@ async fn tend(of: Tended, now: Arc<Mutex<Now>>) {
 /// Puts another in its place, in as many attempts as there may be.
 async fn replace(of: &Tended, now: &Mutex<Now>, started: &mut Started) -> Result<(), Lost> {
     // Reaped, and its memory free, before there is another.
-    let ended = locked(now).process.take();
+    let ended = now.locked().process.take();
     let how = match ended.map(|mut process| process.wait()) {
         Some(Ok(Some(status))) => format!("thaw-share has ended ({status})"),
         _ => "thaw-share has ended".to_owned(),
@@ -262,7 +264,7 @@ async fn once(of: &Tended, now: &Mutex<Now>) -> Result<(), (Error, Again)> {
             })
         });
         written.map_err(|e| (e, Again::Yes))?;
-        let mut now = locked(now);
+        let mut now = now.locked();
         if now.is_over {
             return Err((Error::new(ErrorKind::ShareFailed, "the sandbox ends"), Again::No));
         }
@@ -279,7 +281,7 @@ async fn once(of: &Tended, now: &Mutex<Now>) -> Result<(), (Error, Again)> {
 /// There is none any more.
 async fn lose(of: &Tended, now: &Mutex<Now>, why: String) {
     {
-        let mut now = locked(now);
+        let mut now = now.locked();
         if now.is_over {
             return;
         }

@@ -4,13 +4,14 @@
 //! cause is kept for the error message.
 
 use std::io::{self, Read, Seek, SeekFrom};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 
 use bytes::Bytes;
 use futures_util::stream;
 use reqwest::Body;
 use sha2::{Digest as _, Sha256};
 use thaw_imagefs::digest::Digest;
+use thaw_sys::lock::Lock;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
@@ -34,7 +35,7 @@ pub struct Content {
 }
 
 fn lock<T: ?Sized>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.locked()
 }
 
 impl Content {

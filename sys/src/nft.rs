@@ -1,4 +1,7 @@
-//! nftables, spoken to the kernel directly (nfnetlink): no program, no library.
+//! nftables, by netlink messages to the kernel (nfnetlink).
+//!
+//! Hand-written: the crate `nftables` runs nft(8), which must then be installed and costs a process for each transaction, on the path
+//! of a creation that publishes ports. libnftnl is a C library, which a static binary would have to link.
 //!
 //! Invariants: a [`Transaction`] is applied as a whole or not at all, and packets see the rules of before or of after it;
 //! it concerns one IPv4 table. It takes the lock of its network namespace's rules, and neither RTNL nor any lock of the

@@ -1,4 +1,7 @@
 //! Times as Go writes them in tables of contents: RFC 3339 with up to nine digits of a second.
+//!
+//! Hand-written: this is one format, and its text comes from registries. The crates `time`, `chrono` and `jiff` parse many formats, which
+//! is more code that a hostile registry could reach.
 
 use thaw_imagefs::tree::Timestamp;
 

@@ -48,7 +48,7 @@ pub mod failed;
 /// The control socket's name in a sandbox's directory.
 const CONTROL_SOCKET: &str = "control.sock";
 /// How long a process that a dead owner had begun may take to execute its program, and between two looks.
-const LOCK_LIMIT: Duration = Duration::from_secs(2);
+const LOCK_LIMIT: Duration = Duration::from_secs(5);
 const LOCK_STEP: Duration = Duration::from_millis(5);
 /// A sandbox that runs, and whose record cannot be read.
 #[derive(Debug)]
@@ -412,15 +412,22 @@ fn try_lock(path: &Path) -> Option<File> {
     Some(file)
 }
 
-/// The lock of a sandbox, unless its owner lives. A process that a dead owner had begun shares the lock until it executes its
-/// program: this waits for that, at most [`LOCK_LIMIT`].
+/// The lock of a sandbox, unless its owner lives. A child that a dead owner had forked shares the lock until it executes its program:
+/// this waits for that, at most [`LOCK_LIMIT`].
 fn lock_once_its_owner_is_gone(path: &Path) -> Option<File> {
     let since = Instant::now();
     loop {
         let lock = try_lock(path);
         let owner = || read_record(path).ok().and_then(|record| record.owner);
-        if lock.is_some() || since.elapsed() > LOCK_LIMIT || owner().is_some_and(|owner| owner.lives()) {
+        if lock.is_some() || owner().is_some_and(|owner| owner.lives()) {
             return lock;
+        }
+        if since.elapsed() > LOCK_LIMIT {
+            let place = path.display();
+            tracing::warn!(
+                "{place} is not adopted: it is still locked, though no living process is known to own it"
+            );
+            return None;
         }
         std::thread::sleep(LOCK_STEP);
     }

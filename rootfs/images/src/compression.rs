@@ -27,7 +27,7 @@ pub(crate) fn is_plain(start: &[u8]) -> bool {
 }
 
 /// How bytes are stored.
-enum Form {
+enum Compression {
     Plain,
     Gzip,
     Zstd,
@@ -37,16 +37,16 @@ enum Form {
 type Whole<R> = io::Chain<io::Cursor<Vec<u8>>, R>;
 
 /// The form of `stored`, and its bytes.
-fn form<R: BufRead>(mut stored: R) -> io::Result<(Form, Whole<R>)> {
+fn form<R: BufRead>(mut stored: R) -> io::Result<(Compression, Whole<R>)> {
     // A stream may arrive byte by byte.
     let mut start = Vec::with_capacity(ZSTD.len());
     stored.by_ref().take(ZSTD.len() as u64).read_to_end(&mut start)?;
     let form = if start.starts_with(&GZIP) {
-        Form::Gzip
+        Compression::Gzip
     } else if is_zstd(&start) {
-        Form::Zstd
+        Compression::Zstd
     } else {
-        Form::Plain
+        Compression::Plain
     };
     Ok((form, io::Cursor::new(start).chain(stored)))
 }
@@ -58,9 +58,9 @@ fn form<R: BufRead>(mut stored: R) -> io::Result<(Form, Whole<R>)> {
 pub fn decoder<'a, R: BufRead + Send + 'a>(stored: R) -> io::Result<Box<dyn Read + Send + 'a>> {
     let (form, stored) = form(stored)?;
     Ok(match form {
-        Form::Plain => Box::new(stored),
-        Form::Gzip => Box::new(MultiGzDecoder::new(stored)),
-        Form::Zstd => {
+        Compression::Plain => Box::new(stored),
+        Compression::Gzip => Box::new(MultiGzDecoder::new(stored)),
+        Compression::Zstd => {
             let mut decoder = zstd::stream::read::Decoder::with_buffer(stored)?;
             decoder.window_log_max(ZSTD_WINDOW_LOG)?;
             Box::new(decoder)

@@ -5,13 +5,13 @@
 //! against the descriptor's digest, its tar against the DiffID.
 
 pub(crate) mod archive;
+mod fallback;
 pub(crate) mod layout;
 pub mod push;
 mod referrers;
 mod registry;
 mod resolve;
 pub(crate) mod section;
-mod turns;
 
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -31,10 +31,10 @@ use crate::registry::Client;
 
 pub use crate::manifest::{Descriptor, Document, OCI_CONFIG, OCI_MANIFEST, Platform};
 pub use crate::registry::{Credentials, Retry};
+pub use fallback::{Fallback, Sender};
 pub use push::{Push, Upload};
 pub use referrers::{Referrer, referrers};
 pub use resolve::resolve;
-pub use turns::{Sender, Turns};
 
 /// What a reference names, before a platform is chosen.
 pub enum Root {
@@ -91,7 +91,7 @@ pub struct Resolved {
     pub layers: Vec<LayerSource>,
     /// The manifest's layers, with their annotations; none in forms without manifests.
     pub descriptors: Vec<Descriptor>,
-    pub form: manifest::Form,
+    pub kind: manifest::Kind,
     /// The manifest it refers to: of a converted image, the original's.
     pub subject: Option<Descriptor>,
     /// The manifest's.
@@ -125,7 +125,7 @@ pub trait Source: Send + Sync {
     async fn config(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error>;
 
     /// A layer's stored form, unverified, from the first of its places that has it, those before `place` passed over. Errors
-    /// of its reader carry an [`Error`] inside where there is one. See [`Turns`].
+    /// of its reader carry an [`Error`] inside where there is one. See [`Fallback`].
     async fn open(&self, layer: &LayerSource, place: usize) -> Result<LayerBody, Error>;
 }
 

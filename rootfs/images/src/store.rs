@@ -19,14 +19,15 @@
 //! is unpacked again from the source its image was pulled from. Keeping them would double every image on disk.
 
 mod assemble;
+mod blob_files;
 mod collect;
 mod evict;
-mod fill;
 mod layer;
 mod lock;
 mod make;
 mod manage;
 mod record;
+mod repair;
 mod stored_layer;
 
 use std::io;
@@ -42,8 +43,8 @@ use crate::error::Error;
 use crate::load_order::LoadOrder;
 use crate::reference::ImageRef;
 
+pub(crate) use blob_files::{BlobFiles, BlobOrigin};
 pub use evict::Pruned;
-pub(crate) use fill::{BlobFiles, BlobOrigin};
 pub use manage::{ImageUsage, Inspection, LayerInspection, Usage, VerifyReport};
 
 pub(crate) use assemble::Parts;

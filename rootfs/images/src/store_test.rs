@@ -19,7 +19,7 @@ use serde_json::Value;
 use thaw_imagefs::blob::BlobFile;
 
 use crate::progress::{Event, Progress};
-use crate::pull::{PullOptions, PullPolicy, WhichLayer, indexes_passed_over};
+use crate::pull::{PullOptions, PullPolicy, WhichLayer, unusable_indexes};
 use crate::source::fixture::{self, Blobs, Layer, TAR, TAR_GZIP, TAR_ZSTD};
 use crate::source::{Credentials, Platform, Retry};
 

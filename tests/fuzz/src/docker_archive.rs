@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use thaw_images::progress::Silent;
 use thaw_images::reference::ImageRef;
-use thaw_images::source::{Platform, SourceOptions, Turns, open, resolve};
+use thaw_images::source::{Fallback, Platform, SourceOptions, open, resolve};
 
 use crate::runtime::block_on;
 
@@ -33,7 +33,7 @@ async fn read(file: &Path) {
     };
     assert_eq!(image.layers.len(), image.config.rootfs().diff_ids().len());
     for layer in &image.layers {
-        let Ok(body) = Turns::new(&*source, layer).open().await else {
+        let Ok(body) = Fallback::new(&*source, layer).open().await else {
             continue;
         };
         let _ = body.reader.take(MOST).read_to_end(&mut Vec::new());

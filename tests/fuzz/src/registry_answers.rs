@@ -8,7 +8,7 @@ use std::time::Duration;
 use thaw_imagefs::Digest;
 use thaw_images::progress::Silent;
 use thaw_images::reference::{ImageRef, RegistryRef};
-use thaw_images::source::{Credentials, Platform, Retry, SourceOptions, Turns, open, referrers, resolve};
+use thaw_images::source::{Credentials, Fallback, Platform, Retry, SourceOptions, open, referrers, resolve};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -89,7 +89,7 @@ async fn ask(mut answers: Vec<Answer>) {
     {
         assert_eq!(image.digest, Digest::of(&image.manifest));
         for layer in image.layers.iter().take(2) {
-            if let Ok(body) = Turns::new(&*source, layer).open().await {
+            if let Ok(body) = Fallback::new(&*source, layer).open().await {
                 // Its reader waits for the runtime's only thread.
                 let read = move || body.reader.take(MOST).read_to_end(&mut Vec::new());
                 let _ = tokio::task::spawn_blocking(read).await;

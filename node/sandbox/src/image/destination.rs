@@ -9,7 +9,7 @@ use sha2::{Digest as _, Sha256};
 use thaw_imagefs::digest::Digest;
 use thaw_images::progress::{Event, Progress};
 use thaw_images::reference::ImageRef;
-use thaw_images::source::{LayerSource, Push, Resolved, Source, Turns};
+use thaw_images::source::{Fallback, LayerSource, Push, Resolved, Source};
 
 use crate::error::{Error, ErrorKind};
 use crate::images::{Images, failure};
@@ -118,9 +118,9 @@ impl<'a> Destination<'a> {
 
     /// A layer's stored form, verified, in a file without a name.
     async fn fetch(&self, source: &dyn Source, layer: &LayerSource) -> Result<File, Error> {
-        let mut turns = Turns::new(source, layer);
+        let mut fallback = Fallback::new(source, layer);
         loop {
-            let body = turns.open().await.map_err(failure)?;
+            let body = fallback.open().await.map_err(failure)?;
             let (layer, scratch) = (layer.clone(), self.scratch.clone());
             let copy = move || -> Result<File, thaw_images::Error> {
                 let io = |e| thaw_images::Error::io(&scratch, e);
@@ -132,7 +132,7 @@ impl<'a> Destination<'a> {
             let copied = tokio::task::spawn_blocking(copy).await;
             match copied.map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))? {
                 Ok(file) => return Ok(file),
-                Err(error) => turns.failed(error).map_err(failure)?,
+                Err(error) => fallback.failed(error).map_err(failure)?,
             };
         }
     }

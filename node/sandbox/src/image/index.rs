@@ -12,13 +12,13 @@ use std::sync::Arc;
 use serde::Serialize;
 use serde_json::{Value, json};
 use thaw_imagefs::digest::Digest;
-use thaw_images::index::form::FormError;
+use thaw_images::index::error::IndexError;
 use thaw_images::index::soci::{self, Ztoc};
 use thaw_images::layer::Limits;
-use thaw_images::manifest::{Form, OCI_CONFIG, OCI_INDEX, OCI_MANIFEST};
+use thaw_images::manifest::{Kind, OCI_CONFIG, OCI_INDEX, OCI_MANIFEST};
 use thaw_images::progress::{Event, Progress};
 use thaw_images::reference::ImageRef;
-use thaw_images::source::{self, LayerSource, Platform, Push, Resolved, Source, Turns};
+use thaw_images::source::{self, Fallback, LayerSource, Platform, Push, Resolved, Source};
 
 use super::destination::{self, Destination};
 use crate::error::{Error, ErrorKind};
@@ -96,7 +96,7 @@ pub async fn index(
     let resolved = source::resolve(&*source, &Platform::linux_amd64())
         .await
         .map_err(failure)?;
-    if resolved.form != Form::Layers || matches!(from, ImageRef::Archive { .. }) {
+    if resolved.kind != Kind::Layers || matches!(from, ImageRef::Archive { .. }) {
         let what = format!("{from} has no layers that a SOCI index describes");
         return Err(Error::new(ErrorKind::NotIndexable, what).remedy("index the image it was made of"));
     }
@@ -229,9 +229,9 @@ async fn ztoc(
     layer: &LayerSource,
     span_size: u64,
 ) -> Result<Result<Vec<u8>, String>, Error> {
-    let mut turns = Turns::new(source, layer);
+    let mut fallback = Fallback::new(source, layer);
     let made = loop {
-        let body = turns.open().await.map_err(failure)?;
+        let body = fallback.open().await.map_err(failure)?;
         let layer = layer.clone();
         // Whatever became of it: what was read must be the layer, or that is what is wrong.
         let work = move || {
@@ -243,14 +243,14 @@ async fn ztoc(
         let read = tokio::task::spawn_blocking(work).await;
         match read.map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))? {
             Ok(made) => break made,
-            Err(error) => turns.failed(error).map_err(failure)?,
+            Err(error) => fallback.failed(error).map_err(failure)?,
         };
     };
     match made {
         Ok(Some(bytes)) => Ok(Ok(bytes)),
         Ok(None) => Ok(Err("its compression has no places to begin at".into())),
         // Its other layers can still have theirs.
-        Err(FormError::Unsupported { what, .. }) => Ok(Err(format!("it has what no ztoc can say: {what}"))),
+        Err(IndexError::Unsupported { what, .. }) => Ok(Err(format!("it has what no ztoc can say: {what}"))),
         Err(e) => Err(Error::new(
             ErrorKind::NotIndexable,
             format!("{}: {e}", layer.name()),

@@ -11,7 +11,7 @@ use crate::span::inflate::{Inflate, Stop, Until, Wrap};
 use crate::span::{Expansion, Packer, SPAN, SpanTable};
 
 use super::recorder::Recorder;
-use super::{Form, Whole, ZSTD_WINDOW_LOG, form};
+use super::{Compression, Whole, ZSTD_WINDOW_LOG, form};
 
 /// A stored blob, uncompressed as it is read, and indexed.
 pub struct Indexing<R> {
@@ -47,16 +47,16 @@ impl<R: BufRead> Indexing<R> {
         let (form, stored) = form(stored)?;
         let mut recorder = Recorder::new(every);
         let decoder = match form {
-            Form::Plain => {
+            Compression::Plain => {
                 recorder.begin(Expansion::Plain);
                 Decoder::Plain
             }
             // Where the first member's data begins, the decoder finds.
-            Form::Gzip => {
+            Compression::Gzip => {
                 let inflate = Inflate::new(Wrap::Gzip).map_err(io::Error::other)?;
                 Decoder::Gzip(inflate, Packer::default())
             }
-            Form::Zstd => {
+            Compression::Zstd => {
                 recorder.begin(Expansion::Zstd);
                 let mut stream = ZstdStream::new()?;
                 stream.set_parameter(DParameter::WindowLogMax(ZSTD_WINDOW_LOG))?;

@@ -282,8 +282,8 @@ async fn layouts_and_archives_are_read_in_place() {
     );
 }
 
-async fn whole(turns: &mut crate::source::Turns<'_>) -> Vec<u8> {
-    let mut body = turns.open().await.unwrap().reader;
+async fn whole(fallback: &mut crate::source::Fallback<'_>) -> Vec<u8> {
+    let mut body = fallback.open().await.unwrap().reader;
     let read = move || {
         let mut bytes = Vec::new();
         body.read_to_end(&mut bytes).map(|_| bytes)
@@ -325,19 +325,19 @@ async fn layer_from_broken_mirror_continues_from_registry() {
             urls: Vec::new(),
             member: None,
         };
-        let mut turns = crate::source::Turns::new(&*source, &layer);
-        let first = whole(&mut turns).await;
+        let mut fallback = crate::source::Fallback::new(&*source, &layer);
+        let first = whole(&mut fallback).await;
         let counted = counts(&client, &near.address.to_string());
         assert_eq!(counted.wrong_bytes, u64::from(wrong.is_some()));
         if wrong.is_some() {
             // Whoever reads it sees that, and asks the next.
             assert_ne!(first, blob);
-            turns.failed(Error::Cancelled).unwrap();
-            assert_eq!(whole(&mut turns).await, blob);
+            fallback.failed(Error::Cancelled).unwrap();
+            assert_eq!(whole(&mut fallback).await, blob);
         } else {
             assert_eq!(first, blob);
         }
-        turns.failed(Error::Cancelled).unwrap_err();
+        fallback.failed(Error::Cancelled).unwrap_err();
         assert_eq!(counted.demand_bytes, cut.unwrap_or(200_000) as u64);
         assert_eq!(server.count("blobs") > 0, cut.is_some() || wrong.is_some());
     }

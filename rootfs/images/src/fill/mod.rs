@@ -281,7 +281,7 @@ impl Inner {
         for chunk in chunks {
             let range = blob.files.ready.chunk_range(*chunk);
             self.store
-                .fill(
+                .repair(
                     &blob.id,
                     range.start,
                     range.end - range.start,

@@ -5,7 +5,7 @@
 
 use thaw_imagefs::tree::{Attributes, PAGE, Timestamp};
 
-use crate::index::form::FormError;
+use crate::index::error::IndexError;
 use crate::index::{Content, LayerIndex, Piece, Pieces};
 use crate::layer::rules::{self, Place};
 use crate::layer::tree::{Change, Extent, LayerEntry, LayerTree, Leaf};
@@ -78,17 +78,17 @@ impl<'a> Builder<'a> {
         }
     }
 
-    fn refused(&self, source: LayerError) -> FormError {
-        FormError::Layer {
+    fn refused(&self, source: LayerError) -> IndexError {
+        IndexError::Layer {
             form: self.form,
             source,
         }
     }
 
     /// The next entry.
-    pub fn push(&mut self, entry: &Entry<'_>) -> Result<(), FormError> {
+    pub fn push(&mut self, entry: &Entry<'_>) -> Result<(), IndexError> {
         let form = self.form;
-        let limit = |what, limit| FormError::Layer {
+        let limit = |what, limit| IndexError::Layer {
             form,
             source: LayerError::limit(entry.at, what, limit),
         };
@@ -116,11 +116,11 @@ impl<'a> Builder<'a> {
         Ok(())
     }
 
-    fn bad(&self, entry: &Entry<'_>, why: &'static str) -> FormError {
+    fn bad(&self, entry: &Entry<'_>, why: &'static str) -> IndexError {
         self.refused(LayerError::bad_header(entry.at, entry.name, why))
     }
 
-    fn change(&mut self, entry: &Entry<'_>) -> Result<Change, FormError> {
+    fn change(&mut self, entry: &Entry<'_>) -> Result<Change, IndexError> {
         let xattrs = rules::xattrs(entry.xattrs.iter().copied()).map_err(|why| self.bad(entry, why))?;
         let attributes = Attributes {
             mode: entry.owner.mode & 0o7777,
@@ -149,7 +149,7 @@ impl<'a> Builder<'a> {
     }
 
     /// A file of one extent: where its zeros are, only its bytes say.
-    fn file(&mut self, entry: &Entry<'_>, parts: &[Part]) -> Result<Leaf, FormError> {
+    fn file(&mut self, entry: &Entry<'_>, parts: &[Part]) -> Result<Leaf, IndexError> {
         let limit = |what, limit| self.refused(LayerError::limit(entry.at, what, limit));
         let size = parts
             .iter()
@@ -197,10 +197,10 @@ impl<'a> Builder<'a> {
     }
 
     /// The index, checked: every piece is in a span.
-    pub fn finish(mut self, spans: SpanTable) -> Result<LayerIndex, FormError> {
+    pub fn finish(mut self, spans: SpanTable) -> Result<LayerIndex, IndexError> {
         self.entries.shrink_to_fit();
         let content = Content::new(self.data_length, Pieces::Map(self.pieces), spans)
-            .map_err(|error| FormError::malformed(self.form, error.to_string()))?;
+            .map_err(|error| IndexError::malformed(self.form, error.to_string()))?;
         Ok(LayerIndex {
             tree: LayerTree {
                 entries: self.entries,

@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use crate::layer::tree::LayerTree;
 use crate::layer::{Limits, unpack};
 
+use super::error::IndexError;
 use super::estargz::{self, Bound};
-use super::form::FormError;
 use super::soci;
 use super::testing::assert_like_unpacked;
 use super::{LayerIndex, testing};
@@ -32,11 +32,11 @@ fn name(layer: &Path) -> String {
 }
 
 /// What a ztoc has no word for, a sparse file or several gzip members, is said to be so, and nothing else is.
-fn known(made: Result<LayerIndex, FormError>, layer: &Path) -> Option<LayerIndex> {
+fn known(made: Result<LayerIndex, IndexError>, layer: &Path) -> Option<LayerIndex> {
     let is_known = layer.join("inexpressible").exists();
     match made {
         Ok(index) => Some(index),
-        Err(FormError::Unsupported { what, .. }) if is_known => {
+        Err(IndexError::Unsupported { what, .. }) if is_known => {
             println!("soci/{}: refused, for {what}", name(layer));
             None
         }
@@ -60,7 +60,7 @@ fn ztocs() {
         let ours = soci::index_layer(&stored[..], &limits, span_size, "thaw");
         if layer.join("inexpressible").exists() {
             assert!(
-                matches!(ours, Err(FormError::Unsupported { .. })),
+                matches!(ours, Err(IndexError::Unsupported { .. })),
                 "{}",
                 name(&layer)
             );

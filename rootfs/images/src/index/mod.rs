@@ -4,9 +4,9 @@
 //! Nydus bootstrap. All have the same three parts: the tree; the pieces, which say where in the stream each part of the
 //! data file is; and the spans, which say where in the stored blob each part of the stream is.
 
+pub mod error;
 pub mod estargz;
 mod foreign;
-pub mod form;
 #[cfg(test)]
 mod interop_test;
 pub mod kept;

@@ -143,7 +143,7 @@ impl Descriptor {
 pub struct Manifest {
     pub config: Descriptor,
     pub layers: Vec<Descriptor>,
-    pub form: Form,
+    pub kind: Kind,
     /// The manifest it refers to.
     pub subject: Option<Descriptor>,
     pub annotations: BTreeMap<String, String>,
@@ -151,11 +151,11 @@ pub struct Manifest {
 
 /// What the layers of a manifest are.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Form {
+pub enum Kind {
     /// Changes of a file tree, as tar.
     Layers,
-    /// Documents of Thaw's own.
-    Accelerated(Box<ConvertedManifest>),
+    /// The documents of a converted image.
+    Converted(Box<ConvertedManifest>),
     /// A RAFS bootstrap and its blobs.
     Nydus(Box<NydusManifest>),
 }
@@ -236,7 +236,7 @@ impl Document {
                 let manifest = Manifest {
                     config,
                     layers: layers.unwrap_or_default(),
-                    form: Form::of(what, bytes)?,
+                    kind: Kind::of(what, bytes)?,
                     subject,
                     annotations: annotations.unwrap_or_default(),
                 };
@@ -259,10 +259,10 @@ struct Head {
     media_type: Option<String>,
 }
 
-impl Form {
+impl Kind {
     fn of(what: &str, bytes: &[u8]) -> Result<Self, Error> {
         if let Some(manifest) = ConvertedManifest::parse(what, bytes)? {
-            return Ok(Self::Accelerated(Box::new(manifest)));
+            return Ok(Self::Converted(Box::new(manifest)));
         }
         Ok(NydusManifest::parse(what, bytes)?
             .map_or(Self::Layers, |manifest| Self::Nydus(Box::new(manifest))))
@@ -285,9 +285,9 @@ impl Manifest {
                 "this is an artifact, not a container image",
             ));
         }
-        // The other forms have checked their own.
-        let layers = match self.form {
-            Form::Layers => &self.layers[..],
+        // The parsers of the other kinds have checked their own.
+        let layers = match self.kind {
+            Kind::Layers => &self.layers[..],
             _ => &[],
         };
         for layer in layers {

@@ -15,8 +15,8 @@ use thaw_sys::lock::Lock;
 use crate::error::Error;
 use crate::form::Form;
 use crate::index::LayerIndex;
+use crate::index::error::IndexError;
 use crate::index::estargz;
-use crate::index::form::FormError;
 use crate::index::soci;
 use crate::layer::Limits;
 use crate::lazy::LazyLayer;
@@ -28,15 +28,15 @@ use crate::blocking::blocking;
 /// Most bytes of a document: bounds what reading one costs.
 const MAX_DOCUMENT: u64 = 256 << 20;
 
-static PASSED_OVER: AtomicU64 = AtomicU64::new(0);
+static UNUSABLE: AtomicU64 = AtomicU64::new(0);
 
 /// Indexes this process could not use, and streamed whole layers instead.
-pub fn indexes_passed_over() -> u64 {
-    PASSED_OVER.load(Ordering::Relaxed)
+pub fn unusable_indexes() -> u64 {
+    UNUSABLE.load(Ordering::Relaxed)
 }
 
-pub(super) fn passed_over(what: &Digest, error: &Error) {
-    PASSED_OVER.fetch_add(1, Ordering::Relaxed);
+pub(super) fn warn_unusable(what: &Digest, error: &Error) {
+    UNUSABLE.fetch_add(1, Ordering::Relaxed);
     tracing::warn!(%what, %error, "an index cannot be used; what it describes is read whole");
 }
 
@@ -70,7 +70,7 @@ impl Indexes {
             Some(digest) => match soci_index(source, digest).await {
                 Ok(index) => Some(index),
                 Err(error) => {
-                    passed_over(&resolved.digest, &error);
+                    warn_unusable(&resolved.digest, &error);
                     None
                 }
             },
@@ -186,7 +186,7 @@ impl Indexes {
         &self,
         stored: &StoredBlob,
         range: Range<u64>,
-        parse: impl Fn(&[u8]) -> Result<T, FormError> + Send + Sync + 'static,
+        parse: impl Fn(&[u8]) -> Result<T, IndexError> + Send + Sync + 'static,
     ) -> Result<T, Error> {
         let slot = Arc::new(Mutex::new(None));
         let filled = slot.clone();
@@ -215,6 +215,6 @@ async fn soci_index(source: &dyn Source, digest: Digest) -> Result<soci::Index, 
     soci::Index::parse(&bytes, &digest).map_err(form)
 }
 
-fn form(error: FormError) -> Error {
+fn form(error: IndexError) -> Error {
     Error::malformed("an index the image is bound to", error)
 }

@@ -15,7 +15,7 @@ use crate::progress::{Event, Progress};
 use crate::source::{Descriptor, LayerSource, Resolved, Source};
 use crate::store::{LayerRecord, Lock, Origin, Store};
 
-use super::indexes::{Indexes, passed_over};
+use super::indexes::{Indexes, warn_unusable};
 
 /// Layers unpacked at a time.
 const CONCURRENT_LAYERS: usize = 3;
@@ -117,7 +117,7 @@ impl Store {
                     return Ok(record(form, key));
                 }
                 Ok(None) => {}
-                Err(error) => passed_over(&diff_id, &error),
+                Err(error) => warn_unusable(&diff_id, &error),
             }
         }
         let (progress, making) = (pulling.progress.clone(), pulling.making.clone());

@@ -26,7 +26,7 @@ use crate::source::{self, Credentials, Platform, Resolved, Retry, Source, Source
 use crate::store::{Image, Lock, Parts, Store};
 
 pub use ensure::WhichLayer;
-pub use indexes::indexes_passed_over;
+pub use indexes::unusable_indexes;
 
 use indexes::Indexes;
 use layers::Pulling;
@@ -215,7 +215,7 @@ impl<'a> Pull<'a> {
             pinned: false,
         };
         let store = self.store.clone();
-        let Some(format) = format(&resolved.form) else {
+        let Some(format) = format(&resolved.kind) else {
             let pulling = self.pulling(source, resolved, making).await;
             parts.layers = self.store.make_layers(&pulling, resolved).await?;
             self.progress.event(Event::Assembling);
@@ -263,7 +263,7 @@ impl<'a> Pull<'a> {
         }
         let indexes = Indexes::of(source, resolved, || self.ranges()).await;
         indexes.unwrap_or_else(|error| {
-            indexes::passed_over(&resolved.digest, &error);
+            indexes::warn_unusable(&resolved.digest, &error);
             None
         })
     }
@@ -293,7 +293,9 @@ impl<'a> Pull<'a> {
                 // All of it is wanted: one stream is less than many ranges.
                 let options = self.store.source_options(self.options);
                 let progress = self.progress.clone();
-                self.store.fill(&blob.id, 0, u64::MAX, &options, progress).await?;
+                self.store
+                    .repair(&blob.id, 0, u64::MAX, &options, progress)
+                    .await?;
             } else {
                 let filler = Filler::new(self.store.clone(), self.fetch_options()?);
                 filler.fill(&blob.id, 0, u64::MAX, Priority::Demand).await?;
@@ -304,11 +306,11 @@ impl<'a> Pull<'a> {
 }
 
 /// The format of an image that is not made of tar layers.
-fn format(form: &manifest::Form) -> Option<&dyn ImageFormat> {
-    match form {
-        manifest::Form::Layers => None,
-        manifest::Form::Accelerated(manifest) => Some(&**manifest),
-        manifest::Form::Nydus(manifest) => Some(&**manifest),
+fn format(kind: &manifest::Kind) -> Option<&dyn ImageFormat> {
+    match kind {
+        manifest::Kind::Layers => None,
+        manifest::Kind::Converted(manifest) => Some(&**manifest),
+        manifest::Kind::Nydus(manifest) => Some(&**manifest),
     }
 }
 

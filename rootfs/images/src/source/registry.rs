@@ -20,7 +20,7 @@ use crate::registry::repository::Repository;
 use crate::registry::request::Request;
 use crate::registry::stats::EndpointStats;
 
-use super::turns::{Rank, Sender};
+use super::fallback::{Rank, Sender};
 use super::{LayerBody, LayerSource, Root, Source, SourceOptions, verify};
 
 pub struct Registry {

@@ -6,7 +6,7 @@ use oci_spec::image::ImageConfiguration;
 use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
-use crate::manifest::{Document, Form, MAX_LAYERS, Manifest};
+use crate::manifest::{Document, Kind, MAX_LAYERS, Manifest};
 
 use super::{Descriptor, LayerSource, Platform, Resolved, Root, Source};
 
@@ -135,13 +135,13 @@ impl Walk<'_> {
                 config_bytes,
                 layers,
                 descriptors,
-                form: manifest.form.clone(),
+                kind: manifest.kind.clone(),
                 subject: manifest.subject.clone(),
                 annotations: manifest.annotations.clone(),
                 config: config.clone(),
             }))
         };
-        if manifest.form != Form::Layers {
+        if manifest.kind != Kind::Layers {
             return found(Vec::new(), manifest.layers.clone());
         }
         let diff_ids = diff_ids(&config)?;
@@ -183,7 +183,7 @@ impl Walk<'_> {
             config,
             layers,
             descriptors: Vec::new(),
-            form: Form::Layers,
+            kind: Kind::Layers,
             subject: None,
             annotations: BTreeMap::new(),
         }))

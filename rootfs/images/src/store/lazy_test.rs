@@ -173,13 +173,13 @@ async fn an_index_that_cannot_be_used_costs_a_warning() {
         let (blobs, image) = soci_image(&whole, &layers, change);
         let bench = Bench::new();
         let log = Arc::new(Log::default());
-        let before = indexes_passed_over();
+        let before = unusable_indexes();
         let pulled = bench
             .pull_logged(&bench.layout(&blobs, &[image]), &log)
             .await
             .unwrap();
         assert!(log.started() >= 1, "case {number}");
-        assert!(indexes_passed_over() > before);
+        assert!(unusable_indexes() > before);
         bench.bytes(&pulled).await;
     }
 }
@@ -387,7 +387,7 @@ async fn layers_alone_and_images_of_them() {
 }
 
 #[tokio::test]
-async fn an_index_beside_the_image_is_passed_over() {
+async fn an_index_beside_the_image_is_warn_unusable() {
     // What an image index lists besides images.
     let bench = Bench::new();
     let mut blobs = Blobs::default();

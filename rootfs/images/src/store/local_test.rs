@@ -213,7 +213,7 @@ async fn a_torn_cache_is_repaired_from_the_source_and_never_served() {
         let (store, blob, log) = (rebooted.clone(), blob.clone(), log.clone());
         async move {
             store
-                .fill(&blob.id, offset, length, &store.source_options(&options()), log)
+                .repair(&blob.id, offset, length, &store.source_options(&options()), log)
                 .await
         }
     };
@@ -241,7 +241,7 @@ async fn a_torn_cache_is_repaired_from_the_source_and_never_served() {
     data.write_all_at(&[0; 4096], 200_000).unwrap();
     std::fs::remove_dir_all(bench.path("layout")).unwrap();
     let error = third
-        .fill(&blob.id, 200_000, 1, &third.source_options(&options()), log)
+        .repair(&blob.id, 200_000, 1, &third.source_options(&options()), log)
         .await
         .unwrap_err();
     assert_eq!(error.code(), "not_found");

@@ -19,7 +19,7 @@ use crate::layer::tree::LayerTree;
 use crate::lazy::{LazyBlob, LazyLayer};
 use crate::progress::{Event, Progress};
 use crate::ranges::StoredBlob;
-use crate::source::{LayerSource, Source, Turns};
+use crate::source::{Fallback, LayerSource, Source};
 use crate::span::SpanDigest;
 
 use super::layer::{self, Job};
@@ -131,13 +131,14 @@ impl Store {
         progress: Arc<dyn Progress>,
         cancelled: &CancellationToken,
     ) -> Result<(), Error> {
-        let mut turns = Turns::new(source, layer);
+        let mut fallback = Fallback::new(source, layer);
         loop {
-            let streamed = self.stream_once(&mut turns, layer, making.clone(), progress.clone(), cancelled);
+            let streamed =
+                self.stream_once(&mut fallback, layer, making.clone(), progress.clone(), cancelled);
             let Err(error) = streamed.await else {
                 return Ok(());
             };
-            let registry = turns.failed(error)?;
+            let registry = fallback.failed(error)?;
             progress.event(Event::Retrying {
                 registry,
                 wait: Duration::ZERO,
@@ -148,7 +149,7 @@ impl Store {
 
     async fn stream_once(
         &self,
-        turns: &mut Turns<'_>,
+        fallback: &mut Fallback<'_>,
         layer: &LayerSource,
         making: Arc<Lock>,
         progress: Arc<dyn Progress>,
@@ -171,7 +172,7 @@ impl Store {
         let body = tokio::select! {
             biased;
             () = cancelled.cancelled() => Err(Error::Cancelled),
-            body = turns.open() => body,
+            body = fallback.open() => body,
         }?;
         let (body, transfer) = (body.reader, AbortOnDrop(body.transfer));
         let (boot, stop) = (self.boot, cancelled.clone());

@@ -176,7 +176,7 @@ async fn a_torn_cache_is_repaired_from_the_next_place_too() {
     };
     rebooted.image(&pulled.digest).unwrap().unwrap();
     rebooted
-        .fill(
+        .repair(
             &blob.id,
             0,
             blob.length,

@@ -159,7 +159,7 @@ fn footer(offset: u64) -> Vec<u8> {
 }
 
 impl Made {
-    fn read(&self) -> Result<LayerIndex, FormError> {
+    fn read(&self) -> Result<LayerIndex, IndexError> {
         let size = self.stored.len() as u64;
         let location = toc_location(&self.stored[self.stored.len() - FOOTER as usize..], size)?;
         assert_eq!(location, self.location);
@@ -282,7 +282,7 @@ fn another_table_is_refused() {
         &Limits::default(),
     )
     .unwrap_err();
-    assert!(matches!(error, FormError::Digest { .. }), "{error}");
+    assert!(matches!(error, IndexError::Digest { .. }), "{error}");
 }
 
 #[test]

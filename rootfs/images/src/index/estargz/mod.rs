@@ -14,7 +14,7 @@ use std::ops::Range;
 use thaw_imagefs::digest::Digest;
 
 use crate::index::LayerIndex;
-use crate::index::form::{FormError, verify};
+use crate::index::error::{IndexError, verify};
 use crate::layer::Limits;
 
 const FORM: &str = "eStargz table of contents";
@@ -57,7 +57,7 @@ pub enum Bound {
 /// When the annotation is there and is no digest.
 pub fn toc_digest<'a>(
     annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
-) -> Result<Option<Digest>, FormError> {
+) -> Result<Option<Digest>, IndexError> {
     annotations
         .into_iter()
         .find(|(name, _)| *name == TOC_DIGEST)
@@ -65,10 +65,10 @@ pub fn toc_digest<'a>(
         .transpose()
 }
 
-fn digest_of(value: &str) -> Result<Digest, FormError> {
+fn digest_of(value: &str) -> Result<Digest, IndexError> {
     value
         .parse::<Digest>()
-        .map_err(|error| FormError::malformed(FORM, format!("the layer's annotation: {error}")))
+        .map_err(|error| IndexError::malformed(FORM, format!("the layer's annotation: {error}")))
 }
 
 /// What binds a layer with these annotations to its table; `None` if it is neither eStargz nor zstd:chunked.
@@ -79,7 +79,7 @@ fn digest_of(value: &str) -> Result<Digest, FormError> {
 pub fn bound<'a>(
     annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
     stored_size: u64,
-) -> Result<Option<Bound>, FormError> {
+) -> Result<Option<Bound>, IndexError> {
     let (mut toc, mut checksum, mut position) = (None, None, None);
     for (name, value) in annotations {
         match name.as_str() {
@@ -100,32 +100,32 @@ pub fn bound<'a>(
     }
 }
 
-fn zstd_location(position: &str, stored_size: u64) -> Result<Range<u64>, FormError> {
+fn zstd_location(position: &str, stored_size: u64) -> Result<Range<u64>, IndexError> {
     let parts: Vec<&str> = position.split(':').collect();
     let [offset, length, uncompressed, kind] = parts[..] else {
-        return Err(FormError::malformed(FORM, "its position is not four numbers"));
+        return Err(IndexError::malformed(FORM, "its position is not four numbers"));
     };
     if kind != ZSTD_TYPE {
-        return Err(FormError::unsupported(
+        return Err(IndexError::unsupported(
             FORM,
             format!("type {}", kind.escape_debug()),
         ));
     }
     let number = |text: &str| {
         text.parse::<u64>()
-            .map_err(|_| FormError::malformed(FORM, "its position is not four numbers"))
+            .map_err(|_| IndexError::malformed(FORM, "its position is not four numbers"))
     };
     if number(uncompressed)? > MAX_TOC {
-        return Err(FormError::unsupported(FORM, "more than 256 MiB"));
+        return Err(IndexError::unsupported(FORM, "more than 256 MiB"));
     }
     let (offset, length) = (number(offset)?, number(length)?);
     location(offset, offset.checked_add(length), stored_size)
 }
 
-fn location(start: u64, end: Option<u64>, limit: u64) -> Result<Range<u64>, FormError> {
+fn location(start: u64, end: Option<u64>, limit: u64) -> Result<Range<u64>, IndexError> {
     match end {
         Some(end) if start < end && end <= limit && end - start <= MAX_TOC => Ok(start..end),
-        _ => Err(FormError::malformed(
+        _ => Err(IndexError::malformed(
             FORM,
             "it is not within the layer, or larger than 256 MiB",
         )),
@@ -136,8 +136,8 @@ fn location(start: u64, end: Option<u64>, limit: u64) -> Result<Range<u64>, Form
 ///
 /// # Errors
 /// When they are not a footer.
-pub fn toc_location(footer: &[u8], stored_size: u64) -> Result<Range<u64>, FormError> {
-    let refuse = || FormError::malformed(FORM, "the layer does not end with an eStargz footer");
+pub fn toc_location(footer: &[u8], stored_size: u64) -> Result<Range<u64>, IndexError> {
+    let refuse = || IndexError::malformed(FORM, "the layer does not end with an eStargz footer");
     // An empty gzip member: its header with an extra field, a stored block of nothing, its trailer of zeros. The first
     // form of it had the number in the extra field itself, now there is a subfield "SG" around it.
     const HEAD: [u8; 10] = [0x1f, 0x8b, 8, 4, 0, 0, 0, 0, 0, 0xff];
@@ -163,23 +163,23 @@ pub fn toc_location(footer: &[u8], stored_size: u64) -> Result<Range<u64>, FormE
 /// Reads an eStargz layer's table from its stored bytes, which stand at `location` ([`toc_location`]).
 ///
 /// # Errors
-/// [`FormError`] when it has another digest, lies, or describes a layer that would be refused.
+/// [`IndexError`] when it has another digest, lies, or describes a layer that would be refused.
 pub fn read_toc(
     stored: &[u8],
     expected: &Digest,
     location: Range<u64>,
     limits: &Limits,
-) -> Result<LayerIndex, FormError> {
-    let damaged = |error: std::io::Error| FormError::malformed(FORM, error.to_string());
+) -> Result<LayerIndex, IndexError> {
+    let damaged = |error: std::io::Error| IndexError::malformed(FORM, error.to_string());
     let mut archive =
         tar::Archive::new(flate2::bufread::MultiGzDecoder::new(stored).take(MAX_TOC + (1 << 20)));
     let mut entry = archive
         .entries()
         .and_then(|mut entries| entries.next().transpose())
         .map_err(damaged)?
-        .ok_or_else(|| FormError::malformed(FORM, "it is empty"))?;
+        .ok_or_else(|| IndexError::malformed(FORM, "it is empty"))?;
     if *entry.path_bytes() != *TOC_NAME || entry.size() > MAX_TOC {
-        return Err(FormError::malformed(
+        return Err(IndexError::malformed(
             FORM,
             "it has another name, or more than 256 MiB",
         ));
@@ -195,8 +195,8 @@ pub fn read_toc(
 /// stored layer, where the table begins.
 ///
 /// # Errors
-/// [`FormError`] when it lies, or describes a layer that would be refused.
-pub fn read_json(json: &[u8], end: u64, limits: &Limits) -> Result<LayerIndex, FormError> {
+/// [`IndexError`] when it lies, or describes a layer that would be refused.
+pub fn read_json(json: &[u8], end: u64, limits: &Limits) -> Result<LayerIndex, IndexError> {
     toc::read(json, end, toc::Codec::Gzip, limits)
 }
 
@@ -209,9 +209,9 @@ pub fn read_zstd_toc(
     expected: &Digest,
     location: Range<u64>,
     limits: &Limits,
-) -> Result<LayerIndex, FormError> {
+) -> Result<LayerIndex, IndexError> {
     verify(FORM, stored, expected)?;
-    let damaged = |error: std::io::Error| FormError::malformed(FORM, error.to_string());
+    let damaged = |error: std::io::Error| IndexError::malformed(FORM, error.to_string());
     let mut decoder = zstd::stream::read::Decoder::with_buffer(stored).map_err(damaged)?;
     // The decoder keeps a window: 32 MiB at most, what tools ask for at their highest level.
     decoder.window_log_max(25).map_err(damaged)?;
@@ -221,7 +221,7 @@ pub fn read_zstd_toc(
         .read_to_end(&mut json)
         .map_err(damaged)?;
     if json.len() as u64 > MAX_TOC {
-        return Err(FormError::unsupported(FORM, "more than 256 MiB"));
+        return Err(IndexError::unsupported(FORM, "more than 256 MiB"));
     }
     // The table stands in a skippable frame, whose header comes before it.
     let end = location.start.saturating_sub(8);

@@ -12,8 +12,8 @@ use thaw_imagefs::digest::Digest;
 use thaw_imagefs::tree::Timestamp;
 
 use crate::index::LayerIndex;
+use crate::index::error::IndexError;
 use crate::index::foreign::{Builder, Entry, Part, What, owner};
-use crate::index::form::FormError;
 use crate::index::rfc3339;
 use crate::layer::Limits;
 use crate::span::{Expansion, Span, SpanDigest, SpanTable, StreamPart};
@@ -64,7 +64,7 @@ struct Wire<'a> {
 }
 
 /// Reads a table. Chunks end before `end` of the stored layer, where the table begins.
-pub fn read(json: &[u8], end: u64, codec: Codec, limits: &Limits) -> Result<LayerIndex, FormError> {
+pub fn read(json: &[u8], end: u64, codec: Codec, limits: &Limits) -> Result<LayerIndex, IndexError> {
     let mut reader = Reader {
         builder: Builder::new(FORM, limits),
         codec,
@@ -83,7 +83,7 @@ pub fn read(json: &[u8], end: u64, codec: Codec, limits: &Limits) -> Result<Laye
     if let Some(error) = reader.error.take() {
         return Err(error);
     }
-    outcome.map_err(|error| FormError::malformed(FORM, error.to_string()))?;
+    outcome.map_err(|error| IndexError::malformed(FORM, error.to_string()))?;
     reader.finish(end)
 }
 
@@ -105,7 +105,7 @@ struct Reader<'l> {
     member: Option<Member>,
     spans: Vec<Span>,
     /// What stopped it, which JSON's error cannot carry.
-    error: Option<FormError>,
+    error: Option<IndexError>,
 }
 
 /// A regular file whose chunks are not all there yet.
@@ -128,7 +128,7 @@ struct Member {
 }
 
 /// The chunks as a span's digests have them.
-fn parts(chunks: &[(u64, u64, [u8; 32])]) -> Result<Arc<[StreamPart]>, FormError> {
+fn parts(chunks: &[(u64, u64, [u8; 32])]) -> Result<Arc<[StreamPart]>, IndexError> {
     let mut end = 0;
     let part = |&(start, length, sha256): &(u64, u64, [u8; 32])| {
         let short = |length| u32::try_from(length).map_err(|_| malformed("a chunk is larger than 4 GiB"));
@@ -143,8 +143,8 @@ fn parts(chunks: &[(u64, u64, [u8; 32])]) -> Result<Arc<[StreamPart]>, FormError
     chunks.iter().map(part).collect()
 }
 
-fn malformed(why: &str) -> FormError {
-    FormError::malformed(FORM, why)
+fn malformed(why: &str) -> IndexError {
+    IndexError::malformed(FORM, why)
 }
 
 impl Wire<'_> {
@@ -166,12 +166,12 @@ impl Wire<'_> {
 }
 
 impl Reader<'_> {
-    fn entry(&mut self, wire: Wire<'_>) -> Result<(), FormError> {
+    fn entry(&mut self, wire: Wire<'_>) -> Result<(), IndexError> {
         self.seen += 1;
         self.left = self
             .left
             .checked_sub(1)
-            .ok_or_else(|| FormError::unsupported(FORM, "more entries than a layer may have"))?;
+            .ok_or_else(|| IndexError::unsupported(FORM, "more entries than a layer may have"))?;
         if wire.kind == "chunk" {
             let mut file = self
                 .open
@@ -200,7 +200,7 @@ impl Reader<'_> {
     }
 
     /// The next chunk of a file.
-    fn chunk(&mut self, file: &mut File, wire: &Wire<'_>) -> Result<(), FormError> {
+    fn chunk(&mut self, file: &mut File, wire: &Wire<'_>) -> Result<(), IndexError> {
         let left = file.head.size.saturating_sub(file.have);
         let length = if wire.chunk_size == 0 {
             left
@@ -222,7 +222,7 @@ impl Reader<'_> {
             };
             let digest = text
                 .parse::<Digest>()
-                .map_err(|error| FormError::malformed(FORM, format!("a chunk's digest: {error}")))?;
+                .map_err(|error| IndexError::malformed(FORM, format!("a chunk's digest: {error}")))?;
             Some(self.place(wire, length, *digest.bytes())?)
         };
         file.parts.push(Part {
@@ -233,7 +233,7 @@ impl Reader<'_> {
     }
 
     /// Finds a place in the stream for a chunk.
-    fn place(&mut self, wire: &Wire<'_>, length: u64, digest: [u8; 32]) -> Result<u64, FormError> {
+    fn place(&mut self, wire: &Wire<'_>, length: u64, digest: [u8; 32]) -> Result<u64, IndexError> {
         let too_far = || malformed("a chunk ends beyond 2^63");
         let inner_end = wire
             .inner_offset
@@ -272,7 +272,7 @@ impl Reader<'_> {
     }
 
     /// Ends the member before `end` of the stored layer.
-    fn close_member(&mut self, end: u64) -> Result<(), FormError> {
+    fn close_member(&mut self, end: u64) -> Result<(), IndexError> {
         let Some(member) = self.member.take() else {
             return Ok(());
         };
@@ -300,7 +300,7 @@ impl Reader<'_> {
         Ok(())
     }
 
-    fn close_file(&mut self) -> Result<(), FormError> {
+    fn close_file(&mut self) -> Result<(), IndexError> {
         let Some(file) = self.open.take() else {
             return Ok(());
         };
@@ -310,7 +310,7 @@ impl Reader<'_> {
         self.push(&file.head, &file.parts)
     }
 
-    fn push(&mut self, wire: &Wire<'_>, parts: &[Part]) -> Result<(), FormError> {
+    fn push(&mut self, wire: &Wire<'_>, parts: &[Part]) -> Result<(), IndexError> {
         let name = wire.name.as_bytes();
         let cleaned = name.strip_prefix(b"./").unwrap_or(name);
         if cleaned == TOC_NAME || LANDMARKS.contains(&cleaned) {
@@ -332,7 +332,7 @@ impl Reader<'_> {
             "fifo" => What::Fifo,
             other => {
                 let other: String = other.chars().take(32).collect();
-                return Err(FormError::unsupported(
+                return Err(IndexError::unsupported(
                     FORM,
                     format!("an entry of type {other:?}"),
                 ));
@@ -367,11 +367,11 @@ impl Reader<'_> {
         })
     }
 
-    fn finish(mut self, end: u64) -> Result<LayerIndex, FormError> {
+    fn finish(mut self, end: u64) -> Result<LayerIndex, IndexError> {
         self.close_file()?;
         self.close_member(end)?;
         let spans =
-            SpanTable::new(self.spans, end).map_err(|source| FormError::Spans { form: FORM, source })?;
+            SpanTable::new(self.spans, end).map_err(|source| IndexError::Spans { form: FORM, source })?;
         self.builder.finish(spans)
     }
 }

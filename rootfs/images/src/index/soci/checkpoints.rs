@@ -10,7 +10,7 @@
 
 use flatbuffers::FlatBufferBuilder;
 
-use crate::index::form::FormError;
+use crate::index::error::IndexError;
 use crate::span::{Expansion, Span, SpanDigest, SpanTable, WINDOW, Window};
 
 use super::flat::{Table, slot};
@@ -29,11 +29,11 @@ mod tar {
     pub const SIZE: usize = 2;
 }
 
-fn malformed(why: &str) -> FormError {
-    FormError::malformed(FORM, why)
+fn malformed(why: &str) -> IndexError {
+    IndexError::malformed(FORM, why)
 }
 
-fn number<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], FormError> {
+fn number<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], IndexError> {
     bytes
         .get(at..at + N)
         .and_then(|bytes| bytes.try_into().ok())
@@ -41,7 +41,7 @@ fn number<const N: usize>(bytes: &[u8], at: usize) -> Result<[u8; N], FormError>
 }
 
 /// An `i64` that must not be negative.
-fn offset(bytes: &[u8], at: usize) -> Result<u64, FormError> {
+fn offset(bytes: &[u8], at: usize) -> Result<u64, IndexError> {
     u64::try_from(i64::from_le_bytes(number(bytes, at)?)).map_err(|_| malformed("an offset is negative"))
 }
 
@@ -51,7 +51,7 @@ pub fn read_gzip(
     digests: &[SpanDigest],
     stored_length: u64,
     stream_length: u64,
-) -> Result<Vec<Span>, FormError> {
+) -> Result<Vec<Span>, IndexError> {
     let count = usize::try_from(i32::from_le_bytes(number(blob, 0)?)).unwrap_or(0);
     if count == 0 || count != digests.len() {
         return Err(malformed("it has not one digest for each checkpoint"));
@@ -104,7 +104,7 @@ pub fn read_gzip(
 }
 
 /// The spans of a plain tar layer.
-pub fn read_tar(blob: &[u8], digests: &[SpanDigest], stored_length: u64) -> Result<Vec<Span>, FormError> {
+pub fn read_tar(blob: &[u8], digests: &[SpanDigest], stored_length: u64) -> Result<Vec<Span>, IndexError> {
     let table = Table::root(blob)?;
     let natural =
         |id| u64::try_from(table.i64(id)?).map_err(|_| malformed("a length of its layer is negative"));
@@ -133,8 +133,8 @@ pub struct Written {
 }
 
 /// The checkpoints of `spans`, which are those of a whole stored layer.
-pub fn write(spans: &SpanTable, span_size: u64, stored_length: u64) -> Result<Written, FormError> {
-    let unfit = |what: &str| FormError::unsupported(FORM, format!("a layer {what}"));
+pub fn write(spans: &SpanTable, span_size: u64, stored_length: u64) -> Result<Written, IndexError> {
+    let unfit = |what: &str| IndexError::unsupported(FORM, format!("a layer {what}"));
     let all = spans.spans();
     let digests = all
         .iter()
@@ -194,7 +194,7 @@ pub fn write(spans: &SpanTable, span_size: u64, stored_length: u64) -> Result<Wr
         let window = point
             .window
             .bytes()
-            .map_err(|why| FormError::malformed(FORM, why))?;
+            .map_err(|why| IndexError::malformed(FORM, why))?;
         blob.resize(blob.len() + WINDOW.saturating_sub(window.len()), 0);
         blob.extend(&window);
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use thaw_imagefs::digest::Digest;
 
-use crate::index::form::FormError;
+use crate::index::error::IndexError;
 use crate::manifest::{Descriptor, OCI_MANIFEST};
 
 const FORM: &str = "SOCI index";
@@ -61,14 +61,14 @@ struct Wire {
 /// When the annotation is there and is no digest.
 pub fn bound_index<'a>(
     annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
-) -> Result<Option<Digest>, FormError> {
+) -> Result<Option<Digest>, IndexError> {
     annotations
         .into_iter()
         .find(|(name, _)| *name == INDEX_DIGEST)
         .map(|(_, value)| value.parse::<Digest>())
         .transpose()
         .map_err(|error| {
-            FormError::malformed(FORM, format!("the image's annotation {INDEX_DIGEST}: {error}"))
+            IndexError::malformed(FORM, format!("the image's annotation {INDEX_DIGEST}: {error}"))
         })
 }
 
@@ -81,22 +81,22 @@ impl Index {
     /// Reads an index manifest. Whether it is the right one, `expected` says.
     ///
     /// # Errors
-    /// [`FormError`] when it has another digest, or is no index.
-    pub fn parse(bytes: &[u8], expected: &Digest) -> Result<Index, FormError> {
-        crate::index::form::verify(FORM, bytes, expected)?;
+    /// [`IndexError`] when it has another digest, or is no index.
+    pub fn parse(bytes: &[u8], expected: &Digest) -> Result<Index, IndexError> {
+        crate::index::error::verify(FORM, bytes, expected)?;
         Index::parse_unverified(bytes)
     }
 
     /// Reads an index manifest.
     ///
     /// # Errors
-    /// [`FormError`] when it is no index.
-    pub fn parse_unverified(bytes: &[u8]) -> Result<Index, FormError> {
+    /// [`IndexError`] when it is no index.
+    pub fn parse_unverified(bytes: &[u8]) -> Result<Index, IndexError> {
         let wire: Wire =
-            serde_json::from_slice(bytes).map_err(|error| FormError::malformed(FORM, error.to_string()))?;
+            serde_json::from_slice(bytes).map_err(|error| IndexError::malformed(FORM, error.to_string()))?;
         if !is_index(&wire.config.media_type) {
             let what = format!("a config of media type {:?}", wire.config.media_type);
-            return Err(FormError::unsupported(FORM, what));
+            return Err(IndexError::unsupported(FORM, what));
         }
         let mut ztocs = BTreeMap::new();
         for ztoc in wire.layers {
@@ -104,7 +104,7 @@ impl Index {
             match layer {
                 Some(Ok(layer)) => ztocs.insert(layer, ztoc),
                 Some(Err(error)) => {
-                    return Err(FormError::malformed(FORM, format!("{LAYER_DIGEST}: {error}")));
+                    return Err(IndexError::malformed(FORM, format!("{LAYER_DIGEST}: {error}")));
                 }
                 // Not a ztoc: whatever else a later version keeps here.
                 None => continue,
@@ -134,7 +134,7 @@ impl Index {
 ///
 /// # Errors
 /// Only when out of memory for the encoding.
-pub fn index_manifest(ztocs: &[Ztoc], build_tool: &str) -> Result<Vec<u8>, FormError> {
+pub fn index_manifest(ztocs: &[Ztoc], build_tool: &str) -> Result<Vec<u8>, IndexError> {
     let of_ztoc = |ztoc: &Ztoc| Descriptor {
         annotations: Some(BTreeMap::from([
             (LAYER_DIGEST.into(), ztoc.layer.to_string()),
@@ -149,5 +149,5 @@ pub fn index_manifest(ztocs: &[Ztoc], build_tool: &str) -> Result<Vec<u8>, FormE
         layers: ztocs.iter().map(of_ztoc).collect(),
         annotations: Some(BTreeMap::from([(BUILD_TOOL.into(), build_tool.into())])),
     };
-    serde_json::to_vec(&wire).map_err(|error| FormError::malformed(FORM, error.to_string()))
+    serde_json::to_vec(&wire).map_err(|error| IndexError::malformed(FORM, error.to_string()))
 }

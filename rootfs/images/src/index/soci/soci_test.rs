@@ -7,7 +7,7 @@ use proptest::prelude::*;
 use thaw_imagefs::digest::Digest;
 
 use crate::index::LayerIndex;
-use crate::index::form::FormError;
+use crate::index::error::IndexError;
 use crate::index::testing::{assert_like_unpacked, bytes, tar, tricky};
 use crate::layer::Limits;
 use crate::layer::testing::{END, header, padded, pax};
@@ -36,7 +36,7 @@ fn plain_ztoc(tar: &[u8], span: usize) -> Vec<u8> {
     write_ztoc(&toc, &plain_spans(tar, span), span as u64, tar.len() as u64, TOOL).unwrap()
 }
 
-fn read_all(ztoc: &[u8], stored: &[u8]) -> Result<LayerIndex, FormError> {
+fn read_all(ztoc: &[u8], stored: &[u8]) -> Result<LayerIndex, IndexError> {
     read_ztoc(ztoc, stored.len() as u64, &Limits::default())
 }
 
@@ -122,7 +122,7 @@ fn checkpoints_that_lie_are_refused() {
     ];
     let read = |points: &[(i64, i64, u8)], count| {
         let spans = checkpoints::read_gzip(&blob(points, count), &digests, stored_length, 5000)?;
-        SpanTable::new(spans, stored_length).map_err(|source| FormError::Spans { form: "ztoc", source })
+        SpanTable::new(spans, stored_length).map_err(|source| IndexError::Spans { form: "ztoc", source })
     };
     let good = read(&[(10, 0, 0), (500, 2000, 3)], 2).unwrap();
     assert_eq!(good.spans()[0].stored, 10..500);
@@ -172,7 +172,7 @@ fn several_gzip_members_get_no_ztoc() {
     let (one, other) = tar.split_at(1000);
     let stored = [gzip(one, 6), gzip(other, 6)].concat();
     let error = index_layer(&stored[..], &Limits::default(), crate::span::SPAN, TOOL).unwrap_err();
-    assert!(matches!(error, FormError::Unsupported { .. }), "{error}");
+    assert!(matches!(error, IndexError::Unsupported { .. }), "{error}");
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn what_a_ztoc_cannot_say_is_not_written() {
     .concat();
     for tar in [sparse, late] {
         let error = scan(&tar[..], &Limits::default()).unwrap_err();
-        assert!(matches!(error, FormError::Unsupported { .. }), "{error}");
+        assert!(matches!(error, IndexError::Unsupported { .. }), "{error}");
     }
     let tar = tar(&tricky(true));
     let toc = scan(&tar[..], &Limits::default()).unwrap();
@@ -219,7 +219,7 @@ fn a_ztoc_of_another_layer_is_refused() {
     };
     assert!(matches!(
         read_ztoc(&ztoc, tar.len() as u64, &few),
-        Err(FormError::Layer { .. })
+        Err(IndexError::Layer { .. })
     ));
     let little = Limits {
         data_bytes: 8192,
@@ -227,7 +227,7 @@ fn a_ztoc_of_another_layer_is_refused() {
     };
     assert!(matches!(
         read_ztoc(&ztoc, tar.len() as u64, &little),
-        Err(FormError::Layer { .. })
+        Err(IndexError::Layer { .. })
     ));
 }
 
@@ -248,7 +248,7 @@ fn an_index_comes_back() {
     assert_eq!(index.ztoc_for(&Digest::of(b"three")), None);
     assert!(matches!(
         Index::parse(&manifest, &Digest::of(b"")),
-        Err(FormError::Digest { .. })
+        Err(IndexError::Digest { .. })
     ));
     let text = String::from_utf8(manifest).unwrap();
     for (from, to) in [

@@ -8,7 +8,7 @@ use thaw_imagefs::digest::Digest;
 use thaw_imagefs::tree::Timestamp;
 
 use crate::compression::Indexing;
-use crate::index::form::FormError;
+use crate::index::error::IndexError;
 use crate::index::rfc3339;
 use crate::layer::header::TypeFlag;
 use crate::layer::walk::{Walked, walk};
@@ -50,8 +50,8 @@ struct TocEntry {
 /// Reads an uncompressed tar stream to its end and notes what a ztoc says of it.
 ///
 /// # Errors
-/// [`FormError`] when the stream is no layer, or has what a ztoc cannot say (sparse files).
-pub fn scan(tar: impl Read, limits: &Limits) -> Result<Toc, FormError> {
+/// [`IndexError`] when the stream is no layer, or has what a ztoc cannot say (sparse files).
+pub fn scan(tar: impl Read, limits: &Limits) -> Result<Toc, IndexError> {
     let mut entries = Vec::new();
     let mut kept = 0;
     walk(tar, limits, |walked| {
@@ -74,16 +74,16 @@ pub fn scan(tar: impl Read, limits: &Limits) -> Result<Toc, FormError> {
 }
 
 /// What stops a scan, told by which document was to be made.
-struct Failure(FormError);
+struct Failure(IndexError);
 
 impl From<LayerError> for Failure {
     fn from(source: LayerError) -> Failure {
-        Failure(FormError::Layer { form: FORM, source })
+        Failure(IndexError::Layer { form: FORM, source })
     }
 }
 
-impl From<FormError> for Failure {
-    fn from(error: FormError) -> Failure {
+impl From<IndexError> for Failure {
+    fn from(error: IndexError) -> Failure {
         Failure(error)
     }
 }
@@ -92,21 +92,21 @@ impl From<FormError> for Failure {
 /// layer that a ztoc cannot make lazy: a zstd one, or one with too few places to begin at.
 ///
 /// # Errors
-/// [`FormError`] when it is no layer, or has what a ztoc cannot say.
+/// [`IndexError`] when it is no layer, or has what a ztoc cannot say.
 pub fn index_layer(
     stored: impl BufRead,
     limits: &Limits,
     span_size: u64,
     build_tool: &str,
-) -> Result<Option<Vec<u8>>, FormError> {
-    let unreadable = |source| FormError::Layer {
+) -> Result<Option<Vec<u8>>, IndexError> {
+    let unreadable = |source| IndexError::Layer {
         form: FORM,
         source: LayerError::Read { offset: 0, source },
     };
     let mut indexing = Indexing::every(span_size, stored).map_err(unreadable)?;
     let toc = scan(&mut indexing, limits)?;
     if indexing.gzip_members() > 1 {
-        return Err(FormError::unsupported(FORM, "several gzip members"));
+        return Err(IndexError::unsupported(FORM, "several gzip members"));
     }
     let Some(spans) = indexing.into_spans() else {
         return Ok(None);
@@ -131,7 +131,7 @@ impl TocEntry {
         let (header, pax, block) = (walked.header, walked.pax, walked.block);
         let bad = |why| Failure::from(LayerError::bad_header(walked.content, walked.name, why));
         if walked.is_sparse() {
-            return Err(FormError::unsupported(FORM, "a sparse file").into());
+            return Err(IndexError::unsupported(FORM, "a sparse file").into());
         }
         let kind = match header.type_flag {
             // Before ustar, a directory was a file whose name ends in a slash.
@@ -163,7 +163,7 @@ impl TocEntry {
             user: named(b"uname", &block[265..297]),
             group: named(b"gname", &block[297..329]),
             mtime: rfc3339::format(mtime)
-                .ok_or_else(|| FormError::unsupported(FORM, "a time outside the years 0 to 9999"))?,
+                .ok_or_else(|| IndexError::unsupported(FORM, "a time outside the years 0 to 9999"))?,
             major: header.device_major,
             minor: header.device_minor,
             records: pax
@@ -202,22 +202,22 @@ type Text = WIPOffset<UOffsetT>;
 /// that size. The same of everything gives the same bytes.
 ///
 /// # Errors
-/// [`FormError`] when the spans are of another kind, or the ztoc would be too large.
+/// [`IndexError`] when the spans are of another kind, or the ztoc would be too large.
 pub fn write_ztoc(
     toc: &Toc,
     spans: &SpanTable,
     span_size: u64,
     stored_size: u64,
     build_tool: &str,
-) -> Result<Vec<u8>, FormError> {
+) -> Result<Vec<u8>, IndexError> {
     let written = checkpoints::write(spans, span_size, stored_size)?;
     let about: u64 = toc.entries.iter().map(TocEntry::length).sum();
     let stream_length = i64::try_from(spans.stream_length());
     let (Ok(stream_length), Ok(stored_size)) = (stream_length, i64::try_from(stored_size)) else {
-        return Err(FormError::unsupported(FORM, "more than 2^63 bytes"));
+        return Err(IndexError::unsupported(FORM, "more than 2^63 bytes"));
     };
     if about + written.blob.len() as u64 + 128 * written.digests.len() as u64 > MAX_ZTOC {
-        return Err(FormError::unsupported(
+        return Err(IndexError::unsupported(
             FORM,
             "a layer whose ztoc would have more than 1 GiB",
         ));
@@ -287,9 +287,9 @@ fn file(buffer: &mut Buffer<'_>, entry: &TocEntry) -> Text {
     WIPOffset::new(buffer.end_table(table).value())
 }
 
-fn compression(buffer: &mut Buffer<'_>, written: &checkpoints::Written) -> Result<Text, FormError> {
+fn compression(buffer: &mut Buffer<'_>, written: &checkpoints::Written) -> Result<Text, IndexError> {
     let last = i32::try_from(written.digests.len() - 1)
-        .map_err(|_| FormError::unsupported(FORM, "more than 2^31 spans"))?;
+        .map_err(|_| IndexError::unsupported(FORM, "more than 2^31 spans"))?;
     let digests: Vec<Text> = written
         .digests
         .iter()

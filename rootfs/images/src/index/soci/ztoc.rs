@@ -7,8 +7,8 @@ use thaw_imagefs::digest::Digest;
 use thaw_imagefs::tree::Timestamp;
 
 use crate::index::LayerIndex;
+use crate::index::error::IndexError;
 use crate::index::foreign::{Builder, Entry, Part, What, owner};
-use crate::index::form::FormError;
 use crate::index::rfc3339;
 use crate::layer::Limits;
 use crate::span::{SpanDigest, SpanTable};
@@ -20,30 +20,30 @@ use super::schema::{FORM, GZIP, UNCOMPRESSED, VERSION, field};
 pub const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
 pub const SPARSE_PREFIX: &[u8] = b"GNU.sparse.";
 
-impl From<Flaw> for FormError {
-    fn from(flaw: Flaw) -> FormError {
-        FormError::malformed(FORM, flaw.0)
+impl From<Flaw> for IndexError {
+    fn from(flaw: Flaw) -> IndexError {
+        IndexError::malformed(FORM, flaw.0)
     }
 }
 
-fn malformed(why: &str) -> FormError {
-    FormError::malformed(FORM, why)
+fn malformed(why: &str) -> IndexError {
+    IndexError::malformed(FORM, why)
 }
 
-fn natural(value: i64, why: &str) -> Result<u64, FormError> {
+fn natural(value: i64, why: &str) -> Result<u64, IndexError> {
     u64::try_from(value).map_err(|_| malformed(why))
 }
 
 /// Reads a ztoc of a stored layer of `stored_size` bytes.
 ///
 /// # Errors
-/// [`FormError`] if it is not a ztoc, contradicts itself, or describes a layer that would be refused.
-pub fn read_ztoc(bytes: &[u8], stored_size: u64, limits: &Limits) -> Result<LayerIndex, FormError> {
+/// [`IndexError`] if it is not a ztoc, contradicts itself, or describes a layer that would be refused.
+pub fn read_ztoc(bytes: &[u8], stored_size: u64, limits: &Limits) -> Result<LayerIndex, IndexError> {
     let root = Table::root(bytes)?;
     let version = root.bytes(field::ztoc::VERSION)?;
     if version != VERSION {
         let what = format!("version {}", version[..version.len().min(32)].escape_ascii());
-        return Err(FormError::unsupported(FORM, what));
+        return Err(IndexError::unsupported(FORM, what));
     }
     let said = natural(
         root.i64(field::ztoc::COMPRESSED_SIZE)?,
@@ -65,7 +65,7 @@ pub fn read_ztoc(bytes: &[u8], stored_size: u64, limits: &Limits) -> Result<Laye
 }
 
 /// The files, by where they are in the stream: the order of the tar.
-fn files<'a>(toc: &Table<'a>) -> Result<Vec<Table<'a>>, FormError> {
+fn files<'a>(toc: &Table<'a>) -> Result<Vec<Table<'a>>, IndexError> {
     let mut files = Vec::new();
     for file in toc.vector(field::toc::FILES)?.tables() {
         let file = file?;
@@ -76,7 +76,7 @@ fn files<'a>(toc: &Table<'a>) -> Result<Vec<Table<'a>>, FormError> {
     Ok(files.into_iter().map(|(_, file)| file).collect())
 }
 
-fn spans(root: &Table<'_>, stored_size: u64) -> Result<SpanTable, FormError> {
+fn spans(root: &Table<'_>, stored_size: u64) -> Result<SpanTable, IndexError> {
     let stream_length = natural(
         root.i64(field::ztoc::UNCOMPRESSED_SIZE)?,
         "its stream's size is negative",
@@ -99,13 +99,13 @@ fn spans(root: &Table<'_>, stored_size: u64) -> Result<SpanTable, FormError> {
         GZIP => checkpoints::read_gzip(blob, &digests, stored_size, stream_length)?,
         UNCOMPRESSED => checkpoints::read_tar(blob, &digests, stored_size)?,
         other => {
-            return Err(FormError::unsupported(
+            return Err(IndexError::unsupported(
                 FORM,
                 format!("compression algorithm {other}"),
             ));
         }
     };
-    SpanTable::new(spans, stored_size).map_err(|source| FormError::Spans { form: FORM, source })
+    SpanTable::new(spans, stored_size).map_err(|source| IndexError::Spans { form: FORM, source })
 }
 
 /// Bounds the work a buffer can cause: its parts may be referred to many times, and an honest one's are not.
@@ -116,7 +116,7 @@ impl Budget {
         Budget(bytes.len().saturating_mul(4).saturating_add(1 << 20))
     }
 
-    fn spend(&mut self, length: usize) -> Result<(), FormError> {
+    fn spend(&mut self, length: usize) -> Result<(), IndexError> {
         self.0 = self
             .0
             .checked_sub(length.saturating_add(16))
@@ -125,7 +125,7 @@ impl Budget {
     }
 }
 
-fn push(builder: &mut Builder<'_>, file: &Table<'_>, work: &mut Budget) -> Result<(), FormError> {
+fn push(builder: &mut Builder<'_>, file: &Table<'_>, work: &mut Budget) -> Result<(), IndexError> {
     let name = file.bytes(field::file::NAME)?;
     let link = file.bytes(field::file::LINK)?;
     work.spend(name.len() + link.len())?;
@@ -142,7 +142,7 @@ fn push(builder: &mut Builder<'_>, file: &Table<'_>, work: &mut Budget) -> Resul
             xattrs.push((name, value));
         }
     }
-    let device = |is_char| -> Result<What<'_>, FormError> {
+    let device = |is_char| -> Result<What<'_>, IndexError> {
         let number =
             |id| u32::try_from(file.i64(id)?).map_err(|_| malformed("a device number is out of range"));
         Ok(What::Device {
@@ -156,7 +156,7 @@ fn push(builder: &mut Builder<'_>, file: &Table<'_>, work: &mut Budget) -> Resul
         stream_offset: Some(offset),
     };
     let what = match file.bytes(field::file::TYPE)? {
-        b"reg" if is_sparse => return Err(FormError::unsupported(FORM, "a sparse file")),
+        b"reg" if is_sparse => return Err(IndexError::unsupported(FORM, "a sparse file")),
         b"reg" => What::File(std::slice::from_ref(&content)),
         b"dir" => What::Directory,
         b"symlink" => What::Symlink(link),
@@ -166,7 +166,7 @@ fn push(builder: &mut Builder<'_>, file: &Table<'_>, work: &mut Budget) -> Resul
         b"fifo" => What::Fifo,
         other => {
             let what = format!("an entry of type {}", other[..other.len().min(32)].escape_ascii());
-            return Err(FormError::unsupported(FORM, what));
+            return Err(IndexError::unsupported(FORM, what));
         }
     };
     let mtime = match file.bytes(field::file::MTIME)? {

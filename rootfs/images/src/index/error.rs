@@ -7,7 +7,7 @@ use crate::span::SpanError;
 
 /// Why a SOCI index, a ztoc or an eStargz table of contents cannot be used. The layer can still be had whole.
 #[derive(Debug, thiserror::Error)]
-pub enum FormError {
+pub enum IndexError {
     #[error("the {form} is malformed: {why}; the layer is read whole instead, have its index made again")]
     Malformed { form: &'static str, why: String },
     #[error("the {form} has digest {got} instead of {expected}: it was damaged or exchanged")]
@@ -24,16 +24,16 @@ pub enum FormError {
     Layer { form: &'static str, source: LayerError },
 }
 
-impl FormError {
-    pub(crate) fn malformed(form: &'static str, why: impl Into<String>) -> FormError {
-        FormError::Malformed {
+impl IndexError {
+    pub(crate) fn malformed(form: &'static str, why: impl Into<String>) -> IndexError {
+        IndexError::Malformed {
             form,
             why: why.into(),
         }
     }
 
-    pub(crate) fn unsupported(form: &'static str, what: impl Into<String>) -> FormError {
-        FormError::Unsupported {
+    pub(crate) fn unsupported(form: &'static str, what: impl Into<String>) -> IndexError {
+        IndexError::Unsupported {
             form,
             what: what.into(),
         }
@@ -41,12 +41,12 @@ impl FormError {
 }
 
 /// Compares a document with the digest it is named by.
-pub(crate) fn verify(form: &'static str, bytes: &[u8], expected: &Digest) -> Result<(), FormError> {
+pub(crate) fn verify(form: &'static str, bytes: &[u8], expected: &Digest) -> Result<(), IndexError> {
     let got = Digest::of(bytes);
     if got == *expected {
         Ok(())
     } else {
-        Err(FormError::Digest {
+        Err(IndexError::Digest {
             form,
             expected: *expected,
             got,

@@ -1,31 +1,22 @@
-//! The cache files of a layer: opening them, comparing chunks with their digests, and unpacking the layer again if they
-//! differ.
-//!
-//! [`crate::fill`] uses these files for layers that can be read in ranges.
+//! The cache files of a layer, opened for [`crate::fill`], and the places to read the layer from.
 
 use std::fs::File;
-use std::io::Read;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
-use std::sync::Arc;
 
-use thaw_imagefs::blob::{BlobWriter, ReadyFile};
+use thaw_imagefs::blob::ReadyFile;
 use thaw_imagefs::digest::Digest;
-use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
 use crate::form::Form;
 use crate::index::kept::{self, INDEX, Kept, KeptError};
-use crate::progress::{Event, Progress};
 use crate::ranges::StoredBlob;
 use crate::reference::ImageRef;
-use crate::source::{self, LayerSource, SourceOptions, Turns};
 
 use super::Store;
-use super::layer::{self, Job};
+use super::layer;
 use super::make::all_verified;
-use super::record::{Origin, Record};
-use crate::blocking::blocking;
+use super::record::Record;
 
 /// A blob's files, and how to fill them.
 pub(crate) struct BlobFiles {
@@ -46,37 +37,7 @@ pub(crate) struct BlobOrigin {
 }
 
 impl Store {
-    /// Makes `offset..offset + length` of a layer's file data ready to be served, and returns once its bits are set.
-    ///
-    /// Bits are unset after a reboot of the host: then the chunks are compared with their digests. Those that differ were
-    /// torn by a crash; the layer is unpacked again, from where its image was pulled, and every missing chunk with it.
-    ///
-    /// # Errors
-    /// `NotFound` for a layer the store does not have, and errors of the source if it is needed.
-    pub async fn fill(
-        &self,
-        diff_id: &Digest,
-        offset: u64,
-        length: u64,
-        options: &SourceOptions,
-        progress: Arc<dyn Progress>,
-    ) -> Result<(), Error> {
-        let (store, diff_id) = (self.clone(), *diff_id);
-        if blocking(move || store.verify_range(&diff_id, offset, length)).await? {
-            return Ok(());
-        }
-        progress.event(Event::Repairing { layer: diff_id });
-        // One process repairs; the others then find it done.
-        let store = self.clone();
-        let _lock = blocking(move || store.lock_exclusive(&format!("layer-{}", diff_id.hex()))).await?;
-        let store = self.clone();
-        if blocking(move || store.verify_range(&diff_id, offset, length)).await? {
-            return Ok(());
-        }
-        self.repair(&diff_id, options, progress).await
-    }
-
-    fn layer_file(&self, diff_id: &Digest, name: &str) -> Result<File, Error> {
+    pub(super) fn layer_file(&self, diff_id: &Digest, name: &str) -> Result<File, Error> {
         let path = self.layer_directory(diff_id).join(name);
         File::options()
             .read(true)
@@ -92,99 +53,13 @@ impl Store {
             })
     }
 
-    fn ready_file(&self, diff_id: &Digest) -> Result<ReadyFile, Error> {
+    pub(super) fn ready_file(&self, diff_id: &Digest) -> Result<ReadyFile, Error> {
         let file = self.layer_file(diff_id, layer::READY)?;
         ReadyFile::open(file).map_err(|error| Error::blob(*diff_id, &self.layer_directory(diff_id), error))
     }
 
-    /// Compares the chunks of a range whose bits are unset. Returns whether all are ready now.
-    fn verify_range(&self, diff_id: &Digest, offset: u64, length: u64) -> Result<bool, Error> {
-        let ready = self.ready_file(diff_id)?;
-        let data = self.layer_file(diff_id, layer::DATA)?;
-        let failed = |error| Error::blob(*diff_id, &self.layer_directory(diff_id), error);
-        let mut buffer = Vec::new();
-        let mut whole = true;
-        for chunk in ready.chunks_of(offset, length) {
-            whole &= ready.verify(&data, chunk, &mut buffer).map_err(failed)?;
-        }
-        Ok(whole)
-    }
-
-    /// Unpacks a layer again over its cache file. The layer's lock is held.
-    async fn repair(
-        &self,
-        diff_id: &Digest,
-        options: &SourceOptions,
-        progress: Arc<dyn Progress>,
-    ) -> Result<(), Error> {
-        let (store, diff_id) = (self.clone(), *diff_id);
-        let (record, at) = blocking(move || store.origin(&diff_id)).await?;
-        let mut options = options.clone();
-        options.plain_http |= record.plain_http;
-        let source = source::open(&record.reference.parse()?, &options, progress.clone()).await?;
-        let Origin::Layer(layer) = record.layers[at].origin.clone() else {
-            return Err(Error::NotFound {
-                what: format!("the index of layer {diff_id}"),
-                place: self.root.display().to_string(),
-                advice: "remove the image and pull it again".into(),
-            });
-        };
-        let mut turns = Turns::new(&*source, &layer);
-        loop {
-            let body = turns.open().await?.reader;
-            match self.unpack_again(&layer, body, progress.clone()).await {
-                Err(error) => turns.failed(error)?,
-                Ok(()) => return Ok(()),
-            };
-        }
-    }
-
-    async fn unpack_again(
-        &self,
-        layer: &LayerSource,
-        body: Box<dyn Read + Send>,
-        progress: Arc<dyn Progress>,
-    ) -> Result<(), Error> {
-        let (store, layer, diff_id) = (self.clone(), layer.clone(), layer.diff_id);
-        blocking(move || {
-            let path = store.layer_directory(&diff_id);
-            let mut writer = BlobWriter::refill(
-                store.layer_file(&diff_id, layer::DATA)?,
-                store.ready_file(&diff_id)?,
-            );
-            let cancelled = CancellationToken::new();
-            layer::run(
-                Job {
-                    layer,
-                    body,
-                    progress,
-                    cancelled,
-                },
-                &mut writer,
-                &path,
-            )?;
-            let summary = writer
-                .finish_refill()
-                .map_err(|error| Error::blob(diff_id, &path, error))?;
-            tracing::info!(layer = %diff_id, chunks = summary.repaired, "repaired from its source");
-            Ok(())
-        })
-        .await
-    }
-
-    /// An image that has the layer, and which of its layers that is.
-    fn origin(&self, key: &Digest) -> Result<(Record, usize), Error> {
-        let mut found = self.records_with(key)?;
-        found.retain(|(record, at)| matches!(record.layers[*at].origin, Origin::Layer(_)));
-        found.into_iter().next().ok_or_else(|| Error::NotFound {
-            what: format!("an image with layer {key}"),
-            place: self.root.display().to_string(),
-            advice: "pull it again".into(),
-        })
-    }
-
     /// The images that have a layer, and which of theirs it is.
-    fn records_with(&self, key: &Digest) -> Result<Vec<(Record, usize)>, Error> {
+    pub(super) fn records_with(&self, key: &Digest) -> Result<Vec<(Record, usize)>, Error> {
         let mut found = Vec::new();
         for digest in self.names("images")? {
             let Some(record) = Record::read(&self.image_directory(&digest))? else {

@@ -38,14 +38,14 @@ impl Sender {
 }
 
 /// One reading of one layer.
-pub struct Turns<'a> {
+pub struct Fallback<'a> {
     source: &'a dyn Source,
     layer: &'a LayerSource,
     place: usize,
     senders: Vec<Sender>,
 }
 
-impl<'a> Turns<'a> {
+impl<'a> Fallback<'a> {
     pub fn new(source: &'a dyn Source, layer: &'a LayerSource) -> Self {
         Self {
             source,

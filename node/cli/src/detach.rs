@@ -1,7 +1,7 @@
-//! `-d`: the same command in a process of its own, which keeps the sandbox until its container has ended.
+//! `-d`: runs the same command in a child process, which owns the sandbox until its container has ended.
 //!
-//! That process is in a process group of its own, so the terminal's signals pass it by; it has no standard streams but
-//! the pipe it tells its progress over, which we read until the container runs.
+//! The child has its own process group, so the terminal's signals do not reach it. Its only standard stream is a pipe for progress, which
+//! this process reads until the container runs.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -14,7 +14,7 @@ use tokio::io::{AsyncBufReadExt, BufReader};
 use super::print;
 use crate::ui::Ui;
 
-/// What the process that keeps a sandbox is to have told before its id is printed.
+/// The event of the child after which the sandbox's id is printed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Until {
     /// Its container's process runs.
@@ -40,7 +40,7 @@ pub(super) async fn detached_self(until: Until, ui: &Ui) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// One id a line, or an object.
+/// Prints an id, as a line or as an object.
 pub(super) fn say(id: &str, ui: &Ui) {
     print(&match ui.mode() {
         crate::ui::Mode::Json => serde_json::json!({"id": id}).to_string(),
@@ -48,7 +48,7 @@ pub(super) fn say(id: &str, ui: &Ui) {
     });
 }
 
-/// Leaves out the flag that asks for it; it can be no value of another flag, and what a container is to run comes later.
+/// Removes the flag. No flag's value looks like it, and the container's command comes later.
 fn without_flag(mut arguments: Vec<OsString>) -> Vec<OsString> {
     if let Some(at) = arguments.iter().position(|a| a == "-d" || a == "--detach") {
         arguments.remove(at);
@@ -56,9 +56,9 @@ fn without_flag(mut arguments: Vec<OsString>) -> Vec<OsString> {
     arguments
 }
 
-/// Runs `thaw` with these arguments in a process of its own. Returns the sandbox's id once its container is as far.
+/// Runs `thaw` with these arguments in a child process. Returns the sandbox's id at the event `until`.
 pub(super) async fn detached(arguments: &[OsString], until: Until, ui: &Ui) -> Result<String, Error> {
-    let fail = |e: std::io::Error| Error::system("cannot start a process to keep the sandbox", &e);
+    let fail = |e: std::io::Error| Error::system("cannot start a process for the sandbox", &e);
     let program = std::env::current_exe().map_err(fail)?;
     let mut command = Command::new(program);
     command
@@ -90,11 +90,11 @@ pub(super) async fn detached(arguments: &[OsString], until: Until, ui: &Ui) -> R
             _ => {}
         }
     }
-    let what = format!("the process that was to keep the sandbox ended: {last}");
+    let what = format!("the process of the sandbox ended: {last}");
     Err(Error::new(ErrorKind::Runtime, what))
 }
 
-/// The error a line tells, if it does.
+/// The error in a line of the child, if it has one.
 fn failure(line: &Value) -> Option<Error> {
     let error = line.get("error")?;
     let slug = error["code"].as_str().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! `thaw exec`: another process in a running sandbox's container, over the sandbox's vsock socket.
+//! `thaw exec`: runs another process in a running sandbox's container, over the sandbox's vsock socket.
 
 use thaw_sandbox::agent_client;
 use thaw_sandbox::container::{self, Options, Running};

@@ -11,7 +11,7 @@ use thaw_sandbox::paths::Paths;
 
 use crate::ui::Ui;
 
-/// Who is to have Thaw as a runtime.
+/// Which program gets Thaw as a runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Runtime {
     Containerd,
@@ -22,13 +22,13 @@ pub enum Runtime {
     after_help = "Example:\n  thaw install --runtime containerd\n  ctr --namespace k8s.io run --rm --runtime io.containerd.thaw.v2 --snapshotter thaw IMAGE NAME"
 )]
 pub struct InstallArguments {
-    /// Who runs containers on this host
+    /// The program that runs containers on this host
     #[arg(long, value_enum)]
     pub runtime: Runtime,
-    /// Its configuration
+    /// Its configuration file
     #[arg(long, value_name = "FILE", default_value = "/etc/containerd/config.toml")]
     pub config: PathBuf,
-    /// Leave it running as it is: what changed counts once it is restarted
+    /// Do not restart it: the changes take effect at its next restart
     #[arg(long)]
     pub no_restart: bool,
 }
@@ -43,7 +43,7 @@ impl InstallArguments {
     }
 }
 
-/// `thaw install`. `print`: only shows what would be written.
+/// `thaw install`. With `print`, it only shows what it would write.
 pub(super) fn install(arguments: &InstallArguments, print: bool, ui: &Ui, json: bool) -> Result<u8, Error> {
     let (options, paths) = (arguments.options(), Paths::from_env());
     if print {
@@ -52,7 +52,7 @@ pub(super) fn install(arguments: &InstallArguments, print: bool, ui: &Ui, json: 
     }
     let done = install::install(&options, &paths)?;
     let config = options.config.display();
-    tell(&done, json, ui, "enabled and started", |ui| {
+    report(&done, json, ui, "enabled and started", |ui| {
         match done.configured {
             true => ui.note(
                 "configured",
@@ -78,7 +78,7 @@ pub(super) fn uninstall(arguments: &InstallArguments, ui: &Ui, json: bool) -> Re
     let options = arguments.options();
     let done = install::uninstall(&options, &Paths::from_env())?;
     let config = options.config.display();
-    tell(&done, json, ui, "stopped and disabled", |ui| {
+    report(&done, json, ui, "stopped and disabled", |ui| {
         match done.configured {
             true => ui.note("configured", &format!("{config} is what it was")),
             false => ui.note("configured", &format!("{config} has nothing of Thaw's")),
@@ -87,7 +87,7 @@ pub(super) fn uninstall(arguments: &InstallArguments, ui: &Ui, json: bool) -> Re
     Ok(0)
 }
 
-fn tell(done: &Done, json: bool, ui: &Ui, service: &str, configured: impl Fn(&Ui)) {
+fn report(done: &Done, json: bool, ui: &Ui, service: &str, configured: impl Fn(&Ui)) {
     if json {
         super::print(&json!(done).to_string());
         return;

@@ -59,7 +59,7 @@ pub struct Global {
     /// Progress, results and errors as JSON, one object per line
     #[arg(long, global = true)]
     pub json: bool,
-    /// Say nothing but errors
+    /// Print only errors
     #[arg(short, long, global = true)]
     pub quiet: bool,
     /// What to log to stderr: error, warn, info, debug, trace, or target=level,...
@@ -72,7 +72,7 @@ pub struct Global {
         hide_env_values = true
     )]
     pub log_level: String,
-    /// Die at this failpoint, as thawd's flag of this name does; for tests of recovery
+    /// Die at this failpoint, like thawd's flag of this name; for tests of recovery
     #[arg(long, global = true, value_name = "NAME", hide = true)]
     pub failpoint: Option<String>,
 }
@@ -83,14 +83,14 @@ pub enum Command {
     Run(Box<RunArguments>),
     /// Run another command in a running sandbox
     Exec(Box<ExecArguments>),
-    /// List running sandboxes; with --quiet, their ids alone
+    /// List running sandboxes; with --quiet, only their ids
     #[command(after_help = "Example:\n  thaw rm $(thaw ps -q)")]
     Ps {
-        /// List those that failed too, with why and when
+        /// List failed sandboxes too, with reason and time
         #[arg(short, long)]
         all: bool,
     },
-    /// Show what running sandboxes take of this host, and go on showing it
+    /// Show the resource usage of running sandboxes, refreshed
     Top(TopArguments),
     /// Stop a sandbox's CPUs
     Pause {
@@ -102,17 +102,17 @@ pub enum Command {
         /// The sandbox
         sandbox: String,
     },
-    /// Write a running sandbox down, memory and disk, to be thawed again
+    /// Write a snapshot of a running sandbox, with memory and disk, to thaw it later
     Freeze(FreezeArguments),
-    /// Make a new sandbox of a frozen one; what ran in it goes on
+    /// Thaw a new sandbox from a snapshot; its processes continue
     Thaw(ThawArguments),
-    /// Make clones of a running sandbox, detached, and print their ids
+    /// Make detached clones of a running sandbox, and print their ids
     Fork(ForkArguments),
-    /// Say where a running sandbox may connect to, from now on
+    /// Change where a running sandbox may connect to
     Network(ChangeArguments),
-    /// Say how much a running sandbox may read, write, send and receive, from now on
+    /// Change the rate limits of a running sandbox's disks and network
     Limit(ChangeLimits),
-    /// End sandboxes, and remove what is left of those that failed
+    /// End sandboxes, and remove what is left of failed ones
     Rm {
         /// The sandboxes: ids, names, or beginnings of ids
         #[arg(required = true, value_name = "SANDBOX")]
@@ -124,17 +124,17 @@ pub enum Command {
     /// Build, list, check and remove the templates sandboxes are thawed from
     #[command(subcommand)]
     Template(TemplateCommand),
-    /// Make Thaw a runtime of this host's containerd, for `ctr` and Kubernetes; a second time, nothing changes
+    /// Make Thaw a runtime of this host's containerd, for `ctr` and Kubernetes; a repetition changes nothing
     Install {
         #[command(flatten)]
         arguments: InstallArguments,
-        /// Print what would be added to its configuration, and do nothing
+        /// Only print what would be added to its configuration
         #[arg(long)]
         print: bool,
     },
-    /// Undo `thaw install`: nothing of it is left
+    /// Undo `thaw install` completely
     Uninstall(InstallArguments),
-    /// Say what this host has, what it lacks, what that costs, and the fix
+    /// Check this host: what it has, what it lacks, what that costs, and the fix
     #[command(after_help = "Exits with 1 when something essential is missing.")]
     Doctor,
     /// Print the version
@@ -162,7 +162,7 @@ with the host, the image or the registry: see docs/exit-codes.md.";
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES, disable_help_flag = true, override_usage = "thaw run [OPTIONS] IMAGE [COMMAND [ARGUMENT]...]")]
 pub struct RunArguments {
-    /// Accepted for docker's sake: nothing remains of a container after it ends, with or without it
+    /// Accepted for compatibility with docker: a container always leaves nothing after its end
     #[arg(long)]
     pub rm: bool,
     #[command(flatten)]
@@ -170,49 +170,49 @@ pub struct RunArguments {
     /// vCPUs, 1 to 16
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u8).range(1..=16))]
     pub cpus: u8,
-    /// Limit the CPU time, in CPUs: a decimal number from 0.01 to 64, such as 0.5 [default: no limit but its vCPUs]
+    /// Limit the CPU time, in CPUs: a decimal number from 0.01 to 64, such as 0.5 [default: only the vCPUs limit it]
     #[arg(long, value_name = "CPUS")]
     pub cpu_limit: Option<CpuLimit>,
     /// Memory of the microVM, kernel included: bytes, or with k, m, g; at least 64m
     #[arg(short, long, value_name = "SIZE", default_value = "512m")]
     pub memory: ByteSize,
-    /// What the container may write: bytes, or with k, m, g, t; 64m to 1t. The host stores what is written
+    /// Size of the writable layer: bytes, or with k, m, g, t; 64m to 1t. The host stores only what is written
     #[arg(long, value_name = "SIZE", default_value = "8g")]
     pub disk: ByteSize,
     /// Mount the container's root filesystem read-only
     #[arg(long)]
     pub read_only: bool,
-    /// `seccomp=unconfined`: let the container make any system call. `seccomp=default`: those that docker lets it make
+    /// `seccomp=unconfined`: allow all system calls. `seccomp=default`: allow those that docker allows
     #[arg(long, value_name = "OPTION", value_parser = thaw_sandbox::container::parse_security_option)]
     pub security_opt: Vec<SeccompProfile>,
-    /// Replace the image's entry point; its command is then not used. Empty for none
+    /// Replace the image's entry point, and ignore its command. Empty for none
     #[arg(long, value_name = "PROGRAM")]
     pub entrypoint: Option<String>,
     /// The container's host name [default: the sandbox's id]
     #[arg(short = 'h', long, value_name = "NAME")]
     pub hostname: Option<String>,
-    /// A name for the sandbox, to be used with `thaw exec`
+    /// A name for the sandbox, for commands such as `thaw exec`
     #[arg(long, value_name = "NAME", value_parser = parse_name)]
     pub name: Option<String>,
-    /// `private`: a network of its own, through which it reaches the world outside; `none`: loopback only
+    /// `private`: a network of its own, with access to the outside; `none`: loopback only
     #[arg(long, value_name = "KIND", value_enum, default_value_t)]
     pub network: NetworkMode,
     #[command(flatten)]
     pub through: NetworkArguments,
     #[command(flatten)]
     pub limits: LimitArguments,
-    /// Share a directory or file of this host: HOST:GUEST, HOST:GUEST:ro. It must be there; a sandbox that has any is neither
-    /// frozen nor forked
+    /// Share a directory or file of this host: HOST:GUEST, HOST:GUEST:ro. It must exist; a sandbox with volumes cannot be
+    /// frozen or forked
     #[arg(short, long, value_name = "HOST:GUEST[:ro]", value_parser = thaw_sandbox::container::parse_volume)]
     pub volume: Vec<Volume>,
     #[command(flatten)]
     pub ready: ReadyArguments,
     #[command(flatten)]
     pub source: SourceArguments,
-    /// How the image is served: `virtiofs`: as files; `erofs`: as a disk that the guest mounts itself
+    /// How the image is served: `virtiofs`: as files; `erofs`: as a disk that the guest mounts
     #[arg(long, value_name = "HOW", value_enum, default_value_t)]
     pub root: RootServing,
-    /// Keep what the run reads of the image, in the order of first reads: later starts read it ahead. With a FILE, write
+    /// Record what the run reads of the image, in the order of first reads: later starts read it ahead. With a FILE, write
     /// it there too
     #[arg(long, value_name = "FILE", require_equals = true)]
     pub record: Option<Option<std::path::PathBuf>>,
@@ -224,13 +224,13 @@ pub struct RunArguments {
     pub cold: bool,
     #[arg(long, value_name = "MODE", value_parser = memory_mode::parse_memory_mode, help = MEMORY_MODE_HELP)]
     pub memory_mode: Option<MemoryMode>,
-    /// Print the sandbox's id once its container runs, and leave it running; its output is not kept
+    /// Print the sandbox's id once its container runs, and leave it running; its output is discarded
     #[arg(short, long)]
     pub detach: bool,
-    /// At the end, say where the time of the start went
+    /// At the end, show how long each step of the start took
     #[arg(long)]
     pub timings: bool,
-    /// The image, and what to run instead of its command; flags after the image are the command's
+    /// The image, and a command instead of its own; flags after the image belong to the command
     #[arg(
         required = true,
         trailing_var_arg = true,
@@ -244,7 +244,7 @@ pub struct RunArguments {
 }
 
 impl RunArguments {
-    /// What the container has of the host's.
+    /// The volumes of the flags, validated.
     fn volumes(&self) -> Result<Vec<Volume>, Error> {
         let checked = thaw_sandbox::container::check_volumes(&self.volume);
         checked.map_err(|why| Error::new(ErrorKind::Runtime, format!("-v: {why}")))?;
@@ -261,9 +261,9 @@ const MEMORY_MODE_HELP: &str = "How a thawed guest gets its memory: `cow`: mappe
 pub struct FreezeArguments {
     /// The sandbox: id, name, or the beginning of an id
     pub sandbox: String,
-    /// Where to: nothing may be there
+    /// The snapshot's directory, which must not exist
     pub directory: std::path::PathBuf,
-    /// Only the memory written since it was thawed; it then needs what it was thawed from
+    /// Write only the memory that changed since it was thawed; the snapshot then needs the one it was thawed from
     #[arg(long)]
     pub delta: bool,
     /// End the sandbox once it is frozen
@@ -277,12 +277,12 @@ pub struct FreezeArguments {
 #[derive(Debug, Args)]
 #[command(disable_help_flag = true)]
 pub struct ThawArguments {
-    /// What `thaw freeze` wrote
+    /// The snapshot that `thaw freeze` wrote
     pub directory: std::path::PathBuf,
-    /// Pass stdin on
+    /// Pass stdin to the process
     #[arg(short, long)]
     pub interactive: bool,
-    /// Print the sandbox's id once it runs, and leave it running; its output is not kept
+    /// Print the sandbox's id once it runs, and leave it running; its output is discarded
     #[arg(short, long, conflicts_with = "interactive")]
     pub detach: bool,
     /// The guest's host name [default: the sandbox's id]
@@ -297,7 +297,7 @@ pub struct ThawArguments {
     pub limits: LimitArguments,
     #[arg(long, value_name = "MODE", value_parser = memory_mode::parse_memory_mode, help = MEMORY_MODE_HELP)]
     pub memory_mode: Option<MemoryMode>,
-    /// At the end, say where the time of the start went
+    /// At the end, show how long each step of the start took
     #[arg(long)]
     pub timings: bool,
     /// Print help
@@ -310,10 +310,10 @@ pub struct ThawArguments {
     after_help = "Example:\n  thaw top --once --json | jq '.sandboxes[] | select(.cpu_percent > 50) | .id'"
 )]
 pub struct TopArguments {
-    /// Seconds between two looks
+    /// Seconds between refreshes
     #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = top::parse_interval)]
     pub interval: std::time::Duration,
-    /// Show it once, as it was over one interval
+    /// Show one interval and exit
     #[arg(long)]
     pub once: bool,
 }
@@ -330,19 +330,19 @@ pub struct ForkArguments {
     pub sign: Option<std::path::PathBuf>,
 }
 
-/// How a process is run.
+/// Options of a process.
 #[derive(Debug, Args)]
 pub struct ProcessArguments {
-    /// Pass stdin on
+    /// Pass stdin to the process
     #[arg(short, long)]
     pub interactive: bool,
     /// Give the process a terminal
     #[arg(short, long)]
     pub tty: bool,
-    /// Set an environment variable; NAME alone takes our own value
+    /// Set an environment variable; NAME alone takes the value from this environment
     #[arg(short, long, value_name = "NAME[=VALUE]")]
     pub env: Vec<String>,
-    /// Read environment variables from a file, one a line
+    /// Read environment variables from a file, one per line
     #[arg(long, value_name = "FILE")]
     pub env_file: Vec<std::path::PathBuf>,
     /// Working directory
@@ -353,13 +353,13 @@ pub struct ProcessArguments {
     pub user: Option<String>,
 }
 
-/// How an image is had.
+/// How to obtain the image.
 #[derive(Debug, Args)]
 pub struct SourceArguments {
-    /// When to ask the registry
+    /// When to pull from the registry
     #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
     pub pull: Pull,
-    /// Speak HTTP to the registry
+    /// Use HTTP without TLS for the registry
     #[arg(long)]
     pub plain_http: bool,
 }
@@ -406,7 +406,7 @@ pub fn main() -> u8 {
     let cli = match Cli::try_parse() {
         Ok(cli) => cli,
         Err(e) => {
-            // Help and version are no errors; wrong usage is docker's 125.
+            // Help and version are no errors; wrong usage exits with 125, like docker.
             let _ = e.print();
             return if e.use_stderr() {
                 exit(ErrorKind::Runtime).number
@@ -471,7 +471,7 @@ fn in_runtime(work: impl Future<Output = Result<u8, Error>>) -> Result<u8, Error
     result
 }
 
-/// A line of a command's own output. A reader that went away is no failure.
+/// Prints a line of a command's own output. A closed stdout is no error.
 fn print(line: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stdout().lock(), "{line}");

@@ -1,4 +1,4 @@
-//! The rate limits of `thaw run` and `thaw thaw`, and `thaw limit`: others for a sandbox that runs.
+//! The rate limits of `thaw run` and `thaw thaw`, and `thaw limit`, which changes those of a running sandbox.
 
 use std::ops::RangeInclusive;
 
@@ -9,30 +9,30 @@ use thaw_sandbox::error::{Error, ErrorKind};
 use super::running::Owner;
 use super::size::ByteSize;
 
-/// A rate, and what may come at once; or no limit.
+/// A rate with a burst, or no limit.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allowance(Option<(u64, Option<u64>)>);
 
-/// How much a sandbox's disks and its network may do.
+/// Rate limits of a sandbox's disks and network.
 #[derive(Clone, Debug, Default, Args)]
 pub struct LimitArguments {
-    /// Bytes read and written each second, of the writable layer and of each block device of the host: bytes, or with k, m,
-    /// g; after a pause BURST at once [default: a second's]; `none` for no limit
+    /// Bytes read and written per second, of the writable layer and of each block device of the host: bytes, or with k, m, g.
+    /// BURST is the most at once after a pause [default: one second's]; `none` for no limit
     #[arg(long, value_name = "RATE[:BURST]", value_parser = parse_bytes)]
     pub disk_bps: Option<Allowance>,
-    /// Requests to each of these disks each second
+    /// Requests per second to each of these disks
     #[arg(long, value_name = "RATE[:BURST]", value_parser = parse_operations)]
     pub disk_iops: Option<Allowance>,
-    /// Bytes sent to the network each second
+    /// Bytes sent to the network per second
     #[arg(long, value_name = "RATE[:BURST]", value_parser = parse_bytes)]
     pub net_out_bps: Option<Allowance>,
-    /// Frames sent each second; one the guest leaves to the host to cut into packets counts as one
+    /// Frames sent per second; a frame that the host cuts into packets for the guest counts as one
     #[arg(long, value_name = "RATE[:BURST]", value_parser = parse_operations)]
     pub net_out_pps: Option<Allowance>,
-    /// Bytes received from the network each second
+    /// Bytes received from the network per second
     #[arg(long, value_name = "RATE[:BURST]", value_parser = parse_bytes)]
     pub net_in_bps: Option<Allowance>,
-    /// Frames received each second
+    /// Frames received per second
     #[arg(long, value_name = "RATE[:BURST]", value_parser = parse_operations)]
     pub net_in_pps: Option<Allowance>,
 }
@@ -49,7 +49,7 @@ pub struct ChangeLimits {
 }
 
 impl LimitArguments {
-    /// These limits; what no flag speaks of stays as it is `before`.
+    /// The limits of the flags; a limit without a flag is as in `before`.
     pub(super) fn over(&self, before: RateLimits) -> RateLimits {
         RateLimits {
             disk: over(before.disk, self.disk_bps, self.disk_iops),
@@ -58,14 +58,14 @@ impl LimitArguments {
         }
     }
 
-    /// Those of a new sandbox.
+    /// The limits of a new sandbox.
     pub(super) fn limits(&self) -> RateLimits {
-        // One that says nothing is none.
+        // An empty limit is none.
         RateLimits::default().changed(self.over(RateLimits::default()))
     }
 }
 
-/// None where no flag speaks of it.
+/// `None` without a flag.
 fn over(
     before: Option<RateLimit>,
     bytes: Option<Allowance>,

@@ -4,7 +4,7 @@ use std::io::IsTerminal;
 
 use tracing_subscriber::EnvFilter;
 
-/// Starts logging what `level` asks for. A level that cannot be understood is said and taken as `warn`.
+/// Starts logging at `level`. An invalid level is reported and replaced by `warn`.
 pub fn start(level: &str, json: bool) {
     let filter = EnvFilter::try_new(level).unwrap_or_else(|e| {
         eprintln!("thaw: --log-level {level}: {e}; warn is used");

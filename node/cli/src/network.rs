@@ -1,4 +1,4 @@
-//! The network flags of `thaw run` and `thaw thaw`, and `thaw network`: another policy for a sandbox that runs.
+//! The network flags of `thaw run` and `thaw thaw`, and `thaw network`, which changes the policy of a running sandbox.
 
 use clap::Args;
 use thaw_network::policy::{Policy, parse_into};
@@ -8,14 +8,14 @@ use thaw_sandbox::error::{Error, ErrorKind};
 
 use super::running::Owner;
 
-/// What leads in, and what may lead out.
+/// Published ports, and the policy for connections of the container.
 #[derive(Debug, Default, Args)]
 pub struct NetworkArguments {
-    /// Have a port of the host lead to one of the container; as the host's, 0 is any that is free
+    /// Publish a port of the container at a port of the host; 0 is any free port
     #[arg(short, long, value_name = "[ADDRESS:]PORT:PORT[/udp]", value_parser = parse_port)]
     pub publish: Vec<PublishedPort>,
-    /// Where the container may connect to: allow=NETWORK[:PORT,...][/tcp|udp|icmp] or deny=..., the first that matches
-    /// decides; default=allow or default=deny for the rest
+    /// Where the container may connect to: allow=NETWORK[:PORT,...][/tcp|udp|icmp] or deny=...; the first match decides;
+    /// default=allow or default=deny for the rest
     #[arg(long, value_name = "RULE", value_parser = check_rule)]
     pub egress: Vec<String>,
 }
@@ -27,13 +27,13 @@ pub struct NetworkArguments {
 pub struct ChangeArguments {
     /// The sandbox: id, name, or the beginning of an id
     pub sandbox: String,
-    /// The whole of the new policy: rules as --egress has them
+    /// The complete new policy: rules as for --egress of `thaw run`
     #[arg(required = true, value_name = "RULE", value_parser = check_rule)]
     pub rules: Vec<String>,
 }
 
 impl NetworkArguments {
-    /// The policy the flags make. None: none was said.
+    /// The policy of the flags; `None` without flags.
     pub(super) fn policy(&self) -> Result<Option<NetworkPolicy>, Error> {
         match self.egress.as_slice() {
             [] => Ok(None),
@@ -59,7 +59,7 @@ fn parse_port(text: &str) -> Result<PublishedPort, String> {
     port.map(PublishedPort::from).map_err(|e| e.to_string())
 }
 
-/// One rule, as it was said.
+/// A rule of a flag.
 fn check_rule(text: &str) -> Result<String, String> {
     read(&[text.to_owned()]).map(|_| text.to_owned())
 }

@@ -1,4 +1,4 @@
-//! `thaw ps`: from the run directory, so it needs no daemon and shows what the daemon and other callers run.
+//! `thaw ps`: lists the run directory, so it needs no thawd, and shows the sandboxes of thawd and of every `thaw run`.
 
 use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::{FAILED, PublishedPort, Sandbox};
@@ -10,11 +10,11 @@ use thaw_sandbox::state::{Living, Record, RunDirectory, Unreadable, vsock_socket
 
 use crate::ui::{Mode, Ui};
 
-/// Lists what runs; with `all`, what failed too. Of `--quiet`, ids alone.
+/// Lists running sandboxes; with `all`, failed ones too; with `--quiet`, only ids.
 pub(super) fn ps(all: bool, ui: &Ui) -> Result<u8, Error> {
     let run = RunDirectory::open(&Paths::from_env().run)?;
     run.clean(&Hierarchy::detect());
-    // What is wrong with records that cannot be read is in the log, which the cleaning has written to.
+    // The cleaning has logged why records could not be read.
     let (running, unreadable) = (run.running(), run.unreadable());
     let failed = match all {
         true => listed(run.failed(), Retention::of(&Config::from_env()?.sandbox)),
@@ -58,7 +58,7 @@ fn describe_unreadable(unreadable: &Unreadable) -> serde_json::Value {
     })
 }
 
-/// Those whose time is not over: thawd, which may not run, removes the others.
+/// The failed sandboxes whose retention is not over. thawd, which may not be running, removes the others.
 fn listed(failed: Vec<Sandbox>, retention: Retention) -> Vec<Sandbox> {
     let known: Vec<&Sandbox> = failed.iter().collect();
     let overdue: Vec<String> = retention
@@ -69,7 +69,7 @@ fn listed(failed: Vec<Sandbox>, retention: Retention) -> Vec<Sandbox> {
     failed.into_iter().filter(|f| !overdue.contains(&f.id)).collect()
 }
 
-/// What is shown of one sandbox.
+/// The columns of one sandbox.
 struct Row {
     id: String,
     name: Option<String>,
@@ -130,7 +130,7 @@ impl Row {
     }
 }
 
-/// A line a sandbox below one of headings, a column as wide as its widest entry.
+/// A line of headings and a line for each sandbox, with columns as wide as their widest entry.
 fn table(rows: &[Row], with_state: bool) -> Vec<String> {
     let width = |heading: &str, least: usize, of: &dyn Fn(&Row) -> usize| {
         rows.iter().map(of).fold(least.max(heading.len()), usize::max)
@@ -173,7 +173,7 @@ fn mebibytes(mebibytes: u32) -> String {
     format!("{mebibytes} MiB")
 }
 
-/// Published ports: each port of the host, and where it leads.
+/// Published ports: each port of the host and the guest's.
 pub(super) fn ports(published: &[PublishedPort]) -> String {
     let each = published.iter().map(|p| {
         let address = p.address.as_deref().unwrap_or("0.0.0.0");

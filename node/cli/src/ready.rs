@@ -5,14 +5,14 @@ use thaw_protocol::api::{HttpProbe, ReadinessProbe, TcpProbe};
 use thaw_sandbox::container::ready;
 use thaw_sandbox::error::{Error, ErrorKind};
 
-/// When a container is ready.
+/// The readiness probe of a container.
 #[derive(Debug, Default, Args)]
 pub struct ReadyArguments {
-    /// Fail, and leave nothing, unless the container takes connections on this port in time; with -d, wait for that
+    /// Fail and remove the sandbox unless the container accepts connections on this port in time; with -d, wait for that
     #[arg(long, value_name = "PORT", group = "ready", value_parser = clap::value_parser!(u16).range(1..))]
     pub ready_tcp: Option<u16>,
-    /// The same, unless a GET of this is answered with 200 to 399; /PATH is / where it is left out. As a URL, its host is in
-    /// the Host header; it is the container that is asked all the same
+    /// The same, unless a GET request for this gets a status from 200 to 399; without /PATH, for /. The host of a URL becomes
+    /// the Host header; the request goes to the container all the same
     #[arg(long, value_name = "PORT[/PATH]|http://HOST:PORT[/PATH]", group = "ready", value_parser = parse_http)]
     pub ready_http: Option<HttpProbe>,
     /// How long the container may take to become ready, 1 to 3600 [default: 30]
@@ -21,7 +21,7 @@ pub struct ReadyArguments {
 }
 
 impl ReadyArguments {
-    /// The probe the flags make. None: none was asked for.
+    /// The probe of the flags; `None` without flags.
     pub(super) fn probe(&self) -> Result<Option<ReadinessProbe>, Error> {
         let tcp = self.ready_tcp.map(|port| TcpProbe { port });
         if tcp.is_none() && self.ready_http.is_none() {

@@ -231,21 +231,21 @@ impl Started {
         ui: &Ui,
     ) -> Result<End, Error> {
         let (agent, container) = (self.agent.clone(), self.process.container.clone());
-        let mut attended = std::pin::pin!(self.attach(sandbox, how, signals));
+        let mut attached = std::pin::pin!(self.attach(sandbox, how, signals));
         let waited = {
             let _stage = trace.stage("ready");
             tokio::select! {
                 waited = ready::wait(&agent, &container, probe) => waited?,
                 // Its output is passed on meanwhile.
-                end = &mut attended => return not_ready(end?, probe),
+                end = &mut attached => return not_ready(end?, probe),
             }
         };
         match waited {
             Ok(()) => {
                 ui.fact(serde_json::json!({"event": "ready", "id": sandbox.id}));
-                attended.await
+                attached.await
             }
-            Err(Unready::Exited(_)) => not_ready(attended.await?, probe),
+            Err(Unready::Exited(_)) => not_ready(attached.await?, probe),
             Err(late) => Err(late.failure(probe)),
         }
     }

@@ -1,4 +1,4 @@
-//! `thaw pause`, `resume`, `freeze`, `rm`: asked of whoever owns the sandbox, a `thaw run` or thawd.
+//! `thaw pause`, `resume`, `freeze`, `rm`: requests to the owner of the sandbox, thawd or a `thaw run`.
 
 use std::path::{Path, PathBuf};
 
@@ -15,12 +15,12 @@ use super::{FreezeArguments, print};
 pub(super) struct Owner {
     pub id: String,
     pub client: Client,
-    /// Where it is one process with the sandbox.
+    /// If it is a `thaw run` that owns only this sandbox.
     tethered: Option<RunDirectory>,
 }
 
 impl Owner {
-    /// By id, name, or the beginning of an id.
+    /// Finds the owner of a sandbox by id, name, or the beginning of an id.
     pub(super) fn find(wanted: &str) -> Result<Owner, Error> {
         let paths = Paths::from_env();
         let run = RunDirectory::open(&paths.run)?;
@@ -45,10 +45,10 @@ impl Owner {
         })
     }
 
-    /// Has the sandbox ended, and waits until nothing of it is there: its name is free then.
+    /// Deletes the sandbox, and waits until nothing of it is left, so that its name is free.
     async fn delete(&self) -> Result<(), Error> {
         self.client.delete(&self.id).await?;
-        // Its owner answers before it removes it.
+        // A `thaw run` answers before it removes the sandbox.
         self.tethered
             .as_ref()
             .map_or(Ok(()), |run| run.wait_for_owner(&self.id))
@@ -74,7 +74,7 @@ pub(super) async fn remove(wanted: &[String]) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// Ends one sandbox, by its owner or by us where it has none, or removes what is left of one that failed; its id.
+/// Ends a sandbox through its owner, or directly if it has none, or removes what is left of a failed one. Returns its id.
 async fn remove_one(wanted: &str) -> Result<String, Error> {
     let run = RunDirectory::open(&Paths::from_env().run)?;
     let failure = match Owner::find(wanted) {
@@ -92,7 +92,7 @@ async fn remove_one(wanted: &str) -> Result<String, Error> {
         true => run.find_unowned(wanted),
         false => None,
     };
-    // Nobody has its lock, or it is not ended: then the first failure says more.
+    // If another process holds its lock, it is not ended, and the first error says more.
     match id.filter(|id| run.end(id, &Hierarchy::detect())) {
         Some(id) => Ok(id),
         None if failure.kind == ErrorKind::SandboxNotFound => remove_failed(&run, wanted, failure).await,
@@ -100,12 +100,12 @@ async fn remove_one(wanted: &str) -> Result<String, Error> {
     }
 }
 
-/// Removes what is left of a sandbox that failed: its id. There is none that runs, or else `not_found`.
+/// Removes what is left of a failed sandbox, and returns its id; fails with `not_found` if there is none.
 async fn remove_failed(run: &RunDirectory, wanted: &str, not_found: Error) -> Result<String, Error> {
     let id = run.find_failed(wanted)?.ok_or(not_found)?.id;
     if let Some(client) = Client::connect(&Paths::from_env().daemon_socket()) {
         match client.delete(&id).await {
-            // It was never thawd's.
+            // thawd never owned it.
             Err(e) if e.kind == ErrorKind::SandboxNotFound => {}
             done => done?,
         }

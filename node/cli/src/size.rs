@@ -1,4 +1,4 @@
-//! Sizes of memory and disks, as `docker run --memory` takes them, and shares of CPUs, as `docker run --cpus` does.
+//! Sizes of memory and disks in the syntax of `docker run --memory`, and CPU limits in that of `docker run --cpus`.
 
 use std::fmt;
 use std::str::FromStr;

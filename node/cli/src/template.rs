@@ -18,18 +18,18 @@ use thaw_sandbox::template::{Entry, Progress, Shape, Step, Templates, baseline};
 use super::ByteSize;
 use crate::ui::Ui;
 
-/// Templates: guests booted once, which sandboxes are thawed from.
+/// Templates: guests that were booted once, from which sandboxes are thawed.
 #[derive(Debug, Subcommand)]
 pub enum TemplateCommand {
-    /// Boot a guest and freeze it, unless that was done before
+    /// Boot a guest and freeze it, unless the template exists
     Build {
-        /// vCPUs a sandbox thawed from it can have at most, 1 to 16
+        /// Most vCPUs of a sandbox that is thawed from it, 1 to 16
         #[arg(long, value_name = "N", default_value_t = Shape::default().vcpus, value_parser = clap::value_parser!(u8).range(1..=16))]
         cpus_max: u8,
-        /// Memory a sandbox thawed from it has at least; more is plugged in
+        /// Least memory of a sandbox that is thawed from it; more is plugged in
         #[arg(short, long, value_name = "SIZE", default_value = "128m")]
         memory: ByteSize,
-        /// What its CPUs are: host, x86-64-v2, x86-64-v3 or x86-64-v4
+        /// The features of its CPUs: host, x86-64-v2, x86-64-v3 or x86-64-v4
         #[arg(long, value_name = "LEVEL", default_value = "host", value_parser = parse_baseline)]
         baseline: CpuBaseline,
         /// Sign it with this Ed25519 key: PEM, as `openssl genpkey -algorithm ed25519` writes it
@@ -44,13 +44,13 @@ pub enum TemplateCommand {
         #[arg(value_name = "KEY")]
         template: String,
     },
-    /// Compare every byte of templates with what their manifests say
+    /// Compare every byte of templates with the hashes in their manifests
     Verify {
         /// Their keys, or the beginnings of them
         #[arg(required = true, value_name = "KEY")]
         templates: Vec<String>,
     },
-    /// Remove templates; sandboxes thawed from them go on, snapshots that are deltas over them are lost
+    /// Remove templates; sandboxes that were thawed from them go on, snapshots that are deltas over them are lost
     Rm {
         /// Their keys, or the beginnings of them
         #[arg(required = true, value_name = "KEY")]
@@ -86,9 +86,9 @@ pub(super) async fn template(command: &TemplateCommand, ui: &Ui, json: bool) -> 
             };
             let key = sign.as_deref().map(SigningKey::load).transpose()?;
             let node = Node::open(paths)?;
-            let told = progress(ui);
+            let progress = progress(ui);
             let built = tokio::select! {
-                built = store.get(&node, shape, key, &told) => built?,
+                built = store.get(&node, shape, key, &progress) => built?,
                 status = super::interrupt::interrupted() => return Ok(status),
             };
             super::print(&match json {
@@ -138,7 +138,7 @@ fn memory_mib(memory: ByteSize) -> Result<u32, Error> {
     }
 }
 
-/// Tells a person, or a program, how far a build is.
+/// Reports the progress of a build.
 pub(super) fn progress(ui: &Ui) -> Progress {
     let ui = ui.clone();
     Arc::new(move |step| {
@@ -146,7 +146,7 @@ pub(super) fn progress(ui: &Ui) -> Progress {
             Step::Waiting => "another process builds the template: waiting for it",
             Step::Booting => "building the template: a guest boots, once",
             Step::Freezing => "building the template: its agent is ready, it is frozen",
-            // The log has it, with the lines that explain it.
+            // The log has the details.
             Step::Again(_) => "building the template: once more",
             Step::Hashing => "building the template: hashing",
             Step::Ready => "building the template: done",
@@ -192,7 +192,7 @@ fn state(entry: &Entry) -> String {
     }
 }
 
-/// For programs.
+/// A template as JSON.
 fn describe(entry: &Entry) -> Value {
     let mut value = json!(thaw_sandbox::template::describe(entry));
     if let Some(fields) = value.as_object_mut() {

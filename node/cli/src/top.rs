@@ -1,5 +1,5 @@
-//! `thaw top`: what running sandboxes take, looked at again and again. Of thawd's sandboxes thawd tells; those of a
-//! `thaw run` of its own are looked at here, as `thaw ps` finds them.
+//! `thaw top`: the resource usage of running sandboxes, refreshed at an interval. thawd reports that of its sandboxes; that of a
+//! sandbox which a `thaw run` owns is read here, found as by `thaw ps`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IsTerminal, Write};
@@ -21,16 +21,16 @@ use super::TopArguments;
 use super::ps::{age, printable};
 use crate::stdio::terminal;
 
-/// A screen of its own, without a cursor; and back.
+/// Escape sequences: the alternate screen without a cursor, and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// A sandbox and what it took between two looks.
+/// A sandbox and its usage within an interval.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Row {
     #[serde(flatten)]
     sandbox: SandboxUsage,
-    /// Of one CPU; a sandbox of many can have more than 100.
+    /// Percent of one CPU; a sandbox with several can have more than 100.
     cpu_percent: Option<f64>,
     read_bytes_per_s: Option<f64>,
     written_bytes_per_s: Option<f64>,
@@ -38,15 +38,15 @@ struct Row {
     sent_bytes_per_s: Option<f64>,
 }
 
-/// What is shown at once.
+/// The contents of one refresh.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Shown {
     pools: Vec<PoolUsage>,
-    /// Those that take most of the CPUs first.
+    /// Ordered by CPU usage, the highest first.
     sandboxes: Vec<Row>,
 }
 
-/// The terminal's other screen, for as long as it is held.
+/// The terminal's alternate screen, until this is dropped.
 struct Screen;
 
 impl Screen {
@@ -62,13 +62,13 @@ impl Drop for Screen {
     }
 }
 
-/// A reader that went away is no failure; nothing is written to it again.
+/// Writes to stdout. A closed stdout is no error, and nothing more is written to it.
 fn write_out(text: &str) -> bool {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
 }
 
-/// A number of seconds, with a fraction or without.
+/// Parses a number of seconds, which may have a fraction.
 pub(super) fn parse_interval(text: &str) -> Result<Duration, String> {
     let seconds: f64 = text.parse().map_err(|_| "a number of seconds")?;
     match (0.1..=3600.0).contains(&seconds) {
@@ -86,7 +86,7 @@ pub(super) async fn top(arguments: &TopArguments, json: bool) -> Result<u8, Erro
     let _screen = live.then(Screen::enter);
     let mut ticks = tokio::time::interval(arguments.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    // The first tick is now.
+    // The first tick is immediate.
     ticks.tick().await;
     if live {
         draw(&shown(&BTreeMap::new(), &before));
@@ -111,7 +111,7 @@ pub(super) async fn top(arguments: &TopArguments, json: bool) -> Result<u8, Erro
     }
 }
 
-/// All sandboxes there are, as they are now.
+/// The present usage of all sandboxes.
 async fn look() -> Result<NodeUsage, Error> {
     let paths = Paths::from_env();
     let mut node = match Client::connect(&paths.daemon_socket()) {
@@ -179,7 +179,7 @@ fn shown(before: &BTreeMap<String, Usage>, now: &NodeUsage) -> Shown {
     }
 }
 
-/// Draws as much as fits, over what was drawn before.
+/// Draws as much as fits, over the earlier contents.
 fn draw(shown: &Shown) -> bool {
     let (rows, columns) = terminal::size().unwrap_or((24, 80));
     let lines = table(shown, seconds_now());
@@ -191,7 +191,7 @@ fn draw(shown: &Shown) -> bool {
     write_out(&format!("\x1b[H{}\x1b[J", lines.join("\r\n")))
 }
 
-/// The pools, what all take, and a line each.
+/// The pools, the total, and a line for each sandbox.
 fn table(shown: &Shown, now: u64) -> Vec<String> {
     let mut lines = Vec::new();
     let pools: Vec<String> = shown.pools.iter().map(pool).collect();
@@ -204,7 +204,7 @@ fn table(shown: &Shown, now: u64) -> Vec<String> {
         .filter_map(|r| r.sandbox.usage.memory_bytes)
         .sum();
     let busy = shown.sandboxes.iter().filter_map(|r| r.cpu_percent);
-    // Of none, a sum of fractions is negative zero.
+    // An empty sum of fractions is negative zero.
     let cpu = busy.fold(0.0, |sum, cpu| sum + cpu);
     let count = shown.sandboxes.len();
     lines.push(format!(

@@ -1,8 +1,7 @@
-//! What a person or a program sees of the work: progress, one line of error, the timing table. All on stderr; stdout
-//! is the container's.
+//! What a command shows on stderr: progress, errors, the table of timings. stdout is for the container.
 //!
-//! On a terminal progress is drawn and redrawn; elsewhere it is plain lines; `-q` is silent but for errors; `--json` is
-//! one object per line. Colour only on a terminal, and never where NO_COLOR is set.
+//! On a terminal, progress lines are redrawn; elsewhere they are plain lines; with `-q` only errors are shown; with `--json` each line is
+//! an object. Colour is used on a terminal only, and never if NO_COLOR is set.
 
 use std::collections::HashMap;
 use std::io::{IsTerminal, Write};
@@ -19,7 +18,7 @@ use thaw_sandbox::human_bytes::HumanBytes;
 use thaw_sandbox::trace::{Account, Stage};
 use thaw_sys::lock::Lock;
 
-/// How to speak.
+/// The output mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Mode {
     /// Redrawn lines, colour if wanted.
@@ -31,14 +30,14 @@ pub enum Mode {
     Json,
 }
 
-/// The voice of one command. Clones share it.
+/// The output of one command. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Ui {
     mode: Mode,
 }
 
 impl Ui {
-    /// By the flags and what stderr is.
+    /// Chooses the mode by the flags and by whether stderr is a terminal.
     pub fn new(json: bool, quiet: bool) -> Ui {
         let no_colour = std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
         let mode = match (json, quiet, std::io::stderr().is_terminal()) {
@@ -50,7 +49,7 @@ impl Ui {
         Ui { mode }
     }
 
-    /// How it speaks.
+    /// The output mode.
     pub fn mode(&self) -> Mode {
         self.mode
     }
@@ -60,7 +59,7 @@ impl Ui {
         matches!(self.mode, Mode::Terminal { colour: true }) && std::io::stdout().is_terminal()
     }
 
-    /// The one line of a failure, after the lines that explain it.
+    /// Shows an error in one line, after the lines of its context.
     pub fn failure(&self, failure: &Error) {
         match self.mode {
             Mode::Json => say(&json!({"error": {
@@ -83,7 +82,7 @@ impl Ui {
         }
     }
 
-    /// Something worth a line.
+    /// Shows a remark as one line.
     pub fn note(&self, event: &str, text: &str) {
         match self.mode {
             Mode::Quiet => {}
@@ -92,14 +91,14 @@ impl Ui {
         }
     }
 
-    /// A fact a program may want and a person need not.
+    /// A fact for programs: shown in JSON mode only.
     pub fn fact(&self, fact: serde_json::Value) {
         if self.mode == Mode::Json {
             say(&fact.to_string());
         }
     }
 
-    /// Where the time went.
+    /// Shows how long each step took.
     pub fn timings(&self, account: &Account) {
         match self.mode {
             Mode::Json => say(&json!({
@@ -138,12 +137,12 @@ impl Ui {
     }
 }
 
-/// One line to stderr; a stderr nobody reads is no reason to fail.
+/// Writes one line to stderr. A closed stderr is no error.
 fn say(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
-/// A pull as it goes on.
+/// The progress of a pull.
 #[derive(Debug)]
 pub struct PullProgress {
     mode: Mode,
@@ -180,7 +179,7 @@ impl PullProgress {
             Event::Started { layer, total } => {
                 json!({"event": "layer-started", "layer": layer.to_string(), "bytes": total})
             }
-            // Ten thousands of them tell a program nothing.
+            // Tens of thousands of these are of no use to a program.
             Event::Advanced { .. } => return,
             Event::Unpacked { layer, unpacked } => {
                 json!({"event": "layer-unpacked", "layer": layer.to_string(), "bytes": unpacked})
@@ -341,7 +340,7 @@ impl PullProgress {
         Layer { bar, received: 0 }
     }
 
-    /// The one bar of what is done to all of an image.
+    /// The bar of a step that concerns the whole image.
     fn whole(&self, what: &str, done: u64, total: u64) {
         let mut bar = self.whole.locked();
         let bar = bar.get_or_insert_with(|| self.begin(what.into(), Some(total)).bar);
@@ -371,7 +370,7 @@ fn waiting(registry: &str, attempt: u32, waited: Duration) -> String {
     )
 }
 
-/// Enough of a digest to tell layers apart.
+/// The beginning of a digest, long enough to tell layers apart.
 fn short(digest: &Digest) -> String {
     digest.hex().chars().take(12).collect()
 }

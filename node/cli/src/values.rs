@@ -1,4 +1,4 @@
-//! Values of flags that are one of a few words, each for a type that knows nothing of command lines.
+//! The enumerations of flags, each converted to a type that does not depend on the command line.
 
 use clap::ValueEnum;
 use thaw_sandbox::container;
@@ -10,7 +10,7 @@ use thaw_sandbox::sandbox;
 pub enum NetworkMode {
     /// Loopback only.
     None,
-    /// A network of its own, and through the host the world outside.
+    /// A network of its own, with access to the outside through the host.
     #[default]
     Private,
 }
@@ -27,7 +27,7 @@ impl From<NetworkMode> for sandbox::NetworkMode {
 /// `--root`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum RootServing {
-    /// As files, over virtio-fs: what clones read is once in the host's memory.
+    /// As files, over virtio-fs: the host's memory has what all clones read only once.
     #[default]
     Virtiofs,
     /// As a read-only disk with EROFS on it, which the guest mounts itself.
@@ -46,10 +46,10 @@ impl From<RootServing> for container::RootServing {
 /// `--pull`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Pull {
-    /// Only when it is not in the store.
+    /// Only if it is not in the store.
     #[default]
     Missing,
-    /// Each time; what the store has is not transferred again.
+    /// Each time; data that the store has is not transferred again.
     Always,
     /// Never.
     Never,

@@ -199,7 +199,7 @@ fn name_of(slot: DeviceId) -> String {
 }
 
 /// How long each step of a pod's start took.
-fn tell(made: &CreatedSandbox) {
+fn log_start(made: &CreatedSandbox) {
     let stages = made.account.stages.iter();
     let stages: Vec<String> = stages
         .map(|stage| format!("{} {} us", stage.name, stage.duration_ns / 1000))
@@ -229,7 +229,7 @@ impl Service for Pods {
     async fn create(&self, _: &TtrpcContext, r: CreatePodRequest) -> Answer<CreatePodResponse> {
         let wanted = wanted(r).await?;
         let made = self.daemon.create_pod(wanted).await.map_err(not_made)?;
-        tell(&made);
+        log_start(&made);
         Ok(response(made))
     }
 

@@ -13,41 +13,41 @@ use crate::api::daemon::Daemon;
 
 /// Notifies that callers can connect.
 pub fn ready(daemon: &Daemon) {
-    tell(&[NotifyState::Ready, NotifyState::Status(&status(daemon))]);
+    notify(&[NotifyState::Ready, NotifyState::Status(&status(daemon))]);
 }
 
 /// Notifies that thawd shuts down, before it finishes its requests.
 pub fn stopping() {
-    tell(&[
+    notify(&[
         NotifyState::Stopping,
         NotifyState::Status("finishing; the sandboxes run on"),
     ]);
 }
 
-/// Tells the watchdog that thawd lives, twice in each of its periods. Does not end; nothing to do where there is none.
+/// Notifies the watchdog twice in each of its periods, for ever. Does nothing without a watchdog.
 pub async fn keep_alive(daemon: Arc<Daemon>) {
     let Some(period) = sd_notify::watchdog_enabled().filter(|period| !period.is_zero()) else {
         return std::future::pending().await;
     };
-    tell_while_alive(daemon, period, tell).await;
+    notify_while_alive(daemon, period, notify).await;
 }
 
-/// The same, to whoever `tell` tells.
-pub(crate) async fn tell_while_alive(
+/// The same through `notify`.
+pub(crate) async fn notify_while_alive(
     daemon: Arc<Daemon>,
     period: Duration,
-    tell: impl Fn(&[NotifyState<'_>]),
+    notify: impl Fn(&[NotifyState<'_>]),
 ) {
     let mut ticks = tokio::time::interval(period / 2);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    let mut told = String::new();
+    let mut sent = String::new();
     loop {
         ticks.tick().await;
         let status = status(&daemon);
-        tell(&[NotifyState::Watchdog]);
-        if status != told {
-            tell(&[NotifyState::Status(&status)]);
-            told = status;
+        notify(&[NotifyState::Watchdog]);
+        if status != sent {
+            notify(&[NotifyState::Status(&status)]);
+            sent = status;
         }
     }
 }
@@ -61,7 +61,7 @@ fn status(daemon: &Daemon) -> String {
     format!("{sandboxes} sandboxes, {making} being made, {watchers} watches{draining}")
 }
 
-fn tell(what: &[NotifyState<'_>]) {
+fn notify(what: &[NotifyState<'_>]) {
     if let Err(e) = sd_notify::notify(what) {
         tracing::warn!("cannot tell the service manager: {e}");
     }

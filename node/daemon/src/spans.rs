@@ -130,7 +130,7 @@ impl Spans {
     }
 
     /// Puts a creation into the queue.
-    pub fn tell(&self, creation: Creation) {
+    pub fn send(&self, creation: Creation) {
         let sampled = creation.parent.as_ref().is_none_or(SpanContext::is_sampled);
         if sampled && self.waiting.try_send(creation).is_err() {
             self.counts.dropped.fetch_add(1, Ordering::Relaxed);

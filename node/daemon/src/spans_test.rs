@@ -81,7 +81,7 @@ const PARENT: &str = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01";
 async fn creation_is_a_span_of_its_callers_trace_with_its_stages() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let spans = started(&listener);
-    spans.tell(creation(Some(PARENT)));
+    spans.send(creation(Some(PARENT)));
     let (head, body) = tokio::task::spawn_blocking(move || collect(&listener, "200 OK"))
         .await
         .unwrap();
@@ -172,12 +172,12 @@ fn clones_are_below_their_fork_and_what_was_claimed_is_told() {
 async fn unsampled_traces_are_not_sent_and_refused_spans_are_lost() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let spans = started(&listener);
-    spans.tell(creation(Some(&PARENT.replace("-01", "-00"))));
+    spans.send(creation(Some(&PARENT.replace("-01", "-00"))));
     let failed = Creation {
         outcome: Err("image-not-found"),
         ..creation(None)
     };
-    spans.tell(failed);
+    spans.send(failed);
     let (_, body) = tokio::task::spawn_blocking(move || collect(&listener, "400 Bad Request"))
         .await
         .unwrap();
@@ -198,7 +198,7 @@ async fn what_waits_for_a_collector_is_bounded() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let spans = started(&listener);
     for _ in 0..2 * WAITING {
-        spans.tell(creation(None));
+        spans.send(creation(None));
     }
     // The task that sends them has not run yet, on this one thread.
     assert_eq!(counted(&spans, "thaw_spans_dropped_total"), Some(WAITING as f64));

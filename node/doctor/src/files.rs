@@ -1,4 +1,4 @@
-//! Checks of what Thaw itself brings or needs as files: binaries, guest kernel, guest image, a store.
+//! Checks of Thaw's own files: binaries, guest kernel, guest image, image store.
 
 use std::fs::{self, File};
 use std::io::Read;
@@ -158,7 +158,7 @@ fn store(data: &Path) -> Check {
     )
 }
 
-/// A nameless file, so that a check leaves nothing.
+/// A file without a name, so that a check leaves nothing.
 fn tempfile_in(directory: &Path) -> std::io::Result<File> {
     use rustix::fs::{Mode, OFlags};
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;

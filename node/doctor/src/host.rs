@@ -1,4 +1,4 @@
-//! Checks of what else the host lends a sandbox: cgroups, namespaces, taps.
+//! Checks of other resources of the host: cgroups, namespaces, taps.
 
 use std::fs::OpenOptions;
 

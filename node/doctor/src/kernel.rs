@@ -1,10 +1,10 @@
-//! Checks of the host's kernel: its version, how it was built, and how it is set.
+//! Checks of the host's kernel: version, configuration and settings.
 
 use std::process::{Command, Stdio};
 
 use super::{Check, Host};
 
-/// Kernels below a version, and what that costs.
+/// Kernel versions, and what an older kernel costs.
 const COSTS: [((u32, u32), &str); 4] = [
     (
         (5, 11),
@@ -21,7 +21,7 @@ const COSTS: [((u32, u32), &str); 4] = [
     ),
 ];
 
-/// What of tc(8) leads the packets of a pod's namespace into its guest, and filters those it sends.
+/// The parts of tc(8) that forward packets between a pod's namespace and its guest, and filter them.
 const REDIRECTION: [&str; 6] = [
     "CONFIG_BPF_SYSCALL",
     "CONFIG_NET_CLS_ACT",
@@ -88,11 +88,11 @@ fn tick(host: &Host) -> Check {
     }
 }
 
-/// How many VMMs can end at once before the works that free their seccomp programs fill the kernel's system work queue
+/// How many VMMs can end at once before the work items that free their seccomp programs fill the kernel's system work queue
 /// (kernel/workqueue.c `WQ_DFL_ACTIVE`, docs/operations.md).
 fn mass_exits(host: &Host) -> Check {
     const NAME: &str = "mass exits";
-    /// Works of one queue that run at once on a CPU.
+    /// Work items of one queue that run at once on a CPU.
     const ACTIVE_WORKS: usize = 1024;
     match host
         .read("/proc/sys/net/core/bpf_jit_enable")
@@ -146,14 +146,14 @@ fn unprivileged_bpf(host: &Host) -> Check {
     }
 }
 
-/// Whether getrandom(2) of the host answers, of which every guest is seeded (drivers/char/random.c).
+/// Whether the host's getrandom(2), which seeds every guest, does not block (drivers/char/random.c).
 fn entropy(host: &Host) -> Check {
     const NAME: &str = "entropy";
     const COST: &str = "sandboxes wait: each guest is seeded with random bytes of the host";
     let available = host
         .read("/proc/sys/kernel/random/entropy_avail")
         .and_then(|text| text.parse::<u32>().ok());
-    // Linux 5.18 counts what the generator has had, up to 256; before, what the pool has, of which 128 make it ready.
+    // Linux 5.18 reports the bits that the generator got, up to 256; earlier kernels those in the pool, which is ready with 128.
     let enough = match host.kernel() {
         Some((major, minor, _)) if (major, minor) < (5, 18) => 128,
         _ => 256,
@@ -170,7 +170,7 @@ fn entropy(host: &Host) -> Check {
     }
 }
 
-/// The kernel's configuration: /boot's, or its own copy, which only zcat need understand.
+/// The kernel's configuration: of /boot, or of the kernel itself, decompressed by zcat.
 fn configuration(host: &Host) -> Option<String> {
     let (_, _, name) = host.kernel()?;
     host.read(&format!("/boot/config-{name}")).or_else(|| {

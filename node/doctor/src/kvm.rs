@@ -1,4 +1,4 @@
-//! Checks of KVM: is it there, may we, can it, and is it real.
+//! Checks of KVM: presence, access, capabilities, and whether it is hardware virtualisation.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -9,10 +9,10 @@ use super::{Check, Host, hardware_virtualisation};
 /// linux/kvm.h: `_IO(KVMIO, 0x00)` and `_IO(KVMIO, 0x03)`.
 const KVM_GET_API_VERSION: libc::c_ulong = 0xAE00;
 const KVM_CHECK_EXTENSION: libc::c_ulong = 0xAE03;
-/// The one version there has ever been since Linux 2.6.22.
+/// The only version since Linux 2.6.22.
 const API_VERSION: i32 = 12;
 
-/// What thaw-vmm refuses to start without (linux/kvm.h numbers).
+/// The capabilities that thaw-vmm requires (numbers of linux/kvm.h).
 const REQUIRED: [(&str, libc::c_ulong); 16] = [
     ("KVM_CAP_IRQCHIP", 0),
     ("KVM_CAP_USER_MEMORY", 3),
@@ -32,7 +32,7 @@ const REQUIRED: [(&str, libc::c_ulong); 16] = [
     ("KVM_CAP_IMMEDIATE_EXIT", 136),
 ];
 
-/// What makes things better: name, number, what its absence costs.
+/// Optional capabilities: name, number, what a lack costs.
 const WISHED: [(&str, libc::c_ulong, &str); 5] = [
     (
         "KVM_CAP_TSC_CONTROL",

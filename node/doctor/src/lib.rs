@@ -1,7 +1,7 @@
-//! `thaw doctor`: what this host has and lacks, what each lack costs, and the fix.
+//! The checks of `thaw doctor`: what this host has and lacks, what each lack costs, and the fix.
 //!
-//! Each check reads one thing and says what it found. The host is read through [`Host`], so a check can be shown any
-//! host; a few checks try a system call, because only trying tells.
+//! Each check examines one thing and reports what it found. Checks read the host through [`Host`], so tests can present any host; a few
+//! checks try a system call, because there is no other way to know.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -23,11 +23,11 @@ mod table;
 
 pub use table::render;
 
-/// How a check came out.
+/// The result of a check.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum State {
-    /// As it should be.
+    /// Good.
     Ok,
     /// Works, at a cost.
     Warn,
@@ -38,16 +38,16 @@ pub enum State {
 /// One line of the report.
 #[derive(Clone, Debug, Serialize)]
 pub struct Check {
-    /// What was looked at.
+    /// The subject of the check.
     pub check: &'static str,
     pub state: State,
     /// What was found.
     pub found: String,
-    /// What that costs; empty when nothing.
+    /// What that costs; empty if nothing.
     pub cost: String,
-    /// What to do about it; empty when nothing.
+    /// The fix; empty if none is needed.
     pub fix: String,
-    /// Whether no sandbox can run without it.
+    /// Whether sandboxes cannot run without it.
     pub essential: bool,
 }
 
@@ -101,26 +101,26 @@ impl Check {
 /// All checks.
 #[derive(Clone, Debug, Serialize)]
 pub struct Report {
-    /// No essential thing is missing.
+    /// Whether nothing essential is missing.
     pub ready: bool,
-    /// Linux guests run at the CPU's speed; otherwise only tiny test guests do, and Linux belongs in the lab.
+    /// Whether Linux guests run at the CPU's speed. If not, only tiny test guests do.
     pub native: bool,
     pub checks: Vec<Check>,
 }
 
-/// The host as checks see it.
+/// The host that checks examine.
 #[derive(Clone, Debug)]
 pub struct Host {
     root: PathBuf,
 }
 
 impl Host {
-    /// This one.
+    /// This host.
     pub fn this() -> Host {
         Host { root: "/".into() }
     }
 
-    /// A directory that looks like one.
+    /// A directory with a host's files, for tests.
     pub fn at(root: &Path) -> Host {
         Host {
             root: root.to_owned(),
@@ -131,7 +131,7 @@ impl Host {
         self.root.join(absolute.trim_start_matches('/'))
     }
 
-    /// A file's text without surrounding blanks.
+    /// The trimmed text of a file.
     fn read(&self, absolute: &str) -> Option<String> {
         fs::read_to_string(self.path(absolute))
             .ok()
@@ -142,7 +142,7 @@ impl Host {
         self.path(absolute).exists()
     }
 
-    /// The names of what is in a directory, sorted.
+    /// The names of a directory's entries, sorted.
     fn names(&self, absolute: &str) -> Option<Vec<String>> {
         let mut names: Vec<String> = fs::read_dir(self.path(absolute))
             .ok()?
@@ -173,12 +173,12 @@ impl Host {
     }
 }
 
-/// Whether Linux guests can run at speed here: the CPU's own virtualisation is there to use.
+/// Whether Linux guests run at the CPU's speed here, because hardware virtualisation is available.
 pub fn hardware_virtualisation(host: &Host) -> bool {
     host.cpu_has("svm") || host.cpu_has("vmx")
 }
 
-/// Makes every check.
+/// Runs all checks.
 pub fn examine(host: &Host, paths: &Paths) -> Report {
     let mut checks = kvm::checks(host);
     checks.extend(kernel::checks(host));

@@ -1,6 +1,6 @@
-//! Checks of memory: how much there is, what of it guests share or the disk gets, and in which pages it comes.
+//! Checks of memory: its size, page sharing, swap, huge pages and error correction.
 //!
-//! docs/production-hosts.md says why each matters.
+//! docs/production-hosts.md explains why each matters.
 
 use super::{Check, Host};
 

@@ -1,14 +1,14 @@
-//! Checks of the processor: whether guests share a core, which of its flaws are open, and what of it KVM offers a VMM.
+//! Checks of the processor: shared cores (SMT), open vulnerabilities, and the features that KVM offers.
 //!
-//! docs/production-hosts.md says why each matters. The words are the kernel's (Documentation/admin-guide/hw-vuln).
+//! docs/production-hosts.md explains why each matters. The words are the kernel's (Documentation/admin-guide/hw-vuln).
 
 use std::collections::BTreeSet;
 
 use super::{Check, Host};
 
-/// A file for each flaw that the kernel knows of, with what it does about it.
+/// The directory with a file for each known vulnerability, which has the kernel's mitigation.
 const VULNERABILITIES: &str = "/sys/devices/system/cpu/vulnerabilities";
-/// The file that speaks of microcode alone (Linux 6.16 and later).
+/// The file about microcode (Linux 6.16 and later).
 const OLD_MICROCODE: &str = "old_microcode";
 const MOUNT: &str = "mount -t sysfs none /sys";
 
@@ -65,7 +65,7 @@ fn mitigations(host: &Host) -> Check {
     )
 }
 
-/// The parts of what the kernel says of a flaw that leave it open. That siblings of a core are open is the check of SMT's.
+/// The parts of a mitigation's text that mean an open vulnerability. Open siblings of a core belong to the check of SMT.
 fn open_parts(told: &str) -> Vec<String> {
     told.split(';')
         .map(|part| {
@@ -125,7 +125,7 @@ fn microcode(host: &Host) -> Check {
     }
 }
 
-/// The revisions of microcode that CPUs run.
+/// The microcode revisions of the CPUs.
 fn revisions(host: &Host) -> BTreeSet<String> {
     host.read("/proc/cpuinfo")
         .unwrap_or_default()

@@ -1,4 +1,4 @@
-//! A check of whose snapshots this node uses.
+//! The check of which signatures of snapshots this node trusts.
 
 use thaw_sandbox::config::Config;
 use thaw_sandbox::error::Error;

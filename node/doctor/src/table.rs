@@ -1,11 +1,11 @@
-//! The report as a table that fits the terminal.
+//! Formats the report as a table that fits the terminal.
 
 use super::{Report, State};
 
 const HEADINGS: [&str; 5] = ["CHECK", "STATE", "FOUND", "COSTS", "FIX"];
 const GAP: usize = 2;
 
-/// The table, `width` columns wide, coloured or not.
+/// The table, at most `width` columns wide, coloured or not.
 pub fn render(report: &Report, width: usize, colour: bool) -> String {
     let first = report
         .checks
@@ -71,7 +71,7 @@ fn row(cells: &[&str; 5], columns: &[usize; 5], state_colour: Option<&str>) -> S
     text
 }
 
-/// Breaks text at blanks so that no line is wider than `width`; a longer word is broken where it must be.
+/// Breaks text at blanks so that no line is wider than `width`; a longer word is broken too.
 fn wrap(text: &str, width: usize) -> Vec<String> {
     let width = width.max(1);
     let mut lines = Vec::new();

@@ -1,4 +1,4 @@
-//! What stays: `thaw image prune`, `verify`, `rm`.
+//! `thaw image prune`, `verify` and `rm`: the contents of the store.
 
 use std::collections::BTreeMap;
 
@@ -130,7 +130,7 @@ pub(super) async fn verify(
     }
 }
 
-/// Fetches bad chunks again, and all chunks of layers that are damaged otherwise.
+/// Fetches damaged chunks again; for a layer with other damage, all its chunks.
 async fn mend(images: &Images, bad: &[(Digest, u64)], damaged: &[Digest]) -> Result<(), Error> {
     let mut layers: BTreeMap<Digest, Vec<u64>> = BTreeMap::new();
     for (layer, chunk) in bad {

@@ -1,4 +1,4 @@
-//! What is made of images: `thaw image index`, `convert`.
+//! `thaw image index` and `convert`: other forms of images.
 
 use serde_json::json;
 use thaw_images::convert::{Facts, Options};
@@ -91,7 +91,7 @@ pub(super) async fn convert(
     Ok(())
 }
 
-/// What deduplication came to.
+/// The result of deduplication.
 fn account(facts: &Facts) -> Vec<String> {
     let bytes = HumanBytes;
     let mut lines = vec![

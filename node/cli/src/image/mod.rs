@@ -25,45 +25,45 @@ it is read. docs/images.md says which forms of images start so, and how to make 
 #[derive(Debug, Subcommand)]
 #[command(after_help = FORMS)]
 pub enum ImageCommand {
-    /// Fetch an image into the store, or as much of it as a start needs
+    /// Pull an image into the store, or as much of it as a start needs
     #[command(
         after_help = "Prints the digest of the image's manifest.\n\nExamples:\n  thaw image pull registry.example/python:3\n  thaw image pull --full oci:./app"
     )]
     Pull {
         /// The image, as for `thaw run`
         image: String,
-        /// Fetch everything now, also of an image that could be read as needed
+        /// Pull everything now, even if the image can be read on demand
         #[arg(long)]
         full: bool,
-        /// Speak HTTP to the registry
+        /// Use HTTP without TLS for the registry
         #[arg(long)]
         plain_http: bool,
     },
-    /// List the images in the store: their form, and how much of each is there
+    /// List the images in the store: their form, and how much of each is present
     Ls {
-        /// Also those put together for containerd's snapshots: of the lowest layers of an image, they go with the snapshot
+        /// Also those for containerd's snapshots: they consist of the lowest layers of an image, and are removed with the snapshot
         #[arg(long)]
         all: bool,
     },
-    /// Show how an image stands, layer by layer
+    /// Show the state of an image, layer by layer
     Inspect {
         /// The image: reference, digest, or the beginning of a digest
         image: String,
     },
-    /// Say what the store takes on the disk, by image
+    /// Show the disk usage of the store, by image
     Du,
-    /// Give space back: file data no sandbox uses. Trees and indexes stay, and later starts read as needed
+    /// Free disk space: remove file data that no sandbox uses. Trees and indexes stay, and later starts read on demand
     #[command(
         after_help = "Example:\n  thaw image prune --until 20g   # what was not used for longest goes first"
     )]
     Prune {
-        /// Only of these images
+        /// Only from these images
         #[arg(value_name = "IMAGE", conflicts_with_all = ["all", "until"])]
         images: Vec<String>,
-        /// Remove the images altogether, indexes and all
+        /// Remove the images completely, with their indexes
         #[arg(long, conflicts_with = "until")]
         all: bool,
-        /// Only until the store takes no more than this: bytes, or with k, m, g, t. Data goes first, then images
+        /// Only until the store has at most this size: bytes, or with k, m, g, t. First data is removed, then images
         #[arg(long, value_name = "SIZE", value_parser = Size::from_str)]
         until: Option<Size>,
     },
@@ -75,22 +75,22 @@ pub enum ImageCommand {
         /// The images [default: all]
         #[arg(value_name = "IMAGE")]
         images: Vec<String>,
-        /// Fetch what is damaged again, at once
+        /// Fetch damaged data again, at once
         #[arg(long)]
         repair: bool,
     },
-    /// Remove images no sandbox uses
+    /// Remove images that no sandbox uses
     Rm {
         /// References or digests
         #[arg(required = true, value_name = "IMAGE")]
         images: Vec<String>,
     },
-    /// Make a SOCI v2 index of an image, and push the image bound to it
+    /// Make a SOCI v2 index of an image, and push the image with it
     #[command(
         after_help = "The layers stay as they are: clients that know nothing of SOCI pull the image as before.\n\nAWS's soci-snapshotter 0.4.1 mounts layers by these ztocs; it knows SOCI v1 alone, and no tool of AWS's that knows v2 has been run on the index itself.\n\nPrints the digest of what was pushed.\n\nExample:\n  thaw image index registry.example/python:3 registry.example/python:3-soci"
     )]
     Index(IndexArguments),
-    /// Convert an image: deduplicated chunks that are read as needed, pushed as an OCI artifact
+    /// Convert an image to deduplicated chunks that are read on demand, and push it as an OCI artifact
     #[command(
         after_help = "The result refers to the original, and is the same bytes for the same input and flags. Prints its digest.\n\nExamples:\n  thaw image convert registry.example/app:1 registry.example/app:1-thaw\n  thaw image convert --dictionary registry.example/base:1-thaw registry.example/app:2 registry.example/app:2-thaw"
     )]
@@ -101,16 +101,16 @@ pub enum ImageCommand {
 pub struct IndexArguments {
     /// The image: in a registry or a layout directory
     pub image: String,
-    /// Where to push it [default: the image's name with -soci behind its tag]
+    /// Where to push it [default: the image's name with -soci after its tag]
     pub destination: Option<String>,
-    /// Layers of fewer stored bytes get no index: they are fetched whole
+    /// Layers with fewer stored bytes get no index and are fetched whole
     #[arg(long, value_name = "SIZE", default_value = "1m", value_parser = Size::from_str)]
     pub min_layer_size: Size,
-    /// Bytes of a layer from one place it can be read from to the next, from 256k to 8m: smaller ones fetch less for a read
-    /// and make the index larger, by 32 KiB each
+    /// Distance between the points at which a layer can be read, from 256k to 8m: a smaller one fetches less for a read
+    /// and makes the index larger, by 32 KiB for each point
     #[arg(long, value_name = "SIZE", default_value = "4m", value_parser = span_size)]
     pub span_size: Size,
-    /// Speak HTTP to the registry
+    /// Use HTTP without TLS for the registry
     #[arg(long)]
     pub plain_http: bool,
 }
@@ -129,24 +129,24 @@ pub struct ConvertArguments {
     pub source: String,
     /// Where to push it: a registry's repository with a tag, or oci:DIR[:TAG]
     pub destination: String,
-    /// How files are cut: `fixed`: at multiples of a size; `content`: where their content says, so that what is inserted
-    /// moves no later cut [default: as the first dictionary was cut, else fixed]
+    /// How files are cut into chunks: `fixed`: at multiples of a size; `content`: by their content, so that an insertion
+    /// does not move later cuts [default: as in the first dictionary, else fixed]
     #[arg(long, value_name = "HOW", value_enum)]
     pub chunking: Option<Cut>,
-    /// Bytes of a chunk (the average, of `content`), a power of two: with k or m, from 4k to 4m [default: 256k]
+    /// Size of a chunk (for `content`, the average), a power of two: with k or m, from 4k to 4m [default: 256k]
     #[arg(long, value_name = "SIZE", value_parser = Size::from_str, requires = "chunking")]
     pub chunk_size: Option<Size>,
-    /// A converted image whose chunks are referred to, not stored again. May be repeated
+    /// A converted image whose chunks are referenced instead of stored again. May be repeated
     #[arg(long, value_name = "IMAGE")]
     pub dictionary: Vec<String>,
-    /// Order the data by what this recording (`thaw run --record=FILE`) read [default: the one beside the image in the
+    /// Order the data as this recording (`thaw run --record=FILE`) read it [default: the recording of the image in the
     /// store, if there is one]
     #[arg(long, value_name = "FILE")]
     pub trace: Option<PathBuf>,
-    /// How hard to compress, of zstd
+    /// The compression level of zstd
     #[arg(long, value_name = "N", default_value_t = 9, value_parser = clap::value_parser!(i32).range(1..=22))]
     pub level: i32,
-    /// Speak HTTP to the registry
+    /// Use HTTP without TLS for the registry
     #[arg(long)]
     pub plain_http: bool,
 }
@@ -160,7 +160,7 @@ pub enum Cut {
 }
 
 impl ConvertArguments {
-    /// How files are cut, as the flags have it.
+    /// How files are cut, by the flags.
     fn chunking(&self) -> Result<Option<Chunking>, Error> {
         let text = match (self.chunking, self.chunk_size) {
             (None, _) => return Ok(None),

@@ -1,4 +1,4 @@
-//! What there is: `thaw image ls`, `inspect`, `du`.
+//! `thaw image ls`, `inspect` and `du`: what the store contains.
 
 use serde_json::{Value, json};
 use thaw_sandbox::error::Error;
@@ -8,7 +8,7 @@ use thaw_sandbox::images::{Images, failure};
 
 use super::super::print;
 
-/// What an image is called: of one that was put together for a snapshot, what it is a part of.
+/// The name of an image; for one that was made for a snapshot, the name of the image it is a part of.
 fn called(reference: &str, pinned: bool, layers: usize) -> String {
     match (pinned, layers) {
         (false, _) => reference.to_owned(),
@@ -17,7 +17,7 @@ fn called(reference: &str, pinned: bool, layers: usize) -> String {
     }
 }
 
-/// The images in the store; those that the snapshotter made for snapshots only with `all`.
+/// The images in the store, with `all` also those for containerd's snapshots.
 pub(super) fn list(images: &Images, all: bool, json: bool) -> Result<(), Error> {
     let mut rows = Vec::new();
     for image in images.list()? {
@@ -172,7 +172,7 @@ pub(super) fn du(images: &Images, json: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Columns as wide as they must be; the last as wide as it is.
+/// A table with columns as wide as their widest entry.
 struct Table {
     rows: Vec<Vec<String>>,
 }

@@ -1,4 +1,4 @@
-//! The caller's terminal in raw mode, and always back.
+//! The caller's terminal in raw mode, always restored.
 //!
 //! Invariant: once [`RawTerminal::enter`] has changed the terminal, dropping it, a panic, or [`restore`] before an exit
 //! puts it back; only an uncatchable signal can leave it raw.
@@ -9,16 +9,16 @@ use std::sync::{Mutex, Once};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use thaw_sys::lock::Lock;
 
-/// How stdin was before; while this is set the terminal is raw.
+/// The earlier settings of the terminal, while it is raw.
 static BEFORE: Mutex<Option<Termios>> = Mutex::new(None);
 static PANIC_HOOK: Once = Once::new();
 
-/// The terminal on stdin, raw.
+/// The terminal on stdin in raw mode.
 #[derive(Debug)]
 pub struct RawTerminal(());
 
 impl RawTerminal {
-    /// Makes the terminal on stdin raw.
+    /// Puts the terminal on stdin into raw mode.
     pub fn enter() -> io::Result<RawTerminal> {
         PANIC_HOOK.call_once(|| {
             let previous = std::panic::take_hook();
@@ -45,9 +45,9 @@ impl Drop for RawTerminal {
     }
 }
 
-/// Puts the terminal back, if it is raw.
+/// Restores the terminal, if it is raw.
 pub fn restore() {
-    // Not waited for: a panic while the lock is held must not hang.
+    // Without waiting: a panic while the lock is held must not hang.
     let before = match BEFORE.try_lock() {
         Ok(mut before) => before.take(),
         Err(std::sync::TryLockError::Poisoned(poisoned)) => poisoned.into_inner().take(),

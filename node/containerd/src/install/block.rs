@@ -1,17 +1,17 @@
-//! Lines of ours in a configuration file of somebody else's.
+//! A block of Thaw's lines in another program's configuration file.
 //!
-//! Invariant: what is taken out is exactly what was put in; the file without the block is, byte for byte, the file there
-//! was. So nothing of it is written anew, and a block stands at the end, where no line of the owner's depends on it.
+//! Invariant: removing the block restores the file byte for byte. So no other line is rewritten, and the block stands at the end, where no
+//! line of the owner depends on it.
 
 use thiserror::Error;
 
 const BEGIN: &str =
     "# BEGIN thaw: `thaw install` wrote this, `thaw uninstall` takes it away; changes within are lost.";
 const END: &str = "# END thaw";
-/// Before what is remembered of the installation.
+/// Precedes the words that the installation remembers.
 const REMEMBERED: &str = "# remembers:";
 
-/// Why a file's block cannot be told from the rest.
+/// Why the block of a file cannot be found.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
 pub enum BlockError {
     #[error("line {line}: the block of `thaw install` begins and does not end")]
@@ -26,7 +26,7 @@ pub enum BlockError {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Divided<'a> {
     pub before: &'a str,
-    /// The lines of it, without its first and last.
+    /// Its lines without the first and the last.
     pub block: Option<&'a str>,
     pub after: &'a str,
 }
@@ -54,7 +54,7 @@ pub fn divide(text: &str) -> Result<Divided<'_>, BlockError> {
     };
     let (content_end, end_at, end_line) = end.ok_or(BlockError::Endless { line })?;
     let after = &text[end_at..];
-    // Keys that follow belong to the table above them, which is ours.
+    // Keys after the block would belong to the block's last table.
     for (number, line) in after.lines().enumerate() {
         match line.trim_start().chars().next() {
             None | Some('#') => {}
@@ -73,12 +73,12 @@ pub fn divide(text: &str) -> Result<Divided<'_>, BlockError> {
     })
 }
 
-/// The file without the block: what it was before.
+/// The file without the block.
 pub fn without(text: &str) -> Result<String, BlockError> {
     let Divided { before, block, after } = divide(text)?;
     Ok(match block {
         None => text.to_owned(),
-        // The line that ended the owner's last one, where that was not ended.
+        // Also the newline that was added to the owner's last line.
         Some(block) if remembers(block, UNENDED) => {
             format!("{}{after}", before.strip_suffix('\n').unwrap_or(before))
         }
@@ -86,10 +86,10 @@ pub fn without(text: &str) -> Result<String, BlockError> {
     })
 }
 
-/// The owner's last line had no end.
+/// Remembered: the owner's last line had no newline.
 const UNENDED: &str = "unended-line";
 
-/// The file with a block of these lines, in place of one that is there. `remembered`: words for [`remembers`].
+/// The file with a block of these lines, instead of an earlier block. `remembered` are words for [`remembers`].
 pub fn with(text: &str, lines: &str, remembered: &[&str]) -> Result<String, BlockError> {
     let owners = without(text)?;
     let mut words = remembered.to_vec();

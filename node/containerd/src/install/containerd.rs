@@ -1,8 +1,8 @@
-//! What containerd must be told: that there is a runtime of this name, and a snapshotter.
+//! containerd's configuration: the runtime and the snapshotter.
 //!
-//! The lines go into containerd's own file, not into one it imports: containerd 1.x takes a whole plugin's settings from
-//! the last file that says anything of it, so a file of ours would undo the owner's. They are read by containerd before
-//! they are put in place, where it is installed.
+//! The lines go into containerd's own file, not into an imported one: containerd 1.x takes all settings of a plugin from the last file
+//! that mentions it, so an imported file would undo the owner's settings. If containerd is installed, it parses the new file before that
+//! replaces the old one.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -16,39 +16,39 @@ use toml::{Table, Value};
 
 use super::block;
 
-/// The runtime's and the snapshotter's name: what a RuntimeClass says as its handler.
+/// The name of the runtime and of the snapshotter, which is a RuntimeClass's handler.
 pub const NAME: &str = "thaw";
-/// What `ctr run --runtime` takes.
+/// The runtime's type, for `ctr run --runtime`.
 pub const RUNTIME: &str = "io.containerd.thaw.v2";
 const ANNOTATIONS_OFF: &str = "disable_snapshot_annotations";
 const SHIM: &str = "containerd-shim-thaw-v2";
-/// Where containerd looks for shims wherever it was started.
+/// The directory in which containerd always looks for shims.
 const WELL_KNOWN: [&str; 4] = ["/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin"];
-/// Remembered: there was no file, and no directory for it.
+/// Remembered: the file and its directory did not exist.
 const MADE_FILE: &str = "made-file";
 const MADE_DIRECTORY: &str = "made-directory";
 
-/// What a block is made of.
+/// The values in a block.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Setting {
-    /// Where thawd serves as a snapshotter.
+    /// The socket of thawd's snapshotter.
     pub snapshots: PathBuf,
-    /// Where the bytes of its images are: kubelets look how full that file system is, and evict no pod while they cannot.
+    /// The directory of its images. A kubelet watches how full that file system is, and cannot evict pods without it.
     pub images: PathBuf,
-    /// The shim, where containerd would not find it by its name.
+    /// The shim's path, if containerd would not find it by name.
     pub shim: Option<PathBuf>,
 }
 
-/// Lines for containerd's file.
+/// The lines for containerd's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Block {
     pub lines: String,
-    /// Pods' images are pulled lazily, by thawd. Else by containerd, whole.
+    /// Whether thawd pulls pods' images, lazily. Otherwise containerd pulls them completely.
     pub lazy: bool,
 }
 
 impl Setting {
-    /// For a shim that is beside this program, or where containerd finds it.
+    /// For a shim beside this program, or one that containerd finds.
     pub fn find(snapshots: PathBuf, images: PathBuf, program: &Path) -> Result<Setting, Error> {
         let known = WELL_KNOWN.iter().map(|directory| Path::new(directory).join(SHIM));
         if known.into_iter().any(|path| path.is_file()) {
@@ -70,10 +70,10 @@ impl Setting {
         })
     }
 
-    /// The block for a file that says `owners`.
+    /// The block for a file whose other lines are `owners`.
     ///
     /// # Errors
-    /// Of a version that has no runtimes, or what stands there leaves no room for another.
+    /// The file's version has no runtimes, or its lines conflict with the block.
     pub fn block(&self, owners: &str) -> Result<Block, String> {
         let table: Table = owners
             .parse()
@@ -91,7 +91,7 @@ impl Setting {
         }
         let mut why = String::new();
         for block in blocks {
-            // A table can be written once: where the owner has, nothing can be added to it at the end.
+            // TOML defines a table once: if the owner has it, nothing can be added at the end.
             match format!("{owners}\n{}", block.lines).parse::<Table>() {
                 Ok(_) => return Ok(block),
                 Err(e) => why = e.message().to_owned(),
@@ -100,7 +100,7 @@ impl Setting {
         Err(why)
     }
 
-    /// What is said of the runtime and of the snapshotter. `annotations`: lines that turn them on.
+    /// The tables of the runtime and of the snapshotter. `annotations` are lines that enable annotations.
     fn lines(&self, names: &Names, owners: &Table, annotations: &str, lazy: bool) -> Block {
         let mut lines = String::new();
         if owners.is_empty() {
@@ -109,7 +109,7 @@ impl Setting {
         lines.push_str(annotations);
         let runtimes = at(owners, &names.runtimes()).and_then(Value::as_table);
         let header = format!("plugins.{}.containerd.runtimes", key(names.cri));
-        // Before containerd 2, one runtime that is named replaces the one there is by default.
+        // Before containerd 2, a configured runtime replaces the default one.
         if names.version == 2 && runtimes.is_none_or(Table::is_empty) {
             let _ = writeln!(
                 lines,
@@ -133,7 +133,7 @@ impl Setting {
             quoted(&self.snapshots.to_string_lossy()),
             quoted(&self.images.to_string_lossy())
         );
-        // containerd 2 knows the roots of the default snapshotter and of those that are named here, not of a runtime's.
+        // containerd 2 knows the roots of the default snapshotter and of those listed here, not that of a runtime's.
         if lazy && names.version > 2 {
             let images: Vec<String> = names.annotated.iter().map(|name| key(name)).collect();
             let _ = writeln!(
@@ -146,12 +146,12 @@ impl Setting {
     }
 }
 
-/// What a version of the file calls things.
+/// The names in a version of the file.
 struct Names {
     version: i64,
     /// The plugin that has runtimes.
     cri: &'static str,
-    /// The table that says whether snapshotters are told which image they are asked for.
+    /// The table with the setting that passes image names to snapshotters.
     annotated: &'static [&'static str],
 }
 
@@ -191,14 +191,14 @@ impl Names {
     }
 }
 
-/// What a table has at a path.
+/// The value of a table at a path.
 fn at<'a>(table: &'a Table, path: &[&str]) -> Option<&'a Value> {
     let (first, rest) = path.split_first()?;
     rest.iter()
         .try_fold(table.get(*first)?, |value, name| value.get(*name))
 }
 
-/// A name as a part of a header.
+/// A name within a table header.
 fn key(name: &str) -> String {
     match name.contains('.') {
         true => quoted(name),
@@ -214,9 +214,9 @@ fn quoted(text: &str) -> String {
 /// containerd's file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConfigFile {
-    /// As it was named.
+    /// The path that was given.
     named: PathBuf,
-    /// The file itself, where that is a link.
+    /// The file itself, if the path is a link.
     path: PathBuf,
     text: Option<String>,
 }
@@ -254,7 +254,7 @@ impl ConfigFile {
         divided.is_ok_and(|d| d.block.is_some_and(|b| block::remembers(b, word)))
     }
 
-    /// Whether a block is there.
+    /// Whether the file has a block.
     pub fn has_block(&self) -> bool {
         block::divide(self.text()).is_ok_and(|d| d.block.is_some())
     }
@@ -265,7 +265,7 @@ impl ConfigFile {
         setting.block(&owners).map_err(|why| self.unusable(why))
     }
 
-    /// Has the block in the file; whether that changed it. `remembered` besides what this remembers itself.
+    /// Writes the block into the file, with `remembered` and its own remembered words. Returns whether the file changed.
     pub fn install(&self, block: &Block, remembered: &[&str]) -> Result<bool, Error> {
         let directory = self.path.parent().unwrap_or(Path::new("/"));
         let mut words = remembered.to_vec();
@@ -285,7 +285,7 @@ impl ConfigFile {
         Ok(true)
     }
 
-    /// Takes the block away; whether one was there.
+    /// Removes the block, and returns whether there was one.
     pub fn uninstall(&self) -> Result<bool, Error> {
         let (made_file, made_directory) = (self.remembers(MADE_FILE), self.remembers(MADE_DIRECTORY));
         let owners = block::without(self.text()).map_err(|e| self.unusable(e))?;
@@ -299,13 +299,13 @@ impl ConfigFile {
         fs::remove_file(&self.path)
             .map_err(|e| Error::system(format!("cannot remove {}", self.named.display()), &e))?;
         if let (true, Some(directory)) = (made_directory, self.path.parent()) {
-            // Not ours any more, if somebody has put something into it.
+            // The directory stays if it contains anything.
             let _ = fs::remove_dir(directory);
         }
         Ok(true)
     }
 
-    /// Puts another text in its place, whole, with the owner and the mode there were.
+    /// Replaces the file atomically, and keeps its owner and mode.
     fn replace(&self, text: &str, checked: bool) -> Result<(), Error> {
         let failed = |e: &io::Error| Error::system(format!("cannot write {}", self.named.display()), e);
         let directory = self.path.parent().unwrap_or(Path::new("/"));
@@ -321,7 +321,7 @@ impl ConfigFile {
         Ok(())
     }
 
-    /// Writes a file that is to take its place.
+    /// Writes the new file under another name.
     fn fill(&self, file: &mut fs::File, text: &str) -> io::Result<()> {
         file.write_all(text.as_bytes())?;
         let mode = match fs::metadata(&self.path) {
@@ -336,7 +336,7 @@ impl ConfigFile {
     }
 }
 
-/// Has containerd read a file, where there is a containerd.
+/// Lets containerd parse a file, if containerd is installed.
 fn accepted_by_containerd(path: &Path) -> Result<(), String> {
     let read = Command::new("containerd")
         .arg("--config")
@@ -353,7 +353,7 @@ fn accepted_by_containerd(path: &Path) -> Result<(), String> {
                 last.unwrap_or("it does not say why")
             ))
         }
-        // It may run in another place than this.
+        // containerd may run elsewhere.
         Ok(_) | Err(_) => Ok(()),
     }
 }

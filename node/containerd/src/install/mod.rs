@@ -1,8 +1,8 @@
-//! Making Thaw a runtime of this host's containerd, and undoing that.
+//! Installs Thaw as a runtime of this host's containerd, and uninstalls it.
 //!
-//! Invariant: what `install` changed is what `uninstall` changes back, and nothing else; both may be repeated, and the
-//! second time change nothing. What cannot be read back from the host (that thawd was not enabled before, that there was no
-//! file) is remembered in the block written into containerd's file, so that there is no file of ours to go stale.
+//! Invariant: `uninstall` reverts what `install` changed, and nothing else; a repetition of either changes nothing. What the host cannot
+//! show later (whether thawd was enabled before, whether the file existed) is remembered in the block in containerd's file, so that there is
+//! no separate state that could become stale.
 
 pub mod block;
 pub mod containerd;
@@ -19,17 +19,17 @@ use self::containerd::{Block, ConfigFile, Setting};
 
 const THAWD: &str = "thawd.service";
 const CONTAINERD: &str = "containerd.service";
-/// Remembered: thawd was neither started with the host before, nor running.
+/// Remembered: thawd was neither enabled nor running before.
 const ENABLED: &str = "enabled-thawd";
 
-/// Where containerd's part is, and whether it is to be restarted.
+/// containerd's configuration file, and whether to restart containerd.
 #[derive(Clone, Debug)]
 pub struct Options {
     pub config: PathBuf,
     pub restart: bool,
 }
 
-/// What was done.
+/// What an installation changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Done {
     /// containerd's file was changed.
@@ -41,7 +41,7 @@ pub struct Done {
     pub service: bool,
     /// containerd was restarted.
     pub restarted: bool,
-    /// What is left to do, in words.
+    /// What the user still has to do.
     pub left: Vec<String>,
 }
 
@@ -56,7 +56,7 @@ fn setting(paths: &Paths) -> Result<Setting, Error> {
     Setting::find(paths.snapshots_socket(), paths.images(), &program)
 }
 
-/// Makes Thaw a runtime of containerd, and has thawd run.
+/// Makes Thaw a runtime of containerd, and starts thawd.
 pub fn install(options: &Options, paths: &Paths) -> Result<Done, Error> {
     let setting = setting(paths)?;
     let file = ConfigFile::read(&options.config)?;
@@ -68,7 +68,7 @@ pub fn install(options: &Options, paths: &Paths) -> Result<Done, Error> {
     let manages = systemd::runs() && systemd::has(THAWD);
     let enables = manages && !(systemd::is("enabled", THAWD) && systemd::is("active", THAWD));
     let remembers = (enables && !systemd::is("enabled", THAWD)) || file.remembers(ENABLED);
-    // First thawd: once containerd knows the runtime, pods may come.
+    // First thawd: as soon as containerd knows the runtime, it may create pods.
     if enables {
         systemd::control(&["enable", "--now", THAWD])?;
         done.service = true;
@@ -86,12 +86,12 @@ pub fn install(options: &Options, paths: &Paths) -> Result<Done, Error> {
 /// Undoes it.
 ///
 /// # Errors
-/// [`ErrorKind::RuntimeInUse`]: there are sandboxes, which nobody would end any more.
+/// [`ErrorKind::RuntimeInUse`]: there are sandboxes, which no thawd would end any more.
 pub fn uninstall(options: &Options, paths: &Paths) -> Result<Done, Error> {
     let file = ConfigFile::read(&options.config)?;
     let mut done = Done::default();
     if !file.has_block() {
-        // Says what is wrong with a block that cannot be told from the rest.
+        // Fails if the block cannot be found.
         file.uninstall()?;
         return Ok(done);
     }

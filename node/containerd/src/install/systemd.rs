@@ -1,5 +1,4 @@
-//! Units of systemd, as far as an installation starts and stops them. Where systemd does not run, nothing is done, and that
-//! is said.
+//! Starts and stops systemd units for an installation. Without systemd it does nothing, and reports that.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -11,7 +10,7 @@ pub fn runs() -> bool {
     Path::new("/run/systemd/system").is_dir()
 }
 
-/// Whether there is such a unit, and it is in this state: `active` or `enabled`.
+/// Whether a unit exists and is in this state: `active` or `enabled`.
 pub fn is(state: &str, unit: &str) -> bool {
     let asked = Command::new("systemctl")
         .args([&format!("is-{state}"), "--quiet", unit])
@@ -31,10 +30,10 @@ pub fn has(unit: &str) -> bool {
     asked.is_ok_and(|status| status.success())
 }
 
-/// `systemctl` with these words.
+/// Runs `systemctl` with these arguments.
 ///
 /// # Errors
-/// It fails: with the last line it said.
+/// It fails: the error has its last line of output.
 pub fn control(words: &[&str]) -> Result<(), Error> {
     let line = format!("systemctl {}", words.join(" "));
     let output = Command::new("systemctl")

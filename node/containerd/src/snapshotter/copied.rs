@@ -1,7 +1,7 @@
-//! A part of an image, copied into a directory of the host.
+//! Copies a part of an image into a directory of the host.
 //!
-//! Invariant: every name is made, none is opened that was there, and the directory above it was made here as one: no link of an
-//! image is followed. What they are made of was bounded when it was read.
+//! Invariant: every file is created, never opened, in a directory that was created here too, so no link of an image is followed. The
+//! number of files and their sizes were bounded when the image was read.
 
 use std::collections::HashMap;
 use std::ffi::OsStr;
@@ -16,12 +16,12 @@ use rustix::io::Errno;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::images::part::{Contents, Node, Part, What};
 
-/// Bytes of a file that are read at once.
+/// Most bytes of a file that are read at once.
 const STEP: usize = 1 << 20;
 
-/// Makes all of it below `draft`, which is empty. The runtime is where bytes that are not on this host yet are waited for.
+/// Creates all of it below `draft`, which is empty. Uses the runtime to wait for bytes that are not on this host yet.
 pub fn copy(draft: &Path, part: &Part, runtime: &tokio::runtime::Handle) -> Result<(), Error> {
-    // Where the first name of a file is that has more.
+    // The first name of each file with several.
     let mut names: HashMap<u64, PathBuf> = HashMap::new();
     for (path, node) in &part.nodes {
         let path = below(draft, path);
@@ -65,7 +65,7 @@ fn fill(
         let length = (size - offset).min(STEP as u64);
         let piece = &mut buffer[..length as usize];
         runtime.block_on(contents.read(number, offset, piece))?;
-        // A hole stays one.
+        // Keeps holes.
         if piece.iter().any(|byte| *byte != 0) {
             file.write_all_at(piece, offset).map_err(fail)?;
         }
@@ -74,9 +74,9 @@ fn fill(
     Ok(())
 }
 
-/// Gives them their owners, modes and times, once nothing is made below them any more.
+/// Sets owners, modes and times, after everything is created.
 pub fn finish(draft: &Path, part: &Part) -> io::Result<()> {
-    // What is below a directory comes after it, and setting that does not change the directory's time.
+    // A directory comes before its entries; setting theirs does not change its time.
     for (path, node) in &part.nodes {
         attributes(&below(draft, path), node)?;
     }
@@ -85,12 +85,12 @@ pub fn finish(draft: &Path, part: &Part) -> io::Result<()> {
 
 fn attributes(path: &Path, node: &Node) -> io::Result<()> {
     lchown(path, Some(node.uid), Some(node.gid))?;
-    // After the owner, whose change takes the set-user-ID bit and capabilities away.
+    // After the owner: changing that clears the set-user-ID bit and capabilities.
     if !matches!(node.what, What::Link { .. }) {
         std::fs::set_permissions(path, Permissions::from_mode(node.mode))?;
         for (name, value) in &node.extended {
             match lsetxattr(path, OsStr::from_bytes(name), value, XattrFlags::empty()) {
-                // Of a file system that has none.
+                // The file system does not support them.
                 Err(Errno::OPNOTSUPP) => {}
                 done => done?,
             }

@@ -1,5 +1,5 @@
-//! containerd's filters, as far as they are about snapshots: `name`, `parent`, `kind` and `labels.NAME`, compared with `==` or
-//! `!=`, or just there; joined by commas. The forms containerd itself sends to a snapshotter.
+//! containerd's filters for snapshots: `name`, `parent`, `kind` and `labels.NAME`, compared with `==` or `!=` or tested for presence, and
+//! joined by commas. containerd sends only these forms to a snapshotter.
 //!
 //! Grammar: containerd's `pkg/filters`. `~=` (regular expressions) is refused by name.
 
@@ -7,7 +7,7 @@ use thaw_protocol::snapshots::Kind;
 
 use super::record::Record;
 
-/// All of its selectors must hold.
+/// Matches if all its selectors match.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Filter(Vec<Selector>);
 
@@ -24,7 +24,7 @@ enum Test {
     NotEqual(String),
 }
 
-/// Why a filter is none.
+/// Why a filter is invalid.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("filter {filter:?}: {problem} at byte {at}")]
 pub struct FilterError {
@@ -34,10 +34,10 @@ pub struct FilterError {
 }
 
 impl Filter {
-    /// Reads one filter; an empty one holds for everything.
+    /// Parses a filter; an empty one matches everything.
     ///
     /// # Errors
-    /// When it is not a filter, or compares in a way that is not supported.
+    /// It is invalid, or uses an unsupported comparison.
     pub fn parse(text: &str) -> Result<Filter, FilterError> {
         let mut scanner = Scanner { text, at: 0 };
         let mut selectors = Vec::new();
@@ -54,7 +54,7 @@ impl Filter {
         }
     }
 
-    /// Whether the snapshot passes.
+    /// Whether a snapshot matches.
     pub fn holds(&self, record: &Record) -> bool {
         self.0.iter().all(|selector| selector.holds(record))
     }
@@ -71,7 +71,7 @@ impl Selector {
     }
 }
 
-/// A field's value, if it is there.
+/// The value of a field, if it exists.
 fn value<'a>(field: &[String], record: &'a Record) -> Option<&'a str> {
     let text = match field {
         [name] if name == "name" => &record.name,
@@ -131,7 +131,7 @@ impl Scanner<'_> {
         Ok(Selector { field, test })
     }
 
-    /// A quoted text, or what `belongs` lets through.
+    /// A quoted text, or the characters that `belongs` accepts.
     fn word(&mut self, belongs: impl Fn(char) -> bool) -> Result<String, FilterError> {
         if self.rest().starts_with('"') {
             return self.quoted();
@@ -165,7 +165,7 @@ impl Scanner<'_> {
     }
 }
 
-/// Letters of an unquoted field.
+/// The characters of an unquoted field.
 fn is_name(character: char) -> bool {
     character.is_ascii_alphanumeric() || matches!(character, '_' | '-' | '/')
 }

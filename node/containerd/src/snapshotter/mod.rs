@@ -1,15 +1,15 @@
-//! containerd's remote snapshotter, served by thawd: image pulls through it are Thaw's, lazy where the image allows.
+//! containerd's remote snapshotter, served by thawd: Thaw pulls containerd's images, lazily if the image allows it.
 //!
 //! | module | noun |
 //! |---|---|
 //! | [`service`] | the gRPC service |
 //! | [`table`], [`record`] | snapshots: in memory by name, on disk by id |
 //! | [`remote`] | layers that are in the image store |
-//! | [`mounts`], [`host_files`], [`copied`] | what containerd is told to mount, and what it finds there |
+//! | [`mounts`], [`host_files`], [`copied`] | the mounts for containerd, and the files in them |
 //! | [`filter`] | containerd's filters |
 //!
-//! Invariant: a snapshot of an image's layer is only told of once the store has the image, and the chain ID of its layers is
-//! the one containerd asked for. While thawd runs, an image a snapshot stands on is leased.
+//! Invariant: a snapshot of an image's layer is reported only after the store has the image, and the chain ID of its layers is the one
+//! that containerd requested. While thawd runs, it leases the images that snapshots are based on.
 
 pub mod copied;
 pub mod filter;
@@ -29,7 +29,7 @@ use thaw_sandbox::images::Images;
 use thaw_sandbox::unix_socket;
 use tokio::net::UnixListener;
 
-/// A snapshotter that listens and does not answer yet.
+/// The snapshotter before it serves.
 pub struct Listening {
     service: service::Snapshotter,
     listener: UnixListener,
@@ -40,7 +40,7 @@ impl Listening {
     /// Listens on a unix socket at `socket`. Snapshots are kept under `root`.
     ///
     /// # Errors
-    /// When the socket or the snapshots cannot be had.
+    /// The socket cannot be bound, or the snapshots cannot be read.
     pub async fn open(images: Images, root: &Path, socket: &Path) -> Result<Listening, Error> {
         Ok(Listening {
             service: service::Snapshotter::open(Arc::new(images), root).await?,
@@ -52,7 +52,7 @@ impl Listening {
     /// Serves containerd until `end`.
     ///
     /// # Errors
-    /// When the server breaks.
+    /// The server fails.
     pub async fn serve(self, end: impl Future<Output = ()>) -> Result<(), Error> {
         tracing::info!(socket = %self.socket.display(), "serving containerd as a snapshotter");
         let served = tonic::transport::Server::builder()
@@ -64,7 +64,7 @@ impl Listening {
     }
 }
 
-/// Connections, as tonic wants them.
+/// Accepted connections, as a stream for tonic.
 struct Incoming(UnixListener);
 
 impl futures_util::Stream for Incoming {

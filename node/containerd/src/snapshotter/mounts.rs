@@ -1,10 +1,9 @@
-//! What containerd is told to mount for a snapshot.
+//! The mounts of a snapshot, for containerd.
 //!
-//! A chain of directories is a bind or an overlay, as containerd's own overlayfs snapshotter has it, so that any runtime can
-//! use it and containerd can unpack into it. A chain of image layers is one overlay whose source begins with [`IMAGE`], which
-//! Thaw's shim recognises: it gives the guest the image by virtio-fs, and mounts nothing on the host. Whoever else mounts it,
-//! as containerd and its clients do to look a user up and to fill volumes, finds those files of the image that they look into
-//! ([`super::host_files`]).
+//! A chain of directories is a bind or an overlay, as with containerd's own overlayfs snapshotter, so that any runtime can use it and
+//! containerd can unpack into it. A chain of image layers is one overlay whose source begins with [`IMAGE`], which Thaw's shim recognises:
+//! the shim gives the guest the image by virtio-fs, and mounts nothing on the host. If containerd or a client mounts it, to look up a user
+//! or to fill volumes, it finds the files of the image that they read ([`super::host_files`]).
 
 use std::path::{Path, PathBuf};
 
@@ -14,16 +13,16 @@ use super::record::{Files, Record, Stage};
 use super::remote::TARGET;
 use super::table::TableError;
 
-/// What the source of a mount that is an image in Thaw's store begins with; the image's manifest digest follows.
+/// The prefix of a mount's source for an image in Thaw's store. The digest of the image's manifest follows.
 pub const IMAGE: &str = "thaw:";
 
-/// What a snapshot stands on.
+/// What a snapshot is based on.
 pub enum Lower {
     /// Nothing.
     Empty,
     /// Directories, the nearest first.
     Directories(Vec<PathBuf>),
-    /// All of an image, by its manifest digest; where the files are that are looked at on the host.
+    /// An image, by its manifest digest, and the directory of its files that are read on the host.
     Image { digest: String, files: PathBuf },
 }
 
@@ -57,7 +56,7 @@ pub fn mounts(root: &Path, record: &Record, lower: Lower) -> Result<Vec<Mount>, 
                     options.extend(written());
                     options.push(format!("lowerdir={files}"));
                 }
-                // The kernel wants two where nothing is written.
+                // Without an upper directory, the kernel requires two lower ones.
                 false => options.push(format!("lowerdir={}:{files}", own("fs"))),
             }
             mount("overlay", format!("{IMAGE}{digest}"), options)
@@ -84,8 +83,8 @@ pub fn mounts(root: &Path, record: &Record, lower: Lower) -> Result<Vec<Mount>, 
     Ok(vec![mount])
 }
 
-/// What a snapshot's chain is made of; `below` is the nearest first. What is below a layer of an image is in the image too. Who
-/// unpacks a layer wants to find in directories what it is unpacked onto.
+/// What a snapshot's chain consists of; `below` has the nearest first. Everything below a layer of an image is in the image too. To unpack
+/// a layer, containerd needs the layers below it as directories.
 pub fn base(record: &Record, below: Vec<Record>) -> Base {
     let is_unpacked = record.labels.contains_key(TARGET);
     let mut above = Vec::new();
@@ -109,11 +108,11 @@ pub fn base(record: &Record, below: Vec<Record>) -> Base {
     }
 }
 
-/// A chain, before an image is had for it.
+/// A chain, before the image for it exists.
 pub enum Base {
     Empty,
-    /// Directories, and the layer of an image they are unpacked onto: its record, and that it is the highest of the lowest so many of
-    /// the image.
+    /// Directories, and the layer of an image onto which they are unpacked: its record, and how many layers of the image it is with
+    /// those below it.
     Directories {
         above: Vec<Record>,
         onto: Option<(Record, String, usize)>,

@@ -1,10 +1,10 @@
-//! What is known of one snapshot, and where it is on disk.
+//! The record of a snapshot, and its files on disk.
 //!
 //! ```text
-//! snapshots/ID/record.json     written beside and renamed: whole, or not there
-//! snapshots/ID/fs, work        directories of a snapshot that is written to by containerd, or by a container
-//! snapshots/ID/whole           of a layer in the image store: its files and those of the layers below, where containerd has unpacked
-//!                              others onto it
+//! snapshots/ID/record.json     written atomically, by a rename
+//! snapshots/ID/fs, work        directories of a snapshot that containerd or a container writes to
+//! snapshots/ID/whole           of a layer in the image store onto which containerd has unpacked others: its files and those of the
+//!                              layers below
 //! ```
 
 use std::collections::BTreeMap;
@@ -16,19 +16,19 @@ use thaw_protocol::snapshots::{Info, Kind};
 
 use thaw_records::RecordError;
 
-/// What a snapshot is.
+/// The kind of a snapshot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Stage {
-    /// May be written to.
+    /// Writable.
     Active,
-    /// May be read.
+    /// Read-only.
     View,
-    /// Never changes again.
+    /// Immutable.
     Committed,
 }
 
-/// Where a snapshot's files are.
+/// The place of a snapshot's files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Files {
@@ -41,11 +41,11 @@ pub enum Files {
 /// One snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
-    /// Its directory's name; never changes, while the name does at a commit.
+    /// The name of its directory. It never changes, while a commit changes `name`.
     pub id: String,
-    /// As containerd calls it.
+    /// containerd's name for it.
     pub name: String,
-    /// The name of the one below; empty where there is none.
+    /// The name of its parent; empty without one.
     pub parent: String,
     pub stage: Stage,
     pub files: Files,
@@ -58,7 +58,7 @@ pub struct Record {
 const RECORD: &str = "record.json";
 
 impl Record {
-    /// As the protocol names it.
+    /// Its kind in the protocol.
     pub fn kind(&self) -> Kind {
         match self.stage {
             Stage::Active => Kind::Active,
@@ -67,7 +67,7 @@ impl Record {
         }
     }
 
-    /// As containerd is told.
+    /// Its description in the protocol.
     pub fn info(&self) -> Info {
         Info {
             name: self.name.clone(),
@@ -84,12 +84,12 @@ impl Record {
         root.join(&self.id)
     }
 
-    /// Of a layer in the image store: where its files are with those below, once something was unpacked onto it.
+    /// For a layer in the image store onto which another was unpacked: the directory of its files and those below.
     pub fn whole(&self, root: &Path) -> PathBuf {
         self.directory(root).join("whole")
     }
 
-    /// Writes it into its directory, which is there. Whole, whenever this process or the host dies.
+    /// Writes it into its directory, which exists. Atomic even if this process or the host crashes.
     pub fn write(&self, root: &Path) -> std::io::Result<()> {
         let directory = self.directory(root);
         let partial = directory.join(format!("{RECORD}.partial"));

@@ -1,9 +1,8 @@
-//! Layers that are in the image store instead of a directory: what containerd's labels ask for, and whether the store's
-//! image really has it.
+//! Layers that are in the image store instead of a directory: which image containerd's labels name, and which of its layers a snapshot is.
 //!
-//! Before containerd fetches a layer it prepares a snapshot for it, with labels that name the image. If the answer is that
-//! the snapshot exists already, the layer is never fetched. So the first layer's labels have the store pull the image (lazily,
-//! where it can be), and every layer is answered so.
+//! Before containerd fetches a layer it prepares a snapshot for it, with labels that name the image. If the answer is that the snapshot
+//! exists already, containerd does not fetch the layer. So the store pulls the image at its first layer (lazily, if possible), and each
+//! layer gets that answer.
 
 use std::sync::Arc;
 
@@ -15,27 +14,27 @@ use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::images::part::Part;
 use thaw_sandbox::images::{Images, Pull};
 
-/// The chain ID of the snapshot that is wanted (containerd `pkg/snapshotters`, `core/snapshots`).
+/// The label with the chain ID of the requested snapshot (containerd `pkg/snapshotters`, `core/snapshots`).
 pub const TARGET: &str = "containerd.io/snapshot.ref";
-/// The image's reference.
+/// The label with the image's reference.
 const IMAGE: &str = "containerd.io/snapshot/cri.image-ref";
-/// The digest of its manifest for this platform.
+/// The label with the digest of its manifest for this platform.
 const MANIFEST: &str = "containerd.io/snapshot/cri.manifest-digest";
 
 /// Files that are larger than this are left out by [`Layers::file`].
 pub const LARGEST_FILE: u64 = 1 << 20;
 
-/// A layer containerd wants a snapshot of.
+/// A layer of which containerd requests a snapshot.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     /// The snapshot's chain ID, which is also its name.
     pub target: String,
-    /// The image, pinned to its manifest where that is known.
+    /// The image, pinned to its manifest if that is known.
     pub reference: String,
 }
 
 impl Wanted {
-    /// What the labels ask for; nothing where they name no image.
+    /// The layer that the labels name; `None` if they name no image.
     pub fn from_labels<'a>(label: impl Fn(&str) -> Option<&'a String>) -> Option<Wanted> {
         let target = label(TARGET)?.clone();
         let reference = label(IMAGE)?;
@@ -47,8 +46,8 @@ impl Wanted {
     }
 }
 
-/// Whether containerd may have what the store could not get: it has the login of a pod's `imagePullSecrets`, and mirrors, proxies
-/// and authorities of its own. Some registries say of what one may not see that it is not there.
+/// Whether containerd might be able to pull what the store could not: it has the credentials of a pod's `imagePullSecrets`, and mirrors,
+/// proxies and authorities of its own. Some registries answer "not found" for images that a caller may not see.
 pub fn is_kept_from_us(failure: &Error) -> bool {
     matches!(
         failure.kind,
@@ -56,22 +55,22 @@ pub fn is_kept_from_us(failure: &Error) -> bool {
     )
 }
 
-/// An image in the store, as far as a snapshotter needs to know it.
+/// What the snapshotter needs of an image in the store.
 #[derive(Clone, Debug)]
 pub struct Pulled {
-    /// Of its manifest.
+    /// The digest of its manifest.
     pub digest: Digest,
-    /// Of its layers, the bottom first.
+    /// The diff IDs of its layers, the lowest first.
     pub diff_ids: Vec<Digest>,
-    /// Keeps it there.
+    /// Keeps it in the store.
     pub lease: Option<Arc<Lease>>,
 }
 
 impl Pulled {
-    /// Which layer has the chain ID `target`: 0 is the bottom.
+    /// The number of the layer with the chain ID `target`; 0 is the lowest.
     ///
     /// # Errors
-    /// When none has: containerd and the store do not mean the same image.
+    /// No layer has it: containerd and the store have different images.
     pub fn layer(&self, target: &str) -> Result<usize, Error> {
         chain_ids(&self.diff_ids)
             .iter()
@@ -85,7 +84,7 @@ impl Pulled {
     }
 }
 
-/// Of each layer with those below it (image-spec, config.md, "Layer ChainID").
+/// The chain ID of each layer (image-spec, config.md, "Layer ChainID").
 fn chain_ids(diff_ids: &[Digest]) -> Vec<Digest> {
     let mut chain: Vec<Digest> = Vec::with_capacity(diff_ids.len());
     for diff_id in diff_ids {
@@ -98,28 +97,28 @@ fn chain_ids(diff_ids: &[Digest]) -> Vec<Digest> {
     chain
 }
 
-/// Where images come from.
+/// The image store, as the snapshotter uses it.
 #[async_trait]
 pub trait Layers: Send + Sync + 'static {
-    /// Makes sure an image is in the store.
+    /// Pulls an image unless it is in the store.
     async fn pull(&self, reference: &str) -> Result<Pulled, Error>;
 
     /// An image that is in the store.
     async fn stored(&self, digest: &str) -> Result<Pulled, Error>;
 
-    /// The image of the lowest `count` layers of a stored one, made if need be.
+    /// An image of the lowest `count` layers of a stored one. Makes it if it is missing.
     async fn lowest(&self, digest: &str, count: usize) -> Result<Pulled, Error>;
 
-    /// A file of an image, if it is one of no more than [`LARGEST_FILE`] bytes.
+    /// A regular file of an image, if it has at most [`LARGEST_FILE`] bytes.
     async fn file(&self, digest: &str, path: &str) -> Result<Option<Vec<u8>>, Error>;
 
-    /// What an image has where its config declares volumes.
+    /// The contents of an image at the volumes of its config.
     async fn volumes(&self, digest: &str) -> Result<Part, Error>;
 
-    /// All of an image.
+    /// All files of an image.
     async fn whole(&self, digest: &str) -> Result<Part, Error>;
 
-    /// Bytes of a layer that are on this host.
+    /// The bytes of a layer that are on this host.
     async fn bytes(&self, digest: &str, layer: usize) -> Result<u64, Error>;
 }
 

@@ -1,6 +1,6 @@
-//! The gRPC service: each method looks at the table, and at the image store where a layer is asked for.
+//! The gRPC service. Its methods use the table of snapshots, and the image store for layers.
 //!
-//! The table is locked only to look up or change a snapshot, on a thread that may wait for the disk; never over a pull.
+//! The table is locked only to read or change a snapshot, on a blocking thread, and never during a pull.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,7 @@ use super::record::{Files, Record, Stage};
 use super::remote::{Layers, Pulled, Wanted, is_kept_from_us};
 use super::table::{New, Table, TableError};
 
-/// Snapshots told of in one message of a list.
+/// Snapshots in one message of a list.
 const LISTED_AT_ONCE: usize = 100;
 
 /// The service. Clones share everything.
@@ -35,7 +35,7 @@ pub struct Snapshotter {
     table: Arc<Mutex<Table>>,
     root: PathBuf,
     layers: Arc<dyn Layers>,
-    /// By image digest: what snapshots stand on.
+    /// The leased images of snapshots, by digest.
     leases: Arc<Mutex<HashMap<String, Arc<Lease>>>>,
     host_files: HostFiles,
 }
@@ -67,8 +67,8 @@ fn refused(failure: Error) -> Status {
 }
 
 impl Snapshotter {
-    /// Reads the snapshots under `root`, and leases the images they stand on. One whose image is gone is told of, and stays:
-    /// containerd removes it with its image.
+    /// Reads the snapshots under `root`, and leases their images. A snapshot whose image is gone is logged and stays: containerd
+    /// removes it with its image.
     pub async fn open(layers: Arc<dyn Layers>, root: &Path) -> Result<Snapshotter, Error> {
         let table = Table::open(root).map_err(|error| Error::new(ErrorKind::Runtime, error.to_string()))?;
         let mut digests: Vec<String> = table.all().filter_map(image_of).collect();
@@ -97,7 +97,7 @@ impl Snapshotter {
         }
     }
 
-    /// Works on the table on a thread that may wait for the disk.
+    /// Uses the table on a blocking thread.
     async fn table<T: Send + 'static>(
         &self,
         work: impl FnOnce(&mut Table) -> Result<T, TableError> + Send + 'static,
@@ -112,8 +112,8 @@ impl Snapshotter {
         }
     }
 
-    /// Has the store get the layer, and makes its snapshot: then containerd is to hear that it exists already. False where it is not
-    /// made, for containerd to get the layer itself.
+    /// Makes the snapshot of a layer from an image in the store, which is pulled first. Returns true if containerd must be told that the
+    /// snapshot exists, and false if containerd must fetch the layer itself.
     async fn remote(
         &self,
         wanted: &Wanted,
@@ -157,7 +157,7 @@ impl Snapshotter {
             labels: labels.clone().into_iter().collect(),
         };
         match self.table(move |table| table.insert(new).map(drop)).await {
-            // Another pull of the same layer was faster.
+            // A concurrent pull has made the same layer.
             Err(status) if status.code() == tonic::Code::AlreadyExists => Ok(true),
             result => result.map(|()| true),
         }
@@ -201,7 +201,7 @@ impl Snapshotter {
                 let files = |record: &Record| record.directory(&self.root).join("fs");
                 let mut directories: Vec<PathBuf> = above.iter().map(files).collect();
                 if let Some((layer, digest, count)) = onto {
-                    // It stays in the store while it is copied.
+                    // Leased while it is copied.
                     let image = layers.lowest(&digest, count).await.map_err(refused)?;
                     let (digest, place) = (image.digest.to_string(), layer.whole(&self.root));
                     let whole = self.host_files.whole(layers, &digest, place).await;
@@ -221,7 +221,7 @@ impl Snapshotter {
     }
 }
 
-/// Whether containerd unpacked it for the same image: then it does so with the next layer, unasked.
+/// Whether containerd unpacked it for the same image. If so, it will unpack the next layer too.
 fn is_unpacked_of(below: &Record, wanted: &Wanted) -> bool {
     let of = Wanted::from_labels(|name| below.labels.get(name));
     below.files == Files::Directory && of.is_some_and(|of| of.reference == wanted.reference)
@@ -234,7 +234,7 @@ fn image_of(record: &Record) -> Option<String> {
     }
 }
 
-/// Bytes and inodes of a directory and its files, each once however many names it has; none of one that is not there.
+/// The bytes and inodes of a directory and its files, each inode once; 0 if it does not exist.
 fn usage(directory: &Path) -> std::io::Result<(u64, u64)> {
     use std::os::unix::fs::MetadataExt;
     let mut seen = std::collections::HashSet::new();
@@ -404,7 +404,7 @@ impl Snapshots for Snapshotter {
     async fn usage(&self, request: Request<UsageRequest>) -> Result<Response<UsageResponse>, Status> {
         let key = request.into_inner().key;
         let record = self.table(move |table| table.get(&key).cloned()).await?;
-        // A layer of the store has a directory where others were unpacked onto it.
+        // A layer of the store has a directory if others were unpacked onto it.
         let (stored, directory) = match &record.files {
             Files::Image { digest, layer } => {
                 let bytes = self.layers.bytes(digest, *layer).await.map_err(refused)?;
@@ -422,7 +422,7 @@ impl Snapshots for Snapshotter {
         }))
     }
 
-    /// Nothing is left over while thawd runs: what a killed one left is removed when the table is opened.
+    /// Nothing to do: the leftovers of a killed thawd were removed when the table was opened.
     async fn cleanup(&self, _: Request<CleanupRequest>) -> Result<Response<()>, Status> {
         Ok(Response::new(()))
     }

@@ -1,8 +1,8 @@
-//! All snapshots: by name in memory, by id on disk.
+//! The table of all snapshots: by name in memory, by id on disk.
 //!
-//! Invariants: a snapshot's parent is committed and there; a name is given once; what a method has answered is on disk. A
-//! directory without a record is a leftover, and is removed when the table is opened; one whose record cannot be read is left to an
-//! operator: a container's files may be in it.
+//! Invariants: a snapshot's parent exists and is committed; names are unique; a method returns after its change is on disk. A directory
+//! without a record is a leftover, and is removed when the table is opened; a directory with an unreadable record is left to an operator,
+//! because it may have a container's files.
 
 use std::collections::BTreeMap;
 use std::fs::Permissions;
@@ -14,7 +14,7 @@ use std::time::SystemTime;
 use super::record::{Files, Record, Stage};
 use thaw_records::RecordError;
 
-/// Why a snapshot cannot be had or made.
+/// An error of the table.
 #[derive(Debug, thiserror::Error)]
 pub enum TableError {
     #[error("snapshot {0:?} does not exist")]
@@ -34,7 +34,7 @@ pub struct Table {
     by_name: BTreeMap<String, Record>,
 }
 
-/// What becomes a snapshot.
+/// A snapshot to be created.
 pub struct New {
     pub name: String,
     pub parent: String,
@@ -44,14 +44,14 @@ pub struct New {
 }
 
 impl Table {
-    /// Reads what is there, and removes leftovers.
+    /// Reads the snapshots of a directory, and removes leftovers.
     pub fn open(root: &Path) -> Result<Table, TableError> {
         let io = |error| TableError::Io {
             path: root.into(),
             error,
         };
         std::fs::create_dir_all(root).map_err(io)?;
-        // Programs of images are there as they have them, those that become another user among them.
+        // The programs of images keep their modes here, setuid included.
         std::fs::set_permissions(root, Permissions::from_mode(0o700)).map_err(io)?;
         let mut by_name = BTreeMap::new();
         for entry in std::fs::read_dir(root).map_err(io)? {
@@ -79,7 +79,7 @@ impl Table {
         &self.root
     }
 
-    /// Every snapshot, by name.
+    /// All snapshots, by name.
     pub fn all(&self) -> impl Iterator<Item = &Record> {
         self.by_name.values()
     }
@@ -91,13 +91,13 @@ impl Table {
             .ok_or_else(|| TableError::NotFound(name.into()))
     }
 
-    /// The snapshots below one, the nearest first; itself not among them.
+    /// The ancestors of a snapshot, the nearest first.
     pub fn below(&self, record: &Record) -> Result<Vec<Record>, TableError> {
         let mut chain = Vec::new();
         let mut parent = record.parent.as_str();
         while !parent.is_empty() {
             let below = self.get(parent)?;
-            // A parent is older than its child, so a chain ends; one made by hand might not.
+            // A parent is older than its child, so a chain ends, unless records were edited by hand.
             if chain.len() > self.by_name.len() {
                 return Err(TableError::Precondition {
                     name: record.name.clone(),
@@ -110,7 +110,7 @@ impl Table {
         Ok(chain)
     }
 
-    /// Makes a snapshot, its directories included.
+    /// Creates a snapshot with its directories.
     pub fn insert(&mut self, new: New) -> Result<Record, TableError> {
         if self.by_name.contains_key(&new.name) {
             return Err(TableError::AlreadyExists(new.name));
@@ -149,7 +149,7 @@ impl Table {
         Ok(record)
     }
 
-    /// An active snapshot becomes a committed one of another name.
+    /// Commits an active snapshot under another name.
     pub fn commit(
         &mut self,
         key: &str,
@@ -177,7 +177,7 @@ impl Table {
         Ok(())
     }
 
-    /// Changes labels, which is all of a snapshot that can be changed.
+    /// Changes labels, the only thing of a snapshot that can change.
     pub fn relabel(
         &mut self,
         name: &str,
@@ -191,7 +191,7 @@ impl Table {
         Ok(record)
     }
 
-    /// Forgets a snapshot nothing stands on, and removes its files.
+    /// Removes a snapshot without children, and its files.
     pub fn remove(&mut self, name: &str) -> Result<(), TableError> {
         let record = self.get(name)?;
         if let Some(child) = self.all().find(|other| other.parent == name) {
@@ -213,7 +213,7 @@ impl Table {
     }
 }
 
-/// `fs`, and `work` for an overlay to be written to.
+/// Creates `fs`, and `work` for a writable overlay.
 fn make_directories(directory: &Path, record: &Record) -> std::io::Result<()> {
     use std::os::unix::fs::PermissionsExt;
     std::fs::create_dir(directory)?;
@@ -228,7 +228,7 @@ fn make_directories(directory: &Path, record: &Record) -> std::io::Result<()> {
     Ok(())
 }
 
-/// The record goes first: what is left if this process dies meanwhile is a leftover.
+/// Removes the record first, so that a crash leaves a leftover, which the next start removes.
 fn remove(directory: &Path) -> Result<(), TableError> {
     let io = |error| TableError::Io {
         path: directory.into(),

@@ -166,7 +166,7 @@ impl Daemon {
     /// Sends a creation as spans, if that is configured.
     pub fn send_spans(&self, creation: impl FnOnce() -> Creation) {
         if let Some(spans) = &*self.spans() {
-            spans.tell(creation());
+            spans.send(creation());
         }
     }
 

@@ -151,7 +151,7 @@ fn told_alive(runtime: &tokio::runtime::Handle, daemon: Arc<Daemon>) -> Arc<Atom
         let alive = what.iter().filter(|it| matches!(it, NotifyState::Watchdog));
         counted.fetch_add(alive.count(), Ordering::SeqCst);
     };
-    runtime.spawn(service::tell_while_alive(daemon, PERIOD, tell));
+    runtime.spawn(service::notify_while_alive(daemon, PERIOD, tell));
     told
 }
 

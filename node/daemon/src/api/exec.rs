@@ -203,7 +203,7 @@ fn json(event: &ExecEvent) -> String {
     (status = 426, description = "This is no WebSocket handshake", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn attend(
+pub async fn open_session(
     State(daemon): State<Arc<Daemon>>,
     uri: Uri,
     wanted: Wanted,

@@ -66,7 +66,7 @@ fn table() -> Table {
         .add(Admin, routes!(sandboxes::freeze))
         .add(Operate, routes!(sandboxes::set_network_policy))
         .add(Admin, routes!(sandboxes::thaw))
-        .add(Operate, routes!(exec::run, exec::attend))
+        .add(Operate, routes!(exec::run, exec::open_session))
         .add(Read, routes!(logs::logs))
         .add(Operate, routes!(transfer::read, transfer::write))
         .add(Operate, routes!(sandboxes::fork))

@@ -45,10 +45,10 @@ impl Session {
     ) -> Session {
         let (says, said) = mpsc::channel(PIECES);
         let (input, fed) = mpsc::channel(PIECES);
-        let attended = process.clone();
+        let running = process.clone();
         tokio::spawn(async move {
             let _held = held;
-            attend(attended.as_ref(), tty, fed, &says, closing).await;
+            run(running.as_ref(), tty, fed, &says, closing).await;
         });
         Session {
             process,
@@ -73,7 +73,7 @@ impl Session {
     }
 }
 
-async fn attend(
+async fn run(
     process: &dyn Process,
     tty: bool,
     fed: mpsc::Receiver<Vec<u8>>,

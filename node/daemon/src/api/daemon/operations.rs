@@ -195,8 +195,8 @@ impl Daemon {
         self.find(&id)?.0.journal().ok_or_else(not_kept)
     }
 
-    /// Starts a process in a sandbox's container, and attends it, holding `permit`, until it ends or its caller hangs up. That goes on if
-    /// this future is dropped.
+    /// Starts a process in a sandbox's container, with a session that holds `permit` until it ends or its caller hangs up. That goes on
+    /// if this future is dropped.
     pub async fn exec(
         &self,
         wanted: &Wanted,

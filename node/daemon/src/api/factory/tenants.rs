@@ -232,18 +232,18 @@ async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Resu
             ..Terms::default()
         },
     };
-    // A caller that has a process for the sandbox attends what runs in it.
-    let attended = spec.client.is_none();
+    // If the caller has a process for the sandbox, that process attaches to the container.
+    let is_monitored = spec.client.is_none();
     let trace = Trace::new();
     let sandbox = Sandbox::thaw(node, spec, &trace).await?;
-    let monitor = match attended && sandbox.directory().join(RUNNING_FILE).exists() {
+    let monitor = match is_monitored && sandbox.directory().join(RUNNING_FILE).exists() {
         true => Some(ContainerMonitor::resume(&sandbox)?),
         false => None,
     };
     new_sandbox(node, sandbox, monitor, None, &trace)
 }
 
-/// Moves a pod's sandbox into the pod's cgroup. The shim attends its containers.
+/// Moves a pod's sandbox into the pod's cgroup. The shim attaches to its containers.
 async fn of_pod(
     node: &Node,
     sandbox: Sandbox,

@@ -1,9 +1,9 @@
-//! Records on disk: JSON objects that say of which version they are.
+//! Records on disk: JSON objects with a version.
 //!
-//! Invariants: the version is read before anything else, so a record of a newer version is named as that and never half read; a
-//! record without a version is of version [`FIRST`], which the release before there were versions wrote. A version is raised
-//! only when an older reader would misunderstand the record: fields it does not know are ignored, so that adding one needs no
-//! other version, and a node may go back one release.
+//! Invariants: the version is read first, so a record of a newer version is reported as such and never half read. A record
+//! without a version has version [`FIRST`], which the release before versions wrote. A version is raised only if an older reader
+//! would misunderstand the record. Readers ignore unknown fields, so a new field needs no new version, and a node can go back one
+//! release.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -13,9 +13,9 @@ use std::path::Path;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// Of a record that does not say.
+/// Version of a record that names none.
 pub const FIRST: u32 = 1;
-/// Of all records this release writes.
+/// Version of all records this release writes.
 pub const VERSION: u32 = 2;
 
 /// Why a record cannot be read.
@@ -75,7 +75,7 @@ pub fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, RecordError> {
 /// A record's bytes, its version first.
 ///
 /// # Errors
-/// Those of serde, for what is no plain data.
+/// Errors of serde, for values that are not plain data.
 pub fn encode<T: Serialize>(record: &T) -> io::Result<Vec<u8>> {
     #[derive(Serialize)]
     struct Versioned<'a, T> {

@@ -1,11 +1,11 @@
-//! Work that blocks, kept off the threads that serve.
+//! Runs blocking work on threads of its own, not on the threads that serve requests.
 
 use crate::error::{Error, ErrorKind};
 
 /// Runs work that blocks on a thread for it.
 ///
 /// # Errors
-/// Those of the work, and [`ErrorKind::Runtime`] if it panics.
+/// Errors of the work, and [`ErrorKind::Runtime`] if it panics.
 pub async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {

@@ -1,7 +1,7 @@
-//! `thawd.toml`: what an operator sets of a node, read by `thaw` and `thawd` alike.
+//! `thawd.toml`: the configuration of a node, read by both `thaw` and `thawd`.
 //!
-//! Invariant: what the file says is what is done, or nothing is: an unknown key, a value of another type or out of range is
-//! an error that names the line. Without a file everything has its default.
+//! Invariant: a file is applied completely or rejected. An unknown key, a value of the wrong type or a value out of range is an
+//! error that names the line. Without a file, every option has its default.
 
 use std::fmt;
 use std::path::{Path, PathBuf};

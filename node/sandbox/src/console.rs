@@ -1,6 +1,6 @@
-//! The guest's console: its last lines, kept for when something goes wrong.
+//! The guest's console: its last lines, kept for error messages.
 //!
-//! The guest may write without end; what is kept is bounded, and what is shown has no control characters.
+//! The guest may write without end. The number of bytes kept is bounded, and control characters are never shown.
 
 use std::collections::VecDeque;
 use std::io;
@@ -40,7 +40,7 @@ impl Console {
         last_lines(&bytes, count)
     }
 
-    /// Waits until nothing of the guest's is on its way any more: whoever wrote here has ended. At most so long.
+    /// Waits until all output of the ended guest is read, at most for this long.
     pub async fn drained(&self, limit: Duration) {
         let mut kept = self.kept.clone();
         // The reader alone has the sender, and drops it at the pipe's end.

@@ -1,10 +1,10 @@
-//! Our end of one VMM's control socket.
+//! Client of one VMM's control socket.
 //!
-//! Requests may overlap: each reply finds its request by number. What the VMM says unasked is kept as a state
-//! ([`Life`]) rather than a queue, so nothing can grow and whoever looks late still sees it.
+//! Requests may overlap: each reply has its request's number. Events of the VMM are kept as a state ([`Life`]) and not as a
+//! queue, so nothing grows and a late reader still sees them.
 //!
-//! Invariant: a VMM is hostile. Whatever it sends or withholds, a request ends within its time with an answer of its kind or an error
-//! that names the VMM, and the VMM costs a bounded amount of work, log and descriptors ([`reader`]).
+//! Invariant: the VMM is hostile. Whatever it sends or withholds, a request ends within its time limit with a reply of its kind
+//! or an error that names the VMM, and the VMM costs a bounded amount of work, log and descriptors ([`reader`]).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -42,14 +42,14 @@ pub struct Life {
     pub doorbell: Option<u64>,
     /// The machine ended, and why.
     pub exited: Option<ExitReason>,
-    /// The connection is gone.
+    /// The connection is closed.
     pub closed: bool,
-    /// It is gone because of this.
+    /// Why it is closed.
     pub misconduct: Option<Misconduct>,
 }
 
 impl Life {
-    /// Why the connection is gone, in words.
+    /// Why the connection is closed, in words.
     pub fn closed_because(&self) -> String {
         match &self.misconduct {
             Some(misconduct) => format!("thaw-vmm broke the control protocol: {misconduct}"),

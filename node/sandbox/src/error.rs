@@ -91,9 +91,9 @@ pub struct Error {
     pub what: String,
     /// "<what to do>", if it is better than the generic remedy for the kind.
     pub remedy: Option<String>,
-    /// Lines that explain it, shown before it: the guest's console, the VMM's log.
+    /// Lines shown before it as an explanation: of the guest's console, of the VMM's log.
     pub context: Vec<String>,
-    /// A machine died or fell silent before it was ready; nothing was refused. Another may do.
+    /// A machine died or fell silent before it was ready, and refused nothing. A retry may help.
     pub machine_lost: bool,
 }
 
@@ -109,7 +109,7 @@ impl Error {
         }
     }
 
-    /// The same, of a machine that died or fell silent.
+    /// The same, for a machine that died or fell silent: a retry may help.
     pub fn lost(self) -> Error {
         Error {
             machine_lost: true,
@@ -117,7 +117,7 @@ impl Error {
         }
     }
 
-    /// The same, after which nothing is tried again.
+    /// The same, without a retry.
     pub fn for_good(self) -> Error {
         Error {
             machine_lost: false,
@@ -131,7 +131,7 @@ impl Error {
         self
     }
 
-    /// An error of the host's system, which may be a full disk.
+    /// An error of the operating system, which may be a full disk.
     pub fn system(what: impl fmt::Display, error: &io::Error) -> Error {
         let kind = if is_full(error) {
             ErrorKind::DiskFull
@@ -147,7 +147,7 @@ impl Error {
     }
 }
 
-/// Whether an I/O error says that there is no room.
+/// Whether an I/O error means that the disk is full.
 pub fn is_full(error: &io::Error) -> bool {
     matches!(
         error.kind(),
@@ -155,7 +155,7 @@ pub fn is_full(error: &io::Error) -> bool {
     )
 }
 
-/// Whether an error or any error behind it is an I/O error that says that there is no room.
+/// Whether an error or one of its sources is an I/O error that means that the disk is full.
 pub fn is_full_somewhere(error: &(dyn std::error::Error + 'static)) -> bool {
     let mut next = Some(error);
     while let Some(error) = next {

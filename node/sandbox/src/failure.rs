@@ -1,7 +1,7 @@
-//! Why a sandbox failed, from what its VMM, its guest and its host left.
+//! Why a sandbox failed, concluded from what its VMM, its guest and its host left.
 //!
-//! Invariants: the first cause that has evidence is the reason, the guest's own word before the VMM's before the kernel's;
-//! what is kept of a guest's words is bounded ([`MOST_LINES`], [`MOST_BYTES`]) and has no control characters.
+//! Invariants: the reason is the first cause with evidence, and the guest's evidence comes before the VMM's, the VMM's before
+//! the host kernel's. Text of a guest is bounded ([`MOST_LINES`], [`MOST_BYTES`]) and has no control characters.
 
 use std::fs::File;
 use std::io;
@@ -291,7 +291,7 @@ pub fn printable(line: &str) -> String {
     plain.trim_end().to_owned()
 }
 
-/// The last lines, as many as fit, each cut where it is too long.
+/// The last lines, as many as fit; long lines are cut.
 fn bounded(lines: Vec<String>) -> Vec<String> {
     let cut = |line: String| match line.char_indices().nth(LONGEST_LINE) {
         Some((end, _)) => line[..end].to_owned(),

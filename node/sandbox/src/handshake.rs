@@ -1,6 +1,6 @@
-//! Making a guest this sandbox: the host's side of [`thaw_protocol::handshake`], and connecting to a guest's vsock.
+//! The host's side of [`thaw_protocol::handshake`], which gives a guest its identity; and connections to a guest's vsock.
 //!
-//! Fail-closed: an error here means the machine must be destroyed, and nothing of the user's has run in it.
+//! If the handshake fails, the machine must be destroyed: nothing of the user's has run in it.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;

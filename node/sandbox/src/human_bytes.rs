@@ -1,4 +1,4 @@
-//! Sizes for people.
+//! Sizes in bytes, formatted for people.
 
 use std::fmt;
 

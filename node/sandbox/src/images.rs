@@ -96,12 +96,12 @@ pub struct Exported {
 }
 
 impl Images {
-    /// Opens the store, making it where it is missing, with a configuration's defaults.
+    /// Opens the store with the default configuration, and creates it if it is missing.
     pub fn open(directory: &Path) -> Result<Images, Error> {
         Images::open_with(directory, Config::default())
     }
 
-    /// Opens the store, making it where it is missing.
+    /// Opens the store, and creates it if it is missing.
     pub fn open_with(directory: &Path, config: Config) -> Result<Images, Error> {
         let store = Store::open(directory).map_err(failure)?;
         let client = Client::new(config.fetch.clone())
@@ -109,8 +109,8 @@ impl Images {
         Ok(Images::over(store, client, Arc::new(config)))
     }
 
-    /// Another store, making it where it is missing: with the same configuration, and within the same limits of what is fetched. What is
-    /// in it, what it fetches and what it counts is its own.
+    /// Opens another store, and creates it if it is missing. It has the same configuration and shares the limits of fetching;
+    /// its contents and its counters are its own.
     pub fn beside(&self, directory: &Path) -> Result<Images, Error> {
         let store = Store::open(directory).map_err(failure)?;
         Ok(Images::over(store, self.client.clone(), self.config.clone()))
@@ -289,8 +289,7 @@ impl Images {
         }))
     }
 
-    /// Gives space back, where there is a limit and the store takes more. On a thread of its own, which nobody need wait
-    /// for. Within a tokio runtime.
+    /// Evicts images on a thread of its own if the store exceeds its limit. Needs a tokio runtime.
     pub fn collect_in_background(&self) -> Option<tokio::task::JoinHandle<()>> {
         let limit = self.config.store.limit?;
         let store = self.store.clone();
@@ -310,8 +309,8 @@ impl Images {
         *self.size.locked()
     }
 
-    /// Measures it now and every [`MEASURED_EVERY`]: it must be walked, so nobody who asks for it waits for that. Within a
-    /// tokio runtime; ends by being dropped.
+    /// Measures the store now and every [`MEASURED_EVERY`], so that no reader of its size waits for the walk. Needs a tokio
+    /// runtime; runs until it is dropped.
     pub async fn keep_measured(self) {
         let mut ticks = tokio::time::interval(MEASURED_EVERY);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);

@@ -1,8 +1,8 @@
-//! What a container wrote: the last of it, in two files in its sandbox's directory.
+//! The last output of a container, in two files in its sandbox's directory.
 //!
-//! Invariants: both files are whole frames, each at most [`MOST_OF_FRAME`], and together never more than twice
-//! [`MOST_OF_FILE`]; a position once given is the beginning of a frame, or of what came after it where that is gone; what a
-//! crash left half written is cut off by the next who opens it.
+//! Invariants: both files consist of complete frames of at most [`MOST_OF_FRAME`] bytes, and together hold at most twice
+//! [`MOST_OF_FILE`]. A position once handed out is the beginning of a frame, or of the oldest frame if that one was dropped. A
+//! frame that a crash left incomplete is cut off by the next process that opens the journal.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;

@@ -1,25 +1,27 @@
-//! Sandboxes of one host: how each is made, thawed, frozen, taken over and ended, and what is recorded of it.
+//! Sandboxes of one host: creates, thaws, freezes, adopts and ends them, and keeps their records.
 //!
-//! Nothing here knows of the command line, of HTTP or exit codes.
+//! Nothing here knows the command line, HTTP or exit codes.
 //!
-//! | module | noun |
+//! | module | contents |
 //! |---|---|
-//! | [`sandbox`] | one microVM with an image in it: how it is made, in named and timed stages, and how it ends |
-//! | [`control_client`] | our end of a VMM's control socket |
+//! | [`sandbox`] | one microVM with an image in it: the timed stages of its creation, and its end |
+//! | [`control_client`] | client of a VMM's control socket |
 //! | [`vm`] | a VMM without a running guest: started, given a machine, given a snapshot |
-//! | [`handshake`] | making a guest this sandbox, and nothing before that |
+//! | [`handshake`] | gives a guest its identity |
 //! | [`agent_client`] | connections to the guest's agent, and its errors |
-//! | [`container`] | image configuration and flags into an OCI runtime specification |
+//! | [`container`] | from an image's configuration and options to an OCI runtime specification |
 //! | [`snapshot`] | frozen machines on disk: made, verified, signed, handed to a VMM |
-//! | [`page_server`] | filling a machine's memory as it is touched |
-//! | [`misses`] | answering a VMM's chunk misses from the image store |
-//! | [`state`] | what is running, on disk |
+//! | [`page_server`] | fills a machine's memory on demand |
+//! | [`misses`] | answers a VMM's chunk misses from the image store |
+//! | [`state`] | the directories and records of running sandboxes |
 //! | [`template`] | guests booted once, from which every sandbox is thawed |
-//! | [`trace`], [`slow`] | where the time of a start goes, and why it was slower than it could have been |
-//! | [`failure`] | why a sandbox ended unasked |
+//! | [`images`], [`image`] | the node's image store; indexes, conversions and recordings of images |
+//! | [`config`] | `thawd.toml` |
+//! | [`trace`], [`slow`] | how the time of a start is spent, and why it was slower than it could have been |
+//! | [`failure`] | why a sandbox ended without a request |
 //! | [`error`] | the error of this crate, and its kinds |
 //!
-//! Invariant: whatever ends this process, what it made for a sandbox ends with it or is found by the next start.
+//! Invariant: however this process ends, what it made for a sandbox ends with it, or the next start finds it.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -1,4 +1,4 @@
-//! Why misses of VMMs are refused, and how often they were.
+//! Reasons why a VMM's misses are refused, and a counter for each.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

@@ -1,9 +1,9 @@
-//! Answering one VMM's chunk misses: fill the cache file, then say so.
+//! Answers one VMM's chunk misses: fills the cache file, then replies.
 //!
-//! Invariants: a VMM gets bytes of the images it was given and of no other ([`Given`]). At most [`AT_ONCE`] of a socket's
-//! misses are worked on, and at most [`IN_PERIOD`] in each [`PERIOD`]; no more of them are read meanwhile, so neither a
-//! guest nor a hostile VMM can make the host queue, or work, without end. Nothing is kept here that a death of this process
-//! could lose: the VMM holds its questions until they are answered, and asks whoever hands it a socket next.
+//! Invariants: a VMM gets only bytes of images it was given ([`Given`]). At most [`AT_ONCE`] misses of a socket are in progress,
+//! and at most [`IN_PERIOD`] start in each [`PERIOD`]. No further misses are read meanwhile, so neither a guest nor a hostile VMM
+//! can make the host queue or work without limit. Nothing is lost if this process dies: the VMM keeps its misses until they are
+//! answered, and sends them again to the process that hands it the next socket.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

@@ -1,11 +1,11 @@
-//! Filling a machine's memory as it is touched, by userfaultfd(2): for memory that is not to be mapped from a local file.
+//! Fills a machine's memory on demand by userfaultfd(2), for memory that is not mapped from a local file.
 //!
-//! Invariant: every byte given to the machine was compared with the manifest first, as part of its whole chunk. What
-//! cannot be had, or is not what the manifest says, ends the machine: a guess would be worse.
+//! Invariant: every byte was compared with the manifest, as part of its complete chunk, before the machine gets it. If a chunk
+//! cannot be fetched or does not match the manifest, the machine ends.
 //!
-//! The userfaultfd is the VMM's, which may be hostile, and stays the VMM's: it may close it, unmap what it watches, ask
-//! for events that stop the kernel from filling pages until they are read, or make it block. Each of these ends the machine.
-//! The server looks for its own end after [`FAULTS`] faults at most, and tries a page [`TRIES`] times at most.
+//! The userfaultfd belongs to the VMM, which may be hostile: it may close it, unmap the memory, ask for events that stop the
+//! kernel from filling pages until they are read, or make the descriptor block. Each of these ends the machine. The server checks
+//! whether it should stop at least every [`FAULTS`] faults, and tries to fill a page at most [`TRIES`] times.
 
 use std::fs::File;
 use std::io::{self, IoSliceMut};
@@ -300,7 +300,7 @@ impl<S: PageSource> Server<S> {
         Err(Error::Broken(what.into()))
     }
 
-    /// Lets whoever waits for a page go on.
+    /// Wakes the threads that wait for a page.
     fn wake(&self, address: u64) -> Result<(), Error> {
         match self.ioctl(UFFDIO_WAKE, &mut [address, PAGE]) {
             Ok(()) => Ok(()),

@@ -1,4 +1,4 @@
-//! Where things are: each path has one variable that names it and one default.
+//! Paths of files and directories: each has one environment variable and one default.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Descriptors in tokio's readiness loop: the one place that promises what it asks of a descriptor.
+//! Registers descriptors with tokio. The safety argument about what tokio requires of a descriptor is here alone.
 
 use std::io;
 use std::os::fd::OwnedFd;

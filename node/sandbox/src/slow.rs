@@ -1,4 +1,4 @@
-//! Why a start was slower than it could have been: all the reasons there are.
+//! All reasons why a start can be slower than it could have been.
 
 macro_rules! slow {
     ($($(#[$doc:meta])* $name:ident = $code:literal $(, $miss:ident)?;)*) => {

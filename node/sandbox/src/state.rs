@@ -66,7 +66,7 @@ pub struct RunDirectory {
 }
 
 impl RunDirectory {
-    /// Opens the run directory, making it where it is missing, for its owner alone.
+    /// Opens the run directory, and creates it for its owner alone if it is missing.
     pub fn open(run: &Path) -> Result<RunDirectory, Error> {
         fs::DirBuilder::new()
             .recursive(true)
@@ -131,7 +131,7 @@ impl RunDirectory {
         }
     }
 
-    /// Where what may become sandboxes is, beside them: kept and cleaned as they are, and none of them.
+    /// The directories of spares, beside those of sandboxes. They are kept and cleaned in the same way.
     pub fn spares(&self) -> RunDirectory {
         RunDirectory {
             sandboxes: self.sandboxes.with_file_name("spares"),
@@ -171,8 +171,8 @@ impl RunDirectory {
         self.directories().into_iter().filter_map(unreadable).collect()
     }
 
-    /// The running sandbox with this id, name, or unambiguous beginning of an id. A name is that of a sandbox without a tenant: two tenants
-    /// may use one name, and the host's users mean neither by it.
+    /// The running sandbox with this id, name, or unambiguous prefix of an id. Only names of sandboxes without a tenant count,
+    /// because two tenants may use the same name.
     pub fn find(&self, wanted: &str) -> Result<Record, Error> {
         let running = self.running();
         if let Some(exact) = running
@@ -213,7 +213,7 @@ impl RunDirectory {
         self.sandboxes.join(id)
     }
 
-    /// Waits until a sandbox's owner, who holds its lock, has removed it or died.
+    /// Waits until a sandbox's owner has removed it or died, which releases the lock.
     pub fn wait_for_owner(&self, id: &str) -> Result<(), Error> {
         let path = self.directory(id);
         let waited = match File::open(&path) {
@@ -260,7 +260,7 @@ impl RunDirectory {
         cleaned
     }
 
-    /// Ends a sandbox nobody owns, and removes all it has. Says whether it was there to be ended, and has ended.
+    /// Ends a sandbox without an owner and removes its resources. Returns whether it existed and has ended.
     pub fn end(&self, id: &str, cgroups: &Hierarchy) -> bool {
         // It may be what somebody typed: a name, never a path.
         let named = |directory: &PathBuf| directory.file_name().is_some_and(|name| name == id);
@@ -289,8 +289,8 @@ impl RunDirectory {
         removed
     }
 
-    /// The living untethered sandboxes no process owns: now ours. One whose VMM ended since [`clean`](RunDirectory::clean) looked is
-    /// removed as it would have been there.
+    /// Takes ownership of the living untethered sandboxes without an owner. A sandbox whose VMM ended since
+    /// [`clean`](RunDirectory::clean) is removed.
     pub fn adopt(&self, cgroups: &Hierarchy) -> Vec<(Record, SandboxDirectory)> {
         let Ok(_all) = lock_all(&self.sandboxes) else {
             return Vec::new();
@@ -325,7 +325,7 @@ impl RunDirectory {
     }
 }
 
-/// Locks the directory of all sandboxes: the one that is there once the lock is had.
+/// Locks the directory of all sandboxes. It may be replaced before it is locked; the current one is locked then.
 fn lock_all(sandboxes: &Path) -> io::Result<File> {
     loop {
         let file = File::open(sandboxes)?;
@@ -337,13 +337,14 @@ fn lock_all(sandboxes: &Path) -> io::Result<File> {
     }
 }
 
-/// Fails, as it should, while there are sandboxes. Without its lock, who is about to make one would find it gone.
+/// Removes the directory of all sandboxes if it is empty. Its lock must be held, so that no maker of a sandbox finds it
+/// missing.
 fn remove_if_empty(sandboxes: &Path, _lock: &File) {
     let _ = fs::remove_dir(sandboxes);
     reach(Failpoint::DirectoriesRemoved);
 }
 
-/// What a directory nobody owns is.
+/// What a directory without an owner holds.
 enum Found {
     /// A sandbox, for thawd to adopt.
     Running(Box<Record>),
@@ -366,7 +367,7 @@ impl Found {
         }
     }
 
-    /// Of one that never became a sandbox, so that nothing of anybody's runs in it: it goes, whatever its record says.
+    /// The same for a spare, in which nothing of a user runs: it is removed, whatever its record says.
     fn of_spare(path: &Path) -> Found {
         match read_record(path) {
             Ok(record) => Found::Left(record.into()),
@@ -378,7 +379,7 @@ impl Found {
     }
 }
 
-/// Removes what a sandbox without an owner has: its VMM, what is its in a pod's network, its cgroup, its directory. Its lock is held.
+/// Removes the resources of a sandbox without an owner: VMM, devices in a pod's network, cgroup, directory. Its lock is held.
 fn remove(path: &Path, left: Remains, cgroups: &Hierarchy) -> bool {
     if let Some(vmm) = left.vmm {
         vmm.kill();

@@ -1,6 +1,6 @@
-//! A tenant: whose a sandbox is, to callers of the API.
+//! A tenant: the owner of a sandbox, for callers of the API.
 //!
-//! Invariant: a [`Tenant`] is a word of at most [`MAX`] bytes, valid by construction, also where it is read from a record.
+//! Invariant: a [`Tenant`] is a word of at most [`MAX`] bytes, valid by construction, also when it is read from a record.
 
 use std::fmt;
 use std::str::FromStr;

@@ -1,4 +1,4 @@
-//! Where the time of a start goes: named stages, each timed by a guard.
+//! How the time of a start is spent: named stages, each timed by a guard.
 
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
@@ -110,7 +110,7 @@ impl Trace {
         nanoseconds(self.began.elapsed())
     }
 
-    /// All of it so far.
+    /// The account so far.
     pub fn account(&self) -> Account {
         let mut account = self.lock().clone();
         account.stages.sort_by_key(|s| s.start_ns);

@@ -7,7 +7,7 @@ use tokio::net::UnixListener;
 
 use crate::error::Error;
 
-/// Listens where nobody else does, for this user alone: a socket a dead thawd left is replaced.
+/// Listens at a path where no other process listens, for this user alone. The socket of a dead thawd is replaced.
 ///
 /// # Errors
 /// Somebody listens there, or the host refuses.

@@ -1,4 +1,4 @@
-//! `[api]` and `[metrics]`: where thawd serves its API besides its unix socket, and to whom; and where its metrics alone.
+//! `[api]` and `[metrics]`: where thawd serves its API besides its unix socket and for whom, and where it serves metrics alone.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -35,7 +35,7 @@ pub struct ApiConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct MetricsConfig {
-    /// Address and port where metrics and health are served to whoever asks, and nothing else is. None: nowhere.
+    /// Address and port where only metrics and health are served, to any client. `None`: nowhere.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<SocketAddr>,
 }

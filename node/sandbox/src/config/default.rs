@@ -1,4 +1,4 @@
-//! The configuration file an operator begins with, and whether one is good.
+//! The commented default configuration, and the check of a configuration file.
 
 use std::path::Path;
 

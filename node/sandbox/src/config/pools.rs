@@ -1,4 +1,4 @@
-//! `[pools]`: how much of what sandboxes need thawd makes ahead.
+//! `[pools]`: how many of the resources of sandboxes thawd makes ahead.
 
 use std::num::NonZero;
 

@@ -1,4 +1,4 @@
-//! What `docker run` gives a container that asks for nothing.
+//! What `docker run` gives a container by default.
 
 use thaw_protocol::agent::{MessageField, oci};
 

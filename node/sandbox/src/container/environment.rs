@@ -1,4 +1,4 @@
-//! A process's environment: the image's, what `docker run` adds, and the flags', in that order.
+//! A process's environment: the image's variables, then those `docker run` adds, then those of the flags.
 
 use std::ffi::OsString;
 

@@ -1,4 +1,4 @@
-//! Another process in a container that runs: for `thaw exec` and for thawd's API.
+//! Runs another process in a running container, for `thaw exec` and for thawd's API.
 
 use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::agent::ExecProcessRequest;

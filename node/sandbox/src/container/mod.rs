@@ -1,7 +1,8 @@
-//! Image configuration and command-line flags into an OCI runtime specification, with the defaults of `docker run`.
+//! Turns an image's configuration and the caller's options into an OCI runtime specification, with the defaults of
+//! `docker run`.
 //!
-//! The specification is the message the agent takes ([`thaw_protocol::agent::oci`]). Users and groups are resolved by
-//! the agent, inside the root filesystem, from `User.Username`.
+//! The specification is the message the agent takes ([`thaw_protocol::agent::oci`]). The agent resolves users and groups inside
+//! the root filesystem, from `User.Username`.
 
 use std::path::Path;
 

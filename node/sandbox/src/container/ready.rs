@@ -1,7 +1,7 @@
-//! Waiting until a container is ready, as its probe says; and what is written down of that for a later owner.
+//! Waits until a container is ready by its probe, and records the wait for a later owner.
 //!
-//! Invariant: from before a container with a probe is started until it is ready, its sandbox's directory says that it is
-//! waited for. Whoever asked is answered only afterwards, so a later owner that finds it so removes the sandbox.
+//! Invariant: from before a container with a probe starts until it is ready, its sandbox's directory says that a caller waits
+//! for it. The caller is answered only afterwards, so a later owner that finds the note removes the sandbox.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -18,7 +18,7 @@ use thaw_protocol::api::{
 use crate::agent_client::AgentClient;
 use crate::error::{Error, ErrorKind};
 
-/// The file in a sandbox's directory that says whether its container is ready; there is none where nobody asked.
+/// File in a sandbox's directory that says whether its container is ready; missing without a probe.
 const FILE: &str = "readiness";
 const READY: &str = "ready";
 /// How long the guest's agent may take beyond a probe's time to say that it is over: the guest may be paused.

@@ -1,10 +1,9 @@
-//! The system calls a container may make by default: those that `docker run` allows a container with docker's default
-//! capabilities.
+//! The default seccomp profile: the system calls that `docker run` allows a container with docker's default capabilities.
 //!
-//! The microVM keeps a container from the host. The profile keeps it from its guest's kernel: most of what is left out is for
-//! administrators, and is where that kernel's bugs have been. Calls that are left out fail with EPERM, as under docker; those
-//! newer than any in the list, and `clone3`, whose flags no filter can read, with ENOSYS, so that programs fall back. The list
-//! has the calls of x86-64 alone: guest kernels run no other programs.
+//! The microVM keeps a container away from the host. The profile keeps it away from its guest's kernel: most calls it forbids
+//! are for administrators, and that is where kernel bugs have been. Forbidden calls fail with EPERM, as under docker. Calls
+//! newer than any in the list, and `clone3`, whose flags no filter can read, fail with ENOSYS, so that programs fall back. The
+//! list has only x86-64 calls, because guest kernels run no other programs.
 
 use thaw_protocol::agent::oci;
 use thaw_protocol::api::SeccompProfile;
@@ -63,7 +62,7 @@ const FAMILY_BITS: u32 = 6;
 /// `personality(2)`: PER_LINUX, PER_LINUX32, both with UNAME26, and the question what it is.
 const PERSONALITIES: [u64; 5] = [0x0, 0x8, 0x2_0000, 0x2_0008, 0xFFFF_FFFF];
 
-/// The section of a container's specification; none for one that is not confined.
+/// The section of a container's specification; `None` if it is not confined.
 pub(super) fn section(profile: SeccompProfile) -> Option<oci::LinuxSeccomp> {
     match profile {
         SeccompProfile::Default => Some(default()),

@@ -1,4 +1,4 @@
-//! The container of a sandbox, made and started: by `thaw run`, or by thawd for who asks its API.
+//! Creates and starts the container of a sandbox, for `thaw run` and for thawd's API.
 
 use std::path::Path;
 
@@ -39,7 +39,7 @@ pub async fn create(
     Ok(running)
 }
 
-/// Starts it, and notes in its sandbox's directory what others need to know of it.
+/// Starts it, and notes in its sandbox's directory what other processes need to know.
 pub async fn start(agent: &AgentClient, running: &Running, directory: &Path) -> Result<(), Error> {
     agent.start(&running.container_id).await.map_err(start_failure)?;
     running.write(directory)

@@ -1,5 +1,5 @@
-//! How the agent makes the root filesystem: the image below, read-only, over virtio-fs or as a disk with EROFS on it; the
-//! sandbox's disk above; an overlay of both. One disk per sandbox, one directory per container.
+//! How the agent builds the root filesystem: the read-only image below, over virtio-fs or as a disk with EROFS; the sandbox's
+//! disk above; an overlay of both. A sandbox has one disk, and a container has one directory on it.
 
 use serde::{Deserialize, Serialize};
 use thaw_protocol::agent::agent::Storage;

@@ -1,7 +1,7 @@
-//! Directories and files of the host in a container: what `-v` says, and where the guest has them.
+//! Directories and files of the host in a container: the values of `-v`, and their paths in the guest.
 //!
-//! They are entries of one virtio-fs device, by their position ([`thaw_protocol::share`]); the container has each bound to
-//! its place.
+//! They are entries of one virtio-fs device, numbered by position ([`thaw_protocol::share`]). The agent bind-mounts each at its
+//! path in the container.
 
 use std::path::{Component, Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! Why a VMM did not answer, and what none may do.
+//! Why a call to a VMM failed, and which replies are invalid.
 
 use std::time::Duration;
 

@@ -1,8 +1,8 @@
-//! Reading what a VMM sends, whatever it sends.
+//! Reads the packets of a VMM, whatever it sends.
 //!
-//! Invariant: beyond the answers it owes, a VMM takes of this process [`MAX_STRAYS`] packets and [`EVENTS_PER_SECOND`] a second, the
-//! memory of one packet, [`MAX_DESCRIPTORS`] descriptors, and a few lines of log: the first stray, the first delay, and the end, which
-//! counts both.
+//! Invariant: besides the replies it owes, a VMM costs this process at most [`MAX_STRAYS`] packets and [`EVENTS_PER_SECOND`]
+//! events a second, the memory of one packet, [`MAX_DESCRIPTORS`] descriptors, and a few log lines: the first stray packet, the
+//! first delay, and the end, which counts both.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;

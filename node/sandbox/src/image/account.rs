@@ -1,4 +1,4 @@
-//! What getting an image came to: which layers were there, are read as needed, or were streamed, and the bytes it took.
+//! Summary of a pull: which layers were in the store, are read on demand, or were streamed, and how many bytes it fetched.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex};

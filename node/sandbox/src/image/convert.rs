@@ -1,4 +1,4 @@
-//! `thaw image convert`: an image of the store becomes a converted one in a registry or a layout.
+//! `thaw image convert`: converts an image and writes the result to a registry or a layout directory.
 
 use std::path::Path;
 use std::sync::Arc;

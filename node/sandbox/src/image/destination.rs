@@ -1,4 +1,4 @@
-//! Where a made image is written: a registry's repository or a layout directory.
+//! Where a new image is written: a repository of a registry, or a layout directory.
 
 use std::fs::File;
 use std::io::{self, Cursor, Read, Seek};

@@ -1,10 +1,10 @@
 //! `thaw image index`: a SOCI v2 index of an image, and the image bound to it, as AWS's `soci convert` pushes them.
 //!
-//! What is written: a ztoc for each layer it pays for, the SOCI index (a manifest whose layers are the ztocs), the image's
-//! manifest with an annotation that names the index, and an OCI image index of both under the tag. The image's layers and
-//! config are the original's.
+//! It writes a ztoc for each layer that is large enough, the SOCI index (a manifest whose layers are the ztocs), the image's
+//! manifest with an annotation that names the index, and an OCI image index of both under the tag. The layers and the config
+//! are the original's.
 //!
-//! Invariant: a ztoc is pushed only of a layer whose bytes had the digest the image's manifest says.
+//! Invariant: a ztoc is pushed only for a layer whose bytes had the digest in the image's manifest.
 
 use std::io::BufReader;
 use std::sync::Arc;
@@ -24,7 +24,7 @@ use super::destination::{self, Destination};
 use crate::error::{Error, ErrorKind};
 use crate::images::{Images, failure};
 
-/// Who says it made the index.
+/// The name of the tool in the index.
 const TOOL: &str = concat!("thaw ", env!("CARGO_PKG_VERSION"));
 /// The annotation of an image's manifest that names its index, and that of the index's descriptor that names the image.
 const INDEX_DIGEST: &str = "com.amazon.soci.index-digest";

@@ -1,5 +1,4 @@
-//! What a node does with images besides running them: recordings of what a run read, what a pull came to, indexes and
-//! conversions.
+//! Operations on images besides running them: recordings of reads, summaries of pulls, indexes and conversions.
 
 pub mod account;
 pub mod convert;

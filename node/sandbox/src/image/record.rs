@@ -1,8 +1,8 @@
-//! `thaw run --record`: what a run reads of its image, kept for later starts.
+//! `thaw run --record`: records which bytes of its image a run reads, for later starts.
 //!
-//! Invariant: the VMM is never waited for nor made to wait. What does not fit into the socket is lost and counted; a
-//! recording ends with its VMM, and is written then, whole or not at all. Until then it is in a [`Journal`]: if this process
-//! is killed, a later start of the image finds there what came before.
+//! Invariant: the recorder and the VMM never wait for each other. Records that do not fit into the socket are lost and counted.
+//! A recording ends with its VMM and is then written completely or not at all. Until then it is in a [`Journal`]: if this process
+//! is killed, a later start of the image finds the recording up to that point.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -68,7 +68,7 @@ impl std::fmt::Display for Recorded {
 }
 
 impl Recording {
-    /// Begins. The descriptor is for the VMM; the recording ends when nobody has it any more. Within a tokio runtime.
+    /// Begins a recording. The descriptor is for the VMM; the recording ends when its last copy is closed. Needs a tokio runtime.
     pub fn start() -> Result<(Recording, Arc<OwnedFd>), Error> {
         let fail = |e: std::io::Error| Error::system("cannot make a socket for the recording", &e);
         let (ours, theirs) = rustix::net::socketpair(

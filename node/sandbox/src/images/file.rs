@@ -1,4 +1,4 @@
-//! A file of an image, read on the host: its metadata says where the bytes are, which are fetched if need be.
+//! Reads a file of an image on the host: the metadata says where its bytes are, and missing bytes are fetched.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;

@@ -1,8 +1,8 @@
-//! A part of an image that is copied on the host: what it has where its config declares volumes, with the directories and links on the
-//! way there; or all of it.
+//! Walks a part of an image that is copied to the host: the volumes its config declares, with the directories and links on the
+//! way to them; or the whole image.
 //!
-//! Invariant: of every path the directory above it is told too, as a directory, and no path is told twice. The metadata is
-//! hostile: what is walked is bounded by [`Bound`], and no name is `.`, `..` or has a slash.
+//! Invariant: the directory above a path is reported before it, as a directory, and no path is reported twice. The metadata is
+//! hostile: the walk is bounded by [`Bound`], and no name is `.`, `..` or contains a slash.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! An image of the store as it is shown: to people by `thaw image`, to programs by it and by thawd's API.
+//! How an image of the store is shown: to people by `thaw image`, to programs by `thaw image --json` and thawd's API.
 
 use thaw_imagefs::blob::CHUNK_SIZE;
 use thaw_images::form::Form;

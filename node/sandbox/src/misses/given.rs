@@ -1,7 +1,7 @@
-//! The images one VMM was given, which are all it may ask bytes of; and what it is refused.
+//! The images one VMM was given, which are the only ones it may read, and the refusal of others.
 //!
-//! Invariant: an image is granted before its VMM can have it, and taken back after the VMM cannot have it any more. So a
-//! VMM that asks for what it has is never refused, and bytes of other images are never fetched for it.
+//! Invariant: an image is granted before its VMM can use it, and revoked after the VMM cannot use it any more. So a VMM is never
+//! refused bytes of an image it has, and bytes of other images are never fetched for it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};

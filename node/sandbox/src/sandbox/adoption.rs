@@ -1,9 +1,9 @@
-//! Taking over a sandbox whose thawd is gone.
+//! Adoption: takes over a sandbox whose thawd is gone.
 //!
-//! Invariants: its VMM's end is told from the moment it is connected to; what of it cannot be found again is said, and it runs on
-//! without, but for a pod's files of the host: who made the pod makes it anew. Whatever else goes wrong while its VMM lives, a VMM of
-//! another release or one that does not answer, a descriptor or a disk that cannot be had, leaves it as it is and running:
-//! the next thawd may be able to take it over.
+//! Invariants: the end of its VMM is reported from the moment of the connection. A part that cannot be restored is logged and the
+//! sandbox runs on without it, except a pod's host files: then the pod must be created anew. Any other failure while the VMM
+//! lives (a VMM of another release, a VMM that does not answer, a missing descriptor or disk) leaves the sandbox running, so that
+//! the next thawd can try again.
 
 use std::sync::atomic::AtomicU16;
 use std::sync::{Arc, Mutex};
@@ -34,7 +34,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Why a sandbox was not taken over.
 #[derive(Debug, thiserror::Error)]
 pub enum NotAdopted {
-    /// Nothing of it runs any more, and it is removed.
+    /// It has ended, and was removed.
     #[error("{0}")]
     Ended(Error),
     /// It runs on, without an owner.
@@ -154,7 +154,7 @@ async fn connect(
     Ok(control)
 }
 
-/// Its image, where it is still known.
+/// Its image, if it is still known.
 fn image(node: &Node, record: &Record) -> Option<Image> {
     let found = node.images.by_digest(record.image_digest.as_ref()?);
     found

@@ -1,4 +1,4 @@
-//! What stands behind a machine's devices: said for every one of them, sent without waiting in between.
+//! The backends of a machine's devices: one message for every device, sent without waiting for replies in between.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
@@ -14,7 +14,7 @@ use crate::misses::{Given, MissServer};
 use super::{Shown, rate_limits};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT};
 
-/// Devices whose backend is handed in; that of the others is the VMM itself.
+/// Devices whose backend is passed to the VMM; the other devices are implemented by the VMM alone.
 const SWAPPABLE: [DeviceId; 11] = [
     DeviceId::Root,
     DeviceId::Shared,
@@ -104,7 +104,7 @@ pub(super) fn has_image_disk(images: &[Shown]) -> bool {
     images.iter().any(|shown| shown.slot == IMAGE_DISK_SLOT)
 }
 
-/// The ends of a machine's miss sockets and console that are ours, and those to be attached.
+/// Both ends of a machine's miss sockets and console: ours, and those to be attached.
 #[derive(Debug)]
 pub(super) struct Ends {
     /// Of the root device, and of the disk that is an image, if one is.

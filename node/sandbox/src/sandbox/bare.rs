@@ -1,9 +1,9 @@
-//! Tiny test guests, without an agent: they are booted, frozen and thawed as others are, but say on the console what others
-//! say by doorbell and handshake.
+//! Tiny test guests without an agent. They are booted, frozen and thawed as others are, but print on the console what other
+//! guests report by doorbell and handshake.
 //!
-//! At boot such a guest prints [`READY`]; after every thaw, once its generation ID is another, it prints that, in
-//! hexadecimal. Invariant: only a guest whose kernel command line has [`BARE`], a test's word, is taken so, and nobody takes
-//! one without --test-templates: no other path skips the handshake.
+//! Such a guest prints [`READY`] at boot. After each thaw, once its generation ID has changed, it prints the ID in hexadecimal.
+//! Invariant: only a guest whose kernel command line contains [`BARE`], a word for tests, is treated so, and only with
+//! --test-templates. No other path skips the handshake.
 
 use super::create::Making;
 use super::machine::{describe, explain};
@@ -11,12 +11,12 @@ use super::{READY_LIMIT, Resources};
 use crate::error::{Error, ErrorKind};
 use crate::template::command_line::{command_line, is_bare};
 
-/// What one prints at boot.
+/// What a bare guest prints at boot.
 const READY: &[u8] = b"bare";
 /// Digits of a generation ID.
 const DIGITS: usize = 32;
 
-/// Whether those of this process are.
+/// Whether guests of this process are bare.
 pub(super) fn expected() -> bool {
     is_bare(&command_line())
 }
@@ -27,7 +27,7 @@ impl Making<'_> {
         said(&self.resources, "it is ready", |line| line == READY).await
     }
 
-    /// Waits until a bare guest that was thawed says who it is now.
+    /// Waits until a thawed bare guest prints its new generation ID.
     pub(super) async fn bare_acknowledges(&self) -> Result<(), Error> {
         said(&self.resources, "it is another now", is_generation).await
     }

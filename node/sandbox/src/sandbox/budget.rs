@@ -1,12 +1,13 @@
-//! The node's disk budget: what its sandboxes and their snapshots may take of the disk, admitted before anything is made.
+//! The node's disk budget: how much disk its sandboxes and snapshots may use. A request that exceeds it fails before anything is
+//! made.
 //!
-//! A disk is sparse and can grow to its size, so its size counts from its making on, with the most that a sandbox's logs take; a
-//! snapshot counts with the most it can take while it is written, and with what it took from then on. Invariant: what counts never
-//! exceeds the limit, but by sandboxes that were there before it was set: those are taken over, not refused.
+//! A sparse disk can grow to its full size, so a disk counts with that size from the start, and a sandbox also with the most its
+//! logs can take. A snapshot counts with its maximum size while it is written and with its real size afterwards. Invariant: the
+//! sum never exceeds the limit, except by sandboxes from before the limit was set, which are adopted and not refused.
 //!
-//! Counting is in memory. Snapshots are removed by whoever has them, without a word to us: whether they are there is looked up where
-//! a request would be refused, and when metrics are asked for, and never on the path of a creation that fits. Which there are is in a
-//! file under the data directory, for the next thawd.
+//! The sum is in memory. The owner of a snapshot removes it without telling thawd, so thawd looks for removed snapshots when it
+//! would refuse a request and when metrics are read, but not when a creation fits. The list of snapshots is in a file under the
+//! data directory, for the next thawd.
 
 use std::collections::BTreeMap;
 use std::os::fd::AsFd;
@@ -50,7 +51,7 @@ impl Use {
 pub struct Budget {
     /// Bytes. None: as many as there are.
     limit: Option<u64>,
-    /// Where the list is. None: nobody comes after us.
+    /// Path of the list. `None` for a process without a successor.
     list: Option<PathBuf>,
     taken: Mutex<Taken>,
     /// Held while the list is written.
@@ -87,7 +88,7 @@ impl Taken {
 /// What the budget has and did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BudgetStatistics {
-    /// Bytes; none where there is no limit.
+    /// Bytes; `None` without a limit.
     pub limit: Option<u64>,
     /// Bytes.
     pub sandboxes: u64,

@@ -1,4 +1,4 @@
-//! Booting a guest: for a sandbox asked for with `--cold`, and once for each template.
+//! Boots a guest: for a sandbox created with `--cold`, and once for each template.
 
 use std::fs::File;
 use std::io::Seek;
@@ -85,7 +85,7 @@ impl Templates {
     ///
     /// # Errors
     /// [`ErrorKind::SnapshotDamaged`] when it is damaged and cannot be built again, or the one built again is damaged too.
-    /// [`ErrorKind::SnapshotSignature`] when keys are trusted here and none of them signed it, or would.
+    /// [`ErrorKind::SnapshotSignature`] if signatures are required and no trusted key has signed it or would sign it.
     pub async fn get(
         &self,
         node: &Node,
@@ -192,7 +192,7 @@ async fn freeze(making: &Making<'_>, into: &FrozenInto) -> Result<(), Error> {
     }
 }
 
-/// Thaws what was just frozen, makes it somebody nobody is, and has the pages written down it touched for that.
+/// Thaws the new template once under a throw-away identity, and records the pages this touched.
 async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(), Error> {
     empty([&into.working_set])?;
     let trace = Trace::new();

@@ -1,8 +1,8 @@
-//! The making of a sandbox: what is the same whether its machine is booted or thawed. Steps that do not need one another
-//! run together: image, disk and network beside the machine.
+//! Creates a sandbox: the steps that a booted and a thawed machine share. Independent steps run at the same time: image, disk and
+//! network beside the machine.
 //!
-//! Nothing here polls. The one deadline is the guest's, for a guest may never answer; whatever goes wrong before its
-//! acknowledgement destroys the machine, for [`Making`] holds all there is of it.
+//! Nothing here polls. Only the guest has a deadline, because it may never answer. A failure before its acknowledgement destroys
+//! the machine, because [`Making`] owns all resources.
 
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
@@ -38,7 +38,7 @@ use crate::template::Progress as TemplateProgress;
 use crate::trace::Trace;
 use thaw_sys::lock::Lock;
 
-/// A sandbox being made. Dropped, all of it is removed.
+/// A sandbox in creation. Dropping it removes all of it.
 pub(super) struct Making<'a> {
     pub node: &'a Node,
     pub trace: &'a Trace,
@@ -50,7 +50,7 @@ pub(super) struct Making<'a> {
 }
 
 impl<'a> Making<'a> {
-    /// Its directory: everything later is found from it.
+    /// Makes the sandbox's directory, from which everything later is found.
     pub(super) fn begin(node: &'a Node, record: Record, trace: &'a Trace) -> Result<Making<'a>, Error> {
         let files = MachineFiles::open(&node.paths)?;
         let program = vmm::find()?;
@@ -70,7 +70,7 @@ impl<'a> Making<'a> {
         })
     }
 
-    /// Gives every device its backend. Those that have none, for [`Self::thaw`].
+    /// Attaches a backend to every device. Returns the devices without one, for [`Self::thaw`].
     pub(super) async fn attach(&mut self, parts: Parts) -> Result<Vec<DeviceId>, Error> {
         let _stage = self.trace.stage("attach");
         self.limit(&parts.disk.file).await?;
@@ -162,7 +162,7 @@ impl<'a> Making<'a> {
         }
     }
 
-    /// Makes the guest this sandbox, or fails: then nothing of the user's has run in it.
+    /// Gives the guest its identity. If that fails, nothing of the user's has run in it.
     pub(super) async fn become_sandbox(
         &mut self,
         hostname: Option<String>,
@@ -170,8 +170,8 @@ impl<'a> Making<'a> {
         self.become_somebody(hostname, false).await
     }
 
-    /// The same; a `rehearsal` makes a container and removes it before it says so. None of a guest that has no agent, and
-    /// so no handshake.
+    /// The same. A `rehearsal` also makes a container and removes it. `None` for a guest without an agent, which has no
+    /// handshake.
     pub(super) async fn become_somebody(
         &mut self,
         hostname: Option<String>,
@@ -286,7 +286,7 @@ pub(super) async fn create(
     Ok(sandbox)
 }
 
-/// Makes all of it. A failure leaves nothing.
+/// Makes the sandbox. A failure leaves nothing behind.
 async fn make(
     node: &Node,
     spec: &SandboxSpec,
@@ -372,7 +372,7 @@ async fn image(
     Ok(Some((image, prefetch.flatten())))
 }
 
-/// None where it is to have nothing of the host's.
+/// Starts a thaw-share. `None` if there are no volumes.
 async fn new_share(
     spec: &SandboxSpec,
     directory: &std::path::Path,
@@ -382,7 +382,8 @@ async fn new_share(
     share::start(&spec.volumes, directory).await
 }
 
-/// One of a few sizes, with more room behind it where that is too small: the guest grows what is on it.
+/// Claims a disk of the next smaller size that is made ahead, and enlarges the file if that is too small: the guest then
+/// grows the file system.
 async fn new_disk(node: &Node, mib: u32, trace: &Trace) -> Result<Claimed<Disks>, Error> {
     let _stage = trace.stage("disk");
     let size = u64::from(mib) << 20;

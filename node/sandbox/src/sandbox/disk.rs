@@ -1,4 +1,4 @@
-//! Copying a disk: by reflink where the filesystem can, else its data and none of its holes.
+//! Copies a disk: by reflink if the filesystem supports it, otherwise its data without its holes.
 
 use std::fs::File;
 use std::io;

@@ -1,4 +1,4 @@
-//! Why a sandbox of ours ended though no request had ended it.
+//! Why a sandbox of this process ended without a request.
 
 use std::os::fd::AsFd;
 use std::time::Duration;
@@ -20,7 +20,7 @@ const CONSOLE_LIMIT: Duration = Duration::from_millis(500);
 const CONSOLE_LINES: usize = 64;
 
 impl Sandbox {
-    /// Why its machine ended, which it has, and what was last seen of it. Its VMM is ended, if that has not.
+    /// Why its machine ended, and its last console lines. Ends its VMM if that still runs.
     pub async fn failure(&self) -> SandboxFailure {
         let (exited, misconduct) = {
             let life = self.life.borrow();

@@ -1,4 +1,4 @@
-//! The files and devices a machine is made from, opened before anything else so that a lack is told first.
+//! The files and devices a machine is made from. They are opened first, so that a missing one is reported before any work.
 
 use std::fs::{File, OpenOptions};
 use std::io;

@@ -1,8 +1,8 @@
-//! Freezing a running sandbox: its workloads are stopped, then its vCPUs, then all it is made of is written down.
+//! Freezes a running sandbox: stops its workloads, then its vCPUs, then writes down its state, memory and disks.
 //!
-//! Invariant: whatever fails in between, the original goes on as if nothing had been asked, unless it was to be stopped; also
-//! where what fails is its owner ([`super::freezing`]).
-//! The machine is paused only while memory, state and disk are written; hashing comes after.
+//! Invariant: if any step fails, also because the owner dies ([`super::freezing`]), the original goes on as if it had not been
+//! frozen, unless the caller asked to stop it. The machine is paused only while memory, state and disks are written; hashing
+//! comes after.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -188,7 +188,7 @@ impl Sandbox {
         Ok(memory_bytes)
     }
 
-    /// What the manifest says of it; refusals come first, before anything is stopped.
+    /// Its manifest's subject. Refusals come here, before anything is stopped.
     fn subject(&self, node: &Node, delta: bool) -> Result<Subject, Error> {
         let record = self.record();
         let refuse = |why: &str| {

@@ -1,7 +1,7 @@
-//! What is written down while a sandbox is frozen: that it is, and where to.
+//! The note of a freeze in progress: that the sandbox is frozen, and where its snapshot is written.
 //!
-//! Invariant: from before its workloads are stopped until they run again, or the freeze that was to stop them is whole, its
-//! directory says so; an owner who adopts it then lets it go on, and removes what the freeze had written.
+//! Invariant: the note is in the sandbox's directory from before its workloads are stopped until they run again, or until the
+//! freeze that ends the sandbox is complete. A later owner that adopts the sandbox resumes it and removes the partial snapshot.
 
 use std::fs;
 use std::io;
@@ -18,7 +18,7 @@ use crate::handshake;
 use crate::snapshot::sweep_beside;
 use crate::state::SandboxDirectory;
 
-/// In the sandbox's directory: where it is being frozen to.
+/// File in the sandbox's directory that names the snapshot being written.
 const FREEZING: &str = "freezing";
 
 /// A sandbox is being frozen. Dropped, it is not any more.
@@ -55,8 +55,8 @@ impl Drop for Freezing {
     }
 }
 
-/// Lets a sandbox go on that its dead owner was freezing. What cannot be undone is told and left: the sandbox is ours, and
-/// can be ended.
+/// Resumes a sandbox whose owner died while freezing it. A step that cannot be undone is logged: the sandbox is adopted
+/// anyway and can be ended.
 pub(super) async fn undo(node: &Node, directory: &SandboxDirectory, control: &ControlClient) {
     let Some((freezing, target)) = Freezing::found(directory.path()) else {
         return;

@@ -1,7 +1,7 @@
-//! Block devices of the host that a sandbox has as disks, given to it and taken away while it runs.
+//! Block devices of the host as disks of a running sandbox: attached to it and detached from it.
 //!
-//! The VMM is handed a descriptor and sees no path; it alone holds the device, so that its end gives it back. Invariant: a device
-//! is in the record as long as the VMM may have it open, but for the moments of its coming, in which nobody has been told of it.
+//! The VMM gets a descriptor and sees no path. Only the VMM keeps the device open, so its end releases the device. Invariant: a
+//! device is in the record while the VMM may have it open, except in the moments before the attachment is reported.
 
 use std::os::fd::OwnedFd;
 
@@ -20,8 +20,7 @@ impl Sandbox {
     /// Gives it a block device; the slot its guest has it in.
     ///
     /// # Errors
-    /// [`ErrorKind::VolumeUnavailable`] for a device that is not there or cannot be opened, and where every slot has one; those of
-    /// its VMM.
+    /// [`ErrorKind::VolumeUnavailable`] if the device is missing or cannot be opened, or if no slot is free; errors of the VMM.
     pub async fn add_disk(&self, disk: HostDisk) -> Result<DeviceId, Error> {
         let HostDisk {
             major,
@@ -53,10 +52,10 @@ impl Sandbox {
         Ok(slot)
     }
 
-    /// Takes a disk away: it is open no more. What its guest still asks of it fails.
+    /// Detaches a disk and closes it. Further requests of the guest fail.
     ///
     /// # Errors
-    /// Those of its VMM.
+    /// Errors of the VMM.
     pub async fn remove_disk(&self, slot: DeviceId) -> Result<(), Error> {
         let _one = self.freezing.lock().await;
         if !self.resources.host_disks.locked().contains_key(&slot) {

@@ -1,5 +1,5 @@
-//! What snapshots need of this node that an upgrade replaces: noted when one is frozen or thawed, found when one is thawed, and
-//! removed when nothing needs it ([`Components`](crate::snapshot::Components)).
+//! The components of this node that snapshots need and that an upgrade replaces: kept when a snapshot is frozen or thawed, found
+//! when it is thawed, removed when nothing needs them ([`Components`](crate::snapshot::Components)).
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -13,7 +13,7 @@ use crate::snapshot::{Hash, Registered, Scratch, SnapshotDir, Subject};
 /// Between two looks at what is needed.
 const EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Keeps what a new snapshot is made of, while it is there. Not of one that goes with this process.
+/// Keeps the components of a new snapshot while the snapshot exists; not for one that is removed with this process.
 pub(super) fn note(node: &Node, made: &SnapshotDir) {
     if Scratch::holds(&node.paths.data, made.path()) {
         return;
@@ -38,11 +38,11 @@ fn refer(node: &Node, directory: &std::path::Path, manifest: Hash, subject: &Sub
     }
 }
 
-/// The guest image a snapshot was frozen with, which its guest has mapped: another would change under it. None where it is this
-/// node's. Blocks while it is verified.
+/// The guest image a snapshot was frozen with, which its guest has mapped and which therefore must not change. `None` if it is
+/// this node's. Blocks while it is verified.
 ///
 /// # Errors
-/// [`ErrorKind::SnapshotIncompatible`] where it is not here.
+/// [`ErrorKind::SnapshotIncompatible`] if this node does not have it.
 pub(super) fn guest_image(node: &Node, of: &Registered) -> Result<Option<File>, Error> {
     let registry = node.templates.registry();
     let subject = &of.manifest.subject;

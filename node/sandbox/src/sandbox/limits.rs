@@ -1,8 +1,8 @@
-//! What a sandbox's cgroup on its host is limited to, and what becomes of a sandbox that cannot be limited.
+//! The limits of a sandbox's cgroup on the host, and what happens if a sandbox cannot be limited.
 //!
-//! Invariant: where limits are required, no guest runs before those of its sandbox are set, but in a pod's cgroup, which has
-//! its own, and while a template is built, whose guest runs no program of a user's. A CPU limit that was asked for is set, or there is
-//! no sandbox, whatever is required.
+//! Invariant: if limits are required, no guest runs before its sandbox's limits are set. Exceptions: a pod's cgroup, which has
+//! limits of its own, and the build of a template, whose guest runs no user program. A CPU limit that the caller asked for is
+//! always set, or the creation fails.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -22,7 +22,7 @@ use crate::trace::Trace;
 /// guest may put up to 256 MiB further (`USABLE_EXTENT` of thaw-vmm); and as much again.
 const FILE_MARGIN: u64 = 512 << 20;
 
-/// That a sandbox cannot be limited.
+/// The error for a sandbox that cannot be limited.
 pub(super) fn unlimited<T: std::fmt::Display>(why: T) -> Error {
     Error::new(
         ErrorKind::LimitsUnavailable,
@@ -98,8 +98,8 @@ pub(super) async fn set(
         .or_else(|e| tolerate(required, unlimited(e)))
 }
 
-/// Limits the files its VMM writes: to its disk, or the memory a freeze writes down, whichever is larger. What it writes beside them,
-/// a log and a state file, is far below. Where the host does not let us, it keeps the limit it was started with, which is that of the
+/// Limits the size of files its VMM writes: to its disk or the memory that a freeze writes, whichever is larger. Its log and its
+/// state file are far smaller. If the host does not allow that, the VMM keeps the limit it was started with, which fits the
 /// largest disk.
 ///
 /// # Errors

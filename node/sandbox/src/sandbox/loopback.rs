@@ -1,6 +1,6 @@
-//! Connections to a pod's `localhost` on the host, brought to the guest's.
+//! Forwards connections to a pod's `localhost` on the host to the guest's `localhost`.
 //!
-//! Invariant: nothing is held of a pod that has ended: all of it ends with this.
+//! Invariant: when the forwarder ends, it holds nothing of the pod any more.
 
 use std::io;
 use std::net::TcpListener as StdListener;
@@ -22,7 +22,7 @@ const MOST: usize = 32;
 /// How long a guest may take to accept one.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// It goes on for as long as this is held.
+/// Forwards while it is held.
 #[derive(Debug)]
 pub(super) struct Loopback(JoinHandle<()>);
 

@@ -1,4 +1,4 @@
-//! A VMM process with its machine: spawned, jailed, created; and the explanation when it fails.
+//! A VMM process with its machine: started, jailed, created; and the explanation if that fails.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -17,8 +17,8 @@ use crate::state::Record;
 use crate::trace::{Trace, monotonic_ns};
 use crate::vm::{MachineError, Process, Vm, VmmOptions};
 
-/// Starts a VMM and makes its machine. `started` is told of the process as soon as there is one, and writes down who it
-/// is: until it is asked for a machine, a VMM ends with our connection; from then on an untethered one does not.
+/// Starts a VMM and makes its machine. `started` is called as soon as the process exists, and records it: before it is asked
+/// for a machine, a VMM ends with our connection; afterwards an untethered VMM does not.
 pub(super) async fn make(
     program: &Path,
     options: &VmmOptions,
@@ -39,7 +39,7 @@ pub(super) async fn make(
     }
 }
 
-/// Makes a sandbox's machine, as its directory and record know it, or takes one that is ready.
+/// Takes a shell for a sandbox, or starts a VMM and makes its machine. The sandbox's record names it.
 pub(super) async fn spawn(
     node: &Node,
     program: &Path,
@@ -95,7 +95,7 @@ pub(super) async fn spawn(
     Ok(())
 }
 
-/// The moments of its start.
+/// When the steps of its start were done.
 pub(super) async fn times(control: &ControlClient) -> Result<StartTimes, Error> {
     match control.call(Command::Status, &[]).await? {
         Response::Status { times, .. } => Ok(times),
@@ -129,7 +129,7 @@ pub(super) async fn doorbell(control: &ControlClient) -> Result<u64, Error> {
     }
 }
 
-/// An answer to another question than was asked.
+/// The error for a reply of the wrong kind.
 pub(super) fn unexpected_answer(answer: &Response) -> Error {
     Error::new(
         ErrorKind::VmmFailed,
@@ -137,7 +137,7 @@ pub(super) fn unexpected_answer(answer: &Response) -> Error {
     )
 }
 
-/// A machine's end in words.
+/// Why a machine ended, in words.
 pub(super) fn describe(reason: &ExitReason) -> String {
     match reason {
         ExitReason::PowerOff => "the guest powered off".into(),

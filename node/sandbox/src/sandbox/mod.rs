@@ -1,8 +1,8 @@
-//! One microVM with an image in it: made by a pipeline of timed stages, ended by dropping what it holds.
+//! One microVM with an image in it. A pipeline of timed stages makes it; dropping its resources ends it.
 //!
-//! Invariant: at every moment of the making, what exists already is held by [`Resources`], whose drop removes it; so a
-//! failure, a cancellation and an end are one path. What no drop can reach (`kill -9`) is either anonymous or found
-//! through the sandbox's directory by the next start ([`crate::state`]).
+//! Invariant: at every moment of a creation, [`Resources`] owns what exists already, and its drop removes it. So a failure, a
+//! cancellation and an end take the same path. What no drop can reach (`kill -9`) either has no name, or the next start finds it
+//! through the sandbox's directory ([`crate::state`]).
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -91,15 +91,15 @@ pub use usage::usage;
 pub const READY_LIMIT: Duration = Duration::from_secs(60);
 /// Lines of the console shown with a failure.
 const CONSOLE_LINES: usize = 10;
-/// How long an ended sandbox is waited for while others look at it: none of them is answered by its machine any more.
+/// How long the end of a sandbox waits for other holders of it.
 const LOOKERS_LINGER: Duration = Duration::from_secs(5);
 
 /// An image as it is shown to the guest.
 #[derive(Clone, Debug)]
 struct Shown {
-    /// The slot of the root device; [`IMAGE_DISK_SLOT`], which no image has there, of one that is a disk.
+    /// The slot of the root device; for an image that is a disk [`IMAGE_DISK_SLOT`], which no image has there.
     slot: u16,
-    /// Directory name under the root device's root; of a disk, nobody sees it.
+    /// Directory name under the root device's root; unused for a disk.
     name: String,
     image: Image,
 }
@@ -111,7 +111,7 @@ struct Origin {
     /// Hash of the manifest.
     manifest: Hash,
     directory: PathBuf,
-    /// Clones of one snapshot share it. Not had of a sandbox that was adopted.
+    /// Clones of one snapshot share it. `None` for an adopted sandbox.
     _held: Option<Arc<Registered>>,
 }
 
@@ -126,7 +126,7 @@ impl Origin {
     }
 }
 
-/// What a sandbox is refused without.
+/// Host features without which a creation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Required {
     /// Limits of its cgroup.
@@ -152,7 +152,7 @@ impl Required {
     }
 }
 
-/// What sandboxes are made from and where.
+/// What a node makes sandboxes from: its stores, pools and configuration.
 #[derive(Clone, Debug)]
 pub struct Node {
     pub paths: Paths,
@@ -166,7 +166,7 @@ pub struct Node {
     pub snapshots: Snapshots,
     /// Guests weakened for a test are taken here.
     pub test_templates: bool,
-    /// What a sandbox is refused without.
+    /// Host features without which a creation fails.
     require: Required,
     /// What of the disk they may take.
     pub budget: Arc<Budget>,
@@ -222,12 +222,12 @@ impl Node {
         })
     }
 
-    /// Whether guests here have agents: all but tests' have.
+    /// Whether guests have agents: all but those of tests do.
     fn has_agents(&self) -> bool {
         !self.bare
     }
 
-    /// Where metrics alone are served.
+    /// Where only metrics are served.
     pub fn metrics_config(&self) -> &MetricsConfig {
         &self.images.config.metrics
     }
@@ -259,14 +259,14 @@ impl Node {
 #[derive(Debug)]
 pub struct Sandbox {
     record: Record,
-    /// The image's configuration, where it is still known.
+    /// The image's configuration, if it is still known.
     pub config: Option<ImageConfiguration>,
     life: watch::Receiver<Life>,
     origin: Option<Origin>,
     resources: Resources,
-    /// Held while it is frozen. That of its resources.
+    /// Held while it is frozen: the lock of its resources.
     freezing: Arc<tokio::sync::Mutex<()>>,
-    /// As they are now; none where its VMM knows of none.
+    /// The current limits; `None` if its VMM does not support them.
     rate_limits: Mutex<Option<RateLimits>>,
 }
 
@@ -299,8 +299,8 @@ impl Sandbox {
         }
     }
 
-    /// Makes a sandbox whose agent has taken its identity and waits for containers. Each stage is timed in `trace`;
-    /// `building` is told of the making of a template, where there is none yet.
+    /// Creates a sandbox whose agent has taken its identity and waits for containers. Each stage is timed in `trace`;
+    /// `building` is called while a template is built, if there is none yet.
     pub async fn create(
         node: &Node,
         spec: SandboxSpec,
@@ -311,15 +311,15 @@ impl Sandbox {
         create::create(node, spec, trace, progress, building).await
     }
 
-    /// Makes a sandbox of a snapshot of a running one: its workloads go on, as another. Timed as a creation is.
+    /// Creates a sandbox from a snapshot of a running one: its workloads go on with a new identity. Timed like a creation.
     pub async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Error> {
         snapshot::thaw(node, spec, trace).await
     }
 
-    /// Takes over a sandbox whose thawd is gone.
+    /// Adopts a sandbox whose thawd is gone.
     ///
     /// # Errors
-    /// Whether it has ended, or runs on without an owner.
+    /// Say whether it has ended or runs on without an owner.
     pub async fn adopt(
         node: &Node,
         record: Record,
@@ -328,12 +328,12 @@ impl Sandbox {
         adoption::adopt(node, record, directory).await
     }
 
-    /// What is known of it.
+    /// Its record.
     pub fn record(&self) -> &Record {
         &self.record
     }
 
-    /// Where its vsock is reached.
+    /// Path of its vsock socket.
     pub fn vsock(&self) -> PathBuf {
         self.resources.directory.vsock_socket()
     }
@@ -365,13 +365,13 @@ impl Sandbox {
         }
     }
 
-    /// A failure of what ran in it, with why its machine ended if it has, and what its console and its VMM wrote.
+    /// Adds to an error why its machine ended, if it has, and the last lines of its console and its VMM's log.
     pub async fn explain(&self, failure: Error) -> Error {
         let failure = with_end_reason(failure.lost(), &self.resources).await;
         explain(failure.for_good(), &self.resources)
     }
 
-    /// What the VMM says of its machine.
+    /// The state of its machine, as the VMM reports it.
     pub async fn machine(&self) -> Result<MachineState, Error> {
         match self.resources.control()?.call(Command::Status, &[]).await? {
             Response::Status { state, .. } => Ok(state),
@@ -379,7 +379,7 @@ impl Sandbox {
         }
     }
 
-    /// Stops its CPUs outside guest code.
+    /// Pauses it: stops its vCPUs.
     pub async fn pause(&self) -> Result<(), Error> {
         let _one = self.freezing.lock().await;
         Ok(self
@@ -390,7 +390,7 @@ impl Sandbox {
             .map(drop)?)
     }
 
-    /// Lets them run again.
+    /// Resumes it: lets its vCPUs run again.
     pub async fn resume(&self) -> Result<(), Error> {
         let _one = self.freezing.lock().await;
         Ok(self
@@ -401,7 +401,7 @@ impl Sandbox {
             .map(drop)?)
     }
 
-    /// Notes what was fetched for it so far: `until` when, in words. Of an adopted sandbox nobody knows.
+    /// Notes in the trace how many bytes were fetched for it so far; `until` names the moment. Nothing for an adopted sandbox.
     pub fn note_fetched(&self, trace: &Trace, until: &str) {
         if let Some(bytes) = self.fetched() {
             trace.count("fetched_bytes", bytes);
@@ -409,12 +409,12 @@ impl Sandbox {
         }
     }
 
-    /// Bytes fetched for it so far. Of an adopted sandbox nobody knows.
+    /// Bytes fetched for it so far. `None` for an adopted sandbox.
     pub fn fetched(&self) -> Option<u64> {
         self.resources.supply.as_ref().map(|s| s.filler().fetched())
     }
 
-    /// Notes how far its image is read ahead, where it is.
+    /// Notes in the trace how far its image is read ahead, if it is.
     pub fn note_read_ahead(&self, trace: &Trace) {
         let prefetch = self.resources.prefetch.locked().first().map(Prefetch::status);
         if let Some(Ahead { done, total, .. }) = prefetch {
@@ -424,7 +424,7 @@ impl Sandbox {
         }
     }
 
-    /// Its image, where it is still known.
+    /// Its image, if it is still known.
     pub fn image(&self) -> Option<Image> {
         self.resources
             .images
@@ -433,7 +433,7 @@ impl Sandbox {
             .map(|shown| shown.image.clone())
     }
 
-    /// Ends its machine: whoever holds it sees it end.
+    /// Ends its machine. Every holder of this sandbox sees it end.
     pub fn kill(&self) {
         self.resources.directory.note_end();
         if let Some(vmm) = &self.resources.vmm {
@@ -441,7 +441,7 @@ impl Sandbox {
         }
     }
 
-    /// Ends it and removes all it has. Returns when that is gone, whoever else looked at it meanwhile.
+    /// Ends it and removes its resources. Returns when they are removed, also if another task held it meanwhile.
     pub async fn destroy(self: Arc<Sandbox>) {
         let (id, mut gone) = (self.record.id.clone(), self.resources.gone.subscribe());
         let dropped = tokio::task::spawn_blocking(move || {
@@ -462,13 +462,13 @@ impl Sandbox {
         }
     }
 
-    /// Lets go of it without ending it: a later thawd adopts it.
+    /// Releases it without ending it: a later thawd adopts it.
     pub fn release(mut self) {
         self.resources.keep();
     }
 }
 
-/// A failure with the console's last lines before it.
+/// Adds the console's last lines to an error.
 fn with_console(failure: Error, console: Option<&Console>) -> Error {
     let lines = console.map(|c| c.tail(CONSOLE_LINES)).unwrap_or_default();
     Error {

@@ -1,7 +1,7 @@
-//! A sandbox's network: a slot of the pool, told what this sandbox wants of it; or what a pod brings.
+//! A sandbox's network: a slot of the pool, set up for this sandbox, or the network a pod brings.
 //!
-//! Invariant: what a sandbox's record says of its network is what is in force, or is put in force by who adopts it; so a
-//! policy is written down before it holds.
+//! Invariant: the network in a sandbox's record is in force, or the process that adopts the sandbox puts it in force. So a policy
+//! is recorded before it is applied.
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
@@ -56,7 +56,7 @@ impl Attached {
         }
     }
 
-    /// What its VMM is handed. None of an adopted pod's: its VMM has it.
+    /// The tap for the VMM. `None` for an adopted pod: its VMM has it already.
     pub(super) fn tap(&self) -> Option<&OwnedFd> {
         match self {
             Attached::Slot(slot) => Some(&slot.tap),
@@ -64,7 +64,7 @@ impl Attached {
         }
     }
 
-    /// What its guest is told. None of an adopted pod's: its guest was.
+    /// The configuration for the guest. `None` for an adopted pod: its guest has it already.
     pub(super) fn config(&self) -> Option<&Network> {
         match self {
             Attached::Slot(slot) => Some(&slot.config),
@@ -72,7 +72,7 @@ impl Attached {
         }
     }
 
-    /// What is to be known of it, where it is ours and leads outside.
+    /// The description for callers and the record, if the network is a slot of this node.
     pub(super) fn describe(&self) -> Option<SandboxNetwork> {
         let uplink = self.slot()?.uplink.as_ref()?;
         Some(uplink.describe())
@@ -161,8 +161,8 @@ fn fulfil(slot: &mut NetworkSlot, terms: Terms) -> Result<(), Error> {
     uplink.assign(terms).map_err(failed)
 }
 
-/// That of a sandbox whose owner is gone, its policy in force. None where it has none, or it cannot be had: the sandbox runs
-/// on without.
+/// Takes over the network of an adopted sandbox and puts its policy in force. `None` if it has none or it cannot be taken
+/// over: the sandbox then runs on without.
 pub(super) async fn adopt(node: &Node, record: &Record) -> Option<Attached> {
     match &record.pod_network {
         Some(namespace) => {

@@ -1,7 +1,7 @@
-//! A VMM's page tables, for it to read what of its memory is its own (proc(5)).
+//! A VMM's page tables, from which it learns which of its memory is its own (proc(5)).
 //!
 //! Invariant: the descriptor shows a VMM no physical addresses. The kernel shows them to readers of a descriptor whose *opener*
-//! had CAP_SYS_ADMIN (Documentation/admin-guide/mm/pagemap.rst), so it is opened by a thread that has given that up.
+//! had CAP_SYS_ADMIN (Documentation/admin-guide/mm/pagemap.rst), so a thread without that capability opens it.
 
 use std::fs::File;
 use std::io;
@@ -13,7 +13,7 @@ use thaw_pools::process::ProcessRecord;
 
 use crate::error::{Error, ErrorKind};
 
-/// Opens that of a VMM.
+/// Opens the pagemap of a VMM.
 pub(super) fn pagemap(vmm: Option<ProcessRecord>) -> Result<OwnedFd, Error> {
     let vmm = vmm.ok_or_else(|| Error::new(ErrorKind::VmmFailed, "thaw-vmm has ended"))?;
     let path = format!("/proc/{}/pagemap", vmm.pid);

@@ -1,7 +1,7 @@
-//! Parked machines: each has a recently used template in it and only waits for its backends.
+//! Parked machines: each has a recently used template in it and waits only for its backends.
 //!
-//! How many there are follows the demand of the last minutes. Nothing has run in any, so what they cost is the pages their
-//! restore wrote.
+//! Their number follows the demand of the last minutes. Nothing has run in them, so they cost only the pages that the restore
+//! wrote.
 
 use std::sync::Arc;
 
@@ -28,7 +28,7 @@ pub struct ParkedVms(Spares);
 pub struct ParkedWant {
     pub machine: MachineSpec,
     pub template: Arc<Registered>,
-    /// How it has the template's memory; not page by page, for nobody would serve it.
+    /// How the template's memory is mapped; not page by page, because nothing would serve the pages.
     pub mode: MemoryMode,
 }
 

@@ -1,4 +1,4 @@
-//! The cgroup a pod brings: its sandbox's VMM moves there, and leaves the one it was made in.
+//! The cgroup of a pod: the VMM of its sandbox moves into it and leaves the cgroup it was made in.
 
 use super::pools::Claimed;
 use super::{Node, Sandbox};
@@ -6,8 +6,8 @@ use crate::error::{Error, ErrorKind};
 use crate::state::Record;
 
 impl Sandbox {
-    /// Moves the VMM into a cgroup, by its path below the hierarchies' roots; made where it is missing. Blocks: a move waits
-    /// for the whole host.
+    /// Moves the VMM into a cgroup, given by its path below the hierarchies' roots, and creates the cgroup if it is missing.
+    /// Blocks, because a move waits for a lock of the whole host.
     pub fn enter(mut self, node: &Node, path: &str) -> Result<Sandbox, Error> {
         let unavailable = |why: &dyn std::fmt::Display| {
             let what = format!("sandbox {} cannot live in cgroup {path}: {why}", self.record.id);

@@ -1,4 +1,4 @@
-//! Where the parts of a sandbox come from and go to: a pool a kind, and an account of what each claim found.
+//! The pools of a node, one for each kind of resource, and the report of what each claim found.
 
 use std::fmt;
 use std::ops::{Deref, DerefMut};
@@ -29,7 +29,7 @@ pub(super) fn made_size(size: u64) -> u64 {
     size.checked_ilog2().map_or(0, |log| 1 << log).min(DISK_SIZE)
 }
 
-/// One pool a kind.
+/// One pool for each kind of resource.
 #[derive(Debug)]
 pub struct Pools {
     pub disks: Pool<Disks>,
@@ -40,7 +40,7 @@ pub struct Pools {
 }
 
 impl Pools {
-    /// With nothing ready, now or later.
+    /// Pools that never make anything ahead.
     pub fn empty(paths: &Paths, hierarchy: Hierarchy, network: Setup) -> Pools {
         Pools {
             disks: Pool::empty(disks(paths)),
@@ -50,7 +50,7 @@ impl Pools {
         }
     }
 
-    /// Filled from now on, as the configuration says.
+    /// Pools that are kept filled as the configuration says.
     pub fn filled(
         paths: &Paths,
         hierarchy: Hierarchy,
@@ -73,7 +73,7 @@ impl Pools {
         })
     }
 
-    /// What each has and did.
+    /// The statistics of each pool.
     pub fn statistics(&self) -> [PoolStatistics; 3] {
         [
             self.disks.statistics(),
@@ -82,7 +82,7 @@ impl Pools {
         ]
     }
 
-    /// Waits until all that was claimed went back, also what nobody waits for any more.
+    /// Waits until all claimed resources are released, also those of cancelled claims.
     pub async fn unclaimed(&self) {
         self.claimed.closed().await;
     }
@@ -112,7 +112,7 @@ fn plan<W>(want: W, marks: Marks, config: &PoolsConfig) -> Plan<W> {
     }
 }
 
-/// What a sandbox has of a pool. Dropped, it goes back: also on its way to a sandbox that failed meanwhile.
+/// A resource claimed from a pool. Dropping it releases it, also if the sandbox failed before it got the resource.
 pub(super) struct Claimed<K: Kind> {
     /// None once it was kept or went back.
     resource: Option<K::Resource>,
@@ -122,7 +122,7 @@ pub(super) struct Claimed<K: Kind> {
 }
 
 impl<K: Kind> Claimed<K> {
-    /// One that came another way, and goes to the pool of its kind all the same.
+    /// A resource that was not claimed, to be released to the pool of its kind.
     pub(super) fn new(resource: K::Resource, pools: &Arc<Pools>, of: fn(&Pools) -> &Pool<K>) -> Claimed<K> {
         Claimed {
             resource: Some(resource),
@@ -132,7 +132,7 @@ impl<K: Kind> Claimed<K> {
         }
     }
 
-    /// It stays, for a later owner.
+    /// Keeps the resource for a later owner.
     pub(super) fn keep(mut self) {
         drop(self.resource.take());
     }
@@ -166,9 +166,9 @@ impl<K: Kind> Drop for Claimed<K> {
     }
 }
 
-/// A kind whose claims are accounted for.
+/// A kind whose claims are reported.
 pub(super) trait Claimable: Kind {
-    /// That one was made, as none was ready.
+    /// The reason to report if none was ready and one had to be made.
     const MISSED: Slow;
 }
 

@@ -1,4 +1,4 @@
-//! The provenance of a sandbox ([`Provenance`]), from its parts and back.
+//! Builds the provenance of a sandbox ([`Provenance`]) from its parts, and finds the parts by it.
 
 use std::fs::File;
 use std::io;
@@ -12,7 +12,7 @@ use crate::state::{FileIdentity, Provenance, ShownRecord};
 use thaw_sys::lock::Lock;
 
 impl Provenance {
-    /// Of a sandbox with all its parts. None for one that was booted, which cannot be frozen.
+    /// The provenance of a complete sandbox. `None` for a booted one, which cannot be frozen.
     pub(super) fn of(resources: &Resources, origin: Option<&Origin>) -> io::Result<Option<Provenance>> {
         let (Some(origin), Some(disk)) = (origin, &resources.disk) else {
             return Ok(None);

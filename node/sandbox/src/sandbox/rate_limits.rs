@@ -1,7 +1,7 @@
-//! How much the disks and the network of a sandbox may do.
+//! Rate limits of a sandbox's disks and network.
 //!
-//! Invariant: what a sandbox's record says of it is in force, or is put in force by who adopts it: it is written down before its
-//! VMM is told. A new sandbox's VMM is told before its guest runs, also one whose machine was made ahead.
+//! Invariant: the limits in a sandbox's record are in force, or the process that adopts the sandbox puts them in force: they are
+//! recorded before the VMM gets them. A new sandbox's VMM gets them before its guest runs, also if the machine was made ahead.
 
 use std::num::NonZeroU64;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use thaw_sys::lock::Lock;
 /// The slots of disks that are the sandbox's own, or the host's.
 const DISKS: [DeviceId; 4] = [DeviceId::Blk0, DeviceId::Blk1, DeviceId::Blk2, DeviceId::Blk3];
 
-/// What a machine is told. A disk that is the image has no limit: its bytes are shared with other sandboxes.
+/// The limits a machine gets. A disk that is the image has no limit, because its bytes are shared with other sandboxes.
 pub(super) fn commands(limits: &RateLimits, image_disk: bool) -> Vec<Command> {
     let disks = DISKS
         .into_iter()

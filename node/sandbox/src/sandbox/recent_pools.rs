@@ -111,7 +111,7 @@ where
         }
     }
 
-    /// Takes one that is ready, or says why there is none. Does not block. `kind` is that of a pool made now.
+    /// Takes a ready one, or says why there is none. Does not block. `kind` makes the pool, if a new one is due.
     pub(super) fn ready(&self, want: &K::Want, kind: impl FnOnce() -> K) -> Result<K::Resource, SlowReason> {
         let plan = self.plan.ok_or(SlowReason::NoPool)?;
         let (pool, outdated) = {
@@ -177,7 +177,7 @@ where
     }
 }
 
-/// Ends what a pool has; nobody waits for that.
+/// Closes a pool in the background.
 fn close_aside<K: Kind>(pool: Arc<Pool<K>>) {
     let closing = std::thread::Builder::new().name(format!("close {}", K::NAME));
     let closed = closing.spawn(move || pool.close());

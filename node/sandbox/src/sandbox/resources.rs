@@ -1,6 +1,6 @@
-//! What a sandbox has on its host, at every moment of its making and of its life.
+//! All resources of a sandbox on its host, while it is created and while it runs.
 //!
-//! Invariant: all of it is held here, and dropping it removes all of it, in the order it must go.
+//! Invariant: [`Resources`] owns all of them, and dropping it removes them in the right order.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU16, Ordering};
@@ -29,7 +29,7 @@ use crate::page_server::PageServer;
 use crate::state::{HostDisk, Record, SandboxDirectory};
 use thaw_sys::lock::Lock;
 
-/// Everything a sandbox has on the host. Dropping it removes all of it.
+/// All resources of a sandbox on the host. Dropping them removes them.
 #[derive(Debug)]
 pub(super) struct Resources {
     // In the order they must go: the VMM holds descriptors of the others, and needs its pages until it has ended.
@@ -50,7 +50,7 @@ pub(super) struct Resources {
     pub(super) leases: Mutex<Vec<Lease>>,
     /// What of its images is read ahead; stops with it.
     pub(super) prefetch: Mutex<Vec<Prefetch>>,
-    /// What fetches for it, and counts that. Not had of a sandbox that was adopted.
+    /// Fetches its images and counts the bytes. `None` for an adopted sandbox.
     pub(super) supply: Option<Images>,
     pub(super) images: Mutex<Vec<Shown>>,
     /// The last slot an image was to be shown in since, whether it is or not.
@@ -63,10 +63,10 @@ pub(super) struct Resources {
     pub(super) directory: SandboxDirectory,
     /// Why what it shares with the host answers errors for good, once it does.
     pub(super) volumes_lost: watch::Sender<Option<String>>,
-    /// Held by whoever changes what there is, and writes that down.
+    /// Held while resources and their record are changed.
     pub(super) changing: Arc<tokio::sync::Mutex<()>>,
     keep: bool,
-    /// Closed when all of the above is gone: the last to go.
+    /// Closed when all of the above is removed.
     pub(super) gone: watch::Sender<()>,
 }
 
@@ -105,7 +105,7 @@ impl Resources {
         shown.unwrap_or(0).max(self.used_slots.load(Ordering::Relaxed))
     }
 
-    /// From now on all of it stays when we let go of it: another owner takes it over.
+    /// From now on a drop keeps the resources, for another owner.
     pub(super) fn keep(&mut self) {
         self.keep = true;
         self.directory.keep();

@@ -1,7 +1,7 @@
-//! A machine that is lost before it is ready is made again, once.
+//! Retries once if a machine is lost before it is ready.
 //!
-//! Nothing of the user's runs before the acknowledgement, so making all of it anew repeats nothing. Only death and silence
-//! ([`Error::machine_lost`]) are answered so: what was refused would be refused again. It is never silent.
+//! Nothing of the user's runs before the acknowledgement, so a retry repeats nothing. Only death and silence
+//! ([`Error::machine_lost`]) are retried: a refusal would be repeated. Each retry is logged and reported.
 
 use std::time::Duration;
 
@@ -12,7 +12,7 @@ use crate::error::Error;
 /// How long after its silence a machine's end may be told: the VMM says why, then ends.
 const END_LINGERS: Duration = Duration::from_secs(1);
 
-/// Does what makes a machine; if it is lost, says so to `told`, and does it again. The second failure is the failure.
+/// Runs `make`. If the machine is lost, reports it to `told` and runs `make` once more; a second error is returned.
 pub(super) async fn retry_once<T, F: Future<Output = Result<T, Error>>>(
     told: impl Fn(&str),
     make: impl Fn() -> F,
@@ -31,7 +31,7 @@ pub(super) async fn retry_once<T, F: Future<Output = Result<T, Error>>>(
     }
 }
 
-/// The same failure, with why the machine ended if it has.
+/// Adds to an error why the machine ended, if it has.
 pub(super) async fn with_end_reason(failure: Error, resources: &Resources) -> Error {
     let Some(control) = resources.control.as_ref().filter(|_| failure.machine_lost) else {
         return failure;

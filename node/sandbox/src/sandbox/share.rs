@@ -1,8 +1,8 @@
-//! A sandbox's thaw-share: started beside the machine and handed over with its backends where it has volumes; else when the
-//! first share is added to it. Ended after it, and started again when it dies before it ([`tend`]).
+//! A sandbox's thaw-share. With volumes it starts beside the machine and is attached with the other backends; otherwise it starts
+//! when the first share is added. It ends after the machine, and is restarted if it dies before ([`tend`]).
 //!
-//! It ends with the VMM, whatever becomes of us; the record names it only so that who takes the sandbox over can watch it and end it, and
-//! add shares. What is shared is in its mount namespace and nowhere else: nobody here need remember it.
+//! It ends with the VMM, whatever happens to this process. The record names it only so that the process that adopts the sandbox
+//! can watch it, end it, and add shares. Its mount namespace is the only list of shares; no other copy is kept.
 
 mod tend;
 
@@ -28,7 +28,7 @@ use thaw_sys::lock::Lock;
 
 /// What thaw-share writes, in the sandbox's directory.
 const LOG: &str = "share.log";
-/// Which files the guest's node ids mean, beside it.
+/// The files that the guest's node ids stand for, beside the log.
 const LEDGER: &str = "share.nodes";
 
 /// What a thaw-share serves.
@@ -40,7 +40,7 @@ pub(super) enum Shared {
     Added(Option<Arc<OwnedFd>>),
 }
 
-/// Starts one for the volumes of a sandbox with this directory. None where there are no volumes.
+/// Starts a thaw-share for the volumes of a sandbox with this directory. `None` if there are no volumes.
 ///
 /// # Errors
 /// [`ErrorKind::VolumeUnavailable`] for a path that cannot be shared; what is wrong with thaw-share itself.
@@ -52,7 +52,7 @@ pub(super) async fn start(volumes: &[Volume], directory: &Path) -> Result<Option
     blocking(move || run(&shared, &directory)).await.map(Some)
 }
 
-/// Starts one, which goes on with the node ids of those before it. Blocks.
+/// Starts a thaw-share, which continues with the node ids of its predecessors. Blocks.
 fn run(shared: &Shared, directory: &Path) -> Result<Serving, Error> {
     let (volumes, slots, mounts) = match shared {
         Shared::Volumes(volumes) => (volumes.as_slice(), 0, None),
@@ -132,10 +132,10 @@ impl Sandbox {
         }
     }
 
-    /// Takes a share away. What its guest has open of it stays for as long as it has.
+    /// Removes a share. Files that the guest has open stay open.
     ///
     /// # Errors
-    /// Those of the host's kernel.
+    /// Errors of the host's kernel.
     pub async fn remove_share(&self, name: String) -> Result<(), Error> {
         let Some(serving) = self.share()? else {
             return Ok(());
@@ -143,7 +143,7 @@ impl Sandbox {
         blocking(move || share::detach(serving.as_fd(), &name).map_err(not_placed)).await
     }
 
-    /// Where its thaw-share has its mounts, if it has one.
+    /// The mount namespace of its thaw-share, if it has one.
     fn share(&self) -> Result<Option<OwnedFd>, Error> {
         match self.resources.share.locked().as_ref() {
             None => Ok(None),
@@ -151,7 +151,7 @@ impl Sandbox {
         }
     }
 
-    /// The same of the one that is started now, if it has none.
+    /// The same; starts a thaw-share if it has none.
     async fn serving(&self) -> Result<OwnedFd, Error> {
         // What a freeze looks at must stay so.
         let _one = self.freezing.lock().await;

@@ -1,4 +1,4 @@
-//! Shells: machines with nothing in them, of the shapes that are in demand.
+//! Pools of shells: machines without a snapshot, of the shapes that are in demand.
 
 use thaw_pools::resource::{Kind, SlowReason, Unfit};
 use thaw_protocol::control::MachineSpec;
@@ -9,10 +9,10 @@ use super::spare::{Spare, Spares};
 use crate::error::Error;
 use crate::vm::Vm;
 
-/// A pool each for the shapes lately used.
+/// A pool for each recently used shape.
 pub type ShellPools = RecentPools<Shells>;
 
-/// The kind: told apart by their machines.
+/// The kind of resource: shells differ by their machine.
 #[derive(Debug)]
 pub struct Shells(Spares);
 
@@ -35,7 +35,7 @@ impl Kind for Shells {
     }
 }
 
-/// Takes one of this machine, or says why there is none. Does not block.
+/// Takes a shell of this machine, or says why none is ready. Does not block.
 pub(super) fn ready(node: &Node, machine: &MachineSpec) -> Result<Spare, SlowReason> {
     match machine.tethered {
         // It is for a process that makes no other.

@@ -1,7 +1,7 @@
-//! Images that are shown to a guest that runs already: those of a pod's containers, each when it is made.
+//! Shows images to a running guest: those of a pod's containers, when each container is created.
 //!
-//! Invariants: an image is leased before its guest sees it, and in the record before anybody is told where it is; so a later
-//! owner leases it too. A slot is in the record before its VMM is asked for it, so no later owner asks for it again.
+//! Invariants: an image is leased before its guest sees it, and recorded before its slot is reported, so that a later owner
+//! leases it too. A slot is recorded before the VMM is asked for it, so that no later owner asks for it again.
 
 use std::sync::atomic::Ordering;
 
@@ -15,10 +15,11 @@ use crate::state::{Record, Terms};
 use thaw_sys::lock::Lock;
 
 impl Sandbox {
-    /// Shows an image of the store, by its manifest's digest; its directory in the root device. One that is shown keeps its own.
+    /// Shows an image of the store, given by its manifest's digest. Returns its directory in the root device, which an image
+    /// that is already shown keeps.
     ///
     /// # Errors
-    /// [`ErrorKind::ImageNotStored`]; those of its VMM.
+    /// [`ErrorKind::ImageNotStored`]; errors of the VMM.
     pub async fn show(&self, node: &Node, digest: &str) -> Result<String, Error> {
         // What a freeze writes down must be what there is.
         let _one = self.freezing.lock().await;

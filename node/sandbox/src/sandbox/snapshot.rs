@@ -1,4 +1,4 @@
-//! A sandbox of a snapshot: the same images in the same slots, copies of its disks, another identity.
+//! Thaws a sandbox from a snapshot: the same images in the same slots, copies of its disks, a new identity.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -48,7 +48,7 @@ pub struct ThawSpec {
     pub terms: Terms,
 }
 
-/// The snapshots sandboxes of this process were thawed from: clones of one share what is held of it.
+/// The snapshots that this process has thawed sandboxes from; clones of a snapshot share its memory.
 #[derive(Clone, Debug, Default)]
 pub struct Snapshots(Arc<Mutex<HashMap<PathBuf, Weak<Registered>>>>);
 
@@ -127,11 +127,11 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
 struct Frozen<'a> {
     registered: &'a Arc<Registered>,
     workload: &'a Workload,
-    /// Its guest image, where it is not this node's.
+    /// Its guest image, if it is not this node's.
     guest_image: Option<&'a File>,
 }
 
-/// Makes all of it. A failure leaves nothing.
+/// Makes the sandbox. A failure leaves nothing behind.
 async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) -> Result<Sandbox, Error> {
     let (registered, workload) = (frozen.registered, frozen.workload);
     let subject = &registered.manifest.subject;
@@ -294,7 +294,7 @@ async fn parts(
     })
 }
 
-/// The images the guest had, with the very metadata it had: its inode numbers are of it.
+/// The images the guest had, with the same metadata, because the guest holds inode numbers of it.
 fn images(node: &Node, subject: &Subject) -> Result<Vec<Shown>, Error> {
     let stamps = node.templates.registry().stamps();
     let shown = subject.images.iter().map(|record| {

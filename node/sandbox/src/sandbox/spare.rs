@@ -1,8 +1,8 @@
-//! Machines made before anybody knows whose they will be.
+//! Spares: machines made before it is known which sandbox will use them.
 //!
-//! Each has a directory among the run directory's spares, with a record, as a sandbox has one: what a killed thawd leaves
-//! of it is found and removed as a sandbox's is. Invariant: a thaw-vmm is in a record before it has a machine, and from
-//! then on in at least one; a sandbox that takes a spare writes it into its own record before it takes anything else.
+//! Each spare has a directory under the run directory's `spares`, with a record, as a sandbox has. So the next start finds and
+//! removes what a killed thawd left. Invariant: a thaw-vmm is in a record before it has a machine, and in at least one record
+//! from then on. A sandbox that takes a spare writes it into its own record before it takes anything else.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -24,7 +24,7 @@ use crate::error::{Error, ErrorKind};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
 use crate::vm::{MachineError, Process, Restored, Shell, Vm, VmmOptions};
 
-/// A machine nobody has yet. Dropped, it is ended.
+/// A machine that no sandbox has yet. Dropping it ends it.
 pub struct Spare {
     // In the order they must go: it is killed and reaped before what it lives in.
     vm: Vm,
@@ -33,13 +33,13 @@ pub struct Spare {
 }
 
 impl Spare {
-    /// Whether it is still what was made.
+    /// Whether it is still usable.
     pub(super) fn check(&self) -> Result<(), Unfit> {
         self.vm.check()
     }
 
-    /// Makes it a sandbox's; what was restored into it, if anything was. If that fails, what is not the sandbox's by then
-    /// is ended here.
+    /// Gives it to a sandbox. Returns what was restored into it, if anything was. If this fails, it ends what the sandbox does
+    /// not own by then.
     pub(super) fn assign_to(
         self,
         resources: &mut Resources,
@@ -77,7 +77,7 @@ impl Spare {
     }
 }
 
-/// Where spares are made and ended.
+/// Makes spares.
 #[derive(Debug)]
 pub(super) struct Spares {
     run: RunDirectory,
@@ -94,7 +94,7 @@ impl Spares {
         }
     }
 
-    /// Makes a machine, and takes it as far as `on` does.
+    /// Makes a shell, and continues it with `on`.
     pub(super) fn make(
         &self,
         machine: &MachineSpec,

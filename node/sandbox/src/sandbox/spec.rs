@@ -17,13 +17,13 @@ use crate::id::new_id;
 use crate::images::Pull;
 use crate::state::{PodNamespace, Record, Terms};
 
-/// Which network a sandbox has.
+/// The kind of network of a sandbox.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NetworkMode {
     /// Loopback only.
     None,
-    /// A network of its own, and through the host the world outside.
+    /// A network of its own, with access to the outside through the host.
     #[default]
     Private,
 }
@@ -31,9 +31,9 @@ pub enum NetworkMode {
 /// Where a sandbox's network comes from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NetworkSource {
-    /// It is one of ours, or none.
+    /// A network of this node, or none.
     Ours(NetworkMode),
-    /// It was made for the pod the sandbox is.
+    /// The network of the pod that the sandbox is.
     Pod(PodNamespace),
 }
 
@@ -46,10 +46,10 @@ impl NetworkSource {
     }
 }
 
-/// What is asked for.
+/// What a caller asks for.
 #[derive(Clone, Debug)]
 pub struct SandboxSpec {
-    /// None: it gets its images later, by [`Sandbox::show`].
+    /// `None`: it gets its images later, by `Sandbox::show`.
     pub image: Option<String>,
     pub pull: Pull,
     pub plain_http: bool,
@@ -78,9 +78,9 @@ pub struct SandboxSpec {
     /// Read ahead what a recorded run of the image read.
     pub prefetch: bool,
     pub terms: Terms,
-    /// What of the host it has.
+    /// Directories and files of the host.
     pub volumes: Vec<Volume>,
-    /// Most of the host's CPU time it may take, thousandths of a CPU. None: no limit but its CPUs.
+    /// Limit of the host's CPU time, in thousandths of a CPU. `None`: no limit but its number of CPUs.
     pub cpu_limit_millis: Option<u32>,
 }
 

@@ -1,11 +1,11 @@
 //! The stock of each tenant: its images, templates, parked machines and forks, below `THAW_DATA/tenants/TENANT`.
 //!
-//! Without `[api] separate_tenants` every sandbox is made from the node's stock, and a guest can time which of the pages they share
-//! another has read. With it a tenant's sandboxes are made from a [`Node`] that differs from the node in its stock alone: the run
-//! directory, cgroups, pools of empty machines, networks, disks and the disk budget are the node's.
+//! Without `[api] separate_tenants`, every sandbox is made from the node's stock, and a guest can measure which shared pages
+//! another guest has read. With it, a tenant's sandboxes are made from a [`Node`] with a stock of its own; the run directory, the
+//! cgroups, the pools of shells, networks and disks, and the disk budget are the node's.
 //!
-//! Invariants: a tenant has one such node in a process, so that what its sandboxes share is there once; nothing is locked while it is
-//! opened. Which stock a sandbox is made from is in its record, and holds whatever the setting says later.
+//! Invariants: a process has one such node for each tenant, so that the tenant's sandboxes share one copy. No lock is held while
+//! it is opened. A sandbox's record names its stock, whatever the setting becomes later.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,4 +1,4 @@
-//! Thawing a guest: from the template every new sandbox comes from, or from a snapshot of a running one.
+//! Thaws a guest: from a template for a new sandbox, or from a snapshot of a running one.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ const USERFAULTFD: &str = "/dev/userfaultfd";
 
 /// A machine with a snapshot in it.
 pub(super) struct Parked {
-    /// Serves its memory, where it is not mapped.
+    /// Serves its memory if it is not mapped from a file.
     pub pages: Option<PageServer>,
 }
 

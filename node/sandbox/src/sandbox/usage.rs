@@ -1,4 +1,4 @@
-//! What a sandbox takes of its host, as a record finds it.
+//! How much of the host a sandbox uses, found by its record.
 
 use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::Usage;

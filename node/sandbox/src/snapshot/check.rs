@@ -1,4 +1,4 @@
-//! Comparing files with what a manifest says of them.
+//! Compares files with a manifest.
 
 use std::fs::File;
 use std::io;

@@ -30,7 +30,7 @@ use super::stamp::{Stamps, tempfile_in, writer};
 
 /// How long what a snapshot needs is kept once it is not in its place any more.
 pub const KEPT_UNSEEN: Duration = Duration::from_secs(30 * 24 * 60 * 60);
-/// How long what nothing needs is kept: whoever has just put it there may be about to name it.
+/// How long an unreferenced component is kept, because its reference may be about to be written.
 const KEPT_UNNAMED: Duration = Duration::from_secs(24 * 60 * 60);
 
 const REFERENCES: &str = "references";
@@ -109,7 +109,7 @@ impl Components {
         copy().map_err(SnapshotError::io("keep", file))
     }
 
-    /// The file with this hash, open; none where it is not kept, or is not what it was.
+    /// The file with this hash, open. `None` if it is not kept or has changed.
     pub fn find(&self, hash: Hash) -> Result<Option<File>, SnapshotError> {
         let path = self.path(hash);
         let file = match File::open(&path) {

@@ -1,7 +1,7 @@
-//! Reading sparse files chunk by chunk.
+//! Reads sparse files chunk by chunk, on all cores.
 //!
-//! Invariants: holes are never read; a chunk of nothing but zeros is the same whether it is a hole or not; whichever
-//! thread meets an error first, the one told is that of the lowest chunk.
+//! Invariants: holes are never read. A chunk of zeros is the same chunk whether or not it is a hole. If several chunks fail, the
+//! error of the lowest one is returned.
 
 use std::fs::File;
 use std::io;

@@ -109,12 +109,12 @@ impl SnapshotDir {
         })
     }
 
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// What it is.
+    /// Its manifest.
     pub fn manifest(&self) -> &Manifest {
         &self.manifest
     }
@@ -170,7 +170,7 @@ impl SnapshotDir {
         Ok(true)
     }
 
-    /// Has [`SnapshotDir::known_damage`] tell of it, until a file changes.
+    /// Remembers damage for [`SnapshotDir::known_damage`], until a file changes.
     pub fn remember_damage(&self, stamps: &Stamps, region: &str) {
         let place = fs::canonicalize(&self.path);
         if let (Ok(place), Ok(files)) = (place, self.files.identities()) {
@@ -201,7 +201,7 @@ impl SnapshotDir {
     }
 }
 
-/// Removes the snapshot at `path`, also a damaged one: renamed first, so that at no moment half of it looks whole.
+/// Removes the snapshot at `path`, also a damaged one. It is renamed first, so that a partial one never looks complete.
 pub fn remove(path: &Path, stamps: &Stamps) -> Result<(), SnapshotError> {
     let fail = |e| SnapshotError::io("remove", path)(e);
     let place = fs::canonicalize(path).map_err(fail)?;

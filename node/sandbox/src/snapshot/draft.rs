@@ -22,7 +22,7 @@ use super::manifest::{DiskFile, FORMAT, Files, Manifest, Subject, check_disk_id}
 use super::partial::{make_locked, sweep};
 use super::signature::{SigningKey, TrustedKeys};
 
-/// A snapshot being made. Dropped unfinished, it is removed.
+/// A snapshot in the making. Dropping it unfinished removes it.
 #[derive(Debug)]
 pub struct Draft {
     pub(super) path: PathBuf,

@@ -27,7 +27,7 @@ pub enum SnapshotError {
     /// Written by another version, or meant for another machine or node.
     #[error("the snapshot at {} does not fit: {reason}", directory.display())]
     Incompatible { directory: PathBuf, reason: String },
-    /// Keys are trusted here, and none of them signed it.
+    /// Signatures are required, and no trusted key signed it.
     #[error("the snapshot at {} is refused: {reason}", directory.display())]
     Signature { directory: PathBuf, reason: String },
     /// A delta's base is another than it was made over.

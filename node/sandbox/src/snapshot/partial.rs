@@ -14,7 +14,7 @@ use thaw_failpoint::{Failpoint, reach};
 /// Prefix of the names of partial directories.
 const PARTIAL: &str = ".thaw-partial-";
 
-/// Makes a directory and locks it before a sweeper can take it for a dead maker's.
+/// Makes a directory and locks it, before a sweep can take it for a dead maker's.
 pub(super) fn make_locked(parent: &Path) -> io::Result<(PathBuf, File)> {
     loop {
         let unique: String = crate::random::<8>()?.iter().map(|b| format!("{b:02x}")).collect();
@@ -34,14 +34,14 @@ pub(super) fn make_locked(parent: &Path) -> io::Result<(PathBuf, File)> {
     }
 }
 
-/// Removes the half-made snapshots beside the one that is, or was to be, at `target`, whose makers are dead.
+/// Removes the partial snapshots of dead makers beside `target`.
 pub fn sweep_beside(target: &Path) {
     if let Some(parent) = target.parent() {
         sweep(parent);
     }
 }
 
-/// Removes the half-made snapshots in `parent` whose makers are dead.
+/// Removes the partial snapshots of dead makers in `parent`.
 pub(crate) fn sweep(parent: &Path) {
     let Ok(entries) = fs::read_dir(parent) else { return };
     let partial = entries

@@ -1,9 +1,9 @@
-//! Verified files as the descriptors a VMM restores from.
+//! Opens verified files as the descriptors a VMM restores from.
 //!
-//! A process that lives long ([`Hold::Sealed`]) copies memory into a sealed memfd while it hashes it: what was compared is
-//! what is mapped, whatever becomes of the file, and every clone shares the one copy. A process that thaws one sandbox
-//! ([`Hold::Files`]) hands on the file itself, verified once since boot ([`super::stamp`]); the page cache is what clones
-//! share. `state` and `working-set` are small and always copied. All descriptors are for reading only.
+//! A long-lived process ([`Hold::Sealed`]) copies memory into a sealed memfd while it hashes it, so that what was verified is what
+//! is mapped, and all clones share that copy. A process that thaws one sandbox ([`Hold::Files`]) hands over the file itself,
+//! verified once since boot ([`super::stamp`]); clones share the page cache. `state` and `working-set` are small and always
+//! copied. All descriptors are read-only.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -27,7 +27,7 @@ use crate::vm::SnapshotFiles;
 /// How memory is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
-    /// In sealed memory of ours.
+    /// In sealed memory of this process.
     Sealed,
     /// In the snapshot's file.
     Files,
@@ -97,7 +97,7 @@ impl Registry {
         &self.components
     }
 
-    /// Who is trusted.
+    /// The trusted keys.
     pub fn trusted(&self) -> &TrustedKeys {
         &self.trusted
     }

@@ -1,7 +1,6 @@
-//! Places for snapshots only one process needs, `THAW_DATA/forks/`: gone with it.
+//! Directories for snapshots that only one process needs, `THAW_DATA/forks/`, removed when it ends.
 //!
-//! Invariant: each is locked by the process that made it, for as long as that lives; one nobody has locked is a dead
-//! maker's, and the next start removes it.
+//! Invariant: the process that made one holds a lock on it while it lives. The next start removes those without a lock.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

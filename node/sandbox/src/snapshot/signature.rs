@@ -1,8 +1,8 @@
-//! Ed25519 over the manifest's bytes, in `manifest.sig`: 64 bytes, as `openssl pkeyutl -sign -rawin` makes them.
+//! Ed25519 over the manifest's bytes, in `manifest.sig`: 64 bytes, as `openssl pkeyutl -sign -rawin` writes them.
 //!
-//! Keys are PEM files as `openssl genpkey -algorithm ed25519` and `openssl pkey -pubout` write them. Invariant: where any
-//! key is trusted, a manifest without a signature by a trusted key is refused, unless the configuration takes unsigned ones all the same; a key that
-//! cannot be read is an error, not one key fewer.
+//! Keys are PEM files, as `openssl genpkey -algorithm ed25519` and `openssl pkey -pubout` write them. Invariants: if any key is
+//! trusted, a manifest without a signature by a trusted key is refused, unless the configuration allows unsigned ones. A key
+//! that cannot be read is an error; it is not skipped.
 
 use std::fmt;
 use std::fs;

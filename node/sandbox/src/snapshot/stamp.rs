@@ -1,9 +1,8 @@
-//! What was verified since this boot and has not been touched since.
+//! Remembers which files were verified since this boot and have not changed since.
 //!
-//! A stamp holds the boot id and, for each file, device, inode, size and the times of its last change of contents and of
-//! itself (which nobody can set back). Whatever differs, the file is read again. Times are as coarse as the kernel's
-//! tick, so a file changed within [`MARGIN`] of being looked at gets no stamp. Stamps lie in a directory of their own for
-//! their owner alone: who may write there may as well replace us.
+//! A stamp holds the boot id and, for each file, device, inode, size, mtime and ctime (ctime cannot be set back). If any differs,
+//! the file is read again. These times are as coarse as the kernel's tick, so a file changed within [`MARGIN`] of the check gets
+//! no stamp. Stamps are in a directory that only their owner can write to: a process that can write there can replace us anyway.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -77,7 +76,7 @@ pub struct Stamps {
 }
 
 impl Stamps {
-    /// Opens the directory, making it where it is missing. Where others may write to it, what is in it is not believed.
+    /// Opens the directory, and creates it if it is missing. If other users can write to it, its contents are ignored.
     pub fn open(directory: &Path) -> Result<Stamps, SnapshotError> {
         let io = SnapshotError::io("create", directory);
         let made = fs::DirBuilder::new()

@@ -37,22 +37,23 @@ impl SandboxDirectory {
 }
 
 impl SandboxDirectory {
-    /// Where it is.
+    /// Its path.
     pub fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Where the sandbox's vsock is reached, also by other processes.
+    /// Path of the sandbox's vsock socket, also for other processes.
     pub fn vsock_socket(&self) -> PathBuf {
         vsock_socket(&self.path)
     }
 
-    /// Where its VMM is controlled.
+    /// Path of its VMM's control socket.
     pub fn control_socket(&self) -> PathBuf {
         self.path.join(CONTROL_SOCKET)
     }
 
-    /// Writes the record, whole or not at all; before it, which process its VMM is, for who cannot read the record.
+    /// Writes the record completely or not at all. Before it, marks which process its VMM is, for a release that cannot read the
+    /// record.
     pub fn write(&self, record: &Record) -> Result<(), Error> {
         let (new, path) = (self.path.join("record.new"), self.path.join(RECORD));
         let write = || -> io::Result<()> {
@@ -73,30 +74,30 @@ impl SandboxDirectory {
         write().map_err(|e| Error::system(format!("cannot write {}", path.display()), &e))
     }
 
-    /// For a task of whoever has it: one that neither keeps others away nor removes it.
+    /// Another handle for a task of the owner. It holds no lock and removes nothing when dropped.
     pub fn handle(&self) -> io::Result<SandboxDirectory> {
         let mut handle = SandboxDirectory::locked(self.path.clone(), File::open(&self.path)?);
         handle.remove_on_drop = false;
         Ok(handle)
     }
 
-    /// The record as it was written last.
+    /// The record as it was last written.
     pub fn record(&self) -> Result<Record, Error> {
         read_record(&self.path).map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))
     }
 
-    /// From now on it stays when we end.
+    /// From now on a drop keeps the directory.
     pub fn keep(&mut self) {
         self.remove_on_drop = false;
     }
 }
 
-/// Where the vsock of the sandbox in `directory` is reached.
+/// Path of the vsock socket of the sandbox in `directory`.
 pub fn vsock_socket(directory: &Path) -> PathBuf {
     directory.join("vsock.sock")
 }
 
-/// Where the owner of the sandbox in `directory` serves it, unless thawd owns it.
+/// Path of the socket on which the owner of the sandbox in `directory` serves its API, unless thawd owns it.
 pub fn owner_socket(directory: &Path) -> PathBuf {
     directory.join("owner.sock")
 }

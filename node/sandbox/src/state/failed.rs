@@ -1,9 +1,9 @@
-//! What is left of sandboxes that failed: one file each, `failed/ID.json` beside the directory of all sandboxes.
+//! Records of failed sandboxes: one file each, `failed/ID.json` beside the directory of all sandboxes.
 //!
-//! Invariants: a sandbox's file is written before anything of the sandbox is removed, so a failure is not lost whoever is
-//! killed; one whose end was asked for is marked before its VMM is ended ([`SandboxDirectory::note_end`]), so its remains are
-//! taken for no failure; the files are bounded in number and age ([`Retention`]), and in number whatever the configuration
-//! says ([`MOST_FAILED`](crate::config::MOST_FAILED)). The directory goes with its last file, under its lock.
+//! Invariants: a sandbox's file is written before anything of the sandbox is removed, so a `kill -9` never loses a failure. A
+//! sandbox whose end was requested is marked before its VMM is ended ([`SandboxDirectory::note_end`]), so what remains of it is
+//! not taken for a failure. The files are bounded in number and age ([`Retention`]), and in number whatever the configuration
+//! says ([`MOST_FAILED`](crate::config::MOST_FAILED)). The directory is removed with its last file, under its lock.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -44,7 +44,7 @@ impl Retention {
         }
     }
 
-    /// Those of `failed`, oldest first, that are to go now: the ids.
+    /// The ids of those of `failed` (oldest first) that are due for removal.
     pub fn overdue<'a>(self, failed: &[&'a Sandbox], now: u64) -> Vec<&'a str> {
         let excess = failed.len().saturating_sub(self.most);
         let is_old = |sandbox: &Sandbox| failed_at(sandbox).saturating_add(self.seconds) <= now;
@@ -97,7 +97,7 @@ impl Record {
 }
 
 impl SandboxDirectory {
-    /// Its end is asked for: whatever of it is found later did not fail.
+    /// Notes that its end was requested: what is found of it later is no failure.
     pub fn note_end(&self) {
         note_end(self.path());
     }
@@ -277,7 +277,7 @@ impl RunDirectory {
     }
 }
 
-/// Whether what is left of a sandbox without an owner is that of one that ran, and ended unasked.
+/// Whether a sandbox without an owner had run and ended without a request.
 fn is_failure(path: &Path, record: &Record) -> bool {
     let vmm_ended = record.vmm.is_some_and(|vmm| !vmm.lives());
     // Nobody was told of one that was still to become ready.

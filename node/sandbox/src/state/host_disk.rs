@@ -1,4 +1,4 @@
-//! A block device of the host that a sandbox has.
+//! A block device of the host that a sandbox has, as recorded.
 
 use serde::{Deserialize, Serialize};
 

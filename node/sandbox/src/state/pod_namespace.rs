@@ -1,7 +1,7 @@
-//! The network namespace a pod brings, in place of a slot.
+//! The network namespace of a pod, which it brings in place of a slot.
 //!
-//! Invariant: which namespace it is stands in the sandbox's record before anything is made in it. So whoever ends the
-//! sandbox, or finds it ended, has the namespace be as it was.
+//! Invariant: the sandbox's record names the namespace before anything is made in it. So the process that ends the sandbox, or
+//! finds it ended, can restore the namespace.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,7 +13,7 @@ use thaw_network::pod::{self, PodNetwork};
 use super::FileIdentity;
 use crate::error::{Error, ErrorKind};
 
-/// One of the host's, by its path; what has the path later may be another.
+/// A namespace of the host, by its path; the path may later lead to another.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodNamespace {
     path: PathBuf,
@@ -51,7 +51,7 @@ impl PodNamespace {
         PodNetwork::attach(self.open()?).map_err(|e| self.unavailable(e))
     }
 
-    /// That of a sandbox whose owner is gone. None where it is gone too.
+    /// The namespace of an adopted sandbox. `None` if it no longer exists.
     pub(crate) fn adopt(&self) -> Option<PodNetwork> {
         let found = self.open();
         let found = found.inspect_err(|e| tracing::warn!("adopted, but its network is not there: {e}"));
@@ -61,7 +61,7 @@ impl PodNamespace {
             .ok()
     }
 
-    /// Has it be as it was before a sandbox had it, which has ended. One that is gone is.
+    /// Restores it to its state before the sandbox, which has ended. Nothing to do if it no longer exists.
     pub(crate) fn leave(&self) {
         let Ok(namespace) = self.open() else { return };
         if let Err(e) = pod::detach(namespace.as_fd()) {

@@ -1,7 +1,7 @@
-//! What is recorded of a sandbox so that a later owner can freeze it: its disk and images, and what it was thawed from.
+//! What a later owner needs to freeze a sandbox: its disk and images, and what it was thawed from.
 //!
-//! The disk has no name: it is found among the descriptors its VMM holds, by the identity that was written down, so no
-//! other file is ever taken for it.
+//! The disk has no name. It is found among the descriptors its VMM holds by its recorded identity, so no other file is taken for
+//! it.
 
 use std::fs::{self, File};
 use std::io;

@@ -16,10 +16,10 @@ use crate::tenant::Tenant;
 /// Its file in the sandbox's directory.
 pub(super) const RECORD: &str = "record.json";
 
-/// The control protocol of a VMM whose record does not say: that of the release before records did.
+/// The control protocol version of a VMM whose record names none: the release before this field used it.
 const FIRST_CONTROL: u32 = 4;
 
-/// What is known of a sandbox without asking it.
+/// The record of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     pub id: String,
@@ -33,9 +33,9 @@ pub struct Record {
     pub command: Vec<String>,
     /// Seconds since the Unix epoch.
     pub created: u64,
-    /// Who made it: the CLI, or thawd.
+    /// The process that made it: the CLI or thawd.
     pub owner: Option<ProcessRecord>,
-    /// Where thawd made it: the process it was made for, and ends with.
+    /// If thawd made it: the process it was made for, and with which it ends.
     pub client: Option<ProcessRecord>,
     /// Its VMM, once there is one.
     pub vmm: Option<ProcessRecord>,
@@ -47,14 +47,14 @@ pub struct Record {
     pub cgroup: Option<String>,
     /// Whether it ends with its owner.
     pub tethered: bool,
-    /// Whether its agent has taken its identity. One that was not ready when its owner died never will be.
+    /// Whether its agent has taken its identity. A sandbox that was not ready when its owner died is removed.
     pub ready: bool,
     pub vcpus: u8,
     pub memory_mib: u32,
     /// What a later owner needs to freeze it.
     #[serde(default)]
     pub provenance: Option<Provenance>,
-    /// Its network, where that leads outside: what a later owner adopts it by.
+    /// Its network, if it has access to the outside. A later owner adopts the network by it.
     #[serde(default, deserialize_with = "recorded::network")]
     pub network: Option<SandboxNetwork>,
     /// The namespace its network is in, of a pod that brought one.
@@ -65,25 +65,25 @@ pub struct Record {
     pub root: RootServing,
     #[serde(default)]
     pub terms: Terms,
-    /// What of the host it has.
+    /// Directories and files of the host that it has.
     #[serde(default, deserialize_with = "recorded::volumes")]
     pub volumes: Vec<Volume>,
-    /// The process that serves it those.
+    /// The thaw-share that serves them.
     #[serde(default)]
     pub share: Option<ProcessRecord>,
     /// The host's block devices it has, each in its slot.
     #[serde(default)]
     pub host_disks: BTreeMap<DeviceId, HostDisk>,
-    /// Most of the host's CPU time it may take, thousandths of a CPU.
+    /// Limit of the host's CPU time, in thousandths of a CPU.
     #[serde(default)]
     pub cpu_limit_millis: Option<u32>,
-    /// The tenant whose images and templates it is made from. None: those of the node.
+    /// The tenant whose images and templates it is made from. `None`: those of the node.
     #[serde(default)]
     pub stock: Option<Tenant>,
 }
 
 impl Record {
-    /// Whether it goes on when its owner is gone, to be adopted.
+    /// Whether it runs on without its owner, to be adopted.
     pub(super) fn outlives_owner(&self) -> bool {
         !self.tethered && self.ready
     }

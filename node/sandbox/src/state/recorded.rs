@@ -1,8 +1,8 @@
-//! What a record has of the API's types, read as a record is.
+//! Types of the API as a record holds them, read by the rules of records.
 //!
-//! The API refuses fields it does not know, so that nobody asks for what he does not get. A record ignores them: a later release
-//! may have written it, and this one may have to take its sandboxes over. A network policy alone is read strictly in both:
-//! ignoring part of a rule would allow more than it says, so such a record counts as unreadable.
+//! The API refuses unknown fields, so that no caller relies on a field that has no effect. A record ignores them: a later release
+//! may have written it, and this one may have to adopt its sandboxes. Only a network policy is read strictly in both: ignoring
+//! part of a rule would allow more than it says, so such a record counts as unreadable.
 
 use std::path::PathBuf;
 

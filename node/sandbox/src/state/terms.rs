@@ -1,4 +1,4 @@
-//! What a sandbox's caller said of it that its machine knows nothing of. It is in the record: a later owner keeps to it.
+//! What a sandbox's caller asked for that its machine does not know. It is recorded, so that a later owner keeps to it.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -25,7 +25,7 @@ pub struct Terms {
     pub delete_on_exit: bool,
     #[serde(default)]
     pub asked: Option<Asked>,
-    /// How much its disks and its network may do. None of a sandbox of the release before rate limits: its VMM knows of none.
+    /// Rate limits of its disks and network. `None` for a sandbox of the release before rate limits, whose VMM has none.
     #[serde(default)]
     pub rate_limits: Option<RateLimits>,
 }
@@ -39,7 +39,7 @@ pub struct Behalf {
     pub asked: Option<Asked>,
 }
 
-/// The idempotency key it was asked for with: a later owner answers that as the one who made it would have.
+/// The idempotency key of its creation: a later owner gives a repeated request the same answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
     /// Whose key.

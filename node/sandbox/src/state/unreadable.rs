@@ -1,8 +1,8 @@
 //! Sandboxes whose record cannot be read: whether their VMM lives, and which process it is.
 //!
-//! A record may be damaged, or of a release that is newer than this one. Invariant: its VMM is then found without it, by the name of
-//! a file beside it ([`mark`]), which no write can cut short, or by its control socket, at which only a VMM listens; and while
-//! it may live, its directory stays.
+//! A record may be damaged or of a newer release. Invariant: its VMM is still found, by the name of a file beside the record
+//! ([`mark`]), which cannot be written half, or by its control socket, on which only a VMM listens. While the VMM may live, its
+//! directory stays.
 
 use std::fs::{self, File};
 use std::io;

@@ -26,7 +26,7 @@ pub struct FrozenInto {
     pub working_set: File,
 }
 
-/// How far a build is.
+/// The progress of a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
     /// Another process builds the same template; it is waited for.
@@ -43,7 +43,7 @@ pub enum Step {
     Ready,
 }
 
-/// Who is told how far a build is.
+/// Called with the progress of a build.
 pub type Progress = Arc<dyn Fn(Step) + Send + Sync>;
 
 /// A template ready to be thawed.
@@ -118,7 +118,7 @@ impl Templates {
         template
     }
 
-    /// Building what would then be refused is told before it is done.
+    /// Refuses to build a template that would be refused afterwards.
     fn may_build(&self, key: Option<&SigningKey>) -> Result<(), Error> {
         let trusted = self.registry().trusted();
         let what = match key {
@@ -188,7 +188,7 @@ impl Templates {
         })
     }
 
-    /// Waits until nobody else builds this template.
+    /// Waits until no other process builds this template.
     fn lock(&self, key: &Key, progress: &Progress) -> Result<BuildLock, Error> {
         let path = self.root().join(format!("{key}.lock"));
         let taken =
@@ -197,7 +197,7 @@ impl Templates {
     }
 }
 
-/// A directory's name is no proof: what lies in the place of the template wanted must say that it is that.
+/// Checks that a snapshot in a template's directory says that it is that template: the directory's name proves nothing.
 fn must_be(wanted: &Subject, found: &Registered) -> Result<(), Error> {
     let is = &found.manifest.subject;
     let differs = [

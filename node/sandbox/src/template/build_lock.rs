@@ -11,7 +11,7 @@ use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 use thaw_failpoint::{Failpoint, reach};
 
-/// The right to build one template. The kernel lets go of it whatever ends us.
+/// The right to build one template. The kernel releases it however this process ends.
 #[derive(Debug)]
 pub(super) struct BuildLock {
     path: PathBuf,
@@ -19,7 +19,7 @@ pub(super) struct BuildLock {
 }
 
 impl BuildLock {
-    /// Takes it, saying so once if another has it.
+    /// Takes it. Calls `waiting` once if another process has it.
     pub(super) fn take(path: &Path, waiting: impl Fn()) -> io::Result<BuildLock> {
         let mut told = false;
         loop {
@@ -51,14 +51,14 @@ impl BuildLock {
     }
 }
 
-/// Whether a lock's file still has its name. Whoever had it removed that: then it is a lock nobody else will meet.
+/// Whether a lock's file still has its name. If its holder removed the name, no other process will find this lock.
 fn is_named(file: &File, path: &Path) -> io::Result<bool> {
     let locked = file.metadata()?;
     let named = fs::metadata(path);
     Ok(named.is_ok_and(|n| (n.dev(), n.ino()) == (locked.dev(), locked.ino())))
 }
 
-/// Removes the locks nobody holds: whoever is killed leaves the name of its own.
+/// Removes the lock files of killed builders.
 pub(super) fn sweep_locks(root: &Path) {
     for entry in fs::read_dir(root).into_iter().flatten().flatten() {
         let path = entry.path();

@@ -1,4 +1,4 @@
-//! The guest kernel's command line: what every guest is booted with, and the words that weaken one for a test.
+//! The guest kernel's command line: the one every guest is booted with, and the words that weaken a guest for a test.
 
 use thaw_protocol::handshake::WARM;
 
@@ -20,7 +20,7 @@ pub fn command_line() -> String {
     format!("{} {WARM}", cold_command_line())
 }
 
-/// That of a sandbox that is booted.
+/// The command line of a booted sandbox.
 pub fn cold_command_line() -> String {
     with_words(std::env::var(KERNEL_ARGUMENTS).ok().as_deref())
 }

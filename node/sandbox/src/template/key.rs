@@ -1,4 +1,4 @@
-//! What a template was made of, and the key that follows from it.
+//! What a template is made of, and the key computed from it.
 
 use std::fmt;
 use std::path::Path;
@@ -147,7 +147,7 @@ impl Processor {
         )
     }
 
-    /// What of it a guest of this baseline sees: all, or whose it is.
+    /// What a guest of this baseline sees of it: everything, or only the vendor.
     fn matters_for(&self, baseline: CpuBaseline) -> String {
         match baseline {
             CpuBaseline::Host => {

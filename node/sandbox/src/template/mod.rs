@@ -70,7 +70,7 @@ impl Shape {
     }
 }
 
-/// All that decides what a template becomes, but for the files of [`crate::paths::Paths`].
+/// Everything a template depends on, except the files of [`crate::paths::Paths`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
     pub shape: Shape,
@@ -79,7 +79,7 @@ pub struct Recipe {
 }
 
 impl Recipe {
-    /// What a template of this shape is booted with.
+    /// The recipe for a template of this shape.
     pub fn of(shape: Shape) -> Recipe {
         Recipe {
             shape,

@@ -1,4 +1,4 @@
-//! A template as it is shown: to people by `thaw template`, to programs by it and by thawd's API.
+//! How a template is shown: to people by `thaw template`, to programs by `thaw template --json` and thawd's API.
 
 use thaw_protocol::api;
 

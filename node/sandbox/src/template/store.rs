@@ -1,8 +1,8 @@
-//! The templates of this node: `THAW_DATA/templates/<key>`, each a snapshot's directory.
+//! The templates of this node: `THAW_DATA/templates/<key>`, each the directory of a snapshot.
 //!
-//! Invariants: a directory whose name is a key is a whole template or damage, never half a template; a template of an
-//! older kernel, guest image or VMM is never used again and waits to be removed. Removing one in use is safe: machines
-//! keep the memory they have mapped until they end.
+//! Invariants: a directory named by a key is a complete or a damaged template, never a partial one. A template of an older
+//! kernel, guest image or VMM is never used again and waits to be removed. Removing a template in use is safe: machines keep the
+//! memory they have mapped until they end.
 
 use std::collections::HashMap;
 use std::fs;
@@ -30,7 +30,7 @@ type Held = Arc<Mutex<HashMap<Key, Arc<Registered>>>>;
 pub struct Templates {
     paths: Paths,
     root: PathBuf,
-    /// thaw-vmm, where it is not looked for in the usual places.
+    /// thaw-vmm, if it is not in one of the usual places.
     vmm: Option<PathBuf>,
     registry: Registry,
     /// What a long-lived process holds already.
@@ -53,7 +53,7 @@ pub struct Entry {
     pub manifest: Result<Manifest, SnapshotError>,
     /// What a comparison with its manifest found wrong with its files, unless a file has changed since.
     pub damaged: Option<String>,
-    /// Why it is not used any more; none for one that would be.
+    /// Why it is not used any more; `None` if it is still used.
     pub stale: Option<String>,
     /// Bytes it takes on disk.
     pub disk_bytes: u64,
@@ -81,7 +81,7 @@ impl Templates {
         })
     }
 
-    /// Removes what killed builders left: half-made templates, locks nobody holds, notes half written.
+    /// Removes what killed builders left: partial templates, locks without holders, partial notes.
     pub fn sweep(&self) {
         sweep(&self.root);
         build_lock::sweep_locks(&self.root);
@@ -117,8 +117,8 @@ impl Templates {
         })
     }
 
-    /// Keeps what this node makes guests of, where a template or a snapshot is of the very same. One that cannot be kept costs a thaw
-    /// after it was replaced, and nothing now.
+    /// Keeps copies of this node's components if a template or snapshot was made from exactly these. If a copy fails, only a thaw
+    /// after an upgrade is lost.
     pub fn keep_components(&self, of: &Subject) {
         let vmm = self.vmm().ok();
         let ours = [
@@ -271,7 +271,7 @@ impl Templates {
         }
     }
 
-    /// Why nobody would make this template now.
+    /// Why this node would not make this template any more.
     fn stale(&self, key: &Key, manifest: &Manifest, command_line: &str) -> Option<String> {
         let recipe = Recipe {
             shape: Shape::of(manifest),

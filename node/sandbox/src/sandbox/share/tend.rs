@@ -1,8 +1,9 @@
-//! What is done when a sandbox's thaw-share dies: another is started in its place, a few times.
+//! Restarts a sandbox's thaw-share when it dies, a limited number of times.
 //!
-//! Invariants: there is one process at a time, and whoever drops [`Served`] has ended it. It is in the sandbox's record before its VMM is given it.
-//! One that dies again and again is started [`RESTARTS`] times in [`WINDOW`], each time later; after that, and where the VMM takes no second relay
-//! (one of a release before this), what is shared answers EIO for good. A pod, whose containers run from what is shared, is then ended.
+//! Invariants: one process runs at a time, and dropping [`Served`] ends it. A process is in the sandbox's record before its VMM
+//! gets the connection to it. It is restarted at most [`RESTARTS`] times in [`WINDOW`], with growing delays. After that, and if
+//! the VMM is of an earlier release that takes no second relay, shared files answer EIO for good. A pod, whose containers run
+//! from shared files, is then ended.
 
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -46,7 +47,7 @@ pub(in crate::sandbox) struct Served {
     watch: Option<JoinHandle<()>>,
 }
 
-/// What there is of it.
+/// Its current process.
 #[derive(Debug, Default)]
 struct Now {
     /// None while another is started, or where none is any more.
@@ -55,7 +56,7 @@ struct Now {
     mounts: Option<Arc<OwnedFd>>,
     /// Why there is none any more.
     lost: Option<String>,
-    /// Nobody wants one any more.
+    /// The sandbox ends: no process is started any more.
     is_over: bool,
 }
 
@@ -65,7 +66,7 @@ pub(in crate::sandbox) struct Tended {
     pub(in crate::sandbox) id: String,
     pub(in crate::sandbox) is_a_pod: bool,
     pub(in crate::sandbox) shared: Shared,
-    /// None where that failed: then none is started again.
+    /// `None` if it could not be opened: then no process is restarted.
     pub(in crate::sandbox) directory: Option<SandboxDirectory>,
     pub(in crate::sandbox) control: Arc<ControlClient>,
     pub(in crate::sandbox) lost: watch::Sender<Option<String>>,
@@ -103,7 +104,7 @@ impl Served {
         Served::tended(now, of)
     }
 
-    /// One that had died when its sandbox was taken over: another is started.
+    /// A thaw-share that had died before the adoption: another is started.
     pub(in crate::sandbox) fn ended(of: Tended) -> Served {
         Served::tended(Now::default(), of)
     }
@@ -144,7 +145,7 @@ impl Served {
         }
     }
 
-    /// Lets go of it without ending it.
+    /// Releases it without ending it.
     pub(in crate::sandbox) fn release(mut self) {
         self.expect_end();
         if let Some(process) = &mut self.now.locked().process {

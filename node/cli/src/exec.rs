@@ -1,10 +1,10 @@
 //! `thaw exec`: runs another process in a running sandbox's container, over the sandbox's vsock socket.
 
+use thaw_sandbox::READY_LIMIT;
 use thaw_sandbox::agent_client;
 use thaw_sandbox::container::{self, Options, Running};
 use thaw_sandbox::error::Error;
 use thaw_sandbox::paths::Paths;
-use thaw_sandbox::sandbox::READY_LIMIT;
 use thaw_sandbox::state::{RunDirectory, vsock_socket};
 
 use super::ExecArguments;

@@ -16,11 +16,11 @@ use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::image::record::Recording;
 use thaw_sandbox::images::Images;
 use thaw_sandbox::paths::Paths;
-use thaw_sandbox::sandbox::{NetworkSource, Node, Sandbox, SandboxSpec, ThawSpec, network};
 use thaw_sandbox::slow::Slow;
 use thaw_sandbox::state::failed::Retention;
 use thaw_sandbox::state::{RunDirectory, Terms, vsock_socket};
 use thaw_sandbox::trace::Trace;
+use thaw_sandbox::{NetworkSource, Node, Sandbox, SandboxSpec, ThawSpec, network};
 
 use super::memory_mode::memory_mode;
 use super::{CpuLimit, RunArguments, ps, template};

@@ -4,11 +4,11 @@ use std::time::Duration;
 
 use oci_spec::image::ImageConfiguration;
 use thaw_protocol::api::ReadinessProbe;
+use thaw_sandbox::READY_LIMIT;
 use thaw_sandbox::agent_client::{self, AgentClient, ProcessId};
 use thaw_sandbox::container::ready::{self, Unready};
 use thaw_sandbox::container::{self, Options, RootServing, Running};
 use thaw_sandbox::error::{Error, ErrorKind};
-use thaw_sandbox::sandbox::READY_LIMIT;
 use thaw_sandbox::trace::Trace;
 
 use super::detach::Until;

@@ -12,8 +12,8 @@ use thaw_protocol::api::{NodeUsage, PoolUsage, SandboxUsage, Usage};
 use thaw_sandbox::error::Error;
 use thaw_sandbox::human_bytes::HumanBytes;
 use thaw_sandbox::paths::Paths;
-use thaw_sandbox::sandbox::usage;
 use thaw_sandbox::state::{Record, RunDirectory};
+use thaw_sandbox::usage;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::MissedTickBehavior;
 

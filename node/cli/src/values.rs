@@ -3,7 +3,6 @@
 use clap::ValueEnum;
 use thaw_sandbox::container;
 use thaw_sandbox::images;
-use thaw_sandbox::sandbox;
 
 /// `--network`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -15,7 +14,7 @@ pub enum NetworkMode {
     Private,
 }
 
-impl From<NetworkMode> for sandbox::NetworkMode {
+impl From<NetworkMode> for thaw_sandbox::NetworkMode {
     fn from(mode: NetworkMode) -> Self {
         match mode {
             NetworkMode::None => Self::None,

@@ -54,6 +54,11 @@ pub mod trace;
 pub mod unix_socket;
 pub mod vm;
 
+pub use sandbox::{
+    BudgetStatistics, FreezeOptions, NetworkMode, NetworkSource, Node, NotAdopted, READY_LIMIT, Sandbox,
+    SandboxSpec, Tenants, ThawSpec, network, usage,
+};
+
 /// `N` bytes from the kernel's generator.
 pub fn random<const N: usize>() -> std::io::Result<[u8; N]> {
     let mut bytes = [0u8; N];

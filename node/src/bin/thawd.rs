@@ -21,8 +21,8 @@ use thaw_failpoint as failpoint;
 use thaw_sandbox::config::default;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::{Paths, VARIABLES};
-use thaw_sandbox::sandbox::{Node, Tenants};
 use thaw_sandbox::snapshot::Hold;
+use thaw_sandbox::{Node, Tenants};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Serves sandboxes over HTTP on a unix socket.

@@ -12,7 +12,7 @@ use thaw_sandbox::agent_client::{self, AgentClient, Output};
 use thaw_sandbox::container::Running;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::journal::Journal;
-use thaw_sandbox::sandbox::{READY_LIMIT, Sandbox};
+use thaw_sandbox::{READY_LIMIT, Sandbox};
 use tokio::sync::watch;
 use tokio::task::JoinHandle;
 

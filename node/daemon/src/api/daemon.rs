@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use thaw_protocol::api::Sandbox as Described;
 use thaw_sandbox::config::SandboxConfig;
 use thaw_sandbox::error::{Error, ErrorKind};
-use thaw_sandbox::sandbox::{Node, Sandbox, Tenants};
 use thaw_sandbox::state::failed::Retention;
+use thaw_sandbox::{Node, Sandbox, Tenants};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 

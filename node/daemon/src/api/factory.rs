@@ -13,8 +13,8 @@ use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
     Account, CreateSandbox, Image, ImageDetail, PullImage, RateLimits, Template, ThawSandbox,
 };
+use thaw_sandbox::NetworkSource;
 use thaw_sandbox::error::Error;
-use thaw_sandbox::sandbox::NetworkSource;
 use thaw_sandbox::snapshot::Scratch;
 use thaw_sandbox::state::{Behalf, Record};
 

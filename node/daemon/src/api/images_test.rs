@@ -1,7 +1,7 @@
 use axum::Router;
 use axum::http::StatusCode;
 use thaw_sandbox::paths::Paths;
-use thaw_sandbox::sandbox::{Node, Tenants};
+use thaw_sandbox::{Node, Tenants};
 
 use super::*;
 use crate::api::daemon::Daemon;

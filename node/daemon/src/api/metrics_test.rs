@@ -8,7 +8,7 @@ use thaw_images::registry::EndpointCounts;
 use thaw_protocol::api::{Account, Reason, Stage};
 use thaw_sandbox::config::TracingConfig;
 use thaw_sandbox::paths::Paths;
-use thaw_sandbox::sandbox::{Node, Tenants};
+use thaw_sandbox::{Node, Tenants};
 
 use super::*;
 use crate::api::fake::Fake;

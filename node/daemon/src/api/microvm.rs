@@ -15,8 +15,8 @@ use thaw_sandbox::agent_client;
 use thaw_sandbox::container::{self, Options, Running, ready};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
-use thaw_sandbox::sandbox::{FreezeOptions, Node, READY_LIMIT, Sandbox, usage};
 use thaw_sandbox::state::{HostDisk, Record};
+use thaw_sandbox::{FreezeOptions, Node, READY_LIMIT, Sandbox, usage};
 
 use super::container_monitor::ContainerMonitor;
 use super::files::{Files, GuestFiles};

@@ -4,11 +4,11 @@ use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
 use thaw_protocol::api::{Account, Readiness, ReadinessProbe};
+use thaw_sandbox::Sandbox;
 use thaw_sandbox::agent_client::{AgentClient, OUTPUT_LINGERS};
 use thaw_sandbox::container::ready::{self, Unready};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
-use thaw_sandbox::sandbox::Sandbox;
 use thaw_sandbox::trace::Trace;
 
 use super::container_monitor::ContainerMonitor;

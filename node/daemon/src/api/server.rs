@@ -15,7 +15,7 @@ use rustix::net::SocketType;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::vmm;
 use thaw_sandbox::error::{Error, ErrorKind};
-use thaw_sandbox::sandbox::{Node, Sandbox};
+use thaw_sandbox::{Node, Sandbox};
 use tokio::net::UnixListener;
 use tokio::sync::watch;
 

@@ -2,8 +2,8 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream as Blocking;
 
 use thaw_protocol::api::{FreezeSandbox, ThawSandbox};
+use thaw_sandbox::Tenants;
 use thaw_sandbox::paths::Paths;
-use thaw_sandbox::sandbox::Tenants;
 
 use super::*;
 use crate::api::client::Client;

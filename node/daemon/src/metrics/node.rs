@@ -7,7 +7,7 @@ use thaw_images::registry::EndpointCounts;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_sandbox::images::Size;
 use thaw_sandbox::miss_counts::{MissCounts, Refusal};
-use thaw_sandbox::sandbox::{BudgetStatistics, Tenants};
+use thaw_sandbox::{BudgetStatistics, Tenants};
 
 use super::{Families, Names, OTHER};
 

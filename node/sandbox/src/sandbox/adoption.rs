@@ -21,7 +21,7 @@ use super::backends::{Backends, Ends};
 use super::pools::Claimed;
 use super::resources::Resources;
 use super::share::Served;
-use super::{Node, Origin, Sandbox, freezing, network, rate_limits};
+use super::{Node, Origin, Sandbox, freeze_note, network, rate_limits};
 use crate::container::{IMAGE_SLOT, RootServing};
 use crate::control_client::{ControlClient, Vmm};
 use crate::error::{Error, ErrorKind};
@@ -79,15 +79,15 @@ async fn take_over(node: &Node, record: Record, resources: &mut Resources) -> Re
         .await
         .map_err(NotAdopted::Left)?;
     reach(Failpoint::AdoptAttached);
-    freezing::undo(node, &resources.directory, &control).await;
+    freeze_note::undo(node, &resources.directory, &control).await;
     rate_limits::adopt(&control, &record).await;
     if let Some(share) = record.share {
-        let tended = resources.tended(&record, &control);
+        let supervised = resources.supervised(&record, &control);
         let served = match VmmProcess::adopt(share) {
-            Some(share) => Served::new(share, tended),
+            Some(share) => Served::new(share, supervised),
             // Its mounts went with it, and nobody here knows what they were.
             None if record.client.is_some() => return Err(ended("its thaw-share has ended")),
-            None => Served::ended(tended),
+            None => Served::ended(supervised),
         };
         *resources.share.locked() = Some(served);
     }

@@ -225,7 +225,7 @@ async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(),
     restored.map_err(|e| explain(e.into(), &making.resources))?;
     let empty = making.attach_to_template().await?;
     making.thaw(memory_mib, empty).await?;
-    making.become_somebody(None, true).await?;
+    making.give_identity(None, true).await?;
     let pagemap = pagemap(making.record.vmm)?;
     let control = making.resources.control()?;
     let recorded = control

@@ -135,8 +135,8 @@ impl<'a> Making<'a> {
         reach(Failpoint::CreateAttached);
         if let (Some(process), Some(control)) = (share, &self.resources.control) {
             self.record.share = Some(process.record());
-            let tended = self.resources.tended(&self.record, control);
-            *self.resources.share.locked() = Some(Served::new(process, tended));
+            let supervised = self.resources.supervised(&self.record, control);
+            *self.resources.share.locked() = Some(Served::new(process, supervised));
         }
         self.resources.misses = ends.misses;
         self.resources.console = Some(ends.console);
@@ -162,17 +162,9 @@ impl<'a> Making<'a> {
         }
     }
 
-    /// Gives the guest its identity. If that fails, nothing of the user's has run in it.
-    pub(super) async fn become_sandbox(
-        &mut self,
-        hostname: Option<String>,
-    ) -> Result<Option<Performed>, Error> {
-        self.become_somebody(hostname, false).await
-    }
-
-    /// The same. A `rehearsal` also makes a container and removes it. `None` for a guest without an agent, which has no
-    /// handshake.
-    pub(super) async fn become_somebody(
+    /// Gives the guest its identity. If that fails, nothing of the user's has run in it. A `rehearsal` also makes a container
+    /// and removes it. `None` for a guest without an agent, which has no handshake.
+    pub(super) async fn give_identity(
         &mut self,
         hostname: Option<String>,
         rehearsal: bool,
@@ -343,7 +335,7 @@ async fn make(
     } else {
         making.thaw(spec.memory_mib, empty).await?;
     }
-    let performed = making.become_sandbox(spec.hostname.clone()).await?;
+    let performed = making.give_identity(spec.hostname.clone(), false).await?;
     match performed.filter(|_| spec.cold) {
         Some(performed) => making.trace_boot(&performed).await?,
         None => making.thawed().await,

@@ -1,6 +1,6 @@
 //! Freezes a running sandbox: stops its workloads, then its vCPUs, then writes down its state, memory and disks.
 //!
-//! Invariant: if any step fails, also because the owner dies ([`super::freezing`]), the original goes on as if it had not been
+//! Invariant: if any step fails, also because the owner dies ([`super::freeze_note`]), the original goes on as if it had not been
 //! frozen, unless the caller asked to stop it. The machine is paused only while memory, state and disks are written; hashing
 //! comes after.
 
@@ -13,10 +13,10 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::api::{NetworkPolicy, RateLimits};
 use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
 
-use super::freezing::Freezing;
+use super::freeze_note::Freezing;
 use super::machine::unexpected_answer;
 use super::pagemap::pagemap;
-use super::{Node, READY_LIMIT, Sandbox, kept, limits};
+use super::{Node, READY_LIMIT, Sandbox, kept_components, limits};
 use crate::blocking::blocking;
 use crate::container::{RUNNING_FILE, Running};
 use crate::error::{Error, ErrorKind};
@@ -128,7 +128,7 @@ impl Sandbox {
         let of = node.clone();
         blocking(move || {
             let made = draft.finish(subject, key.as_ref())?;
-            kept::note(&of, &made);
+            kept_components::note(&of, &made);
             Ok(())
         })
         .await?;

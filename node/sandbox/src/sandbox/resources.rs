@@ -17,7 +17,7 @@ use tokio::sync::watch;
 
 use super::network::Attached;
 use super::pools::Claimed;
-use super::share::{Served, Shared, Tended};
+use super::share::{Served, Shared, Supervised};
 use super::vmm_log::{LOG, log_tail};
 use super::{Shown, budget};
 use crate::console::Console;
@@ -115,9 +115,9 @@ impl Resources {
     }
 
     /// What a thaw-share of this sandbox needs to be started again when it dies.
-    pub(super) fn tended(&self, record: &Record, control: &Arc<ControlClient>) -> Tended {
+    pub(super) fn supervised(&self, record: &Record, control: &Arc<ControlClient>) -> Supervised {
         let is_a_pod = record.client.is_some();
-        Tended {
+        Supervised {
             id: record.id.clone(),
             is_a_pod,
             shared: match is_a_pod {

@@ -1,10 +1,10 @@
 //! A sandbox's thaw-share. With volumes it starts beside the machine and is attached with the other backends; otherwise it starts
-//! when the first share is added. It ends after the machine, and is restarted if it dies before ([`tend`]).
+//! when the first share is added. It ends after the machine, and is restarted if it dies before ([`supervise`]).
 //!
 //! It ends with the VMM, whatever happens to this process. The record names it only so that the process that adopts the sandbox
 //! can watch it, end it, and add shares. Its mount namespace is the only list of shares; no other copy is kept.
 
-mod tend;
+mod supervise;
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -17,7 +17,7 @@ use thaw_protocol::api::Volume;
 use thaw_protocol::control::{Backend, DeviceId};
 use thaw_protocol::share::{SLOTS, Serve, Share};
 
-pub(super) use self::tend::{Served, Tended};
+pub(super) use self::supervise::{Served, Supervised};
 use super::backends::Backends;
 use super::vmm_log::log_tail;
 use super::{Sandbox, limits};
@@ -163,8 +163,8 @@ impl Sandbox {
         let Serving { process, relay } = blocking(move || run(&Shared::Added(None), &directory)).await?;
         let cgroup = self.resources.cgroup.as_deref();
         limits::enter(self.resources.limits_required, cgroup, &process)?;
-        let tended = self.resources.tended(&self.record, control);
-        *self.resources.share.locked() = Some(Served::new(process, tended));
+        let supervised = self.resources.supervised(&self.record, control);
+        *self.resources.share.locked() = Some(Served::new(process, supervised));
         // Recorded first: one that nobody was given ends with us, and who comes next starts another.
         let recorded = self.resources.directory.write(&self.record_now());
         let given = match recorded {

@@ -20,7 +20,7 @@ use super::pools::Claimed;
 use super::retry::retry_once;
 use super::spec::new_record;
 use super::thaw::{machine, refuse_test_hooks, refuse_untethered_pages};
-use super::{NetworkMode, NetworkSource, Node, Sandbox, Shown, disk, kept, network};
+use super::{NetworkMode, NetworkSource, Node, Sandbox, Shown, disk, kept_components, network};
 use crate::blocking::blocking;
 use crate::container::{IMAGE_DISK_SLOT, RootServing};
 use crate::error::{Error, ErrorKind};
@@ -104,7 +104,7 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
     refuse_test_hooks(node, subject.command_line.as_deref().unwrap_or_default())?;
     let image = {
         let (node, registered) = (node.clone(), registered.clone());
-        blocking(move || kept::guest_image(&node, &registered)).await?
+        blocking(move || kept_components::guest_image(&node, &registered)).await?
     };
     let told = |text: &str| trace.reason(Slow::MadeAgain, text);
     let frozen = Frozen {
@@ -113,10 +113,10 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
         guest_image: image.as_ref(),
     };
     let made = retry_once(told, || make(node, &spec, &frozen, trace)).await;
-    let sandbox = made.map_err(|e| kept::name_vmm(node, &registered, e))?;
+    let sandbox = made.map_err(|e| kept_components::name_vmm(node, &registered, e))?;
     let node = node.clone();
     blocking(move || {
-        kept::note_thawed(&node, &registered);
+        kept_components::note_thawed(&node, &registered);
         Ok(())
     })
     .await?;
@@ -202,7 +202,7 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
     if let Some(container) = workload.containers.first() {
         container.write(making.resources.directory.path())?;
     }
-    making.become_sandbox(spec.hostname.clone()).await?;
+    making.give_identity(spec.hostname.clone(), false).await?;
     making.thawed().await;
     making.done()
 }

@@ -14,8 +14,8 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::{Account, CreatedSandbox, Readiness};
 use thaw_sandbox::blocking::blocking;
-use thaw_sandbox::sandbox::{Node, NotAdopted, Sandbox, Tenants};
 use thaw_sandbox::state::{Asked, Record, RunDirectory, SandboxDirectory};
+use thaw_sandbox::{Node, NotAdopted, Sandbox, Tenants};
 
 use super::{Daemon, Described, Microvm};
 use crate::api::idempotency;

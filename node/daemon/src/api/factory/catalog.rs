@@ -6,10 +6,10 @@ use async_trait::async_trait;
 use thaw_images::progress::Silent;
 use thaw_images::pull::PullOptions;
 use thaw_protocol::api::{Image, ImageDetail, PullImage, Template};
+use thaw_sandbox::Tenants;
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::images::{Pull, failure, shown};
-use thaw_sandbox::sandbox::Tenants;
 use thaw_sandbox::template::command_line::command_line;
 
 use super::Catalog;

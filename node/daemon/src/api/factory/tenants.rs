@@ -16,13 +16,13 @@ use thaw_sandbox::container::{self, Options, RUNNING_FILE, RootServing, Running,
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::image::record::{Recorded, Recording};
 use thaw_sandbox::images::Pull;
-use thaw_sandbox::sandbox::{
-    NetworkMode, NetworkSource, Node, READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, network,
-};
 use thaw_sandbox::slow::Slow;
 use thaw_sandbox::snapshot::Scratch;
 use thaw_sandbox::state::{Behalf, Record, Terms, Timeout};
 use thaw_sandbox::trace::{Reason, Trace};
+use thaw_sandbox::{
+    NetworkMode, NetworkSource, Node, READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, network,
+};
 
 use super::{CreatePod, Factory, NewSandbox, SnapshotPlace, ThawPod};
 use crate::api::container_monitor::ContainerMonitor;

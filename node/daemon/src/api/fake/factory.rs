@@ -9,8 +9,8 @@ use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{Account, CreateSandbox, OnExit, RateLimits, Readiness, Stage, ThawSandbox};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
-use thaw_sandbox::sandbox::{NetworkMode, NetworkSource};
 use thaw_sandbox::state::{Behalf, Record, Terms, Timeout};
+use thaw_sandbox::{NetworkMode, NetworkSource};
 
 use super::{Fake, FakeMachine, UNOWNED};
 use crate::api::factory::{CreatePod, Factory, NewSandbox, SnapshotPlace, ThawPod};

@@ -62,7 +62,7 @@ struct Now {
 
 /// The sandbox it is of.
 #[derive(Debug)]
-pub(in crate::sandbox) struct Tended {
+pub(in crate::sandbox) struct Supervised {
     pub(in crate::sandbox) id: String,
     pub(in crate::sandbox) is_a_pod: bool,
     pub(in crate::sandbox) shared: Shared,
@@ -75,7 +75,7 @@ pub(in crate::sandbox) struct Tended {
     pub(in crate::sandbox) limits_required: bool,
 }
 
-impl Tended {
+impl Supervised {
     /// Keeps what is mounted in it, for the next.
     fn keep_mounts(&mut self, process: &VmmProcess, now: &mut Now) {
         if !self.is_a_pod {
@@ -97,21 +97,21 @@ impl Tended {
 
 impl Served {
     /// Watched over from now on.
-    pub(in crate::sandbox) fn new(process: VmmProcess, mut of: Tended) -> Served {
+    pub(in crate::sandbox) fn new(process: VmmProcess, mut of: Supervised) -> Served {
         let mut now = Now::default();
         of.keep_mounts(&process, &mut now);
         now.process = Some(process);
-        Served::tended(now, of)
+        Served::supervised(now, of)
     }
 
     /// A thaw-share that had died before the adoption: another is started.
-    pub(in crate::sandbox) fn ended(of: Tended) -> Served {
-        Served::tended(Now::default(), of)
+    pub(in crate::sandbox) fn ended(of: Supervised) -> Served {
+        Served::supervised(Now::default(), of)
     }
 
-    fn tended(now: Now, of: Tended) -> Served {
+    fn supervised(now: Now, of: Supervised) -> Served {
         let now = Arc::new(Mutex::new(now));
-        let watch = tokio::spawn(tend(of, now.clone()));
+        let watch = tokio::spawn(supervise(of, now.clone()));
         Served {
             now,
             watch: Some(watch),
@@ -170,7 +170,7 @@ enum Lost {
 }
 
 /// Watches it, and has another take its place. Ends with the sandbox.
-async fn tend(of: Tended, now: Arc<Mutex<Now>>) {
+async fn supervise(of: Supervised, now: Arc<Mutex<Now>>) {
     let mut started = Started::default();
     loop {
         let pidfd = now
@@ -200,7 +200,7 @@ async fn tend(of: Tended, now: Arc<Mutex<Now>>) {
 }
 
 /// Puts another in its place, in as many attempts as there may be.
-async fn replace(of: &Tended, now: &Mutex<Now>, started: &mut Started) -> Result<(), Lost> {
+async fn replace(of: &Supervised, now: &Mutex<Now>, started: &mut Started) -> Result<(), Lost> {
     // Reaped, and its memory free, before there is another.
     let ended = now.locked().process.take();
     let how = match ended.map(|mut process| process.wait()) {
@@ -240,7 +240,7 @@ enum Again {
     No,
 }
 
-async fn once(of: &Tended, now: &Mutex<Now>) -> Result<(), (Error, Again)> {
+async fn once(of: &Supervised, now: &Mutex<Now>) -> Result<(), (Error, Again)> {
     let Some(directory) = &of.directory else {
         let what = "the sandbox's directory could not be opened";
         return Err((Error::new(ErrorKind::ShareFailed, what), Again::No));
@@ -280,7 +280,7 @@ async fn once(of: &Tended, now: &Mutex<Now>) -> Result<(), (Error, Again)> {
 }
 
 /// There is none any more.
-async fn lose(of: &Tended, now: &Mutex<Now>, why: String) {
+async fn lose(of: &Supervised, now: &Mutex<Now>, why: String) {
     {
         let mut now = now.locked();
         if now.is_over {

@@ -102,6 +102,18 @@ impl Bench {
             .await
     }
 
+    async fn pull_with(&self, reference: &str, options: &PullOptions) -> Result<Image, Error> {
+        let reference = reference.parse()?;
+        self.store
+            .pull(
+                &reference,
+                &Platform::linux_amd64(),
+                options,
+                Arc::new(Log::default()),
+            )
+            .await
+    }
+
     /// Names of all layers, images and references there are, complete or not.
     fn leftovers(&self) -> Vec<String> {
         ["layers", "images", "refs"]

@@ -85,13 +85,7 @@ async fn layers_without_a_fitting_index_are_unpacked_again() {
     // Linked by the emptied layer: written beside and renamed, as nobody else does.
     std::fs::remove_file(&index).unwrap();
     std::fs::write(&index, &bytes).unwrap();
-    let filler = bench.filler();
-    filler
-        .fill(&bench.blob().id, 0, 4096, Priority::Demand)
-        .await
-        .unwrap();
-    assert_eq!(seen(&filler.stats().repairs), 1);
-    bench.check();
+    bench.assert_filled_by_repair().await;
 }
 
 #[tokio::test]
@@ -123,23 +117,14 @@ async fn index_of_another_stored_form_is_not_used() {
     assert_eq!(second.blobs[0].id, bench.blob().id);
     bench.store.remove(&bench.image.digest).unwrap();
     bench.store.evict(&second.digest).unwrap();
-    let filler = bench.filler();
-    filler
-        .fill(&bench.blob().id, 0, 4096, Priority::Demand)
-        .await
-        .unwrap();
-    assert_eq!(seen(&filler.stats().repairs), 1);
-    bench.check();
+    bench.assert_filled_by_repair().await;
 }
 
 #[tokio::test]
 async fn a_cut_file_is_noticed_and_what_is_gone_is_fetched_again() {
     let bench = Bench::one().await;
     let (filler, blob) = (bench.filler(), bench.blob());
-    filler
-        .fill(&blob.id, 0, u64::MAX, Priority::Demand)
-        .await
-        .unwrap();
+    bench.fill_all(&filler).await;
     let view = open(blob);
     let data = std::fs::File::options().write(true).open(&blob.data).unwrap();
     data.set_len(CHUNK_SIZE + 1).unwrap();
@@ -182,27 +167,13 @@ async fn layer_overwritten_between_starts_is_fetched_again() {
     let chunks = blob.length.div_ceil(CHUNK_SIZE);
     assert_eq!(bench.check(), chunks);
     // Nothing of a warm image is compared again, whoever opens it.
-    assert!(
-        bench
-            .store
-            .reopened()
-            .image(&bench.image.digest)
-            .unwrap()
-            .is_some()
-    );
+    bench.assert_has_image_when_reopened();
     assert_eq!(bench.check(), chunks);
     let data = std::fs::File::options().write(true).open(&blob.data).unwrap();
     tokio::time::sleep(Duration::from_millis(30)).await;
     data.write_all_at(b"?", 2 * CHUNK_SIZE + 77).unwrap();
     // The next sandbox of the image: no byte of the layer is served as it is.
-    assert!(
-        bench
-            .store
-            .reopened()
-            .image(&bench.image.digest)
-            .unwrap()
-            .is_some()
-    );
+    bench.assert_has_image_when_reopened();
     assert_eq!(bench.check(), 0);
     let before = seen(&filler.stats().chunks);
     fill().await.unwrap();
@@ -222,10 +193,7 @@ async fn layer_overwritten_between_starts_is_fetched_again() {
 async fn flipped_bits_are_found_and_replaced() {
     let bench = Bench::one().await;
     let (filler, blob) = (bench.filler(), bench.blob());
-    filler
-        .fill(&blob.id, 0, u64::MAX, Priority::Demand)
-        .await
-        .unwrap();
+    bench.fill_all(&filler).await;
     let data = std::fs::File::options().write(true).open(&blob.data).unwrap();
     let flip = |offset| data.write_all_at(b"?", offset).unwrap();
     let verify = || bench.store.verify(&bench.image.digest).unwrap();

@@ -119,6 +119,30 @@ impl Bench {
         Filler::new(self.store.clone(), fetch_options())
     }
 
+    /// Fills the first blob.
+    async fn fill_all(&self, filler: &Filler) {
+        filler
+            .fill(&self.blob().id, 0, u64::MAX, Priority::Demand)
+            .await
+            .unwrap();
+    }
+
+    /// Without a usable index, a fill unpacks the layer again.
+    async fn assert_filled_by_repair(&self) {
+        let filler = self.filler();
+        filler
+            .fill(&self.blob().id, 0, 4096, Priority::Demand)
+            .await
+            .unwrap();
+        assert_eq!(seen(&filler.stats().repairs), 1);
+        self.check();
+    }
+
+    fn assert_has_image_when_reopened(&self) {
+        let found = self.store.reopened().image(&self.image.digest).unwrap();
+        assert!(found.is_some());
+    }
+
     /// The stored form of a layer, in the layout.
     fn stored(&self, layer: &Layer) -> PathBuf {
         let hex = Digest::of(&layer.stored).hex();

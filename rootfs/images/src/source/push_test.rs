@@ -73,6 +73,12 @@ fn artifact(subject: Option<&Digest>, name: &str) -> Vec<u8> {
     document.to_string().into_bytes()
 }
 
+/// Pushes a manifest that others can refer to.
+async fn push_subject(push: &Push) -> Digest {
+    let subject = artifact(None, "subject");
+    push.manifest(Some("1"), OCI_MANIFEST, &subject).await.unwrap()
+}
+
 #[tokio::test]
 async fn blobs_and_manifests_arrive_whole() {
     for absolute in [false, true] {
@@ -221,10 +227,7 @@ async fn referrers_are_found_whether_or_not_the_registry_knows_them() {
         let push = Push::open(&reference, &options(), Arc::new(Silent))
             .await
             .unwrap();
-        let subject = push
-            .manifest(Some("1"), OCI_MANIFEST, &artifact(None, "subject"))
-            .await
-            .unwrap();
+        let subject = push_subject(&push).await;
         let none = referrers(&reference, &subject, &options(), Arc::new(Silent))
             .await
             .unwrap();
@@ -355,10 +358,7 @@ async fn a_real_registry_takes_it_and_gives_it_back() {
     push.upload(&Digest::of(config), 2, Cursor::new(config))
         .await
         .unwrap();
-    let subject = push
-        .manifest(Some("1"), OCI_MANIFEST, &artifact(None, "subject"))
-        .await
-        .unwrap();
+    let subject = push_subject(&push).await;
     let referrer = push
         .manifest(None, OCI_MANIFEST, &artifact(Some(&subject), "a"))
         .await

@@ -167,17 +167,12 @@ async fn basic_authentication_works() {
         user: "u".into(),
         password: "p".into(),
     };
-    let parsed = reference(&server).parse().unwrap();
     let bench = Bench::new();
     let with = PullOptions {
         credentials: basic,
         ..options()
     };
-    bench
-        .store
-        .pull(&parsed, &Platform::linux_amd64(), &with, Arc::new(Log::default()))
-        .await
-        .unwrap();
+    bench.pull_with(&reference(&server), &with).await.unwrap();
     let error = Bench::new().pull(&reference(&server)).await.unwrap_err();
     assert!(
         matches!(error, Error::RegistryDenied { status: 401, .. }),
@@ -261,17 +256,12 @@ async fn a_registry_is_asked_again_when_it_says_when() {
         attempts: 5,
         ..options().retry
     };
-    let parsed = reference(&server).parse().unwrap();
     let bench = Bench::new();
     let with = PullOptions {
         retry: patient,
         ..options()
     };
-    bench
-        .store
-        .pull(&parsed, &Platform::linux_amd64(), &with, Arc::new(Log::default()))
-        .await
-        .unwrap();
+    bench.pull_with(&reference(&server), &with).await.unwrap();
 }
 
 #[tokio::test]
@@ -362,7 +352,6 @@ async fn redirects_are_followed_without_the_password() {
         }
         answer
     });
-    let parsed = reference(&server).parse().unwrap();
     let with = PullOptions {
         credentials: Credentials::Basic {
             user: "u".into(),
@@ -371,11 +360,7 @@ async fn redirects_are_followed_without_the_password() {
         ..options()
     };
     let bench = Bench::new();
-    bench
-        .store
-        .pull(&parsed, &Platform::linux_amd64(), &with, Arc::new(Log::default()))
-        .await
-        .unwrap();
+    bench.pull_with(&reference(&server), &with).await.unwrap();
     let seen = elsewhere.asked.lock().unwrap();
     assert_eq!(seen.len(), 3);
     assert!(

@@ -26,8 +26,8 @@ Environment:
   THAW_JAIL  whole: end, with code 3, where the host lacks namespaces or Landlock, instead of logging that
 ";
 
-/// Has a panic of any thread end the process, guest and all: nothing goes on without a part of itself. It is said by the
-/// log, since a backtrace opens files.
+/// Ends the process, and with it the guest, if any thread panics, because no part of the VMM can be missing.
+/// The panic is logged without a backtrace, which would open files.
 fn end_on_panic() {
     std::panic::set_hook(Box::new(|panic| {
         tracing::error!("{panic}");
@@ -35,8 +35,8 @@ fn end_on_panic() {
     }));
 }
 
-/// Exit codes: 0 when asked to end or no longer needed, 1 when something failed, 2 when started wrongly, 3 when the jail cannot be
-/// whole and has to be.
+/// Exit codes: 0 if asked to end or no longer needed, 1 on failure, 2 if started incorrectly, 3 if the jail
+/// must be whole and cannot be.
 fn main() -> ExitCode {
     let process = monotonic_ns();
     match std::env::args().nth(1).as_deref() {

@@ -17,7 +17,7 @@ use super::state::{DeviceState, QueueRecord};
 use crate::layout::Window;
 use crate::memory::GuestMemory;
 
-/// What the driver set up, handed to the device when it sets `DRIVER_OK`.
+/// What the driver set up. The device receives it when the driver sets `DRIVER_OK`.
 pub struct Activation {
     /// Guest memory, for addresses in requests.
     pub memory: GuestMemory,
@@ -33,17 +33,17 @@ impl Activation {
         self.features & 1 << bit != 0
     }
 
-    /// Its queues as they are.
+    /// The records of its queues.
     pub fn save_queues(&self) -> Vec<QueueRecord> {
         self.queues.iter().map(DeviceQueue::save).collect()
     }
 
-    /// Has every queue looked at again: what requests waited for has changed.
+    /// Signals every queue's kick, because what its requests waited for has changed.
     pub fn kick_again(&self) {
         self.queues.iter().for_each(DeviceQueue::kick_again);
     }
 
-    /// Interrupts the driver for what was used in each queue, if it wants to know.
+    /// Interrupts the driver for the used buffers of each queue, if it wants interrupts.
     pub fn signal(&mut self) -> Result<(), QueueError> {
         self.queues.iter_mut().try_for_each(DeviceQueue::signal)
     }
@@ -70,11 +70,11 @@ pub struct SharedMemory {
     pub window: Window,
 }
 
-/// What a device hands over at a freeze.
+/// A device's state at a freeze.
 #[derive(Debug)]
 pub struct Saved {
     pub state: DeviceState,
-    /// Its queues; none if it is not active.
+    /// Its queues, or `None` if it is not active.
     pub queues: Option<Vec<QueueRecord>>,
 }
 
@@ -86,7 +86,7 @@ impl Saved {
         }
     }
 
-    /// Of a device that keeps nothing beside its queues.
+    /// The state of a device that has none except its queues.
     pub fn plain(active: Option<&Activation>) -> Saved {
         Saved::new(DeviceState::Plain, active)
     }
@@ -125,7 +125,8 @@ pub trait VirtioDevice: Send {
     /// The driver is ready. Every queue's kick has been signalled once, so buffers made available earlier are found.
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError>;
 
-    /// Back to the state before `activate`, backend kept. When this returns the device touches guest memory no more.
+    /// Returns to the state before `activate`, and keeps the backend. Afterwards the device no longer touches
+    /// guest memory.
     fn reset(&mut self);
 
     /// Gives the device its backend, replacing an earlier one. The guest may be running.
@@ -133,43 +134,43 @@ pub trait VirtioDevice: Send {
         Err(AttachError::WrongKind("it has no backend"))
     }
 
-    /// Takes its backend away: when this returns its descriptors are closed. The guest may be running.
+    /// Removes its backend. On return its descriptors are closed. The guest may be running.
     fn detach(&mut self) -> Result<(), AttachError> {
         Err(AttachError::WrongKind("only a disk can be taken away"))
     }
 
-    /// Sets how much it may do from now on; what waited for the limit before is looked at again. The guest may be running, and
-    /// the driver may not be up. A reset keeps it.
+    /// Sets its rate limits, and checks the requests that waited for the earlier ones again. The guest may be
+    /// running, and the driver may not be up. A reset keeps the limits.
     fn limit(&mut self, _limits: DeviceLimits) -> Result<(), AttachError> {
         Err(AttachError::WrongKind(
             "only a disk and the network have rate limits",
         ))
     }
 
-    /// Whether what is behind it belongs to the host, so that no snapshot can hold it.
+    /// Whether its backend belongs to the host, so that a snapshot cannot contain it.
     fn is_of_the_host(&self) -> bool {
         false
     }
 
-    /// Whether it has a backend: then a device restored from its state must get one.
+    /// Whether it has a backend. A restored device whose original had one must get one.
     fn is_backed(&self) -> bool {
         false
     }
 
-    /// What a freeze keeps. No event is being served, and the device goes on as it is afterwards; it may take what the
-    /// driver has sent, and give back what it holds.
+    /// Returns its state for a freeze. No event is being served, and the device continues afterwards. It may
+    /// process what the driver has sent, and return buffers that it holds.
     fn save(&mut self) -> Saved;
 
-    /// Whether `state` can be restored; `queues` are those of an active device. Changes nothing. The error is a
-    /// sentence.
+    /// Checks whether `state` can be restored; `queues` are those of an active device. Changes nothing. The
+    /// error is a sentence.
     fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String>;
 
-    /// Puts a device that was never active into a state [`Self::check`] accepts, without a backend. Guest memory is not
-    /// touched before an event is served; what has to be done then, the device kicks itself for.
+    /// Restores a device that was never active to a state that [`Self::check`] accepts, without a backend. Does
+    /// not touch guest memory until an event is served; the device kicks itself for work that is due then.
     fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError>;
 
-    /// Does what has to be done before a restored guest runs, its backends attached. May wait for them. The error is a
-    /// sentence, and nothing runs.
+    /// Prepares a restored device to run, once its backends are attached. May wait for them. The error is a
+    /// sentence, and then nothing runs.
     fn before_running(&mut self) -> Result<(), String> {
         Ok(())
     }
@@ -183,23 +184,23 @@ pub trait VirtioDevice: Send {
         Ok(())
     }
 
-    /// The moment has come for which it had set its [`super::event_loop::Registrar::wake_at`], or came before the device set
+    /// The time that it set with [`super::event_loop::Registrar::wake_at`] has come, or had come before it set
     /// another. An error stops the device with `DEVICE_NEEDS_RESET`.
     fn woken(&mut self) -> Result<(), DeviceError> {
         Ok(())
     }
 }
 
-/// Why a device cannot go on. What the guest asked for cannot be answered; it must reset the device.
+/// Why a device cannot continue. The guest's request cannot be answered, so the guest must reset the device.
 #[derive(Debug, thiserror::Error)]
 pub enum DeviceError {
     /// A ring or a chain is corrupt.
     #[error(transparent)]
     Queue(#[from] QueueError),
-    /// A chain has no place for an answer.
+    /// A chain has no room for an answer.
     #[error("request of descriptor {head} has no room for an answer: {what}")]
     Unanswerable { head: u16, what: &'static str },
-    /// A system call the device cannot do without failed.
+    /// A system call that the device depends on failed.
     #[error("{what}: {error}")]
     System {
         what: &'static str,
@@ -213,13 +214,13 @@ pub enum AttachError {
     /// The device takes another kind of backend.
     #[error("device takes no such backend: {0}")]
     WrongKind(&'static str),
-    /// Too few or too many descriptors came beside the request.
+    /// The request has too few or too many descriptors.
     #[error("backend takes {expected} descriptors, {got} came")]
     Descriptors { expected: usize, got: usize },
-    /// The guest was frozen with what this backend is not.
+    /// The backend differs from the one at the freeze.
     #[error("{0}")]
     Frozen(String),
-    /// The descriptor or the specification is not what the device can use.
+    /// The device cannot use the descriptor or the specification.
     #[error("{0}")]
     Invalid(String),
     /// A system call on the backend failed.
@@ -233,7 +234,7 @@ pub enum AttachError {
 /// Why records cannot be restored. Nothing was changed, except by [`RestoreError::System`].
 #[derive(Debug, thiserror::Error)]
 pub enum RestoreError {
-    /// There is a device too many, too few, or in another's place.
+    /// A device is missing, extra, or in the place of another.
     #[error("the snapshot has {frozen} where this machine has {here}")]
     Device { frozen: String, here: String },
     /// A frozen property differs.
@@ -244,16 +245,16 @@ pub enum RestoreError {
         frozen: String,
         here: String,
     },
-    /// No driver could have brought the device into this state.
+    /// No driver could have put the device into this state.
     #[error("{device:?}: {what}")]
     Invalid { device: DeviceId, what: String },
-    /// Something the device needs could not be had. The machine is good for nothing any more.
+    /// A resource of the device is not available. The machine is unusable.
     #[error("{device:?}: {error}")]
     System { device: DeviceId, error: DeviceError },
 }
 
 impl AttachError {
-    /// For `map_err`: names the call that failed.
+    /// For `map_err`: adds the call that failed.
     pub fn system<E: Into<std::io::Error>>(what: &'static str) -> impl FnOnce(E) -> AttachError {
         move |error| AttachError::System {
             what,
@@ -262,7 +263,7 @@ impl AttachError {
     }
 }
 
-/// The one descriptor a backend came with.
+/// The only descriptor of a backend.
 pub fn one_descriptor(fds: Vec<OwnedFd>) -> Result<OwnedFd, AttachError> {
     let got = fds.len();
     match <[OwnedFd; 1]>::try_from(fds) {

@@ -77,8 +77,8 @@ pub struct CreateSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = String, pattern = "^(cow|populate)$"))]
     pub memory_mode: MemoryMode,
-    /// Record which bytes of the image this run reads, so that later starts prefetch them. Requires the role
-    /// admin.
+    /// Record which bytes of the image this run reads, so that later starts prefetch them.
+    /// Requires the role admin.
     #[serde(default)]
     pub record: bool,
     /// Also write the record to this file; an absolute path. Requires the role admin.

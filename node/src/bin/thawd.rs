@@ -14,7 +14,7 @@ use thaw_daemon::api::peer::Access;
 use thaw_daemon::api::scrape::Scrape;
 use thaw_daemon::api::server::{OverTcp, serve};
 use thaw_daemon::api::tcp::Tcp;
-use thaw_daemon::exit::exit;
+use thaw_daemon::exit::{exit, line};
 use thaw_daemon::pods;
 use thaw_daemon::service;
 use thaw_failpoint as failpoint;
@@ -220,7 +220,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
         pools = Some((tenants.clone(), node.shells.clone(), node.pools.clone()));
         let snapshotter = match &arguments.snapshots_socket {
             Some(socket) => {
-                Some(Listening::open(node.images.clone(), &node.paths.snapshots(), socket).await?)
+                Some(Listening::open(node.images.clone(), &node.paths.snapshots(), socket, line).await?)
             }
             None => None,
         };

@@ -37,13 +37,18 @@ pub struct Listening {
 }
 
 impl Listening {
-    /// Listens on a unix socket at `socket`. Snapshots are kept under `root`.
+    /// Listens on a unix socket at `socket`. Snapshots are kept under `root`. `explain` makes the text that containerd gets for an error.
     ///
     /// # Errors
     /// The socket cannot be bound, or the snapshots cannot be read.
-    pub async fn open(images: Images, root: &Path, socket: &Path) -> Result<Listening, Error> {
+    pub async fn open(
+        images: Images,
+        root: &Path,
+        socket: &Path,
+        explain: service::Explain,
+    ) -> Result<Listening, Error> {
         Ok(Listening {
-            service: service::Snapshotter::open(Arc::new(images), root).await?,
+            service: service::Snapshotter::open(Arc::new(images), root, explain).await?,
             listener: unix_socket::bind(socket)?,
             socket: socket.into(),
         })

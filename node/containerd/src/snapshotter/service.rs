@@ -29,6 +29,9 @@ use super::table::{New, Table, TableError};
 /// Snapshots in one message of a list.
 const LISTED_AT_ONCE: usize = 100;
 
+/// How an error is shown to containerd, with what to do about it.
+pub type Explain = fn(&Error) -> String;
+
 /// The service. Clones share everything.
 #[derive(Clone)]
 pub struct Snapshotter {
@@ -38,6 +41,7 @@ pub struct Snapshotter {
     /// The leased images of snapshots, by digest.
     leases: Arc<Mutex<HashMap<String, Arc<Lease>>>>,
     host_files: HostFiles,
+    explain: Explain,
 }
 
 impl From<TableError> for Status {
@@ -52,24 +56,10 @@ impl From<TableError> for Status {
     }
 }
 
-fn refused(failure: Error) -> Status {
-    let text = failure.to_string();
-    tracing::warn!("snapshotter: {text}");
-    match failure.kind {
-        ErrorKind::ImageNotFound | ErrorKind::ImageNotStored => Status::not_found(text),
-        ErrorKind::RegistryUnreachable | ErrorKind::RegistryFailed | ErrorKind::RegistryRateLimited => {
-            Status::unavailable(text)
-        }
-        ErrorKind::RegistryDenied => Status::permission_denied(text),
-        ErrorKind::DiskFull => Status::resource_exhausted(text),
-        _ => Status::internal(text),
-    }
-}
-
 impl Snapshotter {
     /// Reads the snapshots under `root`, and leases their images. A snapshot whose image is gone is logged and stays: containerd
     /// removes it with its image.
-    pub async fn open(layers: Arc<dyn Layers>, root: &Path) -> Result<Snapshotter, Error> {
+    pub async fn open(layers: Arc<dyn Layers>, root: &Path, explain: Explain) -> Result<Snapshotter, Error> {
         let table = Table::open(root).map_err(|error| Error::new(ErrorKind::Runtime, error.to_string()))?;
         let mut digests: Vec<String> = table.all().filter_map(image_of).collect();
         digests.sort();
@@ -80,14 +70,30 @@ impl Snapshotter {
             layers,
             leases: Arc::default(),
             host_files: HostFiles::beside(root),
+            explain,
         };
         for digest in digests {
             match snapshotter.layers.stored(&digest).await {
                 Ok(image) => snapshotter.keep(&digest, image.lease),
-                Err(failure) => tracing::warn!("snapshotter: {failure}"),
+                Err(error) => tracing::warn!("snapshotter: {}", explain(&error)),
             }
         }
         Ok(snapshotter)
+    }
+
+    /// The status that containerd gets for an error.
+    fn refusal(&self, error: Error) -> Status {
+        let text = (self.explain)(&error);
+        tracing::warn!("snapshotter: {text}");
+        match error.kind {
+            ErrorKind::ImageNotFound | ErrorKind::ImageNotStored => Status::not_found(text),
+            ErrorKind::RegistryUnreachable | ErrorKind::RegistryFailed | ErrorKind::RegistryRateLimited => {
+                Status::unavailable(text)
+            }
+            ErrorKind::RegistryDenied => Status::permission_denied(text),
+            ErrorKind::DiskFull => Status::resource_exhausted(text),
+            _ => Status::internal(text),
+        }
     }
 
     fn keep(&self, digest: &str, lease: Option<Arc<Lease>>) {
@@ -130,7 +136,7 @@ impl Snapshotter {
         }
         match self.layers.pull(&wanted.reference).await {
             Ok(image) => self.commit_layer(image, wanted, parent, labels).await,
-            Err(failure) if !is_kept_from_us(&failure) => Err(refused(failure)),
+            Err(failure) if !is_kept_from_us(&failure) => Err(self.refusal(failure)),
             Err(failure) => {
                 let reference = &wanted.reference;
                 tracing::warn!("{reference} is pulled whole, by containerd: {}", failure.what);
@@ -146,7 +152,7 @@ impl Snapshotter {
         parent: &str,
         labels: &HashMap<String, String>,
     ) -> Result<bool, Status> {
-        let layer = image.layer(&wanted.target).map_err(refused)?;
+        let layer = image.layer(&wanted.target).map_err(|e| self.refusal(e))?;
         let digest = image.digest.to_string();
         self.keep(&digest, image.lease);
         let new = New {
@@ -202,18 +208,22 @@ impl Snapshotter {
                 let mut directories: Vec<PathBuf> = above.iter().map(files).collect();
                 if let Some((layer, digest, count)) = onto {
                     // Leased while it is copied.
-                    let image = layers.lowest(&digest, count).await.map_err(refused)?;
+                    let image = layers.lowest(&digest, count).await.map_err(|e| self.refusal(e))?;
                     let (digest, place) = (image.digest.to_string(), layer.whole(&self.root));
                     let whole = self.host_files.whole(layers, &digest, place).await;
-                    directories.push(whole.map_err(refused)?);
+                    directories.push(whole.map_err(|e| self.refusal(e))?);
                 }
                 Lower::Directories(directories)
             }
             Base::Layers { digest, count } => {
-                let image = layers.lowest(&digest, count).await.map_err(refused)?;
+                let image = layers.lowest(&digest, count).await.map_err(|e| self.refusal(e))?;
                 let digest = image.digest.to_string();
                 self.keep(&digest, image.lease);
-                let files = self.host_files.get(layers, &digest).await.map_err(refused)?;
+                let files = self
+                    .host_files
+                    .get(layers, &digest)
+                    .await
+                    .map_err(|e| self.refusal(e))?;
                 Lower::Image { digest, files }
             }
         };
@@ -407,7 +417,11 @@ impl Snapshots for Snapshotter {
         // A layer of the store has a directory if others were unpacked onto it.
         let (stored, directory) = match &record.files {
             Files::Image { digest, layer } => {
-                let bytes = self.layers.bytes(digest, *layer).await.map_err(refused)?;
+                let bytes = self
+                    .layers
+                    .bytes(digest, *layer)
+                    .await
+                    .map_err(|e| self.refusal(e))?;
                 (bytes, record.whole(&self.root))
             }
             Files::Directory => (0, record.directory(&self.root).join("fs")),

@@ -84,9 +84,13 @@ impl Layers for Fake {
 }
 
 async fn open(root: &Path) -> Snapshotter {
-    Snapshotter::open(Arc::new(Fake::default()), &root.join("snapshots"))
-        .await
-        .unwrap()
+    Snapshotter::open(
+        Arc::new(Fake::default()),
+        &root.join("snapshots"),
+        ToString::to_string,
+    )
+    .await
+    .unwrap()
 }
 
 async fn prepare(
@@ -232,9 +236,13 @@ async fn without_an_image_it_is_an_ordinary_snapshotter() {
 #[tokio::test]
 async fn what_a_registry_keeps_from_the_store_containerd_unpacks() {
     let (root, layers) = (tempfile::tempdir().unwrap(), Arc::new(Fake::default()));
-    let service = Snapshotter::open(layers.clone(), &root.path().join("snapshots"))
-        .await
-        .unwrap();
+    let service = Snapshotter::open(
+        layers.clone(),
+        &root.path().join("snapshots"),
+        ToString::to_string,
+    )
+    .await
+    .unwrap();
     let mut parent = String::new();
     for target in chain() {
         let labels = [(TARGET, target.as_str()), (IMAGE, "registry/private:1")];

@@ -87,6 +87,11 @@ impl<'a> Retries<'a> {
         self.next(None).filter(|_| self.failed < most)
     }
 
+    /// Leaves the failure that was counted last to a caller that counts it itself.
+    pub fn uncount(&mut self) {
+        self.failed = self.failed.saturating_sub(1);
+    }
+
     /// The operation got further: what failed before no longer counts.
     pub fn progressed(&mut self) {
         self.failed = 0;
@@ -184,6 +189,22 @@ mod tests {
             let count = pauses.iter().filter(|pause| range.contains(pause)).count();
             assert!((50..150).contains(&count), "{tenth}: {count}");
         }
+    }
+
+    #[test]
+    fn failure_left_to_the_caller_counts_once() {
+        let retry = Retry {
+            attempts: 3,
+            first: Duration::from_millis(1),
+            longest: Duration::from_secs(1),
+        };
+        let mut retries = retry.begin();
+        for _ in 0..2 {
+            assert!(retries.next(None).is_some());
+            retries.uncount();
+            assert!(retries.next(None).is_some());
+        }
+        assert!(retries.next(None).is_none());
     }
 
     #[test]

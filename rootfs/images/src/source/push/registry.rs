@@ -306,6 +306,8 @@ impl Remote {
                     };
                     self.registry.connection.pause(pause, error.to_string()).await;
                     let Ok(reached) = self.status(&mut session, what).await else {
+                        // The session is lost. The caller counts this failure, and opens another.
+                        retries.uncount();
                         return Err(Broken::Perhaps(error));
                     };
                     (reached, true)

@@ -32,6 +32,7 @@ targets! {
     fuse_messages,
     kept_index,
     layer_indexing,
+    load_order,
     metadata_document,
     mmio_queues,
     net,

@@ -20,7 +20,7 @@ use thaw_protocol::miss::{Filled, Miss};
 use thaw_protocol::packet::{self, PacketError};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
-use self::parked::Parked;
+use self::parked::ParkedReads;
 pub use self::parked::{Request, Resumed};
 use super::device::{AttachError, DeviceError, one_descriptor};
 use super::event_loop::Registrar;
@@ -75,7 +75,7 @@ pub struct Misses {
     socket: Option<OwnedFd>,
     /// Its events that are waited for.
     waited: EventSet,
-    parked: Parked,
+    parked: ParkedReads,
     log: LogLimit,
 }
 
@@ -85,7 +85,7 @@ impl Misses {
             waits,
             socket: None,
             waited: EventSet::empty(),
-            parked: Parked::default(),
+            parked: ParkedReads::default(),
             log: LogLimit::default(),
         }
     }

@@ -161,7 +161,7 @@ pub async fn get(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<Js
     (status = 201, body = CreatedSandbox, headers(("Server-Timing" = String, description = "Where the time went, by stage"))),
     (status = 404, description = "There is no such image", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "Not what is asked for here, or its container did not become ready", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The body does not match the schema, or the container did not become ready", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn create(
@@ -191,7 +191,7 @@ pub async fn create(
     (status = 201, body = CreatedSandbox, headers(("Server-Timing" = String, description = "Where the time went, by stage"))),
     (status = 404, description = "There is no such snapshot", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn thaw(
@@ -281,8 +281,8 @@ fn behalf(peer: &Peer, key: Option<String>, said: &[u8], ready_is_all: bool) -> 
     }
 }
 
-/// The answer to a creation; the same to the same key, also by a later thawd. Who has it made is told by a header too where
-/// the time went.
+/// Answers a creation. A repeated idempotency key gets the stored answer, also from a later thawd. Only the request that creates
+/// the sandbox gets a `Server-Timing` header too.
 async fn once<T: Made, F: Future<Output = Result<T, Refusal>>>(
     daemon: &Daemon,
     asked: Option<Asked>,
@@ -360,7 +360,7 @@ pub async fn delete(
     (status = 200, body = Sandbox),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "Its thaw-vmm is of a release that lacks this", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn change(
     State(daemon): State<Arc<Daemon>>,
@@ -406,7 +406,7 @@ pub async fn resume(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = Sandbox),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn set_network_policy(
     State(daemon): State<Arc<Daemon>>,
@@ -426,7 +426,7 @@ pub async fn set_network_policy(
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = FrozenSandbox),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn freeze(
     State(daemon): State<Arc<Daemon>>,
@@ -451,7 +451,7 @@ pub async fn freeze(
     (status = 201, body = ForkedSandbox),
     (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "This is no thawd", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "Not what is asked for here", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn fork(

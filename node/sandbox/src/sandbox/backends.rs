@@ -33,7 +33,7 @@ const SWAPPABLE: [DeviceId; 11] = [
 #[derive(Debug, Default)]
 pub(super) struct Backends<'a> {
     requests: Vec<(Command, Vec<BorrowedFd<'a>>)>,
-    spoken_of: Vec<DeviceId>,
+    addressed: Vec<DeviceId>,
 }
 
 impl<'a> Backends<'a> {
@@ -42,7 +42,7 @@ impl<'a> Backends<'a> {
         let fds = image.descriptors.iter().map(|f| f.as_fd()).collect();
         let image = image.spec.clone();
         self.requests.push((Command::AddImage { slot, image }, fds));
-        self.spoken_of.push(DeviceId::Root);
+        self.addressed.push(DeviceId::Root);
     }
 
     /// An image that is a disk; its missing bytes are asked for over `misses`.
@@ -56,14 +56,14 @@ impl<'a> Backends<'a> {
             .map(|f| f.as_fd())
             .collect();
         self.requests.push((Command::Attach { device, backend }, fds));
-        self.spoken_of.push(device);
+        self.addressed.push(device);
     }
 
     /// A backend that is one descriptor.
     pub(super) fn attach(&mut self, device: DeviceId, backend: Backend, fd: &'a OwnedFd) {
         self.requests
             .push((Command::Attach { device, backend }, vec![fd.as_fd()]));
-        self.spoken_of.push(device);
+        self.addressed.push(device);
     }
 
     /// How much the machine's devices may do.
@@ -73,11 +73,13 @@ impl<'a> Backends<'a> {
             .extend(commands.into_iter().map(|command| (command, Vec::new())));
     }
 
-    /// Sends all, then waits for the answers: the first refusal is the error. The devices not spoken of, which a thaw must
-    /// declare empty: it wants an answer for each.
+    /// Sends every request, then waits for all answers. Returns the devices that got no backend, which the thaw must declare empty.
+    ///
+    /// # Errors
+    /// The first refusal.
     pub(super) async fn send(self, control: &ControlClient) -> Result<Vec<DeviceId>, Error> {
-        let unspoken = |device: &DeviceId| !self.spoken_of.contains(device);
-        let empty = SWAPPABLE.into_iter().filter(unspoken).collect();
+        let is_left = |device: &DeviceId| !self.addressed.contains(device);
+        let empty = SWAPPABLE.into_iter().filter(is_left).collect();
         let mut pending = Vec::with_capacity(self.requests.len());
         for (command, fds) in self.requests {
             let device = match &command {

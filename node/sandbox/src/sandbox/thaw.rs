@@ -25,8 +25,8 @@ use crate::trace::Trace;
 /// The device through which a process without privileges for it watches page faults of its kernel's.
 const USERFAULTFD: &str = "/dev/userfaultfd";
 
-/// A machine with a snapshot in it.
-pub(super) struct Parked {
+/// What a machine with a snapshot in it needs of its owner for as long as it runs.
+pub(super) struct RestoredMemory {
     /// Serves its memory if it is not mapped from a file.
     pub pages: Option<PageServer>,
 }
@@ -229,7 +229,7 @@ pub(super) async fn restore(
     mode: MemoryMode,
     vmm: Option<ProcessRecord>,
     trace: &Trace,
-) -> Result<Parked, Error> {
+) -> Result<RestoredMemory, Error> {
     let watched = match mode {
         MemoryMode::Uffd => Some(open_userfaultfd(from)?),
         MemoryMode::Cow | MemoryMode::Populate => None,
@@ -257,7 +257,7 @@ pub(super) async fn restore(
         (Some(_), None) => return Err(Error::new(ErrorKind::VmmFailed, "thaw-vmm made no userfaultfd")),
         (Some(_), Some(userfaultfd)) => Some(page_server(from, userfaultfd, &regions, vmm)?),
     };
-    Ok(Parked { pages })
+    Ok(RestoredMemory { pages })
 }
 
 fn page_server(

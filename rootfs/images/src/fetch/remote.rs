@@ -1,6 +1,6 @@
 //! Reading ranges from a registry and its mirrors: which endpoint is asked, in which order, and how often.
 //!
-//! Invariants: mirrors are asked in their order and the registry last. An endpoint that fails is asked again only after
+//! Invariants: mirrors are asked in their order, then the registry, then the URLs of the descriptor. An endpoint that fails is asked again only after
 //! all others and a pause. An endpoint that gave wrong bytes twice is not asked again for this read. The read ends
 //! within its budget.
 

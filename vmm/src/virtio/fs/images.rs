@@ -41,7 +41,7 @@ pub struct Images {
     dax: Dax,
     /// Requests that waited when the guest was frozen: queue and head.
     to_replay: Vec<(usize, u16)>,
-    /// Its messengers have it too, and not one each: a guest that resets the device earns nothing.
+    /// Shared with every messenger, so that a guest cannot get a fresh budget of log lines by resetting the device.
     log: Arc<LogLimit>,
 }
 

@@ -54,7 +54,7 @@ pub fn pieces(range: &MissingRange) -> impl Iterator<Item = ([u8; 32], u64, u32)
 }
 
 #[derive(Default)]
-pub struct Parked {
+pub struct ParkedReads {
     next: u64,
     requests: HashMap<Ticket, Waiting>,
     heads: HashSet<(usize, u16)>,
@@ -64,7 +64,7 @@ pub struct Parked {
     unsent: BTreeSet<u64>,
 }
 
-impl Parked {
+impl ParkedReads {
     /// Whether a request with this head waits already: the driver made a descriptor available that is in use.
     pub fn has(&self, queue: usize, head: u16) -> bool {
         self.heads.contains(&(queue, head))
@@ -176,9 +176,9 @@ impl Parked {
     /// Forgets everything: the driver has reset the device.
     pub fn clear(&mut self) {
         let next = self.next;
-        *self = Parked {
+        *self = ParkedReads {
             next,
-            ..Parked::default()
+            ..ParkedReads::default()
         };
     }
 }

@@ -245,11 +245,11 @@ fn unshareable_source_is_refused_with_a_reason() {
     let directory = File::open(place.path()).unwrap();
     let null = File::open("/dev/null").unwrap();
     for (shares, files, expected) in [
-        (vec![("..", false)], vec![directory.as_fd()], "cannot be the name"),
+        (vec![("..", false)], vec![directory.as_fd()], "not a valid name"),
         (
             vec![("a", false), ("a", true)],
             vec![directory.as_fd(); 2],
-            "another's",
+            "used twice",
         ),
         (
             vec![("a", false)],

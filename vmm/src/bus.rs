@@ -10,28 +10,28 @@ use crate::console::Console;
 use crate::layout::{MMIO_BASE, MMIO_WINDOW};
 use crate::power;
 use crate::virtio::mem::SizeError;
-use crate::virtio::{AttachError, BusRecords, Inventory, RestoreError, Unsettled};
+use crate::virtio::{AttachError, BusRecords, Inventory, NotSettled, RestoreError};
 
-/// Virtio-mmio windows: the devices of the machine but the console.
+/// Number of virtio-mmio windows: one for each device except the console.
 const VIRTIO_DEVICES: u64 = thaw_protocol::control::DeviceId::ALL.len() as u64 - 1;
 
-/// Everything a vCPU can reach that is not memory. Shared by all of them.
+/// Everything a vCPU can access that is not memory. All vCPUs share it.
 pub struct Bus {
     pub console: Console,
     pub inventory: Inventory,
 }
 
-/// Proof that no device thread touches guest memory, or will before this is dropped. vCPUs are the caller's to stop.
+/// While this exists, no device thread touches guest memory. The caller must stop the vCPUs itself.
 pub struct Quiesced<'b> {
     bus: &'b Bus,
-    /// The devices were working: they shall again.
+    /// Whether the devices worked before and resume when this is dropped.
     resume: bool,
 }
 
 impl Quiesced<'_> {
-    /// What a freeze keeps of every device. Guest memory may change by this (what the guest has sent is taken, what
-    /// waits for frames is given back), so it comes before memory and interrupt controllers are saved. The devices go
-    /// on as they are once the guard is dropped, their backends and connections untouched.
+    /// Returns the state that a freeze keeps of every device. This may change guest memory (a device takes what the guest has sent, and
+    /// returns buffers that wait for frames), so memory and interrupt controllers must be saved after it. When the guard is dropped, the
+    /// devices go on with their backends and connections unchanged.
     pub fn save(&self) -> BusRecords {
         BusRecords {
             console: self.bus.console.save(),
@@ -49,7 +49,7 @@ impl Drop for Quiesced<'_> {
 }
 
 impl Bus {
-    /// Gives a device, the console included, its backend.
+    /// Gives a device its backend. The console counts as a device here.
     pub fn attach(&self, device: DeviceId, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         let attached = match device {
             DeviceId::Console => self.console.attach(backend, fds),
@@ -62,7 +62,7 @@ impl Bus {
         })
     }
 
-    /// Waits until no device thread touches guest memory, and keeps them from it.
+    /// Waits until no device thread touches guest memory, and keeps them from it while the result exists.
     pub fn quiesce(&self) -> Quiesced<'_> {
         Quiesced {
             bus: self,
@@ -76,43 +76,43 @@ impl Bus {
         self.inventory.check(&records.devices)
     }
 
-    /// Puts a machine that never ran into a frozen one's state. All records are checked before anything is changed.
-    /// Devices do nothing by it (guest memory is not touched, no interrupt is raised) until [`Self::start_work`]; every
-    /// one then needs [`Self::attach`]. Guest memory need not have its contents yet, but must be where it will be.
+    /// Restores a frozen machine's state into a machine that never ran. All records are checked before anything is changed. Until
+    /// [`Self::start_work`] the devices touch no guest memory and raise no interrupt. Each device then needs [`Self::attach`]. Guest memory
+    /// must be at its final addresses, but may still lack its contents.
     pub fn restore(&self, records: &BusRecords) -> Result<(), RestoreError> {
         self.check(records)?;
         self.console.restore(&records.console)?;
         self.inventory.restore(&records.devices)
     }
 
-    /// The devices that forbid a thaw in which those in `empty` are to have no backend, and why: those that were neither
-    /// attached since the restore nor are in `empty`, and those in `empty` that have a backend or had one when frozen.
-    /// Memory, balloon and random numbers need none. Nothing after a cold boot.
-    pub fn unsettled(&self, empty: &[DeviceId]) -> Vec<(DeviceId, Unsettled)> {
-        let console = self.console.unsettled(empty.contains(&DeviceId::Console));
+    /// The devices that keep the machine from being thawed, with the reasons. Devices in `empty` are declared to have no backend. A device
+    /// in `empty` is listed if it has a backend or had one when it was frozen. A device not in `empty` is listed if it got no backend since
+    /// the restore. Memory, balloon and random numbers need no backend. After a cold boot the list is empty.
+    pub fn not_settled(&self, empty: &[DeviceId]) -> Vec<(DeviceId, NotSettled)> {
+        let console = self.console.not_settled(empty.contains(&DeviceId::Console));
         let console = console.map(|why| (DeviceId::Console, why));
-        let mut unsettled = self.inventory.unsettled(empty);
-        unsettled.extend(console);
-        unsettled
+        let mut not_settled = self.inventory.not_settled(empty);
+        not_settled.extend(console);
+        not_settled
     }
 
-    /// Asks the guest, by virtio-mem, to have `total_mib` MiB in all; what boot memory does not cover is offered, in
-    /// blocks of 2 MiB. Before [`Self::start_work`] the guest hears of it then.
+    /// Asks the guest, through virtio-mem, to have `total_mib` MiB in all. virtio-mem offers what exceeds boot memory, in blocks of 2 MiB.
+    /// Before [`Self::start_work`], the guest is notified only by that call.
     ///
     /// # Errors
-    /// More than boot memory and the region of virtio-mem.
+    /// If the size exceeds boot memory plus the region of virtio-mem.
     pub fn request_memory(&self, total_mib: u32) -> Result<(), SizeError> {
         self.inventory.request_memory(u64::from(total_mib) << 20)
     }
 
-    /// Tells the guest, by the ACPI generic event device, that the generation ID in its memory is new. After it was
-    /// written and the interrupt controllers are restored.
+    /// Notifies the guest, through the ACPI generic event device, that the generation ID in its memory has changed. The ID must be written
+    /// and the interrupt controllers restored before.
     pub fn notify_generation(&self) {
         self.inventory.notify_generation();
     }
 
-    /// Lets the devices work, at the end of a cold boot or a thaw: interrupts the driver has not acknowledged are raised
-    /// again, queues with work left are served. Spawns nothing, waits for nothing; may be called again.
+    /// Starts the devices, at the end of a cold boot or a thaw. Interrupts that the driver has not acknowledged are raised again, and
+    /// queues with work left are served. Starts no thread, waits for nothing, and may be called again.
     pub fn start_work(&self) {
         self.console.start_work();
         self.inventory.start_work();
@@ -126,7 +126,7 @@ impl Bus {
         }
     }
 
-    /// Says why the machine ends, if this write ends it.
+    /// Handles a vCPU's write to a port. Returns why the machine ends if the write ends it.
     pub fn port_write(&self, port: u16, data: &[u8]) -> Option<ExitReason> {
         if let Some(register) = Console::register(port) {
             data.iter().for_each(|byte| self.console.write(register, *byte));

@@ -102,9 +102,13 @@ fn parked_devices_touch_nothing_and_lose_nothing() {
     copy(memory, other);
     let after = Layout::at(other, RINGS, 16);
     thawed.restore(&records).unwrap();
-    let unspoken: Vec<DeviceId> = thawed.unsettled(&[]).iter().map(|(id, _)| *id).collect();
-    assert_eq!(unspoken.len(), 11, "ten devices and the console: {unspoken:?}");
-    assert!(thawed.unsettled(&unspoken).is_empty());
+    let not_mentioned: Vec<DeviceId> = thawed.not_settled(&[]).iter().map(|(id, _)| *id).collect();
+    assert_eq!(
+        not_mentioned.len(),
+        11,
+        "ten devices and the console: {not_mentioned:?}"
+    );
+    assert!(thawed.not_settled(&not_mentioned).is_empty());
     thawed.request_memory(128).unwrap();
     thawed.notify_generation();
     assert_eq!(after.used_index(), 0, "parked");
@@ -149,7 +153,7 @@ fn a_machine_refuses_the_records_of_another_and_stays_as_it_was() {
     bad.devices[DeviceId::Blk3 as usize].inventory.features ^= 1 << 9;
     let error = bus.restore(&bad).unwrap_err().to_string();
     assert!(error.contains("Blk3: features"), "{error}");
-    assert!(bus.unsettled(&[]).is_empty());
+    assert!(bus.not_settled(&[]).is_empty());
     let mut bad = good.clone();
     bad.console.in_buffer = vec![0; 65];
     assert!(bus.restore(&bad).is_err());
@@ -190,6 +194,6 @@ fn backend_smaller_than_the_frozen_one_is_refused_by_name() {
         assert!(error.to_string().starts_with(says), "{error}");
     }
     let blk0 = |why| (DeviceId::Blk0, why);
-    assert!(thawed.unsettled(&[]).contains(&blk0(Unsettled::Unspoken)));
-    assert_eq!(thawed.unsettled(&DeviceId::ALL), [blk0(Unsettled::WasBacked)]);
+    assert!(thawed.not_settled(&[]).contains(&blk0(NotSettled::NotMentioned)));
+    assert_eq!(thawed.not_settled(&DeviceId::ALL), [blk0(NotSettled::WasBacked)]);
 }

@@ -1,9 +1,9 @@
-//! The console: a 16550 whose output goes to a descriptor. It is for logs; the guest can read nothing from it.
+//! The console: a 16550 whose output goes to a descriptor. It is for logs; the guest cannot read input from it.
 //!
-//! Invariant: output never makes a vCPU wait and never accumulates. Output is gathered into lines of at most [`LINE`] bytes. A
-//! line that cannot be written at once is dropped, and the next line that can be written says how much was lost. The interrupt
-//! of a restored console is raised again: if one was lost at the freeze the guest would wait for it for ever, because the UART
-//! raises no second one until the first is acknowledged.
+//! Invariant: output never makes a vCPU wait and never accumulates. Output is gathered into lines of at most [`LINE`] bytes. A line that
+//! cannot be written at once is dropped, and the next line that can be written states how many bytes were lost. A restored console raises
+//! its interrupt again: if an interrupt was lost at the freeze, the guest would wait for it for ever, because the UART does not raise
+//! another before the first is acknowledged.
 
 use std::io::{self, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -20,18 +20,18 @@ use vm_superio::serial::NoEvents;
 use vm_superio::{Serial, SerialState, Trigger};
 
 use crate::layout::{CONSOLE_GSI, CONSOLE_PORT};
+use crate::virtio::backend_check::{BackendCheck, NotSettled};
 use crate::virtio::device::RestoreError;
 use crate::virtio::device::{AttachError, one_descriptor};
 use crate::virtio::state::ConsoleRecord;
-use crate::virtio::swap::{Swap, Unsettled};
 
-/// Most bytes gathered before they are written: a pipe takes this much whole or not at all (PIPE_BUF).
+/// Most bytes gathered before a write: a pipe takes this many whole or not at all (PIPE_BUF).
 pub const LINE: usize = 4096;
 /// Register ports of a 16550.
 const PORTS: u16 = 8;
-/// Received bytes a UART of vm-superio holds.
+/// Capacity of the receive FIFO of vm-superio's UART, in bytes.
 const FIFO: usize = 64;
-/// The transmitter is empty, or data has come: bits of IER, and of IIR.
+/// Bits of IER and IIR: data has been received, and the transmitter is empty.
 const IER_DATA: u8 = 1;
 const IER_EMPTY: u8 = 2;
 const IIR_EMPTY: u8 = 2;
@@ -41,7 +41,7 @@ const IIR_DATA: u8 = 4;
 pub struct Console {
     uart: Mutex<Uart>,
     line: Line,
-    swap: Swap,
+    backend_check: BackendCheck,
 }
 
 type Uart = Serial<Line, NoEvents, Output>;
@@ -67,11 +67,11 @@ impl Console {
         Console {
             uart: Mutex::new(Serial::new(line.clone(), Output::default())),
             line,
-            swap: Swap::default(),
+            backend_check: BackendCheck::default(),
         }
     }
 
-    /// Where output goes from now on.
+    /// Sets the descriptor that output goes to from now on.
     pub fn attach(&self, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         let mut uart = self.uart();
         match backend {
@@ -79,7 +79,7 @@ impl Console {
                 let to = one_descriptor(fds)?;
                 uart.writer_mut().write_out();
                 uart.writer_mut().to = Some(to);
-                self.swap.settle();
+                self.backend_check.settle();
                 Ok(())
             }
             _ => Err(AttachError::WrongKind(
@@ -88,7 +88,7 @@ impl Console {
         }
     }
 
-    /// What a freeze keeps, after an unfinished line is written out. No vCPU runs.
+    /// Writes out an unfinished line and returns the state that a freeze keeps. No vCPU may run.
     pub fn save(&self) -> ConsoleRecord {
         let mut uart = self.uart();
         uart.writer_mut().write_out();
@@ -116,7 +116,7 @@ impl Console {
         }
     }
 
-    /// Takes a frozen console's registers, without a backend. No interrupt is raised before [`Self::start_work`].
+    /// Restores a frozen console's registers, without a backend. No interrupt is raised before [`Self::start_work`].
     pub fn restore(&self, record: &ConsoleRecord) -> Result<(), RestoreError> {
         self.check(record)?;
         let state = SerialState {
@@ -134,14 +134,15 @@ impl Console {
         self.line.0.held.store(true, Ordering::SeqCst);
         *self.uart() = Serial::from_state(&state, self.line.clone(), NoEvents, Output::default())
             .map_err(|error| invalid(error.to_string()))?;
-        self.swap.restored(record.backed);
+        self.backend_check.restored(record.backed);
         Ok(())
     }
 
-    /// What forbids a thaw, if output is to go nowhere (`declared_empty`) or where [`Self::attach`] said.
-    pub fn unsettled(&self, declared_empty: bool) -> Option<Unsettled> {
-        self.swap
-            .unsettled(declared_empty.then(|| self.uart().writer().to.is_some()))
+    /// Why the console keeps the machine from being thawed, if it does. `declared_empty`: it is declared to have no backend; otherwise
+    /// [`Self::attach`] must have given it one.
+    pub fn not_settled(&self, declared_empty: bool) -> Option<NotSettled> {
+        self.backend_check
+            .not_settled(declared_empty.then(|| self.uart().writer().to.is_some()))
     }
 
     /// Raises a restored console's interrupt if its driver has not acknowledged it.
@@ -158,7 +159,7 @@ impl Console {
         }
     }
 
-    /// The register `port` is of this console, if it is one.
+    /// The offset of the console register at `port`, or `None` if the port is not one of the console's.
     pub fn register(port: u16) -> Option<u8> {
         port.checked_sub(CONSOLE_PORT)
             .filter(|offset| *offset < PORTS)
@@ -170,11 +171,11 @@ impl Console {
     }
 
     pub fn write(&self, register: u8, value: u8) {
-        // The only errors are those of Output and Line, which report none.
+        // Cannot fail: the only errors would come from Output and Line, which return none.
         let _ = self.uart().write(register, value);
     }
 
-    /// Writes an unfinished line: the machine stops here.
+    /// Writes out an unfinished line. For a machine that stops here.
     pub fn flush(&self) {
         self.uart().writer_mut().write_out();
     }
@@ -197,13 +198,13 @@ struct Line(Arc<Wire>);
 
 struct Wire {
     event: EventFd,
-    /// The machine is parked: nothing is raised before [`Console::start_work`].
+    /// Set while the machine is parked: nothing is raised before [`Console::start_work`].
     held: AtomicBool,
 }
 
 impl Wire {
     fn raise(&self) {
-        // Fails only when the counter is full: then the interrupt is pending anyway.
+        // Fails only if the counter is full, and then the interrupt is pending anyway.
         let _ = self.event.write(1);
     }
 }
@@ -219,7 +220,7 @@ impl Trigger for Line {
     }
 }
 
-/// Gathers bytes to lines.
+/// Gathers bytes into lines.
 #[derive(Default)]
 struct Output {
     to: Option<OwnedFd>,
@@ -238,14 +239,14 @@ impl Write for Output {
         Ok(bytes.len())
     }
 
-    /// The UART flushes after each byte; lines are written when they end.
+    /// The UART calls this after each byte; a line is written only when it ends.
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
 }
 
 impl Output {
-    /// Writes what was gathered, or drops it.
+    /// Writes the gathered bytes, or drops them.
     fn write_out(&mut self) {
         if self.line.is_empty() {
             return;
@@ -267,8 +268,8 @@ impl Output {
     }
 }
 
-/// Writes all of `bytes` if that needs no waiting; says whether it did. The descriptor's own flags are left alone: they
-/// are shared with whoever handed it over.
+/// Writes all of `bytes` if that is possible without waiting. Returns whether it did. The descriptor's own flags stay unchanged, because
+/// the process that passed the descriptor shares them.
 fn write_now(to: &OwnedFd, bytes: &[u8]) -> bool {
     match rustix::net::send(to, bytes, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
         Err(Errno::NOTSOCK) => {}
@@ -311,7 +312,7 @@ mod tests {
 
         let thawed = console();
         thawed.restore(&record).unwrap();
-        // Without the one that was lost the UART says nothing more, whatever is written.
+        // Without the lost interrupt the UART raises no other, whatever is written.
         thawed.write(0, b'y');
         assert!(!raised(&thawed), "parked");
         thawed.start_work();
@@ -331,22 +332,22 @@ mod tests {
             .attach(Backend::Console, vec![write.try_clone().unwrap()])
             .unwrap();
         let thawed = console();
-        assert_eq!(thawed.unsettled(false), None);
+        assert_eq!(thawed.not_settled(false), None);
         thawed.restore(&frozen.save()).unwrap();
-        assert_eq!(thawed.unsettled(true), Some(Unsettled::WasBacked));
+        assert_eq!(thawed.not_settled(true), Some(NotSettled::WasBacked));
         assert!(matches!(
             thawed.attach(Backend::Vsock, vec![write.try_clone().unwrap()]),
             Err(AttachError::WrongKind(_))
         ));
-        assert_eq!(thawed.unsettled(false), Some(Unsettled::Unspoken));
+        assert_eq!(thawed.not_settled(false), Some(NotSettled::NotMentioned));
         thawed.attach(Backend::Console, vec![write]).unwrap();
-        assert_eq!(thawed.unsettled(false), None);
-        assert_eq!(thawed.unsettled(true), Some(Unsettled::IsBacked));
+        assert_eq!(thawed.not_settled(false), None);
+        assert_eq!(thawed.not_settled(true), Some(NotSettled::IsBacked));
 
         let silent = console();
         silent.restore(&console().save()).unwrap();
-        assert_eq!(silent.unsettled(false), Some(Unsettled::Unspoken));
-        assert_eq!(silent.unsettled(true), None);
+        assert_eq!(silent.not_settled(false), Some(NotSettled::NotMentioned));
+        assert_eq!(silent.not_settled(true), None);
     }
 
     #[test]

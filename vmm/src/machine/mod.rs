@@ -395,9 +395,9 @@ impl Parked {
     /// All of a thaw that can be refused.
     fn check_thaw(&self, memory_mib: u32, empty: &[DeviceId]) -> Outcome<()> {
         let Body { bus, spec, .. } = &self.body;
-        let unsettled = bus.unsettled(empty);
-        if !unsettled.is_empty() {
-            return Err(refusal::unsettled(&unsettled));
+        let not_settled = bus.not_settled(empty);
+        if !not_settled.is_empty() {
+            return Err(refusal::not_settled(&not_settled));
         }
         match memory_mib > spec.memory_mib {
             true => self.body.request_memory(memory_mib),

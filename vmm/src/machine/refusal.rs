@@ -7,7 +7,7 @@ use crate::memory::MemoryError;
 use crate::snapshot::freeze::FreezeError;
 use crate::snapshot::uffd::UffdError;
 use crate::snapshot::{FileError, RestoreError};
-use crate::virtio::{AttachError, InventoryError, Unsettled};
+use crate::virtio::{AttachError, InventoryError, NotSettled};
 
 pub fn refused(code: ErrorCode, message: String) -> ControlError {
     ControlError { code, message }
@@ -17,7 +17,7 @@ pub fn invalid(message: String) -> ControlError {
     refused(ErrorCode::Invalid, message)
 }
 
-/// For `map_err`: names the step that failed.
+/// For `map_err`: the error names the step that failed.
 pub fn system(what: &'static str) -> impl FnOnce(std::io::Error) -> ControlError {
     move |e| refused(ErrorCode::System, format!("{what}: {e}"))
 }
@@ -62,24 +62,24 @@ pub fn attach_error(e: AttachError) -> ControlError {
     refused(code, e.to_string())
 }
 
-/// Names every device of `unsettled`, which is not empty, by what is the matter with it.
-pub fn unsettled(unsettled: &[(DeviceId, Unsettled)]) -> ControlError {
+/// Names every device of `not_settled`, which must not be empty, with the reason why it keeps the machine from being thawed.
+pub fn not_settled(not_settled: &[(DeviceId, NotSettled)]) -> ControlError {
     let why = [
         (
-            Unsettled::Unspoken,
+            NotSettled::NotMentioned,
             "nobody said what is behind DEVICES now: attach a backend to each, or declare it empty",
         ),
         (
-            Unsettled::WasBacked,
+            NotSettled::WasBacked,
             "DEVICES had a backend when frozen and cannot be empty",
         ),
         (
-            Unsettled::IsBacked,
+            NotSettled::IsBacked,
             "DEVICES cannot be empty: a backend is attached",
         ),
     ];
-    let sentence = |(why, sentence): (Unsettled, &str)| {
-        let of_this = unsettled.iter().filter(|(_, other)| *other == why);
+    let sentence = |(why, sentence): (NotSettled, &str)| {
+        let of_this = not_settled.iter().filter(|(_, other)| *other == why);
         let devices: Vec<DeviceId> = of_this.map(|(device, _)| *device).collect();
         (!devices.is_empty()).then(|| sentence.replace("DEVICES", &format!("{devices:?}")))
     };

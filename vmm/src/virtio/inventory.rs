@@ -5,7 +5,7 @@
 //! windows and interrupt lines follow from [`DeviceId`].
 //!
 //! The threads touch guest memory only while the [`Gate`] is open: after [`Inventory::start_work`] and until
-//! [`Inventory::quiesce`]. By then each restored device is [settled](Swap).
+//! [`Inventory::quiesce`]. By then each restored device is [settled](BackendCheck).
 
 mod table;
 mod wiring;
@@ -24,6 +24,7 @@ use vmm_sys_util::eventfd::EventFd;
 use self::table::Parts;
 pub use self::table::Windows;
 use self::wiring::{assemble, eventfd};
+use super::backend_check::{BackendCheck, NotSettled};
 use super::device::{AttachError, RestoreError, VirtioDevice};
 use super::device_thread::DeviceThread;
 use super::event_loop::EventLoop;
@@ -32,7 +33,6 @@ use super::gate::Gate;
 use super::mem::{self, BLOCK, Mem, MemorySlots, SizeError};
 use super::mmio::MmioDevice;
 use super::state::DeviceRecord;
-use super::swap::{Swap, Unsettled};
 use super::window::WindowError;
 use crate::events::EventSink;
 use crate::jail;
@@ -75,7 +75,7 @@ pub struct Inventory {
     /// The same devices, by slot.
     devices: Vec<Arc<Mutex<dyn VirtioDevice>>>,
     /// By slot: whether a restored device has what it needs.
-    swaps: Vec<Swap>,
+    backend_checks: Vec<BackendCheck>,
     /// Slots [`DeviceId::Root`] and [`DeviceId::Mem`] again: the one that takes images, and the one that is asked for
     /// memory.
     root: Arc<Mutex<Fs<Images>>>,
@@ -128,7 +128,7 @@ impl Inventory {
             })?;
         Ok(Inventory {
             transports,
-            swaps: devices.iter().map(|_| Swap::default()).collect(),
+            backend_checks: devices.iter().map(|_| BackendCheck::default()).collect(),
             devices,
             root,
             mem,
@@ -159,7 +159,7 @@ impl Inventory {
     /// Gives `device` its backend. Not for the console. The device may be running: it takes effect at once.
     pub fn attach(&self, device: DeviceId, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         let slot = device as usize;
-        let (Some(device), Some(swap)) = (self.devices.get(slot), self.swaps.get(slot)) else {
+        let (Some(device), Some(check)) = (self.devices.get(slot), self.backend_checks.get(slot)) else {
             return Err(AttachError::WrongKind("the console is not a virtio device"));
         };
         // A socket for accesses is no backend. A socket for misses is one for the device of image slots alone.
@@ -170,7 +170,7 @@ impl Inventory {
         };
         device.locked().attach(backend, fds)?;
         if settles {
-            swap.settle();
+            check.settle();
         }
         Ok(())
     }
@@ -194,7 +194,7 @@ impl Inventory {
     /// Shows an image in a slot of the root device; `fds` as [`ImageSpec::blobs`] says.
     pub fn add_image(&self, slot: u16, image: ImageSpec, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         self.root().add_image(slot, image, fds)?;
-        self.swaps[DeviceId::Root as usize].settle();
+        self.backend_checks[DeviceId::Root as usize].settle();
         Ok(())
     }
 
@@ -240,25 +240,29 @@ impl Inventory {
     pub fn restore(&self, records: &[DeviceRecord]) -> Result<(), RestoreError> {
         self.check(records)?;
         self.gate.close();
-        for ((transport, record), swap) in self.transports.iter().zip(records).zip(&self.swaps) {
+        for ((transport, record), check) in self.transports.iter().zip(records).zip(&self.backend_checks) {
             transport.restore(record)?;
             match record.id {
                 // Their backend is this process.
-                DeviceId::Mem | DeviceId::Balloon | DeviceId::Rng => swap.settle(),
-                _ => swap.restored(record.backed),
+                DeviceId::Mem | DeviceId::Balloon | DeviceId::Rng => check.settle(),
+                _ => check.restored(record.backed),
             }
         }
         Ok(())
     }
 
     /// The devices that keep a machine from being thawed, and why. Those in `empty` are declared to have no backend.
-    pub fn unsettled(&self, empty: &[DeviceId]) -> Vec<(DeviceId, Unsettled)> {
-        let mut unsettled = Vec::new();
-        for ((id, device), swap) in DeviceId::ALL.into_iter().zip(&self.devices).zip(&self.swaps) {
+    pub fn not_settled(&self, empty: &[DeviceId]) -> Vec<(DeviceId, NotSettled)> {
+        let mut not_settled = Vec::new();
+        for ((id, device), check) in DeviceId::ALL
+            .into_iter()
+            .zip(&self.devices)
+            .zip(&self.backend_checks)
+        {
             let declared_empty = empty.contains(&id).then(|| device.locked().is_backed());
-            unsettled.extend(swap.unsettled(declared_empty).map(|why| (id, why)));
+            not_settled.extend(check.not_settled(declared_empty).map(|why| (id, why)));
         }
-        unsettled
+        not_settled
     }
 
     /// Has the devices do what must be done before a restored guest runs; may wait for their backends. The error is the first

@@ -110,24 +110,24 @@ fn restored_devices_need_a_backend_or_the_word_they_have_none() {
     }) else {
         return;
     };
-    let unspoken = DeviceId::ALL.map(|id| (id, Unsettled::Unspoken));
+    let not_mentioned = DeviceId::ALL.map(|id| (id, NotSettled::NotMentioned));
     assert_eq!(
-        thawed.unsettled(&[]),
-        unspoken[..10],
+        thawed.not_settled(&[]),
+        not_mentioned[..10],
         "memory, balloon and random numbers need nothing"
     );
     let blk0 = |why| [(DeviceId::Blk0, why)];
-    assert_eq!(thawed.unsettled(&DeviceId::ALL), blk0(Unsettled::WasBacked));
+    assert_eq!(thawed.not_settled(&DeviceId::ALL), blk0(NotSettled::WasBacked));
     let others: Vec<DeviceId> = DeviceId::ALL
         .into_iter()
         .filter(|id| *id != DeviceId::Blk0)
         .collect();
     let wrong = thawed.attach(DeviceId::Blk0, Backend::Pmem, vec![file()]);
     assert!(matches!(wrong, Err(AttachError::WrongKind(_))));
-    assert_eq!(thawed.unsettled(&others), blk0(Unsettled::Unspoken));
+    assert_eq!(thawed.not_settled(&others), blk0(NotSettled::NotMentioned));
     thawed.attach(DeviceId::Blk0, DISK, vec![file()]).unwrap();
-    assert!(thawed.unsettled(&others).is_empty());
-    assert_eq!(thawed.unsettled(&DeviceId::ALL), blk0(Unsettled::IsBacked));
+    assert!(thawed.not_settled(&others).is_empty());
+    assert_eq!(thawed.not_settled(&DeviceId::ALL), blk0(NotSettled::IsBacked));
 }
 
 #[test]
@@ -145,15 +145,15 @@ fn a_miss_socket_is_enough_for_the_root_device() {
     thawed
         .attach(DeviceId::Root, Backend::Misses, vec![socket])
         .unwrap();
-    let unsettled = thawed.unsettled(&[]);
-    assert!(unsettled.iter().all(|(id, _)| *id != DeviceId::Root));
+    let not_settled = thawed.not_settled(&[]);
+    assert!(not_settled.iter().all(|(id, _)| *id != DeviceId::Root));
 }
 
 #[test]
 fn a_machine_that_was_not_restored_owes_nothing() {
     let Some((inventory, _vm)) = machine() else { return };
-    assert!(inventory.unsettled(&[]).is_empty());
-    assert!(inventory.unsettled(&DeviceId::ALL).is_empty());
+    assert!(inventory.not_settled(&[]).is_empty());
+    assert!(inventory.not_settled(&DeviceId::ALL).is_empty());
 }
 
 #[test]
@@ -172,7 +172,7 @@ fn records_of_other_devices_are_refused_whole() {
     other[9].config[8] ^= 1;
     let error = frozen.restore(&other).unwrap_err().to_string();
     assert!(error.contains("Pmem1: configuration"), "{error}");
-    assert!(frozen.unsettled(&[]).is_empty());
+    assert!(frozen.not_settled(&[]).is_empty());
     assert_eq!(frozen.save(), records);
 }
 

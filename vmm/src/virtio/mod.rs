@@ -15,7 +15,7 @@
 //! | [`mmio`], [`interrupt`] | the registers a driver sees, and the interrupt line |
 //! | [`event_loop`], [`device_thread`], [`alarms`] | the threads that call devices, and when |
 //! | [`gate`] | keeps those threads from guest memory |
-//! | [`state`], [`swap`] | what a freeze keeps of a device, and which backends a restored one still needs |
+//! | [`state`], [`backend_check`] | what a freeze keeps of a device; which restored devices still need a backend |
 //! | [`blk`], [`net`], [`vsock`], [`fs`], [`pmem`], [`mem`], [`balloon`], [`rng`] | the device types |
 //! | [`misses`], [`accesses`] | asking the node for bytes of images; reporting which bytes are read |
 //! | [`throttle`], [`token_bucket`] | rate limits |
@@ -35,6 +35,7 @@
 
 pub mod accesses;
 pub mod alarms;
+pub mod backend_check;
 pub mod balloon;
 pub mod blk;
 pub mod chain;
@@ -55,7 +56,6 @@ pub mod pmem;
 pub mod queue;
 pub mod rng;
 pub mod state;
-pub mod swap;
 pub mod throttle;
 pub mod token_bucket;
 pub mod vsock;
@@ -64,6 +64,7 @@ pub mod window;
 #[cfg(test)]
 pub(crate) mod testing;
 
+pub use backend_check::NotSettled;
 pub use chain::Chain;
 pub use config::ConfigSpace;
 pub use device::{
@@ -73,5 +74,4 @@ pub use interrupt::Interrupt;
 pub use inventory::{Inventory, InventoryError, Windows};
 pub use queue::{DeviceQueue, QueueError};
 pub use state::{BusRecords, ConsoleRecord, DeviceRecord, DeviceState};
-pub use swap::Unsettled;
 pub use window::HostWindow;

@@ -26,18 +26,18 @@ const SHELL_PATIENCE: Timespec = Timespec {
     tv_nsec: 0,
 };
 
-/// Why serving ended.
+/// Why [`serve`] returned.
 #[derive(Debug, PartialEq, Eq)]
 pub enum End {
-    /// It was asked to.
+    /// The peer requested it.
     Shutdown,
-    /// The connection the machine is tethered to closed, or that of a process that has no machine yet.
+    /// The connection closed, and the machine was tethered to it or the process had no machine yet.
     Disconnected,
-    /// No connection was made.
+    /// No client connected in time.
     Abandoned,
 }
 
-/// Serves until the process shall end.
+/// Serves connections until the process must end.
 ///
 /// # Errors
 /// When the listening socket or poll fails.
@@ -69,7 +69,7 @@ pub fn serve(listener: OwnedFd, machine: &mut Machine, events: &EventSink) -> st
     }
 }
 
-/// A message and the descriptors beside it.
+/// A message and the descriptors to send with it.
 struct Outgoing {
     message: FromVmm,
     fds: Vec<OwnedFd>,
@@ -84,7 +84,7 @@ impl From<Event> for Outgoing {
     }
 }
 
-/// A response and the descriptors beside it.
+/// A response and the descriptors to send with it.
 struct Answer {
     response: Response,
     fds: Vec<OwnedFd>,
@@ -106,7 +106,7 @@ struct Server<'a> {
     tethered: bool,
 }
 
-/// What a connection wants next.
+/// What to do with a connection next.
 enum Step {
     Continue,
     /// The connection is over.
@@ -115,7 +115,7 @@ enum Step {
 }
 
 impl Server<'_> {
-    /// Serves one connection; says how the process shall end, if it shall.
+    /// Serves one connection. Returns why the process must end, or `None` if it can serve another connection.
     fn serve_connection(&mut self, socket: OwnedFd) -> std::io::Result<Option<End>> {
         self.events.renew();
         let mut outgoing = VecDeque::new();
@@ -140,14 +140,14 @@ impl Server<'_> {
         }
     }
 
-    /// Waits until there is something to do: (a packet can be read, the peer has closed).
+    /// Waits until there is something to do. Returns whether a packet can be read, and whether the peer has closed.
     fn wait(&self, socket: &OwnedFd, all_sent: bool) -> std::io::Result<(bool, bool)> {
         let wanted = if all_sent { PollFlags::IN } else { PollFlags::OUT };
         let mut ready = [
             PollFd::new(socket, wanted),
             PollFd::new(self.events, PollFlags::IN),
         ];
-        // While the peer does not read, events wait where they are held.
+        // While the peer does not read, events stay in the event sink.
         let watched = if all_sent { &mut ready[..] } else { &mut ready[..1] };
         match poll(watched, None) {
             Ok(_) => {
@@ -162,7 +162,7 @@ impl Server<'_> {
         }
     }
 
-    /// Reads one request and does it.
+    /// Reads one request and executes it.
     fn answer(&mut self, socket: &OwnedFd, outgoing: &mut VecDeque<Outgoing>) -> Step {
         let received = self.receiver.receive_bytes(socket);
         let read = received.and_then(|(bytes, fds)| Ok((Request::read(bytes)?, fds)));
@@ -195,12 +195,12 @@ impl Server<'_> {
         });
         if shutdown {
             self.machine.last_words();
-            // A peer that does not read its reply learns from the closed connection.
+            // A peer that does not read its reply learns of the shutdown from the closed connection.
             let _ = send_all(socket, outgoing);
             return Step::Shutdown;
         }
         if thaw {
-            // Its failure is seen again by who sends next.
+            // An error is ignored here: the next send fails with it again.
             let _ = send_all(socket, outgoing);
             self.machine.after_reply();
         }
@@ -255,7 +255,7 @@ impl Server<'_> {
         Ok(Response::Done.into())
     }
 
-    /// The connection is over; is the process, too?
+    /// Handles the end of a connection. Returns why the process must end too, or `None` if it goes on.
     fn closed(&self, why: &PacketError) -> Option<End> {
         tracing::debug!("control connection ended: {why}");
         let ends = self.tethered || self.machine.state() == MachineState::NoMachine;
@@ -289,7 +289,7 @@ fn too_old(error: &VersionError) -> ControlError {
     }
 }
 
-/// The reply to a restore, and the userfaultfd beside it if there is one.
+/// The reply to a restore, with the userfaultfd if there is one.
 fn restored(restored: Restored) -> Answer {
     let Restored {
         regions,
@@ -306,7 +306,7 @@ fn restored(restored: Restored) -> Answer {
     }
 }
 
-/// Sends what waits, as far as the peer takes it.
+/// Sends the queued messages until the socket is full.
 fn send_all(socket: &OwnedFd, outgoing: &mut VecDeque<Outgoing>) -> Result<(), PacketError> {
     while let Some(message) = outgoing.front() {
         let fds: Vec<_> = message.fds.iter().map(AsFd::as_fd).collect();

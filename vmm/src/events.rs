@@ -11,7 +11,7 @@ use thaw_hypervisor::EventFd;
 use thaw_protocol::control::{Event, ExitReason};
 use thaw_sys::lock::Lock;
 
-/// Where vCPU and device threads report to; clones report to the same control connection.
+/// Takes reports from vCPU and device threads. Clones report to the same control connection.
 #[derive(Clone, Debug)]
 pub struct EventSink {
     shared: Arc<Shared>,
@@ -23,7 +23,7 @@ struct Shared {
     wake: EventFd,
 }
 
-/// The latest doorbell and the first exit, each with whether it has yet to be sent.
+/// The latest doorbell and the first exit, each with a flag: not sent yet.
 #[derive(Debug, Default)]
 struct Held {
     doorbell: Option<(u64, bool)>,
@@ -32,7 +32,7 @@ struct Held {
 
 impl EventSink {
     /// # Errors
-    /// When no eventfd can be had.
+    /// If the eventfd cannot be created.
     pub fn new() -> io::Result<EventSink> {
         let wake = EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?;
         Ok(EventSink {
@@ -54,17 +54,17 @@ impl EventSink {
                 }
             }
         }
-        // Fails only when the counter is full, and then the reader has been woken already.
+        // Fails only if the counter is full, and then the reader has been woken already.
         let _ = self.shared.wake.write(1);
     }
 
-    /// Readable once something was sent; for poll.
+    /// Readable when an event was sent; for poll.
     pub fn wake(&self) -> BorrowedFd<'_> {
         // SAFETY: the eventfd is owned by `shared`, which the returned borrow keeps borrowed.
         unsafe { BorrowedFd::borrow_raw(self.shared.wake.as_raw_fd()) }
     }
 
-    /// What was sent since the last call, in order of doorbell, exit; [`Self::wake`] is quiet again.
+    /// Returns the events since the last call, the doorbell before the exit, and makes [`Self::wake`] unreadable.
     pub fn take_new(&self) -> Vec<Event> {
         let _ = self.shared.wake.read();
         let mut held = self.held();
@@ -82,7 +82,7 @@ impl EventSink {
         new
     }
 
-    /// Everything that still holds shall be sent again: a new peer has connected.
+    /// Marks the stored events as unsent, because a new peer has connected.
     pub fn renew(&self) {
         let mut held = self.held();
         if let Some((_, fresh)) = &mut held.doorbell {
@@ -98,7 +98,7 @@ impl EventSink {
         self.held().exited.as_ref().map(|(reason, _)| reason.clone())
     }
 
-    /// Whether the guest ever rang.
+    /// Whether the guest has rung the doorbell.
     pub fn rang(&self) -> bool {
         self.held().doorbell.is_some()
     }

@@ -1,17 +1,17 @@
-//! Takes rights away from this process before it serves a request.
+//! Drops this process's rights before it serves a request.
 //!
-//! Invariant: when [`enter`] returns, the process sees an empty read-only root, no network and no other process's IPC, has no
-//! descriptor but 0 to 3, can gain no privilege, dumps no core, and holds no capability. There is one exception: a process that
-//! was started with CAP_SYS_BOOT in the initial user namespace keeps it until the VM is made, because
-//! KVM_CAP_VM_DISABLE_NX_HUGE_PAGES needs it; [`give_up_last_capability`] drops it before any guest code exists. Once the machine
-//! is made, and before anything hostile reaches the process, [`seal`] leaves its threads only the system calls of [`syscalls`].
+//! Invariant: when [`enter`] returns, the process sees an empty read-only root, no network and no other process's IPC. It has only the
+//! descriptors 0 to 3, cannot gain privileges, dumps no core, and holds no capability. There is one exception: a process that was started
+//! with CAP_SYS_BOOT in the initial user namespace keeps it until the VM is made, because KVM_CAP_VM_DISABLE_NX_HUGE_PAGES needs it;
+//! [`give_up_last_capability`] drops it before any guest code exists. After the machine is made, and before hostile input reaches the
+//! process, [`seal`] restricts its threads to the system calls of [`syscalls`].
 //!
-//! Namespaces need CAP_SYS_ADMIN or a user namespace. On a host that grants neither, the process ends, or, if it was started with
-//! that allowed, goes on with Landlock and the filter alone and logs one line. The PID namespace is made by whoever starts the
-//! process, because a process cannot enter one itself; here it is only checked. docs/jail.md describes the whole jail.
+//! Namespaces need CAP_SYS_ADMIN or a user namespace. If the host grants neither, the process ends. If it was started with permission to
+//! run without them, it goes on with Landlock and the filter alone and logs one line. The parent makes the PID namespace, because a process
+//! cannot enter one itself; this module only checks for it. docs/jail.md describes the whole jail.
 //!
-//! Paths are opened here and nowhere else: `/proc/self` and `/proc/self/{uid_map,gid_map,setgroups}`. One file of /sys is read
-//! earlier ([`crate::multihit`]).
+//! This module opens the paths `/proc/self` and `/proc/self/{uid_map,gid_map,setgroups}`; no other module opens any, except that
+//! [`crate::multihit`] reads one file of /sys earlier.
 
 mod filter;
 mod landlock;
@@ -33,18 +33,17 @@ use thaw_sys::jail::{self, StepError, step};
 pub use filter::seal;
 pub use signals::set_hotplug_region;
 
-/// Users and groups of privileged VMMs: this and the process's number, so that each has one of its own while it lives and
-/// nobody has to hand them out. systemd leaves 0x70000000 to 0x7fffffff unused (its UIDS-GIDS); a process has at most
-/// 22 bits of number.
+/// Base of the user and group IDs of privileged VMMs. The ID is this plus the process ID, so each VMM has an ID of its own while it lives,
+/// and no allocator of IDs is needed. systemd leaves 0x70000000 to 0x7fffffff unused (its UIDS-GIDS); a process ID has at most 22 bits.
 const FIRST_USER: u32 = 0x7400_0000;
-/// Where that one is not mapped: `nobody`.
+/// The user `nobody`, used if the namespace does not map the process's own ID.
 const NOBODY: u32 = 65534;
-/// Most descriptors: two a blob of an image, and a handful a device.
+/// Most descriptors: two for each blob of an image, and a handful for each device.
 const MAX_DESCRIPTORS: u64 = 16384;
-/// Most threads of a user of its own: 16 vCPUs, the servers, and what KVM starts in this process's name.
+/// Most threads of a user that only this process has: 16 vCPUs, the servers, and the threads that KVM starts for this process.
 const MAX_THREADS: u64 = 64;
 
-/// A step of the jail that failed. There is no running without it.
+/// A step of the jail failed, so the process cannot run.
 #[derive(Debug, thiserror::Error)]
 pub enum JailError {
     #[error(transparent)]
@@ -53,12 +52,12 @@ pub enum JailError {
     Lacks(String),
 }
 
-/// Closes the jail. While the process has one thread.
+/// Enters the jail. Must be called while the process has one thread.
 ///
 /// # Errors
-/// A step that failed; where the jail is to be `whole`, [`JailError::Lacks`] what this host cannot give.
+/// [`JailError`] with the step that failed. If the jail must be `whole`, [`JailError::Lacks`] with what this host cannot provide.
 pub fn enter(whole: bool) -> Result<(), JailError> {
-    // Signals of the terminal go to whoever started us. Fails only when this is a session of our own already.
+    // Detaches from the parent's terminal and its signals. Fails only if this process leads a session already.
     let _ = process::setsid();
     step("taking signals", signals::install())?;
     keep_allocator_from_paths();
@@ -70,7 +69,7 @@ pub fn enter(whole: bool) -> Result<(), JailError> {
         true => Ok(()),
         false => enter_user_namespace(),
     };
-    // Paths are read while there are some.
+    // Before leave_host: afterwards /proc is gone.
     let user = own_user();
     match namespaces.and_then(|()| leave_host()) {
         Ok(()) => {}
@@ -110,16 +109,15 @@ pub fn enter(whole: bool) -> Result<(), JailError> {
     Ok(())
 }
 
-/// Gives up CAP_SYS_BOOT, if it is still there.
+/// Drops CAP_SYS_BOOT, if the process still has it.
 pub fn give_up_last_capability() -> io::Result<()> {
     Ok(thread::set_capabilities(None, no_capabilities())?)
 }
 
-/// glibc's allocator reads files: /sys to count processors, before it makes an arena beyond the first few, and
-/// /proc/sys/vm/overcommit_memory, before it shrinks one that is not the first. With the first alone it reads none. No hot
-/// path allocates.
+/// glibc's allocator reads files: /sys to count processors before it makes more than a few arenas, and /proc/sys/vm/overcommit_memory
+/// before it shrinks an arena other than the first. With one arena it reads none. One arena is enough, because no hot path allocates.
 fn keep_allocator_from_paths() {
-    // SAFETY: mallopt has no preconditions, and nobody allocates beside us yet.
+    // SAFETY: mallopt has no preconditions, and no other thread runs yet.
     unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 
@@ -132,7 +130,7 @@ fn no_capabilities() -> CapabilitySets {
 }
 
 fn close_other_descriptors() -> Result<(), StepError> {
-    // SAFETY: nothing of this process is open yet but what it inherited, which nobody in it refers to by number.
+    // SAFETY: this process has only inherited descriptors so far, and no value in it owns one of those closed.
     let result = unsafe { libc::close_range(CONTROL_FD as u32 + 1, u32::MAX, 0) };
     step(
         "closing inherited descriptors",
@@ -140,7 +138,8 @@ fn close_other_descriptors() -> Result<(), StepError> {
     )
 }
 
-/// Whoever starts us limits the size of files, as the size of the disk is not known yet. Threads are counted by user: one that is shared has others' too.
+/// Sets resource limits. The parent limits file sizes, because the disk's size is not known here yet. The number of threads is limited only
+/// for a user that no other process has, because the kernel counts threads by user.
 fn limit_resources(own_user: bool) -> Result<(), StepError> {
     let limit = |what, resource, most: u64| {
         let most = process::getrlimit(resource).maximum.unwrap_or(u64::MAX).min(most);
@@ -156,7 +155,7 @@ fn limit_resources(own_user: bool) -> Result<(), StepError> {
     }
 }
 
-/// Where we may not make the other namespaces, a user namespace in which we may; we stay who we are in it.
+/// Enters a user namespace in which this process may make the other namespaces. Its user and group IDs stay the same.
 fn enter_user_namespace() -> Result<(), StepError> {
     let (user, group) = (process::geteuid().as_raw(), process::getegid().as_raw());
     step("making a user namespace", jail::unshare(UnshareFlags::NEWUSER))?;
@@ -171,7 +170,7 @@ fn enter_user_namespace() -> Result<(), StepError> {
     )
 }
 
-/// Leaves the host's namespaces and its files, for a root that is empty and stays so: a read-only tmpfs that has no other name.
+/// Leaves the host's namespaces and files. The new root is an empty, read-only tmpfs that is mounted nowhere else.
 fn leave_host() -> Result<(), StepError> {
     jail::leave_namespaces()?;
     jail::make_mounts_private()?;
@@ -180,22 +179,22 @@ fn leave_host() -> Result<(), StepError> {
     jail::pivot_to_working_directory()
 }
 
-/// Whose process this is.
+/// The user this process runs as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum User {
-    /// Its own: nobody else's process or file is that user's.
+    /// A user that no other process or file has.
     Own,
     Nobody,
-    /// Who started it.
+    /// The user that started this process.
     Caller,
 }
 
-/// Who this process can become, and the number.
+/// The user that this process can switch to, and its ID (0 for [`User::Caller`]).
 fn own_user() -> (User, u32) {
     let maps =
         ["/proc/self/uid_map", "/proc/self/gid_map"].map(|map| fs::read_to_string(map).unwrap_or_default());
     let mapped = |id| maps.iter().all(|map| is_mapped(map, id));
-    // The number that this mount of /proc gives us: the host's, where it is the host's.
+    // The process ID in the PID namespace of this /proc mount: the host's, if it is the host's mount.
     let number = fs::read_link("/proc/self")
         .ok()
         .and_then(|link| link.to_str()?.parse::<u32>().ok());
@@ -207,7 +206,7 @@ fn own_user() -> (User, u32) {
     }
 }
 
-/// Whether a user namespace whose map this is has `id` (user_namespaces(7): first inside, first outside, how many).
+/// Whether `map`, the ID map of a user namespace, maps `id` (user_namespaces(7): first inside, first outside, how many).
 fn is_mapped(map: &str, id: u32) -> bool {
     map.lines().any(|line| {
         let mut numbers = line.split_ascii_whitespace().map(str::parse::<u64>);
@@ -220,7 +219,7 @@ fn is_mapped(map: &str, id: u32) -> bool {
     })
 }
 
-/// Becomes that user, if we may; who this process then is.
+/// Switches to that user if this process may. Returns the user it then runs as.
 fn become_user((user, id): (User, u32)) -> Result<User, StepError> {
     let capabilities = step("reading our capabilities", thread::capabilities(None))?.effective;
     if user == User::Caller || !capabilities.contains(CapabilitySet::SETUID | CapabilitySet::SETGID) {

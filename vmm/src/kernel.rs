@@ -1,6 +1,6 @@
 //! The guest kernel's ELF file: checked against the machine, then loaded.
 //!
-//! The program headers are read here before linux-loader copies anything. So a kernel that does not fit is told apart from a file
+//! The program headers are read here before linux-loader copies anything. So a kernel that does not fit gets a different error than a file
 //! that is no kernel, and the boot information below 1 MiB is not overwritten.
 
 use std::fs::File;
@@ -13,7 +13,7 @@ use vm_memory::{Address, GuestMemory as _, GuestMemoryRegion};
 use crate::memory::GuestMemory;
 
 const MIB: u64 = 1 << 20;
-/// Memory a kernel needs beyond its own image to reach user space: page tables, per-CPU areas, hash tables, devices.
+/// Memory that a kernel needs beyond its own image to reach user space: page tables, per-CPU areas, hash tables, devices.
 const MARGIN: u64 = 16 * MIB;
 
 const ELF_HEADER_SIZE: usize = 64;
@@ -25,7 +25,7 @@ const ELF_64_LITTLE: &[u8] = &[2, 1];
 /// `e_machine`.
 const EM_X86_64: u16 = 62;
 
-/// Why a kernel cannot be booted.
+/// Why a kernel cannot boot.
 #[derive(Debug, thiserror::Error)]
 pub enum KernelError {
     #[error(
@@ -93,7 +93,7 @@ fn check(file: &File) -> Result<u64, KernelError> {
     }
 }
 
-/// Checks one program header; returns where in guest memory it ends, 0 if it is not loaded.
+/// Checks one program header. Returns the guest address at which its segment ends, or 0 if the segment is not loaded.
 fn check_segment(segment: &[u8; PROGRAM_HEADER_SIZE], file_size: u64) -> Result<u64, KernelError> {
     let (offset, address) = (u64_at(segment, 8), u64_at(segment, 24));
     let (in_file, in_memory) = (u64_at(segment, 32), u64_at(segment, 40));
@@ -120,7 +120,7 @@ fn check_segment(segment: &[u8; PROGRAM_HEADER_SIZE], file_size: u64) -> Result<
     ))
 }
 
-/// The kernel lies in the low part of memory, with room to work.
+/// Checks that the low part of memory holds the kernel and leaves room for it to work.
 fn require_memory(memory: &GuestMemory, kernel_end: u64) -> Result<(), KernelError> {
     let low = memory.iter().next().map_or(0, GuestMemoryRegion::len);
     let total: u64 = memory.iter().map(GuestMemoryRegion::len).sum();

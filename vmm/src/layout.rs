@@ -1,4 +1,4 @@
-//! The guest-physical address map. Frozen: every template has these addresses in its memory.
+//! The guest-physical address map. It must not change, because every template has these addresses in its memory.
 //!
 //! | range | what |
 //! |---|---|
@@ -13,7 +13,8 @@
 
 use thaw_protocol::control::DeviceId;
 
-/// Version of this map, memory slots and interrupt lines included. A snapshot of another is refused: change it with them.
+/// Version of this map, memory slots and interrupt lines included. A snapshot with another version is refused, so raise it with every
+/// change.
 pub const VERSION: u32 = 1;
 
 const MIB: u64 = 1 << 20;
@@ -24,7 +25,7 @@ pub const LOW_MEMORY_END: u64 = 3 * GIB;
 /// Start of the high part of boot memory: the MMIO hole ends.
 pub const HIGH_MEMORY_START: u64 = 4 * GIB;
 
-/// Guest-physical address bits a vCPU must have for all of this.
+/// Guest-physical address bits that a vCPU needs to reach all of this map.
 pub const ADDRESS_BITS: u8 = 39;
 
 /// The PVH start info; the boot vCPU's EBX points at it.
@@ -77,7 +78,7 @@ pub const ROOT_DAX: Window = Window {
     start: 130 * GIB,
     size: 256 * MIB,
 };
-/// Region virtio-mem may plug.
+/// Region in which virtio-mem may plug memory.
 pub const VIRTIO_MEM: Window = Window {
     start: 256 * GIB,
     size: 64 * GIB,
@@ -101,16 +102,16 @@ impl Window {
     }
 }
 
-/// KVM memory slots above those of boot memory (0 low, 1 high).
+/// KVM memory slots. Boot memory uses 0 (low) and 1 (high).
 pub mod memslot {
     pub const LOW: u32 = 0;
     pub const HIGH: u32 = 1;
     pub const PMEM0: u32 = 2;
     pub const PMEM1: u32 = 3;
     pub const ROOT_DAX: u32 = 4;
-    /// The first of those of plugged memory: one a GiB of its region.
+    /// The first slot of plugged memory. Each GiB of its region has one slot.
     pub const VIRTIO_MEM: u32 = 5;
-    /// Slots a machine may come to use.
+    /// Number of slots that a machine may use.
     pub const COUNT: usize = VIRTIO_MEM as usize + (super::VIRTIO_MEM.size / super::GIB) as usize;
 }
 
@@ -123,7 +124,7 @@ pub const FIRST_VIRTIO_GSI: u32 = 5;
 /// Interrupt line of the ACPI generic event device.
 pub const GED_GSI: u32 = 19;
 
-/// The virtio-mmio window of a device; none for the console, which is not virtio.
+/// The virtio-mmio window of a device, or `None` for the console, which is not a virtio device.
 pub fn mmio_window(device: DeviceId) -> Option<Window> {
     match device {
         DeviceId::Console => None,
@@ -142,7 +143,7 @@ pub const fn gsi(device: DeviceId) -> u32 {
     }
 }
 
-// The generic event device's line is none of theirs: a device whose number would give it that line needs another rule in `gsi`.
+// No virtio device may have the generic event device's line: a device whose number would give it that line needs another rule in `gsi`.
 const _: () = {
     let mut n = 0;
     while n < DeviceId::ALL.len() {

@@ -35,8 +35,8 @@ fn end_on_panic() {
     }));
 }
 
-/// Exit codes: 0 if asked to end or no longer needed, 1 on failure, 2 if started incorrectly, 3 if the jail
-/// must be whole and cannot be.
+/// Exit codes: 0 after a shutdown request or when no longer needed, 1 on failure, 2 if started incorrectly, 3 if the jail must be whole but
+/// this host cannot provide it.
 fn main() -> ExitCode {
     let process = monotonic_ns();
     match std::env::args().nth(1).as_deref() {
@@ -99,20 +99,20 @@ fn main() -> ExitCode {
             1
         }
     };
-    // Not by returning: the kernel takes threads, memory and VM apart faster than `machine`'s destructors would.
+    // Exits without returning: the kernel destroys threads, memory and VM faster than `machine`'s destructors would.
     std::process::exit(code)
 }
 
-/// Takes descriptor [`CONTROL_FD`] if it is what it should be.
+/// Takes descriptor [`CONTROL_FD`] if it is the expected socket.
 fn inherited_socket() -> Option<OwnedFd> {
-    // SAFETY: the descriptor may be closed; then these calls say EBADF and the borrow ends. This process has
-    // opened nothing yet, so nothing else uses it.
+    // SAFETY: if the descriptor is closed, these calls return EBADF and the borrow ends. This process has opened nothing yet, so nothing
+    // else uses it.
     let inherited = unsafe { BorrowedFd::borrow_raw(CONTROL_FD) };
     let sequenced = rustix::net::sockopt::socket_type(inherited) == Ok(rustix::net::SocketType::SEQPACKET);
     let listening = rustix::net::sockopt::socket_acceptconn(inherited) == Ok(true);
     if !sequenced || !listening {
         return None;
     }
-    // SAFETY: it is open, and this is the one place that takes it.
+    // SAFETY: the descriptor is open, and only this function takes it.
     Some(unsafe { OwnedFd::from_raw_fd(CONTROL_FD) })
 }

@@ -1,7 +1,7 @@
 //! Boot memory: one or two private, unreserved mappings, on both sides of the MMIO hole.
 //!
-//! Invariant: memory is private to this process (a template's clone must never write to the template), and costs the
-//! host nothing before the guest touches it.
+//! Invariant: memory is private to this process, because a clone must never write to its template, and costs the host nothing before the
+//! guest touches it.
 
 use std::sync::Arc;
 
@@ -34,7 +34,7 @@ pub enum MemoryError {
     },
 }
 
-/// Where boot memory of `memory_mib` lies: below the hole, and above it what does not fit.
+/// The windows of boot memory of `memory_mib` MiB: below the MMIO hole, and above it for the rest.
 pub fn boot_windows(memory_mib: u32) -> Vec<Window> {
     let bytes = u64::from(memory_mib) * MIB;
     let low = Window {
@@ -48,7 +48,7 @@ pub fn boot_windows(memory_mib: u32) -> Vec<Window> {
     [low, high].into_iter().filter(|window| window.size > 0).collect()
 }
 
-/// Maps boot memory of `memory_mib` and shows it to the guest.
+/// Maps boot memory of `memory_mib` MiB and registers it with KVM.
 pub fn create(vm: &Vm, memory_mib: u32) -> Result<GuestMemory, MemoryError> {
     let mut regions = Vec::new();
     for (slot, window) in [memslot::LOW, memslot::HIGH]

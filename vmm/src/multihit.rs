@@ -1,15 +1,14 @@
-//! Whether guests may execute from huge pages: on some processors that lets a guest crash the host (iTLB multihit,
-//! CVE-2018-12207).
+//! Whether guests may execute from huge pages. On some processors that lets a guest crash the host (iTLB multihit, CVE-2018-12207).
 //!
-//! KVM guards such processors by splitting huge pages, and starts a thread for each machine to join them again. Other
-//! processors do not need it. The kernel tells which this one is in a file, read before the jail closes.
+//! KVM guards such processors by splitting huge pages, and starts a thread for each machine that joins them again. Other processors do not
+//! need this. A file of the kernel states which kind this processor is; it is read before the jail closes.
 
 use std::fs;
 
-/// Where the kernel tells (Documentation/admin-guide/hw-vuln/multihit.rst).
+/// The kernel's file (Documentation/admin-guide/hw-vuln/multihit.rst).
 const FILE: &str = "/sys/devices/system/cpu/vulnerabilities/itlb_multihit";
 
-/// What is known of this host's processor.
+/// Whether this host's processor has the erratum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Multihit {
     /// The kernel says that the processor does not have the erratum.
@@ -19,12 +18,12 @@ pub enum Multihit {
 }
 
 impl Multihit {
-    /// Asks the kernel. While there are paths: before the jail closes.
+    /// Reads the kernel's file. Must be called before the jail closes, while paths can be opened.
     pub fn of_host() -> Multihit {
         Multihit::parse(fs::read(FILE).ok().as_deref())
     }
 
-    /// `told`: the file's contents, if it could be read.
+    /// `told`: the file's contents, or `None` if the file could not be read.
     fn parse(told: Option<&[u8]>) -> Multihit {
         match told.map(<[u8]>::trim_ascii) {
             Some(b"Not affected") => Multihit::NotAffected,

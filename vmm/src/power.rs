@@ -1,5 +1,5 @@
-//! The ACPI sleep and reset registers (ACPI 6.5 §4.8.3.6, §4.8.3.7), and of the keyboard controller the one command that
-//! resets (Linux: `reboot=k`): how a guest ends its machine.
+//! How a guest ends its machine: the ACPI sleep and reset registers (ACPI 6.5 §4.8.3.6, §4.8.3.7), and the one keyboard controller command
+//! that resets (Linux: `reboot=k`).
 
 use thaw_protocol::control::ExitReason;
 
@@ -11,16 +11,16 @@ pub const SLEEP_STATUS_PORT: u16 = 0x601;
 pub const RESET_PORT: u16 = 0x602;
 /// What the guest writes to [`RESET_PORT`].
 pub const RESET_VALUE: u8 = 1;
-/// SLP_TYP of soft-off, as `\_S5_` tells the guest.
+/// SLP_TYP of soft-off, as `\_S5_` reports it to the guest.
 pub const SLEEP_TYPE_S5: u8 = 5;
-/// The keyboard controller's commands and status: it has none, so its status is 0, ready for the next command.
+/// The keyboard controller's command and status port. There is no keyboard, so the status is 0: ready for the next command.
 pub const KEYBOARD_PORT: u16 = 0x64;
 
 /// The keyboard controller's command that pulses the processor's reset line.
 const KEYBOARD_PULSE_RESET: u8 = 0xfe;
 const SLEEP_ENABLE: u8 = 1 << 5;
 
-/// What writing `value` to one of the ports does to the machine, if it ends it.
+/// Why the machine ends if the guest writes `value` to `port`, or `None` if it does not end.
 pub fn write(port: u16, value: u8) -> Option<ExitReason> {
     match (port, value) {
         (SLEEP_CONTROL_PORT, value) if value == SLEEP_TYPE_S5 << 2 | SLEEP_ENABLE => {

@@ -6,7 +6,7 @@ use vm_memory::{Bytes, GuestAddress};
 use crate::layout::VMGENID_PAGE;
 use crate::memory::GuestMemory;
 
-/// Why no generation ID could be set.
+/// Why the generation ID could not be set.
 #[derive(Debug, thiserror::Error)]
 pub enum VmGenIdError {
     #[error("no random bytes: {0}")]
@@ -15,7 +15,7 @@ pub enum VmGenIdError {
     Memory(#[from] vm_memory::GuestMemoryError),
 }
 
-/// Gives the guest a generation ID no other has.
+/// Gives the guest a new, random generation ID.
 pub fn write(memory: &GuestMemory) -> Result<(), VmGenIdError> {
     let mut id = [0u8; 16];
     // Requests of up to 256 bytes are never cut short (getrandom(2)).
@@ -24,7 +24,7 @@ pub fn write(memory: &GuestMemory) -> Result<(), VmGenIdError> {
     Ok(())
 }
 
-/// Makes the page this process's own, without changing it, so that [`write`] finds it there.
+/// Makes the page this process's own without changing it, so that [`write`] does not take a fault there.
 pub fn touch(memory: &GuestMemory) -> Result<(), VmGenIdError> {
     let at = GuestAddress(VMGENID_PAGE.start);
     let first: u8 = memory.read_obj(at)?;

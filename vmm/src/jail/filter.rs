@@ -17,20 +17,20 @@ use super::threads::{self, Thread};
 
 type Rules = BTreeMap<i64, Vec<SeccompRule>>;
 
-/// What becomes of a call that is not on the list: SIGSYS, whose handler says which it was and ends the process.
+/// The action for a call that is not on the list: SIGSYS, whose handler logs the call and ends the process.
 const FORBIDDEN: SeccompAction = SeccompAction::Trap;
 
-/// Whether this process is jailed. A unit test is not, and its threads go without filters.
+/// Whether this process is jailed. Unit tests are not, so their threads have no filter.
 static JAILED: AtomicBool = AtomicBool::new(false);
 
-/// Has [`seal`] confine this process. To be called while there is one thread.
+/// Makes [`seal`] confine this process. Must be called while there is one thread.
 pub(super) fn will_seal() {
     threads::this_thread_is(Thread::Control);
     JAILED.store(true, Ordering::Release);
 }
 
-/// Confines every thread of this process, for good. The machine's threads are started; this waits until each has made the
-/// system calls of its start. It does nothing in a process that is not jailed.
+/// Confines every thread of this process permanently. The machine's threads must have been started; this waits until each has made the
+/// system calls of its start. Does nothing in a process that is not jailed.
 pub fn seal() {
     if !JAILED.load(Ordering::Acquire) {
         return;
@@ -52,7 +52,7 @@ fn compile() -> Result<BpfProgram, seccompiler::Error> {
         .map_err(Into::into)
 }
 
-/// None where every argument will do.
+/// The conditions on a call's arguments, or `None` if every argument is allowed.
 fn rule(call: &Call) -> Result<Option<SeccompRule>, seccompiler::Error> {
     let condition = |argument, comparison, value: u32| {
         SeccompCondition::new(argument, SeccompCmpArgLen::Dword, comparison, value.into())

@@ -1,10 +1,10 @@
-//! Landlock (Documentation/userspace-api/landlock.rst): the process can open no path, bind and connect no TCP port, and reach no
-//! abstract socket and no process outside, even where another part of the jail has a hole. Descriptors that are open, or are
-//! received later, keep their rights.
+//! Landlock (Documentation/userspace-api/landlock.rst): the process can open no path, bind and connect no TCP port, and reach no abstract
+//! socket and no process outside, even if another part of the jail has a hole. Open descriptors, and descriptors received later, keep their
+//! rights.
 
 use std::io;
 
-/// Nothing is allowed of what a kernel's Landlock knows.
+/// A ruleset that handles every right it names and allows none of them.
 #[repr(C)]
 #[derive(Default)]
 struct Ruleset {
@@ -16,7 +16,7 @@ struct Ruleset {
 const VERSION: libc::c_uint = 1;
 
 impl Ruleset {
-    /// All that this version of the interface can deny.
+    /// Every right that this version of the interface can deny.
     fn of(version: i64) -> Ruleset {
         // LANDLOCK_ACCESS_FS_*: 13 rights, then REFER, TRUNCATE and, two versions later, IOCTL_DEV.
         let rights = match version {
@@ -35,12 +35,12 @@ impl Ruleset {
     }
 }
 
-/// Denies all that can be denied; the version of the interface that this kernel has. After no_new_privs.
+/// Denies every right this kernel's Landlock knows. Returns the version of its interface. Must follow no_new_privs.
 ///
 /// # Errors
-/// ENOSYS or EOPNOTSUPP where the kernel has no Landlock, or it is not among the `lsm=` it was booted with.
+/// ENOSYS or EOPNOTSUPP if the kernel has no Landlock, or was booted without it in `lsm=`.
 pub(super) fn deny_all() -> io::Result<i64> {
-    // SAFETY: without a ruleset the call only tells its version.
+    // SAFETY: without a ruleset the call only returns its version.
     let version = unsafe {
         libc::syscall(
             libc::SYS_landlock_create_ruleset,
@@ -53,7 +53,7 @@ pub(super) fn deny_all() -> io::Result<i64> {
         return Err(io::Error::last_os_error());
     }
     let ruleset = Ruleset::of(version);
-    // SAFETY: the kernel reads a ruleset of the size told, and takes one that is longer than it knows if the rest is 0.
+    // SAFETY: the kernel reads as many bytes of the ruleset as its size argument; if it knows a shorter ruleset, the rest must be 0.
     let fd = unsafe {
         libc::syscall(
             libc::SYS_landlock_create_ruleset,
@@ -65,7 +65,7 @@ pub(super) fn deny_all() -> io::Result<i64> {
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: `fd` is the ruleset just made, which nobody else has, and is closed once.
+    // SAFETY: `fd` is the ruleset just made, which nothing else uses, and is closed once.
     unsafe {
         let restricted = libc::syscall(libc::SYS_landlock_restrict_self, fd, 0u32);
         let error = io::Error::last_os_error();

@@ -1,10 +1,10 @@
 //! Handlers of the signals that end this process.
 //!
 //! - SIGSYS comes for a forbidden system call: the log names it, and the process ends.
-//! - SIGTERM ends the process, which the first process of a PID namespace must ask for.
+//! - SIGTERM ends the process. The first process of a PID namespace needs a handler for that.
 //! - SIGXFSZ comes for a write beyond the limit on file sizes. It is ignored, so the write fails.
-//! - SIGSEGV in the region of virtio-mem: a guest had a device write to memory that is not plugged. The log says so, and the
-//!   process ends as it does for any SIGSEGV.
+//! - SIGSEGV in the region of virtio-mem: a guest made a device write to memory that is not plugged. The log says so, and the process ends
+//!   as for any other SIGSEGV.
 //!
 //! Invariant: handlers only make system calls on what is on their stack; they take no lock and allocate nothing.
 
@@ -22,12 +22,12 @@ use crate::layout::VIRTIO_MEM;
 /// `si_code` of a signal that seccomp sent.
 const SYS_SECCOMP: i32 = 1;
 
-/// Where this process has the region of virtio-mem: first address, and the one after its last; 0 without one.
+/// Host addresses of the region of virtio-mem: the first, and the one after the last; both 0 if there is no region.
 static REGION: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
-/// What was to happen on SIGSEGV before [`install`]: the Rust runtime names a stack that is used up.
+/// The action for SIGSEGV before [`install`]: the Rust runtime's, which reports a stack overflow.
 static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
 
-/// Takes the signals, in this process from now on.
+/// Installs the handlers for this process.
 pub(super) fn install() -> io::Result<()> {
     handle(libc::SIGSYS, forbidden as *const () as usize)?;
     handle(libc::SIGTERM, terminated as *const () as usize)?;
@@ -37,20 +37,20 @@ pub(super) fn install() -> io::Result<()> {
     Ok(())
 }
 
-/// Says where this process has the region of virtio-mem, from now on.
+/// Sets the host addresses of the region of virtio-mem.
 pub fn set_hotplug_region(host: Range<usize>) {
     REGION[0].store(host.start, Ordering::Relaxed);
     REGION[1].store(host.end, Ordering::Relaxed);
 }
 
-/// Returns what was to happen before.
+/// Installs a handler and returns the earlier action.
 fn handle(signal: i32, handler: usize) -> io::Result<libc::sigaction> {
-    // SAFETY: an all-zero sigaction is a valid one, whose fields are then set; the handlers keep to what one may do.
+    // SAFETY: an all-zero sigaction is valid, and its fields are set below; the handlers only do what a signal handler may.
     let (done, before) = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         let mut before: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler;
-        // A stack that is used up has no room for a handler.
+        // After a stack overflow the handler has no room on the thread's own stack.
         action.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK;
         (libc::sigaction(signal, &action, &mut before), before)
     };
@@ -61,7 +61,7 @@ fn handle(signal: i32, handler: usize) -> io::Result<libc::sigaction> {
 }
 
 extern "C" fn no_access(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo; of a SIGSEGV it has an address, which is only compared.
+    // SAFETY: the kernel passes a valid siginfo; for SIGSEGV it holds an address, which is only compared.
     let address = unsafe { (*info).si_addr() as usize };
     let [start, end] = [&REGION[0], &REGION[1]].map(|at| at.load(Ordering::Relaxed));
     if (start..end).contains(&address) {
@@ -71,11 +71,11 @@ extern "C" fn no_access(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
         line.text(" thread write to memory at 0x");
         line.number(VIRTIO_MEM.start + (address - start) as u64, 16);
         line.text(", which it has not plugged\n");
-        // SAFETY: writes what the line holds.
+        // SAFETY: writes the initialized bytes of the line.
         unsafe { libc::write(2, line.bytes.as_ptr().cast(), line.length) };
     }
-    // The access is made again, and ends the process as it would have.
-    // SAFETY: an action that the kernel gave, or the default one, which is all zeros.
+    // The access is repeated, and ends the process as without this handler.
+    // SAFETY: the action is one that the kernel returned, or the default one, which is all zeros.
     unsafe {
         let default = std::mem::zeroed();
         libc::sigaction(
@@ -87,7 +87,7 @@ extern "C" fn no_access(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
 }
 
 extern "C" fn terminated(_: libc::c_int, _: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: _exit ends the process without running anything of it.
+    // SAFETY: _exit ends the process without running any destructor or exit handler.
     unsafe { libc::_exit(128 + libc::SIGTERM) }
 }
 
@@ -104,7 +104,7 @@ struct SigsysInfo {
 }
 
 extern "C" fn forbidden(_: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo and context; of a SIGSYS the former begins so.
+    // SAFETY: the kernel passes a valid siginfo and context; for SIGSYS the siginfo begins with these fields.
     let (info, registers) = unsafe {
         let context = context.cast::<libc::ucontext_t>();
         (&*info.cast::<SigsysInfo>(), &(*context).uc_mcontext.gregs)
@@ -127,14 +127,14 @@ extern "C" fn forbidden(_: libc::c_int, info: *mut libc::siginfo_t, context: *mu
     } else {
         line.text("thaw-vmm ends: somebody sent it SIGSYS\n");
     }
-    // SAFETY: writes what the line holds, and ends the process without running anything of it.
+    // SAFETY: writes the initialized bytes of the line, and ends the process without running any destructor or exit handler.
     unsafe {
         libc::write(2, line.bytes.as_ptr().cast(), line.length);
         libc::_exit(FORBIDDEN_CODE)
     }
 }
 
-/// A line of text that is put together without the heap; what does not fit is cut.
+/// A line of text built without the heap. Text that does not fit is cut off.
 struct Line {
     bytes: [u8; 256],
     length: usize,

@@ -4,7 +4,7 @@
 //! what each thread can reach, including the C library and its allocator, not from tracing: a call that is missing here ends a
 //! sandbox. A new row needs a reason.
 //!
-//! A machine that ends is taken apart by whichever thread drops it last, so every thread needs those calls.
+//! Whichever thread drops the machine last destroys it, so every thread needs those calls.
 
 use super::names;
 
@@ -32,7 +32,7 @@ pub struct Call {
 }
 
 impl Call {
-    /// Its name, with the argument that is asked for.
+    /// The call's name, with the condition on its argument.
     pub fn name(&self) -> String {
         let name = names::of(self.number).unwrap_or("?");
         match self.only {

@@ -1,13 +1,13 @@
-//! The threads of this process: what each is for, and that all have started before the process is sealed.
+//! The threads of this process: the purpose of each, and the wait until all have started, which precedes sealing.
 //!
-//! Invariant: a thread is expected ([`expect`]) before it is started, and has made every system call of its start, which a
-//! sealed process may not make, when it says what it is ([`Expected::is`]).
+//! Invariant: a thread is announced ([`expect`]) before it is started. When it reports its purpose ([`Expected::is`]), it has made every
+//! system call of its start, because a sealed process may not make them.
 
 use std::cell::Cell;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use thaw_sys::lock::Lock;
 
-/// What a thread is for. All have the same filters; the log names it where one makes a forbidden call.
+/// The purpose of a thread. All threads have the same filter; the purpose is logged if a thread makes a forbidden call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thread {
     /// Makes the machine, then serves the control socket.
@@ -34,11 +34,11 @@ impl Thread {
 }
 
 thread_local! {
-    /// For a signal handler. Without a destructor or an initializer: reading it does nothing else.
+    /// Read by a signal handler. It has neither destructor nor initializer, so reading it does nothing else.
     static THREAD: Cell<Option<Thread>> = const { Cell::new(None) };
 }
 
-/// The calling thread's kind, for the log.
+/// Sets the calling thread's purpose, for the log.
 pub(super) fn this_thread_is(thread: Thread) {
     THREAD.set(Some(thread));
 }
@@ -47,7 +47,7 @@ pub(super) fn this_thread() -> Option<Thread> {
     THREAD.get()
 }
 
-/// How many threads are expected and have not said what they are.
+/// How many announced threads have not reported their purpose yet.
 static STARTING: Mutex<usize> = Mutex::new(0);
 static STARTED: Condvar = Condvar::new();
 
@@ -55,7 +55,7 @@ fn starting() -> MutexGuard<'static, usize> {
     STARTING.locked()
 }
 
-/// A thread that is about to start. Dropped where it could not be started.
+/// A thread that is about to start. Drop it if the thread could not be started.
 #[must_use]
 pub struct Expected(());
 
@@ -66,7 +66,7 @@ pub fn expect() -> Expected {
 }
 
 impl Expected {
-    /// To be called by the thread, first of all.
+    /// The thread must call this before anything else.
     pub fn is(self, thread: Thread) {
         this_thread_is(thread);
     }
@@ -79,7 +79,7 @@ impl Drop for Expected {
     }
 }
 
-/// Returns once no thread is expected.
+/// Returns when every announced thread has started.
 pub(super) fn wait_until_started() {
     let mut count = starting();
     while *count > 0 {

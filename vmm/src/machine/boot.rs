@@ -1,4 +1,4 @@
-//! A cold boot: kernel, start info and tables into memory, and the vCPUs off.
+//! A cold boot: writes kernel, start info and tables into memory, then starts the vCPUs.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -11,7 +11,7 @@ use crate::arch::x86_64::{acpi, pvh, registers};
 use crate::layout::PVH_START_INFO;
 use crate::{kernel, vmgenid};
 
-/// Puts kernel, start info and ACPI tables into memory and points the boot vCPU at them. `fds`: the kernel.
+/// Loads kernel, start info and ACPI tables into memory and sets the boot vCPU's registers to start there. `fds`: the kernel.
 pub fn prepare(created: &Created, cmdline: &str, fds: Vec<OwnedFd>) -> Outcome<()> {
     let [file] = descriptors(fds, "the kernel")?;
     let memory = &created.body.memory;
@@ -25,7 +25,7 @@ pub fn prepare(created: &Created, cmdline: &str, fds: Vec<OwnedFd>) -> Outcome<(
     registers::set_entry(&boot_vcpu, entry, PVH_START_INFO).map_err(kvm_error)
 }
 
-/// Lets devices and guest run.
+/// Starts devices and vCPUs.
 pub fn start(created: Created) -> Started {
     let Created { body, vcpus } = created;
     body.bus.start_work();

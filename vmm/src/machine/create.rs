@@ -1,4 +1,4 @@
-//! Makes a machine: everything that KVM must know of it, and everything that takes locks of the whole host.
+//! Makes a machine: everything that must be registered with KVM, and everything that takes host-wide locks.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ use crate::vcpu::VcpuThreads;
 use crate::virtio::{Inventory, Windows};
 use crate::{memory, snapshot};
 
-/// Makes a machine of `spec`. `fds`: /dev/kvm.
+/// Makes a machine that fits `spec`. `fds`: /dev/kvm.
 pub fn create(
     version: u32,
     spec: &MachineSpec,
@@ -46,7 +46,7 @@ pub fn create(
     build(&kvm, spec, events, multihit)
 }
 
-/// In the order that is cheap: all memory slots, interrupt controllers, vCPUs, then irqfds and ioeventfds.
+/// Builds in the cheapest order: all memory slots, interrupt controllers, vCPUs, then irqfds and ioeventfds.
 fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink, multihit: Multihit) -> Outcome<Created> {
     let vm = kvm.create_vm().map_err(kvm_error)?;
     if multihit == Multihit::NotAffected {
@@ -84,8 +84,8 @@ fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink, multihit: Multihit) 
     Ok(Created { body, vcpus })
 }
 
-/// Spares the machine what KVM does against iTLB multihit. Where the processor does not have the erratum only: elsewhere
-/// the guest could crash the host.
+/// Turns off KVM's guard against iTLB multihit for this machine. Only for processors without the erratum: on others the guest could crash
+/// the host.
 fn go_without_guard(kvm: &Kvm, vm: &Vm) {
     if kvm.capabilities().disable_nx_huge_pages && !vm.disable_nx_huge_pages() {
         tracing::debug!("KVM_CAP_VM_DISABLE_NX_HUGE_PAGES needs CAP_SYS_BOOT; going without");
@@ -133,8 +133,8 @@ fn create_vcpu(vm: &Arc<Vm>, features: &CpuId, index: u8, spec: &MachineSpec) ->
     Ok(vcpu)
 }
 
-/// An entry that is over before it begins: what KVM puts off to a machine's first (Linux 6.14 and later start a thread
-/// then, which recovers huge pages) is done now and not in a thaw.
+/// Enters the guest but returns before it runs an instruction. KVM defers some work to a machine's first entry (Linux 6.14 and later start
+/// a thread then, which recovers huge pages); this does that work now, not in a thaw.
 fn enter_once(vcpu: &mut Vcpu) -> Outcome<()> {
     vcpu.kicker().kick();
     match vcpu.run().map_err(kvm_error)? {

@@ -1,8 +1,8 @@
 //! Writes a paused machine to files.
 //!
-//! The order loses nothing: vCPUs have stopped, then devices are kept from guest memory, and only then is anything read. Devices
-//! are saved first, because saving may change guest memory and raise interrupts; then KVM's state; then memory. The state file
-//! is written last: until it is whole there is no snapshot.
+//! The order loses nothing. The vCPUs have stopped; then device threads are kept from guest memory; only then is anything read. Devices are
+//! saved first, because saving may change guest memory and raise interrupts; then KVM's state; then memory. The state file is written last:
+//! until it is whole there is no snapshot.
 
 use std::fs::File;
 use std::ops::Range;
@@ -16,7 +16,7 @@ use super::{Body, Outcome, Started, descriptors};
 use crate::layout::{self, Window};
 use crate::snapshot::{Shape, Snapshot, freeze_memory, working_set};
 
-/// Writes state and memory; bytes of memory data. `fds`: state file, memory file, pagemap.
+/// Writes state and memory. Returns the bytes of memory data written. `fds`: state file, memory file, pagemap.
 pub fn freeze(started: &Started, kind: FreezeKind, fds: Vec<OwnedFd>) -> Outcome<u64> {
     let [state, memory, pagemap] =
         descriptors(fds, "the state file, the memory file, this process's pagemap")?.map(File::from);
@@ -57,7 +57,7 @@ pub fn freeze(started: &Started, kind: FreezeKind, fds: Vec<OwnedFd>) -> Outcome
     Ok(frozen.bytes)
 }
 
-/// Writes the pages touched since the restore. `fds`: the file, pagemap.
+/// Writes the set of pages touched since the restore. `fds`: the file, pagemap.
 pub fn working_set(started: &Started, fds: Vec<OwnedFd>) -> Outcome<()> {
     let [file, pagemap] = descriptors(fds, "the working-set file, this process's pagemap")?.map(File::from);
     require_empty(&file, "working-set")?;
@@ -72,7 +72,7 @@ pub fn working_set(started: &Started, fds: Vec<OwnedFd>) -> Outcome<()> {
         .map_err(file_error)
 }
 
-/// What a snapshot of this machine thaws in.
+/// The shape that a machine must have to thaw a snapshot of this one.
 pub fn shape(body: &Body) -> Shape {
     Shape {
         vcpus: body.spec.vcpus,
@@ -81,7 +81,7 @@ pub fn shape(body: &Body) -> Shape {
     }
 }
 
-/// Guest addresses that are memory now: boot memory, and what of virtio-mem's is plugged.
+/// Guest addresses that are memory now: boot memory, and the plugged part of virtio-mem's region.
 fn live_memory(body: &Body) -> Vec<Range<u64>> {
     let range = |window: Window| window.start..window.start + window.size;
     let boot = crate::memory::boot_windows(body.spec.memory_mib);
@@ -89,7 +89,7 @@ fn live_memory(body: &Body) -> Vec<Range<u64>> {
     boot.into_iter().chain(plugged).map(range).collect()
 }
 
-/// Files are only ever written anew: an old snapshot that is half overwritten would be worse than none.
+/// Refuses a file that is not empty. Snapshots are written only to new files: a half overwritten old one would be worse than none.
 fn require_empty(file: &File, name: &str) -> Outcome<()> {
     let length = file
         .metadata()

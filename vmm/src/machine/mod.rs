@@ -45,7 +45,7 @@ use crate::vmgenid;
 use refusal::{attach_error, invalid, kvm_error, refused};
 pub use restore::Restored;
 
-/// One microVM and where it is in its life.
+/// One microVM and the state it is in.
 pub struct Machine {
     state: State,
     events: EventSink,
@@ -61,29 +61,29 @@ enum State {
     Paused(Started),
 }
 
-/// What a machine has from its creation to its end.
+/// Everything that a machine has from its creation to its end.
 struct Body {
     vm: Arc<Vm>,
     bus: Arc<Bus>,
     /// Boot memory.
     memory: GuestMemory,
     spec: MachineSpec,
-    /// What this host's KVM can make of a vCPU.
+    /// The CPU features that this host's KVM supports.
     supported: CpuId,
 }
 
-/// Made, not started. The vCPUs belong to their threads, which wait.
+/// Created, not started. The vCPU threads wait.
 struct Created {
     body: Body,
     vcpus: VcpuThreads,
 }
 
-/// A snapshot is loaded. The vCPUs wait.
+/// A snapshot is loaded. The vCPU threads wait.
 struct Parked {
     body: Body,
     vcpus: VcpuThreads,
     base: Base,
-    /// As they were frozen: their time goes on from there.
+    /// The frozen vCPU states: guest time continues from theirs.
     frozen: Arc<Vec<VcpuState>>,
     interrupts: Box<InterruptState>,
     clock: ClockState,
@@ -93,11 +93,11 @@ struct Parked {
 struct Started {
     body: Body,
     vcpus: VcpuThreads,
-    /// None after a cold boot.
+    /// `None` after a cold boot.
     base: Option<Base>,
 }
 
-/// What a restored machine's memory came from.
+/// The source of a restored machine's memory.
 struct Base {
     map: MemoryMap,
     /// Keeps the userfaultfd open as long as the machine.
@@ -107,7 +107,7 @@ struct Base {
 type Outcome<T> = Result<T, ControlError>;
 
 impl Machine {
-    /// A process without a machine. `times` has what was measured before, `multihit` what was read of the host.
+    /// A process without a machine. `times` has the moments measured so far; `multihit` is what the host's kernel reports.
     pub fn new(events: EventSink, times: StartTimes, multihit: Multihit) -> Machine {
         Machine {
             state: State::NoMachine,
@@ -134,7 +134,7 @@ impl Machine {
             .map_err(attach_error)
     }
 
-    /// Takes a started machine's disk away.
+    /// Removes a started machine's disk.
     pub fn detach(&mut self, device: DeviceId) -> Outcome<()> {
         let what = "detach a disk";
         self.refuse_exited(what)?;
@@ -142,7 +142,7 @@ impl Machine {
         started.body.bus.inventory.detach(device).map_err(attach_error)
     }
 
-    /// Sets how much a device may do.
+    /// Sets a device's rate limits.
     pub fn limit(&mut self, device: DeviceId, limits: DeviceLimits) -> Outcome<()> {
         self.bus("limit a device")?
             .inventory
@@ -150,7 +150,7 @@ impl Machine {
             .map_err(attach_error)
     }
 
-    /// Shows an image in a slot of the root device.
+    /// Adds an image in a slot of the root device.
     pub fn add_image(&mut self, slot: u16, image: ImageSpec, fds: Vec<OwnedFd>) -> Outcome<()> {
         self.bus("add an image")?
             .inventory
@@ -158,7 +158,7 @@ impl Machine {
             .map_err(attach_error)
     }
 
-    /// Takes an image away.
+    /// Removes an image.
     pub fn remove_image(&mut self, slot: u16) -> Outcome<()> {
         self.bus("remove an image")?
             .inventory
@@ -176,7 +176,7 @@ impl Machine {
         Ok(())
     }
 
-    /// Loads a snapshot, which then needs only [`Self::thaw`]. `fds` as `Command::Restore` says.
+    /// Loads a snapshot. Only [`Self::thaw`] is needed afterwards. `fds` are as `Command::Restore` describes.
     pub fn restore(
         &mut self,
         layers: u8,
@@ -196,9 +196,9 @@ impl Machine {
         Ok(restored)
     }
 
-    /// Lets a parked machine run as a new one: its generation ID is another than that of any other machine with the same
-    /// past. With more than boot memory in `memory_mib` virtio-mem offers the difference; with less, what the guest was
-    /// last asked to have stays. The devices in `empty` have no backend. [`Self::after_reply`] must follow.
+    /// Runs a parked machine as a new one: its generation ID differs from that of any other machine restored from the same snapshot. If
+    /// `memory_mib` exceeds boot memory, virtio-mem offers the difference; otherwise the size last requested from the guest stays. The
+    /// devices in `empty` have no backend. [`Self::after_reply`] must follow.
     pub fn thaw(&mut self, memory_mib: u32, empty: &[DeviceId]) -> Outcome<()> {
         let State::Parked(parked) = &self.state else {
             return Err(self.wrong_state("thaw"));
@@ -223,15 +223,15 @@ impl Machine {
         }
     }
 
-    /// Does what the reply to a [`Self::thaw`] need not wait for.
+    /// Does the rest of a [`Self::thaw`] that the reply need not wait for.
     pub fn after_reply(&self) {
         if let State::Running(started) = &self.state {
             started.vcpus.wake_rest();
         }
     }
 
-    /// Writes a paused machine to files, and says how many bytes of memory data. It stays as it is. `fds` as
-    /// `Command::Freeze` says.
+    /// Writes a paused machine to files. Returns the bytes of memory data written. The machine stays paused. `fds` are as `Command::Freeze`
+    /// describes.
     pub fn freeze(&mut self, kind: FreezeKind, fds: Vec<OwnedFd>) -> Outcome<u64> {
         self.refuse_exited("freeze")?;
         match &self.state {
@@ -240,7 +240,7 @@ impl Machine {
         }
     }
 
-    /// Writes which pages were touched since the restore. `fds` as `Command::WorkingSet` says.
+    /// Writes the set of pages touched since the restore. `fds` are as `Command::WorkingSet` describes.
     pub fn working_set(&mut self, fds: Vec<OwnedFd>) -> Outcome<()> {
         match &self.state {
             State::Running(started) | State::Paused(started) => freeze::working_set(started, fds),
@@ -292,7 +292,7 @@ impl Machine {
         }
     }
 
-    /// Where the machine is in its life.
+    /// The machine's state.
     pub fn state(&self) -> MachineState {
         match (&self.state, self.events.exited()) {
             (_, Some(reason)) => MachineState::Exited(reason),
@@ -304,7 +304,7 @@ impl Machine {
         }
     }
 
-    /// Moments of its start.
+    /// The moments of its start.
     pub fn times(&self) -> StartTimes {
         StartTimes {
             entered: self.started().map_or(0, |started| started.vcpus.entered()),
@@ -317,8 +317,8 @@ impl Machine {
         self.started().map_or(0, |started| started.vcpus.faults())
     }
 
-    /// The process ends: writes out what the console still holds, and if the guest never got so far as to say that it is
-    /// ready, logs where it was.
+    /// For the end of the process: writes out what the console still holds. If the guest never rang its doorbell, logs where its vCPUs
+    /// were.
     pub fn last_words(&self) {
         if let (State::Running(started), None, false) =
             (&self.state, self.events.exited(), self.events.rang())
@@ -365,7 +365,7 @@ impl Machine {
         }
     }
 
-    /// Its vCPUs are gone, half of it is done: there is no way back.
+    /// Ends the machine after a request failed half-way. Its vCPUs are gone, so it cannot go back to its earlier state.
     fn end(&self, why: &ControlError) {
         let reason = ExitReason::Fault(why.message.clone());
         self.events.send(Event::Exited(reason));
@@ -392,7 +392,7 @@ impl Machine {
 }
 
 impl Parked {
-    /// All of a thaw that can be refused.
+    /// Makes every check of a thaw that can refuse it.
     fn check_thaw(&self, memory_mib: u32, empty: &[DeviceId]) -> Outcome<()> {
         let Body { bus, spec, .. } = &self.body;
         let not_settled = bus.not_settled(empty);
@@ -405,7 +405,7 @@ impl Parked {
         }
     }
 
-    /// What the guest shall find when it runs.
+    /// Prepares what the guest must find when it runs: vCPUs, generation ID, clock.
     fn prepare_thaw(&self) -> Outcome<()> {
         let Body { vm, memory, .. } = &self.body;
         if self.base.watch.is_some() {
@@ -415,14 +415,14 @@ impl Parked {
         vm.set_clock(&self.clock).map_err(kvm_error)
     }
 
-    /// Lets the guest go on from where it was frozen; when that was.
+    /// Lets the guest continue from where it was frozen. Returns when that was, CLOCK_MONOTONIC nanoseconds.
     fn go(&self) -> u64 {
         let bus = &self.body.bus;
-        // Before the guest's first instruction: it shall not work with the past's secrets.
+        // Before the guest's first instruction, so that it does not use secrets that other clones have too.
         bus.notify_generation();
         let time = GuestTime::start(&self.frozen);
         let now = monotonic_ns();
-        // Those that wait for their startup have nothing to do yet, and would only be in the way of the others.
+        // vCPUs that wait for their startup have nothing to do yet, and would only delay the others.
         let first = (0..self.frozen.len()).filter(|index| !self.frozen[*index].awaits_startup());
         self.vcpus.thaw(time, first);
         bus.start_work();
@@ -438,7 +438,7 @@ impl Body {
     }
 }
 
-/// Exactly the descriptors that belong beside a request; `what` names them.
+/// Returns the descriptors of a request if there are exactly `N`. `what` names them in the error.
 fn descriptors<const N: usize>(fds: Vec<OwnedFd>, what: &str) -> Outcome<[OwnedFd; N]> {
     let count = fds.len();
     <[OwnedFd; N]>::try_from(fds).map_err(|_| {

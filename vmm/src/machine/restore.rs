@@ -1,7 +1,7 @@
 //! Loads a snapshot into a created machine: the slow part of a thaw.
 //!
-//! Invariant: the machine is not changed before everything in the files is read, checked against its hashes, and found to fit
-//! this machine and this host. Memory comes next: mapping it may fail and can be undone.
+//! Invariant: the machine is not changed before everything in the files is read, checked against its hashes, and found to fit this machine
+//! and this host. Mapping memory comes next; it may fail, and is then undone.
 
 use std::fs::File;
 use std::ops::Range;
@@ -25,7 +25,7 @@ use crate::vcpu::Prepare;
 use crate::virtio::{BusRecords, mem};
 use crate::vmgenid;
 
-/// The descriptors of a restore, by what they are.
+/// The descriptors of a restore, sorted by purpose.
 pub struct Files {
     state: File,
     memory: Memory,
@@ -33,7 +33,7 @@ pub struct Files {
     layers: u8,
 }
 
-/// Where memory's contents come from.
+/// The source of memory's contents.
 enum Memory {
     /// The memory files, from the bottom up.
     Files { layers: Vec<File>, populate: bool },
@@ -42,7 +42,7 @@ enum Memory {
 }
 
 impl Files {
-    /// As `Command::Restore` says they come.
+    /// Sorts the descriptors, which come in the order that `Command::Restore` describes.
     pub fn sort(layers: u8, working_set: bool, mode: MemoryMode, fds: Vec<OwnedFd>) -> Outcome<Files> {
         let memory = match mode {
             MemoryMode::Uffd => 1,
@@ -78,18 +78,18 @@ impl Files {
 /// A snapshot that fits this machine and this host.
 pub struct Plan {
     snapshot: Snapshot,
-    /// What virtio-mem had plugged: guest addresses.
+    /// The guest addresses that virtio-mem had plugged.
     plugged: Vec<Range<u64>>,
     memory: Memory,
     working_set: Option<WorkingSet>,
 }
 
-/// What the reply says.
+/// The contents of the reply.
 pub struct Restored {
-    /// Where the userfaultfd watches; empty without one.
+    /// The ranges that the userfaultfd watches; empty without one.
     pub regions: Vec<MappedRegion>,
     pub uffd: Option<OwnedFd>,
-    /// Pages mapped in advance, and the nanoseconds that took.
+    /// The pages mapped in advance, and the nanoseconds that took.
     pub populated: Populated,
 }
 
@@ -127,7 +127,7 @@ impl Plan {
         })
     }
 
-    /// Gives memory its contents. When that fails, memory is what it was.
+    /// Maps memory's contents. If that fails, memory is as it was before.
     pub fn map_memory(&self, body: &Body) -> Outcome<(Option<Watch>, Restored)> {
         let (memory, map) = (body.bus.inventory.memory(), &self.snapshot.memory);
         match &self.memory {
@@ -149,7 +149,7 @@ impl Plan {
                 populate: all,
             } => {
                 map_memory(memory, map, &self.plugged, layers).map_err(memory_restore_error)?;
-                // The thaw writes there, and shall not wait for the page.
+                // The thaw writes to this page, and must not wait for a fault then.
                 vmgenid::touch(memory).map_err(|e| refused(ErrorCode::System, e.to_string()))?;
                 let populated = match (all, &self.working_set) {
                     (true, _) => populate_all(memory, map),
@@ -167,7 +167,7 @@ impl Plan {
     }
 }
 
-/// Puts the rest of the snapshot into a machine whose memory is there: devices, vCPUs, interrupt controllers.
+/// Loads the rest of the snapshot into a machine whose memory is mapped: devices, vCPUs, interrupt controllers.
 pub fn load(created: Created, plan: Plan, watch: Option<Watch>) -> Outcome<Parked> {
     let Created { body, vcpus } = created;
     let Snapshot {
@@ -184,7 +184,7 @@ pub fn load(created: Created, plan: Plan, watch: Option<Watch>) -> Outcome<Parke
         Box::new(move |vcpu: &mut Vcpu| vcpu.restore(&frozen[index])) as Prepare
     };
     vcpus.prepare((0..frozen.len()).map(preparation));
-    // Meanwhile: devices do nothing by it.
+    // While the vCPUs are being prepared. The restored devices do nothing yet.
     body.bus.restore(&bus).map_err(device_restore_error)?;
     let parked = Parked {
         body,
@@ -194,8 +194,8 @@ pub fn load(created: Created, plan: Plan, watch: Option<Watch>) -> Outcome<Parke
         interrupts: Box::new(interrupts),
         clock,
     };
-    // KVM reads guest memory when it is given the address of the guest's clock. Pages that another process fills come only
-    // after that process knows of this restore, so then the thaw waits for them.
+    // KVM reads guest memory when the address of the guest's clock is set. If another process fills the pages, they come only after that
+    // process knows of this restore; so in that case the thaw waits for them instead.
     if parked.base.watch.is_none() {
         parked.await_vcpus()?;
     }
@@ -203,10 +203,10 @@ pub fn load(created: Created, plan: Plan, watch: Option<Watch>) -> Outcome<Parke
 }
 
 impl Parked {
-    /// Returns when the vCPUs are what they were, and the interrupt controllers too. The second time it does nothing slow.
+    /// Returns when the vCPUs and the interrupt controllers have their frozen state. A second call does nothing slow.
     pub fn await_vcpus(&self) -> Outcome<()> {
         self.vcpus.ready().map_err(kvm_error)?;
-        // After every local APIC, which it sends pending interrupts to.
+        // After every local APIC, because it sends pending interrupts to them.
         self.body
             .vm
             .restore_interrupts(&self.interrupts)
@@ -246,7 +246,7 @@ fn check_shape(body: &Body, snapshot: &Snapshot) -> Outcome<()> {
     Ok(())
 }
 
-/// Whether this host can be every one of the frozen vCPUs.
+/// Checks that this host can provide the CPU features of every frozen vCPU.
 fn check_cpus(body: &Body, frozen: &[VcpuState]) -> Outcome<()> {
     for (index, state) in (0u8..).zip(frozen) {
         // Not with what KVM supports: it has more than a machine is given, and the file may be forged.

@@ -1,8 +1,8 @@
-//! Writes guest memory to a file: all of it, or what was written since the restore.
+//! Writes guest memory to a file: all of it, or the pages written since the restore.
 //!
-//! Invariant: a thaw of the map gives the guest memory that was. Zero pages are in no extent; where a page of an earlier layer
-//! became zero, that layer's extent is cut there. Bytes copied between two runs of pages, to have fewer extents, are copied from
-//! memory too, so they are right whatever layer they were in.
+//! Invariant: a thaw of the resulting map gives the same guest memory. Zero pages are in no extent; if a page of an earlier layer became
+//! zero, that layer's extent is cut there. To have fewer extents, the bytes between two runs of pages may be copied too. They are copied
+//! from memory, so they are right whatever layer they were in.
 
 use std::fs::File;
 use std::io;
@@ -19,11 +19,11 @@ use crate::layout::{self, Window};
 use crate::memory::GuestMemory;
 use crate::virtio::{guest_io, mem};
 
-/// Gaps below this between the data of a full freeze are copied: zeros on disk are cheaper than a mapping in every clone.
+/// A full freeze copies gaps smaller than this between its data: zeros on disk are cheaper than a mapping in every clone.
 const FULL_GAP: u64 = 256 << 10;
-/// The same for a delta, whose gaps are another layer's data as often as not, and would be stored again.
+/// The same for a delta. Smaller, because its gaps often hold another layer's data, which would be stored again.
 const DELTA_GAP: u64 = 64 << 10;
-/// Most extents a freeze makes, by closing larger gaps. Each costs every restore a microsecond or two.
+/// Most extents a freeze makes; larger gaps are closed to stay below. Each extent costs every restore a microsecond or two.
 const EXTENTS: usize = 2048;
 
 /// Why memory could not be written.
@@ -53,24 +53,24 @@ pub enum FreezeError {
     Map(#[from] MapError),
 }
 
-/// Memory that was written.
+/// The result of writing memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frozen {
-    /// Where all of guest memory is now: the top layer is the file written.
+    /// The map of all guest memory; the file written is its top layer.
     pub map: MemoryMap,
     /// Bytes written; the rest of the file is holes.
     pub bytes: u64,
 }
 
-/// Writes guest memory to `out`, which is empty and becomes a sparse file of the map's size. Nothing touches guest
-/// memory meanwhile: vCPUs are paused, devices quiet.
+/// Writes guest memory to `out`, which is empty and becomes a sparse file of the map's size. Nothing may touch guest memory meanwhile:
+/// vCPUs are paused, devices quiet.
 ///
-/// `memory` is boot memory and virtio-mem's region. `live` are the guest addresses that are memory now: boot memory and
-/// the blocks virtio-mem has plugged; sorted, disjoint, whole pages. `base` is the map this machine was restored from, if
-/// it was. `pagemap` is this process's.
+/// `memory` is boot memory and virtio-mem's region. `live` are the guest addresses that are memory now: boot memory and the blocks
+/// virtio-mem has plugged; sorted, disjoint, whole pages. `base` is the map that this machine was restored from, if any. `pagemap` is this
+/// process's.
 ///
-/// [`FreezeKind::Full`]: one layer with all that is not zero. [`FreezeKind::Delta`]: one more layer than `base`, with the
-/// pages written since the restore.
+/// [`FreezeKind::Full`]: one layer with all pages that are not zero. [`FreezeKind::Delta`]: one layer more than `base`, with the pages
+/// written since the restore.
 pub fn freeze_memory(
     kind: FreezeKind,
     memory: &GuestMemory,
@@ -106,7 +106,7 @@ pub fn freeze_memory(
     Ok(Frozen { map, bytes })
 }
 
-/// What will be written, and what stays in earlier layers.
+/// The extents to write, and those that stay in earlier layers.
 struct Plan {
     top: u8,
     extents: Vec<Extent>,
@@ -118,7 +118,7 @@ struct Source<'a> {
     pagemap: Pagemap<'a>,
 }
 
-/// Pages looked at.
+/// Pages that were checked for zeros.
 #[derive(Default)]
 pub(super) struct Pages {
     pub data: Vec<Range<u64>>,
@@ -127,7 +127,7 @@ pub(super) struct Pages {
 
 impl Source<'_> {
     fn full(&self, base: Option<&MemoryMap>) -> Result<Plan, FreezeError> {
-        // What was never touched in this process is in the files it was restored from.
+        // Pages never touched in this process are in the files it was restored from.
         let untouched = base.map(MemoryMap::data).unwrap_or_default();
         let there = ranges::union(&self.pages_that(|kind| kind != PageKind::Absent)?, &untouched);
         let data = look_at(self.memory, &ranges::intersection(&there, self.live))?.data;
@@ -158,8 +158,8 @@ impl Source<'_> {
         Ok(Plan { top, extents })
     }
 
-    /// Pages that virtio-mem has unplugged and plugged again since the restore: the base has data for them, and they are
-    /// zero. The pagemap tells them from untouched ones only when they are touched.
+    /// Pages that virtio-mem has unplugged and plugged again since the restore: the base has data for them, but they are zero. The pagemap
+    /// shows them as untouched until they are touched.
     fn unplugged_since(&self, base: &MemoryMap) -> Result<Vec<Range<u64>>, FreezeError> {
         let Window { start, size } = layout::VIRTIO_MEM;
         let hotplug = start..start + size;
@@ -171,7 +171,7 @@ impl Source<'_> {
         Ok(look_at(self.memory, &ranges::intersection(&data, &untouched))?.zero)
     }
 
-    /// The live pages of the kinds wanted.
+    /// The live pages whose kind is `wanted`.
     fn pages_that(&self, wanted: impl Fn(PageKind) -> bool) -> Result<Vec<Range<u64>>, FreezeError> {
         let mut pages = Vec::new();
         for range in self.live {
@@ -200,7 +200,7 @@ impl Source<'_> {
     }
 }
 
-/// Looks which of these pages are zero.
+/// Sorts pages into zero and not zero.
 pub(super) fn look_at(memory: &GuestMemory, pages: &[Range<u64>]) -> Result<Pages, FreezeError> {
     let mut found = Pages::default();
     for range in pages {
@@ -227,11 +227,11 @@ fn slice<'m>(memory: &'m GuestMemory, range: &Range<u64>) -> Result<VolatileSlic
         .map_err(|e| FreezeError::NotMemory(e.to_string()))
 }
 
-/// The extents `make` gives for the least gap that leaves few enough.
+/// Calls `make` with growing gaps, until it makes few enough extents.
 fn fewest(mut gap: u64, make: impl Fn(u64) -> Vec<Extent>) -> Vec<Extent> {
     loop {
         let extents = make(gap);
-        // A gap as large as the largest region closes all that can be closed.
+        // A gap as large as the largest region closes every gap that can be closed.
         if extents.len() <= EXTENTS || gap > layout::VIRTIO_MEM.size {
             return extents;
         }
@@ -260,8 +260,7 @@ fn check_live(memory: &GuestMemory, live: &[Range<u64>]) -> Result<(), FreezeErr
     Ok(())
 }
 
-/// The regions a memory file has. That of virtio-mem, which is last and mostly empty, ends with its last data: what is
-/// not there needs no place.
+/// The regions of a memory file. Virtio-mem's region, which is last and mostly empty, ends at its last data; what follows needs no space.
 fn regions(memory: &GuestMemory, extents: &[Extent]) -> Vec<Region> {
     let mut regions = Vec::new();
     for region in memory.iter() {

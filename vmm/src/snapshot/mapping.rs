@@ -18,7 +18,7 @@ const FLAGS: MapFlags = MapFlags::PRIVATE
     .union(MapFlags::NORESERVE);
 const READ_WRITE: ProtFlags = ProtFlags::READ.union(ProtFlags::WRITE);
 
-/// Where this process has the `size` bytes of guest memory at `guest_address`, if one region has them all.
+/// The host address of the `size` bytes of guest memory at `guest_address`, if one region contains them all.
 pub fn host_address(memory: &GuestMemory, guest_address: u64, size: u64) -> Option<u64> {
     let (region, offset) = memory.to_region_addr(GuestAddress(guest_address))?;
     let MemoryRegionAddress(offset) = offset;
@@ -63,7 +63,7 @@ pub enum Hint {
     PopulateWrite,
 }
 
-/// Tells the kernel.
+/// Gives the kernel this advice.
 pub fn advise(memory: &GuestMemory, guest_address: u64, size: u64, hint: Hint) -> io::Result<()> {
     let host = checked(memory, guest_address, size)?;
     let advice = match hint {

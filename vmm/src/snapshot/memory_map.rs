@@ -1,4 +1,4 @@
-//! Which bytes of the memory files are the guest's memory.
+//! Which bytes of the memory files are which guest memory.
 //!
 //! A memory file has the machine's regions one after the other: boot memory below the hole, boot memory above it, virtio-mem's
 //! region. *Extents* are ranges of guest addresses; each extent is in one *layer*, which is a memory file, at the same place in
@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use super::{PAGE, ranges};
 
-/// Most memory files under one another: the full one and the deltas on it.
+/// Most memory files in a stack: the full one and the deltas on top.
 pub const MAX_LAYERS: u8 = 8;
 /// Most extents. Each may cost a restored process two mappings, of which Linux allows 65,530 (`vm.max_map_count`).
 pub const MAX_EXTENTS: usize = 16384;
@@ -20,7 +20,7 @@ pub const MAX_REGIONS: usize = 8;
 /// The end of all guest-physical addresses a processor can have.
 const ADDRESS_END: u64 = 1 << 52;
 
-/// A range of guest-physical addresses that a memory file has a place for.
+/// A range of guest-physical addresses that a memory file has space for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Region {
     /// First guest-physical address.
@@ -29,18 +29,18 @@ pub struct Region {
     pub size: u64,
 }
 
-/// Guest memory whose contents one layer has.
+/// Guest memory whose contents are in one layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Extent {
     /// First guest-physical address.
     pub guest_address: u64,
     /// Bytes.
     pub size: u64,
-    /// Which memory file: 0 is the one at the bottom.
+    /// Index of the memory file; 0 is the bottom one.
     pub layer: u8,
 }
 
-/// Why regions and extents are no memory map.
+/// Why regions and extents are not a valid memory map.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum MapError {
     #[error("{0} memory regions; at most {MAX_REGIONS} can be")]
@@ -99,7 +99,7 @@ impl MemoryMap {
         })
     }
 
-    /// In the order of their addresses, which is the order they have in a memory file.
+    /// In address order, which is also their order in a memory file.
     pub fn regions(&self) -> &[Region] {
         &self.regions
     }
@@ -109,12 +109,12 @@ impl MemoryMap {
         &self.extents
     }
 
-    /// Memory files needed.
+    /// Number of memory files.
     pub fn layers(&self) -> u8 {
         self.layers
     }
 
-    /// Where a memory file has this guest address, if it has.
+    /// The offset of a guest address in a memory file, if a region contains the address.
     pub fn file_offset(&self, guest_address: u64) -> Option<u64> {
         let mut before = 0;
         for region in &self.regions {
@@ -126,7 +126,7 @@ impl MemoryMap {
         None
     }
 
-    /// The guest addresses a memory file has at `offsets` of it, region by region.
+    /// The guest addresses at `offsets` of a memory file, region by region.
     pub fn guest_ranges(&self, offsets: Range<u64>) -> Vec<Range<u64>> {
         let mut before = 0;
         let mut ranges = Vec::new();
@@ -146,7 +146,7 @@ impl MemoryMap {
         self.regions.iter().map(|region| region.size).sum()
     }
 
-    /// Bytes that the file of `layer` must have for this map: the end of the last extent in it.
+    /// Bytes that the file of `layer` must have at least: up to the end of its last extent.
     pub fn bytes_of_layer(&self, layer: u8) -> u64 {
         let last = self.extents.iter().rev().find(|extent| extent.layer == layer);
         last.and_then(|extent| Some(self.file_offset(extent.guest_address)? + extent.size))
@@ -167,7 +167,7 @@ impl MemoryMap {
         data
     }
 
-    /// The extents without what is outside `kept`, cut where they reach out of it.
+    /// The parts of the extents that lie in `kept`.
     pub(super) fn extents_within(&self, kept: &[Range<u64>]) -> Vec<Extent> {
         let mut cut = Vec::new();
         let mut from = 0;
@@ -186,7 +186,7 @@ impl MemoryMap {
     }
 }
 
-/// Those of `list` that begin before `end`.
+/// The ranges of `list` that begin before `end`.
 fn upto(list: &[Range<u64>], end: u64) -> &[Range<u64>] {
     &list[..list.partition_point(|range| range.start < end)]
 }
@@ -213,7 +213,7 @@ impl Extent {
     }
 }
 
-/// The range, if it is some pages and ends at an address there is.
+/// The range, if it consists of whole pages and ends within the address space.
 fn pages(guest_address: u64, size: u64) -> Option<Range<u64>> {
     let end = guest_address
         .checked_add(size)

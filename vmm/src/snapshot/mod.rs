@@ -5,9 +5,9 @@
 //! | [`state_file`] | the `state` file: a [`Snapshot`] as hashed, versioned records |
 //! | [`records`] | the framing of `state` and `working-set`: header, hash, records, and reading them from hostile bytes |
 //! | [`memory_map`] | which bytes of the memory files are the guest's memory |
-//! | [`pagemap`] | which pages of this process are there, and which were written |
+//! | [`pagemap`] | which pages of this process are present, and which were written |
 //! | [`ranges`] | lists of address ranges as sets |
-//! | [`mapping`] | changing what is behind guest memory, in place |
+//! | [`mapping`] | changes what is mapped behind guest memory, in place |
 //! | [`freeze`] | guest memory to a sparse file, all of it or what was written since the restore |
 //! | [`restore`] | memory files over the reserved guest memory |
 //! | [`working_set`] | the pages a clone touches first: recorded once, mapped in advance ever after |
@@ -41,8 +41,7 @@ pub use state_file::{Shape, Snapshot};
 /// Bytes of a page: the unit of everything here.
 pub const PAGE: u64 = 4096;
 
-/// Pays now what reading a first file costs besides: BLAKE3 asks the processor what it has, and under a hypervisor each
-/// question is an exit.
+/// Does the one-time work of the first file read: BLAKE3 queries the processor's features, and under a hypervisor each query is an exit.
 pub fn warm_up() {
     std::hint::black_box(blake3::hash(&[]));
 }

@@ -1,8 +1,8 @@
-//! Which pages of this process are present and which were written, from `/proc/<pid>/pagemap`, which comes as a descriptor.
+//! Which pages of this process are present and which were written, read from a descriptor of `/proc/<pid>/pagemap`.
 //!
-//! It shows what KVM's dirty log does not: what the devices in this process wrote. A page of a private file mapping that was only
-//! read is a page of the file; the first write makes it anonymous, and the kernel reports which it is
-//! (linux/Documentation/admin-guide/mm/pagemap.rst: bit 63 present, 62 swapped, 61 file page or shared).
+//! Unlike KVM's dirty log it covers writes of the devices in this process. A page of a private file mapping that was only read is a page of
+//! the file; the first write makes it anonymous, and the kernel reports which it is (linux/Documentation/admin-guide/mm/pagemap.rst: bit 63
+//! present, 62 swapped, 61 file page or shared).
 
 use std::fs::File;
 use std::io;
@@ -20,14 +20,14 @@ const FILE: u64 = 1 << 61;
 /// Entries read at once: 32 MiB of memory.
 const ENTRIES: usize = 8192;
 
-/// What a page is to this process.
+/// How this process has used a page.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PageKind {
-    /// Never touched, or given back.
+    /// Never touched, or discarded.
     Absent,
     /// A page of the mapped file: only read.
     Read,
-    /// This process's own: written, or read where nothing is mapped (the kernel's zero page).
+    /// A page of this process's own: written, or read where nothing is mapped (the kernel's zero page).
     Written,
 }
 
@@ -49,8 +49,8 @@ pub struct Pagemap<'f> {
 }
 
 impl<'f> Pagemap<'f> {
-    /// None if the descriptor is not this process's: it is asked about a page before and after it is written. A wrong one
-    /// would lose memory silently.
+    /// Returns `None` if the descriptor is not of this process. To find out, it looks up a page before and after writing to it. A wrong
+    /// descriptor would lose memory silently.
     pub fn new(file: &'f File) -> io::Result<Option<Pagemap<'f>>> {
         let pagemap = Pagemap { file };
         let probe = MmapRegion::<()>::new(PAGE as usize).map_err(io::Error::other)?;
@@ -61,7 +61,7 @@ impl<'f> Pagemap<'f> {
         Ok(ours.then_some(pagemap))
     }
 
-    /// The kind of one page; none where the file has no such place.
+    /// The kind of one page, or `None` if the file has no entry for it.
     fn kind(&self, host_address: u64) -> io::Result<Option<PageKind>> {
         let mut kind = None;
         match self.runs(host_address, PAGE, |_, of| kind = Some(of)) {

@@ -1,9 +1,9 @@
-//! Lists of address ranges: sorted, disjoint, none empty. Every list given must be one; every list returned is one, with
-//! no two ranges touching.
+//! Lists of address ranges: sorted, disjoint, none empty. Every list passed in must be such a list. Every list returned is one, and no two
+//! of its ranges touch.
 
 use std::ops::Range;
 
-/// Appends a range that begins at or after the last one's end.
+/// Appends a range, which must begin at or after the end of the last one.
 pub fn push(list: &mut Vec<Range<u64>>, range: Range<u64>) {
     if range.is_empty() {
         return;
@@ -14,7 +14,7 @@ pub fn push(list: &mut Vec<Range<u64>>, range: Range<u64>) {
     }
 }
 
-/// What is in either.
+/// The addresses in either list.
 pub fn union(a: &[Range<u64>], b: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut all: Vec<_> = a.iter().chain(b).cloned().collect();
     all.sort_unstable_by_key(|range| range.start);
@@ -25,7 +25,7 @@ pub fn union(a: &[Range<u64>], b: &[Range<u64>]) -> Vec<Range<u64>> {
     list
 }
 
-/// What is in both.
+/// The addresses in both lists.
 pub fn intersection(a: &[Range<u64>], b: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut list = Vec::new();
     let (mut i, mut j) = (0, 0);
@@ -36,7 +36,7 @@ pub fn intersection(a: &[Range<u64>], b: &[Range<u64>]) -> Vec<Range<u64>> {
     list
 }
 
-/// What is in `a` and not in `b`.
+/// The addresses in `a` that are not in `b`.
 pub fn difference(a: &[Range<u64>], b: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut list = Vec::new();
     let mut j = 0;
@@ -58,7 +58,7 @@ pub fn difference(a: &[Range<u64>], b: &[Range<u64>]) -> Vec<Range<u64>> {
     list
 }
 
-/// `list` with every gap of less than `gap` bytes closed, where one of `within` holds both sides of it.
+/// Closes every gap of `list` that is smaller than `gap` bytes, if one range of `within` holds both sides of it.
 pub fn close_gaps(list: &[Range<u64>], gap: u64, within: &[Range<u64>]) -> Vec<Range<u64>> {
     let mut closed: Vec<Range<u64>> = Vec::new();
     let mut j = 0;
@@ -76,7 +76,7 @@ pub fn close_gaps(list: &[Range<u64>], gap: u64, within: &[Range<u64>]) -> Vec<R
     closed
 }
 
-/// Whether it is a list as all of these want, of multiples of `unit`.
+/// Whether this is a valid list (see the module) of multiples of `unit`.
 pub fn is_list(list: &[Range<u64>], unit: u64) -> bool {
     let whole = |range: &Range<u64>| {
         !range.is_empty() && range.start.is_multiple_of(unit) && range.end.is_multiple_of(unit)

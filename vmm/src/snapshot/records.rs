@@ -1,7 +1,7 @@
 //! The framing of `state` and `working-set`: a header with a hash, records, and reading them from hostile bytes.
 //!
-//! Invariant: no byte is used before the hash matches; every read is bounded by the bytes that are there; anything that a writer
-//! of this version would not write is refused, with its place. A reader never panics.
+//! Invariant: no byte is used before the hash matches. Every read stays within the bytes that are there. Anything that a writer of this
+//! version would not write is refused, and the error gives its offset. A reader never panics.
 
 use std::fs::File;
 use std::io;
@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 /// A kind of file.
 #[derive(Debug)]
 pub struct Format {
-    /// Its name in a snapshot directory, and in errors.
+    /// Its name in a snapshot directory and in errors.
     pub name: &'static str,
     pub magic: [u8; 8],
     pub version: u32,
@@ -18,7 +18,7 @@ pub struct Format {
     pub max_bytes: u64,
 }
 
-/// Why a file is not what it should be.
+/// Why a file is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum FileError {
     #[error("this is not the {file} file of a snapshot: it does not begin with its magic")]
@@ -85,7 +85,7 @@ impl Format {
         move |error| FileError::Io { file, error }
     }
 
-    /// A file's bytes: `body` behind its header.
+    /// The bytes of a file: a header, then `body`.
     pub fn seal(&self, body: &[u8]) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(HEADER + body.len());
         bytes.extend_from_slice(&self.magic);
@@ -98,7 +98,7 @@ impl Format {
         bytes
     }
 
-    /// The body of a file's bytes, if they are whole and undamaged.
+    /// The body of a file, if its bytes are complete and undamaged.
     pub fn open<'b>(&self, bytes: &'b [u8]) -> Result<&'b [u8], FileError> {
         let has = bytes.len() as u64;
         if !bytes.starts_with(&self.magic) {
@@ -152,7 +152,7 @@ impl Format {
         }
     }
 
-    /// Reads a file whole, from its first byte, if it is not too large.
+    /// Reads a whole file from its first byte, unless it is too large.
     pub fn read_file(&self, file: &File) -> Result<Vec<u8>, FileError> {
         let length = file.metadata().map_err(self.io())?.len();
         if length > self.max_bytes {
@@ -172,7 +172,7 @@ impl Format {
         }
     }
 
-    /// Writes an empty file: header and `body`.
+    /// Writes header and `body` to a file, which must be empty.
     pub fn write_file(&self, file: &File, body: &[u8]) -> Result<(), FileError> {
         if file.metadata().map_err(self.io())?.len() != 0 {
             return Err(FileError::NotEmpty { file: self.name });
@@ -189,21 +189,21 @@ impl Format {
     }
 }
 
-/// Fields one after the other, little-endian.
+/// Consecutive fields, little-endian.
 pub struct Fields<'b> {
     format: &'b Format,
     bytes: &'b [u8],
-    /// Place of `bytes` in the file.
+    /// Offset of `bytes` in the file.
     at: u64,
 }
 
 impl<'b> Fields<'b> {
-    /// `at` is the place of `bytes` in the file, for errors.
+    /// `at` is the offset of `bytes` in the file, for errors.
     pub fn new(format: &'b Format, bytes: &'b [u8], at: u64) -> Fields<'b> {
         Fields { format, bytes, at }
     }
 
-    /// Where in the file the next field is.
+    /// The offset of the next field in the file.
     pub fn at(&self) -> u64 {
         self.at
     }
@@ -244,7 +244,7 @@ impl<'b> Fields<'b> {
         Ok(u64::from_le_bytes(self.array()?))
     }
 
-    /// Bytes without a meaning yet: zero in this version.
+    /// Reads bytes that have no meaning yet: they must be zero in this version.
     pub fn zeros(&mut self, count: usize) -> Result<(), FileError> {
         let at = self.at;
         match self.take(count)?.iter().all(|byte| *byte == 0) {
@@ -253,14 +253,14 @@ impl<'b> Fields<'b> {
         }
     }
 
-    /// All that is left.
+    /// Returns all remaining bytes.
     pub fn rest(&mut self) -> &'b [u8] {
         let rest = std::mem::take(&mut self.bytes);
         self.at += rest.len() as u64;
         rest
     }
 
-    /// All was read.
+    /// Checks that no bytes remain.
     pub fn end(&self) -> Result<(), FileError> {
         match self.bytes.is_empty() {
             true => Ok(()),
@@ -268,7 +268,7 @@ impl<'b> Fields<'b> {
         }
     }
 
-    /// What is wrong here.
+    /// An error about damage at this place.
     pub fn damaged(&self, what: impl Into<String>) -> FileError {
         self.format.damaged(self.at, what)
     }
@@ -276,16 +276,16 @@ impl<'b> Fields<'b> {
 
 /// A record of a body.
 pub struct Record<'b> {
-    /// Its place in the file.
+    /// Its offset in the file.
     pub at: u64,
     pub kind: u16,
     pub version: u16,
-    /// Which of several of a kind: a vCPU's index, a device's slot.
+    /// Distinguishes records of one kind: a vCPU's index, a device's slot.
     pub instance: u32,
     pub payload: Fields<'b>,
 }
 
-/// The records of a body. Kinds, and within a kind instances, strictly ascend: so none is there twice.
+/// The records of a body. Kinds strictly ascend, and so do instances within a kind, so no record occurs twice.
 pub struct Records<'b> {
     rest: Fields<'b>,
     last: Option<(u16, u32)>,
@@ -299,7 +299,7 @@ impl<'b> Records<'b> {
         }
     }
 
-    /// The next, or none at the end.
+    /// The next record, or `None` at the end.
     pub fn read(&mut self) -> Result<Option<Record<'b>>, FileError> {
         if self.rest.left() == 0 {
             return Ok(None);

@@ -1,8 +1,7 @@
-//! Maps memory files over the reserved guest memory: private mappings, nothing is copied.
+//! Maps memory files over the reserved guest memory, privately. Nothing is copied.
 //!
-//! Invariant: everything is checked before the first mapping; the files are only read, by this process and by the guest, whose
-//! writes make private copies. Memory in no extent stays anonymous: reading a hole of a shared file would allocate a page in that
-//! file.
+//! Invariant: everything is checked before the first mapping. This process and the guest only read the files; the guest's writes make
+//! private copies. Memory in no extent stays anonymous, because reading a hole of a shared file would allocate a page in that file.
 
 use std::fs::File;
 use std::io;
@@ -74,7 +73,7 @@ pub fn check_memory(memory: &GuestMemory, map: &MemoryMap, layers: &[File]) -> R
     Ok(())
 }
 
-/// The machine has the map's regions, and no boot memory besides.
+/// Checks that the machine has the map's regions, and no boot memory outside them.
 pub(super) fn check_shape(memory: &GuestMemory, map: &MemoryMap) -> Result<(), RestoreError> {
     let region_at = |guest_address| {
         let found = map.regions().iter().find(|r| r.guest_address == guest_address);
@@ -83,7 +82,7 @@ pub(super) fn check_shape(memory: &GuestMemory, map: &MemoryMap) -> Result<(), R
     for here in memory.iter() {
         let (guest_address, here) = (here.start_addr().raw_value(), here.len());
         let size = region_at(guest_address);
-        // A memory file has of virtio-mem's region what it needs.
+        // A memory file has only as much of virtio-mem's region as it needs.
         let fits = size == here || guest_address == layout::VIRTIO_MEM.start && size < here;
         if !fits {
             return Err(RestoreError::Shape {
@@ -108,8 +107,8 @@ pub(super) fn check_shape(memory: &GuestMemory, map: &MemoryMap) -> Result<(), R
     Ok(())
 }
 
-/// Whether all of the map's data is in boot memory and `plugged`, what virtio-mem had plugged when it was frozen. Elsewhere
-/// the guest would get memory that it was not given.
+/// Checks that all of the map's data is in boot memory or in `plugged`, the memory that virtio-mem had plugged at the freeze. Data
+/// elsewhere would give the guest memory that it was not given.
 pub fn check_plugged(map: &MemoryMap, plugged: &[Range<u64>]) -> Result<(), RestoreError> {
     let hotplug = [hotplug()];
     let data = ranges::intersection(&map.data(), &hotplug);
@@ -122,11 +121,11 @@ pub fn check_plugged(map: &MemoryMap, plugged: &[Range<u64>]) -> Result<(), Rest
     }
 }
 
-/// Maps the layers' extents over guest memory, which nobody has touched. `memory` is boot memory and virtio-mem's
-/// region, of which `plugged` has been plugged. The files need only be readable, and may be closed after.
+/// Maps the layers' extents over guest memory, which must be untouched. `memory` is boot memory and virtio-mem's region; `plugged` is the
+/// plugged part of the latter. The files need only be readable, and may be closed afterwards.
 ///
 /// # Errors
-/// As [`check_memory`], before anything is changed; when a mapping fails, all memory is anonymous and zero again.
+/// As [`check_memory`], before anything is changed. If a mapping fails, all memory is anonymous and zero again.
 pub fn map_memory(
     memory: &GuestMemory,
     map: &MemoryMap,
@@ -159,10 +158,10 @@ pub fn map_memory(
     Ok(())
 }
 
-/// Boot memory's holes get small pages, also where the host would give large ones: a clone touches little of them, and
-/// each touch would cost it 2 MiB, zeroed on its first microseconds. Memory that virtio-mem plugs is what this sandbox
-/// asked for beyond the template, is filled by the guest's allocator from one end, and costs 512 times fewer faults in
-/// pages of 2 MiB. Best effort: a kernel without them has none to give.
+/// Sets small pages for boot memory's holes, even if the host has huge pages enabled: a clone touches little of them, and each touch would
+/// zero 2 MiB during its first microseconds. Memory that virtio-mem plugs gets huge pages: the sandbox asked for it beyond the template,
+/// the guest's allocator fills it from one end, and pages of 2 MiB take 512 times fewer faults. Best effort: a kernel may have no huge
+/// pages.
 fn choose_page_sizes(memory: &GuestMemory, plugged: &[Range<u64>]) {
     let boot = boot_regions(memory).map(|range| (range, Advice::LinuxNoHugepage));
     let plugged = plugged.iter().map(|range| (range.clone(), Advice::LinuxHugepage));
@@ -174,7 +173,7 @@ fn choose_page_sizes(memory: &GuestMemory, plugged: &[Range<u64>]) {
     }
 }
 
-/// Leaves nothing of a restore that failed.
+/// Undoes the mappings of a failed restore.
 fn unmap(memory: &GuestMemory) {
     let boot = boot_regions(memory)
         .try_for_each(|range| mapping::map_nothing(memory, range.start, range.end - range.start));
@@ -208,7 +207,7 @@ pub fn populate_all(memory: &GuestMemory, map: &MemoryMap) -> Populated {
     working_set::populate_ranges(memory, &map.data(), Hint::PopulateRead)
 }
 
-/// The map's regions as this process has them mapped.
+/// The host addresses at which this process has the map's regions.
 ///
 /// # Errors
 /// [`RestoreError::Shape`].

@@ -1,7 +1,7 @@
 //! The `state` file: everything of a machine except its memory's contents.
 //!
-//! Records, in this order: what the machine was made with; the guest's clock; the memory map; the console; the parts of each
-//! vCPU; the parts of the interrupt controllers; the devices. Each must be there exactly once, and nothing else.
+//! Records, in this order: the machine's shape; the guest's clock; the memory map; the console; the parts of each vCPU; the parts of the
+//! interrupt controllers; the devices. Each must be present exactly once, and there must be no others.
 
 use std::fs::File;
 
@@ -44,7 +44,7 @@ const RECORD_VERSION: u16 = 1;
 const REGION: usize = 16;
 const EXTENT: usize = 24;
 
-/// What a machine was made with. A snapshot thaws only in a machine made with the same.
+/// The properties that a machine was made with. A snapshot thaws only in a machine with the same ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     pub vcpus: u8,
@@ -54,20 +54,20 @@ pub struct Shape {
     pub address_map: u32,
 }
 
-/// A frozen machine, but for its memory's contents.
+/// A frozen machine without its memory's contents.
 #[derive(Clone, Debug)]
 pub struct Snapshot {
     pub shape: Shape,
     pub clock: ClockState,
     pub memory: MemoryMap,
-    /// By index; as many as the shape says.
+    /// By index; the shape has their number.
     pub vcpus: Vec<VcpuState>,
     pub interrupts: InterruptState,
     pub bus: BusRecords,
 }
 
 impl Snapshot {
-    /// Writes the file, which is empty.
+    /// Writes the snapshot to a file, which must be empty.
     pub fn write(&self, file: &File) -> Result<(), FileError> {
         FORMAT.write_file(file, &self.encode_body())
     }
@@ -93,7 +93,7 @@ impl Snapshot {
         push(kind::REGIONS, 0, &encode_regions(&self.memory));
         push(kind::EXTENTS, 0, &encode_extents(&self.memory));
         push(kind::CONSOLE, 0, &self.bus.console.encode());
-        // By part, then by vCPU: records ascend.
+        // Sorted by part, then by vCPU, because records ascend.
         let mut parts: Vec<(u16, u32, Vec<u8>)> = Vec::new();
         for (index, vcpu) in (0..).zip(&self.vcpus) {
             let numbered = vcpu.parts().into_iter();
@@ -152,7 +152,7 @@ impl Shape {
 /// The bytes of a vCPU's or the interrupt controllers' parts.
 type Parts<'b, P> = Vec<(P, &'b [u8])>;
 
-/// What was read so far.
+/// The records read so far.
 #[derive(Default)]
 struct Read<'b> {
     shape: Option<Shape>,
@@ -240,7 +240,7 @@ impl<'b> Read<'b> {
         payload.end()
     }
 
-    /// `end` is where the file ends.
+    /// `end` is the offset of the file's end.
     fn finish(self, end: u64) -> Result<Snapshot, FileError> {
         let shape = there(self.shape, "machine", end)?;
         let vcpus = (0..).zip(&self.vcpus).map(|(index, parts): (u32, _)| {
@@ -261,7 +261,7 @@ impl<'b> Read<'b> {
     }
 }
 
-/// What a record said, which must have come before `at`.
+/// The contents of a record, or an error at `at` if the record is missing.
 fn there<T>(read: Option<T>, what: &str, at: u64) -> Result<T, FileError> {
     read.ok_or_else(|| FORMAT.damaged(at, format!("the record of its {what} is missing")))
 }
@@ -275,7 +275,7 @@ fn encode_regions(map: &MemoryMap) -> Vec<u8> {
     bytes
 }
 
-/// The number of layers, and the regions.
+/// Reads the number of layers, and the regions.
 fn decode_regions(fields: &mut Fields<'_>) -> Result<(u8, Vec<Region>), FileError> {
     let layers = fields.u8()?;
     fields.zeros(7)?;

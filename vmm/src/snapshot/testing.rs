@@ -14,7 +14,7 @@ use crate::memory::GuestMemory;
 
 /// Bytes of each of the three regions.
 pub const SIZE: u64 = 4 << 20;
-/// Pages of each.
+/// Pages of each region.
 pub const PAGES: u64 = SIZE / PAGE;
 
 /// Memory on both sides of the MMIO hole, and virtio-mem's region.
@@ -33,7 +33,7 @@ pub fn hotplugged() -> Range<u64> {
     VIRTIO_MEM.start..VIRTIO_MEM.start + SIZE
 }
 
-/// The address of a page: those below the hole first, then those above it, then virtio-mem's.
+/// The address of a page by number: pages below the hole come first, then those above it, then virtio-mem's.
 pub fn page(number: u64) -> u64 {
     [0, HIGH_MEMORY_START, VIRTIO_MEM.start][(number / PAGES) as usize] + number % PAGES * PAGE
 }
@@ -58,7 +58,7 @@ pub fn pagemap() -> File {
     File::open("/proc/self/pagemap").unwrap()
 }
 
-/// A memory and where it came from.
+/// Guest memory, and the map and files that it came from.
 pub struct Clone {
     pub memory: GuestMemory,
     pub map: Option<MemoryMap>,
@@ -74,7 +74,7 @@ impl Clone {
         }
     }
 
-    /// Freezes, with this virtio-mem memory plugged beside boot memory; what a restore of it needs.
+    /// Freezes with the given virtio-mem memory plugged beside boot memory. Returns what a restore needs.
     pub fn freeze(
         &self,
         kind: FreezeKind,
@@ -91,7 +91,7 @@ impl Clone {
         Ok((frozen, layers))
     }
 
-    /// A clone of what [`Self::freeze`] gave.
+    /// Restores a clone from the result of [`Self::freeze`].
     pub fn thawed((frozen, layers): (Frozen, Vec<File>)) -> Clone {
         let memory = memory();
         map_memory(&memory, &frozen.map, &[hotplugged()], &layers).unwrap();

@@ -1,8 +1,8 @@
 //! Memory that is not on this host yet: a userfaultfd over the ranges that the memory files hold.
 //!
-//! The VMM makes the userfaultfd for its own address space, from a descriptor of /dev/userfaultfd. The process that has the pages
-//! gets a duplicate and copies them in (UFFDIO_COPY), whichever thread faults. Faults of the guest and of system calls happen in
-//! kernel mode, so `UFFD_USER_MODE_ONLY` is not set; with the device that needs no privilege.
+//! The VMM makes the userfaultfd for its own address space, from a descriptor of /dev/userfaultfd. The process that has the pages gets a
+//! duplicate and copies the pages in (UFFDIO_COPY), whichever thread faults. Faults of the guest and of system calls happen in kernel mode,
+//! so `UFFD_USER_MODE_ONLY` is not set; because of the device this needs no privilege.
 //!
 //! The ioctls are those of linux/userfaultfd.h; this module has their `unsafe` code.
 
@@ -62,15 +62,15 @@ pub enum UffdError {
 /// A userfaultfd over guest memory.
 #[derive(Debug)]
 pub struct Watch {
-    /// Non-blocking. A duplicate of it goes to the server of pages; this one stays as long as the machine: when the last
-    /// is closed, the kernel fills missing pages with zeros, which would be a silent corruption were the server to die.
+    /// Non-blocking. The page server gets a duplicate; this one stays open as long as the machine. When the last one is closed, the kernel
+    /// fills missing pages with zeros: if the server died, that would corrupt memory silently.
     pub uffd: OwnedFd,
     /// The map's regions in this address space.
     pub regions: Vec<MappedRegion>,
 }
 
-/// Makes a userfaultfd from `device` (/dev/userfaultfd) and registers the map's extents: from now on whoever touches a
-/// page of theirs that is not there waits for the server. Guest memory is untouched and anonymous.
+/// Makes a userfaultfd from `device` (/dev/userfaultfd) and registers the map's extents: from now on a thread that touches a missing page
+/// of an extent waits for the server. Guest memory must be untouched and anonymous.
 pub fn watch(device: BorrowedFd<'_>, memory: &GuestMemory, map: &MemoryMap) -> Result<Watch, UffdError> {
     check_shape(memory, map)?;
     let regions = mapped_regions(memory, map)?;
@@ -87,7 +87,7 @@ pub fn watch(device: BorrowedFd<'_>, memory: &GuestMemory, map: &MemoryMap) -> R
 }
 
 fn create(device: BorrowedFd<'_>) -> Result<OwnedFd, UffdError> {
-    // SAFETY: USERFAULTFD_IOC_NEW takes flags, not a pointer; another device refuses a request it does not know.
+    // SAFETY: USERFAULTFD_IOC_NEW takes flags, not a pointer; any other device refuses the request as unknown.
     let fd = unsafe {
         libc::ioctl(
             device.as_raw_fd(),
@@ -98,7 +98,7 @@ fn create(device: BorrowedFd<'_>) -> Result<OwnedFd, UffdError> {
     if fd < 0 {
         return Err(failed("USERFAULTFD_IOC_NEW"));
     }
-    // SAFETY: the call has just made this descriptor for us.
+    // SAFETY: the call has just made this descriptor for this process.
     let uffd = unsafe { OwnedFd::from_raw_fd(fd) };
     let mut api = UffdioApi {
         api: UFFD_API,
@@ -120,8 +120,8 @@ fn register(uffd: &OwnedFd, memory: &GuestMemory, guest_address: u64, size: u64)
         mode: UFFDIO_REGISTER_MODE_MISSING,
         ioctls: 0,
     };
-    // SAFETY: `range` is the structure UFFDIO_REGISTER reads and writes, and outlives the call. What it names is guest
-    // memory (checked): a page of it that is missing makes who touches it wait, and has no contents to lose.
+    // SAFETY: `range` is the structure UFFDIO_REGISTER reads and writes, and outlives the call. It names guest memory (checked): a thread
+    // that touches a missing page there waits, and a missing page has no contents to lose.
     if unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_REGISTER, &raw mut range) } < 0 {
         return Err(io::Error::last_os_error());
     }

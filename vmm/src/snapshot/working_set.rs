@@ -1,11 +1,11 @@
 //! The pages a clone touches first: recorded once, then mapped in advance in every later clone.
 //!
-//! A first touch costs a page fault of some microseconds, and a start consists mostly of those. So one clone records which pages
-//! it touched between thaw and ready. In later clones these are mapped before the guest runs: pages that were only read are
-//! mapped from the file, pages that were written are copied.
+//! A first touch costs a page fault of some microseconds, and a start consists mostly of those. So one clone records which pages it touched
+//! between thaw and ready. Later clones map these pages before the guest runs: pages that were only read are mapped from the file, pages
+//! that were written are copied.
 //!
-//! Invariant: a working set is only a hint. One that is old, wrong or hostile costs time and a bounded amount of memory, never
-//! contents; a page that cannot be mapped in advance is mapped when it is touched.
+//! Invariant: a working set is only a hint. An old, wrong or hostile one costs time and a bounded amount of memory, but never changes
+//! contents. A page that cannot be mapped in advance is mapped when it is touched.
 
 use std::fs::File;
 use std::io;
@@ -35,17 +35,17 @@ pub const FORMAT: Format = Format {
 pub const MAX_RUNS: usize = 65536;
 /// Bytes of a run in the file.
 const RUN_BYTES: usize = 16;
-/// Most pages copied in advance: 128 MiB. A start that writes more is not one this can help.
+/// Most pages copied in advance: 128 MiB. A working set cannot help a start that writes more.
 pub const MAX_WRITTEN_PAGES: u64 = 32768;
 /// The flag of a run whose pages were written.
 const WRITTEN: u32 = 1;
 
-/// Gaps below this between runs that were read are mapped too: the pages are in the page cache, and a call costs more.
+/// Gaps smaller than this between runs that were read are mapped too: the pages are in the page cache, and another call costs more.
 const READ_GAP: u64 = 8 * PAGE;
-/// Bytes populated by one call: the kernel holds the address space's lock meanwhile, which faults of others want.
+/// Bytes populated by one call. The kernel holds the address space's lock meanwhile, and other threads' faults wait for it.
 const BATCH: u64 = 2 << 20;
 
-/// Pages, as runs.
+/// Pages, as a list of runs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkingSet {
     runs: Vec<Run>,
@@ -57,11 +57,11 @@ pub struct Run {
     /// Offset in the memory file, in pages.
     pub first: u64,
     pub pages: u32,
-    /// The guest, or a device, wrote them.
+    /// Whether the guest or a device wrote them.
     pub written: bool,
 }
 
-/// What was mapped in advance.
+/// The result of mapping pages in advance.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Populated {
     pub pages: u64,
@@ -69,8 +69,7 @@ pub struct Populated {
     pub ns: u64,
 }
 
-/// The pages touched since memory was mapped by `map`. `pagemap` is this process's. Records beyond [`MAX_RUNS`] are
-/// left out.
+/// The pages touched since `map` was mapped into memory. `pagemap` is this process's. Runs beyond [`MAX_RUNS`] are left out.
 pub fn record(memory: &GuestMemory, map: &MemoryMap, pagemap: &File) -> Result<WorkingSet, FreezeError> {
     let pagemap = Pagemap::new(pagemap)
         .map_err(FreezeError::Pagemap)?
@@ -90,7 +89,7 @@ pub fn record(memory: &GuestMemory, map: &MemoryMap, pagemap: &File) -> Result<W
             })
             .map_err(FreezeError::Pagemap)?;
     }
-    // Where the snapshot has nothing, a page that was only read looks written: then it is zero.
+    // Where the snapshot has no data, a page that was only read looks written; such a page is zero.
     let fresh = ranges::difference(&written, &map.data());
     let zero = look_at(memory, &fresh)?.zero;
     let mut runs = runs_of(map, &ranges::difference(&written, &zero), true);
@@ -112,7 +111,7 @@ fn runs_of(map: &MemoryMap, list: &[Range<u64>], written: bool) -> Vec<Run> {
     list.iter().filter_map(run).collect()
 }
 
-/// Maps the pages of `set` that the map has a place for. Best effort: what fails is logged, and only slower.
+/// Maps the pages of `set` that lie in the map. Best effort: a failure is logged and costs only time.
 pub fn populate(memory: &GuestMemory, map: &MemoryMap, set: &WorkingSet) -> Populated {
     let there = populatable(map);
     let pages = |written| {
@@ -129,8 +128,8 @@ pub fn populate(memory: &GuestMemory, map: &MemoryMap, set: &WorkingSet) -> Popu
     }
 }
 
-/// Where pages may be mapped in advance: boot memory, and of virtio-mem's region what the snapshot has data for. The rest of
-/// that may not be plugged.
+/// The memory that may be mapped in advance: boot memory, and the part of virtio-mem's region that the snapshot has data for. The rest of
+/// that region may not be plugged.
 fn populatable(map: &MemoryMap) -> Vec<Range<u64>> {
     let boot = map.regions().iter().map(Region::range);
     let boot: Vec<_> = boot
@@ -201,16 +200,16 @@ fn complain(error: &io::Error, at: u64, size: u64) {
 }
 
 impl WorkingSet {
-    /// A working set of these runs, if they ascend and do not overlap.
+    /// A working set with these runs, which must ascend and not overlap.
     ///
     /// # Errors
-    /// [`FileError::Damaged`], as a file's.
+    /// [`FileError::Damaged`], as for a damaged file.
     pub fn new(runs: Vec<Run>) -> Result<WorkingSet, FileError> {
         let mut end = 0;
         for (index, run) in runs.iter().enumerate() {
             let at = (HEADER + index * RUN_BYTES) as u64;
             let next = run.first.checked_add(u64::from(run.pages));
-            // Far beyond any memory file, and no sum of this module overflows.
+            // Far beyond any memory file, so no sum in this module overflows.
             let next = next.filter(|next| *next < 1 << 50 && run.pages > 0 && run.first >= end);
             end = next.ok_or_else(|| {
                 FORMAT.damaged(

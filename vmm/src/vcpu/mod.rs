@@ -1,7 +1,7 @@
-//! The vCPU threads: one each, started and stopped together ([`run_control`]).
+//! The vCPU threads: one for each vCPU, started and stopped together ([`run_control`]).
 //!
-//! Invariant: a vCPU is in guest code only while the machine runs. [`VcpuThreads::pause`] kicks every vCPU and returns when all
-//! have stopped; nothing polls. While they are, and only then, [`VcpuThreads::each`] reaches the vCPUs.
+//! Invariant: a vCPU is in guest code only while the machine runs. [`VcpuThreads::pause`] kicks every vCPU and returns when all have
+//! stopped; nothing polls. The vCPUs can be accessed ([`VcpuThreads::each`]) only while they are stopped.
 
 mod faults;
 mod run_control;
@@ -22,15 +22,16 @@ use run_control::{RunControl, Wanted};
 use thaw_sys::lock::Lock;
 use worker::Worker;
 
-/// How long a census waits for a vCPU. It answers at once, unless it waits for something itself, such as a page from a
-/// userfault server.
+/// How long a census waits for a vCPU. A vCPU answers at once, unless it waits for something itself, such as a page from a userfault
+/// server.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// How long a vCPU of a guest that has failed may take to leave it, on a host that may be why.
+/// How long the log entry about a failed guest waits for its vCPUs to leave guest code. Long, because an overloaded host may be why it
+/// failed.
 const LAST_PATIENCE: Duration = Duration::from_millis(500);
 /// Stack of a vCPU's thread, in bytes.
 const STACK: usize = 256 * 1024;
 
-/// The vCPUs of a machine. Dropped, their threads end.
+/// The vCPUs of a machine. Their threads end when this is dropped.
 pub struct VcpuThreads {
     control: Arc<RunControl>,
     vcpus: Vec<Arc<Mutex<Vcpu>>>,
@@ -38,7 +39,7 @@ pub struct VcpuThreads {
 }
 
 impl VcpuThreads {
-    /// Starts a thread for each vCPU, which waits.
+    /// Starts a thread for each vCPU. The threads wait.
     pub fn spawn(vcpus: Vec<Vcpu>, bus: &Arc<Bus>, events: &EventSink) -> io::Result<VcpuThreads> {
         let kickers = vcpus.iter().map(Vcpu::kicker).collect();
         let mut threads = VcpuThreads {
@@ -68,13 +69,13 @@ impl VcpuThreads {
         Ok(threads)
     }
 
-    /// Has each vCPU made ready, by vCPU: by its own thread, all at once, and no processor has to fetch another's. Before
-    /// they first run.
+    /// Prepares each vCPU on its own thread, all at once, so that no processor fetches another's state. Preparations are in vCPU order.
+    /// Must be called before the vCPUs first run.
     pub fn prepare(&self, preparations: impl IntoIterator<Item = Prepare>) {
         self.control.prepare(preparations);
     }
 
-    /// The vCPU that starts a cold boot. Before it first runs.
+    /// The vCPU that starts a cold boot. Only before it first runs.
     pub fn boot_vcpu(&self) -> Option<MutexGuard<'_, Vcpu>> {
         let vcpu = self.vcpus.first()?;
         Some(vcpu.locked())
@@ -83,7 +84,7 @@ impl VcpuThreads {
     /// Returns when every vCPU is ready.
     ///
     /// # Errors
-    /// What the first of the failed preparations said; once.
+    /// The error of the first preparation that failed. Reported once.
     pub fn ready(&self) -> thaw_hypervisor::Result<()> {
         self.control.await_prepared()
     }
@@ -93,14 +94,14 @@ impl VcpuThreads {
         self.control.start(0..self.vcpus.len());
     }
 
-    /// Lets the vCPUs run for the first time, with this time; those that are `first` at once, the others no later than
+    /// Lets the vCPUs run for the first time, with guest time `time`. Those in `first` start at once, the others at the latest in
     /// [`Self::wake_rest`].
     pub fn thaw(&self, time: GuestTime, first: impl IntoIterator<Item = usize>) {
         self.control.set_time(time);
         self.control.start(first);
     }
 
-    /// Lets those run that [`Self::thaw`] has put off.
+    /// Wakes the vCPUs that [`Self::thaw`] did not start at once.
     pub fn wake_rest(&self) {
         self.control.wake(0..self.vcpus.len());
     }
@@ -111,13 +112,13 @@ impl VcpuThreads {
         self.control.await_stopped();
     }
 
-    /// What `look` says of each vCPU, in order. They are paused.
+    /// Calls `look` for each vCPU, in order, and returns the results. The vCPUs must be paused.
     pub fn each<T, E>(&self, look: impl Fn(&Vcpu) -> Result<T, E>) -> Result<Vec<T>, E> {
         self.vcpus.iter().map(|vcpu| look(&vcpu.locked())).collect()
     }
 
-    /// Stops the vCPUs for good and says where each was: instruction pointer, flags, what it waits for. For the log of a
-    /// guest that never got to where it should.
+    /// Stops the vCPUs for good and describes where each was: instruction pointer, flags, what it waits for. For the log of a guest that
+    /// never became ready.
     pub fn last_seen(&self) -> Vec<String> {
         self.control.stop(Wanted::Hold);
         let out = self.control.await_stopped_for(LAST_PATIENCE);
@@ -133,9 +134,8 @@ impl VcpuThreads {
         self.control.entered()
     }
 
-    /// Page faults of the vCPU threads since their vCPUs were ready. Each counts its own
-    /// ([`faults`]): those in guest code are made to leave it for a moment, and one that cannot is counted as of its last
-    /// pause.
+    /// Page faults of the vCPU threads since their vCPUs were ready ([`faults`]). Each thread counts its own, so a vCPU in guest code is
+    /// made to leave it for a moment. A vCPU that cannot answer in time is counted as of its last pause.
     pub fn faults(&self) -> u64 {
         self.control.faults(PATIENCE)
     }

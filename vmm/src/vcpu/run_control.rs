@@ -1,8 +1,8 @@
 //! Lets a machine's vCPU threads run guest code, and stops them.
 //!
-//! Invariant: a vCPU enters guest code only while [`Wanted::Run`] holds, and what is wanted instead is stored before the
-//! vCPU is kicked, so no kick is lost ([`thaw_hypervisor::kick`]). Each thread waits on a condition of its own: a start wakes
-//! first those that shall run first, and no other thread contends with them for a lock they need.
+//! Invariant: a vCPU enters guest code only while [`Wanted::Run`] holds. Any other wanted state is stored before the vCPU is kicked, so no
+//! kick is lost ([`thaw_hypervisor::kick`]). Each thread waits on its own condition variable: a start wakes first the vCPUs that should run
+//! first, and no other thread contends with them for a lock they need.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -13,7 +13,7 @@ use thaw_sys::lock::Lock;
 
 use crate::clock::monotonic_ns;
 
-/// What the vCPUs shall do.
+/// What the vCPUs must do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// Stay out of the guest.
@@ -23,23 +23,23 @@ pub enum Wanted {
     Quit,
 }
 
-/// What makes a vCPU ready, on its own thread, before it first runs.
+/// Prepares a vCPU on its own thread before it first runs.
 pub type Prepare = Box<dyn FnOnce(&mut Vcpu) -> thaw_hypervisor::Result<()> + Send>;
 
-/// What a vCPU's thread is to do next.
+/// What a vCPU's thread must do next.
 pub enum Turn {
-    /// Make its vCPU ready, then [`RunControl::prepared`].
+    /// Call this with its vCPU, then [`RunControl::prepared`].
     Prepare(Prepare),
-    /// Run it, then [`RunControl::stopped`].
+    /// Run the vCPU, then call [`RunControl::stopped`].
     Run,
     Quit,
 }
 
-/// What the vCPUs of one machine shall do, and what they do.
+/// What the vCPUs of one machine must do, and what they are doing.
 pub struct RunControl {
     state: Mutex<State>,
     lanes: Vec<Lane>,
-    /// For threads that wait for the vCPUs: one is ready, has stopped, or has counted its faults.
+    /// Notified when a vCPU is ready, has stopped, or has counted its faults.
     news: Condvar,
     /// When the first vCPU entered the guest, CLOCK_MONOTONIC nanoseconds; 0 before.
     entered: AtomicU64,
@@ -55,15 +55,15 @@ struct Lane {
 
 struct State {
     wanted: Wanted,
-    /// By vCPU: what its thread has not begun to do.
+    /// By vCPU: the preparation that its thread has not begun.
     preparations: Vec<Option<Prepare>>,
-    /// vCPUs that are being made ready.
+    /// How many vCPUs are being prepared.
     coming: usize,
-    /// vCPUs that run, or answer an exit.
+    /// How many vCPUs run guest code or handle an exit.
     running: usize,
-    /// Why a vCPU could not be made ready.
+    /// The error of the first preparation that failed.
     failed: Option<thaw_hypervisor::Error>,
-    /// Counts how often faults were asked for.
+    /// Incremented each time the faults are requested.
     census: u64,
     /// By vCPU: page faults of its thread, the census it last answered, and whether it runs.
     counts: Vec<Count>,
@@ -77,7 +77,7 @@ struct Count {
 }
 
 impl RunControl {
-    /// All shall stay out of the guest.
+    /// Starts in [`Wanted::Hold`].
     pub fn new(kickers: Vec<Arc<Kicker>>) -> RunControl {
         let state = State {
             wanted: Wanted::Hold,
@@ -101,7 +101,7 @@ impl RunControl {
         }
     }
 
-    /// Has the threads make their vCPUs ready, by vCPU. While all are stopped.
+    /// Sets the preparations, in vCPU order, and wakes the threads to run them. Only while all vCPUs are stopped.
     pub fn prepare(&self, preparations: impl IntoIterator<Item = Prepare>) {
         let mut state = self.state();
         for (place, preparation) in state.preparations.iter_mut().zip(preparations) {
@@ -112,7 +112,7 @@ impl RunControl {
         self.wake(0..self.lanes.len());
     }
 
-    /// A vCPU is ready to run, or never will be.
+    /// Reports that a vCPU's preparation has ended.
     pub fn prepared(&self, outcome: thaw_hypervisor::Result<()>) {
         let mut state = self.state();
         state.coming -= 1;
@@ -126,7 +126,7 @@ impl RunControl {
     /// Returns when every vCPU is ready.
     ///
     /// # Errors
-    /// Why the first of those could not be made ready that could not.
+    /// The error of the first preparation that failed.
     pub fn await_prepared(&self) -> thaw_hypervisor::Result<()> {
         let mut state = self.state();
         while state.coming > 0 {
@@ -160,19 +160,19 @@ impl RunControl {
         Turn::Run
     }
 
-    /// vCPU `index` is about to enter the guest.
+    /// Records that a vCPU is about to enter the guest.
     pub fn entering(&self) {
         if self.entered.load(Ordering::Relaxed) == 0 {
             let now = monotonic_ns();
-            // Another may have been first.
+            // Fails if another vCPU was first.
             let _ = self
                 .entered
                 .compare_exchange(0, now, Ordering::Relaxed, Ordering::Relaxed);
         }
     }
 
-    /// vCPU `index` was interrupted: whether it shall go on. `faults` counts the page faults of its thread, and is called only
-    /// during a census.
+    /// Reports that vCPU `index` was interrupted. Returns whether it must continue. `faults` counts the page faults of its thread, and is
+    /// called only during a census.
     pub fn go_on(&self, index: usize, faults: impl FnOnce() -> u64) -> bool {
         let mut state = self.state();
         if state.counts[index].census != state.census {
@@ -182,7 +182,7 @@ impl RunControl {
         state.wanted == Wanted::Run
     }
 
-    /// vCPU `index` has left the guest and answers no exit any more.
+    /// Reports that vCPU `index` has left the guest and has handled its last exit.
     pub fn stopped(&self, index: usize, faults: u64) {
         let mut state = self.state();
         state.count(index, faults);
@@ -192,9 +192,9 @@ impl RunControl {
         self.news.notify_all();
     }
 
-    /// What the vCPUs' time shall be when they first enter. Once.
+    /// Sets the guest time that the vCPUs start with when they first enter. Must be called once.
     pub fn set_time(&self, time: GuestTime) {
-        // A second one cannot be: a machine is thawed once.
+        // Fails only on a second call, and a machine is thawed once.
         let _ = self.time.set(time);
     }
 
@@ -219,7 +219,7 @@ impl RunControl {
         }
     }
 
-    /// Has the vCPUs do something else than run. Once quitting, always quitting.
+    /// Makes the vCPUs stop and do what is `wanted`. After [`Wanted::Quit`] nothing else takes effect.
     pub fn stop(&self, wanted: Wanted) {
         let mut state = self.state();
         if state.wanted != Wanted::Quit {
@@ -240,21 +240,21 @@ impl RunControl {
         }
     }
 
-    /// As [`Self::await_stopped`], for at most `patience`. Says which vCPUs are stopped.
+    /// As [`Self::await_stopped`], for at most `patience`. Returns which vCPUs are stopped.
     pub fn await_stopped_for(&self, patience: Duration) -> Vec<bool> {
         let deadline = Instant::now() + patience;
         let state = self.wait_until(deadline, |state| state.running == 0);
         state.counts.iter().map(|count| !count.running).collect()
     }
 
-    /// Page faults of all vCPU threads, as they count them now; one that does not answer within `patience`, because it
-    /// waits for something itself, is counted as it last was.
+    /// Page faults of all vCPU threads, counted now. A vCPU that does not answer within `patience`, because it waits for something itself,
+    /// is counted as of its last answer.
     pub fn faults(&self, patience: Duration) -> u64 {
         let deadline = Instant::now() + patience;
         {
             let mut state = self.state();
             state.census += 1;
-            // Not those that are stopped: their next entry would be cut short.
+            // Stopped vCPUs are not kicked: a kick would cut their next entry short.
             let running = self
                 .lanes
                 .iter()

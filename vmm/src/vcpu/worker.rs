@@ -13,7 +13,7 @@ use crate::events::EventSink;
 use crate::jail::threads::{Expected, Thread};
 use crate::layout::VIRTIO_MEM;
 
-/// What a vCPU's thread works with.
+/// Everything a vCPU's thread works with.
 pub struct Worker {
     pub control: Arc<RunControl>,
     pub bus: Arc<Bus>,
@@ -25,7 +25,7 @@ pub struct Worker {
 }
 
 impl Worker {
-    /// The thread's whole life.
+    /// The body of the thread.
     pub fn work(self, expected: Expected) {
         expected.is(Thread::Vcpu);
         self.kicker.bind_current_thread();
@@ -44,16 +44,16 @@ impl Worker {
         self.kicker.unbind();
     }
 
-    /// Runs the vCPU until it shall stop.
+    /// Runs the vCPU until it must stop.
     fn run(&self, taken: &impl Fn() -> u64) {
         let mut vcpu = self.vcpu();
-        // Of a thawed machine, time stands still until here; ever after this does nothing.
+        // A thawed machine's time stands still until its first run. In later runs this call does nothing.
         let time = self.control.time().map_or(Ok(()), |time| vcpu.start_time(time));
         let ended = match time {
             Err(e) => Some(ExitReason::Fault(describe(&vcpu, &e.to_string()))),
             Ok(()) => self.run_until_wanted(&mut vcpu, taken),
         };
-        // Its soft-lockup watchdog shall not hold the pause against the guest.
+        // Otherwise the guest's soft-lockup watchdog would report the pause.
         vcpu.notify_paused();
         drop(vcpu);
         if let Some(reason) = ended {
@@ -68,12 +68,12 @@ impl Worker {
         self.vcpu.locked()
     }
 
-    /// Runs the vCPU until it shall stop (none) or the machine ends (why).
+    /// Runs the vCPU until it must stop (`None`) or the machine ends (the reason).
     fn run_until_wanted(&self, vcpu: &mut Vcpu, faults: &impl Fn() -> u64) -> Option<ExitReason> {
         self.control.entering();
         loop {
             let fault = match vcpu.run() {
-                // KVM emulated an instruction of the guest, or there is no memslot.
+                // KVM emulated the guest's instruction, or there is no memslot.
                 Ok(Exit::MmioWrite { address, .. }) if VIRTIO_MEM.contains(address) => {
                     self.describe_memory_fault(address)
                 }
@@ -110,7 +110,7 @@ impl Worker {
         }
     }
 
-    /// Linux before 6.10 does not say where ([`describe_error`]).
+    /// Describes a write to memory that is not plugged. Linux before 6.10 does not report the address ([`describe_error`]).
     fn describe_memory_fault(&self, address: u64) -> String {
         match self.bus.inventory.is_unplugged(address) {
             true => format!("the guest wrote to memory at {address:#x}, which it has not plugged"),
@@ -118,7 +118,7 @@ impl Worker {
         }
     }
 
-    /// A guest that ends before its first doorbell gave no reason, so the log says where it was.
+    /// Logs where the vCPU was if the guest ended before its first doorbell, because it gave no reason.
     fn note_early_end(&self, vcpu: &Vcpu, reason: &ExitReason) {
         if !self.events.rang() {
             tracing::info!("{}", describe(vcpu, &format!("{reason:?} before it was ready")));
@@ -129,8 +129,8 @@ impl Worker {
 const NO_PAGE: &str = "a page behind the guest's memory cannot be had; if a snapshot or an image in the store was cut or its \
                        disk fails, `thaw image verify` says so";
 
-/// KVM returns EFAULT if a page of guest memory is missing: no memory is left, or the file it is mapped from was cut or cannot
-/// be read.
+/// Explains an error of KVM_RUN. KVM returns EFAULT if a page of guest memory is missing: the host has no memory left, or the file that the
+/// page is mapped from was truncated or cannot be read.
 fn describe_error(error: &thaw_hypervisor::Error) -> String {
     match error {
         thaw_hypervisor::Error::Ioctl { source, .. } if source.raw_os_error() == Some(libc::EFAULT) => {
@@ -151,7 +151,7 @@ fn describe_internal_error(vcpu: &mut Vcpu) -> String {
 
 fn describe_triple_fault(vcpu: &Vcpu) -> String {
     match vcpu.sregs() {
-        // KVM on AMD resets the vCPU, because the processor leaves its state undefined: only the kind is known.
+        // KVM on AMD resets the vCPU, because the processor leaves its state undefined. So only the kind of fault is known.
         Ok(sregs) if sregs.cs.base == 0xffff_0000 => {
             "triple fault; this processor does not keep where".to_string()
         }
@@ -163,7 +163,7 @@ fn describe_triple_fault(vcpu: &Vcpu) -> String {
     }
 }
 
-/// `fault`, and where the vCPU was.
+/// Describes `fault`, and where the vCPU was.
 fn describe(vcpu: &Vcpu, fault: &str) -> String {
     let index = vcpu.index();
     match vcpu.regs() {

@@ -1,8 +1,8 @@
 //! virtio-fs (virtio 1.2 §5.11): a FUSE file system for the guest.
 //!
-//! One device with two backends. [`Images`] is the root device: a sandbox's images, served in this process. [`Share`] is the
-//! device for writable host directories: it passes messages on to another process, which has the rights that takes. Each
-//! device has a thread ([`worker`]), which takes FUSE messages from the queues and has its backend answer them.
+//! One device with two backends. [`Images`] is the root device: a sandbox's images, served in this process. [`Share`] is the device for
+//! writable host directories: it forwards messages to another process, which has the rights that serving them needs. Each device has a
+//! thread ([`worker`]), which takes FUSE messages from the queues and lets its backend answer them.
 
 pub mod dax;
 pub mod images;
@@ -26,15 +26,15 @@ use super::device::{Activation, AttachError, DeviceError, DeviceSpec, Saved, Sha
 use super::state::{DeviceState, FsState, QueueRecord};
 use crate::memory::GuestMemory;
 
-/// `hiprio`, which has FORGET and INTERRUPT, and one request queue. A read of 1 MiB takes 260 descriptors, or one that
-/// points to a table of them.
+/// `hiprio`, which carries FORGET and INTERRUPT, and one request queue. A read of 1 MiB takes 260 descriptors, or one that points to a
+/// table of them.
 const QUEUE_SIZES: [u16; 2] = [128, 512];
 
 /// `struct virtio_fs_config` (§5.11.4).
 #[derive(FromBytes, Immutable, IntoBytes)]
 #[repr(C)]
 struct FsConfig {
-    /// What the guest mounts it by, filled up with zeros.
+    /// The tag that the guest mounts the device by, padded with zeros.
     tag: [u8; 36],
     num_request_queues: u32,
 }
@@ -51,31 +51,31 @@ impl FsConfig {
     }
 }
 
-/// What answers the messages of a device: on the device's thread, or with that kept out by the worker's lock.
+/// Answers the messages of a device. Called on the device's thread, or while the worker's lock keeps that thread out.
 pub trait FsBackend: Send + 'static {
-    /// Whether what is attached belongs to the host, so that no snapshot can hold it.
+    /// Whether the backend belongs to the host, so that a snapshot cannot contain it.
     const IS_OF_THE_HOST: bool;
 
-    /// The driver is up, with this memory.
+    /// The driver is up; `memory` is its guest memory.
     fn activate(&mut self, memory: &GuestMemory) -> Result<(), DeviceError>;
 
-    /// The driver is gone, and its requests with it: guest memory is not touched any more.
+    /// The driver is gone with its requests. Guest memory must not be touched any more.
     fn reset(&mut self);
 
-    /// Serves an event. `active` is what the driver set up, while it is up. An error stops the device.
+    /// Serves an event. `active` is the driver's setup while it is up. An error stops the device.
     fn serve(&mut self, active: &mut Option<Activation>, event: Event) -> Result<(), DeviceError>;
 
-    /// Takes what is to be behind the device, or a socket it needs. True if the device has a backend now.
+    /// Takes a backend, or a socket that the device needs. Returns whether the device has a backend now.
     fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<bool, AttachError>;
 
-    /// What a freeze keeps of a device with so many queues, its driver up.
+    /// The state a freeze keeps of a device with this number of queues whose driver is up.
     fn save(&self, queues: usize) -> FsState;
 
-    /// Whether `state` can be restored into a device whose DAX window has `window` bytes; `queues` are those of an active
-    /// device. The error is a sentence.
+    /// Whether `state` can be restored into a device whose DAX window has `window` bytes. `queues` are those of an active device. The error
+    /// is a sentence.
     fn check(state: &FsState, queues: Option<&[QueueRecord]>, window: u64) -> Result<(), String>;
 
-    /// Takes a state that was checked, its driver up. True if the thread has something to do without an event.
+    /// Restores a state that was checked and whose driver is up. Returns whether the thread has work to do without an event.
     fn restore(&mut self, state: &FsState) -> bool;
 
     /// See [`VirtioDevice::before_running`].
@@ -89,9 +89,9 @@ pub struct Fs<B> {
     config: Config<FsConfig>,
     /// The DAX window, if there is one.
     regions: Vec<SharedMemory>,
-    /// Whether something was attached to it.
+    /// Whether a backend was attached.
     backed: bool,
-    /// The thread, or why there is none: then the device can neither be attached to nor activated.
+    /// The thread, or why it could not be started. Without it, attaching and activating fail.
     worker: io::Result<Worker<B>>,
 }
 
@@ -112,7 +112,7 @@ impl<B: FsBackend> Fs<B> {
         })
     }
 
-    /// As [`Self::worker`], for one who attaches.
+    /// As [`Self::worker`], with the error of an attach.
     fn attachable(&self) -> Result<&Worker<B>, AttachError> {
         self.worker()
             .map_err(|error| AttachError::Invalid(error.to_string()))
@@ -175,7 +175,7 @@ impl<B: FsBackend> VirtioDevice for Fs<B> {
     }
 
     fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError> {
-        // A driver that is not up has no file system.
+        // Without a driver there is no file system to restore.
         match (activation, state.of::<FsState>()) {
             (Some(activation), Ok(state)) => self.worker()?.restore(activation, state),
             _ => Ok(()),

@@ -7,10 +7,10 @@
 //! | file | what |
 //! |---|---|
 //! | `packet` | the header on the wire |
-//! | `credit` | who may send how much (§5.10.6.3) |
+//! | `credit` | how much each side may send (§5.10.6.3) |
 //! | `connection` | one connection's life, as a state machine |
-//! | `muxer` | all connections, and whose turn it is |
-//! | here | the queues |
+//! | `muxer` | all connections, and which one sends next |
+//! | this file | the queues |
 
 mod connection;
 mod credit;
@@ -53,15 +53,15 @@ struct VsockConfig {
     guest_cid: u64,
 }
 
-/// The device. The third queue, for events, holds the driver's buffers for ever: connections a thaw ends are reset one
-/// by one, which the guest handles in order with what follows; a transport reset it handles on another work item, and
-/// may end with it a connection made since.
+/// The device. The third queue, for events, only holds the driver's buffers. When a thaw ends connections, each is reset by its own packet,
+/// which the guest handles in order with later packets. A transport reset would be handled by another work item of the guest, and could
+/// also end a connection made since.
 pub struct Vsock {
     config: Config<VsockConfig>,
     active: Option<Activation>,
-    /// The connections; the listening socket among them is the backend.
+    /// The connections. Its listening socket is the device's backend.
     muxer: Muxer,
-    /// Transmission waits until the guest has taken the resets it caused.
+    /// Set while transmission waits until the guest has taken the resets it caused.
     transmit_paused: bool,
 }
 
@@ -76,7 +76,7 @@ impl Vsock {
         }
     }
 
-    /// Gives the guest what is waiting for it, while it has buffers.
+    /// Gives the guest the waiting packets while it has buffers.
     fn receive(&mut self) -> Result<(), DeviceError> {
         let Some(active) = self.active.as_mut() else {
             return Ok(());
@@ -91,7 +91,7 @@ impl Vsock {
         Ok(())
     }
 
-    /// Takes what the guest sends.
+    /// Takes packets from the guest.
     fn transmit(&mut self) -> Result<(), DeviceError> {
         let Some(active) = self.active.as_mut() else {
             return Ok(());
@@ -106,7 +106,7 @@ impl Vsock {
     }
 }
 
-/// Puts the next packet into a receive buffer. One that is too small, or no memory, comes back empty.
+/// Writes the next packet into a receive buffer. A buffer that is too small or outside memory is returned empty.
 fn fill(memory: &GuestMemory, chain: &Chain, muxer: &mut Muxer) -> Answer {
     let Ok(slices) = chain.writable(memory) else {
         return Answer::Done(0);
@@ -125,7 +125,7 @@ fn fill(memory: &GuestMemory, chain: &Chain, muxer: &mut Muxer) -> Answer {
     }
 }
 
-/// Takes a packet. One that is shorter than its header is dropped.
+/// Takes a packet from the guest. One that is shorter than its header is dropped.
 fn take(memory: &GuestMemory, chain: &Chain, muxer: &mut Muxer) {
     let Ok(slices) = chain.readable(memory) else {
         return;
@@ -141,7 +141,7 @@ impl VirtioDevice for Vsock {
     fn spec(&self) -> DeviceSpec {
         DeviceSpec {
             device_type: VIRTIO_ID_VSOCK,
-            // None: streams are what no feature means (§5.10.3).
+            // None: without feature bits, only stream sockets are supported (§5.10.3).
             features: 0,
             queue_sizes: &QUEUE_SIZES,
         }
@@ -175,7 +175,7 @@ impl VirtioDevice for Vsock {
         self.muxer.has_listener()
     }
 
-    /// Takes what the guest has sent, so that a clone is not asked about connections it never had.
+    /// Takes the packets that the guest has sent, so that a clone does not get packets of connections it never had.
     fn save(&mut self) -> Saved {
         if let Err(error) = self.transmit() {
             tracing::warn!(%error, "vsock stopped until the guest resets it");
@@ -186,7 +186,7 @@ impl VirtioDevice for Vsock {
         }
         let mut queues = self.active.as_ref().map(Activation::save_queues);
         if let Some(queues) = &mut queues {
-            // Buffers wait for packets: they are no work.
+            // Buffers that wait for packets are not work.
             queues[RX].has_work = false;
             queues[EVENT].has_work = false;
         }
@@ -230,7 +230,7 @@ impl VirtioDevice for Vsock {
     }
 }
 
-/// Checks that a descriptor is what clients can connect to.
+/// Checks that a descriptor is a unix socket that clients can connect to.
 fn listener(fd: OwnedFd) -> Result<UnixListener, AttachError> {
     let domain = socket_domain(&fd).map_err(AttachError::system("the vsock descriptor is not a socket"))?;
     let kind = socket_type(&fd).map_err(AttachError::system("getsockopt"))?;

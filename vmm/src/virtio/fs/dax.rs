@@ -1,16 +1,15 @@
 //! The DAX window (virtio 1.2 §5.11.6.5): ranges of files mapped into the guest's address space.
 //!
-//! The window is cut into *frames* of 2 MiB, which is what a guest's kernel maps at once; a frame shows a range of one
-//! file, or nothing: then it reads as zeros. A range is mapped from the blobs' cache files, so every guest that maps it
-//! shares the host's page cache, and only where its bytes are all ready. Of a file's last page and of holes a guest sees
-//! the zeros that are there, of what follows the file in its blob nothing.
+//! The window is divided into *frames* of 2 MiB, the size that a guest's kernel maps at once. A frame shows a range of one file, or zeros.
+//! A range is mapped from the blobs' cache files, so every guest that maps it shares the host's page cache. It is mapped only when all its
+//! bytes are ready. In holes and in the rest of a file's last page a guest sees zeros. It never sees bytes that follow the file in its
+//! blob.
 //!
-//! A guest that is frozen goes on believing in its mappings, so they are frozen with it and made again, from the images it
-//! has then, before it runs.
+//! A frozen guest goes on using its mappings. So a freeze saves them, and they are made again, from the images attached at that time,
+//! before the guest runs.
 //!
-//! Store files are never cut while they are in use. If one is cut all the same, a page that is gone faults in the
-//! guest only: KVM_RUN ends with EFAULT and the machine with it, and this process, which never reads the window, lives to
-//! say so.
+//! Store files are never truncated while they are in use. If one is truncated all the same, a missing page faults only in the guest:
+//! KVM_RUN ends with EFAULT and the machine ends. This process never reads the window, so it survives and can report that.
 
 use std::collections::HashSet;
 use std::io;
@@ -33,11 +32,11 @@ struct Shown {
     length: u64,
 }
 
-/// The window and what is in it.
+/// The window and the ranges mapped in it.
 pub struct Dax {
     window: HostWindow,
     frames: Vec<Option<Shown>>,
-    /// What was in it when the guest was frozen, until it is mapped again.
+    /// The mappings at the freeze, until they are made again.
     frozen: Vec<MappingRecord>,
 }
 
@@ -75,13 +74,13 @@ impl Dax {
         Ok(())
     }
 
-    /// Makes the whole window zeros: the file system is mounted anew, or gone.
+    /// Fills the whole window with zeros: the file system is mounted anew, or gone.
     pub fn clear(&mut self) {
         self.frozen.clear();
         self.clear_if(|_| true);
     }
 
-    /// Makes zeros of what was mapped of an image.
+    /// Replaces the mappings of an image with zeros.
     pub fn forget(&mut self, images: &RootFs, slot: u16) {
         self.clear_if(|shown| images.slot(shown.node).is_none_or(|other| other == slot));
     }
@@ -96,8 +95,8 @@ impl Dax {
         }
     }
 
-    /// Maps a range of a file into a frame, as SETUPMAPPING asks; what has to be fetched first, if anything has. A range
-    /// ends where the file does.
+    /// Maps a range of a file into a frame, as SETUPMAPPING requests. Returns the ranges that must be fetched first, if any. A range ends
+    /// at the latest where the file does.
     pub fn setup(
         &mut self,
         images: &RootFs,
@@ -127,11 +126,11 @@ impl Dax {
         self.show(images, frame, shown).map(Ok)
     }
 
-    /// Makes frames zeros again, as REMOVEMAPPING asks.
+    /// Replaces frames with zeros, as REMOVEMAPPING requests.
     pub fn remove(&mut self, body: &[u8]) -> io::Result<()> {
         let RemovemappingIn { count } = take(body)?;
         let entries = body.get(size_of::<RemovemappingIn>()..).unwrap_or_default();
-        // As many as it has: no room is made on the message's word.
+        // Counts the entries that are there: the message's own count reserves no memory.
         let all: Vec<RemovemappingOne> = entries
             .chunks_exact(size_of::<RemovemappingOne>())
             .take(count as usize)
@@ -150,13 +149,13 @@ impl Dax {
         Ok(())
     }
 
-    /// The bytes of a file that SETUPMAPPING is about: first, and how many.
+    /// The first byte and the length of the file range that SETUPMAPPING names.
     pub fn range(body: &[u8]) -> Option<(u64, u64)> {
         let request: SetupmappingIn = take(body).ok()?;
         Some((request.foffset, request.len.min(DAX_RANGE)))
     }
 
-    /// What is mapped, for a freeze; what was at the last one, if it has not been mapped again.
+    /// The mappings, for a freeze. If those of the last freeze have not been made again, returns those.
     pub fn save(&self) -> Vec<MappingRecord> {
         let frames = self.frames.iter().zip((0u64..).step_by(DAX_RANGE as usize));
         let shown = frames.filter_map(|(shown, window_offset)| {
@@ -170,7 +169,7 @@ impl Dax {
         shown.chain(self.frozen.iter().copied()).collect()
     }
 
-    /// Whether a window of `size` bytes could have had these.
+    /// Whether a window of `size` bytes could have had these mappings.
     pub fn check(size: u64, records: &[MappingRecord]) -> Result<(), String> {
         let mut frames = HashSet::new();
         for record in records {
@@ -186,12 +185,12 @@ impl Dax {
         Ok(())
     }
 
-    /// Takes what was mapped in a frozen guest: [`Self::check`] has accepted it.
+    /// Takes the mappings of a frozen guest. [`Self::check`] must have accepted them.
     pub fn restore(&mut self, records: &[MappingRecord]) {
         self.frozen = records.to_vec();
     }
 
-    /// What the frozen guest's mappings need that is not there.
+    /// The ranges that the frozen guest's mappings need and that are missing.
     pub fn frozen_missing(&self, images: &RootFs) -> Vec<MissingRange> {
         let mut missing: Vec<_> = self
             .frozen
@@ -203,7 +202,7 @@ impl Dax {
         missing
     }
 
-    /// Maps again what a frozen guest had mapped.
+    /// Makes the frozen guest's mappings again.
     pub fn map_frozen(&mut self, images: &RootFs) -> Result<(), String> {
         for record in self.frozen.clone() {
             let shown = Shown {
@@ -228,7 +227,7 @@ impl Dax {
     fn show(&mut self, images: &RootFs, frame: usize, shown: Shown) -> io::Result<()> {
         self.clear_frame(frame)?;
         let start = frame as u64 * DAX_RANGE;
-        // Now, so that a part of it is cleared like the whole.
+        // Recorded first, so that a partly mapped range is cleared like a whole one.
         self.frames[frame] = Some(shown);
         let window = &self.window;
         let mapped = images.map(shown.node, shown.offset, shown.length, |part| {
@@ -243,7 +242,7 @@ impl Dax {
     }
 }
 
-/// A structure at the beginning of bytes, whatever its alignment.
+/// Reads a structure from the beginning of `bytes`, whatever its alignment.
 fn take<T: ByteValued + Default>(bytes: &[u8]) -> io::Result<T> {
     let mut value = T::default();
     let from = bytes.get(..size_of::<T>());

@@ -1,7 +1,7 @@
 //! The backend of the root device: a sandbox's images as one FUSE file system, served in this process.
 //!
-//! The file system itself is [`thaw_imagefs::fs::RootFs`]. A read whose bytes are not in a cache file yet is parked and its
-//! bytes asked for over the miss socket ([`crate::virtio::misses`]), so that no read waits for another.
+//! The file system itself is [`thaw_imagefs::fs::RootFs`]. If a read's bytes are not in a cache file yet, the read is parked and its bytes
+//! are requested over the miss socket ([`crate::virtio::misses`]), so no read waits for another.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -28,25 +28,25 @@ use crate::virtio::window::HostWindow;
 /// The tag the guest mounts the root device by.
 pub const ROOT_TAG: &str = "thaw";
 
-/// The region files are mapped into for DAX (§5.11.4.1, `VIRTIO_FS_SHMCAP_ID_CACHE`).
+/// The region that files are mapped into for DAX (§5.11.4.1, `VIRTIO_FS_SHMCAP_ID_CACHE`).
 const CACHE_REGION: u8 = 0;
 
 /// The images, and the requests that wait for their bytes.
 pub struct Images {
     images: Arc<RootFs>,
-    /// While the driver is up.
+    /// Present while the driver is up.
     messenger: Option<Messenger>,
     misses: Misses,
     accesses: AccessLog,
     dax: Dax,
-    /// Requests that waited when the guest was frozen: queue and head.
+    /// Requests that waited at the freeze: queue and head.
     to_replay: Vec<(usize, u16)>,
     /// Shared with every messenger, so that a guest cannot get a fresh budget of log lines by resetting the device.
     log: Arc<LogLimit>,
 }
 
 impl Fs<Images> {
-    /// The root device: image slots, and a window.
+    /// The root device: image slots and a DAX window.
     pub fn root(dax: HostWindow, gate: Arc<Gate>) -> Fs<Images> {
         let region = SharedMemory {
             id: CACHE_REGION,
@@ -64,7 +64,7 @@ impl Fs<Images> {
         Fs::new(ROOT_TAG, vec![region], worker)
     }
 
-    /// Shows an image in a slot; `fds` as [`ImageSpec::blobs`] says. The guest sees it at its next look.
+    /// Adds an image in a slot. `fds` are as [`ImageSpec::blobs`] describes. The guest sees it at its next lookup.
     pub fn add_image(&mut self, slot: u16, image: ImageSpec, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         let expected = 1 + 2 * image.blobs.len();
         if fds.len() != expected {
@@ -88,7 +88,7 @@ impl Fs<Images> {
         Ok(())
     }
 
-    /// Takes an image away; the guest must have unmounted it.
+    /// Removes an image. The guest must have unmounted it.
     pub fn remove_image(&mut self, slot: u16) -> Result<(), AttachError> {
         self.images()?
             .remove_image(slot)
@@ -98,14 +98,14 @@ impl Fs<Images> {
         Ok(())
     }
 
-    /// The file system, which has a lock of its own: the device's thread does not wait for an image to be read.
+    /// The file system. It has its own lock, so the device's thread does not wait while an image is read.
     fn images(&self) -> Result<Arc<RootFs>, AttachError> {
         Ok(self.attachable()?.with(|backend| backend.images.clone()))
     }
 }
 
 impl Images {
-    /// Executes again what waited when the guest was frozen.
+    /// Executes the requests again that waited at the freeze.
     fn replay(&mut self, active: &mut Option<Activation>) -> Result<(), DeviceError> {
         if self.to_replay.is_empty() {
             return Ok(());
@@ -125,7 +125,7 @@ impl Images {
         self.finish(active)
     }
 
-    /// Serves what is available in a queue.
+    /// Serves the available requests of a queue.
     fn kicked(&mut self, queue: &mut DeviceQueue) -> Result<(), DeviceError> {
         let index = queue.index();
         queue.serve(|_, chain| {
@@ -142,7 +142,7 @@ impl Images {
         self.misses.ask()
     }
 
-    /// Takes answers, and runs the requests they set free.
+    /// Takes answers, and runs the requests that waited for them.
     fn answers(&mut self, active: &mut Option<Activation>) -> Result<(), DeviceError> {
         for Resumed { request, failure } in self.misses.answers() {
             let Some(queue) = active_queue(active, request.queue) else {
@@ -158,7 +158,7 @@ impl Images {
         self.finish(active)
     }
 
-    /// Tells the driver of the answers, and asks for the bytes that are missing.
+    /// Interrupts the driver for the answers, and requests the missing bytes.
     fn finish(&mut self, active: &mut Option<Activation>) -> Result<(), DeviceError> {
         if let Some(active) = active {
             active.signal()?;
@@ -168,7 +168,7 @@ impl Images {
 
     /// Answers a request, or parks it until its bytes are there.
     fn answer(&mut self, request: Request) -> Answer {
-        // There is one while there are queues.
+        // There is a messenger while there are queues.
         let Some(messenger) = &mut self.messenger else {
             return Answer::Stop;
         };
@@ -183,7 +183,7 @@ impl Images {
         }
     }
 
-    /// Answers a request whose bytes the node cannot get.
+    /// Answers a request with an error, because the node cannot provide its bytes.
     fn refuse(&mut self, request: &Request, reason: &str) -> Answer {
         if let Some(dropped) = self.log.pass() {
             tracing::error!(
@@ -246,7 +246,7 @@ impl FsBackend for Images {
         }
     }
 
-    /// Reads that wait for bytes are kept by their heads; here they go on waiting.
+    /// Saves the reads that wait for bytes by their heads. In this device they go on waiting.
     fn save(&self, queues: usize) -> FsState {
         let mut parked = vec![Vec::new(); queues];
         let waiting = self.misses.heads();
@@ -261,7 +261,7 @@ impl FsBackend for Images {
 
     fn check(state: &FsState, queues: Option<&[QueueRecord]>, window: u64) -> Result<(), String> {
         let FsState { parked, mappings } = state;
-        // A driver that is not up has no file system, and nothing mapped.
+        // Without a driver there is no file system and no mapping.
         let window = if queues.is_some() { window } else { 0 };
         Dax::check(window, mappings)?;
         let queues = queues.unwrap_or_default();
@@ -278,7 +278,7 @@ impl FsBackend for Images {
         Ok(())
     }
 
-    /// What waited is executed before anything else is.
+    /// The saved requests are executed before any other.
     fn restore(&mut self, state: &FsState) -> bool {
         let queues = state.parked.iter().enumerate();
         self.to_replay = queues
@@ -288,7 +288,7 @@ impl FsBackend for Images {
         !self.to_replay.is_empty()
     }
 
-    /// Maps again what a frozen guest had mapped, once its bytes are there.
+    /// Makes the frozen guest's mappings again, after their bytes have been fetched.
     fn before_running(&mut self) -> Result<(), String> {
         let missing = self.dax.frozen_missing(&self.images);
         if !missing.is_empty() {

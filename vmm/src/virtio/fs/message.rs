@@ -1,8 +1,8 @@
 //! One FUSE message: from a chain to the server and back.
 //!
-//! Invariant: the server reads a message from memory the guest cannot touch. The message's bytes, and a descriptor table
-//! made of the chain's checked buffers, are copied to a *scratch* region that only this process has; so what was checked
-//! is what is served, however the guest changes its memory meanwhile. Only replies are written to guest memory.
+//! Invariant: the server reads a message only from memory the guest cannot touch. The message's bytes, and a descriptor table made of the
+//! chain's checked buffers, are copied to a *scratch* region that only this process has. So the message that was checked is the one that is
+//! served, even if the guest changes its memory meanwhile. Only replies are written to guest memory.
 
 use std::sync::Arc;
 
@@ -23,13 +23,13 @@ use crate::virtio::accesses::AccessLog;
 use crate::virtio::chain::Chain;
 use crate::virtio::guest_io;
 
-/// Where the scratch region is in this process's view: beyond any guest address.
+/// Address of the scratch region in this process's view, beyond any guest address.
 const SCRATCH: u64 = 1 << 60;
-/// Descriptors in the scratch table, of which the first is the message.
+/// Descriptors in the scratch table. The first is the message.
 const DESCRIPTORS: u16 = 1024;
-/// Longest message. Names and xattr names are short; only WRITE, which is refused unread, has much to say.
+/// Longest message. Names and xattr names are short; only WRITE is long, and it is refused unread.
 const MAX_MESSAGE: usize = 128 << 10;
-/// Longest read: what INIT promises (`max_pages`).
+/// Longest read, as INIT promises (`max_pages`).
 const MAX_READ: u32 = 1 << 20;
 
 const TABLE_BYTES: u64 = DESCRIPTORS as u64 * 16;
@@ -41,7 +41,7 @@ const MESSAGE: u64 = USED + USED_BYTES;
 
 const IN_HEADER: usize = size_of::<InHeader>();
 const OUT_HEADER: usize = size_of::<OutHeader>();
-/// Where `fuse_attr.flags` is in the answer to GETATTR: its last field.
+/// Offset of `fuse_attr.flags`, the last field, in the answer to GETATTR.
 const ATTRIBUTE_FLAGS: usize = OUT_HEADER + size_of::<AttrOut>() - size_of::<u32>();
 
 const READ: u32 = Opcode::Read as u32;
@@ -55,23 +55,23 @@ const DESTROY: u32 = Opcode::Destroy as u32;
 const SETUP_MAPPING: u32 = Opcode::SetupMapping as u32;
 const REMOVE_MAPPING: u32 = Opcode::RemoveMapping as u32;
 
-/// What became of a message.
+/// The outcome of a message.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// Answered with so many bytes; 0 where no answer is due or there is no place for one.
+    /// Answered with this many bytes; 0 if no answer is due or there is no room for one.
     Done(u32),
     /// A read of bytes that are not there yet. Nothing was answered.
     Wait(Vec<MissingRange>),
 }
 
-/// Hands messages to the server.
+/// Passes messages to the server.
 pub struct Messenger {
     images: Arc<RootFs>,
     server: Server<Arc<RootFs>>,
     guest: GuestMemory,
     /// Guest memory and the scratch region.
     memory: GuestMemory,
-    /// A queue in the scratch region, the one form the server's transport takes a message in.
+    /// A queue in the scratch region: the server's transport takes a message in no other form.
     queue: Queue,
     log: Arc<LogLimit>,
 }
@@ -111,7 +111,7 @@ impl Messenger {
 
     /// Answers a message, unless it must wait.
     ///
-    /// `dax` is the window files are mapped into; reads are reported to `accesses`.
+    /// `dax` is the window that files are mapped into. Reads are reported to `accesses`.
     pub fn handle(&mut self, chain: &Chain, dax: &mut Dax, accesses: Option<&mut AccessLog>) -> Verdict {
         let (header, message) = match self.take(chain) {
             Ok(taken) => taken,
@@ -136,7 +136,7 @@ impl Messenger {
                 let errno = dax.remove(body).err().map_or(0, |error| errno_of(&error));
                 return Verdict::Done(self.reply_error(chain, errno));
             }
-            // The file system is mounted anew: what an earlier mount had mapped is gone.
+            // The file system is mounted anew, so the mappings of an earlier mount are removed.
             INIT => dax.clear(),
             DESTROY => {
                 dax.clear();
@@ -147,7 +147,7 @@ impl Messenger {
         Verdict::Done(self.answer(&header, &message, chain))
     }
 
-    /// A copy of the message, if the server may see it. Otherwise it is answered already: the bytes written.
+    /// Copies a message if the server may see it. Otherwise answers it and returns the bytes written.
     fn take(&self, chain: &Chain) -> Result<(InHeader, Vec<u8>), u32> {
         let readable = chain.readable_len();
         let buffers = chain.readable(&self.guest).map_err(|_| 0u32)?;
@@ -157,11 +157,11 @@ impl Messenger {
         let message = copy(&buffers, MAX_MESSAGE);
         let header: InHeader = decode(&message[..IN_HEADER]);
         let opcode = header.opcode;
-        // These have no reply. Nothing is remembered of what they speak of.
+        // These messages have no reply, and the device keeps nothing about the nodes they name.
         if matches!(opcode, FORGET | BATCH_FORGET | INTERRUPT) {
             return Err(0);
         }
-        // The reply's header is in one descriptor; a shorter one is a broken driver's, and would break the server.
+        // The reply's header must fit one descriptor: a shorter one comes from a broken driver, and would break the server.
         let has_room = chain
             .writable_buffers()
             .first()
@@ -179,7 +179,7 @@ impl Messenger {
         Ok((header, message))
     }
 
-    /// What a READ has to wait for, or the error it is answered with.
+    /// The ranges that a READ must wait for, or the error that answers it.
     fn check_read(
         &self,
         header: &InHeader,
@@ -197,11 +197,11 @@ impl Messenger {
         Ok(self.images.missing(header.nodeid, read.offset, size))
     }
 
-    /// Has the server answer a message; the bytes written.
+    /// Lets the server answer a message. Returns the bytes written.
     fn answer(&mut self, header: &InHeader, message: &[u8], chain: &Chain) -> u32 {
         let served = self.serve(message, chain);
         if metadata_lost() {
-            // Zeros may have been taken for metadata, also just now.
+            // Lost bytes of a blob read as zeros, which may have been taken for metadata, also in this answer.
             if let Some(dropped) = self.log.pass() {
                 tracing::error!(
                     opcode = header.opcode,
@@ -220,7 +220,7 @@ impl Messenger {
         length
     }
 
-    /// Reports which bytes of blobs a range of a file is about.
+    /// Reports the bytes of blobs that a range of a file consists of.
     fn record_access(&self, accesses: Option<&mut AccessLog>, node: u64, range: Option<(u64, u64)>) {
         if let (Some(accesses), Some((offset, length))) = (accesses.filter(|log| log.is_on()), range) {
             let mut record = |blob, offset, length| accesses.record(blob, offset, length);
@@ -228,8 +228,8 @@ impl Messenger {
         }
     }
 
-    /// GETATTR's answer has room for what the server has no word for: the flags. Without them an inode that can be mapped
-    /// would seem to have become another.
+    /// Adds the flags to GETATTR's answer, because the server cannot set them. Without them an inode that can be mapped would seem to have
+    /// become another.
     fn complete_attributes(&self, chain: &Chain, node: u64, length: u32) {
         let flags = self.images.attribute_flags(node);
         if flags != 0
@@ -240,7 +240,7 @@ impl Messenger {
         }
     }
 
-    /// Has the server answer; the bytes it wrote. None when it found the message malformed.
+    /// Lets the server answer. Returns the bytes it wrote, or `None` if it found the message malformed.
     fn serve(&mut self, message: &[u8], chain: &Chain) -> Option<u32> {
         self.memory.write_slice(message, GuestAddress(MESSAGE)).ok()?;
         let (next, write) = (VRING_DESC_F_NEXT as u16, VRING_DESC_F_WRITE as u16);
@@ -270,7 +270,7 @@ impl Messenger {
         }
     }
 
-    /// Answers a message with an error, or with a success that has nothing to say; the bytes written.
+    /// Answers a message with an error, or with a success without a body. Returns the bytes written.
     pub fn reply_error(&self, chain: &Chain, errno: i32) -> u32 {
         let Ok(request) = chain.readable(&self.guest) else {
             return 0;
@@ -296,7 +296,7 @@ fn errno_of(error: &std::io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// The first bytes of buffers, at most `most`.
+/// The first bytes of `buffers`, at most `most`.
 fn copy(buffers: &[VolatileSlice<'_>], most: usize) -> Vec<u8> {
     let mut bytes = Vec::new();
     for buffer in buffers {
@@ -307,7 +307,7 @@ fn copy(buffers: &[VolatileSlice<'_>], most: usize) -> Vec<u8> {
     bytes
 }
 
-/// A message's structure, whatever its alignment; `bytes` are as many as it has.
+/// Decodes a message's structure, whatever its alignment. `bytes` must be as long as it.
 fn decode<T: ByteValued + Default>(bytes: &[u8]) -> T {
     let mut value = T::default();
     value.as_mut_slice().copy_from_slice(bytes);

@@ -1,16 +1,15 @@
 //! The backend of the device for writable host directories: a relay to another process, thaw-share
 //! ([`thaw_protocol::share`]).
 //!
-//! This process serves none of it, because it must not have the rights that takes. It passes each FUSE message on and puts
-//! its reply where the guest wants it, looking at neither ([`relay`]). Invariant: a request that the device took is answered
-//! once: with its reply, or, once thaw-share is gone or where there never was one, with an error. No other device or vCPU
-//! waits for this one.
+//! This process serves no request itself, because it must not have the rights that needs. It forwards each FUSE message and writes the
+//! reply to the guest's buffers, without looking at either ([`relay`]). Invariant: every request that the device took is answered once:
+//! with its reply, or with an error if thaw-share is gone or never came. No other device or vCPU waits for this one.
 //!
-//! When thaw-share dies, what it was asked is answered EIO, except for names being looked up; those, and all that is asked
-//! later, wait for another thaw-share for a bounded time. One that takes over gets the guest's INIT first.
+//! When thaw-share dies, its unanswered requests get EIO, except lookups of names. Those, and all later requests, wait a bounded time for
+//! another thaw-share. One that takes over gets the guest's INIT first.
 //!
-//! What the guest has open are files of that process, so a machine with a share cannot be frozen; without one, all there is
-//! to freeze is the queues.
+//! The files that the guest has open belong to thaw-share, so a machine with a share cannot be frozen. Without a share, only the queues are
+//! frozen.
 
 pub mod relay;
 
@@ -38,42 +37,42 @@ use crate::virtio::guest_io;
 use crate::virtio::queue::QueueError;
 use crate::virtio::state::{FsState, QueueRecord};
 
-/// How long a guest waits for another thaw-share when one dies.
+/// How long requests wait for another thaw-share after one dies.
 pub const PATIENCE: Duration = Duration::from_millis(PATIENCE_MS);
-/// Bytes of a message that may be an INIT: its header, and more than its body has on any kernel.
+/// Most bytes of a message that is kept as INIT: its header, and more than its body has on any kernel.
 const MOST_INIT: u32 = 1024;
-/// Requests and replies of one event: then a freeze, or a reset, gets its turn.
+/// Requests and replies handled in one event, so that a freeze or a reset gets its turn.
 const AT_ONCE: usize = 256;
 
-/// The thaw-share that requests go to.
+/// The connection to the thaw-share that requests go to.
 enum Link {
     /// None has come yet.
     Absent,
-    /// It is connected; which events of the relay are waited for.
+    /// It is connected. The events are those of the relay that are waited for.
     Up(Box<Relay>, EventSet),
-    /// It died. Until this moment requests wait for another.
+    /// It died. Requests wait for another until this moment.
     Down(Instant),
-    /// It died and no other came in time. One that comes later is used all the same.
+    /// It died and no other came in time. One that comes later is still used.
     Gone,
 }
 
-/// The link to thaw-share, and what waits for it.
+/// The connection to thaw-share, and the requests that wait for it.
 pub struct Share {
     epoll: Arc<Epoll>,
     link: Link,
-    /// Takes the place of the one that is up, which is ending.
+    /// Replaces the connected one, which is ending.
     next: Option<OwnedFd>,
-    /// The guest's INIT, which is sent first to a thaw-share that takes over.
+    /// The guest's INIT, the first message to a thaw-share that takes over.
     init: Option<Vec<u8>>,
-    /// Names that were being looked up when thaw-share died; they are sent to one that takes over. The guest would take an
-    /// error for the end of what it has mounted there.
+    /// Lookups that were unanswered when thaw-share died; they are sent to the one that takes over. If they failed, the guest would drop
+    /// what it has mounted there.
     held: Vec<Request>,
     patience: Duration,
     timeout: Timeout,
 }
 
 impl Fs<Share> {
-    /// The device for shares. Without a thaw-share its requests are answered ENOTCONN; when one dies, its guest waits `patience`
+    /// The device for shares. Before any thaw-share has come, its requests are answered ENOTCONN; when one dies, requests wait `patience`
     /// for another.
     pub fn shared(gate: Arc<Gate>, patience: Duration) -> Fs<Share> {
         let worker = Worker::start(TAG, gate, |epoll, timeout| Share {
@@ -100,7 +99,7 @@ impl FsBackend for Share {
         if let Link::Up(relay, _) = &mut self.link {
             relay.forget();
         }
-        // The driver begins anew.
+        // The driver starts anew.
         self.init = None;
         self.held.clear();
     }
@@ -137,7 +136,7 @@ impl FsBackend for Share {
         Ok(true)
     }
 
-    /// No request waits: with a share there is no freeze.
+    /// No request is parked, because a machine with a share cannot be frozen.
     fn save(&self, queues: usize) -> FsState {
         FsState {
             parked: vec![Vec::new(); queues],
@@ -162,10 +161,10 @@ impl Share {
         self.epoll.ctl(operation, fd, EpollEvent::new(events, BACKEND))
     }
 
-    /// Has requests served over this non-blocking socket: from now on, or once what serves them is seen to have ended.
+    /// Serves requests over this non-blocking socket: from now on, or as soon as the connected thaw-share is seen to have ended.
     fn connect(&mut self, socket: OwnedFd) -> io::Result<()> {
         if let Link::Up(relay, _) = &self.link {
-            // Its end is seen by our thread, which answers what waits for it and then takes the next.
+            // The device's thread sees its end, answers the requests that wait for it, and then connects the next.
             relay.shut_down();
             self.next = Some(socket);
             return Ok(());
@@ -178,7 +177,7 @@ impl Share {
             Some(init) => Relay::resume(socket, init.clone()),
             None => Relay::new(socket),
         };
-        // It can be written to at once, by which our thread sends what waits.
+        // The socket is writable at once. That event makes the device's thread send the waiting requests.
         let events = EventSet::IN | EventSet::OUT;
         self.watch(ControlOperation::Add, relay.socket(), events)?;
         self.link = Link::Up(Box::new(relay), events);
@@ -186,7 +185,7 @@ impl Share {
         Ok(())
     }
 
-    /// Whether requests wait for another thaw-share. When that has taken too long, names that were held are answered.
+    /// Whether requests wait for another thaw-share. After the time limit, held lookups are answered with an error.
     fn waits(&mut self, active: &mut Option<Activation>) -> Result<bool, DeviceError> {
         let Link::Down(until) = self.link else {
             return Ok(false);
@@ -205,7 +204,7 @@ impl Share {
         Ok(false)
     }
 
-    /// Takes replies, then what they made room for.
+    /// Takes replies, then sends the requests they made room for.
     fn relay_ready(&mut self, active: &mut Option<Activation>) -> Result<(), DeviceError> {
         for _ in 0..AT_ONCE {
             let Link::Up(relay, _) = &mut self.link else { break };
@@ -219,7 +218,7 @@ impl Share {
         self.pass_on(active)
     }
 
-    /// Sends requests until the relay is full or there are none left.
+    /// Sends requests until the relay is full or none are left.
     fn pass_on(&mut self, active: &mut Option<Activation>) -> Result<(), DeviceError> {
         let mut left = AT_ONCE;
         loop {
@@ -232,7 +231,7 @@ impl Share {
                 }
             }
             if matches!(&self.link, Link::Up(relay, _) if !relay.has_room()) {
-                // A reply, which makes room, brings us back.
+                // The next reply makes room and calls this function again.
                 break;
             }
             if self.waits(active)? {
@@ -260,7 +259,7 @@ impl Share {
         self.wait_for_relay().map_err(epoll_error)
     }
 
-    /// Begins to send a request, or answers it here.
+    /// Begins to send a request, or answers it with an error.
     fn take(
         &mut self,
         active: &mut Option<Activation>,
@@ -304,13 +303,14 @@ impl Share {
         }
     }
 
-    /// thaw-share is gone: requests it had are answered EIO, except lookups, which wait for another as all later requests do.
+    /// Handles the end of thaw-share: its requests are answered EIO, except lookups, which wait for another thaw-share as later requests
+    /// do.
     fn lose(&mut self, active: &mut Option<Activation>, why: &Broken) -> Result<(), DeviceError> {
         let link = Link::Down(Instant::now() + self.patience);
         let Link::Up(relay, _) = std::mem::replace(&mut self.link, link) else {
             return Ok(());
         };
-        // Closing it would do, unless the descriptor was duplicated.
+        // Closing the socket would do, unless the descriptor was duplicated.
         let _ = self.watch(ControlOperation::Delete, relay.socket(), EventSet::empty());
         let unanswered = relay.close();
         tracing::error!(
@@ -352,7 +352,7 @@ fn memory_of(active: &Option<Activation>) -> Option<&GuestMemory> {
     active.as_ref().map(|active| &active.memory)
 }
 
-/// The next request: of those that have no reply first, for they free what the host holds.
+/// The next request. Requests without a reply come first, because they free resources of the host.
 fn next_chain(active: &mut Option<Activation>) -> Result<Option<(usize, Chain)>, QueueError> {
     for queue in active.iter_mut().flat_map(|active| &mut active.queues) {
         if let Some(chain) = queue.pop_or_enable_kicks()? {
@@ -362,7 +362,7 @@ fn next_chain(active: &mut Option<Activation>) -> Result<Option<(usize, Chain)>,
     Ok(None)
 }
 
-/// Answers a request with an error, if it wants an answer.
+/// Answers a request with an error if it has room for an answer.
 fn refuse(active: &mut Option<Activation>, request: &Request, errno: i32) -> Result<(), DeviceError> {
     let written = memory_of(active).map_or(0, |memory| write_error(request, memory, errno));
     give_back(active, request, written)
@@ -375,7 +375,7 @@ fn give_back(active: &mut Option<Activation>, request: &Request, written: u32) -
     }
 }
 
-/// The header of a request's message; zeros where that has none.
+/// The header of a request's message; zeros if the message is too short.
 fn header(request: &Request, memory: &GuestMemory) -> InHeader {
     let mut header = InHeader::default();
     if let Ok(message) = request.chain.readable(memory) {
@@ -384,7 +384,7 @@ fn header(request: &Request, memory: &GuestMemory) -> InHeader {
     header
 }
 
-/// A request's message.
+/// A request's whole message.
 fn whole(request: &Request, memory: &GuestMemory) -> Vec<u8> {
     let mut bytes = vec![0; request.length as usize];
     if let Ok(message) = request.chain.readable(memory) {
@@ -393,7 +393,7 @@ fn whole(request: &Request, memory: &GuestMemory) -> Vec<u8> {
     bytes
 }
 
-/// Writes an error as the reply of a request that has room for one: the bytes written.
+/// Writes an error as the reply of a request that has room for one. Returns the bytes written.
 fn write_error(request: &Request, memory: &GuestMemory, errno: i32) -> u32 {
     let Ok(reply) = request.chain.writable(memory) else {
         return 0;

@@ -1,8 +1,8 @@
-//! The thread of a virtio-fs device: it waits for kicks and for what its backend waits for, and for nothing else.
+//! The thread of a virtio-fs device: it waits for kicks and for its backend's descriptor, and for nothing else.
 //!
-//! What it serves is behind a lock that it takes for each event, so the device attaches, resets and saves from any thread
-//! without asking it. The thread is made with the device and sleeps until the driver is ready: starting one later would be
-//! slow, and would give it the rights of a vCPU thread.
+//! The served state is behind a lock that the thread takes for each event. So other threads can attach, reset and save the device without
+//! the thread's cooperation. The thread is started with the device and sleeps until the driver is ready: starting one later would be slow,
+//! and would give it the rights of a vCPU thread.
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,31 +18,31 @@ use crate::virtio::device_thread::{DeviceThread, TIMEOUT, Timeout, WAKE, forget_
 use crate::virtio::gate::Gate;
 use crate::virtio::state::FsState;
 
-/// Epoll data of what a backend waits for; below it are queues.
+/// Epoll data of the backend's descriptor. Smaller values are queue numbers.
 pub const BACKEND: u64 = TIMEOUT - 1;
 
-/// What the thread serves.
+/// An event that the thread serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
     /// This queue was kicked.
     Kick(usize),
-    /// What the backend registered as [`BACKEND`] is ready.
+    /// The descriptor that the backend registered as [`BACKEND`] is ready.
     Backend,
     /// The backend's [`Timeout`] has passed.
     Timeout,
-    /// The device has something to do by itself.
+    /// The device has work without an outside event.
     Wake,
 }
 
-/// The running thread, and what it serves; dropped, it ends.
+/// The running thread and its state. Dropping this ends the thread.
 pub struct Worker<B> {
     served: Arc<Mutex<Served<B>>>,
     thread: DeviceThread,
 }
 
 impl<B: FsBackend> Worker<B> {
-    /// Starts the thread of the device `tag`, which has no queues yet and touches guest memory while `gate` is open. The
-    /// backend is made with the epoll and the timeout of the thread.
+    /// Starts the thread of the device `tag`, which has no queues yet. The thread touches guest memory only while `gate` is open. `backend`
+    /// is made from the thread's epoll and timeout.
     pub fn start(
         tag: &'static str,
         gate: Arc<Gate>,
@@ -74,7 +74,7 @@ impl<B: FsBackend> Worker<B> {
         self.served().activate(activation)
     }
 
-    /// The driver of a restored device is up, and goes on from this state.
+    /// The driver of a restored device is up. Continues from `state`.
     pub fn restore(&self, activation: Activation, state: &FsState) -> Result<(), DeviceError> {
         let mut served = self.served();
         served.activate(activation)?;
@@ -84,12 +84,12 @@ impl<B: FsBackend> Worker<B> {
         Ok(())
     }
 
-    /// When this returns the thread does not touch guest memory.
+    /// When this returns, the thread no longer touches guest memory.
     pub fn reset(&self) {
         self.served().deactivate();
     }
 
-    /// What a freeze keeps; none if the device is not active.
+    /// The state a freeze keeps, or `None` if the device is not active.
     pub fn save(&self) -> Option<Saved> {
         let served = self.served();
         let active = served.active.as_ref()?;
@@ -97,7 +97,7 @@ impl<B: FsBackend> Worker<B> {
         Some(Saved::new(state, Some(active)))
     }
 
-    /// Calls the backend while the thread is kept out.
+    /// Calls `call` with the backend while the thread is kept out.
     pub fn with<T>(&self, call: impl FnOnce(&mut B) -> T) -> T {
         call(&mut self.served().backend)
     }
@@ -107,7 +107,7 @@ impl<B: FsBackend> Worker<B> {
     }
 }
 
-/// What the thread serves.
+/// The state that the thread serves.
 struct Served<B> {
     tag: &'static str,
     epoll: Arc<Epoll>,
@@ -127,7 +127,7 @@ impl<B: FsBackend> Served<B> {
                 let Some(queue) = queues.and_then(|queues| queues.get(queue as usize)) else {
                     return Ok(());
                 };
-                // Nothing to read: another event of the same batch was about this kick.
+                // Fails if another event of the same batch handled this kick; then there is nothing to read.
                 let _ = queue.kick().read();
                 Event::Kick(queue.index())
             }
@@ -150,7 +150,7 @@ impl<B: FsBackend> Served<B> {
         }
     }
 
-    /// The device cannot go on until the driver resets it.
+    /// The device cannot continue until the driver resets it.
     fn fail(&mut self, error: &DeviceError) {
         if let Some(dropped) = self.log.pass() {
             tracing::warn!(tag = self.tag, %error, dropped, "virtio-fs stopped until the guest resets it");

@@ -5,8 +5,8 @@
 //!                            └─RST─> gone          └─RST─> Draining
 //! ```
 //!
-//! Each direction ends by itself: a client that shuts down its writing still gets what the guest sends, and the other
-//! way round. Nothing waits: a client that is slow to greet, read or write only keeps its own connection where it is.
+//! Each direction ends separately: a client that shuts down its writing side still receives from the guest, and the other way round. A
+//! client that is slow to greet, read or write delays only its own connection.
 
 use std::io;
 use std::net::Shutdown;
@@ -22,10 +22,10 @@ use super::credit::{BUFFER, ReceiveBuffer, SendCredit};
 use super::packet::{HOST_CID, Header, Op, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, STREAM};
 use crate::virtio::guest_io;
 
-/// Longest `CONNECT` line, newline included: room for ten digits and some space.
+/// Longest `CONNECT` line, newline included. It has room for ten digits and some space.
 const LONGEST_LINE: usize = 32;
 
-/// A connection, named by its host port.
+/// A connection. Its host port identifies it.
 #[derive(Debug)]
 pub struct Connection {
     stream: UnixStream,
@@ -35,13 +35,13 @@ pub struct Connection {
 
 #[derive(Debug)]
 enum State {
-    /// The client's `CONNECT` line is awaited.
+    /// Waits for the client's `CONNECT` line.
     Greeting,
-    /// The guest's answer is awaited, once it has been `asked`.
+    /// Waits for the guest's answer. `asked`: the request has been sent to the guest.
     Requested { guest_port: u32, asked: bool },
     /// Bytes flow.
     Open(Flow),
-    /// The guest is done with it; the client is still to get what the guest sent.
+    /// The guest has ended the connection. The client still gets the bytes that the guest sent.
     Draining { guest_port: u32, buffer: ReceiveBuffer },
 }
 
@@ -51,34 +51,34 @@ struct Flow {
     guest_port: u32,
     credit: SendCredit,
     buffer: ReceiveBuffer,
-    /// The client may have bytes, or its end, to read.
+    /// The client may have sent bytes, or closed its sending side.
     readable: bool,
-    /// The client is read to its end: `SHUTDOWN_SEND` is for the guest to know.
+    /// The client has sent its last byte, so the guest must get `SHUTDOWN_SEND`.
     client_ended: bool,
-    /// The client takes nothing more: `SHUTDOWN_RECEIVE` is for the guest to know.
+    /// The client takes no more bytes, so the guest must get `SHUTDOWN_RECEIVE`.
     client_left: bool,
     /// Shutdown flags sent to the guest, and those received from it.
     told: u32,
     heard: u32,
-    /// The guest was asked for credit, or asked for it.
+    /// Credit requests: one was sent to the guest, and one from the guest is unanswered.
     asked_for_credit: bool,
     owes_credit: bool,
 }
 
-/// What is to become of a connection after something happened to it.
+/// What to do with a connection after an event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fate {
     Keep,
-    /// Keep it, and answer the packet that came with a reset.
+    /// Keep it, and answer the guest's packet with a reset.
     KeepAndReset,
-    /// Close it; the guest knows or never knew.
+    /// Close it. The guest has ended it too, or never knew of it.
     Close,
-    /// Close it, and tell the guest by a reset.
+    /// Close it, and send the guest a reset.
     CloseAndReset,
 }
 
 impl Connection {
-    /// `stream` is nonblocking.
+    /// `stream` must be non-blocking.
     pub fn new(stream: UnixStream, host_port: u32) -> Connection {
         Connection {
             stream,
@@ -96,7 +96,7 @@ impl Connection {
         }
     }
 
-    /// The guest's port, if the guest has heard of the connection and is not done with it.
+    /// The guest's port, if the guest knows the connection and has not ended it.
     pub fn known_to_guest(&self) -> Option<u32> {
         match &self.state {
             State::Requested {
@@ -108,7 +108,7 @@ impl Connection {
         }
     }
 
-    /// Whether only the guest's last word is missing: such a connection may be given up for a new one.
+    /// Whether only the guest's last packet is missing. Such a connection may be closed to make room for a new one.
     pub fn is_lingering(&self) -> bool {
         matches!(&self.state, State::Open(flow) if flow.client_left && flow.client_ended)
     }
@@ -133,7 +133,7 @@ impl Connection {
         }
     }
 
-    /// Reads the `CONNECT` line and not a byte further.
+    /// Reads the `CONNECT` line and no byte beyond it.
     fn greet(&mut self, gone: bool) -> Fate {
         let mut line = [0; LONGEST_LINE];
         let peeked = match recv(&self.stream, &mut line[..], RecvFlags::PEEK) {
@@ -142,7 +142,7 @@ impl Connection {
             Err(_) => return Fate::Close,
         };
         let Some(end) = line[..peeked].iter().position(|byte| *byte == b'\n') else {
-            // Zero bytes are the end; a full line without one is no line.
+            // Zero bytes mean the end of the stream. A full buffer without a newline is no valid line.
             let more = peeked > 0 && peeked < LONGEST_LINE && !gone;
             return if more { Fate::Keep } else { Fate::Close };
         };
@@ -161,7 +161,7 @@ impl Connection {
         }
     }
 
-    /// A packet of the guest for this connection. `payload` may be longer or shorter than the header says.
+    /// Takes a packet from the guest for this connection. `payload` may be longer or shorter than the header states.
     pub fn take_packet(&mut self, header: &Header, payload: &[VolatileSlice<'_>]) -> Fate {
         if self.guest_port() != Some(header.source_port) {
             return Fate::KeepAndReset;
@@ -178,7 +178,7 @@ impl Connection {
         }
     }
 
-    /// The guest's answer to the request.
+    /// Handles the guest's answer to the request.
     fn answered(&mut self, header: &Header) -> Fate {
         match header.op {
             Some(Op::Response) => {}
@@ -187,7 +187,7 @@ impl Connection {
         }
         let greeting = format!("OK {}\n", self.host_port);
         let flags = SendFlags::NOSIGNAL | SendFlags::DONTWAIT;
-        // Nothing was sent to this client before, so its socket has room unless it left.
+        // Nothing was sent to this client before, so its socket has room unless the client left.
         match send(&self.stream, greeting.as_bytes(), flags) {
             Ok(n) if n == greeting.len() => {}
             _ => return Fate::CloseAndReset,
@@ -198,7 +198,7 @@ impl Connection {
         Fate::Keep
     }
 
-    /// Turns an open connection the guest is done with into one that drains, if there is anything to drain.
+    /// Handles an open connection that the guest has ended: closes it, or drains it if bytes are left for the client.
     fn guest_done(&mut self, end: End) -> Fate {
         let reset = match end {
             End::No => return Fate::Keep,
@@ -220,7 +220,7 @@ impl Connection {
         if reset { Fate::CloseAndReset } else { Fate::Close }
     }
 
-    /// Whether [`Self::next_packet`] may have something to say.
+    /// Whether [`Self::next_packet`] may have a packet.
     pub fn has_packet(&self) -> bool {
         match &self.state {
             State::Requested { asked, .. } => !asked,
@@ -242,13 +242,13 @@ impl Connection {
     }
 }
 
-/// Whether the guest is done with a connection.
+/// Whether and how the guest ended a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     No,
-    /// It sent what it must not.
+    /// It sent something that the specification forbids.
     Violation,
-    /// It reset it.
+    /// It sent a reset.
     Reset,
     /// It neither sends nor receives any more, and waits for a reset.
     Shutdown,
@@ -288,7 +288,7 @@ impl Flow {
         }
     }
 
-    /// Bytes for the client: to its socket at once as far as it takes them, the rest to the buffer.
+    /// Takes bytes for the client. Writes as many as the socket takes at once; the rest goes to the buffer.
     fn take_data(&mut self, stream: &UnixStream, length: u32, payload: &[VolatileSlice<'_>]) -> End {
         let payload = guest_io::part(payload, 0, length as usize);
         if guest_io::total(&payload) < length as usize
@@ -309,13 +309,13 @@ impl Flow {
             let mut rest = vec![0; (length - passed) as usize];
             guest_io::copy_out(&payload, passed as usize, &mut rest);
             self.buffer.hold(&rest);
-            // The socket tells when it has room only after it has said that it has none.
+            // Tries to write now: the socket reports room only after it has refused a write.
             self.flush(stream);
         }
         End::No
     }
 
-    /// Writes to the client straight from guest memory, and says how many bytes it took.
+    /// Writes to the client straight from guest memory. Returns how many bytes it took.
     fn pass_on(&mut self, stream: &UnixStream, payload: &[VolatileSlice<'_>]) -> u32 {
         if payload.is_empty() {
             return 0;
@@ -340,14 +340,14 @@ impl Flow {
             return End::Shutdown;
         }
         if self.heard == SHUTDOWN_RECEIVE {
-            // A client that writes now gets EPIPE. This fails only on a socket that the client closed.
+            // Makes later writes of the client fail with EPIPE. Fails only on a socket that the client closed.
             let _ = stream.shutdown(Shutdown::Read);
         }
         self.flush(stream);
         End::No
     }
 
-    /// Gives the client what is held for it, then the end if the guest has ended.
+    /// Writes the held bytes to the client, then closes the writing side if the guest has ended its own.
     fn flush(&mut self, stream: &UnixStream) {
         if self.client_left {
             return discard(&mut self.buffer);
@@ -365,7 +365,7 @@ impl Flow {
         }
     }
 
-    /// Shutdown flags the guest should know and does not.
+    /// Shutdown flags that the guest must still get.
     fn owed_shutdown(&self) -> u32 {
         let send = if self.client_ended { SHUTDOWN_SEND } else { 0 };
         let receive = if self.client_left { SHUTDOWN_RECEIVE } else { 0 };
@@ -409,7 +409,7 @@ impl Flow {
         Some(packet)
     }
 
-    /// Reads what credit and `room` allow. None if there is nothing now, or for ever.
+    /// Reads as much from the client as credit and `room` allow. `None` if there is nothing now, or never will be.
     fn read_client(&mut self, stream: &UnixStream, room: &[VolatileSlice<'_>]) -> Option<u32> {
         let most = self.credit.available();
         if !self.reads_client() || most == 0 {
@@ -430,7 +430,7 @@ impl Flow {
     }
 }
 
-/// Gives a client the guest's last bytes; closed when it has them.
+/// Writes the guest's last bytes to a client. The connection is closed when none are left.
 fn drain(stream: &UnixStream, buffer: &mut ReceiveBuffer) -> Fate {
     match write_held(stream, buffer) {
         Ok(false) => Fate::Keep,
@@ -438,7 +438,7 @@ fn drain(stream: &UnixStream, buffer: &mut ReceiveBuffer) -> Fate {
     }
 }
 
-/// Writes what is held while the client takes it. True if nothing is held any more.
+/// Writes the held bytes while the client takes them. Returns whether none are left.
 fn write_held(stream: &UnixStream, buffer: &mut ReceiveBuffer) -> io::Result<bool> {
     while !buffer.is_empty() {
         match send(stream, buffer.front(), SendFlags::NOSIGNAL | SendFlags::DONTWAIT) {
@@ -484,7 +484,7 @@ fn parse(line: &[u8]) -> Option<u32> {
     if words.next().is_some() || !port.bytes().all(|b| b.is_ascii_digit()) {
         return None;
     }
-    // VMADDR_PORT_ANY is no port.
+    // VMADDR_PORT_ANY is no valid port.
     port.parse().ok().filter(|port| *port != u32::MAX)
 }
 

@@ -1,43 +1,43 @@
-//! Credit: neither side sends more than the other has said it can hold (virtio 1.2 §5.10.6.3).
+//! Credit: each side sends only as many bytes as the other has announced room for (virtio 1.2 §5.10.6.3).
 //!
-//! Counts are of all bytes ever, modulo 2^32, as on the wire.
+//! Counters count all bytes since the connection began, modulo 2^32, as on the wire.
 
 use std::collections::VecDeque;
 use std::num::Wrapping;
 
-/// Bytes this side holds for a client that does not read: the most a connection can cost.
+/// Bytes that this side holds for a client that does not read. This bounds the memory of a connection.
 pub const BUFFER: u32 = 256 * 1024;
-/// Space freed since the last header to the guest that is worth a packet of its own.
+/// How much freed space, since the last header to the guest, justifies a packet of its own.
 const WORTH_TELLING: u32 = BUFFER / 4;
 
-/// What may be sent to the guest.
+/// The bytes that may be sent to the guest.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SendCredit {
-    /// What the guest said last.
+    /// The buffer size that the guest last announced.
     buffer: u32,
     forwarded: Wrapping<u32>,
     sent: Wrapping<u32>,
 }
 
 impl SendCredit {
-    /// The guest said how large its buffer is and how much has left it.
+    /// Records the guest's announcement: the size of its buffer, and the count of bytes that have left it.
     pub fn update(&mut self, buffer: u32, forwarded: u32) {
         self.buffer = buffer;
         self.forwarded = Wrapping(forwarded);
     }
 
-    /// Bytes that may be sent now. A guest that claims more left its buffer than came gets nothing.
+    /// Bytes that may be sent now. 0 if the guest claims that more bytes have left its buffer than were sent.
     pub fn available(&self) -> u32 {
         self.buffer.saturating_sub((self.sent - self.forwarded).0)
     }
 
-    /// `bytes` were sent.
+    /// Records that `bytes` were sent.
     pub fn spend(&mut self, bytes: u32) {
         self.sent += Wrapping(bytes);
     }
 }
 
-/// What the guest sent and the client has not taken.
+/// Bytes that the guest sent and the client has not taken.
 #[derive(Clone, Debug, Default)]
 pub struct ReceiveBuffer {
     held: VecDeque<u8>,
@@ -55,7 +55,7 @@ impl ReceiveBuffer {
         self.held.is_empty()
     }
 
-    /// Keeps bytes. The caller has checked [`Self::room`].
+    /// Holds bytes. The caller must have checked [`Self::room`].
     pub fn hold(&mut self, bytes: &[u8]) {
         self.held.extend(bytes);
     }
@@ -65,29 +65,29 @@ impl ReceiveBuffer {
         self.held.as_slices().0
     }
 
-    /// The client took the `bytes` oldest.
+    /// The client took the oldest `bytes`.
     pub fn release(&mut self, bytes: usize) {
         self.held.drain(..bytes.min(self.held.len()));
         self.pass(bytes as u32);
         if self.held.is_empty() {
-            // A connection that was slow once does not keep its buffer.
+            // A connection that was slow once does not keep its large buffer.
             self.held = VecDeque::new();
         }
     }
 
-    /// `bytes` went past the buffer: to the client at once, or nowhere because it left.
+    /// `bytes` bypassed the buffer: the client took them at once, or they were dropped because it left.
     pub fn pass(&mut self, bytes: u32) {
         self.forwarded += Wrapping(bytes);
     }
 
-    /// What a header to the guest says; the guest knows it from now on.
+    /// Returns the count for the next header to the guest, which the guest knows from then on.
     pub fn announce(&mut self) -> u32 {
         self.told = self.forwarded;
         self.forwarded.0
     }
 
-    /// Whether the guest should hear of the space it has without waiting for a packet to say so. It cannot stall: when
-    /// it believes the buffer full, all of [`BUFFER`] is still to be forwarded, and a quarter of that tells it.
+    /// Whether the guest should get a packet that only announces room. The guest cannot stall: when it believes the buffer full, [`BUFFER`]
+    /// bytes are still to be forwarded, and after a quarter of them it is told.
     pub fn worth_telling(&self) -> bool {
         (self.forwarded - self.told).0 >= WORTH_TELLING
     }
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     proptest! {
-        /// Whatever the guest claims and however the counters wrap, no more is outstanding than its buffer holds.
+        /// However the counters wrap and whatever the guest claims, the bytes in flight never exceed the guest's buffer.
         #[test]
         fn no_more_is_sent_than_the_guest_can_hold(
             start in any::<u32>(),
@@ -119,7 +119,7 @@ mod tests {
             }
         }
 
-        /// A lying guest is given at most what it says its buffer is.
+        /// A guest that lies gets at most as many bytes as the buffer size it claims.
         #[test]
         fn lies_do_not_overflow(buffer in any::<u32>(), forwarded in any::<u32>(), sent in any::<u32>()) {
             let mut credit = SendCredit { sent: Wrapping(sent), ..SendCredit::default() };
@@ -127,8 +127,7 @@ mod tests {
             prop_assert!(credit.available() <= buffer);
         }
 
-        /// A guest that always sends all it believes it may never stalls while the client reads, and never exceeds the
-        /// buffer.
+        /// A guest that always sends all bytes it may send never stalls while the client reads, and never exceeds the buffer.
         #[test]
         fn a_greedy_guest_neither_stalls_nor_overruns(reads in prop::collection::vec(1usize..200_000, 1..60)) {
             let mut buffer = ReceiveBuffer::default();

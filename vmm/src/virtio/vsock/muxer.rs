@@ -1,8 +1,8 @@
-//! All connections of a guest: which client each belongs to, and which sends next.
+//! All connections of a guest: the client of each, and the order in which they send.
 //!
-//! Invariants: there are at most [`MAX_CONNECTIONS`]; a connection that has something to send is in the line once; resets owed to
-//! the guest are bounded by [`MAX_RESETS`] plus the connections (including those of the frozen guest), because packets of the
-//! guest are not taken while it has not read its resets.
+//! Invariants: there are at most [`MAX_CONNECTIONS`]. A connection with something to send is in the line once. Resets owed to the guest are
+//! bounded by [`MAX_RESETS`] plus the connections (including those of the frozen guest), because the guest's packets are not taken while it
+//! leaves its resets unread.
 
 use std::collections::{HashMap, VecDeque};
 use std::io;
@@ -22,20 +22,20 @@ use crate::events::EventSink;
 use crate::virtio::event_loop::Registrar;
 use crate::virtio::state::{ResetRecord, VsockState};
 
-/// Connections at once; a client beyond them is closed.
+/// Most connections at once. Further clients are closed.
 pub const MAX_CONNECTIONS: usize = 1023;
-/// Resets owed to the guest at which its packets wait.
+/// When this many resets are owed to the guest, its packets wait.
 pub const MAX_RESETS: usize = 1024;
-/// Most bytes in one packet, as Linux has it.
+/// Most bytes of payload in one packet, as in Linux.
 pub const MAX_PAYLOAD: usize = 64 * 1024;
 
-/// Host ports, which are also event-loop tokens: from here up, clear of ports people choose.
+/// Host ports, which are also event-loop tokens. The range avoids ports that people choose.
 const FIRST_PORT: u32 = 1 << 30;
 const LAST_PORT: u32 = (1 << 31) - 1;
 /// Token of the listening socket.
 const LISTENER: u32 = 0;
 
-/// The connections, and the socket they come from.
+/// The connections, and the socket that clients connect to.
 pub struct Muxer {
     registrar: Registrar,
     events: EventSink,
@@ -44,11 +44,11 @@ pub struct Muxer {
     open: bool,
     /// The event loop watches the listener.
     accepting: bool,
-    /// A client could not be taken for want of descriptors: it waits in the backlog.
+    /// The last accept failed for lack of descriptors. The client waits in the backlog.
     stalled: bool,
     connections: HashMap<u32, Entry>,
     next_port: u32,
-    /// Connections with something to say, in turn.
+    /// Connections with something to send, in order.
     line: VecDeque<u32>,
     resets: VecDeque<Header>,
     log: LogLimit,
@@ -76,20 +76,20 @@ impl Muxer {
         }
     }
 
-    /// Takes clients from `listener` instead of an earlier one. Connections there are stay.
+    /// Takes clients from `listener` instead of an earlier one. Existing connections stay.
     pub fn listen(&mut self, listener: UnixListener) {
         self.pause_accepting();
         self.listener = Some(listener);
         self.resume_accepting();
     }
 
-    /// The driver is up: clients are taken.
+    /// The driver is up: clients are accepted.
     pub fn open(&mut self) {
         self.open = true;
         self.resume_accepting();
     }
 
-    /// The driver is gone, and every connection with it. New clients wait in the backlog.
+    /// The driver is gone, and all connections with it. New clients wait in the backlog.
     pub fn close(&mut self) {
         self.open = false;
         self.pause_accepting();
@@ -98,12 +98,12 @@ impl Muxer {
         self.resets.clear();
     }
 
-    /// Whether there is a socket clients come from.
+    /// Whether there is a socket for clients to connect to.
     pub fn has_listener(&self) -> bool {
         self.listener.is_some()
     }
 
-    /// What a clone must send its guest. Nothing changes here.
+    /// The packets that a clone must send its guest. Changes nothing.
     pub fn save(&self) -> VsockState {
         let reset = |reset: &Header| ResetRecord {
             host_port: reset.source_port,
@@ -123,7 +123,7 @@ impl Muxer {
         }
     }
 
-    /// Owes the guest a reset for each connection it knows of, before anything else is said.
+    /// Queues a reset for each connection that the guest knows. The resets go out before any other packet.
     pub fn restore(&mut self, state: &VsockState) {
         let owed = state.resets.iter().map(|reset| Header {
             kind: reset.kind,
@@ -137,7 +137,7 @@ impl Muxer {
         self.next_port = state.next_port;
     }
 
-    /// A descriptor of this side is ready.
+    /// A host descriptor is ready.
     pub fn host_ready(&mut self, token: u32, events: EventSet) {
         if token == LISTENER {
             return self.accept();
@@ -159,7 +159,7 @@ impl Muxer {
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) if e.kind() == io::ErrorKind::WouldBlock => return,
                 Err(error) => {
-                    // Out of descriptors, most likely: tried again when the next client comes or another moves.
+                    // Most likely out of descriptors. Tried again at the next client or the next event of a connection.
                     if let Some(dropped) = self.log.pass() {
                         tracing::warn!(%error, dropped, "cannot accept a vsock client");
                     }
@@ -186,7 +186,7 @@ impl Muxer {
             .set_nonblocking(true)
             .and_then(|()| self.registrar.add(stream.as_raw_fd(), port, events));
         match watched {
-            // The event loop reports what is ready already, a greeting perhaps.
+            // The event loop also reports what is already ready, such as a greeting.
             Ok(()) => {
                 let connection = Connection::new(stream, port);
                 self.connections.insert(
@@ -205,7 +205,7 @@ impl Muxer {
         }
     }
 
-    /// Closes a connection whose client left and whose guest has not closed it. False if there is none.
+    /// Closes a connection that the client has left but the guest has not closed. Returns whether there was one.
     fn evict(&mut self) -> bool {
         let lingering = self
             .connections
@@ -230,7 +230,7 @@ impl Muxer {
         }
     }
 
-    /// A packet of the guest.
+    /// Takes a packet from the guest.
     pub fn take_packet(&mut self, packet: &Header, payload: &[VolatileSlice<'_>]) {
         if packet.source_cid != u64::from(GUEST_CID) || packet.destination_cid != HOST_CID {
             return;
@@ -254,7 +254,7 @@ impl Muxer {
         }
     }
 
-    /// The guest dialled the host.
+    /// The guest tried to connect to the host.
     fn dialled(&mut self, packet: &Header) {
         if packet.destination_port == HANDSHAKE_PORT {
             let now = clock_gettime(ClockId::Monotonic);
@@ -265,17 +265,17 @@ impl Muxer {
         self.refuse(packet);
     }
 
-    /// Answers a packet with a reset, unless it is one.
+    /// Answers a packet with a reset, unless it is one itself.
     fn refuse(&mut self, packet: &Header) {
         if packet.op != Some(Op::Reset) {
             let mut reset = header(packet.destination_port, packet.source_port, Op::Reset);
-            // Of the type that was not understood (§5.10.6.4).
+            // With the type of the packet that was not understood (§5.10.6.4).
             reset.kind = packet.kind;
             self.resets.push_back(reset);
         }
     }
 
-    /// Does to a connection what must be done after something happened to it.
+    /// Applies a [`Fate`] to a connection after an event.
     fn settle(&mut self, port: u32, fate: Fate) {
         let Some(entry) = self.connections.get_mut(&port) else {
             return;
@@ -293,23 +293,23 @@ impl Muxer {
                 {
                     self.resets.push_back(header(port, guest_port, Op::Reset));
                 }
-                // Its place in line, if any, is passed over when its turn comes; the event loop forgets a closed socket.
+                // If it is in line, its turn is skipped. The event loop forgets a closed socket by itself.
                 self.connections.remove(&port);
             }
         }
     }
 
-    /// Whether the guest must read before it is listened to.
+    /// Whether the guest must read resets before its packets are taken.
     pub fn owes_too_many_resets(&self) -> bool {
         self.resets.len() >= MAX_RESETS
     }
 
-    /// Whether [`Self::next_packet`] may have something to say.
+    /// Whether [`Self::next_packet`] may have a packet.
     pub fn has_packets(&self) -> bool {
         !self.resets.is_empty() || !self.line.is_empty()
     }
 
-    /// The next packet for the guest, its payload in `room`.
+    /// The next packet for the guest. Its payload is written to `room`.
     pub fn next_packet(&mut self, room: &[VolatileSlice<'_>]) -> Option<Header> {
         if let Some(reset) = self.resets.pop_front() {
             return Some(reset);
@@ -355,7 +355,7 @@ impl Muxer {
     }
 }
 
-/// Whether [`Muxer::save`] can have said this, of a driver that is `up`.
+/// Whether [`Muxer::save`] can have returned this state. `up`: the driver is up.
 pub fn check(state: &VsockState, up: bool) -> Result<(), String> {
     let VsockState {
         resets,
@@ -365,7 +365,7 @@ pub fn check(state: &VsockState, up: bool) -> Result<(), String> {
     if !(FIRST_PORT..=LAST_PORT).contains(next_port) {
         return Err(format!("{next_port} is not a host port"));
     }
-    // A clone owes the resets of its source and one for each connection, and sends them before it owes any other.
+    // A clone owes its source's resets and one for each connection, and sends them before it owes others.
     if connections.len() > MAX_CONNECTIONS || resets.len() > MAX_RESETS + 2 * MAX_CONNECTIONS {
         return Err(format!(
             "{} connections and {} resets are more than there can be",

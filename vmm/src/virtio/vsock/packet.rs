@@ -49,10 +49,10 @@ pub struct Header {
     /// Bytes of payload.
     pub length: u32,
     pub kind: u16,
-    /// None if it is not one of the specification.
+    /// `None` if the specification has no such operation.
     pub op: Option<Op>,
     pub flags: u32,
-    /// The sender's whole receive buffer, and how much of what it received has left it.
+    /// The size of the sender's receive buffer, and the count of bytes that have left it.
     pub buffer: u32,
     pub forwarded: u32,
 }

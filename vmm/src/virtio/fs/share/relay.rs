@@ -1,9 +1,8 @@
-//! One end of the stream to thaw-share: messages are sent from guest memory and replies received into it, without a copy in
-//! this process.
+//! One end of the stream to thaw-share. Messages are sent from guest memory, and replies received into it, without a copy in this process.
 //!
-//! Invariant: the stream consists of whole frames, whatever the guest does. A message or reply has the length in its header. If
-//! the driver is reset meanwhile, its memory is neither read nor written any more: zeros are sent instead, and the reply is
-//! thrown away. At most [`OUTSTANDING`] requests are unanswered; the rest stay in their queues.
+//! Invariant: the stream consists of whole frames, whatever the guest does. A message or reply has the length that its header states. If
+//! the driver is reset meanwhile, its memory is no longer read or written: zeros are sent instead, and the reply is discarded. At most
+//! [`OUTSTANDING`] requests are unanswered; the rest stay in their queues.
 
 use std::collections::HashMap;
 use std::io;
@@ -17,23 +16,23 @@ use crate::memory::GuestMemory;
 use crate::virtio::chain::Chain;
 use crate::virtio::guest_io::{self, MAX_SLICES};
 
-/// Bytes thrown away, or zeros sent, at a time.
+/// Size of the buffer for bytes that are discarded, or zeros that are sent.
 const SCRATCH: usize = 4096;
-/// Room for the reply of a message of ours.
+/// Room for the reply to this process's own message.
 const OPENING_ROOM: u32 = 4096;
 
-/// A request that is to be answered, or whose chain is to be given back.
+/// A request whose reply is due, or whose chain must be returned.
 #[derive(Debug)]
 pub struct Request {
     pub queue: usize,
     pub chain: Chain,
     /// Bytes of the message.
     pub length: u32,
-    /// Bytes its reply may have; 0: none is due.
+    /// Most bytes of its reply; 0 if no reply is due.
     pub room: u32,
 }
 
-/// Why the relay is of no use any more.
+/// Why the relay can no longer be used.
 #[derive(Debug, thiserror::Error)]
 pub enum Broken {
     #[error("thaw-share has ended")]
@@ -50,35 +49,35 @@ pub enum Broken {
     Refused(i32),
 }
 
-/// What can be done without waiting.
+/// The result of an operation that does not wait.
 #[derive(Debug)]
 pub enum Step<T> {
     Done(T),
-    /// Nothing more, until the socket is ready.
+    /// Nothing more can be done until the socket is ready.
     Blocked,
 }
 
-/// A message on its way out.
+/// A message being sent.
 #[derive(Debug)]
 struct Sending {
     header: RequestHeader,
-    /// Bytes of header and message that are gone.
+    /// Bytes of header and message that have been sent.
     sent: usize,
-    /// None: the driver was reset, or it is ours.
+    /// `None` if the driver was reset, or the message is this process's own.
     request: Option<Request>,
-    /// A message of ours; else empty.
+    /// This process's own message; else empty.
     ours: Vec<u8>,
 }
 
-/// A message of ours, whose reply the guest does not see.
+/// This process's own message. The guest does not see the reply.
 #[derive(Debug)]
 struct Opening {
     id: u32,
-    /// The header of its reply, as far as it has come.
+    /// The part of its reply's header that has come.
     reply: Vec<u8>,
 }
 
-/// A reply on its way in.
+/// A reply being received.
 #[derive(Debug)]
 enum Receiving {
     Header {
@@ -89,7 +88,7 @@ enum Receiving {
         id: u32,
         length: u32,
         got: usize,
-        /// None: the driver was reset, or it is ours.
+        /// `None` if the driver was reset, or the message is this process's own.
         request: Option<Request>,
     },
 }
@@ -101,21 +100,21 @@ impl Receiving {
     };
 }
 
-/// The stream.
+/// The stream to thaw-share.
 #[derive(Debug)]
 pub struct Relay {
     socket: OwnedFd,
     next_id: u32,
     sending: Option<Sending>,
     receiving: Receiving,
-    /// By id, with the room its reply has; none of a driver that was reset.
+    /// Unanswered requests by ID, with the room for the reply. The request is `None` if its driver was reset.
     waiting: HashMap<u32, (u32, Option<Request>)>,
-    /// Nothing else is sent before it is answered.
+    /// While it is unanswered, nothing else is sent.
     opening: Option<Opening>,
 }
 
 impl Relay {
-    /// Over a socket that does not wait.
+    /// A relay over `socket`, which must be non-blocking.
     pub fn new(socket: OwnedFd) -> Relay {
         Relay {
             socket,
@@ -127,7 +126,7 @@ impl Relay {
         }
     }
 
-    /// The same, to one that takes over: this message, the guest's INIT, is sent before anything else may begin.
+    /// A relay to a thaw-share that takes over: `init`, the guest's INIT, is sent before any request.
     pub fn resume(socket: OwnedFd, init: Vec<u8>) -> Relay {
         let mut relay = Relay::new(socket);
         relay.opening = Some(Opening {
@@ -152,13 +151,13 @@ impl Relay {
         self.socket.as_raw_fd()
     }
 
-    /// Has both ends find it closed.
+    /// Shuts the socket down, so that both ends find it closed.
     pub fn shut_down(&self) {
-        // One that is closed already is what is wanted.
+        // If it is closed already, the goal is reached.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
     }
 
-    /// Whether [`Self::send`] waits for the socket.
+    /// Whether [`Self::send`] is waiting for the socket.
     pub fn is_sending(&self) -> bool {
         self.sending.is_some()
     }
@@ -168,7 +167,7 @@ impl Relay {
         self.sending.is_none() && self.opening.is_none() && self.waiting.len() < OUTSTANDING
     }
 
-    /// Whether a chain with this head is on its way: the driver made a descriptor available that is in use.
+    /// Whether a chain with this head is unanswered. If so, the driver made a descriptor available that is in use.
     pub fn has(&self, queue: usize, head: u16) -> bool {
         let of_waiting = self.waiting.values().filter_map(|(_, request)| request.as_ref());
         let of_sending = self.sending.iter().filter_map(|sending| sending.request.as_ref());
@@ -182,9 +181,9 @@ impl Relay {
             .any(|request| request.queue == queue && request.chain.head() == head)
     }
 
-    /// Takes a request, while [`Self::has_room`]; [`Self::send`] is to come. Lengths are within their bounds.
+    /// Takes a request; [`Self::send`] must follow. Only while [`Self::has_room`]. The lengths must be within their bounds.
     pub fn begin(&mut self, request: Request) {
-        // Never one that waits: there are far fewer of those.
+        // Skips the IDs of unanswered requests, of which there are far fewer than IDs.
         while self.waiting.contains_key(&self.next_id) {
             self.next_id = self.next_id.wrapping_add(1);
         }
@@ -202,7 +201,7 @@ impl Relay {
         });
     }
 
-    /// Sends what was begun. Done: nothing is left to send, and the request that gets no reply, if it was one, is given back.
+    /// Continues sending. `Done` means that nothing is left to send; it returns the request if that gets no reply.
     pub fn send(&mut self, memory: Option<&GuestMemory>) -> Result<Step<Option<Request>>, Broken> {
         while let Some(sending) = &mut self.sending {
             let total = RequestHeader::BYTES + sending.header.length as usize;
@@ -226,7 +225,7 @@ impl Relay {
         Ok(Step::Done(None))
     }
 
-    /// Takes one reply: how long it is, and whose, if the driver was not reset. The bytes are in guest memory.
+    /// Receives one reply. Returns the request and the reply's length, or `None` if the driver was reset. The bytes are in guest memory.
     pub fn receive(&mut self, memory: Option<&GuestMemory>) -> Result<Step<Option<(Request, u32)>>, Broken> {
         loop {
             let read = match &mut self.receiving {
@@ -299,7 +298,7 @@ impl Relay {
         }
     }
 
-    /// The driver was reset: its memory and its chains are not touched any more.
+    /// The driver was reset: its memory and chains are not touched any more.
     pub fn forget(&mut self) {
         if let Some(sending) = &mut self.sending {
             sending.request = None;
@@ -312,7 +311,7 @@ impl Relay {
         }
     }
 
-    /// Ends the relay: the requests that are still to be answered.
+    /// Ends the relay. Returns the requests that must still be answered.
     pub fn close(self) -> Vec<Request> {
         let mut unanswered: Vec<Request> = self.waiting.into_values().filter_map(|(_, r)| r).collect();
         unanswered.extend(self.sending.and_then(|sending| sending.request));
@@ -324,7 +323,7 @@ impl Relay {
 }
 
 impl Opening {
-    /// What of its reply is looked at.
+    /// Bytes of its reply that are examined.
     const HEADER: usize = size_of::<OutHeader>();
 
     fn take(&mut self, bytes: &[u8]) {
@@ -343,7 +342,7 @@ impl Opening {
 }
 
 impl Sending {
-    /// Sends as much as the socket takes now.
+    /// Sends as many bytes as the socket takes now.
     fn some(&mut self, socket: &OwnedFd, memory: Option<&GuestMemory>) -> io::Result<usize> {
         let mut header = self.header.encode();
         let rest_of_header = &mut header[self.sent.min(RequestHeader::BYTES)..];

@@ -1,5 +1,5 @@
-//! Reports which bytes of its images a guest reads ([`thaw_protocol::access`]). A report never blocks: one that the socket
-//! does not take is counted, and the next that it takes says how many were lost.
+//! Reports which bytes of its images a guest reads ([`thaw_protocol::access`]). A report never blocks: one that the socket does not take is
+//! dropped, and the next one it takes states how many were dropped.
 
 use std::os::fd::OwnedFd;
 
@@ -14,7 +14,7 @@ pub struct AccessLog {
 }
 
 impl AccessLog {
-    /// Reports to this socket from now on. It must be non-blocking.
+    /// Sends reports to this socket from now on. It must be non-blocking.
     pub fn connect(&mut self, socket: OwnedFd) {
         *self = AccessLog {
             socket: Some(socket),
@@ -27,13 +27,13 @@ impl AccessLog {
         self.socket.is_some()
     }
 
-    /// The guest asks for these bytes of a blob.
+    /// Reports that the guest reads these bytes of a blob.
     pub fn record(&mut self, blob: [u8; 32], offset: u64, length: u64) {
         let Some(socket) = &self.socket else { return };
         let access = Access {
             blob,
             offset,
-            // No request is for more than a message's or a mapping's bytes.
+            // Never too large: a request covers at most the bytes of a message or a mapping.
             length: u32::try_from(length).unwrap_or(u32::MAX),
             dropped: self.dropped,
         };

@@ -1,7 +1,7 @@
-//! Timers for devices of the event loop: one moment for each device, one timerfd for all.
+//! Timers for devices of the event loop: one point in time for each device, one timerfd for all.
 //!
-//! Invariant: the timerfd is set to the earliest moment, whoever changes one. It is made with the event loop, because the
-//! sealed process can make no descriptor.
+//! Invariant: the timerfd is always set to the earliest of them. It is made with the event loop, because the sealed process cannot create
+//! descriptors.
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
@@ -17,7 +17,7 @@ use crate::clock::monotonic_ns;
 
 const DEVICES: usize = DeviceId::ALL.len();
 
-/// The moments, CLOCK_MONOTONIC nanoseconds, by slot.
+/// The points in time, CLOCK_MONOTONIC nanoseconds, by slot.
 #[derive(Debug)]
 pub struct Alarms {
     timer: OwnedFd,
@@ -33,7 +33,7 @@ impl Alarms {
         })
     }
 
-    /// Has the device called at this moment, and no more at the one it had set; with none, not at all.
+    /// Sets when the device is called, instead of an earlier setting. With `None` it is not called.
     pub fn set(&self, device: DeviceId, moment: Option<u64>) {
         let mut moments = self.moments();
         let slot = &mut moments[device as usize];
@@ -43,9 +43,9 @@ impl Alarms {
         }
     }
 
-    /// The devices whose moment has come, which is forgotten.
+    /// Removes and returns the devices whose time has come.
     pub fn due(&self) -> impl Iterator<Item = DeviceId> + use<> {
-        // Nothing to read: it was set anew since it rang.
+        // Fails if the timer was set again since it expired; then there is nothing to read.
         let _ = rustix::io::read(&self.timer, &mut [0; 8]);
         let mut moments = self.moments();
         let now = monotonic_ns();
@@ -79,7 +79,7 @@ impl Alarms {
     }
 
     fn moments(&self) -> MutexGuard<'_, [Option<u64>; DEVICES]> {
-        // Plain values: whole even if a thread panicked with the lock.
+        // Plain values, valid even if a thread panicked while it held the lock.
         self.moments.locked()
     }
 }

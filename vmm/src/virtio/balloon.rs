@@ -1,8 +1,8 @@
 //! virtio-balloon (virtio 1.2 §5.5): the guest returns pages, by free-page reporting and by inflating.
 //!
-//! Guests use reporting: the driver names free pages, and the host may reclaim them until they are touched again. The size of the
-//! balloon is 0, so a driver inflates nothing; if one returns a page all the same, the page is reclaimed. Each page is checked to
-//! be guest memory first.
+//! Guests use reporting: the driver names free pages, and the host may reclaim them until they are touched again. The balloon's size is 0,
+//! so a driver inflates nothing; if one returns a page all the same, that page is reclaimed too. Each page is first checked to be guest
+//! memory.
 
 use std::mem::offset_of;
 use std::sync::Arc;
@@ -24,15 +24,15 @@ const F_DEFLATE_ON_OOM: u32 = 2;
 /// `VIRTIO_BALLOON_F_PAGE_REPORTING`.
 const F_REPORTING: u32 = 5;
 
-/// Without the statistics and hinting features, reporting is the third queue: Linux numbers those that exist.
+/// Without the statistics and hinting features, reporting is the third queue: Linux numbers only the existing queues.
 const QUEUE_SIZES: [u16; 3] = [128; 3];
 const INFLATE: usize = 0;
 const DEFLATE: usize = 1;
 const REPORTING: usize = 2;
 
-/// Bytes of a page in the protocol, whatever the guest's are.
+/// Bytes of a page in the protocol, whatever the guest's page size is.
 const PAGE: u64 = 4096;
-/// Page numbers looked at in one request; Linux sends at most 256.
+/// Most page numbers processed in one request. Linux sends at most 256.
 const MAX_PAGES: usize = 4096;
 
 /// `struct virtio_balloon_config` (§5.5.4).
@@ -41,7 +41,7 @@ const MAX_PAGES: usize = 4096;
 struct BalloonConfig {
     /// Pages the driver is asked to give up: none.
     num_pages: u32,
-    /// Pages it has given up, which it says itself.
+    /// Pages that the driver says it has given up.
     actual: u32,
     free_page_hint_cmd_id: u32,
     poison_val: u32,
@@ -109,7 +109,7 @@ impl VirtioDevice for Balloon {
         queue.serve(|memory, chain| {
             match index {
                 INFLATE => inflate(memory, &chain),
-                // Deflated pages come back by being touched.
+                // The guest gets deflated pages back by touching them.
                 DEFLATE => {}
                 REPORTING if reporting => report(memory, &chain),
                 _ => {}
@@ -131,7 +131,7 @@ fn inflate(memory: &GuestMemory, chain: &Chain) {
     }
 }
 
-/// The driver names free pages by the buffers themselves.
+/// The driver names free pages: the buffers are the pages.
 fn report(memory: &GuestMemory, chain: &Chain) {
     for buffer in chain.writable_buffers() {
         discard(memory, buffer.address.0, u64::from(buffer.length));
@@ -150,7 +150,7 @@ fn runs(numbers: impl Iterator<Item = u32>) -> Vec<(u32, u64)> {
     runs
 }
 
-/// Reclaims whole pages of guest memory. Anything else is a mistake of the guest and is ignored.
+/// Reclaims whole pages of guest memory. Any other range is the guest's mistake and is ignored.
 fn discard(memory: &GuestMemory, address: u64, length: u64) {
     if length == 0 || !address.is_multiple_of(PAGE) || !length.is_multiple_of(PAGE) {
         return;

@@ -1,12 +1,12 @@
 //! virtio-blk (virtio 1.2 §5.2): a disk on a file or block device, or an image that a guest mounts itself.
 //!
-//! A read of an image waits if its bytes are not there yet ([`super::misses`]), and others are served meanwhile. If the node
-//! cannot get the bytes, the read is answered `IOERR` and the log says why. Requests over the rate limit stay in the queue
-//! ([`super::throttle`]), and so do all requests behind them.
+//! A read of an image waits if its bytes are not there yet ([`super::misses`]), and other requests are served meanwhile. If the node cannot
+//! get the bytes, the read is answered `IOERR` and the log says why. Requests over the rate limit stay in the queue ([`super::throttle`]),
+//! and so do all requests behind them.
 //!
-//! The features do not depend on the backend, so a template can be frozen with any: `F_RO` is not among them, and a
-//! write to a read-only disk is answered `IOERR`. With no backend the capacity is 0 and every request is `IOERR`. A driver
-//! reads the block size once, so one that is bound before a block device is attached takes it for 512 bytes, which works.
+//! The features do not depend on the backend, so a template can be frozen with any. `F_RO` is therefore not offered, and a write to a
+//! read-only disk is answered `IOERR`. Without a backend the capacity is 0 and every request is answered `IOERR`. A driver reads the block
+//! size once. So a driver bound before a block device is attached assumes 512 bytes, which works.
 
 mod backing;
 mod disk;
@@ -37,7 +37,7 @@ use super::queue::Ended;
 use super::state::{BlkState, DeviceState, QueueRecord};
 
 const QUEUE_SIZES: [u16; 1] = [256];
-/// Data segments of a request: what is left of a queue by header and status.
+/// Most data segments of a request: the queue's size without header and status.
 const SEG_MAX: u32 = QUEUE_SIZES[0] as u32 - 2;
 /// Bytes of a sector, the unit of all addresses (§5.2.4), whatever the block size.
 const SECTOR: u64 = 512;
@@ -79,14 +79,14 @@ struct BlkConfig {
 }
 
 impl BlkConfig {
-    /// Of a device with no backend.
+    /// The configuration of a device without a backend.
     fn empty() -> BlkConfig {
         BlkConfig {
             seg_max: SEG_MAX,
             blk_size: SECTOR as u32,
             max_discard_sectors: MAX_DISCARD,
             max_discard_seg: MAX_RANGES,
-            // Discards are best in whole pages of the host's file.
+            // Discards work best on whole pages of the host's file.
             discard_sector_alignment: 8,
             max_write_zeroes_sectors: MAX_ZEROES,
             max_write_zeroes_seg: MAX_RANGES,
@@ -101,14 +101,14 @@ pub struct Blk {
     config: Config<BlkConfig>,
     active: Option<Activation>,
     server: Server,
-    /// The disk the guest was frozen with.
+    /// The disk that the guest was frozen with.
     frozen: Option<Frozen>,
-    /// Requests that waited when the guest was frozen, by head.
+    /// Requests that waited at the freeze, by head.
     to_replay: Vec<u16>,
     registrar: Registrar,
 }
 
-/// What a restored guest counts on.
+/// The properties of the disk that a restored guest relies on.
 #[derive(Clone, Copy, Debug)]
 struct Frozen {
     sectors: u64,
@@ -116,7 +116,7 @@ struct Frozen {
 }
 
 impl Blk {
-    /// `serial` is what `GET_ID` answers: at most 20 bytes.
+    /// `serial` is the answer to `GET_ID`: at most 20 bytes.
     pub fn new(serial: &str, registrar: Registrar) -> Blk {
         let capacity = 0..offset_of!(BlkConfig, size_max);
         let misses = Misses::new(Waits::Loop(registrar.clone(), MISSES));
@@ -130,7 +130,7 @@ impl Blk {
         }
     }
 
-    /// Tells the driver, by the configuration, what is behind the device now.
+    /// Writes the backend's properties to the configuration, for the driver.
     fn publish(&self) {
         let disk = self.server.backend.as_ref();
         let capacity = disk.map_or(0, Backing::sectors);
@@ -144,14 +144,14 @@ impl Blk {
         }
     }
 
-    /// Has requests looked at that waited for what has changed.
+    /// Makes the queue serve requests again that waited for something that has changed.
     fn kick_again(&self) {
         if let Some(active) = &self.active {
             active.kick_again();
         }
     }
 
-    /// Serves the queue: first the requests that waited at a freeze.
+    /// Serves the queue. Requests that waited at a freeze come first.
     fn serve(&mut self) -> Result<(), DeviceError> {
         let Some(Activation { memory, queues, .. }) = &mut self.active else {
             return Ok(());
@@ -177,7 +177,7 @@ impl Blk {
         self.server.misses.ask()
     }
 
-    /// A disk for a restored guest holds all that the guest may have on the frozen one.
+    /// Checks that a disk for a restored guest offers everything that the frozen one did.
     fn check_frozen(&self, disk: &Backing) -> Result<(), AttachError> {
         let Some(frozen) = self.frozen else { return Ok(()) };
         if disk.sectors() < frozen.sectors {
@@ -262,10 +262,10 @@ impl VirtioDevice for Blk {
         if let Some(Backing::Image(_)) = self.server.backend {
             return Err(AttachError::WrongKind("a disk that is an image stays"));
         }
-        // No request is in flight: those of a disk are answered before the lock is let go.
+        // No request is in flight: a disk's requests are answered before the lock is released.
         self.server.backend = None;
         self.publish();
-        // Requests that wait for the limit have errors at once.
+        // Requests that wait for the rate limit are answered with errors now.
         self.server.throttle.forget();
         self.kick_again();
         Ok(())

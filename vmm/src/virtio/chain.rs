@@ -1,17 +1,16 @@
 //! A request of a driver: a chain of buffers, first those the device reads, then those it may write.
 //!
-//! A [`Chain`] is checked whole before a device sees it, each descriptor read once: it does not loop, it ends, its readable
-//! buffers come before its writable ones (virtio 1.2 §2.7.4.2), it is not over 2^32 bytes, and it has no more buffers than the
-//! queue can have descriptors (§2.7.5.3.1), whether they lie in an indirect table or not. Where its buffers are is checked
-//! when they are used ([`Chain::readable`], [`Chain::writable`]), so a device can answer a request whose data lies outside
-//! memory.
+//! A [`Chain`] is checked completely before a device sees it, and each descriptor is read once. The chain does not loop and ends. Its
+//! readable buffers come before its writable ones (virtio 1.2 §2.7.4.2). It has at most 2^32 bytes, and no more buffers than the queue can
+//! have descriptors (§2.7.5.3.1), also with an indirect table. The buffers' addresses are checked when they are used ([`Chain::readable`],
+//! [`Chain::writable`]), so a device can answer a request whose data lies outside memory.
 
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemory as _, VolatileSlice};
 
 use crate::memory::GuestMemory;
 
-/// A buffer of a chain that is not in guest memory.
+/// A buffer of a chain is outside guest memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("buffer at {address:#x}, {length} bytes, is outside guest memory")]
 pub struct OutsideMemory {
@@ -26,7 +25,7 @@ pub struct Buffer {
     pub length: u32,
 }
 
-/// A request: what the driver wrote for the device, then where the device may write.
+/// A request: the bytes that the driver wrote for the device, then the buffers that the device may write to.
 #[derive(Clone, Debug)]
 pub struct Chain {
     head: u16,
@@ -36,8 +35,8 @@ pub struct Chain {
 }
 
 impl Chain {
-    /// Reads the chain of descriptor `head` of a table of `size` descriptors; none if it is malformed or has more than
-    /// `longest` buffers.
+    /// Reads the chain of descriptor `head` from a table of `size` descriptors. `None` if it is malformed or has more than `longest`
+    /// buffers.
     pub(super) fn read(
         memory: &GuestMemory,
         table: GuestAddress,
@@ -56,7 +55,7 @@ impl Chain {
         let mut index = head;
         let mut left = size;
         loop {
-            // More descriptors than the table has: a loop.
+            // More descriptors than the table has mean a loop.
             left = left.checked_sub(1)?;
             let descriptor = table.descriptor(memory, index)?;
             if descriptor.refers_to_indirect_table() {
@@ -85,17 +84,17 @@ impl Chain {
         }
     }
 
-    /// The head descriptor's index, which names the chain in the used ring.
+    /// The index of the head descriptor, which identifies the chain in the used ring.
     pub fn head(&self) -> u16 {
         self.head
     }
 
-    /// The buffers the device may only read.
+    /// The buffers that the device may only read.
     pub fn readable_buffers(&self) -> &[Buffer] {
         &self.buffers[..self.split]
     }
 
-    /// The buffers the device may only write.
+    /// The buffers that the device may only write.
     pub fn writable_buffers(&self) -> &[Buffer] {
         &self.buffers[self.split..]
     }
@@ -120,7 +119,7 @@ impl Chain {
         slices(memory, self.writable_buffers())
     }
 
-    /// The last byte the device may write, where some device types want a status; none if that is nowhere.
+    /// The last byte that the device may write, where some device types put a status. `None` if it is outside memory or there is none.
     pub fn last_writable_byte<'m>(&self, memory: &'m GuestMemory) -> Option<VolatileSlice<'m>> {
         let last = self.writable_buffers().iter().rev().find(|b| b.length > 0)?;
         memory
@@ -129,7 +128,7 @@ impl Chain {
     }
 }
 
-/// The descriptors a chain goes through: the queue's, then an indirect table's, of which there is one at most (§2.7.5.3).
+/// The descriptor table of a chain: the queue's, then at most one indirect table (§2.7.5.3).
 struct Table {
     start: GuestAddress,
     size: u16,

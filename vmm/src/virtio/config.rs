@@ -1,10 +1,10 @@
 //! A device's configuration space (virtio 1.2 §2.5): the bytes the guest sees, and their generation.
 //!
-//! A device sees the fields of its device type's structure ([`Config`]); the transport sees bytes ([`ConfigSpace`]).
+//! A device accesses the fields of its device type's structure ([`Config`]); the transport accesses bytes ([`ConfigSpace`]).
 //!
-//! vCPU threads read it and the device changes it, so it has a lock of its own, held for a copy and no longer. The
-//! generation changes with every change the device makes, so a driver that reads it before and after a multi-byte
-//! read knows whether the bytes belong together.
+//! vCPU threads read the configuration and the device changes it, so it has its own lock, which is held only for a copy. The generation
+//! changes with every change by the device. A driver that reads the generation before and after a multi-byte read knows whether the bytes
+//! belong together.
 
 use std::marker::PhantomData;
 use std::ops::Range;
@@ -13,8 +13,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use thaw_sys::lock::Lock;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// A configuration structure as the specification lays it out: `#[repr(C)]`, no padding, and integers in little-endian
-/// order, which is that of the only architecture there is.
+/// A configuration structure in the specification's layout: `#[repr(C)]`, no padding, and integers in little-endian order, which is that of
+/// the only supported architecture.
 pub trait Fields: FromBytes + IntoBytes + Immutable {}
 
 impl<T: FromBytes + IntoBytes + Immutable> Fields for T {}
@@ -27,22 +27,22 @@ pub struct Config<T> {
 }
 
 impl<T: Fields> Config<T> {
-    /// A configuration that stays as it is.
+    /// A configuration that never changes.
     pub fn new(fields: T) -> Config<T> {
         Config::of(ConfigSpace::new(fields.as_bytes().to_vec()))
     }
 
-    /// A configuration of which the driver may write the bytes `writable`.
+    /// A configuration in which the driver may write the bytes `writable`.
     pub fn with_writable(fields: T, writable: Range<usize>) -> Config<T> {
         Config::of(ConfigSpace::with_writable(fields.as_bytes().to_vec(), writable))
     }
 
-    /// A configuration of which the device changes the bytes `varying`, so that a restored machine may differ there.
+    /// A configuration in which the device changes the bytes `varying`, so a restored machine may have other values there.
     pub fn with_varying(fields: T, varying: Range<usize>) -> Config<T> {
         Config::of(ConfigSpace::new(fields.as_bytes().to_vec()).varying(varying))
     }
 
-    /// `space` has the bytes of a `T`.
+    /// `space` must have the size of a `T`.
     pub(super) fn of(space: ConfigSpace) -> Config<T> {
         Config {
             space: Arc::new(space),
@@ -50,12 +50,12 @@ impl<T: Fields> Config<T> {
         }
     }
 
-    /// What the transport serves the guest's reads from.
+    /// The bytes that the transport serves the guest's reads from.
     pub fn space(&self) -> Arc<ConfigSpace> {
         self.space.clone()
     }
 
-    /// The device changes fields. True if one has another value now: the driver wants an interrupt then.
+    /// Changes fields for the device. Returns whether a value changed; if so, the driver must be interrupted.
     pub fn change(&self, change: impl FnOnce(&mut T)) -> bool {
         let mut inner = self.space.lock();
         // Never fails: the bytes were those of a `T`, and their number does not change.
@@ -71,13 +71,13 @@ impl<T: Fields> Config<T> {
 #[derive(Debug)]
 pub struct ConfigSpace {
     inner: Mutex<Inner>,
-    /// What the driver may write.
+    /// The bytes that the driver may write.
     writable: Range<usize>,
-    /// What a backend may change: it may differ from what was frozen.
+    /// The bytes that a backend may change, so they may differ from the frozen ones.
     varying: Range<usize>,
 }
 
-/// A frozen configuration is not one of this device.
+/// How a frozen configuration does not fit this device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigMismatch {
     Length { frozen: usize, here: usize },
@@ -91,7 +91,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// Takes as many bytes as there are. True if they differ.
+    /// Replaces the first `bytes.len()` bytes. Returns whether they differed.
     fn replace(&mut self, bytes: &[u8]) -> bool {
         if self.bytes == bytes {
             return false;
@@ -103,7 +103,7 @@ impl Inner {
 }
 
 impl ConfigMismatch {
-    /// What was frozen, and what is here.
+    /// The frozen value, and this device's.
     pub fn sides(self) -> (String, String) {
         match self {
             ConfigMismatch::Length { frozen, here } => (format!("{frozen} bytes"), format!("{here} bytes")),
@@ -116,12 +116,12 @@ impl ConfigMismatch {
 }
 
 impl ConfigSpace {
-    /// A configuration the driver may only read.
+    /// A configuration that the driver may only read.
     pub fn new(bytes: Vec<u8>) -> ConfigSpace {
         ConfigSpace::with_writable(bytes, 0..0)
     }
 
-    /// A configuration of which the driver may write the bytes `writable`.
+    /// A configuration in which the driver may write the bytes `writable`.
     pub fn with_writable(bytes: Vec<u8>, writable: Range<usize>) -> ConfigSpace {
         ConfigSpace {
             inner: Mutex::new(Inner { bytes, generation: 0 }),
@@ -130,13 +130,13 @@ impl ConfigSpace {
         }
     }
 
-    /// Says that the device changes the bytes `varying` too.
+    /// Declares that the device also changes the bytes `varying`.
     pub fn varying(mut self, varying: Range<usize>) -> ConfigSpace {
         self.varying = varying;
         self
     }
 
-    /// The driver reads at `offset`; bytes past the end are zero.
+    /// The driver reads at `offset`. Bytes past the end are zero.
     pub fn read(&self, offset: usize, data: &mut [u8]) {
         data.fill(0);
         let inner = self.lock();
@@ -146,7 +146,7 @@ impl ConfigSpace {
         }
     }
 
-    /// The driver writes at `offset`; ignored unless all of it is writable.
+    /// The driver writes at `offset`. Ignored unless all of the bytes are writable.
     pub fn write(&self, offset: usize, data: &[u8]) {
         let Some(end) = offset.checked_add(data.len()) else {
             return;
@@ -156,7 +156,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Changes with every change the device makes.
+    /// Changes whenever the device changes a value.
     pub fn generation(&self) -> u32 {
         self.lock().generation
     }
@@ -172,7 +172,7 @@ impl ConfigSpace {
         (inner.bytes.clone(), inner.generation)
     }
 
-    /// Whether `bytes` may be restored: they differ only where a backend or the driver makes them.
+    /// Whether `bytes` may be restored: they may differ only where a backend or the driver changes them.
     pub fn check(&self, bytes: &[u8]) -> Result<(), ConfigMismatch> {
         let inner = self.lock();
         if bytes.len() != inner.bytes.len() {
@@ -196,7 +196,7 @@ impl ConfigSpace {
         }
     }
 
-    /// Takes a frozen configuration, which [`Self::check`] has accepted.
+    /// Takes a frozen configuration. [`Self::check`] must have accepted it.
     pub fn restore(&self, bytes: &[u8], generation: u32) {
         let mut inner = self.lock();
         if inner.bytes.len() == bytes.len() {
@@ -206,7 +206,7 @@ impl ConfigSpace {
     }
 
     fn lock(&self) -> MutexGuard<'_, Inner> {
-        // No panic can happen between a copy's first and last byte, so the bytes are whole.
+        // A panic cannot happen in the middle of a copy, so the bytes are consistent.
         self.inner.locked()
     }
 }

@@ -1,7 +1,6 @@
 //! A thread that serves devices: it waits for descriptors, and for nothing else.
 //!
-//! Invariant: it serves only while its [`Gate`] is open. It polls nothing, and wakes without an event only after a
-//! [`Timeout`] that was set.
+//! Invariant: it serves only while its [`Gate`] is open. It polls nothing. Without an event it wakes only after a [`Timeout`] that was set.
 
 use std::io;
 use std::os::fd::AsRawFd;
@@ -18,16 +17,16 @@ use super::gate::Gate;
 use super::queue::DeviceQueue;
 use crate::jail::threads::{self, Thread};
 
-/// Ready descriptors taken from the kernel at once.
+/// Most ready descriptors taken from the kernel at once.
 const BATCH: usize = 32;
-/// Epoll data of [`DeviceThread::wake`]; no descriptor has it.
+/// Epoll data of [`DeviceThread::wake`]. No descriptor uses it.
 pub const WAKE: u64 = u64::MAX;
 
-/// What is served when a [`Timeout`] has passed; no descriptor has it.
+/// Passed to `serve` when a [`Timeout`] has passed. No descriptor uses it.
 pub const TIMEOUT: u64 = WAKE - 1;
 
-/// How long the thread waits at most before it serves [`TIMEOUT`]: at first for ever. What it serves sets it, on the thread; set
-/// elsewhere, it takes effect at the next event.
+/// The longest time that the thread waits before it serves [`TIMEOUT`]. It is unlimited at first. The served code sets it on the thread; if
+/// another thread sets it, it takes effect at the next event.
 #[derive(Clone, Debug)]
 pub struct Timeout(Arc<AtomicI32>);
 
@@ -39,7 +38,7 @@ impl Default for Timeout {
 
 impl Timeout {
     pub fn set(&self, wait: Option<Duration>) {
-        // Never short of it, or it would serve for nothing until it has passed.
+        // Rounded up: if it woke too early, it would wake again and again until the time has passed.
         let ms = wait.map_or(-1, |wait| {
             i32::try_from(wait.as_micros().div_ceil(1000)).unwrap_or(i32::MAX)
         });
@@ -51,7 +50,7 @@ impl Timeout {
     }
 }
 
-/// The running thread; dropped, it ends.
+/// The running thread. It ends when this is dropped.
 #[derive(Debug)]
 pub struct DeviceThread {
     wake: Arc<EventFd>,
@@ -60,8 +59,8 @@ pub struct DeviceThread {
 }
 
 impl DeviceThread {
-    /// Starts it, as a thread of this kind. `serve` is called with the data and events of each descriptor of `epoll`
-    /// that is ready, and when `timeout` has passed.
+    /// Starts the thread, for the given purpose. `serve` is called with the data and events of each ready descriptor of `epoll`, and when
+    /// `timeout` has passed.
     pub fn start(
         name: &str,
         kind: Thread,
@@ -91,9 +90,9 @@ impl DeviceThread {
         })
     }
 
-    /// Has it serve [`WAKE`].
+    /// Makes the thread serve [`WAKE`].
     pub fn wake(&self) {
-        // Fails only when a wake-up is pending.
+        // Fails only if a wake-up is pending.
         let _ = self.wake.write(1);
     }
 }
@@ -103,7 +102,7 @@ impl Drop for DeviceThread {
         self.gate.end();
         self.wake();
         if let Some(thread) = self.thread.take() {
-            // A panic in the thread was reported when it happened.
+            // A panic in the thread was logged when it happened.
             let _ = thread.join();
         }
     }
@@ -126,7 +125,7 @@ fn run(epoll: &Epoll, wake: &EventFd, gate: &Gate, timeout: &Timeout, mut serve:
         }
         for event in &events[..ready] {
             if event.data() == WAKE {
-                // Nothing to read: another event of the same batch has seen to it.
+                // Fails if another event of the same batch handled it; then there is nothing to read.
                 let _ = wake.read();
             }
             serve(event.data(), event.event_set());
@@ -134,7 +133,7 @@ fn run(epoll: &Epoll, wake: &EventFd, gate: &Gate, timeout: &Timeout, mut serve:
     }
 }
 
-/// Waits for the kicks of a device that has a thread of its own: their data is the queue's number.
+/// Waits for the kicks of a device that has its own thread. The epoll data is the queue's number.
 pub fn wait_for_kicks(epoll: &Epoll, queues: &[DeviceQueue]) -> Result<(), DeviceError> {
     for (index, queue) in queues.iter().enumerate() {
         let event = EpollEvent::new(EventSet::IN, index as u64);
@@ -144,7 +143,7 @@ pub fn wait_for_kicks(epoll: &Epoll, queues: &[DeviceQueue]) -> Result<(), Devic
     Ok(())
 }
 
-/// Waits for them no more.
+/// Stops waiting for the kicks of these queues.
 pub fn forget_kicks(epoll: &Epoll, queues: &[DeviceQueue]) {
     for queue in queues {
         let nothing = EpollEvent::default();
@@ -153,7 +152,7 @@ pub fn forget_kicks(epoll: &Epoll, queues: &[DeviceQueue]) {
     }
 }
 
-/// What a refused `epoll_ctl` is to a device.
+/// The device error for a failed `epoll_ctl`.
 pub fn epoll_error(error: io::Error) -> DeviceError {
     DeviceError::System {
         what: "epoll_ctl",

@@ -1,8 +1,8 @@
 //! The thread that serves every device but virtio-fs: it waits for kicks, backends and timers, and calls the device.
 //!
-//! Waits are level-triggered unless a device asks otherwise, so a device that takes only part of what is ready is called
-//! again, after the others. A queue over its rate limit waits for a timer ([`super::alarms`]). A device is called with its
-//! lock held. One that fails is reset and marked `DEVICE_NEEDS_RESET`, without disturbing the others.
+//! Waits are level-triggered unless a device requests otherwise: a device that takes only part of what is ready is called again, after the
+//! others. A queue over its rate limit waits for a timer ([`super::alarms`]). A device is called with its lock held. A device that fails is
+//! reset and marked `DEVICE_NEEDS_RESET`; the others are not disturbed.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -21,14 +21,14 @@ use super::gate::Gate;
 use super::interrupt::Interrupt;
 use crate::jail::threads::Thread;
 
-/// What an epoll event is about, packed in its 64 bits of data.
+/// The source of an epoll event, packed in its 64 bits of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Source {
     /// A queue of a device was kicked.
     Kick { device: u8, queue: u32 },
-    /// A descriptor a device registered.
+    /// A descriptor that a device registered.
     Backend { device: u8, token: u32 },
-    /// A moment some device waits for.
+    /// The timer: the time that some device waits for has come.
     Alarm,
 }
 
@@ -52,7 +52,7 @@ impl Source {
     }
 }
 
-/// Registers a device's backend descriptors with the event loop, and the moment it waits for, from any thread.
+/// Registers a device's backend descriptors and its timer with the event loop, from any thread.
 #[derive(Clone, Debug)]
 pub struct Registrar {
     epoll: Arc<Epoll>,
@@ -66,18 +66,17 @@ impl Registrar {
         self.control(ControlOperation::Add, fd, token, events)
     }
 
-    /// Changes the events `fd` is waited for. With none, only errors and hang-ups come.
+    /// Changes which events of `fd` are waited for. With none, only errors and hang-ups are reported.
     pub fn modify(&self, fd: RawFd, token: u32, events: EventSet) -> io::Result<()> {
         self.control(ControlOperation::Modify, fd, token, events)
     }
 
-    /// Forgets `fd`. An event already taken from the kernel may still be delivered.
+    /// Stops waiting for `fd`. An event already taken from the kernel may still be delivered.
     pub fn remove(&self, fd: RawFd) -> io::Result<()> {
         self.control(ControlOperation::Delete, fd, 0, EventSet::empty())
     }
 
-    /// Calls [`VirtioDevice::woken`] at this moment, CLOCK_MONOTONIC nanoseconds, instead of one set before; with `None`, not at
-    /// all.
+    /// Calls [`VirtioDevice::woken`] at this time, CLOCK_MONOTONIC nanoseconds, instead of a time set before. With `None` it is not called.
     pub fn wake_at(&self, moment: Option<u64>) {
         self.alarms.set(self.device, moment);
     }
@@ -98,7 +97,7 @@ impl Registrar {
     }
 }
 
-/// A device the loop serves.
+/// A device that the loop serves.
 struct Served {
     id: DeviceId,
     device: Arc<Mutex<dyn VirtioDevice>>,
@@ -124,7 +123,7 @@ impl Served {
     }
 }
 
-/// The event loop, before its thread starts.
+/// The event loop before its thread starts.
 pub struct EventLoop {
     epoll: Arc<Epoll>,
     alarms: Arc<Alarms>,
@@ -143,7 +142,7 @@ impl EventLoop {
         })
     }
 
-    /// For a device about to be made: how it will register descriptors.
+    /// The registrar for a device that is about to be made.
     pub fn registrar(&self, device: DeviceId) -> Registrar {
         Registrar {
             epoll: self.epoll.clone(),
@@ -152,7 +151,7 @@ impl EventLoop {
         }
     }
 
-    /// Serves `device`: its kicks from now on.
+    /// Serves `device` from now on, including its kicks.
     pub fn serve(
         &mut self,
         id: DeviceId,
@@ -181,7 +180,7 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Starts the thread, which calls devices while `gate` is open.
+    /// Starts the thread. It calls devices while `gate` is open.
     pub fn start(self, gate: Arc<Gate>) -> io::Result<DeviceThread> {
         let epoll = self.epoll.clone();
         let never = Timeout::default();
@@ -197,7 +196,7 @@ impl EventLoop {
         )
     }
 
-    /// Serves what is ready, once, on this thread, and does not wait: for fuzzing, where a run must be repeatable.
+    /// Serves what is ready, once, on this thread and without waiting. For fuzzing, where a run must be repeatable.
     #[cfg(fuzzing)]
     pub fn turn(&self) -> io::Result<()> {
         let mut events = [EpollEvent::default(); 32];
@@ -223,7 +222,7 @@ impl EventLoop {
 
     fn kicked(&self, device: u8, queue: usize) {
         let Some(served) = self.find(device) else { return };
-        // Nothing to read: another event of the same batch has served it.
+        // Fails if another event of the same batch served it; then there is nothing to read.
         if served.kicks.get(queue).is_some_and(|kick| kick.read().is_ok()) {
             served.call(|device| device.queue_ready(queue));
         }

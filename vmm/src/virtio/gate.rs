@@ -1,12 +1,12 @@
 //! Keeps device threads from guest memory while a machine is parked or being frozen.
 //!
-//! Invariant: once [`Gate::close`] returns, no thread is inside, and none enters before [`Gate::open`]. A thread enters
-//! for each batch of events it serves, so one that waits has its events and loses none.
+//! Invariant: once [`Gate::close`] returns, no thread is inside, and none enters before [`Gate::open`]. A thread enters for each batch of
+//! events it serves. A thread that waits at the gate keeps its events, so none is lost.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use thaw_sys::lock::Lock;
 
-/// The gate of one machine; device threads share it.
+/// The gate of one machine. Its device threads share it.
 #[derive(Debug, Default)]
 pub struct Gate {
     state: Mutex<State>,
@@ -16,17 +16,17 @@ pub struct Gate {
 #[derive(Debug, Default)]
 struct State {
     open: bool,
-    /// The machine ends: no thread waits any more.
+    /// Set when the machine ends: threads no longer wait.
     ended: bool,
     inside: u32,
 }
 
-/// A thread is inside while it has this.
+/// A thread is inside while it holds this.
 #[derive(Debug)]
 pub struct Pass<'g>(&'g Gate);
 
 impl Gate {
-    /// Closed.
+    /// A closed gate.
     pub fn new() -> Gate {
         Gate::default()
     }
@@ -37,7 +37,7 @@ impl Gate {
         self.changed.notify_all();
     }
 
-    /// Keeps threads out and waits until those inside have left. True if it was open.
+    /// Keeps threads out and waits until those inside have left. Returns whether the gate was open.
     pub fn close(&self) -> bool {
         let mut state = self.state();
         let was_open = std::mem::replace(&mut state.open, false);
@@ -47,7 +47,7 @@ impl Gate {
         was_open
     }
 
-    /// Waits until the gate is open. `None` when the machine ends.
+    /// Waits until the gate is open. `None` if the machine ends.
     pub fn enter(&self) -> Option<Pass<'_>> {
         let mut state = self.state();
         while !state.open && !state.ended {
@@ -60,14 +60,14 @@ impl Gate {
         Some(Pass(self))
     }
 
-    /// The machine ends: threads that wait to enter, or try later, get `None`.
+    /// The machine ends: threads that wait, or try to enter later, get `None`.
     pub fn end(&self) {
         self.state().ended = true;
         self.changed.notify_all();
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        // Plain values: whole even if a thread panicked with the lock.
+        // Plain values, valid even if a thread panicked while it held the lock.
         self.state.locked()
     }
 }
@@ -116,7 +116,7 @@ mod tests {
             thread::yield_now();
         }
         leave.send(()).unwrap();
-        // It returns because the thread has left.
+        // `close` returns only after the thread has left.
         assert!(closer.join().unwrap());
         assert_eq!(gate.state().inside, 0);
         assert!(!gate.close());

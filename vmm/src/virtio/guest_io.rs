@@ -1,7 +1,7 @@
 //! System calls that read and write guest memory directly, without a copy in this process.
 //!
-//! All `unsafe` code of the request path is here: it gives the kernel pointers from [`VolatileSlice`]s, whose bounds were checked
-//! when they were made. The guest may change the bytes meanwhile; nothing here looks at them.
+//! All `unsafe` code of the request path is here: it passes the kernel pointers from [`VolatileSlice`]s, whose bounds were checked when
+//! they were made. The guest may change the bytes meanwhile; this module never looks at them.
 
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -9,7 +9,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect};
 use vm_memory::VolatileSlice;
 
-/// Most slices one system call takes (`IOV_MAX`).
+/// Most slices that one system call takes (`IOV_MAX`).
 pub const MAX_SLICES: usize = 1024;
 
 /// Bytes in `slices`.
@@ -17,7 +17,7 @@ pub fn total(slices: &[VolatileSlice<'_>]) -> usize {
     slices.iter().map(|s| s.len()).sum()
 }
 
-/// The bytes `skip..skip + take` of `slices`, or as many of them as there are.
+/// The bytes `skip..skip + take` of `slices`, or fewer if there are fewer.
 pub fn part<'m>(slices: &[VolatileSlice<'m>], mut skip: usize, mut take: usize) -> Vec<VolatileSlice<'m>> {
     let mut out = Vec::with_capacity(slices.len());
     for slice in slices {
@@ -34,7 +34,7 @@ pub fn part<'m>(slices: &[VolatileSlice<'m>], mut skip: usize, mut take: usize) 
     out
 }
 
-/// Copies bytes `skip..` of `slices` to `data`, and says how many there were.
+/// Copies the bytes `skip..` of `slices` to `data`. Returns how many there were.
 pub fn copy_out(slices: &[VolatileSlice<'_>], skip: usize, data: &mut [u8]) -> usize {
     let mut done = 0;
     for slice in part(slices, skip, data.len()) {
@@ -43,7 +43,7 @@ pub fn copy_out(slices: &[VolatileSlice<'_>], skip: usize, data: &mut [u8]) -> u
     done
 }
 
-/// Copies `data` over bytes `skip..` of `slices`, and says how many fitted.
+/// Copies `data` over the bytes `skip..` of `slices`. Returns how many fitted.
 pub fn copy_in(slices: &[VolatileSlice<'_>], skip: usize, data: &[u8]) -> usize {
     let mut done = 0;
     for slice in part(slices, skip, data.len()) {
@@ -54,7 +54,7 @@ pub fn copy_in(slices: &[VolatileSlice<'_>], skip: usize, data: &[u8]) -> usize 
     done
 }
 
-/// Fills `slices` from `file` at `offset`. A file that ends before is `UnexpectedEof`.
+/// Fills `slices` from `file` at `offset`. `UnexpectedEof` if the file ends before.
 pub fn read_exact_at(file: BorrowedFd<'_>, slices: &[VolatileSlice<'_>], offset: u64) -> io::Result<()> {
     transfer(slices, offset, |iov, at| {
         // SAFETY: `iov` points to `iov.len()` entries, each naming guest memory that stays mapped and writable while
@@ -94,7 +94,7 @@ fn transfer(
     Ok(())
 }
 
-/// One `readv`: as many bytes as `file` gives now. With a `spill`, bytes that do not fit `slices` go there.
+/// One `readv`: as many bytes as `file` returns now. Bytes that do not fit `slices` go to `spill`.
 pub fn read_some(file: BorrowedFd<'_>, slices: &[VolatileSlice<'_>], spill: &mut [u8]) -> io::Result<usize> {
     let mut iov = iovecs(slices);
     if !spill.is_empty() {
@@ -149,8 +149,7 @@ fn retry(call: impl Fn() -> isize) -> io::Result<usize> {
     }
 }
 
-/// Gives the pages of `slice` back to the host: they read as zero, or as the file mapped there, when next touched.
-/// `slice` must be whole pages.
+/// Frees the pages of `slice` on the host: when next touched, they read as zero, or as the file mapped there. `slice` must be whole pages.
 pub fn discard(slice: &VolatileSlice<'_>) -> io::Result<()> {
     let address = slice.ptr_guard_mut().as_ptr();
     // SAFETY: the range is guest memory (a bounds-checked slice of a private mapping). Dropping its content changes
@@ -163,38 +162,37 @@ pub fn discard(slice: &VolatileSlice<'_>) -> io::Result<()> {
     }
 }
 
-/// Makes the pages of `slice` zero pages that can only be read, whatever was mapped there: [`discard`] would bring a file's
-/// bytes back. A write by the guest ends its KVM_RUN with EFAULT, one by this process is a SIGSEGV. No huge pages: where
-/// the host has no huge page of zeros, a read would cost 2 MiB. `slice` must be whole pages.
+/// Replaces the pages of `slice` by read-only zero pages, whatever was mapped there; [`discard`] would bring a file's bytes back. A write
+/// by the guest ends its KVM_RUN with EFAULT, and a write by this process is a SIGSEGV. Huge pages are turned off: if the host has no huge
+/// zero page, a read would cost 2 MiB. `slice` must be whole pages.
 pub fn withdraw(slice: &VolatileSlice<'_>) -> io::Result<()> {
     let address = slice.ptr_guard_mut().as_ptr();
     let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
-    // SAFETY: the range is guest memory (a bounds-checked slice of a private mapping), replaced by a mapping of the same
-    // kind, which the mapping's owner unmaps with the rest. No Rust reference points into guest memory.
+    // SAFETY: the range is guest memory (a bounds-checked slice of a private mapping), replaced by a mapping of the same kind, which the
+    // mapping's owner unmaps with the rest. No Rust reference points into guest memory.
     unsafe { mmap_anonymous(address.cast(), slice.len(), ProtFlags::READ, flags) }?;
     advise_page_size(slice, Advice::LinuxNoHugepage);
     Ok(())
 }
 
-/// Lets the pages of `slice`, which were [`withdraw`]n, be written, in huge pages where the host has them. `slice` must be
-/// whole pages.
+/// Makes the pages of `slice` writable after [`withdraw`], as huge pages if the host has them. `slice` must be whole pages.
 pub fn provide(slice: &VolatileSlice<'_>) -> io::Result<()> {
     allow_writes(slice)?;
     advise_page_size(slice, Advice::LinuxHugepage);
     Ok(())
 }
 
-/// Lets the pages of `slice` be written, whatever is mapped there. `slice` must be whole pages.
+/// Makes the pages of `slice` writable, whatever is mapped there. `slice` must be whole pages.
 pub fn allow_writes(slice: &VolatileSlice<'_>) -> io::Result<()> {
     let address = slice.ptr_guard_mut().as_ptr();
     let access = MprotectFlags::READ | MprotectFlags::WRITE;
-    // SAFETY: the range is guest memory (a bounds-checked slice of a private mapping), which no Rust reference points into;
-    // what it permits is what the guest's memory is for.
+    // SAFETY: the range is guest memory (a bounds-checked slice of a private mapping), which no Rust reference points into; reading and
+    // writing are what guest memory is for.
     unsafe { mprotect(address.cast(), slice.len(), access) }?;
     Ok(())
 }
 
-/// Best effort: a kernel without huge pages has none to give or to withhold.
+/// Advises the kernel about huge pages. Best effort: a kernel without huge pages ignores it.
 pub fn advise_page_size(slice: &VolatileSlice<'_>, advice: Advice) {
     let address = slice.ptr_guard_mut().as_ptr();
     // SAFETY: the range is guest memory (a bounds-checked slice), and neither advice changes its contents.

@@ -1,4 +1,4 @@
-//! A device's interrupt line, and the reasons it was raised for (virtio 1.2 §4.2.2 InterruptStatus, InterruptACK).
+//! A device's interrupt line, and the reasons for its interrupts (virtio 1.2 §4.2.2 InterruptStatus, InterruptACK).
 //!
 //! The line is edge-triggered: each signal is one eventfd write. The driver reads the reasons, acknowledges them, then looks
 //! at the queues; a device sets the reason before it signals, so no signal is lost.
@@ -17,10 +17,10 @@ pub const CONFIG_CHANGE: u32 = 2;
 pub struct Interrupt {
     line: EventFd,
     reasons: AtomicU32,
-    /// The driver is up (`DRIVER_OK`): it may be interrupted for configuration changes.
+    /// Whether the driver is up (`DRIVER_OK`) and may be interrupted for configuration changes.
     driver_ok: AtomicBool,
     needs_reset: AtomicBool,
-    /// The machine is parked: reasons add up, the line is raised by [`Interrupt::release`].
+    /// Set while the machine is parked: reasons accumulate, and [`Interrupt::release`] raises the line.
     held: AtomicBool,
 }
 
@@ -41,19 +41,19 @@ impl Interrupt {
         &self.line
     }
 
-    /// A buffer was used and the driver wants to know.
+    /// Reports a used buffer. The driver wants an interrupt for it.
     pub fn used_buffer(&self) {
         self.raise(USED_BUFFER);
     }
 
-    /// The configuration changed. Silent before the driver is up: it reads the configuration after that anyway.
+    /// Reports a changed configuration. Silent before the driver is up, because the driver reads the configuration later anyway.
     pub fn config_changed(&self) {
         if self.driver_ok.load(Ordering::Acquire) {
             self.raise(CONFIG_CHANGE);
         }
     }
 
-    /// The device cannot go on until the driver resets it (`DEVICE_NEEDS_RESET`, §2.1.2).
+    /// The device cannot continue until the driver resets it (`DEVICE_NEEDS_RESET`, §2.1.2).
     pub fn fail(&self) {
         if !self.needs_reset.swap(true, Ordering::AcqRel) {
             self.config_changed();
@@ -85,7 +85,7 @@ impl Interrupt {
         self.reasons.store(0, Ordering::Release);
     }
 
-    /// The state of a frozen device, which tells its driver nothing before [`Self::release`].
+    /// Restores a frozen device's state. The driver gets no interrupt before [`Self::release`].
     pub(super) fn restore(&self, reasons: u32, driver_ok: bool, needs_reset: bool) {
         self.held.store(true, Ordering::SeqCst);
         self.reasons.store(reasons, Ordering::SeqCst);
@@ -93,8 +93,8 @@ impl Interrupt {
         self.needs_reset.store(needs_reset, Ordering::Release);
     }
 
-    /// Raises the line for all that was not acknowledged when frozen, or came since: an interrupt on its way to the
-    /// interrupt controller at the freeze was lost. Nothing unless restored.
+    /// Raises the line for all reasons that were not acknowledged at the freeze or came since, because an interrupt that was on its way to
+    /// the interrupt controller at the freeze is lost. Does nothing in a device that was not restored.
     pub(super) fn release(&self) {
         if self.held.swap(false, Ordering::SeqCst) && self.reasons.load(Ordering::SeqCst) != 0 {
             self.signal();
@@ -102,7 +102,7 @@ impl Interrupt {
     }
 
     fn raise(&self, reason: u32) {
-        // Sequentially consistent with `release`: one of the two sees the other's store, and signals.
+        // Sequentially consistent with `release`: at least one of the two sees the other's store and signals.
         self.reasons.fetch_or(reason, Ordering::SeqCst);
         if !self.held.load(Ordering::SeqCst) {
             self.signal();
@@ -110,7 +110,7 @@ impl Interrupt {
     }
 
     fn signal(&self) {
-        // An eventfd write fails only when 2^64-2 signals are pending, and then one is pending.
+        // An eventfd write fails only if 2^64-2 signals are pending, and then the interrupt is pending anyway.
         let _ = self.line.write(1);
     }
 }

@@ -1,8 +1,8 @@
 //! The thirteen virtio devices of every machine, by slot.
 //!
-//! [`table`] lists them. [`Inventory::new`] builds them without backends, with their irqfds, ioeventfds and threads;
-//! [`Windows`] are made before that. Everything that takes host-wide locks is done then and nothing of it later. Slots, MMIO
-//! windows and interrupt lines follow from [`DeviceId`].
+//! [`table`] lists them. [`Inventory::new`] builds them without backends, with their irqfds, ioeventfds and threads; [`Windows`] are made
+//! before that. All work that takes host-wide locks is done then, none later. Slots, MMIO windows and interrupt lines follow from
+//! [`DeviceId`].
 //!
 //! The threads touch guest memory only while the [`Gate`] is open: after [`Inventory::start_work`] and until
 //! [`Inventory::quiesce`]. By then each restored device is [settled](BackendCheck).
@@ -57,10 +57,10 @@ pub enum InventoryError {
     /// The region of virtio-mem could not be reserved, or overlaps boot memory.
     #[error("virtio-mem region: {0}")]
     Region(String),
-    /// An eventfd, epoll or thread could not be had.
+    /// An eventfd, an epoll or a thread could not be created.
     #[error("{what}: {error}")]
     System { what: &'static str, error: io::Error },
-    /// A device asks for a queue size that is not a power of two.
+    /// A device declares a queue size that is not a power of two.
     #[error("{device:?}: {error}")]
     Queue {
         device: DeviceId,
@@ -74,10 +74,9 @@ pub struct Inventory {
     transports: Vec<MmioDevice>,
     /// The same devices, by slot.
     devices: Vec<Arc<Mutex<dyn VirtioDevice>>>,
-    /// By slot: whether a restored device has what it needs.
+    /// By slot: the check that a restored device has a backend.
     backend_checks: Vec<BackendCheck>,
-    /// Slots [`DeviceId::Root`] and [`DeviceId::Mem`] again: the one that takes images, and the one that is asked for
-    /// memory.
+    /// The devices in the slots [`DeviceId::Root`] and [`DeviceId::Mem`] again, to add images and to request memory.
     root: Arc<Mutex<Fs<Images>>>,
     mem: Arc<Mutex<Mem>>,
     memory: GuestMemory,
@@ -88,8 +87,8 @@ pub struct Inventory {
 }
 
 impl Inventory {
-    /// Makes the devices and registers what KVM must know of them. Memory's slots, `windows` among them, the irqchip and
-    /// the vCPUs exist by then: an irqfd needs the irqchip.
+    /// Makes the devices and registers their resources with KVM. The memory's slots (`windows` among them), the irqchip and the vCPUs must
+    /// exist: an irqfd needs the irqchip.
     pub fn new(
         memory: &GuestMemory,
         mut windows: Windows,
@@ -139,30 +138,30 @@ impl Inventory {
         })
     }
 
-    /// All guest memory: boot memory, then the region of virtio-mem as the last, 64 GiB of address space of which only
-    /// [`Self::plugged`] has contents.
+    /// All guest memory: boot memory, then as the last region that of virtio-mem, 64 GiB of address space in which only [`Self::plugged`]
+    /// is memory.
     pub fn memory(&self) -> &GuestMemory {
         &self.memory
     }
 
-    /// The plugged parts of the virtio-mem region, in order, neighbours merged: guest addresses. For a freeze, and, after
-    /// [`crate::bus::Bus::restore`], what was plugged in the snapshot.
+    /// The plugged parts of the virtio-mem region as guest addresses, in order, neighbours merged. After [`crate::bus::Bus::restore`], the
+    /// parts that were plugged in the snapshot.
     pub fn plugged(&self) -> Vec<Window> {
         self.mem().plugged()
     }
 
-    /// Whether `address` is in a part of the virtio-mem region that is not plugged: the guest may not write there.
+    /// Whether `address` is in an unplugged part of the virtio-mem region, which the guest may not write to.
     pub fn is_unplugged(&self, address: u64) -> bool {
         self.mem().is_unplugged(address)
     }
 
-    /// Gives `device` its backend. Not for the console. The device may be running: it takes effect at once.
+    /// Gives `device`, which must not be the console, its backend. Takes effect at once, also in a running device.
     pub fn attach(&self, device: DeviceId, backend: Backend, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         let slot = device as usize;
         let (Some(device), Some(check)) = (self.devices.get(slot), self.backend_checks.get(slot)) else {
             return Err(AttachError::WrongKind("the console is not a virtio device"));
         };
-        // A socket for accesses is no backend. A socket for misses is one for the device of image slots alone.
+        // A socket for access reports is no backend. A socket for misses is one only for the root device.
         let settles = match backend {
             Backend::Accesses => false,
             Backend::Misses => slot == DeviceId::Root as usize,
@@ -175,7 +174,7 @@ impl Inventory {
         Ok(())
     }
 
-    /// Takes a disk away from a machine that has been started.
+    /// Removes the disk of a machine that has been started.
     pub fn detach(&self, device: DeviceId) -> Result<(), AttachError> {
         match self.devices.get(device as usize) {
             Some(device) => device.locked().detach(),
@@ -183,7 +182,7 @@ impl Inventory {
         }
     }
 
-    /// Sets how much `device` may do from now on. It may be running.
+    /// Sets the rate limits of `device` from now on. The device may be running.
     pub fn limit(&self, device: DeviceId, limits: DeviceLimits) -> Result<(), AttachError> {
         match self.devices.get(device as usize) {
             Some(device) => device.locked().limit(limits),
@@ -191,31 +190,31 @@ impl Inventory {
         }
     }
 
-    /// Shows an image in a slot of the root device; `fds` as [`ImageSpec::blobs`] says.
+    /// Adds an image in a slot of the root device. `fds` are as [`ImageSpec::blobs`] describes.
     pub fn add_image(&self, slot: u16, image: ImageSpec, fds: Vec<OwnedFd>) -> Result<(), AttachError> {
         self.root().add_image(slot, image, fds)?;
         self.backend_checks[DeviceId::Root as usize].settle();
         Ok(())
     }
 
-    /// Takes an image away.
+    /// Removes an image.
     pub fn remove_image(&self, slot: u16) -> Result<(), AttachError> {
         self.root().remove_image(slot)
     }
 
-    /// The first device whose backend belongs to the host, so that no snapshot can hold it.
+    /// The first device whose backend belongs to the host, so that a snapshot cannot contain it.
     pub fn of_the_host(&self) -> Option<DeviceId> {
         let mut devices = DeviceId::ALL.into_iter().zip(&self.devices);
         devices.find_map(|(id, device)| device.locked().is_of_the_host().then_some(id))
     }
 
-    /// Keeps the device threads from guest memory until [`Self::start_work`]; returns when none touches it any more. True if
-    /// they were working.
+    /// Keeps the device threads from guest memory until [`Self::start_work`]. Returns when none touches it any more, and whether they were
+    /// working before.
     pub fn quiesce(&self) -> bool {
         self.gate.close()
     }
 
-    /// What a freeze keeps of the devices, in slot order. While [`Self::quiesce`]d, the vCPUs paused.
+    /// The state a freeze keeps of the devices, in slot order. Only while [`Self::quiesce`]d and with the vCPUs paused.
     pub fn save(&self) -> Vec<DeviceRecord> {
         self.transports.iter().map(MmioDevice::save).collect()
     }
@@ -236,14 +235,14 @@ impl Inventory {
             .try_for_each(|(transport, record)| transport.check(record))
     }
 
-    /// Puts the devices of a machine that never ran into a frozen machine's state; all records are checked first.
+    /// Restores a frozen machine's device states into a machine that never ran. All records are checked first.
     pub fn restore(&self, records: &[DeviceRecord]) -> Result<(), RestoreError> {
         self.check(records)?;
         self.gate.close();
         for ((transport, record), check) in self.transports.iter().zip(records).zip(&self.backend_checks) {
             transport.restore(record)?;
             match record.id {
-                // Their backend is this process.
+                // This process is their backend.
                 DeviceId::Mem | DeviceId::Balloon | DeviceId::Rng => check.settle(),
                 _ => check.restored(record.backed),
             }
@@ -265,14 +264,14 @@ impl Inventory {
         not_settled
     }
 
-    /// Has the devices do what must be done before a restored guest runs; may wait for their backends. The error is the first
-    /// device that failed, and why.
+    /// Prepares the devices before a restored guest runs. May wait for their backends. The error names the first device that failed, and
+    /// why.
     pub fn before_running(&self) -> Result<(), (DeviceId, String)> {
         let mut devices = DeviceId::ALL.into_iter().zip(&self.devices);
         devices.try_for_each(|(id, device)| device.locked().before_running().map_err(|why| (id, why)))
     }
 
-    /// Asks the guest, by virtio-mem, for `total` bytes of memory in all: what boot memory does not cover.
+    /// Asks the guest, through virtio-mem, to have `total` bytes of memory in all. virtio-mem offers what exceeds boot memory.
     pub fn request_memory(&self, total: u64) -> Result<(), SizeError> {
         let regions = self.memory.iter();
         let boot: u64 = regions
@@ -285,18 +284,18 @@ impl Inventory {
 
     /// Raises the generic event device's interrupt: the VM generation ID has changed.
     pub fn notify_generation(&self) {
-        // Fails only when one is pending.
+        // Fails only if an interrupt is pending.
         let _ = self.generation.write(1);
     }
 
-    /// Lets the device threads work. Interrupts that restored devices owe are raised; what is to be served is signalled
-    /// already. Waits for nothing.
+    /// Starts the device threads. Pending interrupts of restored devices are raised; queues with work have been kicked already. Waits for
+    /// nothing.
     pub fn start_work(&self) {
         self.transports.iter().for_each(MmioDevice::release);
         self.gate.open();
     }
 
-    /// A vCPU read `data.len()` bytes at guest address `address`. Addresses of no device read as zero.
+    /// A vCPU read `data.len()` bytes at guest address `address`. Addresses without a device read as zero.
     pub fn mmio_read(&self, address: u64, data: &mut [u8]) {
         match self.transport(address) {
             Some((transport, offset)) => transport.read(offset, data),
@@ -304,7 +303,7 @@ impl Inventory {
         }
     }
 
-    /// A vCPU wrote `data` at guest address `address`. Addresses of no device ignore it.
+    /// A vCPU wrote `data` at guest address `address`. Writes to addresses without a device are ignored.
     pub fn mmio_write(&self, address: u64, data: &[u8]) {
         if let Some((transport, offset)) = self.transport(address) {
             transport.write(offset, data);

@@ -6,7 +6,7 @@
 //! - The content of an unplugged block is gone, and the guest cannot write to it ([`slots`]).
 //! - Plugged memory stays plugged over a device reset (§5.15.5.2), because the guest may be running in it.
 //!
-//! A new machine has nothing requested. So a guest can use boot memory and as much as was ever requested at once, and no more.
+//! A new machine has no requested size. So a guest can use boot memory plus the largest size ever requested, and no more.
 
 mod blocks;
 mod slots;
@@ -31,14 +31,14 @@ use crate::memory::GuestMemory;
 
 const QUEUE_SIZES: [u16; 1] = [64];
 
-/// `VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE`: what is not plugged must not be read; it may have no memslot.
+/// `VIRTIO_MEM_F_UNPLUGGED_INACCESSIBLE`: memory that is not plugged must not be read, because it may have no memslot.
 const F_UNPLUGGED_INACCESSIBLE: u32 = 1;
 
 /// Bytes of a block, the unit of plugging.
 pub const BLOCK: u64 = 2 << 20;
-/// What the guest may choose blocks from beyond the requested size, so that it finds aligned room for it: Linux adds memory
-/// in blocks of 128 MiB, and skips those that it could not put online or offline. It is addresses, not memory: what is
-/// plugged never exceeds what was requested.
+/// How far the usable region exceeds the requested size, so that the guest finds aligned room for its blocks: Linux adds memory in blocks
+/// of 128 MiB, and skips those that it could not put online or offline. It adds addresses, not memory: the plugged size never exceeds the
+/// requested size.
 const USABLE_EXTENT: u64 = 256 << 20;
 
 /// `struct virtio_mem_config` (§5.15.4): addresses and bytes.
@@ -59,7 +59,7 @@ struct MemConfig {
 const REQUEST: usize = 24;
 const RESPONSE: usize = 10;
 
-/// What a driver asks.
+/// A driver's request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Request {
     Plug(Asked),
@@ -68,7 +68,7 @@ enum Request {
     State(Asked),
 }
 
-/// Blocks as the driver names them: unchecked.
+/// Blocks as the driver names them, not checked yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Asked {
     address: u64,
@@ -85,7 +85,7 @@ enum Response {
     Error = 3,
 }
 
-/// What state blocks are in.
+/// The state of a range of blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u16)]
 enum State {
@@ -98,20 +98,20 @@ enum State {
 pub struct Mem {
     config: Config<MemConfig>,
     active: Option<Activation>,
-    /// Which blocks are plugged, and the sizes the configuration states.
+    /// Which blocks are plugged, and the sizes in the configuration.
     plan: Plan,
-    /// The memory itself.
+    /// The memory of the region.
     slots: MemorySlots,
 }
 
-/// What is plugged, and what may be.
+/// Which blocks are plugged, and which may be.
 #[derive(Debug)]
 struct Plan {
     start: u64,
     blocks: Blocks,
-    /// Bytes the guest is asked to plug.
+    /// Bytes that the guest is asked to plug.
     requested: u64,
-    /// Bytes at the region's start in which it may.
+    /// Bytes at the region's start in which it may plug blocks.
     usable: u64,
     log: LogLimit,
 }
@@ -149,7 +149,7 @@ impl Mem {
         }
     }
 
-    /// What is plugged, in order, neighbours merged: guest addresses.
+    /// The plugged parts as guest addresses, in order, neighbours merged.
     pub fn plugged(&self) -> Vec<Window> {
         let runs = self.plan.blocks.runs();
         runs.into_iter()
@@ -157,7 +157,7 @@ impl Mem {
             .collect()
     }
 
-    /// Whether `address` is of the region, in a block that is not plugged.
+    /// Whether `address` is in a block of the region that is not plugged.
     pub fn is_unplugged(&self, address: u64) -> bool {
         let offset = address
             .checked_sub(self.plan.start)
@@ -169,7 +169,7 @@ impl Mem {
         offset.is_some_and(|offset| self.plan.blocks.none(block(offset)))
     }
 
-    /// Asks the guest to have `bytes` plugged; it plugs or unplugs towards that in its own time.
+    /// Asks the guest to have `bytes` plugged. It plugs or unplugs blocks in its own time.
     pub fn set_requested_size(&mut self, bytes: u64) -> Result<(), SizeError> {
         let region = self.slots.size();
         if bytes > region || !bytes.is_multiple_of(BLOCK) {
@@ -187,7 +187,7 @@ impl Mem {
         Ok(())
     }
 
-    /// Writes the plan's sizes to the configuration. True if any changed.
+    /// Writes the plan's sizes to the configuration. Returns whether any changed.
     fn publish(&self) -> bool {
         self.config.change(|config| {
             config.usable_region_size = self.plan.usable;
@@ -217,7 +217,7 @@ impl Plan {
         };
     }
 
-    /// The blocks asked for, if they are whole, some, and inside the usable region.
+    /// The requested blocks, if there are any and they lie inside the usable region on block boundaries.
     fn span(&self, asked: Asked) -> Option<Span> {
         let offset = asked
             .address
@@ -391,7 +391,7 @@ impl VirtioDevice for Mem {
     }
 }
 
-/// What was plugged where these records were saved: guest addresses, in order. They were checked.
+/// The parts that were plugged in these records, as guest addresses in order. The records must have been checked.
 pub fn plugged_in(records: &[DeviceRecord]) -> Vec<Window> {
     let state = records
         .iter()
@@ -402,7 +402,7 @@ pub fn plugged_in(records: &[DeviceRecord]) -> Vec<Window> {
         .collect()
 }
 
-/// Blocks of the region that begins at `start`.
+/// The window of `count` blocks from block `first`, in the region that begins at `start`.
 fn window(start: u64, first: u64, count: u64) -> Window {
     Window {
         start: start + first * BLOCK,
@@ -435,7 +435,7 @@ fn answer(
         Some(request) => execute(request, plan, slots),
         None => (Response::Error, State::Plugged),
     };
-    // The driver has this from the answer: no interrupt, but the next read of the configuration must agree.
+    // The answer tells the driver the new size, so no interrupt is needed; but its next read of the configuration must agree.
     config.change(|config| {
         config.plugged_size = plan.plugged();
         config.usable_region_size = plan.usable;
@@ -459,7 +459,7 @@ fn execute(request: Request, plan: &mut Plan, slots: &mut MemorySlots) -> (Respo
     }
 }
 
-/// `struct virtio_mem_req`; none if its type is not known.
+/// Decodes a `struct virtio_mem_req`. `None` if its type is unknown.
 fn parse(raw: &[u8; REQUEST]) -> Option<Request> {
     let mut address = [0; 8];
     address.copy_from_slice(&raw[8..16]);

@@ -1,10 +1,9 @@
-//! Reads that miss: their bytes are not in the cache yet, so they wait while the node is asked for the bytes over the miss
-//! socket ([`thaw_protocol::miss`]). virtio-fs and disks that are images use it.
+//! Reads that miss: their bytes are not in the cache yet, so they wait while the bytes are requested from the node over the miss socket
+//! ([`thaw_protocol::miss`]). virtio-fs and disks that are images use it.
 //!
-//! Invariant: a request waits for an answer, not for a socket. While there is no socket it goes on waiting, and every open
-//! question is asked again over the next one. A wait ends when the bytes are there, or when the node says why it cannot get
-//! them; the log then names blob and offset. If the node says the bytes are there and they are not, the request asks again,
-//! at most [`MAX_ROUNDS`] times.
+//! Invariant: a request waits for an answer, not for a socket. Without a socket it goes on waiting, and every unanswered question is sent
+//! again over the next one. A wait ends when the bytes are there, or when the node reports that it cannot get them; the log then names blob
+//! and offset. If the node reports the bytes as present and they are not, the request asks again, at most [`MAX_ROUNDS`] times.
 
 mod parked;
 
@@ -26,19 +25,19 @@ use super::device::{AttachError, DeviceError, one_descriptor};
 use super::event_loop::Registrar;
 use super::state::QueueRecord;
 
-/// How often a request asks again for bytes that were said to be there and are not.
+/// How often a request asks again for bytes that the node reported as present but that are missing.
 const MAX_ROUNDS: u32 = 8;
-/// Answers taken from the socket before others get their turn.
+/// Most answers taken from the socket before others get their turn.
 const ANSWERS: usize = 64;
-/// Questions that [`Misses::fetch`] has open at once.
+/// Most unanswered questions of [`Misses::fetch`] at once.
 const AT_ONCE: usize = 16;
 
-/// Which epoll waits for the socket.
+/// The epoll that waits for the socket.
 #[derive(Debug)]
 pub enum Waits {
-    /// In an epoll of the device's own, with this data.
+    /// The device's own epoll, with this data.
     Epoll(std::sync::Arc<Epoll>, u64),
-    /// In the event loop, with this token.
+    /// The event loop, with this token.
     Loop(Registrar, u32),
 }
 
@@ -55,7 +54,7 @@ impl Waits {
     }
 }
 
-/// The one descriptor, which must be a SEQPACKET socket; made non-blocking.
+/// Takes the one descriptor, which must be a SEQPACKET socket, and makes it non-blocking.
 pub fn packet_socket(fds: Vec<OwnedFd>) -> Result<OwnedFd, AttachError> {
     let socket = one_descriptor(fds)?;
     let kind =
@@ -90,25 +89,25 @@ impl Misses {
         }
     }
 
-    /// Whether a request with this head waits already: the driver made a descriptor available that is in use.
+    /// Whether a request with this head waits already. If so, the driver made a descriptor available that is in use.
     pub fn has(&self, queue: usize, head: u16) -> bool {
         self.parked.has(queue, head)
     }
 
-    /// The heads that wait, by queue and index.
+    /// The heads of the waiting requests, by queue and index.
     pub fn heads(&self) -> Vec<(usize, u16)> {
         self.parked.heads()
     }
 
-    /// Forgets all requests: the driver has reset the device.
+    /// Drops all requests, because the driver has reset the device.
     pub fn clear(&mut self) {
         self.parked.clear();
         // Fails only for a descriptor that is not a socket.
         let _ = self.wait_for(EventSet::empty());
     }
 
-    /// Parks a request until all ranges, of which there is at least one, are answered for; [`Self::ask`] comes after. One
-    /// whose bytes were promised too often is given back, to be refused.
+    /// Parks a request until all `ranges`, of which there must be at least one, are answered; [`Self::ask`] must follow. Returns the
+    /// request as an error if it has asked too often; it must then be refused.
     pub fn park(&mut self, request: Request, ranges: &[MissingRange]) -> Result<(), Request> {
         if request.rounds > MAX_ROUNDS {
             let range = ranges.first();
@@ -127,7 +126,7 @@ impl Misses {
         Ok(())
     }
 
-    /// Takes a new socket: every open question goes out over it.
+    /// Takes a new socket. Every unanswered question is sent over it.
     pub fn connect(&mut self, socket: OwnedFd) {
         self.disconnect();
         self.socket = Some(socket);
@@ -137,15 +136,15 @@ impl Misses {
         }
     }
 
-    /// Drops the socket; what it was asked is asked again over the next one.
+    /// Drops the socket. Its unanswered questions are sent again over the next one.
     fn disconnect(&mut self) {
-        // Closing it would do, unless the descriptor was duplicated.
+        // Closing the socket would do, unless the descriptor was duplicated.
         let _ = self.wait_for(EventSet::empty());
         self.socket = None;
         self.parked.ask_again();
     }
 
-    /// Waits for these events of the socket from now on; with none, it is not looked at.
+    /// Waits for these events of the socket from now on; with none, the socket is not watched.
     fn wait_for(&mut self, events: EventSet) -> Result<(), DeviceError> {
         let Some(socket) = self.socket.as_ref().filter(|_| events != self.waited) else {
             return Ok(());
@@ -164,7 +163,7 @@ impl Misses {
             })
     }
 
-    /// Sends questions until the socket is full or there are none left.
+    /// Sends questions until the socket is full or none are left.
     pub fn ask(&mut self) -> Result<(), DeviceError> {
         while let (Some(socket), Some(miss)) = (&self.socket, self.parked.next_unsent()) {
             match packet::send(socket, miss, &[]) {
@@ -179,7 +178,7 @@ impl Misses {
                 }
             }
         }
-        // Only for answers that are due: those to a device that was reset, or has failed, can wait for ever.
+        // Waits only for answers that are due: after a reset or a failure, late answers could stay unread for ever.
         let mut events = EventSet::empty();
         if self.parked.has_questions() {
             events |= EventSet::IN;
@@ -190,7 +189,7 @@ impl Misses {
         self.wait_for(events)
     }
 
-    /// Takes answers; the requests they set free. [`Self::ask`] comes after.
+    /// Takes answers. Returns the requests that need no further one. [`Self::ask`] must follow.
     pub fn answers(&mut self) -> Vec<Resumed> {
         let mut resumed = Vec::new();
         for _ in 0..ANSWERS {
@@ -211,8 +210,9 @@ impl Misses {
         resumed
     }
 
-    /// Has these ranges filled, and waits for it: of a machine that has not run yet, whose device asks for nothing else
-    /// meanwhile. Each is asked for once. The error is a sentence, also when there is no socket or it was closed.
+    /// Requests these ranges and waits until they are filled. Only for a machine that has not run yet, so that the device asks for nothing
+    /// else meanwhile. Each range is requested once. The error is a sentence; it is also returned if there is no socket or the socket was
+    /// closed.
     pub fn fetch(&mut self, ranges: &[MissingRange]) -> Result<(), String> {
         let mut unsent: Vec<Miss> = ranges
             .iter()
@@ -260,7 +260,7 @@ impl Misses {
     }
 }
 
-/// Whether requests with these heads could wait in a queue of an active device, if there is one.
+/// Whether requests with these heads could wait in a queue. `queue` is `None` if the device is not active.
 pub fn check_heads(index: usize, heads: &[u16], queue: Option<&QueueRecord>) -> Result<(), String> {
     let mut seen = HashSet::new();
     let impossible = heads
@@ -274,7 +274,7 @@ pub fn check_heads(index: usize, heads: &[u16], queue: Option<&QueueRecord>) -> 
     }
 }
 
-/// Which bytes the node cannot get, and why.
+/// Describes which bytes the node cannot get, and why.
 fn describe(miss: &Miss, reason: &str) -> String {
     format!(
         "bytes {}..{} of blob {}: {reason}",
@@ -284,7 +284,7 @@ fn describe(miss: &Miss, reason: &str) -> String {
     )
 }
 
-/// A digest as it is written.
+/// A digest in hexadecimal.
 pub fn hex(digest: &[u8; 32]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -1,8 +1,8 @@
 //! The virtio-mmio transport, version 2 (virtio 1.2 §4.2): one register window per device.
 //!
-//! Invariants: features change only before `FEATURES_OK`, queues only between it and `DRIVER_OK`; the device is active
-//! exactly while `DRIVER_OK` holds and it has not failed; once a write of 0 to Status returns, the device does not touch
-//! guest memory. Accesses that the specification forbids are ignored, or read as zero. `freeze` saves and restores it.
+//! Invariants: features change only before `FEATURES_OK`, and queues only between it and `DRIVER_OK`. The device is active exactly while
+//! `DRIVER_OK` is set and it has not failed. Once a write of 0 to Status returns, the device does not touch guest memory. Accesses that the
+//! specification forbids are ignored, or read as zero. `freeze` saves and restores the transport.
 
 mod freeze;
 
@@ -59,7 +59,7 @@ pub mod register {
 /// "virt", little endian.
 const MAGIC: u32 = 0x7472_6976;
 const VERSION: u32 = 2;
-/// "THAW", little endian; drivers do not look.
+/// "THAW", little endian. Drivers ignore it.
 const VENDOR: u32 = 0x5741_4854;
 
 /// Device status bits (§2.1).
@@ -70,11 +70,11 @@ pub const FEATURES_OK: u32 = status::VIRTIO_CONFIG_S_FEATURES_OK;
 pub const NEEDS_RESET: u32 = status::VIRTIO_CONFIG_S_NEEDS_RESET;
 pub const FAILED: u32 = status::VIRTIO_CONFIG_S_FAILED;
 
-/// What the transport offers for every device.
+/// The features that the transport offers for every device.
 const TRANSPORT_FEATURES: u64 =
     1 << VIRTIO_F_VERSION_1 | 1 << VIRTIO_RING_F_INDIRECT_DESC | 1 << VIRTIO_RING_F_EVENT_IDX;
 
-/// A device behind its register window.
+/// A device with its register window.
 pub struct MmioDevice {
     id: DeviceId,
     device: Arc<Mutex<dyn VirtioDevice>>,
@@ -89,7 +89,7 @@ pub struct MmioDevice {
     log: LogLimit,
 }
 
-/// What the driver has written.
+/// The values that the driver has written.
 struct Registers {
     status: u32,
     device_features_select: u32,
@@ -247,21 +247,21 @@ impl MmioDevice {
         }
     }
 
-    /// A notification KVM did not match to the ioeventfd.
+    /// A notification that KVM did not match to the ioeventfd.
     fn kick(&self, queue: u32) {
         if let Some(kick) = self.kicks.get(queue as usize) {
-            // Fails only when a kick is pending.
+            // Fails only if a kick is pending.
             let _ = kick.write(1);
         }
     }
 
-    /// The driver's steps of initialization (§3.1.1), in their order only.
+    /// The driver's steps of initialization (§3.1.1). Only their order is allowed.
     fn write_status(&self, registers: &mut Registers, value: u32) {
         if value == 0 {
             return self.reset(registers);
         }
         let old = registers.status;
-        // A driver must not clear a bit (§2.1.1), and cannot set the device's own.
+        // A driver must not clear a bit (§2.1.1), and cannot set the bit that belongs to the device.
         let value = value & !NEEDS_RESET;
         if value & old != old {
             return;
@@ -299,7 +299,8 @@ impl MmioDevice {
             return self.interrupt.fail();
         };
         self.interrupt.set_driver_ok(true);
-        // Kicks from before now found no queue. After `activate`, so that none is taken for a device not yet active.
+        // Earlier kicks found no queue, so the queues are kicked now. After `activate`, so that no kick reaches a device that is not active
+        // yet.
         let mut device = self.device.locked();
         if let Err(error) = device.activate(activation) {
             if let Some(dropped) = self.log.pass() {
@@ -312,7 +313,7 @@ impl MmioDevice {
         (0..self.kicks.len() as u32).for_each(|queue| self.kick(queue));
     }
 
-    /// What the driver set up; none if a queue is outside memory.
+    /// The driver's setup, or `None` if a queue is outside memory.
     fn activation(&self, registers: &Registers) -> Option<Activation> {
         Some(Activation {
             memory: self.memory.clone(),
@@ -349,7 +350,7 @@ impl MmioDevice {
     }
 
     fn registers(&self) -> MutexGuard<'_, Registers> {
-        // Registers are plain values; a panic elsewhere left them whole.
+        // Plain values, valid even if a thread panicked while it held the lock.
         self.registers.locked()
     }
 }
@@ -371,7 +372,7 @@ fn write_queue(queue: &mut Queue, offset: u64, value: u32) {
     if offset == register::QUEUE_READY {
         return queue.set_ready(value == 1);
     }
-    // A ready queue is frozen (§4.2.2.2).
+    // A ready queue must not be changed (§4.2.2.2).
     if queue.ready() {
         return;
     }

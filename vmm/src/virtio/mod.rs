@@ -21,9 +21,9 @@
 //! | [`throttle`], [`token_bucket`] | rate limits |
 //! | [`window`], [`guest_io`] | files mapped into guest addresses; system calls on guest memory |
 //!
-//! A device has a configuration the guest sees, a handler for its queues and a backend. Only the backend comes from outside
-//! ([`Inventory::attach`]), and only the backend may be absent. All that a guest can observe is in the device, not in a
-//! thread, so a freeze finds it.
+//! A device has a configuration that the guest sees, a handler for its queues and a backend. Only the backend comes from outside
+//! ([`Inventory::attach`]), and only the backend may be absent. All state that a guest can observe is in the device, not in a thread, so a
+//! freeze can save it.
 //!
 //! Device threads work while the [`gate::Gate`] is open: not while the machine is parked, and not while a freeze reads
 //! memory. A freeze writes a [`DeviceRecord`] of each device. A restore puts new devices into that state, and the thaw is

@@ -6,8 +6,7 @@
 //! queue; frames to receive wait in the tap, which is not watched, and the host drops them when it is full, as on a slow wire.
 //! Without a backend, frames from the guest are dropped and none arrive.
 //!
-//! The MAC in the configuration matters for a cold boot. A thawed guest still has the template's, until the agent sets the real
-//! one.
+//! The MAC in the configuration matters only for a cold boot. A thawed guest keeps the template's MAC until the agent sets the real one.
 
 mod receive;
 mod tap;
@@ -39,7 +38,7 @@ const TX: usize = 1;
 
 /// `struct virtio_net_hdr_v1`.
 const HEADER: usize = 12;
-/// The address before a backend sets one: locally administered, "THAW".
+/// The address before a backend sets another: locally administered, "THAW".
 pub const DEFAULT_MAC: [u8; 6] = [0x02, 0x54, 0x48, 0x41, 0x57, 0x00];
 /// The only descriptor registered with the event loop.
 const TAP: u32 = 0;
@@ -58,11 +57,11 @@ struct NetConfig {
 pub struct Net {
     config: Config<NetConfig>,
     active: Option<Activation>,
-    /// Buffers popped for frames to come.
+    /// Buffers popped for frames that have not come yet.
     receiver: Receiver,
-    /// The tap would not take a frame; it is waited for.
+    /// The tap refused a frame, and the event loop waits for room in it.
     transmit_blocked: bool,
-    /// The receive queue is empty; a kick is waited for.
+    /// The receive queue is empty. The next kick ends this.
     receive_starved: bool,
     send_throttle: Throttle,
     receive_throttle: Throttle,
@@ -93,19 +92,19 @@ impl Net {
         }
     }
 
-    /// Connects it to a descriptor that is no tap: one that gives and takes a frame, header first, per call.
+    /// For fuzzing: connects to a descriptor that is not a tap. Each call on it transfers one frame, header first.
     #[cfg(fuzzing)]
     pub fn attach_frames(&mut self, fd: OwnedFd) -> Result<(), AttachError> {
         self.connect(Tap::with_frames(fd)?)
     }
 
-    /// Replaces the tap, if there is one.
+    /// Connects the tap, instead of an earlier one.
     fn connect(&mut self, tap: Tap) -> Result<(), AttachError> {
         self.registrar
             .add(tap.as_raw_fd(), TAP, EventSet::empty())
             .map_err(AttachError::system("epoll_ctl of the tap"))?;
         if let Some(old) = self.backend.replace(tap) {
-            // Fails only if the tap was given up before.
+            // Fails only if the tap was removed before.
             let _ = self.registrar.remove(old.as_raw_fd());
         }
         self.receive_starved = false;
@@ -118,7 +117,7 @@ impl Net {
         Ok(())
     }
 
-    /// Takes frames from the tap while there are buffers.
+    /// Receives frames from the tap while there are buffers.
     fn receive(&mut self) -> Result<(), DeviceError> {
         let (Some(active), Some(tap)) = (self.active.as_mut(), self.backend.as_ref()) else {
             return Ok(());
@@ -133,7 +132,7 @@ impl Net {
         Ok(())
     }
 
-    /// Gives the tap what the guest has queued, while it takes it.
+    /// Sends the guest's queued frames while the tap takes them.
     fn transmit(&mut self) -> Result<(), DeviceError> {
         let Some(active) = self.active.as_mut() else {
             return Ok(());
@@ -147,7 +146,7 @@ impl Net {
         Ok(())
     }
 
-    /// Waits for exactly what would let work go on.
+    /// Watches exactly the events that would allow work to continue.
     fn watch(&mut self) {
         let mut moment = None;
         let Some(tap) = self.backend.as_mut() else {
@@ -165,12 +164,12 @@ impl Net {
         tap.watch(events, |fd, events| self.registrar.modify(fd, TAP, events));
     }
 
-    /// The host takes the offloads the guest can, and no more.
+    /// Enables on the tap exactly the offloads that the guest negotiated.
     fn set_offloads(&mut self) {
         if let (Some(active), Some(tap)) = (&self.active, &mut self.backend)
             && let Err(error) = tap.set_offloads(active.features)
         {
-            // Frames still pass, each checksummed and cut by the host.
+            // Without offloads frames still pass: the host checksums and segments each.
             if let Some(dropped) = self.log.pass() {
                 tracing::warn!(%error, dropped, "the tap refuses offloads");
             }
@@ -255,14 +254,14 @@ impl VirtioDevice for Net {
         self.backend.is_some()
     }
 
-    /// Buffers held for frames to come are the guest's again. Its frames that were not sent stay in their queue.
+    /// Returns the popped buffers to the guest. Frames that were not sent stay in their queue.
     fn save(&mut self) -> Saved {
         if let Some(active) = &mut self.active {
             self.receiver.give_back(&mut active.queues[RX]);
         }
         let mut saved = Saved::plain(self.active.as_ref());
         if let Some(queues) = &mut saved.queues {
-            // Buffers wait for frames: they are no work.
+            // Buffers that wait for frames are not work.
             queues[RX].has_work = false;
         }
         saved
@@ -282,7 +281,7 @@ impl VirtioDevice for Net {
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {
         match queue {
             RX => self.receive(),
-            // A kick says nothing new while the tap is full.
+            // While the tap is full, a kick changes nothing.
             TX if !self.transmit_blocked => self.transmit(),
             _ => Ok(()),
         }

@@ -1,7 +1,7 @@
 //! virtio-pmem (virtio 1.2 §5.19): a file in the guest's address space, whose page cache all guests share.
 //!
-//! The window's place and size are frozen; the backend is a file, mapped privately and read-only over the window's beginning.
-//! Past the file's end, and without a backend, the window reads as zero. Writes of the guest are ignored.
+//! The window's place and size never change. The backend is a file, mapped privately and read-only at the window's beginning. Past the
+//! file's end, and without a backend, the window reads as zero. The guest's writes are ignored.
 
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
@@ -28,7 +28,7 @@ const QUEUE_SIZES: [u16; 1] = [64];
 const PAGE: u64 = 4096;
 /// `VIRTIO_PMEM_REQ_TYPE_FLUSH`, the only request.
 const FLUSH: u32 = 0;
-/// `ret` of a request that is not understood.
+/// `ret` of an unknown request.
 const FAILED: u32 = u32::MAX;
 
 /// `struct virtio_pmem_config` (§5.19.4).
@@ -46,7 +46,7 @@ pub struct Pmem {
     window: HostWindow,
     /// Bytes of the window the backend's mapping covers.
     mapped: u64,
-    /// What it covered when the guest was frozen: its driver may have used all of it.
+    /// Bytes it covered when the guest was frozen. The guest's driver may have used all of them.
     frozen: u64,
 }
 
@@ -150,7 +150,7 @@ impl VirtioDevice for Pmem {
     }
 }
 
-/// A flush has nothing to do: the mapping is private, nothing the guest did could reach the file.
+/// A flush does nothing: the mapping is private, so no write of the guest could reach the file.
 fn answer(memory: &GuestMemory, chain: &Chain) -> Result<u32, DeviceError> {
     let unanswerable = |what| DeviceError::Unanswerable {
         head: chain.head(),

@@ -1,8 +1,8 @@
-//! One split virtqueue of an active device: pop a chain, give it back used, interrupt if the driver wants it.
+//! One split virtqueue of an active device: pops chains, returns them used, and interrupts the driver if it wants that.
 //!
-//! [`DeviceQueue::serve`] is the loop of a device that answers what its driver asks. A device that needs chains for what
-//! comes from the host takes them with [`DeviceQueue::pop_or_enable_kicks`]. Either way kicks are enabled before the last
-//! look at the ring, so no chain is missed.
+//! [`DeviceQueue::serve`] is the loop of a device that answers its driver's requests. A device that needs chains for data from the host
+//! takes them with [`DeviceQueue::pop_or_enable_kicks`]. Either way kicks are enabled before the ring is checked for the last time, so no
+//! chain is missed.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -16,7 +16,7 @@ use super::interrupt::Interrupt;
 use super::state::QueueRecord;
 use crate::memory::GuestMemory;
 
-/// A ring or chain no answer can be given to.
+/// A ring or chain is broken, so it cannot be answered.
 #[derive(Debug, thiserror::Error)]
 pub enum QueueError {
     /// The rings are outside memory, or the available index ran past the queue's size.
@@ -30,25 +30,25 @@ pub enum QueueError {
     Chain { queue: usize, head: u16 },
 }
 
-/// What a device answers for a chain.
+/// A device's answer to a chain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answer {
-    /// It is used: so many bytes of its writable part are filled.
+    /// The chain is used: this many bytes of its writable part are filled.
     Done(u32),
-    /// The device keeps it and gives it back later, with [`DeviceQueue::add_used`].
+    /// The device keeps the chain and returns it later, with [`DeviceQueue::add_used`].
     Deferred,
-    /// Not now: it stays available, as do those behind it, until the device looks at the queue again.
+    /// Not now: this chain and those behind it stay available until the device serves the queue again.
     Stop,
 }
 
 /// Why [`DeviceQueue::serve`] returned.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ended {
-    /// No chain is left; a kick comes for the next.
+    /// No chain is left. The next one causes a kick.
     Empty,
-    /// A queue's worth was served; the queue has kicked itself for the rest.
+    /// As many chains as the queue's size were served. The queue has kicked itself for the rest.
     OutOfTurns,
-    /// The device wanted no more. No kick is asked for.
+    /// The device wanted no more. Kicks stay disabled.
     Stopped,
 }
 
@@ -60,7 +60,7 @@ pub struct DeviceQueue {
     memory: GuestMemory,
     interrupt: Arc<Interrupt>,
     kick: Arc<EventFd>,
-    /// Whether a chain was given back since the driver was last interrupted; true at first, for those of before a freeze.
+    /// Whether a chain was returned since the driver was last interrupted. True at first, for chains returned before a freeze.
     used: bool,
 }
 
@@ -92,13 +92,13 @@ impl DeviceQueue {
         self.queue.size()
     }
 
-    /// Most buffers of a chain. Not the size the driver set: Linux makes a ring smaller when memory is short, and goes on
-    /// to fill indirect tables up to what the device offered.
+    /// Most buffers of a chain. This is not the size that the driver set: Linux makes a ring smaller when memory is short, but still fills
+    /// indirect tables up to the size that the device offered.
     fn longest(&self) -> usize {
         self.queue.max_size().into()
     }
 
-    /// The eventfd the driver's notifications arrive at.
+    /// The eventfd that the driver's notifications signal.
     pub fn kick(&self) -> &Arc<EventFd> {
         &self.kick
     }
@@ -113,10 +113,10 @@ impl DeviceQueue {
         &self.interrupt
     }
 
-    /// Indices and addresses, and whether there is work: all that a freeze must keep.
+    /// The state a freeze keeps: indices, addresses, and whether there is work.
     pub fn save(&self) -> QueueRecord {
         let available = self.queue.avail_idx(&self.memory, Ordering::Acquire);
-        // A ring that cannot be read is for the device to find.
+        // A ring that cannot be read counts as work, so that the device finds the error.
         let has_work =
             self.queue.ready() && available.map_or(true, |index| index.0 != self.queue.next_avail());
         QueueRecord::new(self.queue.state(), has_work)
@@ -129,7 +129,7 @@ impl DeviceQueue {
         }
         let queue = self.index;
         let ring = |error| QueueError::Ring { queue, error };
-        // The iterator's silence means "empty" or "unreadable"; the index tells which.
+        // The iterator returns nothing for an empty and for an unreadable ring; the index tells which it is.
         let available = self
             .queue
             .avail_idx(&self.memory, Ordering::Acquire)
@@ -142,7 +142,7 @@ impl DeviceQueue {
         self.chain_at(chain.head_index()).map(Some)
     }
 
-    /// The chain whose head is `head`: the one popped last, or one popped before a freeze and not given back since.
+    /// The chain of descriptor `head`: the one popped last, or one popped before a freeze and not returned since.
     pub fn chain_at(&self, head: u16) -> Result<Chain, QueueError> {
         let malformed = QueueError::Chain {
             queue: self.index,
@@ -155,12 +155,12 @@ impl DeviceQueue {
         Chain::read(&self.memory, table, self.queue.size(), head, self.longest()).ok_or(malformed)
     }
 
-    /// Takes the last popped chain back: it is available again.
+    /// Makes the last popped chain available again.
     pub fn unpop(&mut self) {
         self.queue.go_to_previous_position();
     }
 
-    /// Gives a chain back, `written` bytes of its writable part filled.
+    /// Returns a chain. `written` bytes of its writable part are filled.
     pub fn add_used(&mut self, head: u16, written: u32) -> Result<(), QueueError> {
         let queue = self.index;
         self.used = true;
@@ -169,7 +169,7 @@ impl DeviceQueue {
             .map_err(|error| QueueError::Ring { queue, error })
     }
 
-    /// Gives a chain that was deferred back, if it is answered now.
+    /// Returns a chain that was deferred, if it is answered now.
     pub fn settle(&mut self, head: u16, answer: Answer) -> Result<(), QueueError> {
         match answer {
             Answer::Done(written) => self.add_used(head, written),
@@ -177,8 +177,8 @@ impl DeviceQueue {
         }
     }
 
-    /// Interrupts the driver if chains were given back since the last call, and it wants to know. A driver that answers each
-    /// interrupt with a kick would otherwise be interrupted for ever.
+    /// Interrupts the driver if chains were returned since the last call and it wants interrupts. Without the first condition, a driver
+    /// that answers each interrupt with a kick would be interrupted for ever.
     pub fn signal(&mut self) -> Result<(), QueueError> {
         if !self.queue.ready() || !std::mem::take(&mut self.used) {
             return Ok(());
@@ -194,9 +194,9 @@ impl DeviceQueue {
         Ok(())
     }
 
-    /// The next available chain. None: there is none, and a kick comes for the next.
+    /// The next available chain. If `None`, there is none, and the next one causes a kick.
     pub fn pop_or_enable_kicks(&mut self) -> Result<Option<Chain>, QueueError> {
-        // Bounded, whatever a driver does that takes back what it made available.
+        // Bounded, because a driver could make chains available and take them back without end.
         for _ in 0..self.queue.size() {
             match self.pop()? {
                 Some(chain) => return Ok(Some(chain)),
@@ -208,7 +208,7 @@ impl DeviceQueue {
         Ok(None)
     }
 
-    /// Has the device answer what is available, at most a queue's worth so that other devices get their turn.
+    /// Lets the device answer the available chains, at most as many as the queue's size, so that other devices get their turn.
     pub fn serve<E: From<QueueError>>(
         &mut self,
         mut handle: impl FnMut(&GuestMemory, Chain) -> Result<Answer, E>,
@@ -216,7 +216,7 @@ impl DeviceQueue {
         self.serve_while(&mut (), |()| true, |(), memory, chain| handle(memory, chain))
     }
 
-    /// As [`Self::serve`]; a chain is popped only while `device` wants one.
+    /// As [`Self::serve`], but pops a chain only while `device` wants one.
     pub fn serve_while<D, E: From<QueueError>>(
         &mut self,
         device: &mut D,
@@ -251,13 +251,13 @@ impl DeviceQueue {
         Ok(ended)
     }
 
-    /// Has this queue looked at again, after other events had their turn.
+    /// Makes the event loop serve this queue again, after other events had their turn.
     pub fn kick_again(&self) {
-        // Fails only when a kick is pending.
+        // Fails only if a kick is pending.
         let _ = self.kick.write(1);
     }
 
-    /// Asks for kicks. True if chains became available meanwhile, for which none may come.
+    /// Enables kicks. Returns true if chains became available meanwhile: there may be no kick for those.
     pub fn enable_kicks(&mut self) -> Result<bool, QueueError> {
         if !self.queue.ready() {
             return Ok(false);
@@ -268,7 +268,7 @@ impl DeviceQueue {
             .map_err(|error| QueueError::Ring { queue, error })
     }
 
-    /// Asks for no kicks while the device is looking anyway.
+    /// Disables kicks while the device serves the queue anyway.
     pub fn disable_kicks(&mut self) -> Result<(), QueueError> {
         if !self.queue.ready() {
             return Ok(());

@@ -14,7 +14,7 @@ use super::state::{DeviceState, QueueRecord};
 use crate::memory::GuestMemory;
 
 const QUEUE_SIZES: [u16; 1] = [64];
-/// Most bytes one request is given; a driver that wants more asks again.
+/// Most bytes that one request gets. A driver that wants more sends another.
 const MAX_REQUEST: usize = 4096;
 
 /// The device.

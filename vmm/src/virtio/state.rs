@@ -1,12 +1,12 @@
-//! What a freeze keeps of each device, and how it is read back.
+//! The state a freeze keeps of each device, and its decoding.
 //!
-//! A record has three parts. The *inventory* is frozen: device type, features, queue sizes, windows, and the bytes of the
-//! configuration that no backend changes; a restore into a device that differs is refused. The *transport* is what the driver
-//! wrote to the registers, its queues, and the interrupts it has not seen. The third is the device's own [`DeviceState`].
-//! Threads, descriptors and backends are never in it.
+//! A record has three parts. The *inventory* never changes: device type, features, queue sizes, windows, and the bytes of the configuration
+//! that no backend changes. A restore into a device with another inventory is refused. The *transport* is what the driver wrote to the
+//! registers, its queues, and the interrupts it has not seen. The third part is the device's own [`DeviceState`]. Threads, descriptors and
+//! backends are never in a record.
 //!
-//! Records are read from hostile bytes: decoding and [`super::Inventory::restore`] refuse and never panic, and an accepted record
-//! gives a device nothing that its driver could not have given it by its registers.
+//! Records are decoded from hostile bytes: decoding and [`super::Inventory::restore`] refuse them and never panic. A device never gets a
+//! state from an accepted record that its driver could not have set through its registers.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thaw_protocol::control::DeviceId;
@@ -14,7 +14,7 @@ use thaw_protocol::encoding::{self, EncodingError};
 use thaw_protocol::tags;
 use virtio_queue::{Queue, QueueState};
 
-/// Version of the encoding; another is refused.
+/// Version of the encoding. Other versions are refused.
 pub const VERSION: u32 = 2;
 
 /// Everything a freeze keeps of one virtio device.
@@ -27,11 +27,11 @@ pub struct DeviceRecord {
     pub config: Vec<u8>,
     pub generation: u32,
     pub state: DeviceState,
-    /// Whether it had a backend: then it must get one again.
+    /// Whether it had a backend. If so, it must get one again.
     pub backed: bool,
 }
 
-/// What the restoring device must be too.
+/// Properties that the restoring device must have too.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct InventoryRecord {
     /// Virtio device type (virtio 1.2 §5).
@@ -68,14 +68,14 @@ pub struct QueueRecord {
     pub descriptors: u64,
     pub available: u64,
     pub used: u64,
-    /// Where the device looks next in the available ring, and writes next in the used ring.
+    /// Index of the next entry that the device reads in the available ring, and writes in the used ring.
     pub next_available: u16,
     pub next_used: u16,
-    /// Chains were available that the device had not popped.
+    /// Whether chains were available that the device had not popped.
     pub has_work: bool,
 }
 
-/// What a device keeps beside its queues, as a record has it.
+/// The state a device keeps besides its queues, as stored in a record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum DeviceState {
@@ -99,20 +99,20 @@ tags!(DeviceState {
 
 /// The state of one kind of device.
 pub trait State {
-    /// `None` if it is another kind's.
+    /// The state, or `None` if it is of another kind of device.
     fn of(state: &DeviceState) -> Option<&Self>;
 }
 
 impl DeviceState {
-    /// The state of the kind of device that asks.
+    /// The state, as that of the kind of device that calls this.
     ///
     /// # Errors
-    /// A sentence, if it is another kind's.
+    /// A sentence, if it is of another kind of device.
     pub fn of<S: State>(&self) -> Result<&S, String> {
         S::of(self).ok_or_else(|| self.another_kind())
     }
 
-    /// Refuses any state but that of a device that keeps nothing beside its queues.
+    /// Refuses any state except that of a device that keeps nothing besides its queues.
     pub fn check_plain(&self) -> Result<(), String> {
         match self {
             DeviceState::Plain => Ok(()),
@@ -154,7 +154,7 @@ states!(
     Mem(MemState),
 );
 
-/// The disk, which its successor may exceed and not fall short of. Without a backend, capacity 0.
+/// The disk. Its replacement may be larger but not smaller. Without a backend, capacity 0.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BlkState {
     pub read_only: bool,
@@ -164,37 +164,37 @@ pub struct BlkState {
     pub parked: Vec<u16>,
 }
 
-/// What was mapped into the window.
+/// The mapping in the window.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PmemState {
-    /// Bytes: 0 without a backend.
+    /// Bytes of the mapping; 0 without a backend.
     pub mapped: u64,
 }
 
-/// Reads under way, and the DAX window.
+/// Reads in progress, and the DAX window.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FsState {
-    /// For each queue the heads of reads that waited for their bytes. They are executed again.
+    /// For each queue, the heads of reads that waited for their bytes. They are executed again.
     pub parked: Vec<Vec<u16>>,
-    /// What was mapped into the DAX window.
+    /// The mappings in the DAX window.
     pub mappings: Vec<MappingRecord>,
 }
 
-/// What the guest must be sent before anything else.
+/// The packets that the guest must get before any others.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct VsockState {
-    /// Resets it was owed.
+    /// Resets that it was owed.
     pub resets: Vec<ResetRecord>,
-    /// Connections it knew of: each is reset.
+    /// Connections that it knew. Each is reset.
     pub connections: Vec<(HostPort, GuestPort)>,
-    /// Where host ports go on: a port the guest knows is not soon another connection's.
+    /// The next host port to use, so that a port the guest knows is not reused soon.
     pub next_port: HostPort,
 }
 
-/// Memory plugged.
+/// The plugged memory.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemState {
-    /// Bytes the guest was asked to plug, and bytes in which it may.
+    /// Bytes that the guest was asked to plug, and bytes in which it may plug.
     pub requested: u64,
     pub usable: u64,
     /// Blocks of 2 MiB: first and count, in order, none touching the next.
@@ -204,11 +204,11 @@ pub struct MemState {
 /// A range of a file in the DAX window.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MappingRecord {
-    /// Where in the window: a multiple of 2 MiB.
+    /// Offset in the window: a multiple of 2 MiB.
     pub window_offset: u64,
-    /// The file, as FUSE names it.
+    /// The file's FUSE node ID.
     pub node: u64,
-    /// First byte, and how many: multiples of 4096, at most 2 MiB.
+    /// First byte and length: multiples of 4096, at most 2 MiB.
     pub file_offset: u64,
     pub length: u64,
 }
@@ -217,16 +217,16 @@ pub struct MappingRecord {
 pub type HostPort = u32;
 pub type GuestPort = u32;
 
-/// A reset the guest has not read.
+/// A reset that the guest has not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ResetRecord {
     pub host_port: HostPort,
     pub guest_port: GuestPort,
-    /// Socket type of the packet it answers.
+    /// Socket type of the packet that it answers.
     pub kind: u16,
 }
 
-/// What a freeze keeps of the console, a 16550. What was written but not ended by a newline is written out by the freeze.
+/// The state a freeze keeps of the console, a 16550. The freeze writes out an unfinished line.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ConsoleRecord {
     pub baud_divisor_low: u8,
@@ -238,13 +238,13 @@ pub struct ConsoleRecord {
     pub modem_control: u8,
     pub modem_status: u8,
     pub scratch: u8,
-    /// Received and not yet read: at most 64 bytes.
+    /// Bytes received and not yet read: at most 64.
     pub in_buffer: Vec<u8>,
-    /// Whether it had somewhere to write to.
+    /// Whether it had a backend.
     pub backed: bool,
 }
 
-/// Everything a freeze keeps of what is on the [`crate::bus::Bus`].
+/// The state a freeze keeps of everything on the [`crate::bus::Bus`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BusRecords {
     pub console: ConsoleRecord,
@@ -252,7 +252,7 @@ pub struct BusRecords {
     pub devices: Vec<DeviceRecord>,
 }
 
-/// Why bytes are no record.
+/// Why bytes are not a valid record.
 #[derive(Debug, thiserror::Error)]
 pub enum DecodeError {
     #[error("device record of version {0}; this thaw-vmm reads version {VERSION}")]
@@ -264,12 +264,12 @@ pub enum DecodeError {
 macro_rules! encoded {
     ($record:ty) => {
         impl $record {
-            /// The version, then the record, in postcard.
+            /// Encodes the version, then the record, in postcard.
             pub fn encode(&self) -> Vec<u8> {
                 encode(self)
             }
 
-            /// Reads what [`Self::encode`] wrote, all of it.
+            /// Decodes the result of [`Self::encode`]. All bytes must be used.
             pub fn decode(bytes: &[u8]) -> Result<Self, DecodeError> {
                 decode(bytes)
             }
@@ -293,7 +293,7 @@ fn decode<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, DecodeError> {
 }
 
 impl QueueRecord {
-    /// `has_work` as the device says.
+    /// `has_work`: the device has chains to pop.
     pub(super) fn new(state: QueueState, has_work: bool) -> QueueRecord {
         QueueRecord {
             size: state.size,
@@ -307,8 +307,8 @@ impl QueueRecord {
         }
     }
 
-    /// The queue, for a driver that negotiated `event_idx` or did not; none if its size or
-    /// addresses are such as no queue has. Whether it is in memory is not looked at.
+    /// The queue, for a driver that negotiated `event_idx` or did not. `None` if no queue can have its size or addresses. Does not check
+    /// that it is in memory.
     pub(super) fn queue(&self, max_size: u16, event_idx: bool) -> Option<Queue> {
         Queue::try_from(QueueState {
             max_size,

@@ -40,7 +40,7 @@ pub struct Rig<D> {
     next_buffer: u64,
 }
 
-/// A device as a freeze keeps it, and its driver's view: guest memory, rings.
+/// A frozen device, and its driver's view: guest memory, rings.
 pub struct Frozen {
     pub state: DeviceState,
     pub queues: Vec<QueueRecord>,
@@ -51,7 +51,7 @@ pub struct Frozen {
     next_buffer: u64,
 }
 
-/// A gate device threads pass.
+/// An open gate.
 pub fn open_gate() -> Arc<Gate> {
     let gate = Arc::new(Gate::new());
     gate.open();
@@ -76,7 +76,7 @@ impl<D: VirtioDevice> Rig<D> {
         rig
     }
 
-    /// The device, its driver not up.
+    /// The device without a driver.
     pub fn idle(device: D) -> Rig<D> {
         let memory = memory();
         let rings = device
@@ -100,7 +100,7 @@ impl<D: VirtioDevice> Rig<D> {
         }
     }
 
-    /// Freezes device and memory; this one may go on.
+    /// Freezes device and memory. This rig may be used further.
     pub fn freeze(&mut self) -> Frozen {
         let saved = self.device.save();
         let copy = memory();
@@ -122,7 +122,7 @@ impl<D: VirtioDevice> Rig<D> {
         }
     }
 
-    /// A driver that goes on where it was frozen, with `device` restored and parked.
+    /// A driver that continues where it was frozen, with `device` restored and parked.
     pub fn thaw(frozen: Frozen, mut device: D) -> Rig<D> {
         let interrupt = Arc::new(Interrupt::new(eventfd()));
         interrupt.restore(frozen.reasons, true, false);
@@ -171,7 +171,7 @@ impl<D: VirtioDevice> Rig<D> {
         }
     }
 
-    /// Lets a thawed device work: what it owes is raised, what was kicked is served.
+    /// Starts a thawed device: raises the pending interrupts and serves the kicked queues.
     pub fn start_work(&mut self) {
         self.interrupt.release();
         for queue in 0..self.rings.len() {
@@ -202,7 +202,7 @@ impl<D: VirtioDevice> Rig<D> {
         self.device.activate(activation).unwrap();
     }
 
-    /// A buffer the device reads.
+    /// A buffer for the device to read.
     pub fn readable(&mut self, bytes: &[u8]) -> Buf {
         let address = self.allocate(bytes.len() as u64);
         self.memory.write_slice(bytes, GuestAddress(address)).unwrap();
@@ -213,7 +213,7 @@ impl<D: VirtioDevice> Rig<D> {
         }
     }
 
-    /// A buffer the device writes, filled with 0xEE.
+    /// A buffer for the device to write to, filled with 0xEE.
     pub fn writable(&mut self, length: u32) -> Buf {
         let address = self.allocate(u64::from(length));
         self.memory
@@ -249,7 +249,7 @@ impl<D: VirtioDevice> Rig<D> {
         bytes
     }
 
-    /// Makes a chain available, without a kick, and names its head.
+    /// Makes a chain available, without a kick. Returns its head.
     pub fn submit(&mut self, queue: usize, buffers: &[Buf]) -> u16 {
         let ring = &mut self.rings[queue];
         let head = ring.next_descriptor;
@@ -298,7 +298,7 @@ impl<D: VirtioDevice> Rig<D> {
         self.offer(queue, 0);
     }
 
-    /// Puts `head` in the available ring, whatever it is.
+    /// Puts `head` in the available ring without checks.
     pub fn offer(&mut self, queue: usize, head: u16) {
         let layout = self.rings[queue].layout;
         let index = layout.available_index();
@@ -306,12 +306,12 @@ impl<D: VirtioDevice> Rig<D> {
         self.set_available(queue, index.wrapping_add(1));
     }
 
-    /// Sets the available index, whatever the ring holds.
+    /// Sets the available index without checks.
     pub fn set_available(&mut self, queue: usize, index: u16) {
         self.rings[queue].layout.set_available_index(index);
     }
 
-    /// Has the device look at a queue, as often as it asks to.
+    /// Lets the device serve a queue until it does not kick itself again.
     pub fn kick(&mut self, queue: usize) -> Result<(), DeviceError> {
         self.device.queue_ready(queue)?;
         while self.kicked(queue) {
@@ -344,7 +344,7 @@ impl<D: VirtioDevice> Rig<D> {
         line.read().unwrap();
     }
 
-    /// Waits for answers on `queue`: an interrupt may also come for nothing, as it may to a driver.
+    /// Waits for answers on `queue`. An interrupt may also come without one, as for a real driver.
     pub fn wait_used(&mut self, queue: usize) -> Vec<(u16, u32)> {
         loop {
             let used = self.used(queue);
@@ -372,7 +372,7 @@ impl<D: VirtioDevice> Rig<D> {
         used
     }
 
-    /// One request from submission to its used length.
+    /// Submits one request and returns its used length.
     pub fn request(&mut self, queue: usize, buffers: &[Buf]) -> u32 {
         let head = self.submit(queue, buffers);
         self.kick(queue).unwrap();

@@ -1,8 +1,8 @@
 //! A queue under a rate limit.
 //!
-//! Invariant: requests over the limit stay in their queue as the driver made them available, so a reset or a freeze has nothing
-//! to give back. While the queue waits, kicks are ignored; its device is called when the wait is over
-//! ([`super::event_loop::Registrar::wake_at`]). The limit survives a reset, because a driver could refill its buckets otherwise.
+//! Invariant: requests over the limit stay available in their queue, so a reset or a freeze has nothing to return. While the queue waits,
+//! kicks are ignored; its device is called when the wait is over ([`super::event_loop::Registrar::wake_at`]). The limit survives a reset,
+//! because a driver could otherwise refill its buckets.
 
 use thaw_protocol::limits::RateLimit;
 
@@ -13,13 +13,13 @@ use crate::clock::monotonic_ns;
 #[derive(Debug)]
 pub struct Throttle {
     limiter: RateLimiter,
-    /// When the request at the head of the queue may be served, if that is not yet.
+    /// When the request at the head of the queue may be served, if it must wait.
     until: Option<u64>,
     clock: fn() -> u64,
 }
 
 impl Default for Throttle {
-    /// Without a limit.
+    /// A throttle without a limit.
     fn default() -> Throttle {
         Throttle {
             limiter: RateLimiter::default(),
@@ -30,7 +30,7 @@ impl Default for Throttle {
 }
 
 impl Throttle {
-    /// Another limit, its buckets full: nothing waits for the old one.
+    /// Sets another limit with full buckets. Nothing waits for the old one any more.
     pub fn set(&mut self, limit: RateLimit) {
         self.limiter = RateLimiter::new(limit, (self.clock)());
         self.until = None;
@@ -41,14 +41,14 @@ impl Throttle {
         self.limiter.limits()
     }
 
-    /// Whether the queue has to wait yet.
+    /// Whether the queue must still wait.
     pub fn waits(&mut self) -> bool {
         let clock = self.clock;
         self.until = self.until.filter(|until| clock() < *until);
         self.until.is_some()
     }
 
-    /// Whether these bytes may be done now, in so many operations. If not, the queue waits until they may.
+    /// Whether this many bytes and operations are within the limit now. If not, the queue waits until they are.
     pub fn admits(&mut self, bytes: u64, operations: u64) -> bool {
         self.until = match self.limiter.limits() {
             true => self.limiter.later(bytes, operations, (self.clock)()),
@@ -57,24 +57,24 @@ impl Throttle {
         self.until.is_none()
     }
 
-    /// They were done.
+    /// Charges the limit for an executed request.
     pub fn charge(&mut self, bytes: u64, operations: u64) {
         if self.limiter.limits() {
             self.limiter.charge(bytes, operations, (self.clock)());
         }
     }
 
-    /// When the queue is to be looked at again, if it waits.
+    /// When the queue must be served again, if it waits.
     pub fn until(&self) -> Option<u64> {
         self.until
     }
 
-    /// The queue is reset: nothing in it waits.
+    /// The queue is reset, so nothing in it waits.
     pub fn forget(&mut self) {
         self.until = None;
     }
 
-    /// Goes by this clock, full again.
+    /// Uses this clock and sets the limit with full buckets.
     #[cfg(test)]
     pub fn go_by(&mut self, clock: fn() -> u64, limit: RateLimit) {
         self.clock = clock;
@@ -82,7 +82,7 @@ impl Throttle {
     }
 }
 
-/// A clock that stands still, each thread's own.
+/// A clock that stands still. Each thread has its own.
 #[cfg(test)]
 pub mod test_clock {
     use std::cell::Cell;

@@ -1,15 +1,15 @@
-//! Token buckets: how much a device may do (protocol's [`Bucket`]).
+//! Token buckets: the rate limits of devices (protocol's [`Bucket`]).
 //!
-//! Invariant: in any span of time, what is taken is at most the burst and what the rate gives in that span, and the tokens
-//! that come once. There is one exception, without which a request larger than the burst would wait for ever: such a request
-//! is let through when the bucket is full, and the bucket is in debt until the rate has paid for it.
+//! Invariant: in any span of time, at most the burst, the tokens that the rate adds in that span, and the one-time tokens are taken. There
+//! is one exception, without which a request larger than the burst would wait for ever: such a request is admitted when the bucket is full,
+//! and the bucket is then in debt until the rate has paid for it.
 //!
 //! Time is CLOCK_MONOTONIC nanoseconds, given by the caller. A bucket counts in billionths of a token, so that a nanosecond
 //! at any rate is a whole number of them: nothing is rounded, and 128 bits hold every product of two 64-bit numbers.
 
 use thaw_protocol::limits::{Bucket, RateLimit};
 
-/// Units of a token.
+/// Units in one token.
 const UNITS: u128 = 1_000_000_000;
 
 /// One bucket.
@@ -17,11 +17,11 @@ const UNITS: u128 = 1_000_000_000;
 pub struct TokenBucket {
     per_second: u64,
     burst: u64,
-    /// Tokens left of those that do not come again.
+    /// One-time tokens left.
     once: u64,
-    /// Units missing for the bucket to be full; more than its size is a debt.
+    /// Units that the bucket lacks to be full. If they exceed its size, it is in debt.
     missing: u128,
-    /// When `missing` was right.
+    /// The time for which `missing` is right.
     at: u64,
 }
 
@@ -50,7 +50,7 @@ impl TokenBucket {
         u64::try_from(wait).unwrap_or(u64::MAX)
     }
 
-    /// Takes `tokens`, whether or not there are so many: the bucket may go into debt.
+    /// Takes `tokens` even if there are fewer: the bucket may go into debt.
     pub fn take(&mut self, tokens: u64, now: u64) {
         self.refill(now);
         let from_once = tokens.min(self.once);
@@ -59,7 +59,7 @@ impl TokenBucket {
         self.missing = self.missing.saturating_add(more);
     }
 
-    /// A clock that goes back gives nothing.
+    /// Refills the bucket for the time that has passed. Adds nothing if the clock went back.
     fn refill(&mut self, now: u64) {
         let passed = now.saturating_sub(self.at);
         let gained = u128::from(passed) * u128::from(self.per_second);
@@ -76,7 +76,7 @@ pub struct RateLimiter {
 }
 
 impl RateLimiter {
-    /// With full buckets.
+    /// Limits with full buckets.
     pub fn new(limit: RateLimit, now: u64) -> RateLimiter {
         let bucket = |bucket: Option<Bucket>| bucket.map(|bucket| TokenBucket::new(bucket, now));
         RateLimiter {
@@ -90,7 +90,7 @@ impl RateLimiter {
         self.bytes.is_some() || self.operations.is_some()
     }
 
-    /// When these bytes may be done, in so many operations, if that is later than now.
+    /// When this many bytes and operations are within the limit, or `None` if they are now.
     pub fn later(&mut self, bytes: u64, operations: u64, now: u64) -> Option<u64> {
         let wait = |bucket: &mut Option<TokenBucket>, tokens| {
             bucket.as_mut().map_or(0, |bucket| bucket.wait(tokens, now))
@@ -99,7 +99,7 @@ impl RateLimiter {
         (wait > 0).then(|| now.saturating_add(wait))
     }
 
-    /// They were done.
+    /// Charges the buckets for an executed request.
     pub fn charge(&mut self, bytes: u64, operations: u64, now: u64) {
         if let Some(bucket) = &mut self.bytes {
             bucket.take(bytes, now);

@@ -1,7 +1,7 @@
 //! A range of guest addresses behind one read-only memslot: the pmem windows and the virtio-fs DAX window.
 //!
-//! The whole range is always mapped: private pages of files where something was mapped, zero pages elsewhere. So a guest that
-//! reads where nothing is mapped gets zeros, and the memslot, whose registration is slow, never changes.
+//! The whole range is always mapped: private pages of files in mapped parts, zero pages elsewhere. So a guest reads zeros from unmapped
+//! parts, and the memslot, whose registration is slow, never changes.
 
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -14,7 +14,7 @@ use crate::layout::Window;
 
 const PAGE: u64 = 4096;
 
-/// A reserved range of this process's address space, and the guest addresses it is for.
+/// A reserved range of this process's address space, for a window of guest addresses.
 #[derive(Debug)]
 pub struct HostWindow {
     window: Window,
@@ -39,7 +39,7 @@ pub enum WindowError {
 }
 
 impl HostWindow {
-    /// Reserves the range, all zero pages. Costs address space only.
+    /// Reserves the range and maps zero pages. Costs only address space.
     pub fn reserve(window: Window) -> Result<HostWindow, WindowError> {
         check(window.size, 0, window.size)?;
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
@@ -71,8 +71,8 @@ impl HostWindow {
         &self.region
     }
 
-    /// Maps `length` bytes of `file` from `file_offset` at `offset` of the window, private and read-only, over what was
-    /// there. All three are multiples of 4096. Reading a page that is wholly past the file's end is a bus error.
+    /// Maps `length` bytes of `file` from `file_offset` at `offset` of the window, private and read-only, replacing what was there. All
+    /// three must be multiples of 4096. Reading a page that lies completely past the file's end is a bus error.
     pub fn map(
         &self,
         offset: u64,
@@ -105,7 +105,7 @@ impl HostWindow {
         Ok(())
     }
 
-    /// Makes `length` bytes at `offset` zero pages again.
+    /// Replaces `length` bytes at `offset` by zero pages.
     pub fn clear(&self, offset: u64, length: u64) -> Result<(), WindowError> {
         check(self.window.size, offset, length)?;
         let flags = MapFlags::PRIVATE | MapFlags::FIXED | MapFlags::NORESERVE;
@@ -115,7 +115,7 @@ impl HostWindow {
         Ok(())
     }
 
-    /// The host address of `offset`, which is inside the window.
+    /// The host address of `offset`, which must be inside the window.
     fn at(&self, offset: u64) -> *mut std::ffi::c_void {
         self.region.as_ptr().wrapping_add(offset as usize).cast()
     }

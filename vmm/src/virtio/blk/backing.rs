@@ -1,4 +1,4 @@
-//! What is behind a virtio-blk device: a disk, or an image that is only read.
+//! The backend of a virtio-blk device: a disk, or a read-only image.
 
 use std::io;
 
@@ -10,7 +10,7 @@ use super::image::ImageDisk;
 use super::request::{Kind, Status, write_id};
 use crate::virtio::guest_io;
 
-/// What the disk's bytes are in.
+/// Where the disk's bytes are stored.
 pub enum Backing {
     Disk(Disk),
     Image(ImageDisk),
@@ -24,7 +24,7 @@ impl Backing {
         }
     }
 
-    /// Bytes of a block, as the configuration says.
+    /// Bytes of a block, for the configuration.
     pub fn block_size(&self) -> u32 {
         match self {
             Backing::Disk(disk) => disk.block_size(),
@@ -39,7 +39,7 @@ impl Backing {
         }
     }
 
-    /// Does what was asked, of which no bytes are missing: the status, and how many bytes of the guest's data buffers it wrote.
+    /// Executes a request whose bytes are all there. Returns the status, and the number of bytes written to the guest's data buffers.
     pub fn execute(&self, kind: &Kind<'_>, serial: &str) -> (Status, u32) {
         let done = match (kind, self) {
             (Kind::GetId { data }, _) => return (Status::Ok, write_id(serial, data)),

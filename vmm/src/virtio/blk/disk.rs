@@ -1,4 +1,4 @@
-//! The file or block device behind a virtio-blk device: reads and writes of whole sectors, within its capacity.
+//! The file or block device behind a virtio-blk device: reads and writes whole sectors within its capacity.
 
 use std::fs::File;
 use std::io;
@@ -16,10 +16,10 @@ use super::request::Range;
 use crate::virtio::device::AttachError;
 use crate::virtio::guest_io;
 
-/// Zeros written at once where the file cannot zero by itself.
+/// Zeros to write at once to a file that has no operation for zeroing.
 static ZEROES: [u8; 64 * 1024] = [0; 64 * 1024];
 
-/// Most a guest's driver takes for a block: a page. Of devices with larger ones the host's page cache makes whole blocks.
+/// Largest block size that a guest's driver accepts: a page. If a device has larger blocks, the host's page cache assembles them.
 const MOST_OF_BLOCK: u32 = 4096;
 
 /// An open disk.
@@ -28,12 +28,12 @@ pub struct Disk {
     file: File,
     read_only: bool,
     sectors: u64,
-    /// Of a block device: bytes of its logical blocks.
+    /// Bytes of a logical block, for a block device.
     block_size: Option<u32>,
 }
 
 impl Disk {
-    /// Takes a regular file or block device, open for writing unless `read_only`. Its size now is the capacity.
+    /// Takes a regular file or block device, which must be open for writing unless `read_only`. Its present size is the capacity.
     pub fn open(fd: OwnedFd, read_only: bool) -> Result<Disk, AttachError> {
         let stat = fstat(&fd).map_err(AttachError::system("fstat of the disk"))?;
         if !matches!(
@@ -58,7 +58,7 @@ impl Disk {
             }
             _ => None,
         };
-        // The end of a block device is its size too, unlike its st_size.
+        // The offset of a block device's end is its size, unlike its st_size.
         let bytes = seek(&fd, SeekFrom::End(0)).map_err(AttachError::system("size of the disk"))?;
         Ok(Disk {
             file: File::from(fd),
@@ -68,7 +68,7 @@ impl Disk {
         })
     }
 
-    /// Whether it is a block device, which is the host's, and not a file.
+    /// Whether it is a block device of the host, not a file.
     pub fn is_block_device(&self) -> bool {
         self.block_size.is_some()
     }
@@ -99,7 +99,7 @@ impl Disk {
         guest_io::write_all_at(self.file.as_fd(), data, at)
     }
 
-    /// All earlier writes are on the medium when this returns.
+    /// Returns when all earlier writes are on the medium.
     pub fn flush(&self) -> io::Result<()> {
         if self.read_only {
             Ok(())
@@ -108,7 +108,7 @@ impl Disk {
         }
     }
 
-    /// Gives the range back to the host. A hint: a file that cannot keeps its content (§5.2.6.2).
+    /// Frees the range on the host. Only a hint: a file without support keeps its content (§5.2.6.2).
     pub fn discard(&self, range: &Range) -> io::Result<()> {
         self.check_writable()?;
         let length = u64::from(range.sectors) * SECTOR;

@@ -1,4 +1,4 @@
-//! The image behind a virtio-blk device: a disk that is only read, part of which may still have to be fetched.
+//! The image behind a virtio-blk device: a read-only disk, parts of which may still have to be fetched.
 
 use std::fs::File;
 use std::io;
@@ -14,10 +14,10 @@ use crate::virtio::accesses::AccessLog;
 use crate::virtio::device::AttachError;
 use crate::virtio::guest_io;
 
-/// Zeros copied at once, of what lies between blobs.
+/// Zeros to copy at once for the space between blobs.
 static ZEROES: [u8; 4096] = [0; 4096];
 
-/// Cache files as they come in descriptors, data and ready file of each blob in turn; what follows them is left.
+/// Takes each blob's cache files, data and ready file in turn, from the descriptors. Further descriptors stay in `files`.
 pub fn placed_blobs(
     ranges: &[BlobRange],
     files: &mut impl Iterator<Item = OwnedFd>,
@@ -47,7 +47,7 @@ pub struct ImageDisk {
 }
 
 impl ImageDisk {
-    /// Takes the descriptors [`thaw_protocol::control::Backend::Image`] says; the miss socket is given back.
+    /// Takes the descriptors that [`thaw_protocol::control::Backend::Image`] lists. Also returns the miss socket.
     pub fn open(ranges: &[BlobRange], fds: Vec<OwnedFd>) -> Result<(ImageDisk, OwnedFd), AttachError> {
         let (expected, got) = (2 + 2 * ranges.len(), fds.len());
         let wrong = || AttachError::Descriptors { expected, got };
@@ -74,7 +74,7 @@ impl ImageDisk {
         super::disk::check(self.sectors, sector, length)
     }
 
-    /// What a read has to wait for; nothing when it may be served, with data or with an error.
+    /// The ranges that a read must wait for. If there are none, the read can be answered now, with data or an error.
     pub fn missing(&self, sector: u64, length: u64) -> Vec<MissingRange> {
         match self.check(sector, length) {
             Ok(address) => self.image.missing(address, length),
@@ -82,7 +82,7 @@ impl ImageDisk {
         }
     }
 
-    /// Reports which bytes of blobs a read is about.
+    /// Reports the bytes of blobs that a read covers.
     pub fn record_access(&self, accesses: &mut AccessLog, sector: u64, length: u64) {
         if accesses.is_on()
             && let Ok(address) = self.check(sector, length)
@@ -92,7 +92,7 @@ impl ImageDisk {
         }
     }
 
-    /// Reads what is there, straight into guest memory.
+    /// Reads bytes that are there, straight into guest memory.
     pub fn read(&self, sector: u64, data: &[VolatileSlice<'_>]) -> io::Result<()> {
         let length = guest_io::total(data) as u64;
         let address = self.check(sector, length)?;

@@ -1,6 +1,6 @@
 //! Parsing a virtio-blk request (virtio 1.2 §5.2.6): header, data, one status byte, in any framing.
 //!
-//! Only a request without a place for its status cannot be answered; all other faults become a [`Status`].
+//! A request without room for its status cannot be answered; all other errors become a [`Status`].
 
 use virtio_bindings::virtio_blk as b;
 use vm_memory::VolatileSlice;
@@ -32,11 +32,11 @@ pub enum Status {
 pub struct Range {
     pub sector: u64,
     pub sectors: u32,
-    /// Zeroing may deallocate.
+    /// Zeroing may deallocate the range.
     pub unmap: bool,
 }
 
-/// What is asked.
+/// The operation that is requested.
 #[derive(Debug)]
 pub enum Kind<'m> {
     In {
@@ -56,8 +56,8 @@ pub enum Kind<'m> {
 }
 
 impl Kind<'_> {
-    /// What it counts for in a rate limit: bytes and operations. Zeroes may have to be written, so they are bytes; each range
-    /// to discard is a call.
+    /// The request's cost for the rate limit: bytes and operations. Zeroes count as bytes, because they may have to be written. Each range
+    /// to discard counts as an operation.
     pub fn cost(&self) -> (u64, u64) {
         match self {
             Kind::In { data, .. } | Kind::Out { data, .. } => (guest_io::total(data) as u64, 1),
@@ -71,7 +71,7 @@ impl Kind<'_> {
     }
 }
 
-/// A request: what is asked, or how it is refused, and where the status goes.
+/// A request: its operation, or the error it gets, and where the status goes.
 #[derive(Debug)]
 pub struct Request<'m> {
     pub kind: Result<Kind<'m>, Status>,
@@ -80,7 +80,7 @@ pub struct Request<'m> {
 
 impl<'m> Request<'m> {
     /// # Errors
-    /// What is missing, when there is nowhere to put a status.
+    /// If there is no room for a status: a description of what is missing.
     pub fn parse(memory: &'m GuestMemory, chain: &Chain) -> Result<Request<'m>, &'static str> {
         let status = chain
             .last_writable_byte(memory)
@@ -139,7 +139,7 @@ fn ranges(data: &[VolatileSlice<'_>], max_sectors: u32, flags_allowed: u32) -> R
         .collect()
 }
 
-/// Writes the answer to `GET_ID`: the serial, zero-padded. Says how many bytes fitted.
+/// Writes the answer to `GET_ID`: the serial, padded with zeros. Returns how many bytes fitted.
 pub fn write_id(serial: &str, data: &[VolatileSlice<'_>]) -> u32 {
     let mut id = [0; ID];
     let n = serial.len().min(ID);

@@ -1,6 +1,6 @@
-//! Answers the requests of a virtio-blk device: at once, or, of an image, when their bytes are there.
+//! Answers the requests of a virtio-blk device: at once, or, for an image, when their bytes are there.
 //!
-//! A request is parsed once each time it is executed: what its rate limit is charged for is what is done.
+//! A request is parsed once each time it is executed, so its rate limit is charged for exactly the operation that is executed.
 
 use thaw_log::LogLimit;
 
@@ -18,12 +18,12 @@ use crate::virtio::throttle::Throttle;
 /// The device's only queue.
 const QUEUE: usize = 0;
 
-/// What is behind the device, and the requests that wait for it.
+/// The backend, and the requests that wait for it.
 pub struct Server {
     pub backend: Option<Backing>,
-    /// What `GET_ID` answers.
+    /// The answer to `GET_ID`.
     serial: String,
-    /// Reads of an image that wait.
+    /// Reads of an image that wait for their bytes.
     pub misses: Misses,
     pub accesses: AccessLog,
     pub throttle: Throttle,
@@ -31,7 +31,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// With no backend.
+    /// A server without a backend.
     pub fn new(serial: String, misses: Misses) -> Server {
         Server {
             backend: None,
@@ -52,7 +52,7 @@ impl Server {
         }
     }
 
-    /// Answers a chain that has come by the queue, unless it is over the rate limit.
+    /// Answers a chain from the queue, unless it is over the rate limit.
     pub fn take(&mut self, memory: &GuestMemory, chain: Chain) -> Result<Answer, DeviceError> {
         let (queue, head) = (QUEUE, chain.head());
         if self.misses.has(queue, head) {
@@ -65,13 +65,13 @@ impl Server {
         }
     }
 
-    /// Answers a request that was taken from the queue before; the rate limit is not charged again.
+    /// Answers a request that was taken from the queue before. The rate limit is not charged again.
     pub fn execute(&mut self, memory: &GuestMemory, request: misses::Request) -> Result<Answer, DeviceError> {
         let parsed = parse(memory, &request.chain)?;
         Ok(self.answer(&parsed, request))
     }
 
-    /// Answers a request that has waited: its bytes are there, or the node cannot get them.
+    /// Answers a request that has waited: its bytes are there now, or the node cannot get them.
     pub fn resume(&mut self, memory: &GuestMemory, resumed: Resumed) -> Result<Answer, DeviceError> {
         let Resumed { request, failure } = resumed;
         let Some(reason) = failure else {
@@ -88,7 +88,7 @@ impl Server {
         Ok(finish(&parse(memory, &request.chain)?, Status::IoErr, 0))
     }
 
-    /// Whether a request may be served now; if so, it is charged for. With no backend there is nothing to limit.
+    /// Whether the rate limit admits a request now; if so, charges it. Without a backend there is nothing to limit.
     fn admits(&mut self, request: &Request<'_>) -> bool {
         if self.backend.is_none() || !self.throttle.limits() {
             return true;
@@ -135,7 +135,7 @@ fn parse<'m>(memory: &'m GuestMemory, chain: &Chain) -> Result<Request<'m>, Devi
     })
 }
 
-/// Writes the status behind `data` bytes of the answer, and counts it.
+/// Writes the status and returns the answer's length: `data` bytes and the status.
 fn finish(request: &Request<'_>, status: Status, data: u32) -> Answer {
     request.status.copy_from(&[status as u8]);
     Answer::Done(data.saturating_add(1))

@@ -1,6 +1,6 @@
 //! Which blocks of a virtio-mem region are plugged: one bit each, and their count.
 
-/// Neighbouring blocks of a region.
+/// Consecutive blocks of a region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
     pub first: usize,
@@ -13,7 +13,7 @@ impl Span {
     }
 }
 
-/// The bits. Every span given lies inside the region: the caller checked it.
+/// The bits. The caller must have checked that every span lies inside the region.
 #[derive(Clone, Debug)]
 pub struct Blocks {
     bits: Vec<u64>,
@@ -51,7 +51,7 @@ impl Blocks {
         !span.range().any(|block| self.get(block))
     }
 
-    /// Marks all of `span`.
+    /// Marks all blocks of `span` as plugged or not.
     pub fn set(&mut self, span: Span, plugged: bool) {
         for block in span.range() {
             match (self.get(block), plugged) {
@@ -63,7 +63,7 @@ impl Blocks {
         }
     }
 
-    /// What is plugged: spans in order, none touching the next.
+    /// The plugged blocks as spans in order. No span touches the next.
     pub fn runs(&self) -> Vec<Span> {
         let mut runs: Vec<Span> = Vec::new();
         for first in (0..self.len).filter(|block| self.get(*block)) {

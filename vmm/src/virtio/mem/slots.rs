@@ -1,17 +1,17 @@
-//! The memory behind a virtio-mem region: shown to the guest in pieces of 1 GiB, writable in blocks of 2 MiB.
+//! The memory behind a virtio-mem region: added to the guest in pieces of 1 GiB, writable in blocks of 2 MiB.
 //!
-//! Invariant: the guest and the devices can write to pages of plugged blocks and to no others. Unplugged blocks are pages of
-//! zeros that cost the host nothing ([`guest_io::withdraw`]). A guest that writes to one ends its machine. It may read one:
-//! Linux does so by accident, for a word that reaches over the end of a plugged page (`load_unaligned_zeropad`).
+//! Invariant: the guest and the devices can write only to pages of plugged blocks. Unplugged blocks are pages of zeros that cost the host
+//! nothing ([`guest_io::withdraw`]). If a guest writes to one, its machine ends. Reading one is allowed: Linux does so by accident, for a
+//! word that extends past the end of a plugged page (`load_unaligned_zeropad`).
 //!
-//! Page protection decides what is reachable, not memslots, because a memslot is slow: 0.4-0.8 ms (sometimes 4-6 ms) against
-//! some microseconds. One memslot for the whole 64 GiB would cost KVM tables for all of it (with shadow paging 8 bytes a
-//! page: 128 MiB) in every machine, and most machines never plug a block. So a piece gets its memslot when its first block is
-//! plugged, and keeps it: a piece whose blocks are all unplugged again costs only its tables.
+//! Page protection decides which blocks are reachable, not memslots, because a memslot is slow: 0.4-0.8 ms (sometimes 4-6 ms) against some
+//! microseconds. One memslot for the whole 64 GiB would need KVM tables for all of it in every machine (with shadow paging 8 bytes a page:
+//! 128 MiB), and most machines never plug a block. So a piece gets its memslot when its first block is plugged, and keeps it. When all its
+//! blocks are unplugged again, it costs only its tables.
 //!
-//! Memslots for the first pieces could be made with the machine. That was measured and is not done: where KVM keeps shadow
-//! tables it costs every parked machine 2.5 MiB of kernel memory a piece, and saves a start only time that passes while the
-//! agent is busy with the handshake. The address space is one mapping from the start, so a device's buffers may cross pieces.
+//! Memslots for the first pieces could be made with the machine. Measurements spoke against it: where KVM keeps shadow tables, every parked
+//! machine would need 2.5 MiB more kernel memory for each piece, and a start would save only time in which the agent is busy with the
+//! handshake anyway. The address space is one mapping from the start, so a device's buffers may cross pieces.
 
 use std::io;
 use std::sync::Arc;
@@ -30,7 +30,7 @@ use crate::virtio::guest_io;
 /// Bytes of a piece: one memslot's worth.
 const PIECE: u64 = 1 << 30;
 
-/// Shows memory to the guest. KVM, or in tests nothing.
+/// Adds memory to the guest: KVM, or nothing in tests.
 pub trait Slots: Send {
     fn show(&self, slot: u32, piece: Arc<GuestRegionMmap<()>>) -> Result<(), thaw_hypervisor::Error>;
     fn hide(&self, slot: u32) -> Result<(), thaw_hypervisor::Error>;
@@ -50,11 +50,11 @@ impl Slots for Arc<Vm> {
 pub struct MemorySlots {
     region: Arc<GuestRegionMmap<()>>,
     slots: Box<dyn Slots>,
-    /// Which pieces the guest sees.
+    /// By piece: whether it has a memslot.
     shown: Vec<bool>,
 }
 
-/// Why memory cannot be shown to the guest.
+/// Why memory cannot be added to the guest.
 #[derive(Debug, thiserror::Error)]
 pub enum ShowError {
     #[error("memory slot {slot}: {error}")]
@@ -77,7 +77,7 @@ pub enum ShowError {
     },
 }
 
-/// Address space for the region: nothing is plugged, and nothing can be written.
+/// Reserves address space for the region. Nothing is plugged or writable.
 pub fn reserve(window: Window) -> io::Result<GuestRegionMmap<()>> {
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
     let mapping =
@@ -90,7 +90,7 @@ pub fn reserve(window: Window) -> io::Result<GuestRegionMmap<()>> {
 }
 
 impl MemorySlots {
-    /// `region` is [`reserve`]d.
+    /// `region` must come from [`reserve`].
     pub fn new(region: Arc<GuestRegionMmap<()>>, slots: impl Slots + 'static) -> MemorySlots {
         let pieces = region.len().div_ceil(PIECE) as usize;
         MemorySlots {
@@ -110,13 +110,12 @@ impl MemorySlots {
         self.region.len()
     }
 
-    /// Has the guest reach the blocks of `span`, which are withdrawn and become zero pages of its own. When that fails,
-    /// they are withdrawn.
+    /// Lets the guest access the blocks of `span`, which are withdrawn and become new zero pages. If this fails, they stay withdrawn.
     pub fn plug(&mut self, span: Span) -> Result<(), ShowError> {
         self.show(span)?;
         let pages = self.pages(span).map_err(|error| protection(span, error))?;
         guest_io::provide(&pages).map_err(|error| {
-            // A part may be writable: the kernel changes one mapping after the other.
+            // Some of the pages may be writable by now, because the kernel changes one mapping after the other.
             let undone = guest_io::withdraw(&pages);
             if let Err(error) = undone {
                 tracing::error!(%error, ?span, "blocks that are not plugged may stay writable");
@@ -125,7 +124,7 @@ impl MemorySlots {
         })
     }
 
-    /// Has the guest reach the blocks of `span` as the restore has mapped them.
+    /// Lets the guest access the blocks of `span` as the restore has mapped them.
     pub fn restore(&mut self, span: Span) -> Result<(), ShowError> {
         self.show(span)?;
         self.pages(span)
@@ -133,13 +132,13 @@ impl MemorySlots {
             .map_err(|error| protection(span, error))
     }
 
-    /// Makes the blocks of `span` pages of zeros that cannot be written, and gives theirs back to the host. They may be a
-    /// snapshot's, so it takes a new mapping.
+    /// Replaces the blocks of `span` by read-only zero pages and frees their memory. They may be mapped from a snapshot, so this needs a
+    /// new mapping.
     pub fn unplug(&self, span: Span) -> io::Result<()> {
         guest_io::withdraw(&self.pages(span)?)
     }
 
-    /// Sees to it that the pieces of `span` have memslots.
+    /// Adds memslots for the pieces of `span` that have none.
     fn show(&mut self, span: Span) -> Result<(), ShowError> {
         let (start, end) = bytes(span);
         for piece in start / PIECE..end.div_ceil(PIECE) {
@@ -175,8 +174,7 @@ impl MemorySlots {
         let builder = MmapRegionBuilder::new(size as usize)
             .with_mmap_prot(self.region.prot())
             .with_mmap_flags(self.region.flags());
-        // SAFETY: the range is inside `region`'s mapping, which lives until `drop` has taken every view from KVM,
-        // or for ever.
+        // SAFETY: the range is inside `region`'s mapping, which is never unmapped or lives until `drop` has removed every view from KVM.
         let view = unsafe { builder.with_raw_mmap_pointer(host) }
             .build()
             .map_err(|error| ShowError::Piece { piece, error })?;
@@ -195,7 +193,7 @@ impl Drop for MemorySlots {
     }
 }
 
-/// First byte of a span and the byte after it, from the region's start.
+/// The offsets of a span's first byte and of the byte after it, from the region's start.
 fn bytes(span: Span) -> (u64, u64) {
     let start = span.first as u64 * BLOCK;
     (start, start + span.count as u64 * BLOCK)

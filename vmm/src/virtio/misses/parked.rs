@@ -1,8 +1,8 @@
 //! Reads that wait for bytes, and the questions asked about them.
 //!
-//! Invariant: a parked request is owned by its question's answer and by nothing else, so it is answered once; a question
-//! lives until it is answered, over as many sockets as that takes. Requests are bounded by the queues' sizes (a head can
-//! be parked once), questions by what one request may read.
+//! Invariant: only the answers to its questions can resume a parked request, so it is answered once. A question lives until it is answered,
+//! over as many sockets as that takes. Requests are bounded by the queues' sizes (a head can be parked once), questions by the bytes that
+//! one request may read.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
@@ -14,30 +14,30 @@ use crate::virtio::chain::Chain;
 /// Most bytes of one [`Miss`].
 const MAX_MISS: u64 = 1 << 20;
 
-/// A request: the queue it came by and its chain, which names it by its head.
+/// A request: its queue and its chain, whose head identifies it.
 #[derive(Debug)]
 pub struct Request {
     pub queue: usize,
     pub chain: Chain,
-    /// How often its bytes were said to be there.
+    /// How often its bytes were reported as present.
     pub rounds: u32,
 }
 
-/// A parked request whose answers are in.
+/// A parked request whose answers have all come.
 #[derive(Debug)]
 pub struct Resumed {
     pub request: Request,
-    /// Why the node cannot get its bytes: a sentence that names them.
+    /// Why the node cannot get its bytes, as a sentence that names them; `None` if they are there.
     pub failure: Option<String>,
 }
 
 struct Waiting {
     request: Request,
-    /// Questions not answered yet.
+    /// Number of unanswered questions.
     left: usize,
 }
 
-/// Numbers requests, which heads cannot: a head is used again.
+/// Number of a request. Its head would not do, because heads are reused.
 type Ticket = u64;
 
 struct Question {
@@ -45,7 +45,7 @@ struct Question {
     waiters: Vec<Ticket>,
 }
 
-/// A range in parts that one question may be about: blob, offset, bytes.
+/// Divides a range into the parts that single questions ask about: blob, offset, bytes.
 pub fn pieces(range: &MissingRange) -> impl Iterator<Item = ([u8; 32], u64, u32)> + use<> {
     let (blob, end) = (range.blob, range.offset + range.length);
     (range.offset..end)
@@ -60,30 +60,30 @@ pub struct ParkedReads {
     heads: HashSet<(usize, u16)>,
     questions: BTreeMap<u64, Question>,
     by_range: HashMap<([u8; 32], u64, u32), u64>,
-    /// Questions not yet sent over the present socket.
+    /// Questions not sent over the present socket yet.
     unsent: BTreeSet<u64>,
 }
 
 impl ParkedReads {
-    /// Whether a request with this head waits already: the driver made a descriptor available that is in use.
+    /// Whether a request with this head waits already. If so, the driver made a descriptor available that is in use.
     pub fn has(&self, queue: usize, head: u16) -> bool {
         self.heads.contains(&(queue, head))
     }
 
-    /// The heads that wait, by queue and index.
+    /// The heads of the waiting requests, by queue and index.
     pub fn heads(&self) -> Vec<(usize, u16)> {
         let mut heads: Vec<_> = self.heads.iter().copied().collect();
         heads.sort_unstable();
         heads
     }
 
-    /// One that no question or request had.
+    /// A new number, for a question or a request.
     pub fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
     }
 
-    /// Parks a request until all ranges, of which there is at least one, are answered for.
+    /// Parks a request until all `ranges`, of which there must be at least one, are answered.
     pub fn park(&mut self, request: Request, ranges: &[MissingRange]) {
         let ticket = self.number();
         let mut left = 0;
@@ -118,12 +118,12 @@ impl ParkedReads {
         self.unsent.insert(id);
     }
 
-    /// Whether any answer is due.
+    /// Whether there are unanswered questions.
     pub fn has_questions(&self) -> bool {
         !self.questions.is_empty()
     }
 
-    /// The oldest question to send.
+    /// The oldest question that must be sent.
     pub fn next_unsent(&self) -> Option<&Miss> {
         self.unsent
             .first()
@@ -135,12 +135,12 @@ impl ParkedReads {
         self.unsent.remove(&id);
     }
 
-    /// The socket is gone, or another has come: every open question is to be sent again.
+    /// The socket is gone, or another has come: every unanswered question must be sent again.
     pub fn ask_again(&mut self) {
         self.unsent.extend(self.questions.keys());
     }
 
-    /// An answer; the requests that need no other. One to no question is ignored: it may be late.
+    /// Takes an answer. Returns the requests that need no further one. An answer without a question is ignored: it may be late.
     pub fn answered(&mut self, filled: Filled) -> Vec<Resumed> {
         let Some(question) = self.questions.remove(&filled.id) else {
             return Vec::new();
@@ -173,7 +173,7 @@ impl ParkedReads {
         resumed
     }
 
-    /// Forgets everything: the driver has reset the device.
+    /// Drops everything, because the driver has reset the device.
     pub fn clear(&mut self) {
         let next = self.next;
         *self = ParkedReads {

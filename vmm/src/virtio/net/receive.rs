@@ -1,8 +1,8 @@
 //! Receives frames: from the tap to the guest.
 //!
-//! A frame's length is known only when it has been read, so buffers for the largest frame are popped before and kept. They are
-//! still the guest's unused buffers, and always the last ones popped: rewinding the queue by their number gives them back, which
-//! a freeze does.
+//! A frame's length is known only after it has been read, so buffers for the largest frame are popped in advance and kept. They count as
+//! the guest's unused buffers and are always the last ones popped. So rewinding the queue by their number returns them, which a freeze
+//! does.
 
 use std::collections::VecDeque;
 use std::io;
@@ -16,25 +16,25 @@ use crate::virtio::guest_io::{self, MAX_SLICES};
 use crate::virtio::queue::DeviceQueue;
 use crate::virtio::throttle::Throttle;
 
-/// Header and the largest frame a tap gives: 64 KiB of segments, Ethernet header, VLAN tag.
+/// Header and the largest frame that a tap returns: 64 KiB of segments, Ethernet header, VLAN tag.
 const LARGEST: usize = HEADER + 65_535 + 18;
-/// Frames taken before other devices get their turn.
+/// Most frames taken before other devices get their turn.
 const BURST: usize = 64;
-/// Slices of popped buffers in one read: the spill needs one more.
+/// Most slices of popped buffers in one read; the spill needs one more.
 const SLICES: usize = MAX_SLICES - 1;
 
-/// Popped buffers, and where what does not fit them goes.
+/// Popped buffers, and room for bytes that do not fit them.
 #[derive(Default)]
 pub struct Receiver {
     spare: VecDeque<Chain>,
     spill: Vec<u8>,
 }
 
-/// What became of one attempt to read a frame.
+/// The result of one attempt to read a frame.
 enum Outcome {
-    /// It took so many bytes, header included.
+    /// A frame of this many bytes, header included, was delivered.
     Delivered(usize),
-    /// Of so many bytes, too large for all buffers there are, or unreadable.
+    /// A frame of this many bytes was dropped, because it did not fit the buffers there are; or a frame could not be read.
     Dropped(usize),
     /// The tap has no frame.
     Empty,
@@ -43,9 +43,8 @@ enum Outcome {
 }
 
 impl Receiver {
-    /// Delivers what the tap has, up to a burst, and to the rate limit. A frame's length is known when it has been read, so one
-    /// is read if the limit allows for a byte, and paid for afterwards. True if it stopped for want of buffers: a kick will
-    /// come.
+    /// Delivers the tap's frames, up to a burst and to the rate limit. A frame's length is known only after it has been read. So a frame is
+    /// read if the limit admits one byte, and is charged afterwards. Returns true if it stopped for lack of buffers; a kick will come then.
     pub fn receive(
         &mut self,
         queue: &mut DeviceQueue,
@@ -110,7 +109,7 @@ impl Receiver {
         }
     }
 
-    /// Gives the buffers a frame of `length` bytes fills back to the driver.
+    /// Returns the buffers that a frame of `length` bytes fills to the driver.
     fn deliver(
         &mut self,
         queue: &mut DeviceQueue,
@@ -141,7 +140,7 @@ impl Receiver {
         self.spare.len()
     }
 
-    /// Pops buffers until the largest frame fits, or there are no more. False if there is no buffer at all.
+    /// Pops buffers until the largest frame fits, or none are left. False if there is no buffer at all.
     fn refill(&mut self, queue: &mut DeviceQueue, mergeable: bool) -> Result<bool, DeviceError> {
         let mut room: usize = self.spare.iter().map(|chain| chain.writable_len() as usize).sum();
         let mut slices: usize = self
@@ -157,7 +156,7 @@ impl Receiver {
             let Some(chain) = next else {
                 return Ok(!self.spare.is_empty());
             };
-            // A buffer that cannot hold the header, or is no memory, is given back empty.
+            // A buffer that cannot hold the header, or lies outside memory, is returned empty.
             let usable = chain.writable_buffers().len() <= SLICES
                 && chain.writable_len() >= HEADER as u64
                 && chain.writable(queue.memory()).is_ok();
@@ -166,7 +165,7 @@ impl Receiver {
                 slices += chain.writable_buffers().len();
                 self.spare.push_back(chain);
             } else if !self.spare.is_empty() {
-                // Its turn comes when those before it are used: what is held stays the end of what was popped.
+                // It is used after the buffers before it, because the held buffers must stay the last ones popped.
                 queue.unpop();
                 return Ok(true);
             } else {

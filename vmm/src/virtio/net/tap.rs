@@ -1,4 +1,4 @@
-//! The tap, which comes as a descriptor and is checked then. Its interface is set up elsewhere.
+//! The tap. It comes as a descriptor, which is checked. Another process sets up its interface.
 
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
@@ -23,18 +23,18 @@ const ALL_OFFLOADS: libc::c_uint = TUN_F_CSUM | TUN_F_TSO4 | TUN_F_TSO6 | TUN_F_
 /// `TUN_MINOR` of `MISC_MAJOR`.
 const DEVICE: (u32, u32) = (10, 200);
 
-/// A tap, nonblocking.
+/// A non-blocking tap.
 #[derive(Debug)]
 pub struct Tap {
     fd: OwnedFd,
-    /// Offloads that the guest negotiated, if they were set.
+    /// Offloads that the guest negotiated, once they were set.
     offloads: Option<libc::c_uint>,
-    /// What the event loop waits for, so that it is told only of changes.
+    /// The events that the event loop waits for, so that only changes are passed to it.
     watched: EventSet,
 }
 
 impl Tap {
-    /// Takes a tap without packet information, with vnet headers; makes it nonblocking, headers 12 bytes.
+    /// Takes a tap without packet information and with vnet headers. Makes it non-blocking and its headers 12 bytes.
     pub fn open(fd: OwnedFd) -> Result<Tap, AttachError> {
         // SAFETY: an all-zero ifreq is valid.
         let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
@@ -53,8 +53,8 @@ impl Tap {
         Tap::with_frames(fd)
     }
 
-    /// Takes a tap its maker has prepared ([`thaw_protocol::control::Backend::Tap`]). That it is one is looked at without
-    /// asking its driver: every ioctl of a tap takes the lock of the host's whole network.
+    /// Takes a tap that its maker has prepared ([`thaw_protocol::control::Backend::Tap`]). Checks that it is a tap without an ioctl,
+    /// because every ioctl of a tap takes the lock of the host's whole network.
     pub fn prepared(fd: OwnedFd) -> Result<Tap, AttachError> {
         let stat = rustix::fs::fstat(&fd).map_err(AttachError::system("fstat of the tap"))?;
         let character = rustix::fs::FileType::from_raw_mode(stat.st_mode).is_char_device();
@@ -67,7 +67,7 @@ impl Tap {
         Ok(tap)
     }
 
-    /// Takes a descriptor that gives and takes one frame, header first, per call.
+    /// Takes a descriptor on which each call transfers one frame, header first.
     pub(super) fn with_frames(fd: OwnedFd) -> Result<Tap, AttachError> {
         let flags = fcntl_getfl(&fd).map_err(AttachError::system("fcntl of the tap"))?;
         fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(AttachError::system("fcntl of the tap"))?;
@@ -95,7 +95,7 @@ impl Tap {
         }
     }
 
-    /// Whether the interface was deleted under the descriptor: reading says so for ever.
+    /// Whether the interface was deleted under the descriptor. Reading then fails for ever.
     pub fn is_gone(&self) -> bool {
         rustix::io::read(&self.fd, &mut [0u8; 0]).is_err_and(|e| e == rustix::io::Errno::BADFD)
     }
@@ -106,7 +106,7 @@ impl Tap {
         self.watched.contains(events)
     }
 
-    /// Has the event loop, through `modify`, wait for `events`.
+    /// Makes the event loop, through `modify`, wait for `events`.
     pub fn watch(&mut self, events: EventSet, modify: impl FnOnce(RawFd, EventSet) -> io::Result<()>) {
         if events == self.watched {
             return;
@@ -121,7 +121,7 @@ impl Tap {
 fn offloads(features: u64) -> libc::c_uint {
     let has = |bit: u32| features & 1 << bit != 0;
     if !has(b::VIRTIO_NET_F_GUEST_CSUM) {
-        // The rest is meaningless without (§5.1.3.1), and the kernel refuses it.
+        // The other offloads are meaningless without it (§5.1.3.1), and the kernel refuses them.
         return 0;
     }
     [
@@ -198,7 +198,7 @@ mod tests {
         else {
             return thaw_test_skip::skip("cannot open /dev/net/tun");
         };
-        // It has no interface: every ioctl fails.
+        // It has no interface, so every ioctl fails.
         let mut tap = Tap::prepared(tun.into()).unwrap();
         let all = [
             b::VIRTIO_NET_F_GUEST_CSUM,

@@ -12,12 +12,12 @@ use crate::virtio::guest_io::{self, MAX_SLICES};
 use crate::virtio::queue::{Answer, DeviceQueue};
 use crate::virtio::throttle::Throttle;
 
-/// Least bytes of a frame: an Ethernet header.
+/// Least bytes of a frame: vnet header and Ethernet header.
 const LEAST: usize = HEADER + 14;
-/// Most bytes: a header and 64 KiB of segments with theirs.
+/// Most bytes: vnet header, 64 KiB of segments, and their Ethernet header with VLAN tag.
 const MOST: usize = HEADER + 65_535 + 18;
 
-/// Sends what is queued, as far as the rate limit allows. True if it stopped because the tap is full.
+/// Sends queued frames, as far as the rate limit allows. Returns true if it stopped because the tap is full.
 pub fn transmit(
     queue: &mut DeviceQueue,
     tap: Option<&Tap>,
@@ -44,7 +44,7 @@ pub fn transmit(
     Ok(is_full)
 }
 
-/// One frame, if it is one. What the tap refuses is lost, as on a wire.
+/// Sends one frame, if the chain is one. A frame that the tap refuses is lost, as on a wire.
 fn send(memory: &GuestMemory, chain: &Chain, tap: &Tap) -> io::Result<()> {
     let Ok(slices) = chain.readable(memory) else {
         return Ok(());

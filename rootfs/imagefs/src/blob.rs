@@ -1,12 +1,12 @@
 //! A blob's cache file and the ready bitmap beside it (`docs/blob-cache.md` has the format byte by byte).
 //!
-//! A *blob* is the file data of one layer, each file's bytes 4 KiB-aligned and zero-padded, cut into chunks of
-//! [`CHUNK_SIZE`]. The *data* file holds the bytes; the *ready* file says which chunks of it may be served.
+//! A *blob* is the file data of one layer: each file's bytes, 4 KiB-aligned and zero-padded, divided into chunks of [`CHUNK_SIZE`]. The
+//! *data* file holds the bytes; the *ready* file records which of its chunks may be served.
 //!
-//! Invariant: a set bit means that, since this boot, the chunk's bytes were compared with their BLAKE3 digest or were
-//! written from a layer whose DiffID was verified. The writer stores the bit with release ordering after the bytes are
-//! in the data file, and readers load it with acquire ordering, so that a reader that sees the bit sees the bytes.
-//! While a process may hold the files, bits are only set, and neither file is truncated, punched or replaced in place.
+//! Invariant: a set bit means that, since this boot, the chunk's bytes were compared with their BLAKE3 digest or were written from a layer
+//! whose DiffID was verified. The writer stores the bit with release ordering after the bytes are in the data file, and readers load it
+//! with acquire ordering, so a reader that sees the bit sees the bytes. While a process may hold the files, bits are only set, and neither
+//! file is truncated, punched or replaced in place.
 
 mod ready;
 mod writer;
@@ -19,13 +19,13 @@ pub use writer::{BlobSummary, BlobWriter, RefillSummary};
 
 use ready::{Header, Mapping};
 
-/// log2 of [`CHUNK_SIZE`], as it stands in the ready file.
+/// log2 of [`CHUNK_SIZE`], as stored in the ready file.
 pub const CHUNK_LOG2: u32 = 17;
 
 /// Bytes that become ready together: 128 KiB, the window in which Linux reads ahead by default.
 pub const CHUNK_SIZE: u64 = 1 << CHUNK_LOG2;
 
-/// File data starts at multiples of this many bytes: what a page, a DAX mapping and an EROFS block want.
+/// File data starts at multiples of this many bytes, which suits pages, DAX mappings and EROFS blocks.
 pub const BLOCK_SIZE: u64 = 4096;
 
 /// What can be wrong with a pair of data and ready files.
@@ -49,7 +49,7 @@ pub enum BlobError {
     Io(#[from] std::io::Error),
 }
 
-/// A blob as the VMM sees it: read-only, possibly incomplete, filled by another process meanwhile.
+/// A blob for the VMM: read-only and possibly incomplete. Another process may fill it meanwhile.
 pub struct BlobFile {
     data: File,
     map: Mapping,
@@ -57,11 +57,11 @@ pub struct BlobFile {
 }
 
 impl BlobFile {
-    /// Takes the descriptors of a data and a ready file, both opened for reading. Nothing in either is trusted: sizes are
-    /// checked against each other and bounded before anything is mapped.
+    /// Takes the descriptors of a data and a ready file, both opened for reading. Neither file is trusted: sizes are checked against each
+    /// other and bounded before anything is mapped.
     ///
-    /// The boot id is not checked here (a jailed process cannot read its own): the process that passes the
-    /// descriptors has called [`ReadyFile::activate`].
+    /// The boot ID is not checked here, because a jailed process cannot read the host's: the process that passes the descriptors must have
+    /// called [`ReadyFile::activate`].
     pub fn open(data: File, ready: File) -> Result<Self, BlobError> {
         let header = Header::read(&ready)?;
         let map = Mapping::read_only(&ready, &header)?;
@@ -80,12 +80,12 @@ impl BlobFile {
         self.header.length
     }
 
-    /// Whether the layer has no file data at all.
+    /// Whether the layer has no file data.
     pub fn is_empty(&self) -> bool {
         self.header.length == 0
     }
 
-    /// The blob's name: its layer's DiffID where the data was compared with that, else a key of the form it came in.
+    /// The blob's name: the layer's DiffID if the data was compared with it, otherwise a key derived from the form it came in.
     pub fn id(&self) -> [u8; 32] {
         self.header.id
     }
@@ -95,12 +95,12 @@ impl BlobFile {
         self.header.chunk_size()
     }
 
-    /// The data file, to `pread` or map what is ready.
+    /// The data file, for reading or mapping the chunks that are ready.
     pub fn data(&self) -> &File {
         &self.data
     }
 
-    /// Whether all of `offset..offset + length` lies in the blob and may be read now.
+    /// Whether `offset..offset + length` lies in the blob and may be read now.
     pub fn is_ready(&self, offset: u64, length: u64) -> bool {
         offset
             .checked_add(length)
@@ -108,12 +108,12 @@ impl BlobFile {
             && self.missing(offset, length).next().is_none()
     }
 
-    /// The parts of `offset..offset + length` that may not be read yet, in order, as byte ranges on chunk boundaries
-    /// (the last one ends with the blob). Bytes beyond the end of the blob are not reported. Bytes beyond the end of a
-    /// data file that was cut count as missing, whatever their bits say: the node fetches them again.
+    /// The parts of `offset..offset + length` that may not be read yet, in order, as byte ranges on chunk boundaries (the last one ends
+    /// with the blob). Bytes beyond the end of the blob are not reported. Bytes beyond the end of a truncated data file count as missing,
+    /// whatever their bits are: the node fetches them again.
     pub fn missing(&self, offset: u64, length: u64) -> impl Iterator<Item = Range<u64>> + '_ {
         let mut chunks = self.header.chunks_of(offset, length);
-        // One cheap call for each read, which copies a page at least.
+        // One cheap call for each read, which copies at least a page.
         let there = self.data.metadata().map_or(0, |data| data.len());
         let is_there =
             move |chunk: u64| self.map.is_set(chunk) && self.header.chunk_range(chunk).end <= there;

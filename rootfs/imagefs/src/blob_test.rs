@@ -136,7 +136,7 @@ fn chunk_digests_are_learned_and_torn_chunks_do_not_match() {
     let ready = create(false).unwrap();
     assert!(ready.is_learned() && ready.digest(0).unwrap().is_none());
     let mut buffer = Vec::new();
-    // Zeros are no match for what is not known.
+    // Zeros do not match an unknown digest.
     assert!(!ready.verify(&data, 0, &mut buffer).unwrap());
     data.write_all_at(&bytes, 0).unwrap();
     for chunk in 0..2 {
@@ -149,7 +149,7 @@ fn chunk_digests_are_learned_and_torn_chunks_do_not_match() {
     assert_eq!(ready.ready_count(), 2);
     drop(ready);
 
-    // Another boot; of one digest half was written.
+    // Another boot; one digest was written only in part.
     let mut ready = ReadyFile::open(file.try_clone().unwrap()).unwrap();
     let torn = ready.digest(1).unwrap().unwrap();
     let half = [&torn[..16], &[0; 16]].concat();
@@ -160,7 +160,7 @@ fn chunk_digests_are_learned_and_torn_chunks_do_not_match() {
         .collect();
     assert_eq!(agree, [true, false, false]);
 
-    // Emptied: digests are kept, bits are not. Of a sealed file no digest can be given.
+    // Emptied: digests are kept, bits are not. A sealed file refuses new digests.
     let emptied = tempfile::tempfile().unwrap();
     let emptied = ready.write_emptied(emptied, BOOT).unwrap();
     assert!(emptied.is_learned() && emptied.ready_count() == 0);
@@ -208,7 +208,7 @@ fn torn_and_hostile_files_are_errors() {
     ] {
         assert!(open(with(&|bytes| bytes[at] = value)).is_some(), "byte {at}");
     }
-    // A digest changed: the reader does not look, the owner must.
+    // A digest changed. The reader does not check that; the owner must.
     let torn = with(&|bytes| *bytes.last_mut().unwrap() ^= 1);
     assert!(matches!(ReadyFile::open(torn), Err(BlobError::Damaged(_))));
     data.set_len(CHUNK_SIZE).unwrap();
@@ -222,7 +222,7 @@ fn torn_and_hostile_files_are_errors() {
 }
 
 proptest! {
-    /// `missing` is exactly the chunks whose bit is unset, merged, in order, and agrees with `is_ready`.
+    /// `missing` returns exactly the chunks whose bit is unset, merged and in order, and agrees with `is_ready`.
     #[test]
     fn missing_is_the_complement_of_the_bits(set in proptest::collection::vec(any::<bool>(), 1..40),
                                              offset in 0u64..6_000_000, length in 0u64..6_000_000, cut in 0u64..32) {

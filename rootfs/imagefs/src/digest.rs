@@ -1,6 +1,6 @@
-//! SHA-256 digests as OCI writes them: `sha256:` and 64 lower-case hex digits.
+//! SHA-256 digests as written by OCI: `sha256:` and 64 lower-case hex digits.
 //!
-//! Other algorithms that the OCI specification allows are refused by name: no registry serves images by them.
+//! The OCI specification allows other algorithms. They are refused by name, because no registry uses them for images.
 
 use std::fmt;
 use std::str::FromStr;
@@ -13,7 +13,7 @@ use sha2::{Digest as _, Sha256};
 #[serde(try_from = "String", into = "String")]
 pub struct Digest([u8; 32]);
 
-/// Why a text is no digest.
+/// The text is not a valid digest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a digest: sha256: and 64 lower-case hex digits are expected")]
 pub struct DigestError(String);
@@ -29,7 +29,7 @@ impl Digest {
         &self.0
     }
 
-    /// 64 hex digits: a file name.
+    /// The digest as 64 hex digits, for a file name.
     pub fn hex(&self) -> String {
         self.0.iter().map(|byte| format!("{byte:02x}")).collect()
     }

@@ -1,28 +1,28 @@
 //! Mapped files whose pages may be lost: truncated by another process, or on a failing medium.
 //!
-//! Reading a lost page raises SIGBUS, which would end the process and all its guests. A *guarded* mapping gets a page
-//! of zeros instead. For ready bits that means "not ready", which is always right. For metadata, zeros could be taken
-//! for content, so the loss is recorded ([`metadata_lost`]) and the server answers with an error from then on. A SIGBUS
-//! elsewhere ends the process as usual: guest memory is never made up.
+//! Reading a lost page raises SIGBUS, which would end the process and all its guests. In a *guarded* mapping the page is replaced by zeros
+//! instead. For ready bits that means "not ready", which is always safe. For metadata, zeros could be taken for content; so the loss is
+//! recorded ([`metadata_lost`]) and the server answers with an error from then on. A SIGBUS elsewhere ends the process as usual, because
+//! guest memory must never be made up.
 #![allow(unsafe_code)]
 
 use std::io;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Mappings guarded at once; more go unguarded.
+/// Most mappings guarded at once. Further ones are not guarded.
 const SLOTS: usize = 1024;
 const PAGE: usize = 4096;
 
-/// What zeros in a mapping mean.
+/// The meaning of zeros in a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Content {
-    /// Bits of which an unset one is never wrong.
+    /// Bits. An unset bit is always safe.
     Bits,
     Metadata,
 }
 
-/// A guarded range: free while `end` is 0, being set up or torn down while `start` is.
+/// A guarded range. It is free while `end` is 0. While only `start` is 0, it is being set up or removed.
 struct Slot {
     start: AtomicUsize,
     end: AtomicUsize,
@@ -39,17 +39,17 @@ static GUARDED: [Slot; SLOTS] = [const {
 
 static METADATA_LOST: AtomicBool = AtomicBool::new(false);
 
-/// Whether a page of mapped metadata was ever lost to this process: what was read from it since may be wrong.
+/// Whether a page of mapped metadata was ever lost in this process. Metadata read since then may be wrong.
 pub fn metadata_lost() -> bool {
     METADATA_LOST.load(Ordering::Acquire)
 }
 
-/// A mapping's guard; dropped before the mapping is unmapped, it ends.
+/// The guard of a mapping. It must be dropped before the mapping is unmapped.
 #[derive(Debug)]
 pub struct Guard(Option<usize>);
 
 impl Guard {
-    /// Guards `length` bytes from `start`, a whole mapping that is only read.
+    /// Guards `length` bytes from `start`: a whole mapping that is only read.
     pub fn new(start: NonNull<u8>, length: usize, content: Content) -> Guard {
         let (start, end) = (start.as_ptr() as usize, start.as_ptr() as usize + length);
         let claimed = GUARDED.iter().position(|slot| {
@@ -75,9 +75,9 @@ impl Drop for Guard {
     }
 }
 
-/// Has guarded mappings survive the loss of their pages, in this process from now on.
+/// Installs the handler: from now on this process survives lost pages in guarded mappings.
 pub fn install() -> io::Result<()> {
-    // SAFETY: an all-zero sigaction is a valid one, whose fields are then set; `lost` keeps to what a handler may do.
+    // SAFETY: an all-zero sigaction is valid, and its fields are set below; `lost` only does what a signal handler may.
     let done = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = lost as *const () as usize;
@@ -90,16 +90,16 @@ pub fn install() -> io::Result<()> {
     }
 }
 
-/// The handler: only atomics and system calls.
+/// The handler. It uses only atomics and system calls.
 extern "C" fn lost(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
-    // SAFETY: the kernel passes a valid siginfo; of a SIGBUS it has an address, which is only compared.
+    // SAFETY: the kernel passes a valid siginfo; for SIGBUS it has an address, which is only compared.
     let (code, address) = unsafe { ((*info).si_code, (*info).si_addr() as usize) };
     let slot = GUARDED.iter().find(|slot| {
         let start = slot.start.load(Ordering::Acquire);
         start != 0 && (start..slot.end.load(Ordering::Acquire)).contains(&address)
     });
     let Some(slot) = slot.filter(|_| code == libc::BUS_ADRERR) else {
-        // Not ours: the access is made again, and ends the process as it would have.
+        // The page is in no guarded mapping: the access is repeated, and ends the process as without this handler.
         // SAFETY: SIG_DFL is a valid disposition.
         unsafe { libc::signal(libc::SIGBUS, libc::SIG_DFL) };
         return;
@@ -108,8 +108,8 @@ extern "C" fn lost(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_v
         METADATA_LOST.store(true, Ordering::Release);
     }
     let page = address & !(PAGE - 1);
-    // SAFETY: the page lies in a guarded mapping, which is only read and is unmapped after its guard has ended; zeros take
-    // the place of what cannot be read. errno is put back for the code that was interrupted.
+    // SAFETY: the page lies in a guarded mapping, which is only read and is unmapped after its guard has ended; zeros replace bytes that
+    // cannot be read. errno is restored for the interrupted code.
     unsafe {
         let errno = *libc::__errno_location();
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;

@@ -1,4 +1,4 @@
-//! How a guest is served an image: the blob cache, EROFS metadata, and the FUSE file system over both.
+//! Serves images to guests: the blob cache, EROFS metadata, and the FUSE file system over both.
 //!
 //! A VMM's process contains this code, so it depends on as little as possible: no network, no compression, no runtime.
 //! `thaw-images` obtains images and fills the blob cache.

@@ -1,7 +1,7 @@
 //! The file tree of a whole image, from which EROFS metadata is written.
 //!
-//! A tree holds no file data, only where it is: extents of the layers' data files, in which every file starts on a page
-//! and is padded with zeros to a page.
+//! A tree holds no file data, only its places: extents of the layers' data files. In those, every file starts on a page and is padded with
+//! zeros to a page.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 /// Bytes of a page, of an EROFS block and of the alignment of file data.
 pub const PAGE: u64 = 4096;
 
-/// A moment, as POSIX counts it.
+/// A point in time, as in POSIX.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Timestamp {
     /// Seconds since the epoch; negative before it.
@@ -27,7 +27,7 @@ pub struct Xattr {
     pub value: Vec<u8>,
 }
 
-/// What every inode has.
+/// The attributes that every inode has.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Attributes {
     /// Permission, set-id and sticky bits: `0o7777`. The type is the [`Kind`].
@@ -49,15 +49,15 @@ impl Attributes {
     }
 }
 
-/// A piece of a file that is stored. Pieces are sorted and do not overlap; what lies between them is zeros. Neighbours may
-/// touch where they are stored apart.
+/// A stored piece of a file. Pieces are sorted and do not overlap; between them are zeros. Adjacent pieces may touch if they are not stored
+/// together.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct BlobExtent {
-    /// Where in the file; a multiple of [`PAGE`].
+    /// Offset in the file; a multiple of [`PAGE`].
     pub file_offset: u64,
-    /// Which data file, counted as the lengths are that are given to [`crate::erofs::write`].
+    /// Index of the data file, in the order of the lengths passed to [`crate::erofs::write`].
     pub blob: u32,
-    /// Where in that data file; a multiple of [`PAGE`].
+    /// Offset in that data file; a multiple of [`PAGE`].
     pub data_offset: u64,
     /// Bytes, a multiple of [`PAGE`]; may reach past the end of the file by less than a page.
     pub length: u64,
@@ -66,15 +66,14 @@ pub struct BlobExtent {
 /// Index of an inode in a [`Tree`].
 pub type InodeIndex = u32;
 
-/// What an inode of a [`Tree`] is.
+/// The type of an inode of a [`Tree`], with its contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Names to inodes, without `.` and `..`. The order of the map, by bytes, is the order EROFS wants.
+    /// Maps names to inodes, without `.` and `..`. The map's order, by bytes, is EROFS's order.
     Directory {
         entries: BTreeMap<Box<[u8]>, InodeIndex>,
     },
-    /// A regular file. Of a merged tree all extents lie in the data file of the layer that named it, counted from the
-    /// bottom.
+    /// A regular file. In a merged tree all its extents lie in the data file of the layer that named it, counted from the bottom.
     File {
         size: u64,
         extents: Vec<BlobExtent>,
@@ -101,7 +100,7 @@ pub struct Inode {
     pub kind: Kind,
 }
 
-/// A whole file system: inode 0 is the root; an inode no directory names is not part of it.
+/// A whole file system. Inode 0 is the root; an inode without a name in a directory is not part of it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Tree {
     pub inodes: Vec<Inode>,
@@ -123,12 +122,12 @@ impl Tree {
         }
     }
 
-    /// The inode at `index`. Indices come from this tree, so it is there.
+    /// The inode at `index`, which must come from this tree.
     pub fn inode(&self, index: InodeIndex) -> &Inode {
         &self.inodes[index as usize]
     }
 
-    /// The entries of a directory; none for anything else.
+    /// The entries of a directory; `None` for any other type.
     pub fn entries(&self, index: InodeIndex) -> Option<&BTreeMap<Box<[u8]>, InodeIndex>> {
         match &self.inode(index).kind {
             Kind::Directory { entries } => Some(entries),
@@ -136,7 +135,7 @@ impl Tree {
         }
     }
 
-    /// The inode at a path of plain components, symbolic links not followed.
+    /// The inode at a path of plain components. Symbolic links are not followed.
     pub fn lookup(&self, path: &[u8]) -> Option<InodeIndex> {
         path.split(|byte| *byte == b'/')
             .filter(|component| !component.is_empty())

@@ -1,11 +1,10 @@
 //! The ready file: a header, one bit per chunk, one digest per chunk.
 //!
-//! The digests of a *sealed* file are all known when it is made; those of a *learned* one are zero until a chunk arrives
-//! and its digest is recorded, which is done before its bit is set. A digest torn by a crash does not match, so its
-//! chunk counts as missing.
+//! In a *sealed* file all digests are known when the file is made. In a *learned* file a digest is zero until its chunk arrives; then the
+//! digest is recorded before the bit is set. A digest torn by a crash does not match, so its chunk counts as missing.
 //!
-//! The header and the bitmap are mapped shared and touched only as atomics, so a file another process changes under
-//! us, rightly or not, can give wrong answers but no undefined behaviour. Files are never truncated while mapped.
+//! The header and the bitmap are mapped shared and accessed only as atomics. So a file that another process changes, rightly or not, can
+//! give wrong answers but cause no undefined behaviour. Files are never truncated while mapped.
 
 mod stamp;
 
@@ -36,15 +35,15 @@ const FLAGS: Range<usize> = 112..116;
 /// The only flag: digests are learned.
 const LEARNED: u32 = 1;
 
-/// No layer is larger: bounds what a hostile header makes a reader map.
+/// Largest blob: no layer is larger. Limits how much a hostile header makes a reader map.
 const MAX_LENGTH: u64 = 1 << 42;
 
-/// Which boot of the host the bits belong to: `/proc/sys/kernel/random/boot_id`.
+/// The boot of the host in which the bits were set: `/proc/sys/kernel/random/boot_id`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BootId(pub [u8; 16]);
 
 impl BootId {
-    /// No boot: bits under it are never believed.
+    /// No boot: bits with this ID are never trusted.
     pub const NONE: Self = Self([0; 16]);
 
     /// This boot's id, or [`BootId::NONE`] if the kernel does not provide it.
@@ -76,12 +75,12 @@ pub(super) struct Header {
     pub learned: bool,
 }
 
-/// What is known of a new blob's chunks.
+/// The digests known when a blob is made.
 #[derive(Clone, Copy, Debug)]
 pub enum Digests<'a> {
-    /// Everything: one digest for each chunk. The table never changes and is sealed.
+    /// All: one for each chunk. The table never changes and is sealed.
     Sealed(&'a [[u8; 32]]),
-    /// Nothing yet.
+    /// None yet.
     Learned,
 }
 
@@ -92,7 +91,7 @@ fn field<const N: usize>(bytes: &[u8; HEADER_USED], at: usize) -> [u8; N] {
 }
 
 impl Header {
-    /// Reads and bounds-checks the header against the file's size.
+    /// Reads the header and checks its sizes against the file's.
     pub fn read(file: &File) -> Result<Self, BlobError> {
         let size = file.metadata()?.len();
         if size < HEADER_SIZE {
@@ -150,7 +149,7 @@ impl Header {
         bytes
     }
 
-    /// BLAKE3 over all that never changes: the header without boot id and seal, and the digest table of a sealed file.
+    /// BLAKE3 over everything that never changes: the header without boot ID and seal, and the digest table of a sealed file.
     fn seal_of(&self, table: &[u8]) -> [u8; 32] {
         let bytes = self.encode();
         let mut hasher = blake3::Hasher::new();
@@ -172,13 +171,13 @@ impl Header {
         self.length.div_ceil(self.chunk_size())
     }
 
-    /// Bytes of a chunk; the last one ends with the blob.
+    /// The byte range of a chunk; the last chunk ends with the blob.
     pub fn chunk_range(&self, chunk: u64) -> Range<u64> {
         let start = chunk << self.chunk_log2;
         start..(start + self.chunk_size()).min(self.length)
     }
 
-    /// The chunks that hold `offset..offset + length`, as far as the blob goes.
+    /// The chunks that contain `offset..offset + length`, limited to the blob.
     pub fn chunks_of(&self, offset: u64, length: u64) -> Range<u64> {
         let end = offset.saturating_add(length).min(self.length);
         if length == 0 || offset >= end {
@@ -194,13 +193,13 @@ impl Header {
 
 /// The header and bitmap of a ready file, mapped shared.
 pub(super) struct Mapping {
-    /// Of a mapping that is only read; ends before it does.
+    /// For a read-only mapping. It ends before the mapping does.
     guard: Option<Guard>,
     base: NonNull<u8>,
     length: usize,
 }
 
-// SAFETY: the mapping is only reached as atomics, and is unmapped only when the one owner is dropped.
+// SAFETY: the mapping is accessed only as atomics, and is unmapped only when its one owner is dropped.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; shared access is atomic access.
 unsafe impl Sync for Mapping {}
@@ -212,7 +211,7 @@ impl Mapping {
 
     fn new(file: &File, header: &Header, protection: ProtFlags) -> io::Result<Self> {
         let length = usize::try_from(header.digests_at()).map_err(io::Error::other)?;
-        // SAFETY: a fresh mapping at an address the kernel chooses aliases nothing of ours.
+        // SAFETY: a new mapping at an address the kernel chooses overlaps no other memory of this process.
         let base = unsafe {
             mmap(
                 std::ptr::null_mut(),
@@ -229,10 +228,10 @@ impl Mapping {
     }
 
     fn bytes(&self) -> &[AtomicU8] {
-        // SAFETY: `length` bytes at `base` stay mapped as long as `self` lives, AtomicU8 has the layout of u8, and every
-        // access goes through this slice, so another process that stores into the file races only with atomics. The
-        // file was at least this long when mapped and is never truncated (module invariant), so no access faults.
-        // A read-only mapping is only loaded from: stores go through `ReadyFile`, which maps for writing.
+        // SAFETY: `length` bytes at `base` stay mapped as long as `self` lives, AtomicU8 has the layout of u8, and every access goes
+        // through this slice, so a store by another process into the file races only with atomics. The file was at least this long when
+        // mapped and is never truncated (module invariant), so no access faults. A read-only mapping is only loaded from: stores go through
+        // `ReadyFile`, which maps for writing.
         unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.length) }
     }
 
@@ -241,7 +240,7 @@ impl Mapping {
         (self.bytes().get(index), 1 << (chunk % 8))
     }
 
-    /// Whether `chunk` is ready. Acquire: the bytes it stands for are visible after.
+    /// Whether `chunk` is ready. Acquire ordering: if so, the chunk's bytes are visible afterwards.
     pub fn is_set(&self, chunk: u64) -> bool {
         let (byte, mask) = self.bit(chunk);
         byte.is_some_and(|byte| byte.load(Ordering::Acquire) & mask != 0)
@@ -251,22 +250,22 @@ impl Mapping {
 impl Drop for Mapping {
     fn drop(&mut self) {
         self.guard = None;
-        // SAFETY: unmaps exactly what `new` mapped; borrows of it end before the owner does.
+        // SAFETY: unmaps exactly the mapping that `new` made; all borrows of it have ended.
         let _ = unsafe { munmap(self.base.as_ptr().cast(), self.length) };
     }
 }
 
-/// The ready file as its owner, the node, sees it: it may check chunks and set bits.
+/// The ready file for its owner, the node, which may check chunks and set bits.
 pub struct ReadyFile {
     file: File,
     map: Mapping,
     header: Header,
-    /// Held by the thread that has the file's lock, which the threads of a process would share.
+    /// Taken together with the file's lock, because the threads of a process share that lock.
     writing: Mutex<()>,
 }
 
 impl ReadyFile {
-    /// Writes a new ready file and flushes it to the disk: header, digests, and all bits set or none.
+    /// Writes a new ready file and flushes it to the disk: header, digests, and either all bits set or none.
     pub fn create(
         mut file: File,
         id: [u8; 32],
@@ -313,7 +312,7 @@ impl ReadyFile {
         Self::map(file, header)
     }
 
-    /// Opens a ready file for reading and writing, and checks its digests against their seal: a torn one is an error.
+    /// Opens a ready file for reading and writing, and checks its digests against their seal. A torn seal is an error.
     pub fn open(file: File) -> Result<Self, BlobError> {
         let header = Header::read(&file)?;
         let mut table = Vec::new();
@@ -337,10 +336,10 @@ impl ReadyFile {
         })
     }
 
-    /// Makes the bits mean *this* boot: where they were set under another, a host crash may have lost the bytes, so all
-    /// are cleared and every chunk is compared with its digest before it is served again. Returns whether they were.
+    /// Makes the bits valid for *this* boot. If they were set in another, a host crash may have lost the bytes: then all bits are cleared,
+    /// and every chunk is compared with its digest before it is served again. Returns whether they were cleared.
     ///
-    /// Call it before anybody is handed the files, under the layer's lock.
+    /// Must be called under the layer's lock, before another process gets the files.
     pub fn activate(&mut self, boot: BootId) -> Result<bool, BlobError> {
         if self.is_active(boot, &self.header.id) {
             return Ok(false);
@@ -354,7 +353,7 @@ impl ReadyFile {
         Ok(true)
     }
 
-    /// Whether the file is this blob's and its bits mean this boot.
+    /// Whether the file belongs to this blob and its bits are valid for this boot.
     pub fn is_active(&self, boot: BootId, id: &[u8; 32]) -> bool {
         boot != BootId::NONE && self.header.boot == boot && self.header.id == *id
     }
@@ -364,7 +363,7 @@ impl ReadyFile {
         self.header.id
     }
 
-    /// Whether digests are learned as chunks arrive, and not sealed from the start.
+    /// Whether digests are learned as chunks arrive, instead of sealed from the start.
     pub fn is_learned(&self) -> bool {
         self.header.learned
     }
@@ -379,12 +378,12 @@ impl ReadyFile {
         self.header.chunk_count()
     }
 
-    /// The chunks that hold `offset..offset + length`, as far as the blob goes.
+    /// The chunks that contain `offset..offset + length`, limited to the blob.
     pub fn chunks_of(&self, offset: u64, length: u64) -> Range<u64> {
         self.header.chunks_of(offset, length)
     }
 
-    /// Bytes of one chunk within the data file.
+    /// The byte range of a chunk in the data file.
     pub fn chunk_range(&self, chunk: u64) -> Range<u64> {
         self.header.chunk_range(chunk)
     }
@@ -405,8 +404,8 @@ impl ReadyFile {
         Ok((!self.header.learned || digest != UNKNOWN).then_some(digest))
     }
 
-    /// Learns the digest of a chunk whose bytes were verified otherwise. To be done before [`ReadyFile::set_ready`]: a
-    /// ready chunk has a digest to be compared with after the next boot.
+    /// Records the digest of a chunk whose bytes were verified in another way. Must precede [`ReadyFile::set_ready`]: every ready chunk
+    /// needs a digest to be compared with after the next boot.
     ///
     /// # Errors
     /// `Damaged` for a sealed file, whose digests do not change, and for a chunk beyond the end; `Io`.
@@ -418,8 +417,7 @@ impl ReadyFile {
         Ok(self.file.write_all_at(digest, at)?)
     }
 
-    /// Sets the bit: the chunk's bytes are in the data file and are the right ones. Release: a reader that sees the bit sees
-    /// them.
+    /// Sets the bit: the chunk's bytes are in the data file and are correct. Release ordering: a reader that sees the bit sees the bytes.
     pub fn set_ready(&self, chunk: u64) {
         debug_assert!(chunk < self.chunk_count());
         if let (Some(byte), mask) = self.map.bit(chunk) {
@@ -427,8 +425,8 @@ impl ReadyFile {
         }
     }
 
-    /// Makes chunks missing again, because their bytes were found to be damaged while their bits were set. A reader that
-    /// has looked at a bit before must look again after it has read ([`super::BlobFile::is_ready`]).
+    /// Makes chunks missing again, because their bytes were found damaged while their bits were set. A reader that has checked a bit before
+    /// must check it again after reading ([`super::BlobFile::is_ready`]).
     pub fn clear(&self, chunks: Range<u64>) {
         for chunk in chunks.start..chunks.end.min(self.chunk_count()) {
             if let (Some(byte), mask) = self.map.bit(chunk) {
@@ -466,7 +464,7 @@ impl ReadyFile {
         Self::map(file, header)
     }
 
-    /// Whether the bytes of `chunk` in `data` are the ones its digest is of, whatever its bit says.
+    /// Whether the bytes of `chunk` in `data` match its digest, whatever its bit is.
     ///
     /// # Errors
     /// `Io`.

@@ -1,7 +1,7 @@
-//! Writing a layer's file data, streamed in order, into a cache file.
+//! Writes a layer's file data, streamed in order, into a cache file.
 //!
-//! The same writer makes a new blob and repairs an old one: unpacking a layer again yields the same bytes, so each
-//! chunk whose bit is unset is compared with the digest recorded the first time, written in place, and marked ready.
+//! The same writer makes a new blob and repairs an old one. Unpacking a layer again yields the same bytes: each chunk whose bit is unset is
+//! compared with the digest recorded the first time, written in place, and marked ready.
 
 use std::fs::File;
 use std::io::{self, Write};
@@ -12,7 +12,7 @@ use thaw_failpoint::{Failpoint, reach};
 use super::ready::{BootId, Digests, ReadyFile};
 use super::{BLOCK_SIZE, BlobError, CHUNK_SIZE};
 
-/// What a finished new blob holds.
+/// The result of writing a new blob.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct BlobSummary {
     /// Bytes, a multiple of [`BLOCK_SIZE`].
@@ -21,7 +21,7 @@ pub struct BlobSummary {
     pub digests: Vec<[u8; 32]>,
 }
 
-/// What repairing a blob did.
+/// The result of repairing a blob.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RefillSummary {
     /// Chunks written and made ready.
@@ -36,7 +36,7 @@ enum Target {
 /// Writes a blob in order. Zero chunks of a new blob stay holes.
 pub struct BlobWriter {
     data: File,
-    /// Bytes of whole chunks passed on.
+    /// Bytes of the complete chunks that were written.
     flushed: u64,
     chunk: Vec<u8>,
     target: Target,
@@ -53,7 +53,7 @@ impl BlobWriter {
         }
     }
 
-    /// Fills in what is missing of an existing blob.
+    /// Writes the missing chunks of an existing blob.
     pub fn refill(data: File, ready: ReadyFile) -> Self {
         Self {
             data,
@@ -63,7 +63,7 @@ impl BlobWriter {
         }
     }
 
-    /// Bytes written so far: where the next one goes.
+    /// Bytes written so far, which is the offset of the next byte.
     pub fn position(&self) -> u64 {
         self.flushed + self.chunk.len() as u64
     }
@@ -108,8 +108,8 @@ impl BlobWriter {
         Ok(())
     }
 
-    /// Ends a new blob. Nothing is ready yet: the caller first compares the layer with its DiffID, then writes the
-    /// ready file with [`BlobWriter::seal`].
+    /// Ends a new blob. No chunk is ready yet: the caller must first compare the layer with its DiffID, and then write the ready file with
+    /// [`BlobWriter::seal`].
     pub fn finish(mut self) -> Result<BlobSummary, BlobError> {
         self.align()?;
         self.flush_chunk()?;
@@ -126,7 +126,7 @@ impl BlobWriter {
         })
     }
 
-    /// Writes the ready file of a finished blob, every chunk ready. To be called only once the layer is verified.
+    /// Writes the ready file of a finished blob, with every chunk ready. Must be called only after the layer is verified.
     pub fn seal(
         summary: &BlobSummary,
         ready: File,
@@ -143,7 +143,7 @@ impl BlobWriter {
         )
     }
 
-    /// Ends a repair. Every chunk has been seen, or the error says where the layer ended.
+    /// Ends a repair. Fails if the layer ended before every chunk was seen; the error names the place.
     pub fn finish_refill(mut self) -> Result<RefillSummary, BlobError> {
         self.align()?;
         self.flush_chunk()?;

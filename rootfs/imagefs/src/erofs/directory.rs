@@ -1,13 +1,13 @@
-//! Directory content: blocks of entries followed by their names, in the order of the names' bytes.
+//! Directory content: blocks of entries followed by their names, in byte order of the names.
 
 use crate::tree::{InodeIndex, Kind, Tree};
 
 use super::format::{BLOCK, DIRENT};
 
-/// A name and what it names.
+/// A name and its inode.
 pub type Named<'a> = (&'a [u8], InodeIndex);
 
-/// All entries of a directory in the order EROFS wants, with `.` and `..` among the others.
+/// All entries of a directory in EROFS's order, including `.` and `..`.
 pub fn sorted_entries(tree: &Tree, directory: InodeIndex, parent: InodeIndex) -> Vec<Named<'_>> {
     let Kind::Directory { entries } = &tree.inode(directory).kind else {
         return Vec::new();
@@ -21,7 +21,7 @@ pub fn sorted_entries(tree: &Tree, directory: InodeIndex, parent: InodeIndex) ->
     sorted
 }
 
-/// Splits entries into the blocks they fill.
+/// Divides entries into blocks as full as possible.
 pub fn blocks<'a, 'b>(mut entries: &'b [Named<'a>]) -> impl Iterator<Item = &'b [Named<'a>]> {
     std::iter::from_fn(move || {
         let mut used = 0;
@@ -40,7 +40,7 @@ pub fn used(block: &[Named]) -> usize {
     block.iter().map(|(name, _)| DIRENT + name.len()).sum()
 }
 
-/// Bytes of a directory: all blocks but the last count whole.
+/// Bytes of a directory. All blocks but the last count as full.
 pub fn size(entries: &[Named]) -> u64 {
     let (count, last) = blocks(entries).fold((0, 0), |(count, _), block| (count + 1, used(block)));
     (count as u64).saturating_sub(1) * BLOCK + last as u64

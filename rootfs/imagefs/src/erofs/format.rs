@@ -1,15 +1,15 @@
-//! Numbers of the on-disk format (Linux `fs/erofs/erofs_fs.h`). All fields are little-endian.
+//! Constants of the on-disk format (Linux `fs/erofs/erofs_fs.h`). All fields are little-endian.
 
 pub const BLOCK_BITS: u32 = 12;
 pub const BLOCK: u64 = 1 << BLOCK_BITS;
-/// The superblock's place in block 0, and its bytes without extensions.
+/// The superblock's offset in block 0, and its size in bytes without extensions.
 pub const SUPER_OFFSET: usize = 1024;
 pub const SUPER_SIZE: usize = 128;
 pub const MAGIC: u32 = 0xE0F5_E1E2;
 
 pub const COMPAT_SB_CHECKSUM: u32 = 0x1;
 pub const COMPAT_MTIME: u32 = 0x2;
-/// Compressed clusters are padded at their front: without meaning where nothing is compressed, but set by older tools.
+/// Compressed clusters are padded at their front. Meaningless without compression, but set by older tools.
 pub const INCOMPAT_ZERO_PADDING: u32 = 0x1;
 pub const INCOMPAT_CHUNKED_FILE: u32 = 0x4;
 pub const INCOMPAT_DEVICE_TABLE: u32 = 0x8;
@@ -38,7 +38,7 @@ pub const DIRENT: usize = 12;
 pub const XATTR_HEADER: usize = 12;
 pub const XATTR_ENTRY: usize = 4;
 
-/// Namespaces and their prefixes; the index stands for the prefix in an entry.
+/// Namespaces and their prefixes. In an entry the index stands for the prefix.
 pub const XATTR_PREFIXES: [(u8, &[u8]); 6] = [
     (1, b"user."),
     (2, b"system.posix_acl_access"),

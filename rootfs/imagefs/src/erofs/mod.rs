@@ -1,9 +1,9 @@
 //! EROFS: one metadata image for a whole tree, and a reader of such images.
 //!
-//! The image is of the plain kind that Linux has mounted since 5.15: one device, no device table, blocks of 4 KiB, no
-//! compression. File data is not in it: block addresses of files point past the metadata into a *synthesized address
-//! space*, in which each layer's data file (a *blob*) has its own range ([`Summary::blobs`]). The server of the image
-//! puts the blobs there; [`write_with_data`] does so in one file.
+//! The image is of the plain kind that Linux has mounted since 5.15: one device, no device table, blocks of 4 KiB, no compression. It
+//! contains no file data: block addresses of files point past the metadata into a *synthesized address space*, in which each layer's data
+//! file (a *blob*) has its own range ([`Summary::blobs`]). The server of the image shows the blobs at these addresses; [`write_with_data`]
+//! writes them there in one file.
 //!
 //! On-disk structures: Linux `fs/erofs/erofs_fs.h`.
 
@@ -26,7 +26,7 @@ pub use read::{
 pub use tree::{read_tree, read_tree_with};
 pub use write::{write, write_with_data};
 
-/// Where a blob is in the synthesized address space.
+/// The place of a blob in the synthesized address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlobPlacement {
     /// First byte; a multiple of [`BLOB_ALIGNMENT`], past the metadata.
@@ -35,19 +35,19 @@ pub struct BlobPlacement {
     pub length: u64,
 }
 
-/// Blobs begin on huge pages, so that one mapped into a guest can be mapped by huge pages.
+/// Blobs begin at multiples of a huge page, so that a blob mapped into a guest can be mapped by huge pages.
 pub const BLOB_ALIGNMENT: u64 = 2 << 20;
 
-/// What was laid out.
+/// The sizes and addresses of a laid-out image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Summary {
     /// Bytes of the metadata image, a multiple of 4096.
     pub metadata_length: u64,
     /// Bytes of the synthesized address space, a multiple of 4096.
     pub total_length: u64,
-    /// One for each length given, in that order.
+    /// The place of each blob, in the order of the lengths given.
     pub blobs: Vec<BlobPlacement>,
-    /// Inodes.
+    /// Number of inodes.
     pub inodes: u64,
 }
 

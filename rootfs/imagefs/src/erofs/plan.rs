@@ -1,11 +1,11 @@
-//! The layout of an image: which inode, block and blob goes where. Nothing is written yet.
+//! The layout of an image: the places of inodes, blocks and blobs. Nothing is written yet.
 //!
 //! ```text
 //! block 0: superblock | inodes with their xattrs and inline data ... | directory and symlink blocks | shared xattrs | blobs
 //! ```
 //!
-//! Inodes stand in breadth-first order, the root first (its number must fit 16 bits). The layout follows from the tree
-//! alone: equal trees give equal bytes.
+//! Inodes are in breadth-first order, the root first (its number must fit 16 bits). The layout depends only on the tree: equal trees give
+//! equal bytes.
 
 use std::collections::HashMap;
 
@@ -18,25 +18,25 @@ use super::format::{
 use super::xattr::Shared;
 use super::{BLOB_ALIGNMENT, BlobPlacement, Summary, WriteError, directory};
 
-/// Largest metadata image, so that a hostile layer cannot make one from nothing but holes.
+/// Largest metadata image. Prevents a hostile layer from making a huge one out of holes alone.
 const MAX_METADATA: u64 = 2 << 30;
-/// Block numbers have 32 bits, of which one value means a hole.
+/// Block numbers have 32 bits, and one value means a hole.
 const MAX_ADDRESS: u64 = (u32::MAX as u64) << BLOCK_BITS;
 /// Largest file, holes included.
 const MAX_FILE: u64 = 1 << 44;
 
-/// How an inode's data is found.
+/// Where an inode's data is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Layout {
-    /// Whole blocks from this one on; also of what has no data.
+    /// Complete blocks from this one on. Also used for inodes without data.
     Plain { block: u32 },
-    /// All blocks but the last from this one on, the last after the inode.
+    /// All blocks but the last from this one on; the last one follows the inode.
     Inline { block: u32 },
-    /// A table of chunks of `1 << bits` bytes after the inode.
+    /// A table of chunks of `1 << bits` bytes, which follows the inode.
     Chunks { bits: u32 },
 }
 
-/// Where one inode is.
+/// The place of one inode.
 #[derive(Clone, Debug)]
 pub struct Place {
     /// Byte offset in the image, a multiple of a slot.
@@ -45,7 +45,7 @@ pub struct Place {
     /// Bytes of data.
     pub size: u64,
     pub nlink: u32,
-    /// The parent, of a directory.
+    /// The parent, for a directory.
     pub parent: InodeIndex,
     pub layout: Layout,
 }
@@ -69,12 +69,12 @@ pub struct Plan<'a> {
     pub(super) tree: &'a Tree,
     /// Inodes that are part of the tree, in the order of their numbers.
     pub(super) order: Vec<InodeIndex>,
-    /// By inode index; none for an inode without a name.
+    /// By inode index; `None` for an inode without a name.
     pub(super) places: Vec<Option<Place>>,
     pub(super) shared: Shared<'a>,
     /// The block of the shared xattr area.
     pub(super) shared_block: u32,
-    /// The time of every compact inode: the most frequent one.
+    /// The time of every compact inode: the most frequent time.
     pub(super) build_time: Timestamp,
     pub(super) summary: Summary,
 }
@@ -85,7 +85,7 @@ impl Plan<'_> {
         &self.summary
     }
 
-    /// Of an inode that is part of the tree.
+    /// The place of an inode that is part of the tree.
     pub(super) fn place(&self, index: InodeIndex) -> &Place {
         self.places[index as usize]
             .as_ref()
@@ -93,10 +93,10 @@ impl Plan<'_> {
     }
 }
 
-/// Lays out the metadata of `tree`; `blob_lengths` are the lengths of the layers' data files, bottom first.
+/// Lays out the metadata of `tree`. `blob_lengths` are the lengths of the layers' data files, bottom first.
 ///
 /// # Errors
-/// When the tree is not one (a directory with two names, a bad name) or the image would be too large.
+/// If the tree is invalid (a directory with two names, a bad name) or the image would be too large.
 pub fn plan<'a>(tree: &'a Tree, blob_lengths: &[u64]) -> Result<Plan<'a>, WriteError> {
     check_blobs(tree, blob_lengths)?;
     let (order, mut places) = visit(tree)?;
@@ -149,7 +149,7 @@ pub fn plan<'a>(tree: &'a Tree, blob_lengths: &[u64]) -> Result<Plan<'a>, WriteE
     })
 }
 
-/// How much is laid out: the inodes with what follows each of them, and the blocks of directories and symbolic links.
+/// The part that is laid out so far: inodes with the bytes that follow each, and blocks of directories and symbolic links.
 struct Cursor {
     /// Where the next inode can begin.
     offset: u64,
@@ -157,7 +157,7 @@ struct Cursor {
 }
 
 impl Cursor {
-    /// Places an inode, which has `head` bytes with its xattrs, and the data that goes behind it.
+    /// Places an inode and the data that follows it. `head` is the inode's size in bytes with its xattrs.
     fn put(&mut self, inode: &Inode, place: &mut Place, head: u64) {
         self.offset = self.offset.next_multiple_of(SLOT);
         match &inode.kind {
@@ -177,8 +177,7 @@ impl Cursor {
         }
     }
 
-    /// Places an inode whose data is in the metadata. Its blocks count from the first such block, whose number is not known
-    /// yet.
+    /// Places an inode whose data is in the metadata. Its blocks are numbered from the first such block, whose own number is not known yet.
     fn put_with_tail(&mut self, place: &mut Place, head: u64) {
         let block = self.data_blocks as u32;
         let tail = place.size % BLOCK;
@@ -213,7 +212,7 @@ fn check_metadata(length: u64) -> Result<(), WriteError> {
     }
 }
 
-/// Places the layers' data files past the metadata; also the length of all of it.
+/// Places the layers' data files after the metadata. Also returns the total length.
 fn place_blobs(lengths: &[u64], metadata_length: u64) -> Result<(Vec<BlobPlacement>, u64), WriteError> {
     let mut total_length = metadata_length;
     let mut blobs = Vec::with_capacity(lengths.len());
@@ -236,7 +235,7 @@ fn place_blobs(lengths: &[u64], metadata_length: u64) -> Result<(Vec<BlobPlaceme
     Ok((blobs, total_length))
 }
 
-/// Gives a layout the block number it could not have before all inodes were placed.
+/// Sets the block number of a layout, which is known only after all inodes were placed.
 fn settle_block(layout: &mut Layout, kind: &Kind, first_block: u64, blobs: &[BlobPlacement]) {
     match (layout, kind) {
         (Layout::Plain { block }, Kind::File { extents, .. }) => {
@@ -321,7 +320,7 @@ fn visit(tree: &Tree) -> Result<(Vec<InodeIndex>, Vec<Option<Place>>), WriteErro
     Ok((order, places))
 }
 
-/// File extents must lie in their blob, on pages and in order.
+/// Checks that file extents lie in their blob, on page boundaries and in order.
 fn check_blobs(tree: &Tree, blob_lengths: &[u64]) -> Result<(), WriteError> {
     if blob_lengths.iter().any(|length| !length.is_multiple_of(BLOCK)) {
         return Err(WriteError::Malformed(
@@ -377,19 +376,18 @@ fn check_blobs(tree: &Tree, blob_lengths: &[u64]) -> Result<(), WriteError> {
     Ok(())
 }
 
-/// Where an inode with `head` bytes before a tail can stand so that all of it is in one block; none when the tail is
-/// better off in a block of its own.
+/// The offset at which an inode with `head` bytes and a tail lies in one block. `None` if the tail wastes less space in a block of its own.
 fn inline_offset(cursor: u64, head: u64, tail: u64) -> Option<u64> {
     let length = head + tail;
     let left = BLOCK - cursor % BLOCK;
     if length <= left {
         return Some(cursor);
     }
-    // What is left of this block would be lost: no more of it than the tail would lose in its own block.
+    // The rest of this block would be wasted. That must not be more than the tail would waste in its own block.
     (length <= BLOCK && left <= BLOCK - tail).then(|| cursor.next_multiple_of(BLOCK))
 }
 
-/// A file in one piece is plain; one with gaps, or in several pieces, has chunks as large as its pieces allow.
+/// A file in one piece is plain. One with gaps or several pieces has chunks, as large as its pieces allow.
 fn file_layout(size: u64, extents: &[BlobExtent]) -> Layout {
     let end = size.next_multiple_of(BLOCK);
     match extents {
@@ -431,7 +429,7 @@ fn most_frequent_time<'a>(inodes: impl Iterator<Item = &'a Inode>) -> Timestamp 
     for inode in inodes {
         *counts.entry(inode.attributes.mtime).or_default() += 1;
     }
-    // The least of equally frequent ones, so that the map's order does not show.
+    // The smallest of equally frequent times, so that the result does not depend on the map's order.
     let most = counts
         .into_iter()
         .max_by_key(|(time, count)| (*count, std::cmp::Reverse(*time)));

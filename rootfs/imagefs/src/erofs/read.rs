@@ -1,8 +1,7 @@
-//! Reads EROFS images from memory: the metadata images written here, and any other that is uncompressed and has one
-//! device.
+//! Reads EROFS images from memory: the metadata images written by this crate, and any other image that is uncompressed and has one device.
 //!
-//! Invariant: the bytes are hostile. Every offset is checked against them before it is followed, every step makes
-//! progress, nothing panics and nothing is allocated by a length the image states.
+//! Invariant: the bytes are hostile. Every offset is checked against them before it is followed, and every step makes progress. Nothing
+//! panics, and no length that the image states determines an allocation.
 
 mod entries;
 mod mapping;
@@ -23,7 +22,7 @@ pub use xattrs::{ResolvedXattr, Xattrs};
 /// An inode's number: its offset from the metadata's start in slots of 32 bytes.
 pub type Nid = u64;
 
-/// Why an image, or a part of it, cannot be read.
+/// Why an image or a part of it cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ReadError {
     #[error("not an EROFS image: no superblock with its magic number")]
@@ -36,12 +35,12 @@ pub enum ReadError {
     WrongType { nid: Nid, expected: &'static str },
 }
 
-/// What the superblock says.
+/// The contents of the superblock.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Superblock {
     pub root: Nid,
     pub inodes: u64,
-    /// The time of compact inodes.
+    /// The time of every compact inode.
     pub build_time: Timestamp,
     /// Bytes of the address space.
     pub length: u64,
@@ -53,7 +52,7 @@ pub struct Superblock {
     extra_devices: u16,
 }
 
-/// What an inode is.
+/// The type of an inode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FileType {
     File,
@@ -88,7 +87,7 @@ impl FileType {
 }
 
 impl Layout {
-    /// From an inode's `i_format` and `i_u`.
+    /// The layout that an inode's `i_format` and `i_u` describe.
     fn of(format: u16, union: u32) -> Result<Self, ReadError> {
         let start = u64::from(union) << BLOCK_BITS;
         match format >> 1 & 7 {
@@ -114,7 +113,7 @@ impl Layout {
     }
 }
 
-/// The fields that differ between a compact and an extended inode.
+/// The fields whose sizes differ between compact and extended inodes.
 struct Numbers {
     nlink: u32,
     uid: u32,
@@ -158,10 +157,10 @@ pub struct Inode {
     pub nlink: u32,
     pub uid: u32,
     pub gid: u32,
-    /// Bytes of data, names or target.
+    /// Bytes of data, of directory entries or of the link's target.
     pub size: u64,
     pub mtime: Timestamp,
-    /// Linux's 32-bit device number of a device, else 0.
+    /// Linux's 32-bit device number for a device, else 0.
     pub device: u32,
     layout: Layout,
     /// Byte offset and length of the xattr area; inline data and chunk tables follow it.
@@ -169,7 +168,7 @@ pub struct Inode {
     xattr_length: u64,
 }
 
-/// A metadata image, checked as far as its superblock.
+/// A metadata image whose superblock has been checked.
 #[derive(Debug)]
 pub struct Reader<B> {
     bytes: B,
@@ -180,7 +179,7 @@ impl<B: AsRef<[u8]>> Reader<B> {
     /// Reads the superblock.
     ///
     /// # Errors
-    /// When it is not one or asks for what is not supported: compression, other block sizes, several devices.
+    /// If there is no superblock, or it requires unsupported features: compression, other block sizes, several devices.
     pub fn new(bytes: B) -> Result<Reader<B>, ReadError> {
         let reader = Self::with_devices(bytes)?;
         let unsupported = |what, value| Err(ReadError::Unsupported { what, value });
@@ -193,8 +192,8 @@ impl<B: AsRef<[u8]>> Reader<B> {
         }
     }
 
-    /// As [`Reader::new`], of an image that may have several devices, as RAFS has. Only [`Reader::chunk_index`] says on
-    /// which of them data is; [`Reader::mappings`] takes them all for one.
+    /// As [`Reader::new`], but the image may have several devices, as RAFS images have. Only [`Reader::chunk_index`] reports which device
+    /// data is on; [`Reader::mappings`] treats all devices as one.
     ///
     /// # Errors
     /// As [`Reader::new`].
@@ -247,16 +246,16 @@ impl<B: AsRef<[u8]>> Reader<B> {
         self.bytes.as_ref()
     }
 
-    /// Bytes `start..start + length`, if the image has them.
+    /// The bytes `start..start + length`, if the image has them.
     fn slice(&self, start: u64, length: u64) -> Option<&[u8]> {
         let end = usize::try_from(start.checked_add(length)?).ok()?;
         self.bytes.as_ref().get(usize::try_from(start).ok()?..end)
     }
 
-    /// The inode with a number, which may come from anywhere.
+    /// The inode with a number. The number need not be trusted.
     ///
     /// # Errors
-    /// When there is none or it is malformed.
+    /// If there is no such inode or it is malformed.
     pub fn inode(&self, nid: Nid) -> Result<Inode, ReadError> {
         let corrupt = |what| ReadError::Corrupt { what, nid };
         let start = nid
@@ -284,7 +283,7 @@ impl<B: AsRef<[u8]>> Reader<B> {
             true => Numbers::extended(raw),
             false => Numbers::compact(raw, self.superblock.build_time),
         };
-        // Sizes are signed in the kernel; beyond that no sum of an offset and a length overflows here.
+        // Sizes are signed in the kernel. Up to this limit no sum of an offset and a length overflows here.
         if numbers.size > i64::MAX as u64 {
             return Err(corrupt("size"));
         }
@@ -315,7 +314,7 @@ impl<B: AsRef<[u8]>> Reader<B> {
         }
     }
 
-    /// One block of an inode whose data is in the metadata, the last one cut at the data's end. Of a flat inode only.
+    /// One block of a flat inode whose data is in the metadata. The last block ends where the data does.
     fn block(&self, inode: &Inode, index: u64) -> Result<&[u8], ReadError> {
         let corrupt = || ReadError::Corrupt {
             what: "data",
@@ -338,10 +337,10 @@ impl<B: AsRef<[u8]>> Reader<B> {
     /// A symbolic link's target.
     ///
     /// # Errors
-    /// When the inode is not a symbolic link or its target is not in the image.
+    /// If the inode is not a symbolic link or its target is not in the image.
     pub fn read_link(&self, inode: &Inode) -> Result<Vec<u8>, ReadError> {
         self.expect(inode, FileType::Symlink, "symbolic link")?;
-        // Linux reads no more than a page of a target.
+        // Linux reads at most a page of a target.
         if inode.size == 0 || inode.size > 1 << BLOCK_BITS {
             return Err(ReadError::Corrupt {
                 what: "target",
@@ -353,7 +352,7 @@ impl<B: AsRef<[u8]>> Reader<B> {
 }
 
 impl Inode {
-    /// log2 of its chunks' bytes, if it has a chunk table.
+    /// log2 of the size of its chunks in bytes, if it has a chunk table.
     pub fn chunk_bits(&self) -> Option<u32> {
         match self.layout {
             Layout::Chunks { bits, .. } => Some(bits),
@@ -361,7 +360,7 @@ impl Inode {
         }
     }
 
-    /// Entries of its chunk table; none of a file in one piece.
+    /// Number of entries in its chunk table; 0 for a file in one piece.
     pub fn chunks(&self) -> u64 {
         match self.layout {
             Layout::Chunks { bits, .. } => self.size.div_ceil(1 << bits),
@@ -369,13 +368,13 @@ impl Inode {
         }
     }
 
-    /// Where inline data or the chunk table is.
+    /// Offset of the inline data or of the chunk table.
     fn inline_start(&self) -> u64 {
         self.xattr_start + self.xattr_length
     }
 }
 
-/// Little-endian numbers; the callers' slices are long enough.
+/// Little-endian numbers. The callers' slices must be long enough.
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
 }

@@ -1,7 +1,7 @@
-//! Reading an image back into a [`Tree`]: the check of a hostile image as a whole, and the start of a conversion.
+//! Reads an image back into a [`Tree`]: checks a hostile image as a whole, and begins a conversion.
 //!
-//! Invariant: an image of n bytes costs no more than a fixed multiple of n, however its inodes share directory blocks,
-//! chunk tables and attributes: no honest image shares the first two, and shared attributes have a budget.
+//! Invariant: the cost of an image of n bytes is at most a fixed multiple of n, even if its inodes share directory blocks, chunk tables and
+//! attributes. No honest image shares the first two, and shared attributes have a budget.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -11,15 +11,15 @@ use super::format::{BLOCK, DIRENT, INODE_COMPACT};
 use super::read::{FileType, Inode, Nid, ReadError, Reader};
 use super::{BlobPlacement, Mapping};
 
-/// Most bytes of extended attributes in a tree, which inodes may share.
+/// Most bytes of extended attributes in a tree. Inodes may share them.
 const MAX_XATTRS: u64 = 256 << 20;
 
-/// Reads a whole image whose file data is in `blobs`, sorted by address.
+/// Reads a whole image. Its file data is in `blobs`, which must be sorted by address.
 ///
 /// # Errors
-/// `Corrupt` for what no writer makes: a directory with two names or a wrong order, data that is in no blob.
+/// `Corrupt` for trees that no writer makes: a directory with two names, a wrong order, data outside all blobs.
 pub fn read_tree<B: AsRef<[u8]>>(reader: &Reader<B>, blobs: &[BlobPlacement]) -> Result<Tree, ReadError> {
-    // Chunk tables do not overlap in what writers make, and an entry takes at least four bytes.
+    // Writers make chunk tables that do not overlap, and an entry has at least four bytes.
     let mut budget = reader.bytes().len() as u64 / 4;
     read_tree_with(reader, |inode| {
         let mut extents = Vec::new();
@@ -34,7 +34,7 @@ pub fn read_tree<B: AsRef<[u8]>>(reader: &Reader<B>, blobs: &[BlobPlacement]) ->
     })
 }
 
-/// Appends a mapped piece of a file, cut where one blob ends and another begins.
+/// Appends a mapped piece of a file, split where one blob ends and another begins.
 fn place(
     nid: Nid,
     mapping: Mapping,
@@ -72,10 +72,10 @@ fn place(
     Ok(())
 }
 
-/// As [`read_tree`]; where the data of a regular file is, `extents` says, which bounds its own work.
+/// As [`read_tree`], but `extents` returns the places of a regular file's data. It must bound its own work.
 ///
 /// # Errors
-/// Of `extents`, and as [`read_tree`].
+/// The errors of `extents`, and those of [`read_tree`].
 pub fn read_tree_with<B: AsRef<[u8]>, E: From<ReadError>>(
     reader: &Reader<B>,
     mut extents: impl FnMut(&Inode) -> Result<Vec<BlobExtent>, E>,

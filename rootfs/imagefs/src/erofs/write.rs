@@ -1,4 +1,4 @@
-//! Writing a laid-out image as bytes.
+//! Writes a laid-out image as bytes.
 
 use std::fs::File;
 use std::io::{Read, Write};
@@ -14,22 +14,22 @@ use super::format::{
 use super::plan::{Layout, Place, Plan, plan};
 use super::{BlobPlacement, Summary, WriteError, directory, xattr};
 
-/// Writes the metadata of `tree`; `blob_lengths` are the lengths of the layers' data files, bottom first. The same tree
-/// and lengths give the same bytes.
+/// Writes the metadata of `tree`. `blob_lengths` are the lengths of the layers' data files, bottom first. The same tree and lengths give
+/// the same bytes.
 ///
 /// # Errors
-/// When the tree is not one, the image would be too large, or `out` cannot be written.
+/// If the tree is invalid, the image would be too large, or `out` cannot be written.
 pub fn write(tree: &Tree, blob_lengths: &[u64], out: &mut impl Write) -> Result<Summary, WriteError> {
     let plan = plan(tree, blob_lengths)?;
     out.write_all(&plan.encode()?)?;
     Ok(plan.summary)
 }
 
-/// Writes an image that needs nothing else: metadata, then the blobs at their addresses. `out` must be empty; zeros
-/// become holes in it. A blob is its length and what reads as so many bytes.
+/// Writes a self-contained image: metadata, then the blobs at their addresses. `out` must be empty; zeros become holes in it. Each blob is
+/// given by its length and a reader of that many bytes.
 ///
 /// # Errors
-/// As [`write`]; also when a blob ends early.
+/// As [`write`]; also if a blob ends early.
 pub fn write_with_data(
     tree: &Tree,
     blobs: &mut [(u64, &mut dyn Read)],
@@ -61,7 +61,7 @@ impl Plan<'_> {
     /// The metadata image: [`Summary::metadata_length`] bytes.
     ///
     /// # Errors
-    /// When an xattr cannot be kept.
+    /// If an xattr cannot be stored.
     pub fn encode(&self) -> Result<Vec<u8>, WriteError> {
         let mut image = vec![0; self.summary.metadata_length as usize];
         for (number, index) in self.order.iter().enumerate() {
@@ -89,7 +89,7 @@ impl Plan<'_> {
         superblock.u32(44, self.shared_block);
         superblock.u32(80, if has_chunks { INCOMPAT_CHUNKED_FILE } else { 0 });
 
-        // Equal content, equal UUID: a guest that sees an image again recognises it. RFC 9562, version 8.
+        // Equal content gives an equal UUID, so a guest recognises an image that it sees again. RFC 9562, version 8.
         let mut uuid = [0; 16];
         uuid.copy_from_slice(&blake3::hash(&image).as_bytes()[..16]);
         uuid[6] = uuid[6] & 0x0f | 0x80;

@@ -1,4 +1,4 @@
-//! Extended attributes as EROFS keeps them: entries in the inode, or numbers of entries shared by many inodes.
+//! Extended attributes in EROFS: entries in the inode, or numbers of entries that many inodes share.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -8,14 +8,14 @@ use crate::tree::{Inode, Xattr};
 use super::WriteError;
 use super::format::{XATTR_ENTRY, XATTR_HEADER, XATTR_PREFIXES};
 
-/// Shared xattrs one inode may refer to: their count has eight bits.
+/// Most shared xattrs of an inode: their count has eight bits.
 const MOST_SHARED: usize = u8::MAX as usize;
 
-/// Splits a name into its namespace's index and the rest. An ACL's name is all prefix.
+/// Splits a name into its namespace's index and the rest. An ACL's name consists of the prefix alone.
 fn split(name: &[u8]) -> Option<(u8, &[u8])> {
     XATTR_PREFIXES.iter().find_map(|(index, prefix)| {
         let rest = name.strip_prefix(*prefix)?;
-        // A prefix that ends in a dot is a namespace and wants a name in it; another is the whole name.
+        // A prefix that ends in a dot is a namespace, so a name must follow it; any other prefix is the whole name.
         (prefix.ends_with(b".") != rest.is_empty()).then_some((*index, rest))
     })
 }
@@ -37,17 +37,17 @@ fn encode(xattr: &Xattr, out: &mut Vec<u8>) -> Result<(), WriteError> {
     Ok(())
 }
 
-/// The entries that several inodes have.
+/// The entries that several inodes share.
 #[derive(Default)]
 pub struct Shared<'a> {
     /// The shared area.
     pub area: Vec<u8>,
-    /// Each entry's number: its offset in the area, in 4-byte units.
+    /// The number of each entry: its offset in the area, in 4-byte units.
     numbers: HashMap<&'a Xattr, u32>,
 }
 
 impl<'a> Shared<'a> {
-    /// Shares what at least two of the inodes have, in order of first appearance.
+    /// Shares the attributes that at least two of the inodes have, in order of first appearance.
     pub fn of(inodes: impl Iterator<Item = &'a Inode>) -> Result<Shared<'a>, WriteError> {
         let mut seen: HashMap<&Xattr, bool> = HashMap::new();
         let mut order = Vec::new();
@@ -73,7 +73,7 @@ impl<'a> Shared<'a> {
         Ok(shared)
     }
 
-    /// The xattr area of an inode; empty without xattrs.
+    /// The xattr area of an inode. Empty if it has no xattrs.
     pub fn inline_area(&self, xattrs: &[Xattr]) -> Result<Vec<u8>, WriteError> {
         if xattrs.is_empty() {
             return Ok(Vec::new());
@@ -98,7 +98,7 @@ impl<'a> Shared<'a> {
     }
 }
 
-/// An inode's `i_xattr_icount` for an area of so many bytes.
+/// The value of `i_xattr_icount` for an area of this many bytes.
 pub fn count(area: usize) -> Option<u16> {
     match area {
         0 => Some(0),

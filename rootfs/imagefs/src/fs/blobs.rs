@@ -3,7 +3,7 @@
 use super::{ImageError, PlacedBlob};
 use crate::tree::PAGE;
 
-/// By address, not overlapping one another or the metadata.
+/// Blobs sorted by address. They overlap neither one another nor the metadata.
 pub struct Blobs {
     blobs: Vec<PlacedBlob>,
     end: u64,
@@ -12,7 +12,7 @@ pub struct Blobs {
 impl Blobs {
     /// Takes the blobs of an image whose metadata has `metadata` bytes.
     pub fn new(metadata: u64, mut blobs: Vec<PlacedBlob>) -> Result<Blobs, ImageError> {
-        // An empty blob may share its address with the next one: it comes first, so that a search finds the other.
+        // An empty blob may have the same address as the next one. It is sorted first, so that a search finds the other.
         blobs.sort_by_key(|blob| (blob.address, blob.length));
         let mut end = metadata;
         for blob in &blobs {
@@ -53,13 +53,13 @@ impl Blobs {
         (offset < blob.length).then_some((blob, offset))
     }
 
-    /// Where the first blob after an address begins.
+    /// The address at which the first blob after `address` begins.
     pub fn next(&self, address: u64) -> Option<u64> {
         let index = self.blobs.partition_point(|blob| blob.address <= address);
         self.blobs.get(index).map(|blob| blob.address)
     }
 
-    /// Where metadata and blobs end.
+    /// The end of metadata and blobs.
     pub fn end(&self) -> u64 {
         self.end
     }

@@ -1,8 +1,8 @@
-//! Which files a guest may map, and from where.
+//! Which files a guest may map, and the sources of their bytes.
 //!
-//! A guest that may map a file (`FUSE_ATTR_DAX`) reads it only through the mapping, 2 MiB at a time, and cannot go
-//! back. So only files whose bytes are all ready are offered: reading them through the mapping fetches no more than a
-//! read would. Bits are never unset while an image is shown, so a complete file stays complete.
+//! A guest that may map a file (`FUSE_ATTR_DAX`) reads it only through the mapping, 2 MiB at a time, and cannot go back. So only files
+//! whose bytes are all ready are offered: reading them through the mapping fetches no more than a read would. Bits are never cleared while
+//! an image is in use, so a complete file stays complete.
 
 use std::fs::File;
 use std::io;
@@ -12,18 +12,18 @@ use super::{Node, RootFs};
 use crate::erofs::{FileType, Inode, Nid};
 use crate::tree::PAGE;
 
-/// What a guest's kernel maps at once (`FUSE_DAX_SZ`).
+/// The range that a guest's kernel maps at once (`FUSE_DAX_SZ`).
 pub const RANGE: u64 = 2 << 20;
-/// The least file worth a range of the window.
+/// Smallest file that is worth a range of the window.
 pub const LEAST: u64 = 1 << 20;
-/// Most parts a range may be made of: each costs the host a mapping.
+/// Most parts of a range: each costs the host a mapping.
 const MOST_PARTS: usize = 64;
 
-/// A part of a range of a file, all in one blob.
+/// A part of a range of a file. It lies in one blob.
 pub struct MapPart<'a> {
-    /// Where in the range; a multiple of 4096, as the others are.
+    /// Offset in the range. Like the other fields a multiple of 4096.
     pub at: u64,
-    /// Bytes, with those of the file's last page that are after its end: zeros.
+    /// Bytes, including the zeros after the file's end in its last page.
     pub length: u64,
     pub file: &'a File,
     pub offset: u64,
@@ -34,7 +34,7 @@ fn unmappable() -> io::Error {
 }
 
 impl Image {
-    /// Whether the guest shall map this file.
+    /// Whether the guest should map this file.
     pub fn is_mappable(&self, inode: &Inode) -> bool {
         if inode.file_type != FileType::File || inode.size < LEAST {
             return false;
@@ -51,11 +51,11 @@ impl Image {
         mappable
     }
 
-    /// Whether all of a file's bytes are there; an error if it cannot be mapped in any case. Takes as long as the file has
-    /// pieces, whatever its size.
+    /// Whether all of a file's bytes are ready. Fails if the file can never be mapped. The time taken depends on the number of the file's
+    /// pieces, not on its size.
     fn survey(&self, inode: &Inode) -> io::Result<bool> {
         let (mut at, mut whole) = (0u64, true);
-        // The range the last piece ended in, and the parts it has so far.
+        // The range that the last piece ended in, and the number of its parts so far.
         let (mut range, mut parts) = (0, 0);
         self.pieces(inode.nid, 0, inode.size, |backing, length| {
             let begin = at;
@@ -91,7 +91,7 @@ impl Image {
             let begin = at;
             at += length;
             match backing {
-                // Where nothing is mapped a guest reads zeros.
+                // Unmapped parts read as zeros.
                 Backing::Hole => Ok(()),
                 Backing::Metadata(_) => Err(unmappable()),
                 Backing::Blob(blob, offset) => {
@@ -118,10 +118,10 @@ impl Image {
 }
 
 impl RootFs {
-    /// Calls `each` for the parts of a range of a file, which are there; between them are holes.
+    /// Calls `each` for the parts of a range of a file, which must be ready. Between them are holes.
     ///
     /// # Errors
-    /// What `each` says; EINVAL where the range is not one that can be mapped, EIO where bytes are not there.
+    /// Errors of `each`; EINVAL if the range cannot be mapped; EIO if bytes are not ready.
     pub fn map(
         &self,
         node: u64,
@@ -141,7 +141,7 @@ impl RootFs {
         })
     }
 
-    /// `flags` of a node's attributes, as of now.
+    /// The `flags` of a node's attributes at present.
     pub fn attribute_flags(&self, node: u64) -> u32 {
         match self.node(node) {
             Some(Node::Inode(_, image, nid)) => image

@@ -1,5 +1,5 @@
-//! An image as the bytes of one disk: its metadata, then its blobs at their addresses, zeros between them. A guest with
-//! EROFS mounts the disk itself.
+//! An image as one disk: its metadata, then its blobs at their addresses, with zeros between them. A guest with EROFS mounts the disk
+//! itself.
 
 use std::fs::File;
 use std::io;
@@ -8,10 +8,10 @@ use super::blobs::Blobs;
 use super::{ImageError, MissingRange, PlacedBlob};
 use crate::tree::PAGE;
 
-/// Where a part of the disk's bytes are.
+/// The source of a part of the disk's bytes.
 pub enum Source<'a> {
     Zeros,
-    /// In a file, from an offset on.
+    /// A file, from this offset on.
     File(&'a File, u64),
 }
 
@@ -30,10 +30,10 @@ enum Part<'a> {
 }
 
 impl DiskImage {
-    /// `metadata` is read as it is needed; the guest that mounts it checks it.
+    /// `metadata` is read when needed. The guest that mounts it checks it.
     ///
     /// # Errors
-    /// When it is not a regular file, or blobs overlap it or each other or are others than they are said to be.
+    /// If `metadata` is empty or not a regular file, or a blob overlaps it or another blob, or a blob file does not fit its description.
     pub fn open(metadata: File, blobs: Vec<PlacedBlob>) -> Result<DiskImage, ImageError> {
         let facts = metadata.metadata().map_err(ImageError::Map)?;
         if !facts.is_file() || facts.len() == 0 {
@@ -55,7 +55,7 @@ impl DiskImage {
         self.blobs.end().next_multiple_of(PAGE)
     }
 
-    /// What is at an address, and how many bytes of it there are.
+    /// The part at an address, and how many bytes of it follow.
     fn at(&self, address: u64) -> (Part<'_>, u64) {
         if address < self.metadata_length {
             return (Part::Metadata(address), self.metadata_length - address);
@@ -86,7 +86,7 @@ impl DiskImage {
     }
 
     fn blob_parts<'a>(&'a self, address: u64, length: u64, mut each: impl FnMut(&'a PlacedBlob, u64, u64)) {
-        // Nothing here fails.
+        // The closure never fails.
         let _ = self.parts(address, length, |part, length| {
             if let Part::Blob(blob, offset) = part {
                 each(blob, offset, length);
@@ -95,7 +95,7 @@ impl DiskImage {
         });
     }
 
-    /// Blob ranges that a read of `length` bytes needs and that are not ready.
+    /// The blob ranges that a read of `length` bytes needs and that are not ready.
     pub fn missing(&self, address: u64, length: u64) -> Vec<MissingRange> {
         let mut missing = Vec::new();
         self.blob_parts(address, length, |blob, offset, length| {
@@ -104,17 +104,17 @@ impl DiskImage {
         missing
     }
 
-    /// Calls `each` for the blob ranges that a read is about: blob, offset, bytes.
+    /// Calls `each` for the blob ranges that a read covers: blob, offset, bytes.
     pub fn touched(&self, address: u64, length: u64, mut each: impl FnMut([u8; 32], u64, u64)) {
         self.blob_parts(address, length, |blob, offset, length| {
             each(blob.digest, offset, length)
         });
     }
 
-    /// Calls `each` for the parts of a range that is ready, in order.
+    /// Calls `each` for the parts of a range, which must be ready, in order.
     ///
     /// # Errors
-    /// What `each` says; EIO for what is not ready.
+    /// Errors of `each`; EIO for bytes that are not ready.
     pub fn read(
         &self,
         address: u64,

@@ -1,4 +1,4 @@
-//! The nodes of the file system and their directory entries: the root, in which each image is a directory, and the inodes of
+//! The nodes of the file system and their directory entries. The nodes are the root, in which each image is a directory, and the inodes of
 //! images.
 
 use std::io;
@@ -14,9 +14,9 @@ use crate::tree::{PAGE, Timestamp};
 use super::image::{Image, read_error};
 use super::{Node, ROOT_NODE, RootFs, inode_number, node_id};
 
-/// How long a client may keep what it knows of an image: an image does not change.
+/// How long a client may cache data about an image: for ever, because an image does not change.
 pub(super) const FOREVER: Duration = Duration::from_secs(u32::MAX as u64);
-/// How long it may keep what it knows of the root, which can change at any moment.
+/// How long it may cache data about the root, which can change at any moment.
 pub(super) const NEVER: Duration = Duration::ZERO;
 
 pub(super) fn errno(number: i32) -> io::Error {
@@ -62,16 +62,16 @@ fn directory_type(file_type: FileType) -> u32 {
     })
 }
 
-/// An entry to report, and its attributes unless it is `.` or `..`, which carry none.
+/// Called with an entry to report, and its attributes. `.` and `..` have none.
 pub(super) type Reported<'a> = &'a mut dyn FnMut(DirEntry, Option<Entry>) -> io::Result<usize>;
 
 impl RootFs {
-    /// The node, or ESTALE when its image is gone.
+    /// The node, or ESTALE if its image is gone.
     pub(super) fn find(&self, node: u64) -> io::Result<Node> {
         self.node(node).ok_or(errno(libc::ESTALE))
     }
 
-    /// What an inode's attributes say beside `stat`.
+    /// An inode's attributes that `stat` does not contain.
     pub(super) fn flags(&self, image: &Image, inode: &Inode) -> u32 {
         match self.has_window && image.is_mappable(inode) {
             true => FUSE_ATTR_DAX,
@@ -108,8 +108,8 @@ impl RootFs {
         stat.st_mode = libc::S_IFDIR | 0o555;
         stat.st_nlink = 2 + slots.len() as u64;
         stat.st_blksize = PAGE as i64;
-        // A guest that keeps the root's listing asks whether its mtime is still the same: it follows from the content,
-        // so that it is right in a thawed guest too.
+        // A guest that caches the root's listing checks its mtime. The mtime is computed from the content, so it is right in a thawed guest
+        // too.
         let mut hash = blake3::Hasher::new();
         for (slot, image) in slots.iter() {
             hash.update(&slot.to_le_bytes());
@@ -144,7 +144,7 @@ impl RootFs {
         if matches!(name, b"." | b"..") {
             return Ok(self.root_entry());
         }
-        // Absent, it is an error and not a negative entry: that is never cached.
+        // An absent name is an error and not a negative entry, so that the guest never caches it.
         let slots = self.slots();
         let (slot, image) = slots
             .iter()
@@ -165,7 +165,7 @@ impl RootFs {
         name: &[u8],
     ) -> io::Result<Entry> {
         let directory = image.reader.inode(parent).map_err(read_error)?;
-        // Asked when a file handle is opened (overlayfs keeps handles); of a file too.
+        // Looked up when a file handle is opened (overlayfs stores handles), also for a file.
         if name == b"." {
             return Ok(self.entry(slot, image, &directory, FOREVER));
         }
@@ -193,7 +193,7 @@ impl RootFs {
             .iter()
             .map(|(slot, image)| (*slot, image.clone()))
             .collect();
-        // Positions are a slot's number plus two, so that images that come and go in between do no harm.
+        // Positions are slot numbers plus two, so images that are added and removed meanwhile do no harm.
         let dots = [(&b"."[..], 0u64), (b"..", 1)];
         for (name, position) in dots.into_iter().filter(|(_, position)| *position >= offset) {
             let dot = DirEntry {

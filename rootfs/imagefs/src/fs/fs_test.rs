@@ -80,7 +80,7 @@ fn the_root_is_never_cached_and_an_image_always() {
     let absent = lookup(&fs, top.inode, "absent").unwrap();
     assert_eq!((absent.inode, absent.entry_timeout), (0, file.entry_timeout));
     assert_eq!(errno(lookup(&fs, file.inode, "x")), Some(libc::ENOTDIR));
-    // File handles are opened by these.
+    // File handles are opened through these names.
     assert_eq!(lookup(&fs, file.inode, ".").unwrap().inode, file.inode);
     assert_eq!(lookup(&fs, top.inode, "..").unwrap().inode, ROOT_NODE);
     let directory = lookup(&fs, top.inode, "directory").unwrap();
@@ -136,7 +136,7 @@ fn listings_go_on_from_any_entry() {
     for (text, number, _) in all.iter().filter(|(text, _, _)| !text.starts_with('.')) {
         assert_eq!(lookup(&fs, top, text).unwrap().attr.st_ino, *number);
     }
-    // With attributes, those of `.` and `..` left out.
+    // With attributes; `.` and `..` are left out.
     let mut with_entries = 0;
     fs.readdirplus(&Context::new(), top, 0, 4096, 0, &mut |listed, entry| {
         assert_eq!(entry.inode == 0, listed.name.starts_with(b"."));
@@ -192,7 +192,7 @@ fn nothing_is_read_before_it_is_ready() {
     );
     assert!(read(&fs, node, u64::MAX, 10).unwrap().is_empty());
     assert_eq!(errno(read(&fs, top, 0, 10)), Some(libc::EINVAL));
-    // No more than there is room for.
+    // Only as much as there is room for.
     let mut sink = Sink {
         bytes: vec![],
         room: 10,
@@ -202,7 +202,7 @@ fn nothing_is_read_before_it_is_ready() {
             .unwrap(),
         10
     );
-    // A cache file that was cut short under us.
+    // A cache file that was truncated while in use.
     shown.data.set_len(10).unwrap();
     assert_eq!(errno(read(&fs, node, 0, 4096)), Some(libc::EIO));
 }
@@ -263,7 +263,7 @@ fn node_of_removed_image_is_stale_until_it_returns() {
     );
     assert_eq!(errno(read(&fs, top.inode, 0, 1)), Some(libc::ESTALE));
     assert!(matches!(fs.remove_image(1), Err(ImageError::SlotEmpty(1))));
-    // Another image in the slot is seen to be another, the same one to be the same.
+    // Another image in the slot is recognised as another, and the same one as the same.
     image(1).show(&fs, 1, "one").unwrap();
     assert_ne!(lookup(&fs, ROOT_NODE, "one").unwrap().generation, top.generation);
     fs.remove_image(1).unwrap();
@@ -315,7 +315,7 @@ fn images_that_cannot_be_shown_are_refused() {
         with(&|blob| blob.digest[0] ^= 1),
         Err(ImageError::Blob { .. })
     ));
-    // Without its blob an image shows its tree, and its files' data is an error.
+    // Without its blob an image shows its tree, and reading its files fails.
     fs.add_image(2, "two", &shown.metadata, vec![]).unwrap();
     let top = lookup(&fs, ROOT_NODE, "two").unwrap().inode;
     let node = lookup(&fs, top, "file").unwrap().inode;

@@ -1,4 +1,4 @@
-//! One image: its metadata, and the blobs its file data is in.
+//! One image: its metadata, and the blobs that contain its file data.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -14,7 +14,7 @@ use super::mapped::Mapped;
 use super::pread::Positioned;
 use super::{ImageError, MissingRange, PlacedBlob};
 
-/// What a hole is read from.
+/// The zeros that holes are read from.
 static ZEROS: [u8; 64 << 10] = [0; 64 << 10];
 
 /// An image in a slot.
@@ -22,16 +22,16 @@ pub struct Image {
     pub name: Vec<u8>,
     pub reader: Reader<Mapped>,
     blobs: Blobs,
-    /// Files of which it is known whether they can be mapped, for good.
+    /// Files for which it is final whether they can be mapped.
     mappable: Mutex<HashMap<Nid, bool>>,
 }
 
-/// Where the bytes of a mapping are.
+/// The source of a mapping's bytes.
 pub enum Backing<'a> {
     Hole,
-    /// In the metadata itself: tails, or an image that carries its data.
+    /// The metadata itself: tails of files, or an image that contains its data.
     Metadata(&'a [u8]),
-    /// In a blob, at an offset of it.
+    /// A blob, at this offset.
     Blob(&'a PlacedBlob, u64),
 }
 
@@ -51,7 +51,7 @@ impl Image {
         })
     }
 
-    /// Tells equal images from others: part of the UUID, which follows from the content.
+    /// Distinguishes different images: a part of the UUID, which depends only on the content.
     pub fn generation(&self) -> u64 {
         let uuid = self.reader.superblock().uuid;
         u64::from(u32::from_le_bytes([uuid[0], uuid[1], uuid[2], uuid[3]]))
@@ -68,7 +68,7 @@ impl Image {
         }
     }
 
-    /// What backs a mapping; less than all of it when it reaches from one backing into another.
+    /// The backing of a mapping, and its length. Shorter than the mapping if that extends into another backing.
     fn backing(&self, mapping: &Mapping) -> io::Result<(Backing<'_>, u64)> {
         let Some(address) = mapping.address else {
             return Ok((Backing::Hole, mapping.length));
@@ -113,7 +113,7 @@ impl Image {
         Ok(())
     }
 
-    /// Blob ranges a read needs that are not ready; of a read that fails, none.
+    /// The blob ranges that a read needs and that are not ready. None for a read that fails.
     pub fn missing(&self, nid: Nid, offset: u64, size: u32) -> Vec<MissingRange> {
         let mut missing = Vec::new();
         let walked = self.pieces(nid, offset, u64::from(size), |backing, length| {
@@ -128,9 +128,9 @@ impl Image {
         }
     }
 
-    /// Calls `each` for the blob ranges a read of a file is about: blob, offset, bytes.
+    /// Calls `each` for the blob ranges that a read of a file covers: blob, offset, bytes.
     pub fn touched(&self, nid: Nid, offset: u64, size: u64, each: &mut dyn FnMut([u8; 32], u64, u64)) {
-        // One that fails has touched what came before.
+        // A read that fails covers the pieces before the failure.
         let _ = self.pieces(nid, offset, size, |backing, length| {
             if let Backing::Blob(blob, offset) = backing {
                 each(blob.digest, offset, length);
@@ -139,7 +139,7 @@ impl Image {
         });
     }
 
-    /// Whether a file can be mapped, if that is known for good.
+    /// Whether a file can be mapped, if that is final.
     pub fn known_mappable(&self, nid: Nid) -> Option<bool> {
         self.mappable().get(&nid).copied()
     }
@@ -149,7 +149,7 @@ impl Image {
     }
 
     fn mappable(&self) -> MutexGuard<'_, HashMap<Nid, bool>> {
-        // Single values, which are whole even if a holder of the lock panicked.
+        // Single values, valid even if a thread panicked while it held the lock.
         self.mappable.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -162,7 +162,7 @@ impl Image {
                 Backing::Hole => zeros(out, length)?,
                 Backing::Metadata(bytes) => out.write_all(bytes)?,
                 Backing::Blob(blob, at) => {
-                    // The code that parks reads has checked this; checked again, since unverified bytes are never served.
+                    // The code that parks reads has checked this. It is checked again, because unverified bytes must never be served.
                     blob.require_ready(at, length)?;
                     out.write_all_from(&mut Positioned(blob.file.data()), length as usize, at)
                         .inspect_err(|error| blob.unreadable(at, length, error))?;
@@ -178,7 +178,7 @@ impl Image {
         Ok(total)
     }
 
-    /// The next offset from `offset` on that is data (or, if not `data`, a hole); the file's end is a hole.
+    /// The first offset from `offset` on that is data (or a hole, if `data` is false). The file's end counts as a hole.
     pub fn seek(&self, nid: Nid, offset: u64, data: bool) -> io::Result<u64> {
         let inode = self.file(nid).map_err(read_error)?;
         let past_end = || io::Error::from_raw_os_error(libc::ENXIO);
@@ -205,10 +205,10 @@ fn zeros(out: &mut dyn ZeroCopyWriter, length: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// The errno of metadata that cannot be read, with a line in the log when it is the image's fault.
+/// The errno for metadata that cannot be read. Logs the error if the image is at fault.
 pub fn read_error(error: ReadError) -> io::Error {
     let errno = match error {
-        // The guest named an inode that is of another type, which its kernel never does by itself.
+        // The guest named an inode of another type, which its kernel never does by itself.
         ReadError::WrongType { .. } => libc::EINVAL,
         ReadError::Unsupported { .. } => libc::EOPNOTSUPP,
         ReadError::NotErofs | ReadError::Corrupt { .. } => libc::EUCLEAN,

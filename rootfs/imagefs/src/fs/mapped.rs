@@ -1,4 +1,4 @@
-//! A file in memory, shared with every other process that maps it.
+//! A file mapped into memory, shared with every other process that maps it.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -18,9 +18,8 @@ pub struct Mapped {
 }
 
 impl Mapped {
-    /// Maps a regular file of at least one byte, which must not be changed or cut while it is mapped: metadata files of
-    /// the store are written under another name, and only ever unlinked. Where it is cut all the same, see
-    /// [`crate::guarded`].
+    /// Maps a regular file of at least one byte. The file must not be changed or truncated while it is mapped: the store writes metadata
+    /// files under another name, and only ever unlinks them. For files that are truncated all the same see [`crate::guarded`].
     pub fn new(file: &File) -> io::Result<Mapped> {
         let metadata = file.metadata()?;
         if !metadata.is_file() || metadata.len() == 0 {
@@ -58,7 +57,7 @@ impl AsRef<[u8]> for Mapped {
 impl Drop for Mapped {
     fn drop(&mut self) {
         self.guard = None;
-        // SAFETY: the mapping is ours, and no reference into it outlives `self`. Failing would only leak it.
+        // SAFETY: this value owns the mapping, and no reference into it outlives `self`. A failure would only leak it.
         let _ = unsafe { munmap(self.start.as_ptr().cast(), self.length) };
     }
 }

@@ -1,10 +1,9 @@
 //! The read-only file system a sandbox sees: a synthetic root directory with one entry for each image slot.
 //!
-//! A node id is `slot << 48 | EROFS nid`, and the root is 1. The id alone says which inode of which image is meant, so
-//! the server keeps no lookup counts and no open files, and there is nothing to save when a guest is frozen. An image
-//! never changes, so the guest may cache it for ever; the root may change at any moment, so the guest may cache nothing
-//! of it, not even the absence of a name. An inode's generation is its image's own: a node id that now means another
-//! image is seen to be another inode, and one whose image has come back is seen to be the same.
+//! A node ID is `slot << 48 | EROFS nid`, and the root is 1. The ID alone identifies the image and its inode, so the server keeps no lookup
+//! counts and no open files, and a freeze has nothing to save. An image never changes, so the guest may cache it for ever. The root may
+//! change at any moment, so the guest may cache nothing about it, not even that a name is absent. An inode has its image's generation. So
+//! if a node ID now belongs to another image, the guest sees another inode; if the same image has come back, it sees the same inode.
 
 mod blobs;
 mod dax;
@@ -38,13 +37,13 @@ pub const ROOT_NODE: u64 = 1;
 const SLOT_SHIFT: u32 = 48;
 const NID_MASK: u64 = (1 << SLOT_SHIFT) - 1;
 
-/// A blob and where it is in its image's address space.
+/// A blob and its place in the image's address space.
 pub struct PlacedBlob {
     /// First byte; a multiple of 4096.
     pub address: u64,
     /// Bytes, a multiple of 4096.
     pub length: u64,
-    /// SHA-256 of the layer (its DiffID), by which missing bytes are asked for.
+    /// SHA-256 of the layer (its DiffID), which requests for missing bytes name.
     pub digest: [u8; 32],
     pub file: BlobFile,
 }
@@ -59,7 +58,7 @@ impl PlacedBlob {
         })
     }
 
-    /// EIO if a range is not ready: what is not verified is never served.
+    /// EIO if a range is not ready, because unverified bytes must never be served.
     fn require_ready(&self, offset: u64, length: u64) -> std::io::Result<()> {
         if self.file.is_ready(offset, length) {
             return Ok(());
@@ -73,7 +72,7 @@ impl PlacedBlob {
         Err(std::io::Error::from_raw_os_error(libc::EIO))
     }
 
-    /// Says that a range that is ready cannot be read: the medium's fault, or the file was cut behind the store's back.
+    /// Logs that a ready range cannot be read: the medium is at fault, or something other than the store truncated the file.
     fn unreadable(&self, offset: u64, length: u64, error: &std::io::Error) {
         tracing::error!(
             blob = %Digest::from(self.digest),
@@ -85,18 +84,18 @@ impl PlacedBlob {
     }
 }
 
-/// Bytes a read needs that are not in their blob yet.
+/// Bytes that a read needs and that are not in their blob yet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MissingRange {
     /// [`PlacedBlob::digest`].
     pub blob: [u8; 32],
-    /// First byte within the blob; on a chunk's boundary.
+    /// First byte in the blob, on a chunk boundary.
     pub offset: u64,
     /// Bytes.
     pub length: u64,
 }
 
-/// Why an image cannot be shown.
+/// Why an image cannot be added.
 #[derive(Debug, thiserror::Error)]
 pub enum ImageError {
     #[error("image slot {0} is taken: remove its image first")]
@@ -121,15 +120,15 @@ pub enum ImageError {
     Blob { address: u64, why: &'static str },
 }
 
-/// The file system. All methods may be called at once from many threads.
+/// The file system. Many threads may call its methods at once.
 #[derive(Default)]
 pub struct RootFs {
     slots: RwLock<BTreeMap<u16, Arc<Image>>>,
-    /// Whether there is a window to map files into.
+    /// Whether the device has a window that files can be mapped into.
     has_window: bool,
 }
 
-/// What a node id names.
+/// The meaning of a node ID.
 enum Node {
     Root,
     Inode(u16, Arc<Image>, Nid),
@@ -149,7 +148,7 @@ impl RootFs {
         }
     }
 
-    /// Shows an image as directory `name`. `metadata` is mapped, and must not be changed while it is shown.
+    /// Adds an image as directory `name`. `metadata` is mapped, and must not change while the image is in use.
     ///
     /// # Errors
     /// See [`ImageError`].
@@ -180,10 +179,10 @@ impl RootFs {
         Ok(())
     }
 
-    /// Takes an image away. Reads under way end as if it were there.
+    /// Removes an image. Reads in progress complete as if it were still there.
     ///
     /// # Errors
-    /// When the slot is empty.
+    /// If the slot is empty.
     pub fn remove_image(&self, slot: u16) -> Result<(), ImageError> {
         let removed = self
             .slots
@@ -193,8 +192,8 @@ impl RootFs {
         removed.map(drop).ok_or(ImageError::SlotEmpty(slot))
     }
 
-    /// What a read of `size` bytes at `offset` of a node has to wait for, in order; nothing when it may be served, with
-    /// data or with an error.
+    /// The ranges that a read of `size` bytes at `offset` of a node must wait for, in order. If there are none, the read can be answered
+    /// now, with data or an error.
     pub fn missing(&self, node: u64, offset: u64, size: u32) -> Vec<MissingRange> {
         match self.node(node) {
             Some(Node::Inode(_, image, nid)) => image.missing(nid, offset, size),
@@ -202,14 +201,14 @@ impl RootFs {
         }
     }
 
-    /// Calls `each` for the blob ranges a read of `size` bytes at `offset` of a node is about: blob, offset, bytes.
+    /// Calls `each` for the blob ranges that a read of `size` bytes at `offset` of a node covers: blob, offset, bytes.
     pub fn touched(&self, node: u64, offset: u64, size: u64, each: &mut dyn FnMut([u8; 32], u64, u64)) {
         if let Some(Node::Inode(_, image, nid)) = self.node(node) {
             image.touched(nid, offset, size, each);
         }
     }
 
-    /// The image slot of a node; none for the root, and where there is no image.
+    /// The image slot of a node. `None` for the root, or if there is no image.
     pub fn slot(&self, node: u64) -> Option<u16> {
         match self.node(node)? {
             Node::Root => None,
@@ -236,8 +235,8 @@ fn node_id(slot: u16, nid: Nid) -> u64 {
     u64::from(slot) << SLOT_SHIFT | nid & NID_MASK
 }
 
-/// The inode number a program sees. Unique in the file system; small in the first slot, so that programs with 32-bit
-/// inode numbers work there, and always small enough for overlayfs to add its own bits.
+/// The inode number that a program sees. It is unique in the file system. It is small in the first slot, so that programs with 32-bit inode
+/// numbers work there, and always small enough for overlayfs to add its own bits.
 fn inode_number(slot: u16, nid: Nid) -> u64 {
     u64::from(slot.wrapping_sub(1)) << 40 | nid & ((1 << 40) - 1)
 }

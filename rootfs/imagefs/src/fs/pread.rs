@@ -1,4 +1,4 @@
-//! Reading a shared file at offsets straight into guest memory.
+//! Reads a shared file at offsets, straight into guest memory.
 #![allow(unsafe_code)]
 
 use std::fs::File;
@@ -8,10 +8,10 @@ use std::os::fd::AsRawFd;
 use fuse_backend_rs::file_buf::FileVolatileSlice;
 use fuse_backend_rs::file_traits::FileReadWriteVolatile;
 
-/// Buffers given to one system call.
+/// Most buffers passed to one system call.
 const BATCH: usize = 256;
 
-/// A file that is only read, only at offsets: many threads may do so at once.
+/// A file that is only read, and only at offsets, so many threads may read at once.
 pub struct Positioned<'a>(pub &'a File);
 
 fn read_only() -> io::Error {
@@ -33,8 +33,8 @@ impl FileReadWriteVolatile for Positioned<'_> {
                 iov_len: slice.len(),
             })
             .collect();
-        // SAFETY: each vector is a slice of guest memory that the caller keeps mapped for the call. The kernel writes
-        // it as a guest might at any time; nothing in this process holds a reference to it.
+        // SAFETY: each vector is a slice of guest memory that the caller keeps mapped during the call. The kernel writes to it as a guest
+        // might at any time; no reference to it exists in this process.
         let read =
             unsafe { libc::preadv(self.0.as_raw_fd(), vectors.as_ptr(), vectors.len() as i32, offset) };
         usize::try_from(read).map_err(|_| io::Error::last_os_error())

@@ -1,4 +1,4 @@
-//! The requests of a FUSE client, answered from the images.
+//! Answers a FUSE client's requests from the images.
 
 use std::ffi::CStr;
 use std::io;
@@ -21,7 +21,7 @@ impl FileSystem for RootFs {
     type Handle = u64;
 
     fn init(&self, capable: FsOptions) -> io::Result<FsOptions> {
-        // Without these a guest would ask for handles that are not kept, or get errors where it should get none.
+        // Without these a guest would request handles, which the server does not keep, or get errors that it should not get.
         if !capable.contains(FsOptions::ZERO_MESSAGE_OPEN | FsOptions::ZERO_MESSAGE_OPENDIR) {
             tracing::error!(
                 "the guest's FUSE client cannot open files without a message: it is older than Linux 5.1"
@@ -38,7 +38,7 @@ impl FileSystem for RootFs {
             | FsOptions::BIG_WRITES
             | FsOptions::MAX_PAGES
             | FsOptions::EXPORT_SUPPORT
-            // The root's listing is checked against its mtime; in an image attributes last, so nothing is asked.
+            // The root's listing is checked against its mtime. In an image, attributes are cached for ever, so nothing is checked.
             | FsOptions::AUTO_INVAL_DATA
             | FsOptions::DO_READDIRPLUS
             | FsOptions::READDIRPLUS_AUTO
@@ -74,7 +74,7 @@ impl FileSystem for RootFs {
         image.reader.read_link(&inode).map_err(read_error)
     }
 
-    /// ENOSYS: the guest's kernel opens every file by itself from then on.
+    /// ENOSYS makes the guest's kernel open every file by itself from then on.
     fn open(
         &self,
         _: &Context,
@@ -203,7 +203,7 @@ impl FileSystem for RootFs {
         Ok(statistics)
     }
 
-    // What changes something is refused as on any read-only file system.
+    // Requests that would change something are refused, as on any read-only file system.
 
     fn setattr(
         &self,
@@ -283,8 +283,7 @@ impl FileSystem for RootFs {
     }
 }
 
-/// Whether a client with a buffer of `size` bytes wants the bytes, or only their number (`size` is 0). ERANGE if they do not
-/// fit.
+/// Whether a client with a buffer of `size` bytes wants the bytes, or only their number (if `size` is 0). ERANGE if they do not fit.
 fn wants_bytes(length: usize, size: u32) -> io::Result<bool> {
     match size as usize {
         0 => Ok(false),

@@ -16,7 +16,7 @@ use super::*;
 pub(super) const DIGEST: [u8; 32] = [9; 32];
 pub(super) const LENGTH: u64 = 2 * CHUNK_SIZE;
 
-/// Takes what is read, as a chain's writable buffers do.
+/// Takes the bytes that are read, like a chain's writable buffers.
 pub(super) struct Sink {
     pub(super) bytes: Vec<u8>,
     pub(super) room: usize,
@@ -90,7 +90,7 @@ pub(super) struct Shown {
     pub(super) address: u64,
 }
 
-/// An image with a file over a hole, a symbolic link, a device and `more` empty files; no byte of it is ready.
+/// An image with a file over a hole, a symbolic link, a device and `more` empty files. No byte of it is ready.
 pub(super) fn image(more: usize) -> Shown {
     let mut tree = Tree::new(Attributes {
         mode: 0o755,

@@ -1,12 +1,12 @@
-//! The stamp of a data file: its state after our last write.
+//! The stamp of a data file: its metadata after the store's last write.
 //!
-//! Invariant: set bits are trusted while the data file has the inode, length and times of its stamp. Each of our writes
-//! is made while the ready file's lock is held, and ends with a new stamp. If a process that holds the lock finds
-//! another inode, length or time, something else has changed the file (or a writer was killed), and all bits are
-//! cleared. Each chunk is then compared with its digest before it is served, as after a reboot.
+//! Invariant: set bits are trusted only while the data file has the inode, length and times in its stamp. The store makes each write while
+//! it holds the ready file's lock, and ends it with a new stamp. If a process that holds the lock finds another inode, length or time,
+//! something else has changed the file (or a writer was killed), and all bits are cleared. Each chunk is then compared with its digest
+//! before it is served, as after a reboot.
 //!
-//! A stamp is valid within one boot only: the first process that opens the file in another boot clears the bits anyway.
-//! Times are as coarse as the kernel's tick: a change within the tick of our own last write is not seen.
+//! A stamp is valid within one boot only: the first process that opens the file in another boot clears the bits anyway. Times are as coarse
+//! as the kernel's tick, so a change within the same tick as the store's last write is not detected.
 
 use std::fs::{File, Metadata};
 use std::io;
@@ -18,11 +18,12 @@ use rustix::fs::{FlockOperation, flock};
 use super::{BlobError, ReadyFile};
 use crate::digest::Digest;
 
-/// Where the stamp is in the header: behind what a release without stamps reads or writes. All zero: there is none.
+/// Offset of the stamp in the header, behind the bytes that a release without stamps reads or writes. All zero means that there is no
+/// stamp.
 const AT: u64 = 128;
 const BYTES: usize = 48;
 
-/// What shows that a file was changed.
+/// The metadata that reveals a change of the file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Stamp([u8; BYTES]);
 
@@ -44,7 +45,7 @@ impl Stamp {
     }
 }
 
-/// The right to write the data file, among the threads of this process and among processes.
+/// The right to write the data file, exclusive among the threads of this process and among processes.
 struct Held<'a> {
     file: &'a File,
     _thread: MutexGuard<'a, ()>,
@@ -57,10 +58,10 @@ impl Drop for Held<'_> {
 }
 
 impl ReadyFile {
-    /// Writes a chunk's bytes with `write`, and says that they are in `data` and are the right ones.
+    /// Writes a chunk's bytes with `write`, and marks the chunk as ready. `write` must write correct bytes to `data`.
     ///
     /// # Errors
-    /// `Io`; the chunk is then as ready as it was.
+    /// `Io`; the chunk's bit is then unchanged.
     pub fn fill(
         &self,
         data: &File,
@@ -70,7 +71,7 @@ impl ReadyFile {
         self.change(data, || write().map(|()| self.set_ready(chunk)))
     }
 
-    /// Gives `data` the length it should have, where it was cut. Returns whether it was: its chunks are missing then, until each was
+    /// Extends `data` to its full length if it was truncated. Returns whether it was: then the lost chunks are missing until each has been
     /// compared with its digest.
     ///
     /// # Errors
@@ -79,7 +80,7 @@ impl ReadyFile {
         if data.metadata()?.len() >= self.length() {
             return Ok(false);
         }
-        // Bits first: a reader that saw a bit before and reads zeros after sees it unset when it looks again.
+        // The bits are cleared first: a reader that saw a bit set and then read zeros sees it unset when it checks again.
         self.change(data, || {
             self.clear(self.chunks_of(data.metadata()?.len(), u64::MAX));
             data.set_len(self.length())
@@ -87,7 +88,7 @@ impl ReadyFile {
         Ok(true)
     }
 
-    /// Says that what is in `data` now is what its bits are of. Of a new blob, before anybody else has its files.
+    /// Records that the present contents of `data` match its bits. For a new blob, before another process gets its files.
     ///
     /// # Errors
     /// `Io`.
@@ -95,7 +96,7 @@ impl ReadyFile {
         self.put(Stamp::of(&data.metadata()?))
     }
 
-    /// Whether the data file differs from its stamp: it was changed, or one of our writes is going on. Does not block.
+    /// Whether the data file differs from its stamp: it was changed, or a write of the store is in progress. Does not block.
     ///
     /// # Errors
     /// `Io`.
@@ -103,8 +104,8 @@ impl ReadyFile {
         Ok(self.got()? != Some(Stamp::of(&look()?)))
     }
 
-    /// Makes all chunks missing if the data file, which `look` looks at, was changed by anybody but us. Returns whether any was
-    /// ready. Where nothing has changed this is a look at the file and at its stamp.
+    /// Makes all chunks missing if something other than the store changed the data file. `look` returns the file's metadata. Returns
+    /// whether any chunk was ready. Without a change this only reads metadata and stamp.
     ///
     /// # Errors
     /// `Io`.
@@ -112,7 +113,7 @@ impl ReadyFile {
         if !self.looks_changed(&look)? {
             return Ok(false);
         }
-        // One of ours may be writing: then it has stamped it by the time we hold the lock.
+        // A write of the store may be in progress. Once the lock is held, it has ended and left its stamp.
         let _held = self.hold()?;
         self.settle(Stamp::of(&look()?))
     }
@@ -130,7 +131,8 @@ impl ReadyFile {
             return Ok(false);
         }
         let _held = self.hold()?;
-        // A process that finds a change clears the bits: after a change that follows the comparison, our bit must not be set.
+        // A process that detects a change clears the bits. So if the file changed after the comparison, the bit must not be set without
+        // another comparison.
         let agrees = Stamp::of(&data.metadata()?) == before || self.agrees(data, chunk, buffer)?;
         if agrees {
             self.set_ready(chunk);
@@ -138,17 +140,17 @@ impl ReadyFile {
         Ok(agrees)
     }
 
-    /// Changes the data file. What is there already is not taken for ours.
+    /// Changes the data file under the lock, and stamps it. If it was changed before by something else, the bits are cleared first.
     fn change(&self, data: &File, change: impl FnOnce() -> io::Result<()>) -> Result<(), BlobError> {
         let _held = self.hold()?;
         self.settle(Stamp::of(&data.metadata()?))?;
         let changed = change();
-        // Also of a write that failed: of its chunk no bit is set.
+        // Also after a failed write: its chunk's bit is not set.
         self.put(Stamp::of(&data.metadata()?))?;
         Ok(changed?)
     }
 
-    /// Clears the bits unless the data file is what it was. The lock is held.
+    /// Clears the bits if the data file has changed since its stamp. The lock must be held.
     fn settle(&self, now: Stamp) -> Result<bool, BlobError> {
         let was = self.got()?;
         if was == Some(now) {
@@ -165,7 +167,7 @@ impl ReadyFile {
                 "a cache file was changed behind the store's back, or a write to it was cut off: each chunk is compared \
                  with its digest before it is used"
             ),
-            // Of a release without stamps.
+            // Written by a release without stamps.
             None => {
                 tracing::info!(%layer, chunks = had, "a cache file has no stamp: it is compared with its digests")
             }

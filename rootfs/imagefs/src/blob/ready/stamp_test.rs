@@ -1,4 +1,4 @@
-//! Changes that are ours, and changes that are not.
+//! Changes of the data file by the store and by others.
 
 use std::time::{Duration, SystemTime};
 
@@ -32,13 +32,13 @@ impl Blob {
         self.ready.void_if_changed(|| self.data.metadata()).unwrap()
     }
 
-    /// Writes past the store, after the tick of what was written before.
+    /// Writes without the store, in a later tick than the writes before.
     fn flip(&self, at: u64) {
         std::thread::sleep(Duration::from_millis(30));
         self.data.write_all_at(&[0xEE], at).unwrap();
     }
 
-    /// Which chunks agree with their digests, looked at as before their first use.
+    /// Which chunks match their digests, checked as before their first use.
     fn verified(&self) -> Vec<bool> {
         let chunks = 0..self.ready.chunk_count();
         chunks
@@ -71,7 +71,7 @@ fn times_that_were_set_back_hide_nothing() {
     blob.flip(0);
     blob.data.set_modified(modified).unwrap();
     assert!(blob.is_voided());
-    // Bytes are as they were after a time alone was set: all agree.
+    // After a change of the time alone the bytes are the same, so all match.
     blob.data.write_all_at(&[1], 0).unwrap();
     std::thread::sleep(Duration::from_millis(30));
     blob.data.set_modified(SystemTime::UNIX_EPOCH).unwrap();
@@ -120,7 +120,7 @@ fn a_cut_file_gets_its_length_and_loses_its_bits() {
 #[test]
 fn a_file_without_a_stamp_is_compared_once() {
     let blob = Blob::new();
-    // As a release without stamps leaves it.
+    // The state that a release without stamps leaves.
     blob.file.write_all_at(&[0; BYTES], AT).unwrap();
     assert!(blob.is_voided());
     assert_eq!(blob.verified(), [true; 4]);
@@ -156,7 +156,7 @@ fn opens_while_others_fill_void_nothing() {
     .unwrap()
     .stamp(&made)
     .unwrap();
-    // As processes have them: each its own description of the file, some shared by threads.
+    // As in separate processes: each has its own description of the file, and threads share some.
     let shared = (open(&data), ReadyFile::open(open(&ready)).unwrap());
     let fill = |(data, ready): &(File, ReadyFile), chunks: std::ops::Range<u64>| {
         for chunk in chunks {

@@ -1,4 +1,4 @@
-//! Reading directories: search by name, and listing from a position.
+//! Reads directories: searches by name, and lists from a position.
 
 use std::cmp::Ordering;
 
@@ -9,7 +9,7 @@ use super::{FileType, Inode, Nid, ReadError, Reader, u16_at, u64_at};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DirectoryEntry<'a> {
     pub nid: Nid,
-    /// None when the image does not say.
+    /// `None` if the image does not state it.
     pub file_type: Option<FileType>,
     pub name: &'a [u8],
     /// Position from which the entries after this one are read. Never 0.
@@ -34,7 +34,7 @@ impl<'a> Block<'a> {
         }
     }
 
-    /// The first entry's name begins behind the last entry, so it says how many there are.
+    /// The offset of the first name, which follows the last entry, gives the number of entries.
     fn new(bytes: &'a [u8], position: u64, directory: Nid) -> Result<Block<'a>, ReadError> {
         let mut block = Block {
             bytes,
@@ -63,7 +63,7 @@ impl<'a> Block<'a> {
         };
         let start = offset(index);
         let name = match self.bytes.get(start..end) {
-            // The last name ends with the block or at a NUL.
+            // The last name ends at the end of the block or at a NUL.
             Some(rest) if is_last => rest.split(|byte| *byte == 0).next().unwrap_or(rest),
             Some(name) => name,
             None => return Err(self.corrupt()),
@@ -96,12 +96,12 @@ impl<'a> Block<'a> {
     }
 }
 
-/// Entries of a directory from a position on.
+/// The entries of a directory, from a position on.
 pub struct Entries<'a, B> {
     reader: &'a Reader<B>,
     directory: Inode,
     block: Option<Block<'a>>,
-    /// Of the next entry: a block's start plus twelve times its index in the block.
+    /// Position of the next entry: its block's start plus twelve times its index in the block.
     position: u64,
     failed: bool,
 }
@@ -131,7 +131,7 @@ impl<'a, B: AsRef<[u8]>> Entries<'a, B> {
                 _ => self.reader.directory_block(&self.directory, start / BLOCK)?,
             };
             self.block = Some(block);
-            // A position between entries can only come from the guest: it goes on with the next one.
+            // Only a guest can pass a position between entries. It continues with the next one.
             let index = ((self.position - start) as usize).div_ceil(DIRENT);
             if index < block.count {
                 let entry = block.entry(index)?;
@@ -148,10 +148,10 @@ impl<B: AsRef<[u8]>> Reader<B> {
         Block::new(self.block(directory, index)?, index * BLOCK, directory.nid)
     }
 
-    /// All entries from `position`, `.` and `..` included: 0, or an entry's `next`.
+    /// All entries from `position` on, including `.` and `..`. `position` is 0 or an entry's `next`.
     ///
     /// # Errors
-    /// When the inode is not a directory. Corruption comes as the last item.
+    /// If the inode is not a directory. Corruption is returned as the last item.
     pub fn entries(&self, directory: &Inode, position: u64) -> Result<Entries<'_, B>, ReadError> {
         self.expect(directory, FileType::Directory, "directory")?;
         Ok(Entries {
@@ -163,14 +163,14 @@ impl<B: AsRef<[u8]>> Reader<B> {
         })
     }
 
-    /// The entry with a name, by binary search over the blocks and then in one.
+    /// The entry with a name. A binary search finds the block, and another the entry in it.
     ///
     /// # Errors
-    /// When the inode is not a directory or a block on the way is corrupt.
+    /// If the inode is not a directory, or a block on the way is corrupt.
     pub fn lookup(&self, directory: &Inode, name: &[u8]) -> Result<Option<DirectoryEntry<'_>>, ReadError> {
         self.expect(directory, FileType::Directory, "directory")?;
         let (mut low, mut high) = (0, directory.size.div_ceil(BLOCK));
-        // Invariant: blocks below `low` begin with a name not above, those from `high` on with one above.
+        // Invariant: blocks below `low` begin with `name` or a smaller one, blocks from `high` on with a larger one.
         let mut candidate = None;
         while low < high {
             let middle = low + (high - low) / 2;

@@ -1,4 +1,4 @@
-//! Mapping the bytes of a file to addresses in the image.
+//! Maps the bytes of a file to addresses in the image.
 
 use super::super::format::{BLOCK_BITS, NULL_ADDRESS};
 use super::{Inode, Layout, ReadError, Reader, u16_at, u32_at};
@@ -6,15 +6,15 @@ use super::{Inode, Layout, ReadError, Reader, u16_at, u32_at};
 /// A piece of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mapping {
-    /// Where in the file.
+    /// Offset in the file.
     pub offset: u64,
     /// Bytes; never 0.
     pub length: u64,
-    /// Where in the image's address space; none for a hole. Nothing says that anything is there.
+    /// Address in the image's address space; `None` for a hole. There may be no data at that address.
     pub address: Option<u64>,
 }
 
-/// Pieces of a range of a file, in order and without gaps. Neighbours that continue each other are one.
+/// The pieces of a range of a file, in order and without gaps. Adjacent pieces that continue each other are merged.
 pub struct Mappings<'a, B> {
     reader: &'a Reader<B>,
     inode: Inode,
@@ -90,9 +90,9 @@ impl<B: AsRef<[u8]>> Mappings<'_, B> {
 /// An entry of a chunk table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ChunkIndex {
-    /// 0 in tables that name none.
+    /// 0 in tables without device numbers.
     pub device: u16,
-    /// The chunk's first block on the device; none of a hole.
+    /// The chunk's first block on the device; `None` for a hole.
     pub block: Option<u32>,
 }
 
@@ -100,7 +100,7 @@ impl<B: AsRef<[u8]>> Reader<B> {
     /// An entry of an inode's chunk table.
     ///
     /// # Errors
-    /// `Corrupt` when it has none, or not so many.
+    /// `Corrupt` if it has no chunk table, or fewer entries.
     pub fn chunk_index(&self, inode: &Inode, index: u64) -> Result<ChunkIndex, ReadError> {
         let corrupt = || ReadError::Corrupt {
             what: "chunk table",
@@ -109,7 +109,7 @@ impl<B: AsRef<[u8]>> Reader<B> {
         let Layout::Chunks { has_indexes, .. } = inode.layout else {
             return Err(corrupt());
         };
-        // An index is advice, a device number and the address; else there is only the address.
+        // An index has advice, a device number and the address; the other kind of entry has only the address.
         let unit: u64 = if has_indexes { 8 } else { 4 };
         let table = inode.inline_start().next_multiple_of(unit);
         let start = index
@@ -124,7 +124,7 @@ impl<B: AsRef<[u8]>> Reader<B> {
         })
     }
 
-    /// Where `length` bytes from `offset` are; clipped to the file's size.
+    /// The places of `length` bytes from `offset`, limited to the file's size.
     pub fn mappings(&self, inode: &Inode, offset: u64, length: u64) -> Mappings<'_, B> {
         let end = offset.saturating_add(length).min(inode.size);
         Mappings {

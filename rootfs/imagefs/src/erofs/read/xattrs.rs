@@ -3,7 +3,7 @@
 use super::super::format::{XATTR_ENTRY, XATTR_HEADER, XATTR_PREFIXES};
 use super::{Inode, ReadError, Reader, u16_at, u32_at};
 
-/// One extended attribute; its name is `prefix` and `suffix`.
+/// One extended attribute. Its name is `prefix` followed by `suffix`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResolvedXattr<'a> {
     pub prefix: &'static [u8],
@@ -12,7 +12,7 @@ pub struct ResolvedXattr<'a> {
 }
 
 impl ResolvedXattr<'_> {
-    /// Whether this is the attribute with a full name.
+    /// Whether this attribute has this full name.
     pub fn is_named(&self, name: &[u8]) -> bool {
         name.strip_prefix(self.prefix) == Some(self.suffix)
     }
@@ -22,9 +22,9 @@ impl ResolvedXattr<'_> {
 pub struct Xattrs<'a, B> {
     reader: &'a Reader<B>,
     inode: Inode,
-    /// Numbers of shared entries not yet seen.
+    /// Numbers of the shared entries that have not been returned yet.
     shared: &'a [u8],
-    /// Entries in the inode not yet seen.
+    /// Entries in the inode that have not been returned yet.
     inline: &'a [u8],
 }
 
@@ -70,7 +70,7 @@ impl<'a, B: AsRef<[u8]>> Xattrs<'a, B> {
     }
 }
 
-/// The entry at the start of `bytes` and its length; none inside when its namespace is not known.
+/// The entry at the start of `bytes`, and its length. The inner option is `None` if its namespace is unknown.
 fn decode(bytes: &[u8]) -> Option<(Option<ResolvedXattr<'_>>, usize)> {
     let head = bytes.get(..XATTR_ENTRY)?;
     let names = XATTR_ENTRY + usize::from(head[0]);
@@ -80,7 +80,7 @@ fn decode(bytes: &[u8]) -> Option<(Option<ResolvedXattr<'_>>, usize)> {
         .iter()
         .find(|(index, _)| *index == head[1])
         .map(|(_, prefix)| *prefix);
-    // A NUL would end the name early in a list of names.
+    // A NUL would end the name early when it is put in a list of names.
     if suffix.contains(&0) {
         return None;
     }
@@ -98,7 +98,7 @@ impl<B: AsRef<[u8]>> Reader<B> {
     /// All extended attributes.
     ///
     /// # Errors
-    /// When the area is not in the image or shorter than it says. Other corruption comes as the last item.
+    /// If the area is not in the image, or is shorter than it states. Other corruption is returned as the last item.
     pub fn xattrs(&self, inode: &Inode) -> Result<Xattrs<'_, B>, ReadError> {
         let corrupt = || ReadError::Corrupt {
             what: "xattrs",
@@ -124,7 +124,7 @@ impl<B: AsRef<[u8]>> Reader<B> {
     /// The value of one extended attribute, by its full name.
     ///
     /// # Errors
-    /// When the attributes before it are corrupt.
+    /// If the attributes before it are corrupt.
     pub fn xattr(&self, inode: &Inode, name: &[u8]) -> Result<Option<&[u8]>, ReadError> {
         for xattr in self.xattrs(inode)? {
             let xattr = xattr?;

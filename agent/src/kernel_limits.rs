@@ -217,7 +217,7 @@ fn tracked_connections(pages: u64) -> u64 {
     }
 }
 
-/// Raises each number of a file to at least `least`. A missing file means that the kernel lacks what it limits.
+/// Raises each number of a file to at least `least`. If the file is missing, the kernel lacks the feature that it limits.
 fn raise(root: &Path, file: &str, least: &[u64]) -> Result<()> {
     match raise_numbers(&root.join(file), least) {
         Err(e) if e.kind() == ErrorKind::NotFound => Ok(()),

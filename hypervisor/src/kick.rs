@@ -61,8 +61,8 @@ impl Kicker {
     }
 
     fn immediate_exit(&self) -> &AtomicU8 {
-        // SAFETY: the byte lies in our mapping (KVM's run size is at least that of kvm_run) and lives as long as self;
-        // KVM and we access it as a byte.
+        // SAFETY: the byte lies in this value's mapping (KVM's run size is at least that of kvm_run), which lives as long as `self`; both
+        // KVM and this process access it as a byte.
         unsafe { AtomicU8::from_ptr(self.run.as_ptr().add(offset_of!(kvm_run, immediate_exit))) }
     }
 
@@ -83,8 +83,8 @@ impl Kicker {
         self.immediate_exit().store(1, Ordering::SeqCst);
         let thread = self.thread.load(Ordering::SeqCst);
         if thread != 0 {
-            // SAFETY: tgkill with our own process id; the signal has a handler that does nothing. Were the thread gone
-            // in this instant and its id another of our threads', that one would see one spurious EINTR.
+            // SAFETY: tgkill with this process's own ID; the signal's handler does nothing. If the thread ends at this moment and another
+            // thread of this process gets its ID, that thread sees one spurious EINTR.
             unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), thread, libc::SIGRTMIN()) };
         }
     }

@@ -162,7 +162,7 @@ const CALLS: &[(i64, Only)] = &[
     (libc::SYS_dup, Only::Any), (libc::SYS_close, Only::Any), (libc::SYS_flock, Only::Any),
     (libc::SYS_fcntl, Only::Is(1, libc::F_GETFD as u32)), (libc::SYS_fcntl, Only::Is(1, libc::F_GETFL as u32)),
     (libc::SYS_fcntl, Only::Is(1, libc::F_SETFL as u32)), (libc::SYS_fcntl, Only::Is(1, libc::F_DUPFD_CLOEXEC as u32)),
-    // Who makes a file.
+    // The creator of a file.
     (libc::SYS_setresuid, Only::Any), (libc::SYS_setresgid, Only::Any), (libc::SYS_setgroups, Only::Any),
     (libc::SYS_geteuid, Only::Any), (libc::SYS_getegid, Only::Any), (libc::SYS_capget, Only::Any),
     (libc::SYS_capset, Only::Any),
@@ -209,7 +209,7 @@ fn filter() -> Result<BpfProgram, seccompiler::Error> {
 }
 
 fn handle(signal: i32, handler: usize) -> io::Result<()> {
-    // SAFETY: an all-zero sigaction is a valid one, whose fields are then set; the handler keeps to what one may do.
+    // SAFETY: an all-zero sigaction is valid, and its fields are set below; the handler only does what a signal handler may.
     let done = unsafe {
         let mut action: libc::sigaction = std::mem::zeroed();
         action.sa_sigaction = handler;
@@ -226,7 +226,7 @@ fn handle(signal: i32, handler: usize) -> io::Result<()> {
 /// system calls and its own stack.
 extern "C" fn forbidden(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc::c_void) {
     const NUMBER_AT: usize = 24;
-    // SAFETY: the kernel passes a valid siginfo; that of a SIGSYS has the call's number there (asm-generic/siginfo.h, `_sigsys`).
+    // SAFETY: the kernel passes a valid siginfo; for SIGSYS it has the call's number there (asm-generic/siginfo.h, `_sigsys`).
     let number = unsafe { info.cast::<u8>().add(NUMBER_AT).cast::<u32>().read_unaligned() };
     let mut digits = [b'0'; 11];
     digits[10] = b'\n';
@@ -235,7 +235,7 @@ extern "C" fn forbidden(_: libc::c_int, info: *mut libc::siginfo_t, _: *mut libc
         *digit = b'0' + (rest % 10) as u8;
         rest /= 10;
     }
-    // SAFETY: writes constants and what is on the stack, and ends the process without running anything of it.
+    // SAFETY: writes constants and bytes on the stack, and ends the process without running any destructor or exit handler.
     unsafe {
         libc::write(2, FORBIDDEN_CALL.as_ptr().cast(), FORBIDDEN_CALL.len());
         libc::write(2, digits.as_ptr().cast(), digits.len());

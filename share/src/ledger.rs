@@ -27,7 +27,7 @@ const MAX_SIZE: u64 = 32 << 20;
 /// Records are compacted when the obsolete ones are larger by this than the live ones.
 const SLACK: u64 = 1 << 20;
 
-/// Where a node was found, and what it was.
+/// The place where a node was found, and the file that was there.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The node of its directory.

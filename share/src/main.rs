@@ -116,13 +116,13 @@ fn begin(setup: &OwnedFd) -> Result<std::sync::mpsc::Receiver<End>, String> {
 
 /// Takes descriptor [`SETUP_FD`] if it is a SEQPACKET socket.
 fn inherited_socket() -> Option<OwnedFd> {
-    // SAFETY: the descriptor may be closed; then the call says EBADF and the borrow ends. Nobody in this process has
-    // opened anything yet, so it is nobody's.
+    // SAFETY: if the descriptor is closed, the call returns EBADF and the borrow ends. This process has opened nothing yet, so nothing else
+    // owns it.
     let inherited = unsafe { BorrowedFd::borrow_raw(SETUP_FD) };
     if rustix::net::sockopt::socket_type(inherited) != Ok(SocketType::SEQPACKET) {
         return None;
     }
-    // SAFETY: it is open, and this is the one place that takes it.
+    // SAFETY: the descriptor is open, and only this function takes it.
     let socket = unsafe { OwnedFd::from_raw_fd(SETUP_FD) };
     // Closes all other inherited descriptors, because the guest must not reach them.
     // SAFETY: only inherited descriptors are open yet, and nothing in this process refers to them by number.

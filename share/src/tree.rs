@@ -1,8 +1,8 @@
 //! The directory that is served: a read-only empty root with a mount for each share.
 //!
-//! It is this process's whole file system. What is not shared has no name here, so no symbolic link, `..` or
-//! bug leads to it. A read-only share is a read-only mount, not a check of ours. The alternative, one file
-//! system per share behind a multiplexer of node numbers, would leave all of the host's files within reach.
+//! It is this process's whole file system. Files that are not shared have no name here, so no symbolic link, `..` or bug leads to them. A
+//! read-only share is a read-only mount, not a check by this process. The alternative, one file system per share behind a multiplexer of
+//! node numbers, would leave all of the host's files within reach.
 //!
 //! A process with the rights to do so mounts later shares here ([`thaw_protocol::share`]), although the root is
 //! read-only: that is a property of this mount, and such a process can make a writable mount of the same file

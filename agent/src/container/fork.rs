@@ -60,7 +60,7 @@ pub fn close_all_but(mut keep: Vec<RawFd>) {
     let mut from = 3;
     for fd in keep.into_iter().filter(|fd| *fd >= 3).chain([i32::MAX]) {
         if fd > from {
-            // SAFETY: whoever owned these descriptors is the agent's other half; in the child nobody uses or drops them.
+            // SAFETY: the agent's process still owns its copies of these descriptors; nothing in the child uses or drops them.
             unsafe { libc::syscall(libc::SYS_close_range, from as u32, (fd - 1) as u32, 0u32) };
         }
         from = fd.saturating_add(1);
@@ -106,7 +106,7 @@ pub fn change_user(uid: u32, gid: u32, groups: &[u32]) -> io::Result<()> {
 /// Makes `fd` standard stream `number`.
 pub fn become_stdio(fd: std::os::fd::BorrowedFd<'_>, number: i32) -> io::Result<()> {
     use std::os::fd::AsRawFd;
-    // SAFETY: 0, 1 and 2 are nobody's OwnedFd in the child.
+    // SAFETY: no OwnedFd in the child owns 0, 1 or 2.
     if unsafe { libc::dup2(fd.as_raw_fd(), number) } < 0 {
         Err(io::Error::last_os_error())
     } else {

@@ -88,7 +88,7 @@ pub struct Launch<'a> {
     pub place: Place<'a>,
 }
 
-/// Where a process starts.
+/// Where a process is started.
 pub enum Place<'a> {
     /// As the first process of a container. It waits for a byte from `go`.
     New { spec: &'a Spec, go: OwnedFd },

@@ -119,7 +119,7 @@ fn drop_inherited() -> Result<()> {
         fork::become_stdio(null.as_fd(), number)
             .with_context(|| format!("connect standard stream {number}"))?;
     }
-    // The whole pod ends with it, so the OOM killer shall choose another process. Not permitted everywhere.
+    // The whole pod ends with this process, so the OOM killer should choose another. Not permitted everywhere.
     let _ = fs::write("/proc/self/oom_score_adj", "-1000");
     thaw_sys::jail::unshare(UnshareFlags::NEWNS).with_context(|| "make a mount namespace".into())?;
     mount_change(

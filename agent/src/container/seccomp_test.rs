@@ -70,7 +70,7 @@ fn listed_calls_get_their_action_and_the_rest_the_default() {
     assert_eq!(run(&f, X64, 0, NONE), ALLOW);
     assert_eq!(run(&f, X64, 435, NONE), libc::SECCOMP_RET_ERRNO | 38);
     assert_eq!(run(&f, X64, 1, NONE), EPERM);
-    // Newer than every call of the profile: programs shall fall back.
+    // Newer than every call of the profile, so programs must fall back.
     assert_eq!(
         run(&f, X64, 463, NONE),
         libc::SECCOMP_RET_ERRNO | libc::ENOSYS as u32

@@ -44,7 +44,7 @@ pub enum Outcome {
     Ready,
     /// The container's first process ended first.
     Exited(ExitCode),
-    /// With what was last seen.
+    /// With the last problem seen.
     TimedOut(String),
 }
 

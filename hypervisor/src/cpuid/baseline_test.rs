@@ -15,7 +15,7 @@ fn entry(function: u32, index: u32, regs: [u32; 4]) -> kvm_cpuid_entry2 {
     }
 }
 
-/// A host with every feature bit there is, AVX-512, protection keys and AMX.
+/// A host with every known feature bit, AVX-512, protection keys and AMX.
 fn everything() -> Vec<kvm_cpuid_entry2> {
     vec![
         entry(0, 0, [0xd, 0x756e_6547, 0x6c65_746e, 0x4965_6e69]),
@@ -62,7 +62,7 @@ fn a_level_has_its_own_features_and_none_above() {
             let value = word.read(limited.as_slice());
             for bit in 0..32u8 {
                 let expected = match word.class(bit) {
-                    // With no XSAVE there is none of its extensions.
+                    // Without XSAVE there are no extensions of it.
                     _ if word.leaf == 0xd && level == 2 => false,
                     Class::System | Class::Free => true,
                     Class::Level(l) => l <= level,
@@ -220,10 +220,10 @@ fn topology_and_what_the_guest_switches_do_not_count() {
     );
 }
 
-/// What a vCPU is given on a host that has what [`everything`] has not: leaves that must not be offered.
+/// The CPUID of a vCPU on a host with leaves that [`everything`] lacks. These leaves must not be offered.
 fn offered() -> Vec<kvm_cpuid_entry2> {
     let mut host = everything();
-    // One bit in two, so that every word has some that are beyond it.
+    // Every second bit, so that every word lacks some bits.
     for entry in host.iter_mut().filter(|e| e.function != 0 && e.function != 0xd) {
         (entry.ecx, entry.edx) = (entry.ecx & 0x5555_5555 | 1 << 5 | 1 << 2, entry.edx & 0x5555_5555);
     }
@@ -244,7 +244,7 @@ fn register_of(entry: &mut kvm_cpuid_entry2, register: Register) -> &mut u32 {
     }
 }
 
-/// What may differ: the word describes, or its bit says nothing of the host.
+/// Whether a bit may differ: its word is descriptive, or the bit does not depend on the host.
 fn may_differ(leaf: u32, index: u32, register: Register, bit: u8) -> bool {
     let same = |w: &&Word| (w.leaf, w.index, w.register) == (leaf, index, register);
     let plain = Word {

@@ -3,7 +3,7 @@ use zerocopy::FromZeros;
 
 use super::*;
 
-/// A state's parts that are right in form: zeros, one MSR (the TSC), a TSC frequency.
+/// The parts of a formally valid state: zeros, one MSR (the TSC), a TSC frequency.
 fn parts() -> Vec<(VcpuPart, Vec<u8>)> {
     let lengths = [40, 4, 4, 144, 312, 4096, 392, 128, 1024, 16, 64];
     let mut parts: Vec<_> = VcpuPart::ALL
@@ -177,7 +177,7 @@ proptest! {
         }
     }
 
-    /// Whatever is in parts of the right length, it comes out again as it was.
+    /// Parts of valid lengths decode and encode to the same bytes.
     #[test]
     fn contents_survive_the_round_trip(seed in proptest::collection::vec(proptest::num::u8::ANY, 97), msrs in 1usize..300, cpuids in 0usize..257) {
         let mut any = parts();

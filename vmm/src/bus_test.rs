@@ -1,4 +1,4 @@
-//! A whole machine's devices, on the host's KVM, driven by register writes as a vCPU's would be.
+//! A whole machine's devices on the host's KVM, driven by register writes like those of a vCPU.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::virtio::Windows;
 use crate::virtio::mmio::register;
 use crate::virtio::testing::Layout;
 
-/// A machine's bus and memory; none where /dev/kvm cannot be opened.
+/// A machine's bus and memory. `None` if /dev/kvm cannot be opened.
 fn machine() -> Option<(Bus, Arc<Vm>, &'static GuestMemory)> {
     let device = match std::fs::OpenOptions::new()
         .read(true)
@@ -47,7 +47,7 @@ fn set(bus: &Bus, offset: u64, value: u32) {
     bus.mmio_write(window.start + offset, &value.to_le_bytes());
 }
 
-/// The rng's driver comes up and asks for 8 bytes.
+/// The rng's driver starts and requests 8 bytes.
 fn ask(bus: &Bus, memory: &'static GuestMemory) -> Layout {
     for status in [1, 3] {
         set(bus, register::STATUS, status);
@@ -69,7 +69,7 @@ fn ask(bus: &Bus, memory: &'static GuestMemory) -> Layout {
     layout
 }
 
-/// The first bytes of `memory`, as a snapshot would have them.
+/// Copies the first bytes of memory, as a snapshot would.
 fn copy(from: &GuestMemory, to: &GuestMemory) {
     let mut bytes = vec![0; 0x1000];
     for address in [RINGS, BUFFER] {
@@ -121,7 +121,7 @@ fn parked_devices_touch_nothing_and_lose_nothing() {
     frozen.start_work();
     assert_eq!(answered(&before), 1);
 
-    // Frozen where it stands, it is what it was, answer and interrupt included.
+    // Frozen at this point, the record is the same as before, with answer and interrupt.
     let quiesced = thawed.quiesce();
     let again = quiesced.save();
     let rng = &again.devices[DeviceId::Rng as usize].transport;

@@ -4,7 +4,7 @@ use super::*;
 use crate::jail::signals::install;
 use thaw_protocol::control::{FORBIDDEN_CALL, FORBIDDEN_CODE};
 
-/// In the environment of [`one_call`]: a thread's name and a call's place in [`ATTEMPTS`].
+/// Environment variable of [`one_call`]: a thread's name, and an index of [`ATTEMPTS`].
 const ATTEMPT: &str = "THAW_TEST_ATTEMPT";
 
 /// A call that is not on the list: name in the log, number, first three arguments.
@@ -48,7 +48,7 @@ const ATTEMPTS: &[Attempt] = &[
     ("set_robust_list", libc::SYS_set_robust_list, [0, 0, 0]),
 ];
 
-/// Not a test: the process that tries one call, run by those below.
+/// Not a test, but the process that tries one call. The tests below run it.
 #[test]
 #[ignore = "run by the other tests"]
 fn one_call() {
@@ -65,7 +65,7 @@ fn one_call() {
     let (_, number, [a, b, c]) = ATTEMPTS[word().parse::<usize>().unwrap()];
     install().unwrap();
     will_seal();
-    // Threads that were there before the seal: it must reach them.
+    // This thread exists before the seal, which must reach it too.
     let (may_try, wait) = std::sync::mpsc::channel();
     let expected = threads::expect();
     let trying = std::thread::spawn(move || {
@@ -74,7 +74,7 @@ fn one_call() {
         // SAFETY: no argument is a pointer that the call could use. If the filter allowed it, it would fail, or map memory
         // that no code refers to.
         unsafe { libc::syscall(number, a, b, c, -1, -1, 0) };
-        // SAFETY: ends the process: it was not stopped.
+        // SAFETY: ends the process, which the filter did not stop.
         unsafe { libc::_exit(0) }
     });
     seal();

@@ -20,7 +20,7 @@ enum Step {
 }
 
 fn step() -> impl Strategy<Value = Step> {
-    // Few pages, so that they meet; some far apart, so that gaps stay open.
+    // Few pages, so that steps hit the same ones; some far apart, so that gaps stay open.
     let page = (0u64..12, 0u64..3).prop_map(|(page, part)| page * 36 + part * (PAGES - 200));
     prop_oneof![
         6 => (page.clone(), 0u64..3).prop_map(|(page, value)| Step::Write(page, value)),
@@ -33,7 +33,7 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
-    /// Whatever is written, read and frozen in whatever order, a clone has the memory its original had.
+    /// After any sequence of writes, reads and freezes, a clone has the same memory as its original.
     #[test]
     fn a_thawed_memory_is_the_frozen_one(steps in vec(step(), 1..60)) {
         let mut clone = Clone::booted();
@@ -59,7 +59,7 @@ proptest! {
     }
 }
 
-/// Others computed a page's place in the file from its guest address, and lost the MMIO hole between.
+/// Other VMMs computed a page's offset in the file from its guest address, and lost the MMIO hole in between.
 #[test]
 fn a_delta_snapshot_is_not_corrupt_above_3_gib() {
     let original = Clone::booted();
@@ -89,7 +89,7 @@ fn zero_pages_are_holes_and_small_gaps_are_not() {
     for page in [0, 40, 400, PAGES, 2 * PAGES - 1] {
         write(&original.memory, page, 1);
     }
-    // Touched, and zero again.
+    // Written, and zeroed again.
     for page in 600..800 {
         write(&original.memory, page, 1);
         write(&original.memory, page, 0);
@@ -97,7 +97,7 @@ fn zero_pages_are_holes_and_small_gaps_are_not() {
     let (frozen, layers) = original.freeze(Full, &[]).unwrap();
     let extents: Vec<_> = frozen.map.extents().iter().map(Extent::range).collect();
     let last = HIGH_MEMORY_START + SIZE;
-    // Pages 0 and 40 are nearer than 256 KiB; the end of low memory and the start of high memory are not neighbours.
+    // Pages 0 and 40 are less than 256 KiB apart. The end of low memory and the start of high memory are not adjacent.
     let wanted = [
         0..41 * PAGE,
         400 * PAGE..401 * PAGE,
@@ -171,7 +171,7 @@ fn memory_that_is_not_plugged_is_neither_read_nor_in_the_file() {
         [2 * PAGES, 3 * PAGES - 1].map(|page| read(&clone.memory, page)),
         [20, 0]
     );
-    // It is unplugged, the second plugged and written: the template's data for the first is gone.
+    // The block is unplugged, and the second one is plugged and written. The template's data for the first is gone.
     write(&clone.memory, 3 * PAGES - 1, 22);
     let again = Clone::thawed(clone.freeze(Delta, &[block(1)]).unwrap());
     assert_eq!(
@@ -235,7 +235,7 @@ fn what_cannot_be_frozen_is_refused_and_nothing_is_written() {
         let error = freeze(&live, &pagemap(), &out).unwrap_err();
         assert!(matches!(error, FreezeError::NotMemory(_)), "{error}");
     }
-    // Not a pagemap; another process's.
+    // No pagemap at all; another process's pagemap.
     let mut child = Command::new("cat").stdin(Stdio::piped()).spawn().unwrap();
     let others = File::open(format!("/proc/{}/pagemap", child.id())).unwrap();
     for wrong in [empty_file(), others, File::open("/dev/zero").unwrap()] {

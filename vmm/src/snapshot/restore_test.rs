@@ -10,7 +10,7 @@ use crate::snapshot::pagemap::{PageKind, Pagemap};
 use crate::snapshot::testing::*;
 use crate::snapshot::{Frozen, PAGE};
 
-/// A frozen memory with `value` in some pages of both regions.
+/// Frozen memory with `value` in some pages of both regions.
 fn template(value: u64) -> (Frozen, Vec<File>) {
     let original = Clone::booted();
     (10..20).for_each(|page| write(&original.memory, page, value));

@@ -188,14 +188,14 @@ fn each_refusal_says_what_is_wrong() {
     assert!(matches!(decode(&huge), FileError::TooLarge { .. }));
 }
 
-/// A body whose hash is right, as a hostile writer's is.
+/// A body with a correct hash, as a hostile writer would make it.
 #[test]
 fn records_missing_twice_or_unknown_are_refused() {
     let records = split(&snapshot(2).encode_body());
     for index in 0..records.len() {
         let is_device = u16::from_le_bytes([records[index][0], records[index][1]]) == kind::DEVICE;
         let without = [&records[..index], &records[index + 1..]].concat().concat();
-        // Which devices there must be is theirs to say.
+        // The device records are checked later, by the devices.
         assert!(
             is_device || refusal(&without).contains("damaged"),
             "without {index}"
@@ -233,7 +233,7 @@ fn shapes_no_machine_has_are_refused() {
 }
 
 proptest! {
-    /// The hash is made right again: what decodes is judged by its contents alone.
+    /// The hash is corrected, so that only the contents decide whether the file decodes.
     #[test]
     fn decoding_mutated_bytes_never_panics(
         changes in vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
@@ -248,7 +248,7 @@ proptest! {
             body.truncate(cut.index(body.len()));
         }
         if let Ok(read) = Snapshot::decode(&FORMAT.seal(&body)) {
-            // What passes is a snapshot: it can be written, and reads the same.
+            // A file that passes is a snapshot: it can be written, and decodes to the same.
             prop_assert!(Snapshot::decode_body(&read.encode_body()).is_ok());
         }
     }
@@ -260,7 +260,7 @@ proptest! {
     }
 }
 
-/// Written by the thaw-vmm of the release before this one, of a tiny guest.
+/// A snapshot of a tiny guest, written by the thaw-vmm of the release before this one.
 #[test]
 fn state_file_of_the_previous_release_is_read_and_written_alike() {
     let bytes = include_bytes!("fixtures/previous-state");

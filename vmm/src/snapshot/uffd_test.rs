@@ -22,7 +22,7 @@ struct UffdioCopy {
     copy: i64,
 }
 
-/// Serves pages from a memory file until the other end of `stop` is closed; says how many.
+/// Serves pages from a memory file until the other end of `stop` is closed. Returns how many.
 fn serve(uffd: OwnedFd, regions: Vec<MappedRegion>, file: File, stop: OwnedFd) -> usize {
     let mut served = 0;
     loop {
@@ -59,7 +59,7 @@ fn serve(uffd: OwnedFd, regions: Vec<MappedRegion>, file: File, stop: OwnedFd) -
             mode: 0,
             copy: 0,
         };
-        // SAFETY: `copy` names a page of ours to read and a missing page of guest memory to fill.
+        // SAFETY: `copy` names a page of this process to read and a missing page of guest memory to fill.
         let copied = unsafe { libc::ioctl(uffd.as_raw_fd(), UFFDIO_COPY, &raw mut copy) };
         assert_eq!(copied, 0);
         served += 1;
@@ -91,7 +91,7 @@ fn missing_pages_come_from_the_server_and_holes_do_not_ask_it() {
         [read(&here, 0), read(&here, 2000), read(&here, PAGES)],
         [77, 0, 0]
     );
-    // The kernel touches memory too, when a device reads into it: here it reads from it.
+    // The kernel touches memory too, when a device's system call accesses it: here it reads from it.
     let out = empty_file();
     let slice =
         vm_memory::GuestMemory::get_slice(&here, vm_memory::GuestAddress(page(PAGES + 101)), 4096).unwrap();

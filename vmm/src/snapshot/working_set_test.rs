@@ -25,7 +25,7 @@ fn any_set() -> impl Strategy<Value = WorkingSet> {
     })
 }
 
-/// A clone of a template with all of low memory and the start of high memory in use.
+/// A clone of a template that uses all of low memory and the start of high memory.
 fn clone() -> Clone {
     let original = Clone::booted();
     (0..PAGES + 100).for_each(|page| write(&original.memory, page, page + 1));
@@ -53,7 +53,7 @@ fn touched_pages_are_recorded_and_mapped_in_the_next() {
     write(&first.memory, PAGES + 7, 1);
     let set = recorded(&first);
     assert_eq!(pages_of(&set, true), [300, PAGES + 7]);
-    // Neighbours come with a page that is read (fault-around).
+    // Reading a page maps its neighbours too (fault-around).
     assert!(pages_of(&set, false).contains(&50));
 
     let second = clone();
@@ -63,7 +63,7 @@ fn touched_pages_are_recorded_and_mapped_in_the_next() {
     assert_eq!(pages_of(&there, true), [300, PAGES + 7]);
     let read_pages = pages_of(&there, false);
     assert!(pages_of(&set, false).iter().all(|page| read_pages.contains(page)));
-    // In advance is all it is: contents are the template's.
+    // Mapping in advance changes no contents: they are the template's.
     assert!((0..PAGES + 100).all(|page| read(&second.memory, page) == page + 1));
 }
 
@@ -94,7 +94,7 @@ fn a_set_of_unplugged_memory_maps_none_of_it() {
     let original = Clone::booted();
     write(&original.memory, 2 * PAGES + 3, 9);
     let clone = Clone::thawed(original.freeze(Full, &[hotplugged()]).unwrap());
-    // Of virtio-mem's region the file has a block, and data of one page.
+    // Of virtio-mem's region, the file has one block, and data of one page.
     for written in [false, true] {
         let set = WorkingSet::new(vec![run(2 * PAGES, 512, written)]).unwrap();
         assert_eq!(

@@ -8,7 +8,7 @@ fn rig() -> Rig<Balloon> {
     Rig::new(Balloon::default(), 1 << F_REPORTING)
 }
 
-/// Pages of memory the test fills: far from rings and buffers.
+/// First of the pages that the test fills, far from rings and buffers.
 const FIRST: u64 = MEMORY / PAGE / 2;
 
 fn fill(rig: &Rig<Balloon>, pages: std::ops::Range<u64>) {
@@ -133,7 +133,7 @@ proptest! {
         prop_assert_eq!(expanded, numbers.into_iter().map(u64::from).collect::<Vec<_>>());
     }
 
-    /// Whatever numbers a guest lists, only listed pages are taken.
+    /// Whatever numbers a guest lists, only listed pages are reclaimed.
     #[test]
     fn only_listed_pages_are_taken(offsets in prop::collection::vec(0u64..16, 0..10), wild in any::<u32>()) {
         let mut rig = rig();

@@ -91,7 +91,7 @@ struct Inner {
 }
 
 impl Inner {
-    /// Replaces the first `bytes.len()` bytes. Returns whether they differed.
+    /// Replaces all bytes; `bytes` must be as many. Returns whether they differed.
     fn replace(&mut self, bytes: &[u8]) -> bool {
         if self.bytes == bytes {
             return false;

@@ -13,7 +13,7 @@ use crate::virtio::testing::{eventfd, open_gate};
 
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// What a device was called for.
+/// Why a device was called.
 #[derive(Debug, PartialEq, Eq)]
 enum Call {
     Queue(usize),
@@ -150,7 +150,7 @@ fn wake_at_calls_the_device_then_and_once() {
     let running = event_loop.start(open_gate()).unwrap();
     let moment = crate::clock::monotonic_ns() + 30_000_000;
     registrar.wake_at(Some(moment));
-    // Meanwhile the thread serves whoever else has work.
+    // Meanwhile the thread serves other devices that have work.
     other.kicks[0].write(1).unwrap();
     assert_eq!(other.calls.recv_timeout(PATIENCE).unwrap(), Call::Queue(0));
     assert_eq!(sleeper.calls.recv_timeout(PATIENCE).unwrap(), Call::Woken);

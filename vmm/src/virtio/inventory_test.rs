@@ -4,7 +4,7 @@ use super::*;
 use crate::memory;
 use crate::virtio::mmio::register;
 
-/// A machine of devices on the host's KVM; none where it cannot be opened.
+/// A machine's devices on the host's KVM. `None` if KVM cannot be opened.
 fn machine() -> Option<(Inventory, Arc<Vm>)> {
     let device = match std::fs::OpenOptions::new()
         .read(true)
@@ -75,7 +75,7 @@ fn backends_go_to_their_device_and_only_there() {
     }
 }
 
-/// A machine's devices frozen, and the devices of another that were restored from it.
+/// A machine's devices, frozen, and the devices of another machine restored from them.
 fn frozen_and_thawed(prepare: impl FnOnce(&Inventory)) -> Option<(Inventory, Arc<Vm>)> {
     let (frozen, _vm) = machine()?;
     prepare(&frozen);
@@ -203,6 +203,6 @@ fn quiesced_devices_work_again_only_when_told() {
     assert!(!inventory.quiesce());
     inventory.start_work();
     assert!(inventory.quiesce());
-    // It ends while they are kept out.
+    // The machine ends while the threads are kept out.
     drop(inventory);
 }

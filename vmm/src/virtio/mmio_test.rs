@@ -24,7 +24,7 @@ const REGION: SharedMemory = SharedMemory {
     },
 };
 
-/// A device that remembers what was done to it.
+/// A device that records the calls it gets.
 struct Probe {
     config: Arc<ConfigSpace>,
     activation: Arc<Mutex<Option<Activation>>>,
@@ -400,7 +400,7 @@ fn notify_register_kicks_the_queue_it_names() {
 }
 
 proptest::proptest! {
-    /// No sequence of writes panics, and the device is active only while DRIVER_OK says so.
+    /// No sequence of writes panics, and the device is active only while DRIVER_OK is set.
     #[test]
     fn any_writes_are_survived(
         writes in proptest::collection::vec((0u64..0x40, proptest::num::u32::ANY, 0usize..4), 0..200),

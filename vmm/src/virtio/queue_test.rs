@@ -162,7 +162,7 @@ fn with_event_idx_the_driver_is_interrupted_where_it_asked() {
         layout.offer_at(i, i);
     }
     layout.set_available_index(4);
-    // The third chain is the one to be told of.
+    // The driver wants an interrupt for the third chain.
     layout.set_used_event(2);
     let mut queue = layout.queue();
     queue.set_event_idx(true);
@@ -178,7 +178,7 @@ fn with_event_idx_the_driver_is_interrupted_where_it_asked() {
 }
 
 proptest! {
-    /// Whatever the driver writes in its rings and tables, nothing panics, and no chain is longer than its table.
+    /// Whatever the driver writes to its rings and tables, nothing panics, and no chain is longer than its table.
     #[test]
     fn any_ring_is_survived(
         descriptors in prop::collection::vec((any::<u64>(), any::<u32>(), 0u16..8, 0u16..20), 16),
@@ -214,18 +214,18 @@ proptest! {
     }
 }
 
-/// What driver and device do with a queue.
+/// An action of the driver or the device on a queue.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// The driver makes as many chains available, if it has them.
+    /// The driver makes this many chains available, if it has them.
     Offer(u16),
     Pop,
-    /// The last popped is taken back, if nothing was given back since.
+    /// The last popped chain is made available again, unless a chain was returned since.
     Unpop,
-    /// One of those popped is given back, with so many bytes.
+    /// One of the popped chains is returned, with this many bytes.
     GiveBack(u16, u32),
     Signal,
-    /// The driver wants to know when so many more than now are used.
+    /// The driver wants an interrupt when this many more chains are used.
     UsedEvent(u16),
     EnableKicks,
     Freeze,
@@ -245,13 +245,13 @@ fn steps() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(step, 1..300)
 }
 
-/// A queue, and what is to be true of it.
+/// A queue, and its expected state.
 struct Model {
     layout: Layout,
     queue: DeviceQueue,
     interrupt: Arc<Interrupt>,
     event_idx: bool,
-    /// Heads the driver may use; made available; popped and not given back.
+    /// Heads that the driver may use; those made available; those popped and not returned.
     free: VecDeque<u16>,
     available: VecDeque<u16>,
     popped: Vec<u16>,
@@ -259,13 +259,13 @@ struct Model {
     available_index: u16,
     used_index: u16,
     used_event: u16,
-    /// Given back since the driver was last interrupted or could have been; something was, perhaps before a freeze.
+    /// Chains returned since the driver was last interrupted or could have been; and whether any was, perhaps before a freeze.
     unsignalled: u16,
     owes: bool,
 }
 
 impl Model {
-    /// Both indices at `start`, as after so many chains.
+    /// Both indices start at `start`, as after that many chains.
     fn new(size: u16, start: u16, event_idx: bool) -> Model {
         let memory = memory();
         let layout = Layout::new(memory, 0x1000, size);
@@ -324,7 +324,7 @@ impl Model {
             Step::EnableKicks => self.enable_kicks()?,
             Step::Freeze => self.freeze()?,
         }
-        // The driver has as many chains as the queue has entries, each in one place.
+        // The driver has as many chains as the queue has entries, and each is in one place.
         let all = self.free.len() + self.available.len() + self.popped.len();
         prop_assert_eq!(all, usize::from(self.layout.size));
         Ok(())
@@ -370,7 +370,7 @@ impl Model {
         Ok(())
     }
 
-    /// The driver is interrupted if something was given back, and with event indices if its event was among it.
+    /// The driver is interrupted if a chain was returned, and, with event indices, if its event was among those.
     fn signal(&mut self) -> Result<(), TestCaseError> {
         self.queue.signal().unwrap();
         let first = self.used_index.wrapping_sub(self.unsignalled);
@@ -381,7 +381,7 @@ impl Model {
         Ok(())
     }
 
-    /// The device is kicked for the next chain, or is told that there is one.
+    /// The device is kicked for the next chain, or enabling kicks reports that there is one.
     fn enable_kicks(&mut self) -> Result<(), TestCaseError> {
         prop_assert_eq!(self.queue.enable_kicks().unwrap(), !self.available.is_empty());
         if self.event_idx {
@@ -395,7 +395,7 @@ impl Model {
         Ok(())
     }
 
-    /// A device that is frozen has signalled. Another goes on where it was.
+    /// A device that is frozen has signalled. Another device continues from its state.
     fn freeze(&mut self) -> Result<(), TestCaseError> {
         self.signal()?;
         let record = self.queue.save();
@@ -410,8 +410,8 @@ impl Model {
 }
 
 proptest! {
-    /// Wherever the indices begin and wrap: chains are popped in the order they were offered, each once; no more are outstanding
-    /// than the queue has entries; each is used once, in the order they are given back; and no interrupt is missed or made up.
+    /// Wherever the indices begin and wrap: chains are popped once each, in the order they were offered; no more are outstanding than the
+    /// queue has entries; each is used once, in the order of return; and no interrupt is missed or superfluous.
     #[test]
     fn chains_go_round_in_order_wherever_indices_wrap(
         size in (0..8u32).prop_map(|bits| 1u16 << bits),
@@ -425,7 +425,7 @@ proptest! {
         }
     }
 
-    /// A driver that says it has made more available than the queue has entries is given nothing, wherever its index is.
+    /// If a driver claims more available chains than the queue has entries, none is popped, wherever its index is.
     #[test]
     fn an_index_too_far_ahead_yields_no_chain(
         size in (0..8u32).prop_map(|bits| 1u16 << bits),

@@ -94,7 +94,7 @@ fn request_in_flight_at_the_freeze_is_answered_once() {
         2,
         "raised again, and for the answer"
     );
-    // Both go on.
+    // Both continue.
     assert_eq!(thawed.request(0, &[buffer]), 64);
     rig.kick(0).unwrap();
     assert_eq!(rig.used(0), [(head, 64)]);

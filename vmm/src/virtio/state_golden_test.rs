@@ -1,5 +1,5 @@
-//! Records of every kind of device against the bytes that earlier releases write for them: `golden/state.txt`, a line a
-//! record. A line there never changes; a new variant adds one.
+//! Compares records of every kind of device with the bytes that earlier releases write for them: `golden/state.txt`, one line per record. A
+//! line there never changes; a new variant adds one.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Hostile records: every device, restored from bytes somebody changed, over memory that is not what they say.
+//! Hostile records: every device is restored from modified bytes, over memory that does not match them.
 
 use std::sync::{Arc, Mutex};
 
@@ -31,11 +31,11 @@ const WINDOW: Window = Window {
 };
 
 thread_local! {
-    /// One for all cases: what a device wrote in one is noise in the next.
+    /// Shared by all cases: bytes that a device wrote in one are noise in the next.
     static MEMORY: &'static GuestMemory = memory();
 }
 
-/// Shows memory to nobody.
+/// Shows memory to no guest.
 struct Nobody;
 
 impl Slots for Nobody {
@@ -91,7 +91,7 @@ fn bench(kind: usize, memory: &GuestMemory) -> Bench {
     }
 }
 
-/// The record of a running device of this kind, with something in its state.
+/// The record of a running device of this kind whose state is not empty.
 fn record(kind: usize) -> DeviceRecord {
     let memory = MEMORY.with(|memory| *memory);
     let bench = bench(kind, memory);
@@ -130,7 +130,7 @@ fn record(kind: usize) -> DeviceRecord {
     record
 }
 
-/// Restores a record if it is accepted, and has the device work on it. True if it was accepted.
+/// Restores a record if it is accepted, and lets the device work with it. Returns whether it was accepted.
 fn survive(kind: usize, record: &DeviceRecord, noise: &[u8]) -> bool {
     let memory = MEMORY.with(|memory| *memory);
     let everywhere: Vec<u8> = noise.iter().copied().cycle().take(0x10_0000).collect();
@@ -142,7 +142,7 @@ fn survive(kind: usize, record: &DeviceRecord, noise: &[u8]) -> bool {
     bench.transport.restore(record).unwrap();
     bench.transport.release();
     for queue in 0..bench.queues {
-        // A corrupt ring is an error, and the device's end.
+        // A corrupt ring is an error, which stops the device.
         let _ = bench.device.lock().unwrap().queue_ready(queue);
     }
     bench.device.lock().unwrap().save();
@@ -165,7 +165,7 @@ fn an_honest_record_of_each_device_is_restored() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 128, ..ProptestConfig::default() })]
 
-    /// No change of a record's bytes makes decoding, checking, restoring or serving panic or reach outside memory.
+    /// No change to a record's bytes makes decoding, checking, restoring or serving panic or reach outside memory.
     #[test]
     fn records_with_changed_bytes_are_survived(
         kind in 0..KINDS,
@@ -187,7 +187,7 @@ proptest! {
         }
     }
 
-    /// Nor do any indices and addresses of queues, which the check lets pass as far as they are in memory.
+    /// The same for all indices and addresses of queues, which the check accepts if they are in memory.
     #[test]
     fn queues_that_are_anywhere_are_survived(
         kind in 0..KINDS,

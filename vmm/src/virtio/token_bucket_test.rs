@@ -18,7 +18,7 @@ fn bucket(per_second: u64, burst: u64, once: u64) -> TokenBucket {
     TokenBucket::new(setting(per_second, burst, once), 0)
 }
 
-/// Takes if it can be done now.
+/// Takes tokens if they are available now.
 fn try_take(bucket: &mut TokenBucket, tokens: u64, now: u64) -> bool {
     let can = bucket.wait(tokens, now) == 0;
     if can {
@@ -46,7 +46,7 @@ fn take_over_the_burst_waits_for_a_full_bucket_and_is_paid() {
     assert!(try_take(&mut bucket, 1, 0));
     assert_eq!(bucket.wait(50, 0), SECOND / 10, "until it is full");
     assert!(try_take(&mut bucket, 50, SECOND / 10));
-    // 50 are owed; one token is there when 41 of them are paid.
+    // 50 tokens are owed. One is available when 41 of them are paid.
     assert_eq!(bucket.wait(1, SECOND / 10), 41 * SECOND / 10);
     assert!(try_take(&mut bucket, 1, SECOND / 10 + 41 * SECOND / 10));
 }
@@ -73,7 +73,7 @@ fn clock_that_goes_back_gives_nothing() {
 fn huge_numbers_saturate_and_never_overflow() {
     let mut bucket = bucket(u64::MAX, u64::MAX, u64::MAX);
     for now in [0, 1, u64::MAX - 1, u64::MAX] {
-        // At this rate no debt is older than a second a request.
+        // At this rate, each request adds at most a second of debt.
         assert!(bucket.wait(u64::MAX, now) <= 4 * SECOND);
         bucket.take(u64::MAX, now);
     }
@@ -108,7 +108,7 @@ fn limiter_the_slower_bucket_decides() {
     assert_eq!(RateLimiter::default().later(u64::MAX, 1, 0), None);
 }
 
-/// Requests: how many tokens each, and how long after the one before it is first tried.
+/// Requests: the number of tokens of each, and the time between its first try and the request before it.
 fn requests() -> impl Strategy<Value = Vec<(u64, u64)>> {
     let tokens = prop_oneof![0..4u64, 0..10_000u64, any::<u64>()];
     let pause = prop_oneof![Just(0), 0..1000u64, 0..10 * SECOND, any::<u64>()];
@@ -121,8 +121,8 @@ fn settings() -> impl Strategy<Value = (u64, u64, u64)> {
 }
 
 proptest! {
-    /// Between any two moments, no more is taken than the burst, the rate's share and what comes once; of requests larger
-    /// than the burst, one may be on its way.
+    /// Between any two points in time, at most the burst, the rate's tokens and the one-time tokens are taken. One request larger than the
+    /// burst may exceed that.
     #[test]
     fn taken_is_at_most_burst_and_rate(
         (per_second, burst, once) in settings(),
@@ -150,7 +150,7 @@ proptest! {
         }
     }
 
-    /// The wait it tells is enough, and a nanosecond less is not.
+    /// The returned wait is sufficient, and a nanosecond less is not.
     #[test]
     fn wait_is_exact(
         (per_second, burst, once) in settings(),
@@ -164,14 +164,14 @@ proptest! {
             bucket.take(tokens, now);
         }
         let wait = bucket.wait(last, now);
-        // The most it can tell is 584 years, which may not be enough.
+        // The longest wait that fits the type is 584 years, which may be too short.
         if wait > 0 && wait < u64::MAX && let Some(then) = now.checked_add(wait) {
             prop_assert!(bucket.clone().wait(last, then - 1) > 0);
             prop_assert_eq!(bucket.clone().wait(last, then), 0);
         }
     }
 
-    /// Whoever waits as long as he is told gets each of his requests: the sum over a long time is what the rate gives.
+    /// A caller that waits as long as required gets each of its requests. The sum over a long time equals the rate.
     #[test]
     fn requests_one_after_another_never_starve(
         per_second in 1..1_000_000u64,
@@ -186,14 +186,14 @@ proptest! {
             prop_assert!(try_take(&mut bucket, *tokens, now));
             sum += u128::from(*tokens);
         }
-        // Who waits for no longer than he must is never slower than the rate, plus a nanosecond of rounding up each.
+        // A caller that never waits longer than required is as fast as the rate, except for at most a nanosecond of rounding per request.
         let most = sum * UNITS / u128::from(per_second) + requests.len() as u128;
         let largest = requests.iter().max().map_or(0, |most| u128::from(*most));
         let full = u128::from(burst).max(largest) * UNITS / u128::from(per_second);
         prop_assert!(u128::from(now) <= most + full, "{now} ns for {sum}");
     }
 
-    /// It has the tokens exactly when a bucket has them that is filled by the rate up to its burst, and emptied by what is taken.
+    /// The bucket has tokens exactly when a model has them that the rate fills up to its burst and that requests empty.
     #[test]
     fn tokens_are_there_when_the_definition_says(
         (per_second, burst, once) in settings(),
@@ -205,11 +205,11 @@ proptest! {
         for (tokens, pause) in requests {
             let then = now.saturating_add(pause);
             let gained = u128::from(then - now) * u128::from(per_second);
-            // More than this is more than any debt and any burst.
+            // More than any debt and any burst.
             level = (level + gained.min(1 << 126) as i128).min(i128::from(burst) * units);
             now = then;
             let more = tokens.saturating_sub(once_left);
-            // What is larger than the burst wants all of it.
+            // A request larger than the burst requires a full bucket.
             let has = more == 0 || level >= i128::from(more.min(burst)) * units;
             prop_assert_eq!(try_take(&mut bucket, tokens, now), has);
             if has {
@@ -219,7 +219,7 @@ proptest! {
         }
     }
 
-    /// While time stands still, no more than the burst and what comes once is taken by requests that are no larger.
+    /// While time stands still, requests no larger than the burst take at most the burst and the one-time tokens.
     #[test]
     fn a_moment_gives_the_burst_and_what_comes_once(
         burst in 1..1_000_000u64,
@@ -236,8 +236,8 @@ proptest! {
         }
     }
 
-    /// A request larger than the burst is let through by a full bucket alone, and what it took beyond is paid for before
-    /// anything else is: it is the one exception.
+    /// Only a full bucket admits a request larger than the burst, and its excess is paid before anything else is admitted. This is the only
+    /// exception.
     #[test]
     fn only_a_full_bucket_goes_into_debt(
         (per_second, burst, once) in settings(),
@@ -252,14 +252,14 @@ proptest! {
             if try_take(&mut bucket, tokens, now) {
                 let more = tokens.saturating_sub(before.once);
                 let is_in_debt = bucket.missing > u128::from(burst) * UNITS;
-                // What comes once is there for a bucket in debt, too.
+                // One-time tokens are available to a bucket in debt, too.
                 prop_assert!(more == 0 || is_in_debt == (more > burst));
                 prop_assert!(more <= burst || before.missing == 0);
             }
         }
     }
 
-    /// A clock that goes back is one that stands still until it is where it was.
+    /// A clock that goes back counts as standing still until it reaches its earlier value.
     #[test]
     fn a_clock_that_goes_back_stands_still(
         (per_second, burst, once) in settings(),
@@ -274,7 +274,7 @@ proptest! {
         }
     }
 
-    /// Two buckets let through what both do, and no sooner than the later of them.
+    /// Two buckets admit a request that both admit, and no sooner than the later of them.
     #[test]
     fn a_limiter_waits_for_the_later_of_its_buckets(
         bytes in settings(),

@@ -1,7 +1,7 @@
 //! The ACPI tables of a hardware-reduced platform (ACPI 6.5 §4.1): no SCI, no PM timer, no PIC, no PCI.
 //!
-//! RSDP → XSDT → FADT (sleep and reset registers) → DSDT, and MADT. The DSDT names the virtio-mmio devices, the console,
-//! the VMGenID device and the generic event device that announces its changes. All of it is frozen with every template.
+//! RSDP → XSDT → FADT (sleep and reset registers) → DSDT, and MADT. The DSDT names the virtio-mmio devices, the console, the VMGenID device
+//! and the generic event device, which reports changes of the ID. All tables are part of every template.
 
 use acpi_tables::Aml;
 use acpi_tables::aml::{
@@ -29,8 +29,8 @@ const OEM_REVISION: u32 = 1;
 /// DSDT revision 2: 64-bit integers.
 const DSDT_REVISION: u8 = 2;
 
-/// FADT `IAPC_BOOT_ARCH` (ACPI 6.5 table 5.10): there is no VGA, no MSI, no CMOS clock to probe for; nor, as the clear
-/// bits 0 and 1 say, legacy devices or an 8042.
+/// FADT `IAPC_BOOT_ARCH` (ACPI 6.5 table 5.10): the guest need not probe for VGA, MSI or a CMOS clock. Bits 0 and 1 are clear: there are no
+/// legacy devices and no 8042.
 const NO_VGA: u16 = 1 << 2;
 const NO_MSI: u16 = 1 << 3;
 const NO_CMOS_RTC: u16 = 1 << 5;
@@ -62,7 +62,7 @@ pub fn write_tables(memory: &GuestMemory, vcpus: u8) -> Result<u64, AcpiError> {
     Ok(rsdp)
 }
 
-/// Lays tables out one after the other, 16-byte aligned.
+/// Writes tables one after the other, 16-byte aligned.
 struct Writer<'a> {
     memory: &'a GuestMemory,
     next: u64,
@@ -107,7 +107,7 @@ fn fadt(dsdt: u64) -> acpi_tables::fadt::FADT {
         .dsdt_64(dsdt)
         .flag(Flags::HwReducedAcpi)
         .flag(Flags::ResetRegSup)
-        // Set: these buttons are no fixed hardware.
+        // If set, these buttons are not fixed hardware.
         .flag(Flags::PwrButton)
         .flag(Flags::SlpButton);
     fadt.iapc_boot_arch = (NO_VGA | NO_MSI | NO_CMOS_RTC).into();
@@ -150,7 +150,7 @@ fn dsdt() -> Sdt {
     dsdt
 }
 
-/// One virtio-mmio device, as Linux's virtio_mmio driver matches it: `LNRO0005` with a window and an interrupt.
+/// One virtio-mmio device, in the form that Linux's virtio_mmio driver matches: `LNRO0005` with a window and an interrupt.
 fn virtio_mmio(device: DeviceId, aml: &mut Vec<u8>) {
     let Some(window) = layout::mmio_window(device) else {
         return;
@@ -174,7 +174,7 @@ fn virtio_mmio(device: DeviceId, aml: &mut Vec<u8>) {
     .to_aml_bytes(aml);
 }
 
-/// The 16550, without which Linux would not know its interrupt: there are no legacy lines on this platform.
+/// The 16550. Without this entry Linux would not know its interrupt, because this platform has no legacy lines.
 fn console(aml: &mut Vec<u8>) {
     Device::new(
         Path::new("COM1"),
@@ -193,7 +193,7 @@ fn console(aml: &mut Vec<u8>) {
     .to_aml_bytes(aml);
 }
 
-/// The VM generation ID device: `ADDR` is where its 16 bytes are, low and high half.
+/// The VM generation ID device: `ADDR` is the address of its 16 bytes, low and high half.
 fn vmgenid(aml: &mut Vec<u8>) {
     let (low, high) = (VMGENID_PAGE.start as u32, (VMGENID_PAGE.start >> 32) as u32);
     Device::new(
@@ -208,7 +208,7 @@ fn vmgenid(aml: &mut Vec<u8>) {
     .to_aml_bytes(aml);
 }
 
-/// The generic event device (ACPI 6.5 §5.6.9): its interrupt says that the generation ID has changed.
+/// The generic event device (ACPI 6.5 §5.6.9): its interrupt reports that the generation ID has changed.
 fn generic_event_device(aml: &mut Vec<u8>) {
     Device::new(
         Path::new("GED_"),
@@ -230,7 +230,7 @@ fn generic_event_device(aml: &mut Vec<u8>) {
     .to_aml_bytes(aml);
 }
 
-/// An edge-triggered, active-high, exclusive interrupt: what an irqfd without resampling is.
+/// An edge-triggered, active-high, exclusive interrupt, like an irqfd without resampling.
 fn edge(gsi: u32) -> Interrupt {
     Interrupt::new(true, true, false, false, gsi)
 }

@@ -1,4 +1,4 @@
-//! x86-64: what a PVH guest finds at its entry.
+//! x86-64: the memory contents and registers that a PVH guest starts with.
 //!
 //! | module | what |
 //! |---|---|

@@ -1,5 +1,5 @@
-//! The PVH start info (xen/public/arch-x86/hvm/start_info.h): where the guest kernel learns its memory map, its command
-//! line and where ACPI is.
+//! The PVH start info (xen/public/arch-x86/hvm/start_info.h). It gives the guest kernel its memory map, its command line and the address of
+//! the ACPI tables.
 
 use linux_loader::start_info::{hvm_memmap_table_entry, hvm_start_info};
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemory as _, GuestMemoryRegion};
@@ -33,7 +33,7 @@ pub enum StartInfoError {
     Memory(#[from] vm_memory::GuestMemoryError),
 }
 
-/// Writes start info, memory map and command line; the boot vCPU's EBX shall hold [`PVH_START_INFO`].
+/// Writes start info, memory map and command line. The boot vCPU's EBX must hold [`PVH_START_INFO`].
 pub fn write_start_info(memory: &GuestMemory, cmdline: &str, rsdp: u64) -> Result<(), StartInfoError> {
     if cmdline.len() as u64 >= COMMAND_LINE_SIZE {
         return Err(StartInfoError::CommandLineTooLong(cmdline.len()));
@@ -63,7 +63,7 @@ pub fn write_start_info(memory: &GuestMemory, cmdline: &str, rsdp: u64) -> Resul
     Ok(())
 }
 
-/// RAM as mapped, but for the ACPI tables and the VMGenID page in the first MiB.
+/// The mapped memory as RAM, except the ACPI tables and the VMGenID page in the first MiB.
 fn memory_map(memory: &GuestMemory) -> Vec<hvm_memmap_table_entry> {
     let entry = |addr, size, type_| hvm_memmap_table_entry {
         addr,

@@ -9,7 +9,7 @@ const CR0_ET: u64 = 1 << 4;
 const RFLAGS_RESERVED: u64 = 1 << 1;
 
 const IA32_MISC_ENABLE: u32 = 0x1a0;
-/// Without it Linux on Intel does without `rep movsb` (enhanced fast strings).
+/// Without it Linux on Intel does not use `rep movsb` (enhanced fast strings).
 const MISC_ENABLE_FAST_STRING: u64 = 1;
 const MTRR_DEF_TYPE: u32 = 0x2ff;
 /// MTRRs on, all memory write-back.
@@ -21,7 +21,7 @@ pub fn set_entry(vcpu: &Vcpu, entry: u64, start_info: u64) -> Result<()> {
     sregs.cs = flat_segment(0x8, 0xb);
     let data = flat_segment(0x10, 0x3);
     (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
-    // A busy 32-bit TSS, byte-granular, of the least size.
+    // A busy 32-bit TSS, byte-granular, of minimal size.
     sregs.tr = kvm_segment {
         base: 0,
         limit: 0x67,
@@ -42,7 +42,7 @@ pub fn set_entry(vcpu: &Vcpu, entry: u64, start_info: u64) -> Result<()> {
     })
 }
 
-/// Sets the model-specific registers firmware would have; on every vCPU.
+/// Sets the model-specific registers that firmware would set. Must be called for every vCPU.
 pub fn set_firmware_msrs(vcpu: &Vcpu) -> Result<()> {
     vcpu.set_msrs(&[
         (IA32_MISC_ENABLE, MISC_ENABLE_FAST_STRING),

@@ -17,7 +17,7 @@ mod limit;
 
 const SECTORS: u64 = 64;
 
-/// A device whose event loop never runs: tests say what is ready.
+/// A device whose event loop never runs: the tests call it themselves.
 fn blk(id: DeviceId) -> Blk {
     Blk::new(
         &format!("{id:?}").to_lowercase(),
@@ -48,7 +48,7 @@ fn header(kind: u32, sector: u64) -> Vec<u8> {
     [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat()
 }
 
-/// One request with readable and writable data, its status, and the used length.
+/// One request with readable and writable data. Returns its status and the used length.
 fn ask(rig: &mut Rig<Blk>, kind: u32, sector: u64, out: &[u8], back: &[Buf]) -> (u8, u32) {
     let header = rig.readable(&header(kind, sector));
     let mut chain = vec![header];
@@ -190,7 +190,7 @@ fn detached_disk_is_closed_and_requests_fail_until_the_next() {
         .attach(Backend::Disk { read_only: false }, vec![file.into()])
         .unwrap();
     rig.interrupt.acknowledge(CONFIG_CHANGE);
-    // A request that is under way when it is taken away, and one after.
+    // One request is in progress when the disk is removed, and one comes afterwards.
     let parts = [
         rig.readable(&header(b::VIRTIO_BLK_T_OUT, 0)),
         rig.readable(&[7; 512]),
@@ -342,7 +342,7 @@ fn what_is_no_disk_is_refused() {
 }
 
 proptest::proptest! {
-    /// No request a guest can make panics, changes the file's size, or goes unanswered.
+    /// No request that a guest can make panics, changes the file's size, or stays unanswered.
     #[test]
     fn any_request_is_answered(
         kind in 0u32..16,

@@ -1,4 +1,4 @@
-//! A disk that is an image: what is in it, and reads that wait.
+//! A disk that is an image: its contents, and reads that wait.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
@@ -16,11 +16,11 @@ use super::*;
 
 const DIGESTS: [[u8; 32]; 2] = [[7; 32], [8; 32]];
 const LENGTH: u64 = 2 * CHUNK_SIZE;
-/// Where the blobs are: a gap of zeros before the second.
+/// The blobs' addresses. There is a gap of zeros before the second.
 const ADDRESSES: [u64; 2] = [8192, 8192 + LENGTH + 4096];
 const SECTORS_IN_ALL: u64 = (ADDRESSES[1] + LENGTH) / SECTOR;
 
-/// What the disk holds at an address.
+/// The disk's byte at an address.
 fn byte(at: u64) -> u8 {
     match at {
         // The metadata does not fill its last block.
@@ -112,7 +112,7 @@ fn receive(socket: &OwnedFd) -> Miss {
     packet::receive::<Miss>(socket).unwrap().0
 }
 
-/// A read under way: its head, data and status.
+/// A read in progress: its head, data and status.
 struct Asked(u16, Buf, Buf);
 
 fn read(rig: &mut Rig<Blk>, sector: u64, length: u32) -> Asked {
@@ -169,7 +169,7 @@ fn a_read_of_missing_bytes_waits_and_others_do_not() {
     let (mut rig, image, socket) = guest();
     let (listener, told) = pair();
     rig.device.attach(Backend::Accesses, vec![told]).unwrap();
-    // Over the end of the first blob into the second.
+    // Across the end of the first blob, into the second.
     let sector = (ADDRESSES[1] - 8192) / SECTOR;
     let waits = read(&mut rig, sector, 16384);
     let misses = [receive(&socket), receive(&socket)];
@@ -203,7 +203,7 @@ fn bytes_the_node_cannot_get_are_an_error_and_it_may_return() {
     answer(&mut rig, &socket, receive(&socket).id, Err("gone".into()));
     assert_eq!(rig.used(0), [(refused.0, 1)]);
     assert_eq!(rig.bytes(refused.2), [IOERR]);
-    // Promised for ever.
+    // Promised again and again.
     let promised = read(&mut rig, 16, 512);
     for _ in 0..9 {
         let id = receive(&socket).id;
@@ -211,7 +211,7 @@ fn bytes_the_node_cannot_get_are_an_error_and_it_may_return() {
     }
     assert_eq!(rig.used(0), [(promised.0, 1)]);
     assert_eq!(rig.bytes(promised.2), [IOERR]);
-    // The node dies with the question, and another takes over.
+    // The node dies before it answers, and another takes over.
     let waits = read(&mut rig, 16, 512);
     let miss = receive(&socket);
     drop(socket);
@@ -237,7 +237,7 @@ fn a_read_that_waited_at_the_freeze_is_answered_in_both() {
     thawed.device.attach(Image::backend(), again.fds(theirs)).unwrap();
     thawed.start_work();
     assert!(thawed.used(0).is_empty());
-    // Frozen once more while it waits.
+    // Frozen once more while the read waits.
     let last = Rig::thaw(thawed.freeze(), blk(DeviceId::Blk3));
     let mut last = last;
     let third = Image::new();
@@ -255,7 +255,7 @@ fn a_read_that_waited_at_the_freeze_is_answered_in_both() {
         assert_eq!(rig.used(0), [(waits.0, 513)]);
         assert!(rig.bytes(waits.1) == expected(16, 512));
     }
-    // A reset forgets.
+    // A reset drops waiting reads.
     let (mut rig, _image, socket) = guest();
     read(&mut rig, 16, 512);
     let miss = receive(&socket);
@@ -272,7 +272,7 @@ fn file_cut_outside_the_store_is_an_error_or_fetched_again() {
     image.metadata.set_len(100).unwrap();
     let Asked(head, _, status) = read(&mut rig, 0, 512);
     assert_eq!((rig.used(0), rig.bytes(status)), (vec![(head, 1)], vec![IOERR]));
-    // Of a blob, what is gone is missing: even the bytes before the cut, whose chunk is not whole.
+    // In a truncated blob even the bytes before the cut are missing, because their chunk is incomplete.
     let Asked(head, data, _) = read(&mut rig, 16, 512);
     let miss = receive(&socket);
     assert_eq!(

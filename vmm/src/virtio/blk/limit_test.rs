@@ -33,14 +33,14 @@ fn operations(per_second: u64, burst: u64) -> RateLimit {
     }
 }
 
-/// A disk whose limit goes by the tests' clock.
+/// A disk whose limit uses the tests' clock.
 fn limited(limit: RateLimit) -> Rig<Blk> {
     let mut rig = rig(&disk(), false);
     rig.device.server.throttle.go_by(test_clock::now, limit);
     rig
 }
 
-/// Submits a read of a sector, without a kick: its head and its status.
+/// Submits a read of a sector, without a kick. Returns its head and its status.
 fn read(rig: &mut Rig<Blk>, sector: u64) -> (u16, Buf) {
     let header = rig.readable(&header(b::VIRTIO_BLK_T_IN, sector));
     let chain = [header, rig.writable(512), rig.writable(1)];
@@ -61,7 +61,7 @@ fn requests_over_the_limit_wait_in_the_queue() {
     let reads: Vec<_> = (0..5).map(|sector| read(&mut rig, sector)).collect();
     rig.kick(0).unwrap();
     assert_eq!(rig.used(0).len(), 2, "a burst");
-    // However often it is kicked.
+    // However often the queue is kicked.
     for _ in 0..100 {
         rig.kick(0).unwrap();
     }
@@ -169,10 +169,10 @@ fn freeze_leaves_waiting_requests_in_the_ring() {
             parked: Vec::new()
         })
     );
-    // The original goes on to wait.
+    // The original continues to wait.
     rig.kick(0).unwrap();
     assert!(rig.used(0).is_empty());
-    // Its clone has no limit until it is given one.
+    // Its clone has no limit until one is set.
     let mut clone = Rig::thaw(frozen, blk(DeviceId::Blk1));
     let backend = Backend::Disk { read_only: false };
     clone.device.attach(backend, vec![disk().into()]).unwrap();
@@ -212,7 +212,7 @@ fn limited_disk_leaves_its_neighbour_on_the_same_loop_alone() {
         rig
     };
     let (mut flooded, mut other) = (serve(DeviceId::Blk1), serve(DeviceId::Blk2));
-    // A request each 200 ms.
+    // One request each 200 ms.
     let limit = DeviceLimits::Disk(operations(5, 1));
     lock(&flooded.device.device).limit(limit).unwrap();
     let running = event_loop.start(open_gate()).unwrap();
@@ -229,7 +229,7 @@ fn limited_disk_leaves_its_neighbour_on_the_same_loop_alone() {
     for _ in 0..50 {
         submit(&mut other);
         assert_eq!(other.wait_used(0).len(), 1);
-        // It kicks its waiting queue all the time.
+        // The driver kicks its waiting queue all the time.
         flooded.notify(0);
     }
     let mut seen = flooded.used(0).len();

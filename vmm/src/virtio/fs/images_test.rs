@@ -56,7 +56,7 @@ fn init_promises_a_file_system_without_open_files() {
     for opcode in [Opcode::Open, Opcode::Opendir] {
         assert_eq!(guest.call(opcode, 1, &[0; 8]).0, -libc::ENOSYS);
     }
-    // A client that needs open files gets no file system at all, rather than errors later.
+    // A client that needs open files gets no file system, instead of errors later.
     let old = [7u32, 23, 1 << 20, 0].map(u32::to_le_bytes).concat();
     assert_eq!(guest.call(Opcode::Init, 0, &old).0, -libc::EPROTO);
 }
@@ -138,17 +138,17 @@ fn a_read_of_missing_bytes_waits_and_nothing_else_does() {
 fn pending_misses_outlive_the_socket() {
     let mut guest = Guest::new();
     let node = guest.file();
-    // Asked before there is any socket.
+    // Requested before there is any socket.
     let asked = guest.ask(Opcode::Read, node, &read_body(0, 10), 4096);
     guest.file();
     let first = guest.misses();
     let miss = receive(&first);
     drop(first);
-    // With no socket others are still served.
+    // Without a socket, other requests are still served.
     guest.file();
     let second = guest.misses();
     assert_eq!(receive(&second), miss);
-    // Replaced while it is open: asked once more.
+    // Replaced while the question is open, which is then sent once more.
     let third = guest.misses();
     assert_eq!(receive(&third), miss);
     guest.image.fill();
@@ -166,14 +166,14 @@ fn bytes_promised_and_missing_are_an_error_after_some_rounds() {
     reply(&socket, receive(&socket).id, Err("the registry is gone".into()));
     let used = guest.wait_used();
     assert_eq!(guest.answer(&asked, used[0]).0, -libc::EIO);
-    // Said to be there, and not: asked again, and in the end an error.
+    // Reported as present, but missing: the request asks again, and finally fails.
     let asked = guest.ask(Opcode::Read, node, &read_body(0, 10), 4096);
     for _ in 0..9 {
         reply(&socket, receive(&socket).id, Ok(()));
     }
     let used = guest.wait_used();
     assert_eq!(guest.answer(&asked, used[0]).0, -libc::EIO);
-    // A peer that speaks nonsense is left; its successor is asked.
+    // A peer that sends invalid answers is dropped, and its successor gets the questions.
     let asked = guest.ask(Opcode::Read, node, &read_body(0, 10), 4096);
     receive(&socket);
     rustix::net::send(&socket, &[0xff; 100], rustix::net::SendFlags::empty()).unwrap();
@@ -189,7 +189,7 @@ fn bytes_promised_and_missing_are_an_error_after_some_rounds() {
 fn a_full_socket_is_waited_for() {
     let mut guest = Guest::new();
     let (socket, theirs) = pair();
-    // The least there is: room for about six questions.
+    // The minimum: room for about six questions.
     rustix::net::sockopt::set_socket_send_buffer_size(&theirs, 1).unwrap();
     guest.rig.device.attach(Backend::Misses, vec![theirs]).unwrap();
     let node = guest.file();
@@ -304,7 +304,7 @@ fn messages_are_bounded() {
     assert_eq!(guest.call(Opcode::Write, node, &vec![0; 1 << 20]).0, -libc::EROFS);
     assert_eq!(guest.call(Opcode::Unlink, 1, b"one\0").0, -libc::EROFS);
     assert_eq!(guest.call(Opcode::SetupMapping, node, &[0; 40]).0, -libc::EINVAL);
-    // FORGET has no answer, whatever room there is.
+    // FORGET has no answer, even if there is room.
     let asked = guest.ask(Opcode::Forget, node, &[0; 8], 64);
     assert_eq!(guest.wait_used(), [(asked.head, 0)]);
 }
@@ -315,7 +315,7 @@ fn a_ring_that_lies_stops_the_device_until_it_is_reset() {
     guest.rig.submit_loop(REQUESTS);
     guest.rig.notify(REQUESTS);
     guest.wait_failed();
-    // A head that waits already, made available again.
+    // A head that already waits is made available again.
     let mut guest = Guest::new();
     let node = guest.file();
     let asked = guest.ask(Opcode::Read, node, &read_body(0, 10), 64);
@@ -377,7 +377,7 @@ fn images_that_do_not_fit_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever a message holds, it is answered or dropped, and the device lives on.
+    /// Whatever a message contains, it is answered or dropped, and the device continues.
     #[test]
     fn arbitrary_messages_are_answered(
         opcode in 0u32..60, node in 0u64..200, in_slot: bool, length: Option<u32>,

@@ -1,4 +1,4 @@
-//! The device as its driver sees it, with a test in the place of thaw-share.
+//! The device as its driver sees it, with a test in place of thaw-share.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -71,9 +71,9 @@ fn pair() -> (Far, OwnedFd) {
     (Far(far), near.into())
 }
 
-/// How long guests wait for another thaw-share here, where none comes.
+/// How long requests wait for another thaw-share in tests where none comes.
 const SHORT: Duration = Duration::from_millis(50);
-/// And where one does.
+/// The same in tests where one comes.
 const LONG: Duration = Duration::from_secs(100);
 
 fn rig() -> (Rig<Fs<Share>>, Far) {
@@ -87,7 +87,7 @@ fn patient(patience: Duration) -> (Rig<Fs<Share>>, Far) {
     (rig, far)
 }
 
-/// Makes a request available: its head and the buffers of its reply.
+/// Makes a request available. Returns its head and the buffers of its reply.
 fn ask(rig: &mut Rig<Fs<Share>>, message: &[u8], room: &[u32]) -> (u16, Vec<Buf>) {
     let mut buffers = vec![rig.readable(message)];
     buffers.extend(room.iter().map(|length| rig.writable(*length)));
@@ -103,7 +103,7 @@ fn error_of(rig: &Rig<Fs<Share>>, reply: Buf) -> (i32, u64) {
     (header.error, header.unique)
 }
 
-/// All that is used, until there are so many.
+/// Collects used chains until there are `count`.
 fn used(rig: &mut Rig<Fs<Share>>, queue: usize, count: usize) -> Vec<(u16, u32)> {
     let mut all = Vec::new();
     while all.len() < count {
@@ -171,7 +171,7 @@ fn replies_come_in_any_order_and_forgets_have_none() {
 #[test]
 fn requests_over_the_bound_wait_for_room() {
     let (mut rig, mut far) = rig();
-    // More than are let out: each takes a descriptor.
+    // More than may be sent at once: each takes a descriptor.
     let all = OUTSTANDING + 100;
     let getattr = rig.readable(&message(Opcode::Getattr, 1, &[0; 16]));
     let room = rig.writable(16);
@@ -227,7 +227,7 @@ fn a_reply_that_cannot_be_ends_the_relay() {
         Box::new(move |id| whole(ReplyHeader { id, length: 15 }, &[0; 15])),
         Box::new(move |id| whole(ReplyHeader { id, length: 121 }, &[0; 121])),
         Box::new(move |id| whole(ReplyHeader { id, length: u32::MAX }, &[])),
-        // One too many.
+        // One reply too many.
         Box::new(move |id| whole(ReplyHeader { id, length: 16 }, &answer(1, &[])).repeat(2)),
     ];
     for (number, bytes) in bad.iter().enumerate() {
@@ -248,7 +248,7 @@ fn a_reply_that_cannot_be_ends_the_relay() {
 fn chains_no_server_should_see_are_answered_here() {
     let (mut rig, mut far) = rig();
     let getattr = message(Opcode::Getattr, 4, &[0; 16]);
-    // No header; no room for a reply's; buffers where there is no memory.
+    // No header; no room for a reply's header; buffers outside memory.
     let short = ask(&mut rig, &getattr[..39], &[16]).0;
     let no_room = ask(&mut rig, &getattr, &[15]).0;
     let nowhere = Buf {
@@ -268,7 +268,7 @@ fn chains_no_server_should_see_are_answered_here() {
     let (head, reply) = ask(&mut rig, &long, &[16]);
     assert_eq!(rig.wait_used(REQUESTS), [(head, 16)]);
     assert_eq!(error_of(&rig, reply[0]), (-libc::E2BIG, 5));
-    // More room than any reply takes is not told.
+    // Room beyond the longest reply is not announced.
     let (_, _) = ask(&mut rig, &getattr, &[*REPLY.end(), 4096]);
     assert_eq!(far.request().0.room, *REPLY.end());
 }
@@ -298,7 +298,7 @@ fn a_driver_that_resets_gets_no_reply_of_its_past() {
     let (_, old) = ask(&mut rig, &message(Opcode::Getattr, 1, &[0; 16]), &[16, 104]);
     let (past, _) = far.request();
     rig.device.reset();
-    // Its rings are as they were: it asks the same again.
+    // Its rings are unchanged, so it sends the same request again.
     rig.activate(0);
     rig.notify(REQUESTS);
     let (again, _) = far.request();
@@ -329,7 +329,7 @@ fn a_frozen_driver_goes_on_with_what_was_in_its_queues() {
     let gate = Arc::new(Gate::new());
     let mut rig = Rig::new(Fs::shared(gate, PATIENCE), 0);
     let (head, reply) = ask(&mut rig, &message(Opcode::Getattr, 1, &[0; 16]), &[16, 104]);
-    // Nobody was let through the gate: the request is where the driver put it.
+    // The gate was closed, so the request is still where the driver put it.
     let frozen = rig.freeze();
     let parked = Arc::new(Gate::new());
     let mut thawed = Rig::thaw(frozen, Fs::shared(parked.clone(), PATIENCE));
@@ -360,7 +360,7 @@ fn states_of_another_kind_or_with_something_waiting_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever a guest asks and whatever thaw-share says, each request is answered once, within its room.
+    /// Whatever a guest requests and thaw-share replies, each request is answered once, within its room.
     #[test]
     fn every_request_is_answered_once(
         requests in prop::collection::vec((0usize..200, prop::collection::vec(0u32..200, 0..4)), 1..20),
@@ -376,14 +376,14 @@ proptest! {
             relayed += usize::from(*length >= 40 && (total == 0 || total >= 16));
             rooms.insert(head, total);
         }
-        // Some are answered as they should be, then comes anything at all, and the end.
+        // Some are answered correctly; then arbitrary bytes follow, and the end.
         for _ in 0..answers.min(relayed) {
             let (header, _) = far.request();
             if header.room > 0 {
                 far.reply(header.id, &answer(0, &vec![0; header.room as usize - 16]));
             }
         }
-        // It may have hung up before the end.
+        // The device may have closed the stream before the end.
         let _ = far.0.write_all(&said);
         let _ = far.0.shutdown(Shutdown::Both);
         let mut seen = Vec::new();

@@ -1,7 +1,6 @@
-//! Which devices a machine has: a table, whose lines say what each device is made with.
+//! The devices of a machine: a table with the parameters of each.
 //!
-//! The table is frozen, because a snapshot is restored only into the same devices. A change of it is a change of
-//! [`layout::VERSION`].
+//! A snapshot is restored only into the same devices. So every change of the table needs a new [`layout::VERSION`].
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -66,7 +65,7 @@ const DEVICES: [(DeviceId, Spec); 13] = [
     (DeviceId::Rng, Spec::Rng),
 ];
 
-/// What a device is made with. What stands behind it comes later ([`super::Inventory::attach`]).
+/// The parameters of a device. Its backend comes later ([`super::Inventory::attach`]).
 #[derive(Clone, Copy, Debug)]
 enum Spec {
     /// virtio-fs: the images of a sandbox.
@@ -78,17 +77,17 @@ enum Spec {
     },
     /// virtio-fs: directories of the host, served by thaw-share.
     Shared {
-        /// How long the guest waits for another thaw-share when one dies.
+        /// How long requests wait for another thaw-share when one dies.
         patience: Duration,
     },
     /// virtio-blk.
     Blk {
-        /// What `GET_ID` answers: at most 20 bytes.
+        /// The answer to `GET_ID`: at most 20 bytes.
         serial: &'static str,
     },
     /// virtio-net.
     Net {
-        /// The address until a backend says another.
+        /// The address until a backend sets another.
         mac: [u8; 6],
     },
     /// virtio-vsock. Its CID is [`thaw_protocol::handshake::GUEST_CID`].
@@ -102,25 +101,25 @@ enum Spec {
     },
     /// virtio-mem, at [`layout::VIRTIO_MEM`].
     Mem,
-    /// virtio-balloon, for pages the guest reports as free.
+    /// virtio-balloon, for pages that the guest reports as free.
     Balloon,
     /// virtio-rng.
     Rng,
 }
 
-/// What devices are built on.
+/// The parts that devices are built with.
 pub struct Parts<'a> {
     pub event_loop: &'a EventLoop,
     pub gate: &'a Arc<Gate>,
     pub windows: Windows,
     pub events: EventSink,
-    /// Built before the others, because the inventory speaks to these by their types.
+    /// Built before the others, because the inventory calls methods of their types.
     pub root: Arc<Mutex<Fs<Images>>>,
     pub mem: Arc<Mutex<Mem>>,
 }
 
 impl Spec {
-    /// The device: its driver not up, nothing behind it.
+    /// The device, without a driver and without a backend.
     fn build(self, id: DeviceId, parts: &mut Parts<'_>) -> Arc<Mutex<dyn VirtioDevice>> {
         let registrar = || parts.event_loop.registrar(id);
         match self {
@@ -147,12 +146,12 @@ pub fn build(mut parts: Parts<'_>) -> Vec<Arc<Mutex<dyn VirtioDevice>>> {
     devices.map(|(id, spec)| spec.build(id, &mut parts)).collect()
 }
 
-/// The windows of a machine whose devices show files as memory.
+/// The windows of a machine's devices that show files as memory.
 pub struct Windows(Vec<(DeviceId, HostWindow)>);
 
 impl Windows {
-    /// Reserves them and shows them to the guest, read-only. Before the irqchip is made: after it, KVM waits for readers
-    /// of its tables at each memory slot, milliseconds long.
+    /// Reserves the windows and adds them to the guest, read-only. Must be called before the irqchip is made: after that, KVM waits some
+    /// milliseconds at each memory slot for readers of its tables.
     pub fn create(vm: &Vm) -> Result<Windows, InventoryError> {
         let mut windows = Vec::new();
         for (device, spec) in DEVICES {

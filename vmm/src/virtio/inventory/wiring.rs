@@ -15,7 +15,7 @@ use crate::virtio::event_loop::EventLoop;
 use crate::virtio::interrupt::Interrupt;
 use crate::virtio::mmio::{MmioDevice, register};
 
-/// Puts each device behind its window, and connects window and interrupt to KVM.
+/// Gives each device its register window, and connects window and interrupt to KVM.
 pub fn assemble(
     devices: &[Arc<Mutex<dyn VirtioDevice>>],
     mut event_loop: EventLoop,

@@ -14,7 +14,7 @@ const START: u64 = 256 << 30;
 const GIB: u64 = 1 << 30;
 const REGION: u64 = 3 * GIB;
 
-/// Memory slots shown, by number.
+/// The memory slots that the guest sees, by number.
 #[derive(Clone, Default)]
 struct Recorder(Arc<Mutex<Vec<(u32, u64, u64)>>>);
 
@@ -264,8 +264,8 @@ fn short_request_is_answered_and_short_response_stops_it() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Against a plain model: an acknowledged request is done whole, any other changes nothing, and what is plugged
-    /// never exceeds the largest size that was requested.
+    /// Compares with a simple model: an acknowledged request is done completely, any other changes nothing, and the plugged size never
+    /// exceeds the largest requested size.
     #[test]
     fn requests_are_done_whole_or_not_at_all(
         steps in prop::collection::vec((0u16..3, 0u64..12, 0u16..6, 0u64..8), 1..40),
@@ -300,7 +300,7 @@ proptest! {
     }
 }
 
-/// What a guest can write of `region`, in bytes from its start: what the kernel says of this process's mappings.
+/// The ranges of `region` that a guest can write to, in bytes from its start, according to the kernel's list of this process's mappings.
 fn writable(region: &GuestRegionMmap<()>) -> Vec<std::ops::Range<u64>> {
     let start = region.as_ptr() as u64;
     let mut found: Vec<std::ops::Range<u64>> = Vec::new();
@@ -319,11 +319,11 @@ fn writable(region: &GuestRegionMmap<()>) -> Vec<std::ops::Range<u64>> {
     found
 }
 
-/// The bytes of the first `blocks` of `region` that are there.
+/// The bytes of the first `blocks` of `region` that are present.
 fn resident(region: &GuestRegionMmap<()>, blocks: u64) -> u64 {
     let mut state = vec![0u8; (blocks * BLOCK / 4096) as usize];
     let length = (blocks * BLOCK) as usize;
-    // SAFETY: the region is mapped, and `state` has a byte for each of the pages asked for.
+    // SAFETY: the region is mapped, and `state` has a byte for each of its pages in question.
     let done = unsafe { libc::mincore(region.as_ptr().cast(), length, state.as_mut_ptr()) };
     assert_eq!(done, 0);
     state.iter().filter(|page| **page & 1 != 0).count() as u64 * 4096
@@ -331,8 +331,8 @@ fn resident(region: &GuestRegionMmap<()>, blocks: u64) -> u64 {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(32))]
-    /// Whatever a guest asks for: it reaches its plugged blocks and nothing else, they are never more than was requested
-    /// of it at once, and they keep what is in them.
+    /// Whatever a guest requests, it reaches only its plugged blocks. They never exceed the largest size ever requested, and they keep
+    /// their contents.
     #[test]
     fn reachable_memory_is_what_is_plugged(
         steps in prop::collection::vec((0u16..3, 0u64..24, 0u16..9, prop::option::weighted(0.3, 0u64..12)), 1..40),
@@ -351,7 +351,7 @@ proptest! {
             let span = first..first + u64::from(count);
             match kind {
                 PLUG if done => for block in span {
-                    // All of it is the guest's: it writes to its first and its last bytes.
+                    // The whole block is the guest's: it writes to the first and the last bytes.
                     let tag = (number as u64) << 32 | block;
                     let at = MemoryRegionAddress(block * BLOCK);
                     prop_assert_eq!(f.region.read_obj::<u64>(at).unwrap(), 0, "what was there before is gone");
@@ -383,7 +383,7 @@ fn unplugged_memory_reads_as_zeros_and_costs_nothing() {
     for page in (0..GIB).step_by(4096) {
         assert_eq!(f.region.read_obj::<u64>(MemoryRegionAddress(page)).unwrap(), 0);
     }
-    // The page of zeros is everybody's: only the pagemap's bit of it is set.
+    // The zero page is shared by all processes: only its bit in the pagemap is set.
     let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
     let header = format!("\n{:x}-", f.region.as_ptr() as u64);
     let entry = smaps.split_once(&header).expect("the mapping").1;

@@ -174,7 +174,8 @@ impl MemorySlots {
         let builder = MmapRegionBuilder::new(size as usize)
             .with_mmap_prot(self.region.prot())
             .with_mmap_flags(self.region.flags());
-        // SAFETY: the range is inside `region`'s mapping, which is never unmapped or lives until `drop` has removed every view from KVM.
+        // SAFETY: the range is inside `region`'s mapping. It lives at least until `drop` has removed every view from KVM; if a removal
+        // fails, `drop` keeps the mapping for ever.
         let view = unsafe { builder.with_raw_mmap_pointer(host) }
             .build()
             .map_err(|error| ShowError::Piece { piece, error })?;

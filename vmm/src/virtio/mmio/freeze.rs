@@ -1,7 +1,7 @@
 //! Saves a device and its registers as a record, and restores them.
 //!
-//! Invariant: [`MmioDevice::check`] accepts only what a driver could have written, so a restored device gets nothing that its
-//! driver could not have given it.
+//! Invariant: [`MmioDevice::check`] accepts only values that a driver could have written. So a restored device never gets a state that its
+//! driver could not have set.
 
 use thaw_sys::lock::Lock;
 use virtio_queue::QueueT;
@@ -12,12 +12,12 @@ use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
 use crate::virtio::state::{DeviceRecord, InventoryRecord, QueueRecord, TransportRecord};
 
 impl MmioDevice {
-    /// What a freeze keeps. No event is being served and no vCPU runs.
+    /// The state a freeze keeps. No event may be in progress and no vCPU may run.
     pub fn save(&self) -> DeviceRecord {
         let registers = self.registers();
         let mut device = self.device.locked();
         let saved = device.save();
-        // Of a device that is not active, what the driver has set up so far.
+        // For a device that is not active: the setup that the driver has made so far.
         let queues = saved.queues.unwrap_or_else(|| {
             let queues = registers.queues.iter();
             queues
@@ -60,8 +60,8 @@ impl MmioDevice {
             })
     }
 
-    /// Puts a device whose driver was never up into the state of `record`, which [`Self::check`] has accepted. Nothing
-    /// is served and no interrupt raised before [`Self::release`].
+    /// Restores `record` into a device whose driver was never up. [`Self::check`] must have accepted the record. No event is served and no
+    /// interrupt raised before [`Self::release`].
     pub fn restore(&self, record: &DeviceRecord) -> Result<(), RestoreError> {
         let transport = &record.transport;
         let mut registers = self.registers();
@@ -101,7 +101,7 @@ impl MmioDevice {
         Ok(())
     }
 
-    /// Raises the interrupt of a restored device if its driver has not acknowledged it, and from now on as usual.
+    /// Raises the pending interrupt of a restored device. From now on interrupts are raised as usual.
     pub fn release(&self) {
         self.interrupt.release();
     }
@@ -118,7 +118,7 @@ impl MmioDevice {
         }
     }
 
-    /// The frozen properties are this device's.
+    /// Checks that the frozen properties are this device's.
     fn check_inventory(&self, record: &DeviceRecord) -> Result<(), RestoreError> {
         let (frozen, here) = (&record.inventory, self.inventory(&self.registers()));
         let fields = [
@@ -163,7 +163,7 @@ impl MmioDevice {
         }
     }
 
-    /// A driver could have written this.
+    /// Checks that a driver could have written these values.
     fn check_transport(&self, transport: &TransportRecord) -> Result<(), String> {
         let status = transport.status;
         let has = |bit: u32| status & bit != 0;

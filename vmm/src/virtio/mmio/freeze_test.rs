@@ -1,4 +1,4 @@
-//! A device frozen, and what a restore accepts.
+//! Freezes a device, and tests which records a restore accepts.
 
 use super::*;
 
@@ -29,7 +29,7 @@ fn a_frozen_device_is_the_same_register_by_register() {
     assert!(thawed.interrupt.line().read().is_err(), "silent while parked");
     thawed.transport.release();
     assert_eq!(thawed.interrupt.line().read().unwrap(), 1);
-    // The driver goes on: it acknowledges, resets, starts anew.
+    // The driver continues: it acknowledges, resets, starts anew.
     thawed.set(INTERRUPT_ACK, USED_BUFFER);
     assert_eq!(thawed.get(INTERRUPT_STATUS), 0);
     thawed.set(STATUS, 0);

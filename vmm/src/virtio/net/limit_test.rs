@@ -18,7 +18,7 @@ fn bytes(per_second: u64, burst: u64) -> RateLimit {
     }
 }
 
-/// A wire whose limits go by the tests' clock.
+/// A wire whose limits use the tests' clock.
 fn limited(send: RateLimit, receive: RateLimit) -> Wire {
     let mut wire = Wire::new(0);
     let device = &mut wire.rig.device;
@@ -57,7 +57,7 @@ fn frames_over_the_limit_wait_in_their_queue() {
         wire.rig.kick(TX).unwrap();
     }
     assert_eq!(sent(&wire), 0);
-    // What is received is not held up by what is sent.
+    // Receiving does not wait for sending.
     provide(&mut wire, 1);
     wire.peer.send(&frame(50)).unwrap();
     wire.arrive();
@@ -81,14 +81,14 @@ fn tap_over_the_limit_is_not_watched() {
     assert!(!wire.watches_tap());
     provide(&mut wire, 1);
     assert!(!wire.watches_tap() && wire.rig.used(RX).is_empty());
-    // 150 are owed: half a second and the nanoseconds of a byte.
+    // 150 bytes are owed: half a second, and the nanoseconds of one byte.
     test_clock::pass(SECOND / 2);
     wire.rig.device.woken().unwrap();
     assert!(!wire.watches_tap() && wire.rig.used(RX).is_empty());
     test_clock::pass(SECOND / 100);
     wire.rig.device.woken().unwrap();
     assert_eq!(wire.rig.used(RX).len(), 1);
-    // What is sent is not held up by what is received.
+    // Sending does not wait for receiving.
     send(&mut wire, 2);
     assert_eq!(sent(&wire), 2);
     test_clock::pass(10 * SECOND);
@@ -143,7 +143,7 @@ fn freeze_leaves_waiting_frames_in_the_ring() {
     let mut clone = wire.thaw();
     clone.rig.start_work();
     assert_eq!((sent(&clone), clone.rig.used(TX).len()), (2, 2));
-    // The original waits on.
+    // The original continues to wait.
     wire.rig.kick(TX).unwrap();
     assert_eq!(sent(&wire), 0);
 }

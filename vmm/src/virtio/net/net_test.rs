@@ -15,7 +15,7 @@ mod limit;
 
 const MERGE: u64 = 1 << b::VIRTIO_NET_F_MRG_RXBUF;
 
-/// A device on one end of a datagram pair, which keeps frames apart as a tap does, and the other end.
+/// A device on one end of a datagram pair, which keeps frames apart as a tap does; and the other end.
 struct Wire {
     rig: Rig<Net>,
     peer: UnixDatagram,
@@ -40,7 +40,7 @@ impl Wire {
         }
     }
 
-    /// The device frozen and thawed on another wire.
+    /// Freezes the device, and thaws it on another wire.
     fn thaw(&mut self) -> Wire {
         let event_loop = EventLoop::new().unwrap();
         let net = Net::new(DEFAULT_MAC, event_loop.registrar(DeviceId::Net));
@@ -82,7 +82,7 @@ impl Wire {
     }
 }
 
-/// A frame with its header: `length` bytes behind it.
+/// A header and a frame of `length` bytes.
 fn frame(length: usize) -> Vec<u8> {
     let mut frame = vec![0; HEADER];
     frame.extend((0..length).map(|i| (i % 251) as u8));
@@ -139,7 +139,7 @@ fn what_is_no_frame_is_dropped() {
 fn a_full_tap_holds_frames_back_until_it_has_room() {
     let mut wire = Wire::new(0);
     let mut submitted = 0;
-    // A datagram socket holds a few, then takes no more.
+    // A datagram socket takes a few frames, then refuses more.
     while !wire.rig.device.transmit_blocked {
         let buffer = wire.rig.readable(&frame(500));
         wire.rig.submit(TX, &[buffer]);
@@ -282,7 +282,7 @@ fn a_reset_device_does_not_watch_its_tap() {
     assert!(wire.watches_tap());
 }
 
-/// A tap that goes when the test does. None without the right to make one.
+/// A tap that is removed when the test ends. `None` without the right to make one.
 fn tap(name: &str) -> Option<OwnedFd> {
     let file = OpenOptions::new()
         .read(true)
@@ -311,7 +311,7 @@ fn a_real_tap_is_taken_and_given_the_negotiated_offloads() {
     let features = net.spec().features;
     let mut rig = Rig::new(net, features);
     let mac = [2, 0, 0, 0, 0, 9];
-    // As if the tap before had been full.
+    // As if the earlier tap had been full.
     rig.device.transmit_blocked = true;
     rig.device
         .attach(Backend::Tap { mac, prepared: false }, vec![fd])
@@ -359,7 +359,7 @@ fn buffers_held_for_frames_are_available_after_a_thaw() {
     wire.arrive();
     assert_eq!(wire.rig.used(RX).len(), 1);
 
-    // The other five are held: popped, not used.
+    // The other five are popped but not used.
     let mut thawed = wire.thaw();
     assert!(!thawed.rig.kicked(RX), "buffers that wait are no work");
     thawed.rig.start_work();

@@ -34,7 +34,7 @@ pub struct Receiver {
 enum Outcome {
     /// A frame of this many bytes, header included, was delivered.
     Delivered(usize),
-    /// A frame of this many bytes was dropped, because it did not fit the buffers there are; or a frame could not be read.
+    /// A frame of this many bytes was dropped: it did not fit the available buffers, or was shorter than a header.
     Dropped(usize),
     /// The tap has no frame.
     Empty,

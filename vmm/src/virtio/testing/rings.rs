@@ -1,6 +1,6 @@
-//! Split queues in guest memory, written as a driver writes them.
+//! Split queues in guest memory, written as by a driver.
 //!
-//! They are laid out here: those of virtio-queue's mock overlap when a queue is used beyond a few entries.
+//! They are laid out here, because those of virtio-queue's mock overlap when more than a few entries are used.
 
 use std::sync::Arc;
 
@@ -27,7 +27,7 @@ impl Buf {
     }
 }
 
-/// A queue, and what its driver knows of it.
+/// A queue, and its driver's state.
 #[derive(Clone)]
 pub(super) struct Ring {
     pub layout: Layout,
@@ -57,7 +57,7 @@ impl Layout {
         layout
     }
 
-    /// The queue of `size` that is at `start`.
+    /// The queue of `size` that is already at `start`.
     pub fn at(memory: &'static GuestMemory, start: u64, size: u16) -> Layout {
         let available = start + 16 * u64::from(size);
         let used = (available + 6 + 2 * u64::from(size)).next_multiple_of(4);
@@ -90,7 +90,7 @@ impl Layout {
             .unwrap();
     }
 
-    /// Puts `head` at place `place` of the available ring.
+    /// Puts `head` at index `place` of the available ring.
     pub fn offer_at(&self, place: u16, head: u16) {
         self.write(self.available + 4 + 2 * u64::from(place % self.size), head);
     }

@@ -10,7 +10,7 @@ use crate::virtio::config::ConfigSpace;
 use crate::virtio::device::{Activation, AttachError, DeviceError, DeviceSpec, Saved, VirtioDevice};
 use crate::virtio::state::{DeviceState, QueueRecord};
 
-/// A device an event loop serves while a [`super::Rig`] drives it: queues are kicked through their eventfds.
+/// A device that an event loop serves while a [`super::Rig`] drives it: queues are kicked through their eventfds.
 pub struct Shared<D> {
     pub device: Arc<Mutex<D>>,
 }

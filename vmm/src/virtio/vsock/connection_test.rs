@@ -13,7 +13,7 @@ struct Pair {
     client: UnixStream,
 }
 
-/// Memory the guest would lend for a payload.
+/// Memory that the guest would provide for a payload.
 fn room(bytes: usize) -> VolatileSlice<'static> {
     memory().get_slice(GuestAddress(0), bytes).unwrap()
 }
@@ -58,7 +58,7 @@ impl Pair {
         }
     }
 
-    /// A connection the guest has accepted.
+    /// A connection that the guest has accepted.
     fn open() -> Pair {
         let mut pair = Pair::new();
         pair.client.write_all(b"CONNECT 1024\n").unwrap();
@@ -89,7 +89,7 @@ impl Pair {
         (header, bytes)
     }
 
-    /// What the client can read now.
+    /// The bytes that the client can read now.
     fn read(&mut self) -> Vec<u8> {
         let mut all = Vec::new();
         let mut some = [0; 65_536];
@@ -274,7 +274,7 @@ fn a_client_that_left_is_told_to_the_guest_and_its_data_dropped() {
     assert_eq!(pair.take(&from_guest(Op::Reset), &[]), Fate::Close);
 }
 
-/// Fills a client's socket and the connection's buffer behind it. Returns all bytes sent.
+/// Fills a client's socket and then the connection's buffer. Returns all bytes sent.
 fn fill(pair: &mut Pair, bytes: usize) -> Vec<u8> {
     let mut sent = Vec::new();
     while sent.len() < bytes {
@@ -425,7 +425,7 @@ fn packets_that_lie_about_their_length_or_kind_are_violations() {
 }
 
 proptest::proptest! {
-    /// No sequence of packets and events panics, and what is held never exceeds what the guest was promised.
+    /// No sequence of packets and events panics, and the connection never holds more bytes than it announced room for.
     #[test]
     fn any_sequence_is_survived(
         steps in proptest::collection::vec((0u8..12, 0u32..5, 0u32..9000, proptest::num::u32::ANY), 0..60),
@@ -451,7 +451,7 @@ proptest::proptest! {
             if matches!(fate, Fate::Close | Fate::CloseAndReset) {
                 break;
             }
-            // What is said to be there comes, in a bounded number of packets.
+            // Announced packets come, and their number is bounded.
             for _ in 0..64 {
                 if !pair.connection.has_packet() || pair.next().is_none() { break }
             }

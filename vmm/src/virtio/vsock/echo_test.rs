@@ -3,8 +3,8 @@
 use super::*;
 use crate::virtio::testing::{Shared, open_gate};
 
-/// A guest that sends back all it gets and closes when its peer ends, behind the real event loop: what edge-triggered
-/// waits, credit and backpressure do together, both directions busy at once, the client reading slowly.
+/// A guest that sends back all bytes it gets, and closes when its peer ends, behind the real event loop. Tests edge-triggered waits, credit
+/// and backpressure together: both directions are busy at once, and the client reads slowly.
 #[test]
 fn a_megabyte_goes_through_the_event_loop_and_back() {
     const BYTES: usize = 1 << 20;
@@ -37,7 +37,7 @@ fn a_megabyte_goes_through_the_event_loop_and_back() {
             writer.write_all(rest).unwrap();
             writer.shutdown(std::net::Shutdown::Write).unwrap();
         });
-        // Until then what the guest sends piles up, more than the client's socket holds.
+        // Until then the guest's bytes accumulate, more than the client's socket holds.
         start_reading.recv().unwrap();
         let mut all = Vec::new();
         client.read_to_end(&mut all).unwrap();
@@ -62,7 +62,7 @@ fn a_megabyte_goes_through_the_event_loop_and_back() {
     );
 }
 
-/// The guest of the test above: it holds what it may not send yet.
+/// The guest of the test above. It holds the bytes that it may not send yet.
 struct Echo {
     lent: std::collections::HashMap<u16, [Buf; 2]>,
     send_buffer: Buf,
@@ -151,7 +151,7 @@ impl Echo {
         }
     }
 
-    /// Sends one packet and waits for its buffer: there is one.
+    /// Sends one packet and waits until its buffer is used.
     fn send(&mut self, rig: &mut Rig<Shared<Vsock>>, op: Op, flags: u32, payload: &[u8]) {
         let mut bytes = guest_packet(op, 1024, self.host_port, payload);
         bytes[32..36].copy_from_slice(&flags.to_le_bytes());
@@ -169,7 +169,7 @@ impl Echo {
         while rig.used(TX).is_empty() {
             rig.wait();
         }
-        // The interrupt may have been for a packet too.
+        // The interrupt may also have been for a received packet.
         rig.interrupt.line().write(1).unwrap();
     }
 }

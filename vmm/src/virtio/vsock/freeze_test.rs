@@ -1,9 +1,9 @@
-//! Connections that were open at a freeze: they go on where they were frozen, and are reset in the clone.
+//! Connections that are open at a freeze: they continue in the original, and are reset in the clone.
 
 use super::*;
 use crate::virtio::state::{DeviceState, ResetRecord, VsockState};
 
-/// A connection the guest has accepted, on the host port returned.
+/// A connection that the guest has accepted. Also returns its host port.
 fn connect(f: &mut Fixture) -> (UnixStream, u32) {
     let buffers = f.lend();
     let mut client = UnixStream::connect(&f.path).unwrap();
@@ -18,7 +18,7 @@ fn connect(f: &mut Fixture) -> (UnixStream, u32) {
     (client, request.source_port)
 }
 
-/// The fixture's device frozen, and thawed behind another socket.
+/// Freezes the fixture's device, and thaws it with another socket.
 fn thaw(f: &mut Fixture) -> Fixture {
     let other = fixture();
     let frozen = f.rig.freeze();
@@ -47,7 +47,7 @@ fn connections_from_before_the_freeze_are_reset_in_the_clone() {
     let buffers: Vec<_> = (0..4).map(|_| f.lend()).collect();
 
     let mut thawed = thaw(&mut f);
-    // Somebody dials before the guest runs.
+    // A client connects before the guest runs.
     let mut newcomer = UnixStream::connect(&thawed.path).unwrap();
     newcomer.write_all(b"CONNECT 1024\n").unwrap();
     thawed.rig.start_work();
@@ -70,7 +70,7 @@ fn connections_from_before_the_freeze_are_reset_in_the_clone() {
     let mut line = [0; 64];
     assert!(newcomer.read(&mut line).unwrap() > 0);
 
-    // The one that was frozen goes on.
+    // The frozen original continues.
     f.send(&guest_packet(Op::Data, 1024, old, b"still here"));
     let n = client.read(&mut line).unwrap();
     assert_eq!(&line[..n], b"still here");

@@ -68,7 +68,7 @@ impl Fixture {
     }
 }
 
-/// A packet of the guest to where `packet` came from.
+/// A packet of the guest to the sender of `packet`.
 fn back(packet: &Header, op: Op) -> Header {
     Header {
         source_cid: packet.destination_cid,
@@ -243,12 +243,12 @@ fn connections_are_bounded_and_one_whose_client_left_makes_room() {
     f.muxer.admit(ours);
     assert!(matches!(refused.read(&mut [0; 8]), Ok(0)));
 
-    // One gets as far as waiting for the guest's last word.
+    // One connection gets as far as waiting for the guest's last packet.
     clients[0].write_all(b"CONNECT 1024\n").unwrap();
     f.accept();
     let request = f.next().unwrap();
     f.answer(&request, Op::Response);
-    // Not only dropped: a process another test is starting may hold a copy of the descriptor for a moment.
+    // Dropping it is not enough: a process that another test is starting may hold a copy of the descriptor for a moment.
     clients.remove(0).shutdown(std::net::Shutdown::Both).unwrap();
     f.muxer
         .host_ready(request.source_port, EventSet::IN | EventSet::HANG_UP);

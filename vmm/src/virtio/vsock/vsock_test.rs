@@ -57,7 +57,7 @@ fn guest_packet(op: Op, guest_port: u32, host_port: u32, payload: &[u8]) -> Vec<
 }
 
 impl Fixture {
-    /// Gives the device a receive buffer as Linux 6.1 does: header and data apart.
+    /// Gives the device a receive buffer as Linux 6.1 does: header and data in separate descriptors.
     fn lend(&mut self) -> [Buf; 2] {
         let buffers = [self.rig.writable(Header::SIZE as u32), self.rig.writable(4096)];
         self.rig.submit(RX, &buffers);

@@ -1,4 +1,4 @@
-//! thaw-share dies, and another comes or does not.
+//! thaw-share dies, and another one comes or does not.
 
 use super::*;
 
@@ -35,7 +35,7 @@ fn requests_are_answered_eio_when_no_thaw_share_comes() {
         assert_eq!(error_of(&rig, reply[0]), (-libc::EIO, unique));
     }
     assert!(rig.device.is_backed());
-    // One may come all the same.
+    // One may still come.
     let mut far = attach(&mut rig);
     let (head, _) = ask(&mut rig, &message(Opcode::Getattr, 60, &[0; 16]), &[16, 104]);
     let (asked, _) = far.request();
@@ -52,7 +52,7 @@ fn another_thaw_share_is_told_init_and_serves_what_waits() {
     assert!(message_seen == begun);
     far.reply(header.id, &answer(77, &[0; 64]));
     used(&mut rig, REQUESTS, 1);
-    // In flight: a name, which may be asked for again, and a write, which may not.
+    // In flight: a lookup, which may be sent again, and a write, which may not.
     let lookup = message(Opcode::Lookup, 1, b"name\0");
     let (name, name_reply) = ask(&mut rig, &lookup, &[16, 128]);
     let (write, write_reply) = ask(&mut rig, &message(Opcode::Write, 2, &[0; 100]), &[24]);
@@ -61,7 +61,7 @@ fn another_thaw_share_is_told_init_and_serves_what_waits() {
     drop(far);
     assert_eq!(rig.wait_used(REQUESTS), [(write, 16)]);
     assert_eq!(error_of(&rig, write_reply[0]), (-libc::EIO, 2));
-    // Asked while nobody serves.
+    // Requested while there is no thaw-share.
     let (later, _) = ask(&mut rig, &message(Opcode::Getattr, 3, &[0; 16]), &[16, 104]);
 
     let mut far = attach(&mut rig);
@@ -143,7 +143,7 @@ fn driver_reset_without_thaw_share_drops_its_old_requests() {
     drop(far);
     rig.device.reset();
     let mut far = attach(&mut rig);
-    // Neither the INIT of before nor the name: the driver begins anew.
+    // Neither the earlier INIT nor the lookup: the driver starts anew.
     far.0.set_read_timeout(Some(SHORT)).unwrap();
     let nothing = far.0.read(&mut [0; 1]).unwrap_err();
     assert_eq!(nothing.kind(), io::ErrorKind::WouldBlock);

@@ -1,6 +1,6 @@
 //! The guest-physical address map. It must not change, because every template has these addresses in its memory.
 //!
-//! | range | what |
+//! | range | contents |
 //! |---|---|
 //! | 0 .. 3 GiB | boot memory, low part; in its first MiB what firmware would leave (PVH start info, ACPI, VMGenID) |
 //! | 0xD000_0000 | virtio-mmio windows, one page a device slot |

@@ -1,6 +1,6 @@
 //! One microVM: memory, buses, virtio devices, boot, jail.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | [`layout`] | the guest-physical address map |
 //! | [`memory`] | boot memory, on both sides of the MMIO hole |

@@ -6,7 +6,7 @@
 //!                                                                     └──────── guest ends ──────┴──> Exited
 //! ```
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | [`create`] | everything KVM must know of, made before a sandbox needs it |
 //! | [`boot`] | a cold boot |
@@ -196,9 +196,9 @@ impl Machine {
         Ok(restored)
     }
 
-    /// Runs a parked machine as a new one: its generation ID differs from that of any other machine restored from the same snapshot. If
-    /// `memory_mib` exceeds boot memory, virtio-mem offers the difference; otherwise the size last requested from the guest stays. The
-    /// devices in `empty` have no backend. [`Self::after_reply`] must follow.
+    /// Runs a parked machine as a new one: its generation ID differs from that of its original and of every other clone. If `memory_mib`
+    /// exceeds boot memory, virtio-mem offers the difference; otherwise the size last requested from the guest stays. The devices in
+    /// `empty` have no backend. [`Self::after_reply`] must follow.
     pub fn thaw(&mut self, memory_mib: u32, empty: &[DeviceId]) -> Outcome<()> {
         let State::Parked(parked) = &self.state else {
             return Err(self.wrong_state("thaw"));
@@ -415,7 +415,7 @@ impl Parked {
         vm.set_clock(&self.clock).map_err(kvm_error)
     }
 
-    /// Lets the guest continue from where it was frozen. Returns when that was, CLOCK_MONOTONIC nanoseconds.
+    /// Lets the guest continue from where it was frozen. Returns when it continued, CLOCK_MONOTONIC nanoseconds.
     fn go(&self) -> u64 {
         let bus = &self.body.bus;
         // Before the guest's first instruction, so that it does not use secrets that other clones have too.

@@ -1,6 +1,6 @@
 //! A frozen machine as files: what the VMM writes at a freeze and reads at a restore.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | [`state_file`] | the `state` file: a [`Snapshot`] as hashed, versioned records |
 //! | [`records`] | the framing of `state` and `working-set`: header, hash, records, and reading them from hostile bytes |

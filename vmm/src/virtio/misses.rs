@@ -210,9 +210,8 @@ impl Misses {
         resumed
     }
 
-    /// Requests these ranges and waits until they are filled. Only for a machine that has not run yet, so that the device asks for nothing
-    /// else meanwhile. Each range is requested once. The error is a sentence; it is also returned if there is no socket or the socket was
-    /// closed.
+    /// Requests these ranges, once each, and waits until they are filled. Only for a machine that has not run yet, because its device must
+    /// request nothing else meanwhile. The error is a sentence; it is also returned if there is no socket or the socket was closed.
     pub fn fetch(&mut self, ranges: &[MissingRange]) -> Result<(), String> {
         let mut unsent: Vec<Miss> = ranges
             .iter()

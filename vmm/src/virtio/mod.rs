@@ -6,7 +6,7 @@
 //!  device ── Interrupt ── irqfd ──> KVM
 //! ```
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | [`inventory`] | the devices of a machine: a table of what each is made with, and what can be done to them |
 //! | [`device`] | the trait that every device implements |

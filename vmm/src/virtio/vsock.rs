@@ -4,7 +4,7 @@
 //! ways. Until the driver is up, clients wait in the socket's backlog, which bounds them. The guest cannot connect to the
 //! host: every attempt is answered with a reset, and one to the handshake port is the doorbell.
 //!
-//! | file | what |
+//! | file | contents |
 //! |---|---|
 //! | `packet` | the header on the wire |
 //! | `credit` | how much each side may send (§5.10.6.3) |

@@ -1,6 +1,6 @@
 //! x86-64: the memory contents and registers that a PVH guest starts with.
 //!
-//! | module | what |
+//! | module | contents |
 //! |---|---|
 //! | [`acpi`] | the hardware-reduced ACPI tables |
 //! | [`pvh`] | start info, memory map, command line |

@@ -1,4 +1,4 @@
-//! The window: what a guest may map, what it finds there, and that a thawed guest finds the same.
+//! The window: which files a guest may map, what it reads there, and that a thawed guest reads the same.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::virtio::state::MappingRecord;
 
 const PAGE: u64 = 4096;
 const FRAMES: u64 = 4;
-/// A file whose last page is not full, with another file's bytes behind it.
+/// A file that does not fill its last page, and is followed by another file's bytes.
 const BIG: u64 = DAX_RANGE + 5 * PAGE + 100;
 const BLOB: u64 = 2 * DAX_RANGE;
 
@@ -24,7 +24,7 @@ fn image() -> Image {
         data_offset,
         length,
     };
-    // Two pieces that are not in order, and a hole before the second.
+    // Two pieces in the wrong order, and a hole before the second.
     let scattered = vec![extent(0, PAGE, PAGE), extent(DAX_LEAST - PAGE, 0, PAGE)];
     Image::made(
         "one",
@@ -37,7 +37,7 @@ fn image() -> Image {
     )
 }
 
-/// What is behind the guest's addresses of the window.
+/// The memory at the window's guest addresses.
 type Region = Arc<GuestRegionMmap<()>>;
 
 fn device(gate: &Arc<Gate>) -> (Fs<Images>, Region) {
@@ -109,7 +109,7 @@ impl Guest {
         .0
     }
 
-    /// The flags LOOKUP and GETATTR say a file has.
+    /// A file's flags according to LOOKUP and GETATTR.
     fn flags(&mut self, name: &str) -> (u32, u32) {
         let image = self.lookup(1, "one").unwrap();
         let (_, entry) = self.call(Opcode::Lookup, image, format!("{name}\0").as_bytes());
@@ -143,11 +143,11 @@ fn a_mapped_range_shows_the_file_and_nothing_beside_it() {
     assert_eq!(guest.setup(big, 0, DAX_RANGE), 0);
     assert!(seen(&region, DAX_RANGE, DAX_RANGE) == patterns(0, DAX_RANGE));
     assert!(seen(&region, 0, DAX_RANGE) == vec![0; DAX_RANGE as usize]);
-    // The tail: the file's last page as it is stored, and zeros where another file's bytes follow.
+    // The tail: the file's last page as stored, and zeros instead of another file's bytes.
     assert_eq!(guest.setup(big, DAX_RANGE, 0), 0);
     assert!(seen(&region, 0, 6 * PAGE) == patterns(DAX_RANGE, 6 * PAGE));
     assert!(seen(&region, 6 * PAGE, DAX_RANGE - 6 * PAGE) == vec![0; (DAX_RANGE - 6 * PAGE) as usize]);
-    // Over another file: nothing of that is left.
+    // Maps over another file: none of its bytes are left.
     assert_eq!(guest.setup(scattered, 0, DAX_RANGE), 0);
     let at = |offset| seen(&region, DAX_RANGE + offset, PAGE);
     assert!(at(0) == patterns(PAGE, PAGE) && at(DAX_LEAST - PAGE) == patterns(0, PAGE));
@@ -211,7 +211,7 @@ fn a_range_that_is_not_there_is_fetched_and_then_mapped() {
     let used = guest.wait_used();
     assert_eq!(guest.answer(&asked, used[0]), (0, vec![]));
     assert!(seen(&region, 0, DAX_RANGE) == patterns(0, DAX_RANGE));
-    // Told once, though it was executed twice; reads are told too.
+    // Reported once, although it was executed twice. Reads are reported too.
     guest.call(Opcode::Read, big, &read_body(PAGE, 10));
     let told: Vec<Access> = (0..2).map(|_| packet::receive(&listener).unwrap().0).collect();
     let expected = [(0, DAX_RANGE as u32), (PAGE, 10)].map(|(offset, length)| Access {
@@ -221,7 +221,7 @@ fn a_range_that_is_not_there_is_fetched_and_then_mapped() {
         dropped: 0,
     });
     assert_eq!(told, expected);
-    // Bytes that cannot be had are an error, and nothing is mapped.
+    // Bytes that the node cannot get are an error, and nothing is mapped.
     let (mut other, region) = super::dax::guest(&open_gate());
     let socket = other.misses();
     let big = other.node("big");
@@ -277,7 +277,7 @@ fn malformed_mappings_are_refused() {
         let error = guest.call(Opcode::RemoveMapping, big, &body).0;
         assert_eq!(error, -libc::EINVAL, "{body:?}");
     }
-    // A range that can be mapped at all may be, however small; a frame that shows nothing can be emptied; all of them can.
+    // Any mappable range can be mapped, however small. An empty frame can be unmapped, and so can all frames at once.
     assert_eq!(seen(&region, 3 * DAX_RANGE + 1, 1), [pattern(1)]);
     assert_eq!(guest.setup(small, 0, 2 * DAX_RANGE), 0);
     let all = remove_body(1, &[(0, u64::MAX)]);
@@ -285,7 +285,7 @@ fn malformed_mappings_are_refused() {
     assert!(seen(&region, 0, FRAMES * DAX_RANGE).iter().all(|byte| *byte == 0));
 }
 
-/// A guest that has the tail of `big` in frame 1, thawed and parked.
+/// A guest with the tail of `big` in frame 1, thawed and parked.
 fn frozen_and_parked() -> (Guest, Region) {
     let gate = open_gate();
     let (mut guest, _) = guest(&gate);
@@ -310,7 +310,7 @@ fn a_thawed_guest_finds_its_mappings_before_it_runs() {
     let (mut guest, region) = frozen_and_parked();
     let image = &guest.image;
     image.fill();
-    // Not without the image.
+    // Fails without the image.
     guest.rig.device.before_running().unwrap_err();
     guest
         .rig
@@ -321,7 +321,7 @@ fn a_thawed_guest_finds_its_mappings_before_it_runs() {
     assert!(seen(&region, DAX_RANGE, 6 * PAGE) == patterns(DAX_RANGE, 6 * PAGE));
     assert_eq!(seen(&region, DAX_RANGE + 6 * PAGE, 1), [0]);
     guest.rig.device.before_running().unwrap();
-    // And frozen again it has them still.
+    // A second freeze still has the mappings.
     let state = guest.rig.device.save().state;
     let mappings = &state.of::<FsState>().unwrap().mappings;
     assert_eq!(
@@ -367,7 +367,7 @@ fn thawed_guest_waits_for_its_mapped_bytes_before_it_runs() {
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let miss = receive(&ours);
-            // An answer to nothing is no answer.
+            // An answer without a question is ignored.
             reply(&ours, miss.id + 1000, Ok(()));
             for chunk in 0..ready.chunk_count() {
                 ready.set_ready(chunk);
@@ -433,7 +433,7 @@ fn mappings_no_guest_could_have_are_refused() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever is asked of the window, each frame shows what was asked for last, or nothing.
+    /// Whatever is requested of the window, each frame shows the range requested last, or zeros.
     #[test]
     fn any_mappings_are_answered(
         requests in prop::collection::vec((
@@ -456,7 +456,7 @@ proptest! {
             let (error, body) = guest.call(opcode, 1 << 48 | node, &body);
             prop_assert!(error <= 0 && body.is_empty());
         }
-        // All of it can be read: nothing is mapped past a file's end.
+        // All of the window can be read: nothing is mapped past a file's end.
         seen(&region, 0, FRAMES * DAX_RANGE);
     }
 }

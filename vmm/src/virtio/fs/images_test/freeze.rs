@@ -1,8 +1,8 @@
-//! Requests that are under way at a freeze: each is answered once by the thawed device, and once where it was frozen.
+//! Requests in progress at a freeze: each is answered once by the thawed device, and once by the original.
 
 use super::*;
 
-/// The guest frozen, and thawed over another copy of its image; parked at the gate returned.
+/// Freezes the guest, and thaws it over another copy of its image. The thawed guest is parked at the returned gate.
 fn freeze_and_thaw(guest: &mut Guest, gate: &Gate) -> (Guest, Arc<Gate>) {
     gate.close();
     let frozen = guest.rig.freeze();
@@ -20,7 +20,7 @@ fn freeze_and_thaw(guest: &mut Guest, gate: &Gate) -> (Guest, Arc<Gate>) {
     (thawed, parked)
 }
 
-/// Lets a thawed guest's device work.
+/// Starts a thawed guest's device.
 fn start_work(rig: &Rig<Fs<Images>>, parked: &Gate) {
     rig.interrupt.release();
     parked.open();
@@ -124,7 +124,7 @@ fn heads_no_driver_gave_are_refused() {
     });
     assert!(device.check(&idle, None).is_err());
 
-    // The last descriptor was never written: it is no message, and is given back unanswered.
+    // The last descriptor was never written, so it is no message and is returned unanswered.
     frozen.state = DeviceState::Fs(FsState {
         parked: vec![Vec::new(), vec![size - 1]],
         mappings: Vec::new(),

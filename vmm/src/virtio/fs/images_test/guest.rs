@@ -62,7 +62,7 @@ pub struct Guest {
     pub unique: u64,
 }
 
-/// A request under way.
+/// A request in progress.
 pub struct Asked {
     pub unique: u64,
     pub head: u16,
@@ -87,12 +87,12 @@ impl Guest {
         }
     }
 
-    /// Heads used, waiting until there are some.
+    /// Waits until some heads are used, and returns them.
     pub fn wait_used(&mut self) -> Vec<(u16, u32)> {
         self.rig.wait_used(REQUESTS)
     }
 
-    /// Returns when the device has asked for a reset: interrupts for answers may come before.
+    /// Returns when the device has requested a reset. Interrupts for answers may come before.
     pub fn wait_failed(&mut self) {
         while !self.rig.interrupt.failed() {
             self.rig.wait();
@@ -136,7 +136,7 @@ impl Guest {
     }
 }
 
-/// A socket pair on which a test does not wait for ever.
+/// A socket pair on which a test waits only for a limited time.
 pub fn pair() -> (OwnedFd, OwnedFd) {
     let (ours, theirs) = socketpair(
         AddressFamily::UNIX,
@@ -158,7 +158,7 @@ pub fn reply(socket: &OwnedFd, id: u64, result: Result<(), String>) {
     packet::send(socket, &Filled { id, result }, &[]).unwrap();
 }
 
-/// A guest whose device's thread passes `gate`.
+/// A guest whose device's thread uses `gate`.
 pub fn guest_at(gate: &Arc<Gate>) -> Guest {
     let image = Image::new("one");
     let mut device = root_at(gate);

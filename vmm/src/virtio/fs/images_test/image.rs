@@ -1,4 +1,4 @@
-//! An image for tests: one small file, of a blob whose chunks a test makes ready.
+//! An image for tests: one small file, in a blob whose chunks a test makes ready.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -31,7 +31,7 @@ pub fn content(offset: u64, length: u64) -> Vec<u8> {
         .collect()
 }
 
-/// An image whose root holds `file`; its data file is complete, its bits are all unset.
+/// An image whose root contains `file`. Its data file is complete, and all bits are unset.
 pub struct Image {
     pub spec: ImageSpec,
     pub metadata: File,
@@ -55,7 +55,7 @@ impl Image {
         Image::made(name, DATA, vec![("file", SIZE, extents)])
     }
 
-    /// One with these files, and a data file of `length` bytes.
+    /// An image with these files and a data file of `length` bytes.
     pub fn made(name: &str, length: u64, files: Vec<(&str, u64, Vec<BlobExtent>)>) -> Image {
         let mut tree = Tree::new(Attributes {
             mode: 0o755,

@@ -1,5 +1,5 @@
-//! The device under this host's own FUSE client: what the kernel asks over `/dev/fuse` goes through the rings, and a
-//! mounted image is compared with the same image mounted as EROFS.
+//! The device under this host's own FUSE client: the kernel's requests from `/dev/fuse` go through the rings, and a mounted image is
+//! compared with the same image mounted as EROFS.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -18,7 +18,7 @@ use super::*;
 use thaw_imagefs::blob::Digests;
 use thaw_imagefs::erofs;
 
-/// A source tree with all that matters; made by a shell, packed by tar.
+/// A source tree with every kind of file that matters, made by a shell and packed by tar.
 const SOURCE: &str = "
     umask 022
     mkdir -p a/b/c empty many; echo hello > a/file; ln a/file a/b/hard; ln -s ../file a/b/soft
@@ -157,7 +157,7 @@ fn bridge(mut fuse: File, rig: Arc<Mutex<Rig<Fs<Images>>>>, counts: Counts) -> J
                     }),
                 ]
                 .concat();
-                // ENOENT: the asker has gone meanwhile.
+                // ENOENT: the requesting process is gone.
                 let _ = fuse.write(&reply);
             }
         }
@@ -207,7 +207,7 @@ fn may_read_as(uid: u32, path: &Path) -> bool {
         .success()
 }
 
-/// The image has the same files as the same image mounted as EROFS.
+/// Checks that the image has the same files as the same image mounted as EROFS.
 fn compare_with_kernel(image: &Path, made: &Made) {
     let erofs = tempfile::tempdir().unwrap();
     let arguments = ["-t", "erofs", "-o", "loop,ro"];
@@ -228,7 +228,7 @@ fn compare_with_kernel(image: &Path, made: &Made) {
     }
 }
 
-/// What was asked for up to `before` was hardly asked for again up to `after`, and nothing was opened by message.
+/// Checks that requests made up to `before` were hardly repeated up to `after`, and that nothing was opened by message.
 fn check_messages(before: &BTreeMap<u32, u64>, after: &BTreeMap<u32, u64>) {
     let asked =
         |counts: &BTreeMap<u32, u64>, opcode: Opcode| counts.get(&(opcode as u32)).copied().unwrap_or(0);
@@ -273,7 +273,7 @@ fn the_kernel_sees_through_the_device_what_it_sees_in_the_image() {
     {
         let _mounted = Mounted(place.path());
         let image = place.path().join("image");
-        // Nothing of the root is remembered: neither a name's absence nor a listing.
+        // Nothing about the root is cached: neither that a name is absent nor a listing.
         assert_eq!(std::fs::read_dir(place.path()).unwrap().count(), 0);
         assert!(!image.exists());
         rig.lock()
@@ -291,13 +291,13 @@ fn the_kernel_sees_through_the_device_what_it_sees_in_the_image() {
             (xattr(&acl, "user.note"), xattr(&acl, "security.note")),
             (b"seen".to_vec(), b"kept".to_vec())
         );
-        // The kernel keeps to the ACL: its user may read, another may not.
+        // The kernel applies the ACL: its user may read, another may not.
         assert!(may_read_as(1000, &acl));
         assert!(!may_read_as(1001, &acl));
         assert!(Command::new(image.join("a/true")).status().unwrap().success());
         assert_eq!(rustix::fs::statvfs(&image).unwrap().f_namemax, 255);
 
-        // What was seen once is not asked for again, but for a page a busy host took back; nothing is opened by message.
+        // Data seen once is not requested again, except pages that a busy host reclaimed. Nothing is opened by message.
         let before = counts.lock().unwrap().clone();
         listing(&image);
         let after = counts.lock().unwrap().clone();

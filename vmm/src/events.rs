@@ -23,7 +23,7 @@ struct Shared {
     wake: EventFd,
 }
 
-/// The latest doorbell and the first exit, each with a flag: not sent yet.
+/// The latest doorbell and the first exit, each with a flag that is set until the event has been sent.
 #[derive(Debug, Default)]
 struct Held {
     doorbell: Option<(u64, bool)>,

@@ -6,9 +6,9 @@
 //! [`give_up_last_capability`] drops it before any guest code exists. After the machine is made, and before hostile input reaches the
 //! process, [`seal`] restricts its threads to the system calls of [`syscalls`].
 //!
-//! Namespaces need CAP_SYS_ADMIN or a user namespace. If the host grants neither, the process ends. If it was started with permission to
-//! run without them, it goes on with Landlock and the filter alone and logs one line. The parent makes the PID namespace, because a process
-//! cannot enter one itself; this module only checks for it. docs/jail.md describes the whole jail.
+//! Namespaces need CAP_SYS_ADMIN or a user namespace. If the host grants neither, the process ends, unless it was started with permission
+//! to run without them: then it goes on with Landlock and the filter alone and logs one line. The parent makes the PID namespace, because a
+//! process cannot enter one itself; this module only checks for it. docs/jail.md describes the whole jail.
 //!
 //! This module opens the paths `/proc/self` and `/proc/self/{uid_map,gid_map,setgroups}`; no other module opens any, except that
 //! [`crate::multihit`] reads one file of /sys earlier.

@@ -1,4 +1,4 @@
-//! The guest-physical address map. It must not change, because every template has these addresses in its memory.
+//! The guest-physical address map. Every template has these addresses in its memory, so the map must not change within a [`VERSION`].
 //!
 //! | range | contents |
 //! |---|---|

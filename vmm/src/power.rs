@@ -13,7 +13,7 @@ pub const RESET_PORT: u16 = 0x602;
 pub const RESET_VALUE: u8 = 1;
 /// SLP_TYP of soft-off, as `\_S5_` reports it to the guest.
 pub const SLEEP_TYPE_S5: u8 = 5;
-/// The keyboard controller's command and status port. There is no keyboard, so the status is 0: ready for the next command.
+/// The keyboard controller's command and status port. The status is always 0: ready for the next command.
 pub const KEYBOARD_PORT: u16 = 0x64;
 
 /// The keyboard controller's command that pulses the processor's reset line.

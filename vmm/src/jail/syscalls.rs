@@ -4,7 +4,7 @@
 //! what each thread can reach, including the C library and its allocator, not from tracing: a call that is missing here ends a
 //! sandbox. A new row needs a reason.
 //!
-//! Whichever thread drops the machine last destroys it, so every thread needs those calls.
+//! The thread that drops the machine last destroys it. That can be any thread, so every thread needs the calls for it.
 
 use super::names;
 

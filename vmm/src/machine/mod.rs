@@ -107,7 +107,8 @@ struct Base {
 type Outcome<T> = Result<T, ControlError>;
 
 impl Machine {
-    /// A process without a machine. `times` has the moments measured so far; `multihit` is what the host's kernel reports.
+    /// A process without a machine. `times` has the moments measured so far; `multihit`: whether the processor has the iTLB multihit
+    /// erratum.
     pub fn new(events: EventSink, times: StartTimes, multihit: Multihit) -> Machine {
         Machine {
             state: State::NoMachine,

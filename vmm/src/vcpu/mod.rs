@@ -25,8 +25,8 @@ use worker::Worker;
 /// How long a census waits for a vCPU. A vCPU answers at once, unless it waits for something itself, such as a page from a userfault
 /// server.
 const PATIENCE: Duration = Duration::from_millis(20);
-/// How long the log entry about a failed guest waits for its vCPUs to leave guest code. Long, because an overloaded host may be why it
-/// failed.
+/// How long [`VcpuThreads::last_seen`] waits for the vCPUs of a failed guest to leave it. Long, because an overloaded host may be why the
+/// guest failed.
 const LAST_PATIENCE: Duration = Duration::from_millis(500);
 /// Stack of a vCPU's thread, in bytes.
 const STACK: usize = 256 * 1024;

@@ -144,7 +144,7 @@ impl Blk {
         }
     }
 
-    /// Makes the queue serve requests again that waited for something that has changed.
+    /// Makes the queue serve again the requests that waited for something that has changed.
     fn kick_again(&self) {
         if let Some(active) = &self.active {
             active.kick_again();

@@ -1,6 +1,6 @@
 //! A request of a driver: a chain of buffers, first those the device reads, then those it may write.
 //!
-//! A [`Chain`] is checked completely before a device sees it, and each descriptor is read once. The chain does not loop and ends. Its
+//! A [`Chain`] is checked completely before a device sees it, and each descriptor is read once. The chain has an end and no loop. Its
 //! readable buffers come before its writable ones (virtio 1.2 §2.7.4.2). It has at most 2^32 bytes, and no more buffers than the queue can
 //! have descriptors (§2.7.5.3.1), also with an indirect table. The buffers' addresses are checked when they are used ([`Chain::readable`],
 //! [`Chain::writable`]), so a device can answer a request whose data lies outside memory.

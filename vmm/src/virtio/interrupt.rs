@@ -41,7 +41,7 @@ impl Interrupt {
         &self.line
     }
 
-    /// Reports a used buffer. The driver wants an interrupt for it.
+    /// Reports a used buffer to a driver that wants an interrupt for it.
     pub fn used_buffer(&self) {
         self.raise(USED_BUFFER);
     }

@@ -255,7 +255,7 @@ impl MmioDevice {
         }
     }
 
-    /// The driver's steps of initialization (§3.1.1). Only their order is allowed.
+    /// Applies the driver's steps of initialization (§3.1.1), which must come in their order.
     fn write_status(&self, registers: &mut Registers, value: u32) {
         if value == 0 {
             return self.reset(registers);

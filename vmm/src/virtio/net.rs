@@ -146,7 +146,7 @@ impl Net {
         Ok(())
     }
 
-    /// Watches exactly the events that would allow work to continue.
+    /// Waits for exactly the events that allow work to continue.
     fn watch(&mut self) {
         let mut moment = None;
         let Some(tap) = self.backend.as_mut() else {

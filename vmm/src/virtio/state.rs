@@ -5,8 +5,8 @@
 //! registers, its queues, and the interrupts it has not seen. The third part is the device's own [`DeviceState`]. Threads, descriptors and
 //! backends are never in a record.
 //!
-//! Records are decoded from hostile bytes: decoding and [`super::Inventory::restore`] refuse them and never panic. A device never gets a
-//! state from an accepted record that its driver could not have set through its registers.
+//! Records are decoded from hostile bytes: decoding and [`super::Inventory::restore`] refuse invalid ones and never panic. A device never
+//! gets a state from an accepted record that its driver could not have set through its registers.
 
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use thaw_protocol::control::DeviceId;

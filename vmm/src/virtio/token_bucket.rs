@@ -1,8 +1,8 @@
 //! Token buckets: the rate limits of devices (protocol's [`Bucket`]).
 //!
-//! Invariant: in any span of time, at most the burst, the tokens that the rate adds in that span, and the one-time tokens are taken. There
-//! is one exception, without which a request larger than the burst would wait for ever: such a request is admitted when the bucket is full,
-//! and the bucket is then in debt until the rate has paid for it.
+//! Invariant: in any span of time, the tokens taken are at most the burst, plus the tokens that the rate adds in that span, plus the
+//! one-time tokens. There is one exception, without which a request larger than the burst would wait for ever: such a request is admitted
+//! when the bucket is full, and the bucket is then in debt until the rate has paid for it.
 //!
 //! Time is CLOCK_MONOTONIC nanoseconds, given by the caller. A bucket counts in billionths of a token, so that a nanosecond
 //! at any rate is a whole number of them: nothing is rounded, and 128 bits hold every product of two 64-bit numbers.

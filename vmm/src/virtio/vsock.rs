@@ -61,7 +61,7 @@ pub struct Vsock {
     active: Option<Activation>,
     /// The connections. Its listening socket is the device's backend.
     muxer: Muxer,
-    /// Set while transmission waits until the guest has taken the resets it caused.
+    /// Set while transmission waits until the guest has read the resets that it caused.
     transmit_paused: bool,
 }
 

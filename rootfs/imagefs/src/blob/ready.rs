@@ -35,7 +35,7 @@ const FLAGS: Range<usize> = 112..116;
 /// The only flag: digests are learned.
 const LEARNED: u32 = 1;
 
-/// Largest blob: no layer is larger. Limits how much a hostile header makes a reader map.
+/// Largest blob, in bytes. No layer is larger. It limits how much a hostile header makes a reader map.
 const MAX_LENGTH: u64 = 1 << 42;
 
 /// The boot of the host in which the bits were set: `/proc/sys/kernel/random/boot_id`.
@@ -312,7 +312,7 @@ impl ReadyFile {
         Self::map(file, header)
     }
 
-    /// Opens a ready file for reading and writing, and checks its digests against their seal. A torn seal is an error.
+    /// Opens a ready file for reading and writing, and checks its digests against their seal. A digest torn by a crash is an error.
     pub fn open(file: File) -> Result<Self, BlobError> {
         let header = Header::read(&file)?;
         let mut table = Vec::new();

@@ -1,6 +1,6 @@
 //! The superblock's checksum: CRC-32C that starts with all ones and is not inverted at the end, like the kernel's `crc32c()`.
 
-/// The checksum of `bytes`, computed bit by bit, because it is needed once for 3 KiB.
+/// The checksum of `bytes`, computed bit by bit, because it is needed only once, for 3 KiB.
 pub fn crc32c(bytes: &[u8]) -> u32 {
     const POLYNOMIAL: u32 = 0x82F6_3B78;
     bytes.iter().fold(u32::MAX, |crc, byte| {

@@ -130,7 +130,7 @@ impl Dax {
     pub fn remove(&mut self, body: &[u8]) -> io::Result<()> {
         let RemovemappingIn { count } = take(body)?;
         let entries = body.get(size_of::<RemovemappingIn>()..).unwrap_or_default();
-        // Counts the entries that are there: the message's own count reserves no memory.
+        // Only entries that are there are collected: the message's count alone reserves no memory.
         let all: Vec<RemovemappingOne> = entries
             .chunks_exact(size_of::<RemovemappingOne>())
             .take(count as usize)

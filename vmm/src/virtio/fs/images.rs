@@ -105,7 +105,7 @@ impl Fs<Images> {
 }
 
 impl Images {
-    /// Executes the requests again that waited at the freeze.
+    /// Executes again the requests that waited at the freeze.
     fn replay(&mut self, active: &mut Option<Activation>) -> Result<(), DeviceError> {
         if self.to_replay.is_empty() {
             return Ok(());

@@ -1,7 +1,7 @@
 //! The backend of the device for writable host directories: a relay to another process, thaw-share
 //! ([`thaw_protocol::share`]).
 //!
-//! This process serves no request itself, because it must not have the rights that needs. It forwards each FUSE message and writes the
+//! This process serves no request itself, because it must not have the rights that this needs. It forwards each FUSE message and writes the
 //! reply to the guest's buffers, without looking at either ([`relay`]). Invariant: every request that the device took is answered once:
 //! with its reply, or with an error if thaw-share is gone or never came. No other device or vCPU waits for this one.
 //!

@@ -53,7 +53,7 @@ impl Tap {
         Tap::with_frames(fd)
     }
 
-    /// Takes a tap that its maker has prepared ([`thaw_protocol::control::Backend::Tap`]). Checks that it is a tap without an ioctl,
+    /// Takes a tap that its maker has prepared ([`thaw_protocol::control::Backend::Tap`]). Checks without an ioctl that it is a tap,
     /// because every ioctl of a tap takes the lock of the host's whole network.
     pub fn prepared(fd: OwnedFd) -> Result<Tap, AttachError> {
         let stat = rustix::fs::fstat(&fd).map_err(AttachError::system("fstat of the tap"))?;

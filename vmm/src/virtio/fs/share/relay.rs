@@ -201,7 +201,7 @@ impl Relay {
         });
     }
 
-    /// Continues sending. `Done` means that nothing is left to send; it returns the request if that gets no reply.
+    /// Continues sending. `Done` means that nothing is left to send; it contains the request if no reply to it is due.
     pub fn send(&mut self, memory: Option<&GuestMemory>) -> Result<Step<Option<Request>>, Broken> {
         while let Some(sending) = &mut self.sending {
             let total = RequestHeader::BYTES + sending.header.length as usize;

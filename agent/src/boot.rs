@@ -88,7 +88,7 @@ fn listen_on(listener: &Listener, times: &Handshake, guest: &mut Guest) -> ! {
     }
 }
 
-/// Answers one greeting. Returns what `open` returned if the greeting brought an identity.
+/// Answers one greeting. Returns the result of `open` if the greeting brought an identity.
 fn greet<T>(
     listener: &Listener,
     times: &Handshake,
@@ -110,8 +110,8 @@ fn greet<T>(
     })
 }
 
-/// Answers greetings until an identity is in force. Returns what `open` returned: listeners, which listen
-/// before the acknowledgement is sent.
+/// Answers greetings until an identity is in force. Returns the result of `open`: listeners, which listen before the acknowledgement is
+/// sent.
 fn wait_for_identity<T>(
     listener: &Listener,
     times: &Handshake,

@@ -235,7 +235,7 @@ mod tests {
             Guest { place, disks }
         }
 
-        /// What was written to the driver since the last call.
+        /// The writes to the driver since the last call.
         fn told(&self) -> Vec<&'static str> {
             let driver = self.place.path().join("bus/virtio/drivers/virtio_blk");
             let told = ["unbind", "bind"].into_iter();

@@ -35,7 +35,7 @@ pub enum Error {
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 impl Error {
-    /// The error of the last system call, with what the call was for.
+    /// The error of the last system call, with the purpose of the call.
     pub fn last(what: impl Into<String>) -> Self {
         Error::System {
             what: what.into(),
@@ -61,7 +61,7 @@ impl From<Error> for io::Error {
     }
 }
 
-/// Adds to an error what the failed system call was for.
+/// Adds the purpose of the failed system call to an error.
 pub trait WithContext<T> {
     /// Wraps the error with `what`.
     fn with_context(self, what: impl FnOnce() -> String) -> Result<T>;

@@ -1,5 +1,5 @@
-//! Forwards the host's connections to this guest's `localhost`. The host connects to [`FORWARD_PORT`], sends a
-//! TCP port, and is then connected to what listens there.
+//! Forwards the host's connections to this guest's `localhost`. The host connects to [`FORWARD_PORT`], sends a TCP port, and is then
+//! connected to the program that listens on that port.
 //!
 //! Invariant: at most [`MAX_CONNECTIONS`] connections are served at once, and others wait. A connection whose port refuses
 //! is closed.

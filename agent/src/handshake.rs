@@ -25,7 +25,7 @@ pub struct Handshake {
     pub ready: u64,
 }
 
-/// What a greeting acts on: the guest, or a test's recording of it.
+/// The target of a greeting: the guest, or a test's recording of it.
 pub trait Apply {
     fn entropy(&mut self, bytes: &[u8]) -> Result<()>;
     fn wall_clock(&mut self, ns: u64) -> Result<()>;
@@ -39,7 +39,7 @@ pub trait Apply {
     fn memory(&mut self, mib: u32) -> Result<()>;
     /// Stops every workload. Has no effect if they are stopped already.
     fn quiesce(&mut self) -> Result<()>;
-    /// Continues what [`Apply::quiesce`] stopped. Has no effect if nothing is stopped.
+    /// Continues the workloads that [`Apply::quiesce`] stopped. Has no effect if none is stopped.
     fn release(&mut self) -> Result<()>;
     /// Whether a word for tests on the kernel's command line weakens any of the above.
     fn test_hooks(&self) -> bool;

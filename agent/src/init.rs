@@ -1,5 +1,5 @@
-//! What every Linux system has mounted, on a read-only root. Missing directories are an error of the guest image, a
-//! missing file system of the kernel: both are logged and the rest goes on, so that the log can be read at all.
+//! Mounts the file systems of every Linux system, on a read-only root. A missing directory is an error of the guest image, and a missing
+//! file system one of the kernel. Both are logged and the other mounts are made, so that the log can be read.
 
 use std::fs;
 use std::path::Path;
@@ -78,7 +78,7 @@ const MOUNTS: &[Mount] = &[
     },
 ];
 
-/// Mounts everything; returns what failed.
+/// Mounts everything. Returns the errors of the mounts that failed.
 pub fn mount_all() -> Vec<Error> {
     let mut failures: Vec<Error> = MOUNTS.iter().filter_map(|m| mount_one(m).err()).collect();
     for (link, target) in [
@@ -116,7 +116,7 @@ fn mount_one(m: &Mount) -> Result<()> {
 /// Kernel settings every container relies on, and the loopback interface.
 pub fn settings() {
     for (path, value) in [
-        // As container engines have them: a network of its own has no privileged ports to protect.
+        // As in container engines: a separate network has no privileged ports to protect.
         ("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"),
         ("/proc/sys/net/ipv4/ping_group_range", "0 2147483647"),
     ] {
@@ -129,8 +129,8 @@ pub fn settings() {
     }
 }
 
-/// For a test that runs the agent as PID 1 of fresh mount, PID, network, UTS and IPC namespaces over the host's root:
-/// a /proc of these, a /run of its own, and the kernel-wide settings left alone.
+/// For tests that run the agent as PID 1 of new mount, PID, network, UTS and IPC namespaces over the host's root: mounts a /proc of these
+/// namespaces and an empty /run, and leaves kernel-wide settings alone.
 pub fn namespaced() {
     use rustix::mount::{MountPropagationFlags, mount_change};
     let _ = mount_change("/", MountPropagationFlags::REC | MountPropagationFlags::PRIVATE);

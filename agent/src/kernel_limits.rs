@@ -86,7 +86,7 @@ fn total_pages() -> u64 {
     info.totalram.saturating_mul(u64::from(info.mem_unit)) / PAGE
 }
 
-/// What `totalram_pages()` would have been at boot, computed from its present value.
+/// The value that `totalram_pages()` would have had at boot, computed from its present value.
 ///
 /// At boot the kernel allocates struct pages, 64 bytes per page, before it counts. Those of plugged memory are
 /// allocated from counted pages.

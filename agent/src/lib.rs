@@ -20,12 +20,12 @@
 //! | [`warm`] | work done before a template is frozen, so that its clones need not do it |
 //! | [`network`] | rtnetlink |
 //! | [`forward`] | connections of the host to this guest's `localhost` |
-//! | [`storage`], [`mount_options`], [`disks`], [`ext4`], [`huge_pages`] | what is mounted for containers |
+//! | [`storage`], [`mount_options`], [`disks`], [`ext4`], [`huge_pages`] | mounts for containers |
 //! | [`container`] | the OCI runtime: specification, namespaces, root, process |
 //! | [`readiness`] | whether a container answers on its port |
 //! | [`stdio`] | pipes and terminals of a process |
 //! | [`reaper`] | exit statuses and orphans |
-//! | [`oom`], [`stats`] | what the kernel reports about a container |
+//! | [`oom`], [`stats`] | the kernel's reports about a container |
 //! | [`sandbox`] | everything that exists in this guest |
 //! | [`rpc`] | the agent API, wire-compatible with Kata's |
 //! | [`log`], [`error`] | log lines; the agent's error |

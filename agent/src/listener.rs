@@ -15,7 +15,7 @@ use vsock::{VMADDR_CID_ANY, VMADDR_CID_HOST, VsockAddr, VsockListener, VsockStre
 use crate::error::{Result, WithContext};
 use crate::info;
 
-/// What carries the handshake and the API.
+/// The transport of the handshake and the API.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Transport {
     /// In a guest.

@@ -63,8 +63,7 @@ pub fn loopback_up() -> Result<()> {
     }
 }
 
-/// The guest's only Ethernet interface that belongs to a device, unlike those that the kernel makes by itself
-/// (`dummy0`).
+/// The guest's only Ethernet interface that belongs to a device. Interfaces that the kernel makes by itself (`dummy0`) do not count.
 fn ethernet(net: &mut Socket) -> Result<Option<Link>> {
     Ok(links(net)?
         .into_iter()

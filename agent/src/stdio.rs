@@ -45,15 +45,14 @@ fn same(a: &Reader, b: &Reader) -> bool {
 #[derive(Debug)]
 struct Delivery {
     reader: Reader,
-    /// Was returned to that reader, which has not asked again since. At most [`MAX_READ`] bytes.
+    /// Bytes returned to that reader, which has not asked again since. At most [`MAX_READ`].
     given: Vec<u8>,
-    /// Was returned to an earlier reader and not confirmed. Precedes what is in the pipe.
+    /// Bytes returned to an earlier reader and not confirmed. They precede the bytes in the pipe.
     again: Vec<u8>,
 }
 
 impl Delivery {
-    /// Notes that `reader` asks: what it received before has arrived; what another reader received may not
-    /// have.
+    /// Records that `reader` asks for more: its earlier bytes have arrived. Another reader's bytes may not have arrived.
     fn asked(slot: &mut Option<Self>, reader: &Reader) {
         match slot {
             Some(delivery) if same(&delivery.reader, reader) => delivery.given.clear(),
@@ -111,7 +110,7 @@ pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> Result<AsyncFd<OwnedFd>>
     unsafe { AsyncFd::register_with_interest(fd, interest) }.with_context(|| "watch a descriptor".into())
 }
 
-/// Makes `reader` the stream's reader. Returns what it must receive before anything from the pipe.
+/// Makes `reader` the stream's reader. Returns the bytes that it must receive before any from the pipe.
 fn ask(delivery: &Mutex<Option<Delivery>>, reader: &Reader, length: usize) -> Option<Vec<u8>> {
     let mut delivery = delivery.locked();
     Delivery::asked(&mut delivery, reader);
@@ -193,8 +192,7 @@ impl Stdio {
                 return Err(Error::State("another connection reads this stream now".into()));
             };
             let outcome = ready.try_io(|fd| {
-                // The buffer is no larger than what is available, because it is cleared first: a terminal has
-                // at most 4 KiB.
+                // The buffer is only as large as the available bytes, because it is cleared first: a terminal has at most 4 KiB.
                 let waiting = rustix::io::ioctl_fionread(fd.as_fd()).map_or(MAX_READ, |n| n as usize);
                 bytes.resize(length.min(waiting.max(1)), 0);
                 rustix::io::read(fd.as_fd(), &mut bytes).map_err(Into::into)

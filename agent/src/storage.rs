@@ -167,8 +167,8 @@ fn unmount_storage(path: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Unmounts what virtio-fs mounted at the source of a bind mount by itself because it is a mount on the host.
-/// This writes its data back, and makes the guest forget its files, which the host keeps open until then.
+/// Unmounts the mount that virtio-fs made by itself at the source of a bind mount, because the source is a mount on the host. This writes
+/// its data back, and makes the guest forget its files, which the host keeps open until then.
 fn release_source(storage: &Storage) {
     let asked = storage.driver == "bind" && storage.driver_options.iter().any(|o| o == RELEASE_SOURCE);
     if !asked {

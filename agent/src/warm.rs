@@ -94,7 +94,7 @@ fn request() -> CreateContainerRequest {
     }
 }
 
-/// What a container engine requests, including a seccomp profile and limits.
+/// A specification as from a container engine, including a seccomp profile and limits.
 fn specification() -> oci::Spec {
     oci::Spec {
         Process: MessageField::some(process()),

@@ -43,8 +43,8 @@ const ECX8_1_PERFCTR_CORE: u32 = 1 << 23;
 /// KVM_FEATURE_ASYNC_PF, _ASYNC_PF_VMEXIT, _ASYNC_PF_INT (asm/kvm_para.h).
 const KVM_ASYNC_PAGE_FAULTS: u32 = 1 << 4 | 1 << 10 | 1 << 14;
 
-/// The CPUID of vCPU `index` of `vcpus`, from what KVM supports ([`crate::Kvm::supported_cpuid`]) or what a
-/// [`Baseline`] leaves of it.
+/// The CPUID of vCPU `index` of `vcpus`. `supported` is the CPUID that KVM supports ([`crate::Kvm::supported_cpuid`]), possibly limited to
+/// a [`Baseline`].
 ///
 /// # Errors
 /// [`Error::Missing`] if KVM does not offer its own leaf, which describes the clock every guest relies on.

@@ -5,7 +5,7 @@ use kvm_bindings::kvm_msr_entry;
 use crate::state::VcpuState;
 use crate::{Error, GuestTime, Result, Vcpu, msr, xsave};
 
-/// Tolerated deviation of a TSC's frequency in parts per million: what NTP corrects, and KVM's own tolerance.
+/// Tolerated deviation of a TSC's frequency in parts per million. NTP corrects this much, and it is KVM's own tolerance.
 const TSC_TOLERANCE_PPM: u64 = 250;
 /// The bits that enable nested virtualisation (AMD's manual volume 2, 3.1.7; Intel's volume 3, 2.5).
 const EFER_SVME: u64 = 1 << 12;
@@ -57,9 +57,8 @@ impl Vcpu {
     /// [`Error::XsaveSize`], [`Error::Ioctl`].
     pub fn restore(&mut self, state: &VcpuState) -> Result<()> {
         check_virtualisation(state)?;
-        // First what KVM checks the rest against; then segments and EFER before the general registers'
-        // RFLAGS, the APIC base before the APIC, the APIC's timer mode before its MSRs, and last what the
-        // others would clear.
+        // First the values that KVM checks the others against; then segments and EFER before the general registers' RFLAGS, the APIC base
+        // before the APIC, the APIC's timer mode before its MSRs; last the values that the others would clear.
         if self.cpuid.as_slice() != state.cpuid.as_slice() {
             self.set_cpuid(&state.cpuid)?;
         }

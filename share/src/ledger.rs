@@ -50,7 +50,7 @@ pub struct Ledger {
     full: bool,
 }
 
-/// What processes that have ended recorded in the file.
+/// The records that earlier processes have made in the file.
 #[derive(Debug, Default)]
 pub struct Past {
     /// Number of processes that wrote to it before.

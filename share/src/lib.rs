@@ -12,8 +12,8 @@
 //! | [`ledger`] | the file that records these ids |
 //! | [`relay`] | receives messages from the VMM and sends replies, in a few threads |
 //!
-//! The VMM at the other end is not trusted, because the guest may have taken it over. At worst it can do what
-//! the guest can: read and write what is shared.
+//! The VMM at the other end is not trusted, because the guest may have taken it over. At worst it can do the same as the guest: read and
+//! write the shared files.
 
 pub mod jail;
 pub mod ledger;

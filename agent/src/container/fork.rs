@@ -1,4 +1,4 @@
-//! fork(2), and what only a forked child may do.
+//! fork(2), and functions that only a forked child may call.
 
 use std::ffi::CString;
 use std::io;
@@ -8,8 +8,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 /// Runs `child` in a new process and returns its PID. The child never returns: it exits with 125 if `child`
 /// does.
 ///
-/// The agent may have other threads, which do not exist in the child. Of what they may have locked, the child
-/// uses only the allocator, which glibc's fork handles. The child must not touch the agent's own locks.
+/// The agent may have other threads, which do not exist in the child and may have held locks. Of those locks the child uses only the
+/// allocator's, which glibc's fork handles. The child must not touch the agent's own locks.
 pub fn fork(child: impl FnOnce()) -> io::Result<i32> {
     // SAFETY: see above; the closure captures no lock of another thread.
     match unsafe { libc::fork() } {

@@ -158,7 +158,7 @@ impl Container {
         status.wait()
     }
 
-    /// Watches what it listens on, from before its start. Must be called within the runtime.
+    /// Watches the port that the container will listen on, from before its start. Must be called within the runtime.
     pub fn expect_ready(&self, request: &ExpectReadyRequest) -> Result<()> {
         // Locked so that it is not started meanwhile.
         let pending = self.pending.locked();
@@ -350,7 +350,7 @@ impl Container {
         }
     }
 
-    /// Removes what a container without processes leaves. Blocks.
+    /// Removes everything that is left of a container without processes. Blocks.
     pub fn remove(&self, all: &Storages) {
         if let Some(watch) = self.memory_watch.locked().take() {
             watch.abort();

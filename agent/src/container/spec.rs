@@ -1,5 +1,5 @@
-//! Checks a container's OCI runtime specification and converts it from the API's messages. What this agent does
-//! not support is refused here, by name, before anything is created.
+//! Checks a container's OCI runtime specification and converts it from the API's messages. Features that this agent does not support are
+//! refused here, by name, before anything is created.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,10 +1,9 @@
 //! Watches on which addresses a container listens on one TCP port. The kernel reports each when it begins.
 //!
-//! A BPF program on the container's cgroup runs for each socket that has just begun to listen, however it did
-//! so (any process, 32-bit calls, io_uring), and writes its address to a ring. Invariants: nothing in the
-//! container waits for the agent, even if that is slow, stopped or gone. A reported socket already accepts
-//! connections. A flood of sockets costs 16 KiB: what does not fit is dropped, and later ones are reported once
-//! there is room. The program is removed when the watch is dropped.
+//! A BPF program on the container's cgroup runs for each socket that has just begun to listen, however it did so (any process, 32-bit
+//! calls, io_uring), and writes its address to a ring. Invariants: nothing in the container waits for the agent, even if the agent is slow,
+//! stopped or gone. A reported socket already accepts connections. A flood of sockets costs 16 KiB: addresses that do not fit are dropped,
+//! and later ones are reported once there is room. The program is removed when the watch is dropped.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, OwnedFd};

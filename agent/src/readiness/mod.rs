@@ -69,7 +69,7 @@ enum Attempt {
 }
 
 impl Probe {
-    /// Watches from now on what the processes of a cgroup listen on. Must be called within the runtime.
+    /// Watches from now on whether the processes of a cgroup listen on the port. Must be called within the runtime.
     pub fn new(request: &ExpectReadyRequest, cgroup: &Path) -> Result<Self> {
         let port = u16::try_from(request.port).ok().filter(|port| *port != 0);
         let port = port.ok_or_else(|| Error::Invalid(format!("there is no TCP port {}", request.port)))?;
@@ -188,7 +188,7 @@ async fn attempt(
     Ok(last)
 }
 
-/// Returns the answer's status, or a description of what came instead.
+/// Returns the answer's status, or a description of the failure.
 async fn ask(mut stream: TcpStream, request: &Request, port: u16) -> Result<u16, &'static str> {
     let broke = |_| "broke off the connection";
     stream.write_all(&request.bytes(port)).await.map_err(broke)?;
@@ -209,7 +209,7 @@ async fn ask(mut stream: TcpStream, request: &Request, port: u16) -> Result<u16,
 fn reached_at(listened: IpAddr) -> Vec<IpAddr> {
     match listened.to_canonical() {
         IpAddr::V4(four) if four.is_unspecified() => vec![Ipv4Addr::LOCALHOST.into()],
-        // It usually accepts IPv4 too, which may be all there is.
+        // It usually accepts IPv4 too, which may be the only protocol there is.
         IpAddr::V6(six) if six.is_unspecified() => {
             vec![Ipv6Addr::LOCALHOST.into(), Ipv4Addr::LOCALHOST.into()]
         }

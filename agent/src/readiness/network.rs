@@ -38,8 +38,7 @@ impl Network {
             Err(e) if e.kind() == ErrorKind::NotFound => return Ok(Network { namespace: None, pid }),
             theirs => theirs.with_context(|| format!("open {path}"))?,
         };
-        // Checked afterwards: until its end is known, the PID belongs to no other process, and so does what was
-        // opened.
+        // Checked afterwards: until the process's end is known, its PID belongs to no other process, so the opened namespace is its own.
         if init.exit_code().is_some() {
             return Ok(Network { namespace: None, pid });
         }

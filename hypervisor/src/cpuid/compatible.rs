@@ -15,9 +15,9 @@ use super::{LEAF_ADDRESS_SIZES, physical_address_bits};
 
 const LEAF_XSAVE: u32 = 0xd;
 
-/// What a vCPU's CPUID `saved` has and `offered` ([`super::for_vcpu`] of this host) lacks, for messages:
-/// names of feature bits (`CPUID 7.0 ecx bit 30` for one without a name), and sentences about the rest. If
-/// empty, the vCPU can be restored here. Accepts any CPUID, also a hostile one.
+/// Lists the features of a vCPU's CPUID `saved` that `offered` ([`super::for_vcpu`] of this host) lacks, for messages: names of feature
+/// bits (`CPUID 7.0 ecx bit 30` for one without a name), and sentences about the rest. If the list is empty, the vCPU can be restored here.
+/// Accepts any CPUID, also a hostile one.
 pub fn missing(saved: &CpuId, offered: &CpuId) -> Vec<String> {
     let (saved_entries, host_entries) = (saved.as_slice(), offered.as_slice());
     let mut missing = Vec::new();
@@ -79,8 +79,8 @@ fn missing_bits(
     missing.extend(word.names(beyond & counted));
 }
 
-/// Whether a register is descriptive and switches nothing on: numbers, names, caches, topology, and what has
-/// no effect without a compared feature bit. Vendor, XSAVE leaf and address width are compared separately.
+/// Whether a register is descriptive and switches nothing on: numbers, names, caches, topology, and bits that have no effect without a
+/// compared feature bit. Vendor, XSAVE leaf and address width are compared separately.
 pub(super) fn is_description(word: &Word) -> bool {
     use Register::{Eax, Ebx, Ecx, Edx};
     match (word.leaf, word.index, word.register) {

@@ -2,10 +2,10 @@
 //!
 //! | range | contents |
 //! |---|---|
-//! | 0 .. 3 GiB | boot memory, low part; in its first MiB what firmware would leave (PVH start info, ACPI, VMGenID) |
+//! | 0 .. 3 GiB | boot memory, low part; its first MiB has the data that firmware would leave (PVH start info, ACPI, VMGenID) |
 //! | 0xD000_0000 | virtio-mmio windows, one page a device slot |
 //! | 0xFEC0_0000 .. | IOAPIC, local APIC, TSS: KVM's own |
-//! | 4 GiB .. 65 GiB | boot memory, high part (what does not fit below 3 GiB) |
+//! | 4 GiB .. 65 GiB | boot memory, high part (the rest, if it does not fit below 3 GiB) |
 //! | 128 GiB .. | pmem windows, virtio-fs DAX window |
 //! | 256 GiB .. 320 GiB | virtio-mem |
 //!

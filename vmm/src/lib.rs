@@ -4,7 +4,7 @@
 //! |---|---|
 //! | [`layout`] | the guest-physical address map |
 //! | [`memory`] | boot memory, on both sides of the MMIO hole |
-//! | [`arch`] | what a PVH guest finds at its entry: registers, start info, ACPI tables |
+//! | [`arch`] | the state that a PVH guest starts with: registers, start info, ACPI tables |
 //! | [`kernel`] | the guest kernel's ELF file |
 //! | [`bus`] | sends port and MMIO accesses to devices |
 //! | [`console`] | the 16550, for logs |

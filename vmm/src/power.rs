@@ -9,7 +9,7 @@ pub const SLEEP_CONTROL_PORT: u16 = 0x600;
 pub const SLEEP_STATUS_PORT: u16 = 0x601;
 /// Reset: [`RESET_VALUE`] resets.
 pub const RESET_PORT: u16 = 0x602;
-/// What the guest writes to [`RESET_PORT`].
+/// The value that resets, written to [`RESET_PORT`].
 pub const RESET_VALUE: u8 = 1;
 /// SLP_TYP of soft-off, as `\_S5_` reports it to the guest.
 pub const SLEEP_TYPE_S5: u8 = 5;

@@ -6,7 +6,7 @@
 //! - SIGSEGV in the region of virtio-mem: a guest made a device write to memory that is not plugged. The log says so, and the process ends
 //!   as for any other SIGSEGV.
 //!
-//! Invariant: handlers only make system calls on what is on their stack; they take no lock and allocate nothing.
+//! Invariant: handlers only make system calls on data on their stack. They take no lock and allocate nothing.
 
 use std::io;
 use std::ops::Range;

@@ -249,7 +249,7 @@ fn check_shape(body: &Body, snapshot: &Snapshot) -> Outcome<()> {
 /// Checks that this host can provide the CPU features of every frozen vCPU.
 fn check_cpus(body: &Body, frozen: &[VcpuState]) -> Outcome<()> {
     for (index, state) in (0u8..).zip(frozen) {
-        // Not with what KVM supports: it has more than a machine is given, and the file may be forged.
+        // The features that a machine is given, not all that KVM supports, because the file may be forged.
         let offered = cpuid::for_vcpu(&body.supported, index, body.spec.vcpus).map_err(kvm_error)?;
         let missing = cpuid::missing(state.cpuid(), &offered);
         if !missing.is_empty() {

@@ -1,4 +1,4 @@
-//! A frozen machine as files: what the VMM writes at a freeze and reads at a restore.
+//! A frozen machine as files, which the VMM writes at a freeze and reads at a restore.
 //!
 //! | module | contents |
 //! |---|---|
@@ -7,10 +7,10 @@
 //! | [`memory_map`] | which bytes of the memory files are the guest's memory |
 //! | [`pagemap`] | which pages of this process are present, and which were written |
 //! | [`ranges`] | lists of address ranges as sets |
-//! | [`mapping`] | changes what is mapped behind guest memory, in place |
-//! | [`freeze`] | guest memory to a sparse file, all of it or what was written since the restore |
-//! | [`restore`] | memory files over the reserved guest memory |
-//! | [`working_set`] | the pages a clone touches first: recorded once, mapped in advance ever after |
+//! | [`mapping`] | changes the mappings of guest memory, in place |
+//! | [`freeze`] | writes guest memory to a sparse file: all of it, or the pages written since the restore |
+//! | [`restore`] | maps memory files over the reserved guest memory |
+//! | [`working_set`] | the pages a clone touches first: recorded once, then mapped in advance in every clone |
 //! | [`uffd`] | memory that is not on this host yet: a userfaultfd over the ranges of the memory files |
 //!
 //! Invariants: nothing here opens a path, all files come as descriptors; a file is checked whole before it changes

@@ -92,7 +92,7 @@ mod tests {
 
     const END: u64 = 64;
 
-    /// A list of ranges of which `bits` says what is in it.
+    /// The list of ranges whose addresses are the set bits of `bits`.
     fn list(bits: u64) -> Vec<Range<u64>> {
         let mut list = Vec::new();
         for at in (0..END).filter(|at| bits >> at & 1 == 1) {

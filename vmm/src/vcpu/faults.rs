@@ -1,4 +1,4 @@
-//! Page faults of a thread: what a guest's first touch of its memory costs the host.
+//! Page faults of a thread. They are the host's cost of a guest's first touch of its memory.
 
 /// Page faults, minor and major, the calling thread has taken (getrusage(2), `RUSAGE_THREAD`).
 pub fn of_this_thread() -> u64 {

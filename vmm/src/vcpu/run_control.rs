@@ -47,7 +47,7 @@ pub struct RunControl {
     time: OnceLock<GuestTime>,
 }
 
-/// What belongs to one vCPU.
+/// The condition variable and the kicker of one vCPU.
 struct Lane {
     turn: Condvar,
     kicker: Arc<Kicker>,

@@ -8,14 +8,14 @@
 //!
 //! | module | contents |
 //! |---|---|
-//! | [`inventory`] | the devices of a machine: a table of what each is made with, and what can be done to them |
+//! | [`inventory`] | the devices of a machine: a table with the parameters of each, and the operations on them |
 //! | [`device`] | the trait that every device implements |
 //! | [`queue`], [`chain`] | a virtqueue and its loop; a request's buffers, read once and checked |
 //! | [`config`] | the configuration space: a structure for the device, bytes for the guest |
 //! | [`mmio`], [`interrupt`] | the registers a driver sees, and the interrupt line |
 //! | [`event_loop`], [`device_thread`], [`alarms`] | the threads that call devices, and when |
 //! | [`gate`] | keeps those threads from guest memory |
-//! | [`state`], [`backend_check`] | what a freeze keeps of a device; which restored devices still need a backend |
+//! | [`state`], [`backend_check`] | the state a freeze keeps of a device; which restored devices still need a backend |
 //! | [`blk`], [`net`], [`vsock`], [`fs`], [`pmem`], [`mem`], [`balloon`], [`rng`] | the device types |
 //! | [`misses`], [`accesses`] | asking the node for bytes of images; reporting which bytes are read |
 //! | [`throttle`], [`token_bucket`] | rate limits |

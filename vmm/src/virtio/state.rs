@@ -44,7 +44,7 @@ pub struct InventoryRecord {
     pub shared_memory: Vec<(u8, u64, u64)>,
 }
 
-/// What the driver has written, and the interrupts it has not seen.
+/// The driver's writes to the registers, and the interrupts that it has not seen.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TransportRecord {
     pub status: u32,

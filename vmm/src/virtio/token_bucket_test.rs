@@ -186,7 +186,8 @@ proptest! {
             prop_assert!(try_take(&mut bucket, *tokens, now));
             sum += u128::from(*tokens);
         }
-        // A caller that never waits longer than required is as fast as the rate, except for at most a nanosecond of rounding per request.
+        // A caller that never waits longer than required is never slower than the rate, except for at most a nanosecond of rounding per
+        // request.
         let most = sum * UNITS / u128::from(per_second) + requests.len() as u128;
         let largest = requests.iter().max().map_or(0, |most| u128::from(*most));
         let full = u128::from(burst).max(largest) * UNITS / u128::from(per_second);

@@ -125,7 +125,7 @@ fn a_read_of_missing_bytes_waits_and_nothing_else_does() {
     }
     assert_eq!(guest.answer(&asked, used[0]), (0, content(CHUNK_SIZE + 5, 10)));
     assert_eq!(guest.answer(&second, used[1]), (0, content(CHUNK_SIZE, 1)));
-    // Two answers to nothing, then a read of what is there.
+    // Two answers without a question, then a read of bytes that are there.
     reply(&socket, miss.id, Ok(()));
     reply(&socket, 12345, Err("no such question".into()));
     assert_eq!(

@@ -78,7 +78,7 @@ impl Tap {
         })
     }
 
-    /// Lets the host send what the driver negotiated: unfinished checksums, segments of more than one frame.
+    /// Lets the host send in the forms that the driver negotiated: unfinished checksums, segments of more than one frame.
     pub fn set_offloads(&mut self, features: u64) -> io::Result<()> {
         let offloads = offloads(features);
         if self.offloads == Some(offloads) {

@@ -15,7 +15,7 @@ use thaw_sys::lock::Lock;
 use crate::error::{Error, Result, WithContext};
 use crate::warning;
 
-/// Has a directory for each page size of the kernel: `hugepages-2048kB`.
+/// The directory of the kernel's page sizes, with a subdirectory for each: `hugepages-2048kB`.
 const POOLS: &str = "/sys/kernel/mm/hugepages";
 
 /// The number of pages that a pool always has, and the number of additional ones that it may allocate on

@@ -98,7 +98,7 @@ fn as_booted(pages: u64) -> u64 {
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Limits {
     threads: u64,
-    /// Of PID 1, whose children inherit it; also the limit of namespaces of each kind.
+    /// The limit of PID 1, which its children inherit; also the limit of namespaces of each kind.
     processes: u64,
     files: u64,
     inotify_watches: u64,

@@ -184,7 +184,7 @@ pub fn load(created: Created, plan: Plan, watch: Option<Watch>) -> Outcome<Parke
         Box::new(move |vcpu: &mut Vcpu| vcpu.restore(&frozen[index])) as Prepare
     };
     vcpus.prepare((0..frozen.len()).map(preparation));
-    // While the vCPUs are being prepared. The restored devices do nothing yet.
+    // The vCPUs are prepared meanwhile. The restored devices do nothing yet.
     body.bus.restore(&bus).map_err(device_restore_error)?;
     let parked = Parked {
         body,

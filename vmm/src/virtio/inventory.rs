@@ -4,8 +4,8 @@
 //! before that. All work that takes host-wide locks is done then, none later. Slots, MMIO windows and interrupt lines follow from
 //! [`DeviceId`].
 //!
-//! The threads touch guest memory only while the [`Gate`] is open: after [`Inventory::start_work`] and until
-//! [`Inventory::quiesce`]. By then each restored device is [settled](BackendCheck).
+//! The threads touch guest memory only while the [`Gate`] is open: after [`Inventory::start_work`] and until [`Inventory::quiesce`]. Before
+//! [`Inventory::start_work`], each restored device must be [settled](BackendCheck).
 
 mod table;
 mod wiring;

@@ -72,7 +72,7 @@ pub fn packet_socket(fds: Vec<OwnedFd>) -> Result<OwnedFd, AttachError> {
 pub struct Misses {
     waits: Waits,
     socket: Option<OwnedFd>,
-    /// Its events that are waited for.
+    /// The events of the socket that are waited for.
     waited: EventSet,
     parked: ParkedReads,
     log: LogLimit,

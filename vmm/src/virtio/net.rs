@@ -169,7 +169,7 @@ impl Net {
         if let (Some(active), Some(tap)) = (&self.active, &mut self.backend)
             && let Err(error) = tap.set_offloads(active.features)
         {
-            // Without offloads frames still pass: the host checksums and segments each.
+            // Without offloads, frames still pass: the host computes checksums and splits segments itself.
             if let Some(dropped) = self.log.pass() {
                 tracing::warn!(%error, dropped, "the tap refuses offloads");
             }

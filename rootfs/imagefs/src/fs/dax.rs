@@ -21,7 +21,7 @@ const MOST_PARTS: usize = 64;
 
 /// A part of a range of a file. It lies in one blob.
 pub struct MapPart<'a> {
-    /// Offset in the range. Like the other fields a multiple of 4096.
+    /// Offset in the range. Like the other fields, a multiple of 4096.
     pub at: u64,
     /// Bytes, including the zeros after the file's end in its last page.
     pub length: u64,

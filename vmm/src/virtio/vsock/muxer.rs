@@ -269,7 +269,7 @@ impl Muxer {
     fn refuse(&mut self, packet: &Header) {
         if packet.op != Some(Op::Reset) {
             let mut reset = header(packet.destination_port, packet.source_port, Op::Reset);
-            // With the type of the packet that was not understood (§5.10.6.4).
+            // The reset has the type of the packet that was not understood (§5.10.6.4).
             reset.kind = packet.kind;
             self.resets.push_back(reset);
         }

@@ -24,7 +24,7 @@ use super::readiness::ReadinessWait;
 use crate::metrics::{Families, Names};
 
 mod catalog;
-mod tenants;
+mod node;
 
 /// The images and templates of a node, without those of tenants that have a store of their own.
 #[async_trait]

@@ -1,6 +1,6 @@
 //! Creating sandboxes, unless thawd is draining.
 //!
-//! Invariant: a drain returns once every creation that was begun before it has put its sandbox into the table, or has failed.
+//! Invariant: a drain returns only after every creation that began before it has put its sandbox into the table or has failed.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -33,57 +33,58 @@ impl Drop for Creating<'_> {
 }
 
 impl Daemon {
-    /// Creates a sandbox from an image. If the future is dropped, nothing is left of it.
+    /// Creates a sandbox from an image. Dropping the future removes everything made so far.
     pub async fn create(
         self: &Arc<Daemon>,
         request: CreateSandbox,
         behalf: Behalf,
     ) -> Result<CreatedSandbox, Refusal> {
         let factory = self.factory()?;
-        self.made(How::Create, factory.create(request, behalf)).await
+        self.run_creation(How::Create, factory.create(request, behalf)).await
     }
 
-    /// Creates a pod's sandbox, without an image. If the future is dropped, nothing is left of it.
+    /// Creates a pod's sandbox, without an image. Dropping the future removes everything made so far.
     pub async fn create_pod(self: &Arc<Daemon>, request: CreatePod) -> Result<CreatedSandbox, Refusal> {
         let factory = self.factory()?;
-        self.made(How::Create, factory.create_pod(request)).await
+        self.run_creation(How::Create, factory.create_pod(request)).await
     }
 
-    /// Thaws a pod's sandbox from a snapshot. If the future is dropped, nothing is left of it.
+    /// Thaws a pod's sandbox from a snapshot. Dropping the future removes everything made so far.
     pub async fn thaw_pod(self: &Arc<Daemon>, request: ThawPod) -> Result<CreatedSandbox, Refusal> {
         let factory = self.factory()?;
-        self.made(How::Thaw, factory.thaw_pod(request)).await
+        self.run_creation(How::Thaw, factory.thaw_pod(request)).await
     }
 
-    /// Thaws a sandbox from a snapshot. If the future is dropped, nothing is left of it.
+    /// Thaws a sandbox from a snapshot. Dropping the future removes everything made so far.
     pub async fn thaw(
         self: &Arc<Daemon>,
         request: ThawSandbox,
         behalf: Behalf,
     ) -> Result<CreatedSandbox, Refusal> {
         let factory = self.factory()?;
-        self.made(How::Thaw, factory.thaw(request, behalf)).await
+        self.run_creation(How::Thaw, factory.thaw(request, behalf)).await
     }
 
-    async fn made(
+    /// Awaits a creation and the readiness of its sandbox, puts the sandbox into the table, and counts the outcome.
+    async fn run_creation(
         self: &Arc<Daemon>,
         how: How,
         creation: impl Future<Output = Result<NewSandbox, Refusal>>,
     ) -> Result<CreatedSandbox, Refusal> {
-        // Counted until it is in the table and ready, so that a drain waits for it.
+        // Held until the sandbox is in the table and ready, so that a drain waits for it.
         let _creating = self.begin(how)?;
         let began = Instant::now();
-        let made = async {
-            let mut made = creation.await?;
-            let (took, readiness_wait) = (began.elapsed(), made.readiness_wait.take());
-            let shown = self.show(made);
+        let result = async {
+            let mut new_sandbox = creation.await?;
+            let (took, readiness_wait) = (began.elapsed(), new_sandbox.readiness_wait.take());
+            let shown = self.show(new_sandbox);
             match readiness_wait {
                 None => Ok((took, shown)),
-                // Not counted in the time of the start: the container takes this time.
+                // The start time excludes this wait: the container causes it.
                 Some(readiness_wait) => Ok((took, self.until_ready(shown, readiness_wait).await?)),
             }
         };
-        let (took, created) = made
+        let (took, created) = result
             .await
             .inspect_err(|e: &Refusal| self.metrics.not_started(how, e.slug()))?;
         self.metrics.started(how, took, &created.account);
@@ -101,20 +102,20 @@ impl Daemon {
         creation: impl Future<Output = Result<NewSandbox, Refusal>>,
     ) -> Result<NewSandbox, Refusal> {
         let began = Instant::now();
-        let made = creation
+        let new_sandbox = creation
             .await
             .inspect_err(|e| self.metrics.not_started(how, e.slug()))?;
-        self.metrics.started(how, began.elapsed(), &made.account);
-        Ok(made)
+        self.metrics.started(how, began.elapsed(), &new_sandbox.account);
+        Ok(new_sandbox)
     }
 
-    pub(super) fn show(self: &Arc<Daemon>, made: NewSandbox) -> CreatedSandbox {
-        let shown = self.insert(made.machine, Condition::Running);
+    pub(super) fn show(self: &Arc<Daemon>, new_sandbox: NewSandbox) -> CreatedSandbox {
+        let shown = self.insert(new_sandbox.machine, Condition::Running);
         reach(Failpoint::CreateShown);
         CreatedSandbox {
             sandbox: Described::clone(&shown),
-            image_config: made.image_config,
-            account: made.account,
+            image_config: new_sandbox.image_config,
+            account: new_sandbox.account,
         }
     }
 
@@ -134,12 +135,12 @@ impl Daemon {
         self.creations.send_modify(|creations| creations.closed = true);
     }
 
-    /// Refuses creations, and waits until none is under way, or until creations are allowed again.
+    /// Refuses creations, and waits until all begun creations are done or creations are allowed again.
     pub async fn drain(&self) -> Result<Drain, Refusal> {
         self.factory()?;
         self.close();
         let mut creations = self.creations.subscribe();
-        // The sender is ours.
+        // Cannot fail: this object holds the sender.
         let _ = creations.wait_for(|m| m.count == 0 || !m.closed).await;
         Ok(self.drained())
     }

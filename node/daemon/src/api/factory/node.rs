@@ -1,4 +1,4 @@
-//! Creating sandboxes on this node, for its tenants.
+//! The real factory: creates and thaws sandboxes and pods on this node, and starts their containers.
 
 use std::sync::Arc;
 
@@ -147,7 +147,7 @@ async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> 
     let Some((agent, running)) = started else {
         return new_sandbox(node, sandbox, None, None, &trace);
     };
-    // Before the wait for readiness: until then it may write more than a pipe holds.
+    // Started before the wait for readiness, in which the container may write more than a pipe holds.
     let monitor = ContainerMonitor::start(&sandbox, running, Some(agent.clone()))?;
     let readiness_wait = probe.map(|probe| ReadinessWait::begin(&sandbox, &monitor, agent, probe, &trace));
     new_sandbox(node, sandbox, Some(monitor), readiness_wait, &trace)
@@ -243,7 +243,7 @@ async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Resu
     new_sandbox(node, sandbox, monitor, None, &trace)
 }
 
-/// Moves a pod's sandbox into the pod's cgroup. The shim attaches to its containers.
+/// Moves a pod's sandbox into the pod's cgroup. The shim, not thawd, attaches to its containers.
 async fn of_pod(
     node: &Node,
     sandbox: Sandbox,

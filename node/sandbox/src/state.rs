@@ -4,8 +4,8 @@
 //! ends. Invariants:
 //!
 //! - A directory whose lock is free has no living owner.
-//! - What a sandbox has that outlives a process (a cgroup, sockets, an untethered VMM) is found from its directory, which is
-//!   made before them and removed after them.
+//! - Everything of a sandbox that outlives a process (a cgroup, sockets, an untethered VMM) is found from its directory, which is made
+//!   before it and removed after it.
 //! - The directory of all sandboxes is removed with the last of them, and only under its own lock, so it does not
 //!   disappear between a lookup and the creation of another sandbox in it.
 //! - A record that cannot be read ends nothing: a living VMM is found without it ([`unreadable`]), and its directory stays
@@ -47,14 +47,14 @@ pub mod failed;
 
 /// The control socket's name in a sandbox's directory.
 const CONTROL_SOCKET: &str = "control.sock";
-/// How long a process that a dead owner had begun may take to execute its program, and between two looks.
+/// How long to wait until a child that a dead owner had forked executes its program, and the pause between two checks.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 const LOCK_STEP: Duration = Duration::from_millis(5);
-/// A sandbox that runs, and whose record cannot be read.
+/// A running sandbox whose record cannot be read.
 #[derive(Debug)]
 pub struct Unreadable {
     pub id: String,
-    /// What is wrong with the record.
+    /// Why the record cannot be read.
     pub why: RecordError,
     pub living: Living,
 }
@@ -86,10 +86,10 @@ impl RunDirectory {
     pub fn create(&self, record: &Record) -> Result<SandboxDirectory, Error> {
         let path = self.sandboxes.join(&record.id);
         let fail = |e: io::Error| Error::system(format!("cannot create {}", path.display()), &e);
-        // Held so that no cleaner meets a directory whose owner has not locked it yet, and no two take one name.
+        // Held so that no cleaner finds a directory that its owner has not locked yet, and no two sandboxes take one name.
         let all = self.make_and_lock_all().map_err(fail)?;
         if let Some(name) = &record.name
-            // An id is one of all tenants', and no name of theirs looks like one.
+            // Ids are unique across tenants, and no name looks like an id.
             && self
                 .list()
                 .iter()
@@ -106,12 +106,12 @@ impl RunDirectory {
         reach(Failpoint::DirectoryLocked);
         let directory = SandboxDirectory::locked(path.clone(), lock);
         let written = directory.write(record);
-        // Before the directory may go, which waits for this lock.
+        // Unlocked before the directory can be dropped: that waits for this lock.
         drop(all);
         written.map(|()| directory)
     }
 
-    /// The directory of all sandboxes goes with its last, so it may have to be made, more than once.
+    /// The directory of all sandboxes is removed with its last sandbox, so it may have to be made more than once.
     fn make_and_lock_all(&self) -> io::Result<File> {
         loop {
             let made = fs::DirBuilder::new()
@@ -119,7 +119,7 @@ impl RunDirectory {
                 .mode(0o700)
                 .create(&self.sandboxes);
             match made {
-                // Said also of one that was there and is gone again.
+                // This also happens if the directory existed and was removed since.
                 Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
                 _ => {}
             }
@@ -131,7 +131,7 @@ impl RunDirectory {
         }
     }
 
-    /// The directories of spares, beside those of sandboxes. They are kept and cleaned in the same way.
+    /// The run directory of spares, beside that of sandboxes. It is kept and cleaned in the same way.
     pub fn spares(&self) -> RunDirectory {
         RunDirectory {
             sandboxes: self.sandboxes.with_file_name("spares"),
@@ -157,7 +157,7 @@ impl RunDirectory {
             .collect()
     }
 
-    /// Every sandbox that runs and whose record cannot be read.
+    /// Every running sandbox whose record cannot be read.
     pub fn unreadable(&self) -> Vec<Unreadable> {
         let unreadable = |path: PathBuf| {
             let why = read_record(&path).err()?;
@@ -197,8 +197,8 @@ impl RunDirectory {
         }
     }
 
-    /// The id of a running sandbox that may have no owner: by its id or the unambiguous beginning of one, and by its name where its
-    /// record can be read. Whether somebody owns it is for [`RunDirectory::end`] to find out.
+    /// The id of a running sandbox that may have no owner. `wanted` is its id, an unambiguous prefix of it, or, if its record can be read,
+    /// its name. [`RunDirectory::end`] checks whether it has an owner.
     pub fn find_unowned(&self, wanted: &str) -> Option<String> {
         let found = self.find(wanted).ok().map(|record| record.id);
         found.or_else(|| {
@@ -213,7 +213,7 @@ impl RunDirectory {
         self.sandboxes.join(id)
     }
 
-    /// Waits until a sandbox's owner has removed it or died, which releases the lock.
+    /// Waits until the owner of a sandbox has removed it or died. Either releases the lock.
     pub fn wait_for_owner(&self, id: &str) -> Result<(), Error> {
         let path = self.directory(id);
         let waited = match File::open(&path) {
@@ -225,8 +225,8 @@ impl RunDirectory {
         waited.map_err(|e| Error::system(format!("cannot wait until {} is gone", path.display()), &e))
     }
 
-    /// Removes what dead owners left: VMMs that should have ended with them, cgroups, directories. Returns how many
-    /// sandboxes that was. An untethered VMM that lives is left for thawd to [`adopt`](RunDirectory::adopt).
+    /// Removes what dead owners left: VMMs that should have ended with them, cgroups, directories. Returns the number of sandboxes removed.
+    /// A living untethered VMM is left for thawd to [`adopt`](RunDirectory::adopt).
     pub fn clean(&self, cgroups: &Hierarchy) -> usize {
         self.note_failures(cgroups);
         let swept = cgroups.sweep();
@@ -262,7 +262,7 @@ impl RunDirectory {
 
     /// Ends a sandbox without an owner and removes its resources. Returns whether it existed and has ended.
     pub fn end(&self, id: &str, cgroups: &Hierarchy) -> bool {
-        // It may be what somebody typed: a name, never a path.
+        // `id` may be user input: accept a name, never a path.
         let named = |directory: &PathBuf| directory.file_name().is_some_and(|name| name == id);
         let Some(path) = self.directories().into_iter().find(named) else {
             return false;
@@ -302,7 +302,7 @@ impl RunDirectory {
             };
             match Found::of(&path) {
                 Found::Running(record) => adopted.push((*record, SandboxDirectory::locked(path, lock))),
-                // `clean` has said so.
+                // `clean` has logged it.
                 Found::RunningUnreadable(_) => {}
                 Found::Left(left) => {
                     self.note_failure_in(&path, cgroups);
@@ -325,7 +325,7 @@ impl RunDirectory {
     }
 }
 
-/// Locks the directory of all sandboxes. It may be replaced before it is locked; the current one is locked then.
+/// Locks the directory of all sandboxes. If the directory is replaced before it is locked, locks the new one.
 fn lock_all(sandboxes: &Path) -> io::Result<File> {
     loop {
         let file = File::open(sandboxes)?;
@@ -337,18 +337,17 @@ fn lock_all(sandboxes: &Path) -> io::Result<File> {
     }
 }
 
-/// Removes the directory of all sandboxes if it is empty. Its lock must be held, so that no maker of a sandbox finds it
-/// missing.
+/// Removes the directory of all sandboxes if it is empty. The caller must hold its lock, so that no creation finds the directory missing.
 fn remove_if_empty(sandboxes: &Path, _lock: &File) {
     let _ = fs::remove_dir(sandboxes);
     reach(Failpoint::DirectoriesRemoved);
 }
 
-/// What a directory without an owner holds.
+/// Contents of a directory without an owner.
 enum Found {
     /// A sandbox, for thawd to adopt.
     Running(Box<Record>),
-    /// A sandbox of which nothing else is known.
+    /// A running sandbox whose record cannot be read.
     RunningUnreadable(RecordError),
     Left(Remains),
 }
@@ -367,7 +366,7 @@ impl Found {
         }
     }
 
-    /// The same for a spare, in which nothing of a user runs: it is removed, whatever its record says.
+    /// The same for a spare. Nothing of a user runs in it, so it is removed, whatever its record says.
     fn of_spare(path: &Path) -> Found {
         match read_record(path) {
             Ok(record) => Found::Left(record.into()),
@@ -379,12 +378,12 @@ impl Found {
     }
 }
 
-/// Removes the resources of a sandbox without an owner: VMM, devices in a pod's network, cgroup, directory. Its lock is held.
+/// Removes the resources of a sandbox without an owner: VMM, devices in a pod's network, cgroup, directory. The caller holds its lock.
 fn remove(path: &Path, left: Remains, cgroups: &Hierarchy) -> bool {
     if let Some(vmm) = left.vmm {
         vmm.kill();
     }
-    // It ends with the VMM; this waits for it.
+    // thaw-share ends with the VMM; this waits for its end.
     if let Some(share) = left.share {
         share.kill();
     }
@@ -413,8 +412,8 @@ fn try_lock(path: &Path) -> Option<File> {
     Some(file)
 }
 
-/// The lock of a sandbox, unless its owner lives. A child that a dead owner had forked shares the lock until it executes its program:
-/// this waits for that, at most [`LOCK_LIMIT`].
+/// The lock of a sandbox, unless its owner lives. A child that a dead owner had forked shares the lock until it executes its program, so
+/// this waits up to [`LOCK_LIMIT`].
 fn lock_once_its_owner_is_gone(path: &Path) -> Option<File> {
     let since = Instant::now();
     loop {

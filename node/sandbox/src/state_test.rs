@@ -43,7 +43,7 @@ pub(super) fn sleeper() -> Child {
     Command::new("sleep").arg("60").spawn().unwrap()
 }
 
-/// A directory as a killed owner leaves it: there, and not locked.
+/// A directory as a killed owner leaves it: it exists and is not locked.
 pub(super) fn abandoned(run: &RunDirectory, record: &Record) {
     let mut directory = run.create(record).unwrap();
     directory.keep();
@@ -67,7 +67,7 @@ fn what_a_dead_owner_left_is_removed_and_what_lives_is_not() {
     };
     abandoned(&run, &dead);
     cgroups.make("dead").unwrap();
-    // Made ahead by nobody who lives.
+    // A cgroup made ahead by a process that has ended.
     cgroups.make("1.1.1").unwrap();
     abandoned(
         &run,
@@ -183,13 +183,13 @@ fn many_begin_and_end_at_once() {
                     let directory = run.create(&record(&id, None, true)).unwrap();
                     assert!(directory.path().join(RECORD).exists());
                     match n % 3 {
-                        // Each way a directory goes takes that of all with it, if it is the last.
+                        // Each of these ways of removing a sandbox removes the directory of all sandboxes with the last one.
                         0 => drop(run.clean(none)),
                         1 => {
                             let mut directory = directory;
                             directory.keep();
                             drop(directory);
-                            // Unless a cleaner was faster.
+                            // A cleaner may have been faster.
                             run.end(&id, none);
                         }
                         _ => {}
@@ -239,7 +239,7 @@ fn records_of_the_previous_release_are_read() {
     assert!(!spare.outlives_owner());
 }
 
-/// That of a sandbox made now, as the previous release would find it, has no field it must have left out.
+/// A record of a new sandbox has every field that the previous release requires.
 #[test]
 fn record_of_this_release_has_what_the_previous_requires() {
     let written = thaw_records::encode(&record("a", None, false)).unwrap();
@@ -289,7 +289,7 @@ fn name_is_taken_within_its_tenant_alone() {
         let again = run.create(&of_tenant("again", tenant)).unwrap_err();
         assert_eq!(again.kind, ErrorKind::NameInUse, "{tenant:?}");
     }
-    // An id is nobody's name: no tenant may have one that looks like one, so this tells it nothing.
+    // No name may look like an id, so a request by id tells a tenant nothing about other tenants.
     let of_an_id = |name: &str, tenant| {
         let record = Record {
             name: Some(name.into()),
@@ -327,7 +327,7 @@ fn name_on_the_host_is_that_of_no_tenant() {
     vmm.wait().unwrap();
 }
 
-/// One that another release wrote, or somebody else, and whose tenant is none.
+/// Such a record comes from another release or another program, and its tenant is invalid.
 #[test]
 fn record_with_a_wrong_tenant_is_unreadable() {
     let root = tempfile::tempdir().unwrap();

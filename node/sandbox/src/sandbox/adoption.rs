@@ -1,9 +1,9 @@
 //! Adoption: takes over a sandbox whose thawd is gone.
 //!
-//! Invariants: the end of its VMM is reported from the moment of the connection. A part that cannot be restored is logged and the
-//! sandbox runs on without it, except a pod's host files: then the pod must be created anew. Any other failure while the VMM
-//! lives (a VMM of another release, a VMM that does not answer, a missing descriptor or disk) leaves the sandbox running, so that
-//! the next thawd can try again.
+//! Invariants: the end of the VMM is reported from the moment of the connection. If a part cannot be restored, that is logged and the
+//! sandbox runs on without it. The exception is a pod's host files: without them the pod must be created anew. Any other failure while the
+//! VMM lives (a VMM of another release, a VMM that does not answer, a missing descriptor or disk) leaves the sandbox running, so that the
+//! next thawd can try again.
 
 use std::sync::atomic::AtomicU16;
 use std::sync::{Arc, Mutex};
@@ -34,15 +34,15 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Why a sandbox was not taken over.
 #[derive(Debug, thiserror::Error)]
 pub enum NotAdopted {
-    /// It has ended, and was removed.
+    /// The sandbox has ended, and was removed.
     #[error("{0}")]
     Ended(Error),
-    /// It runs on, without an owner.
+    /// The sandbox runs on, without an owner.
     #[error("{0}")]
     Left(Error),
 }
 
-/// Connects to its VMM, and gives it a new miss socket and console.
+/// Connects to the sandbox's VMM, and gives it a new miss socket and console.
 pub(super) async fn adopt(
     node: &Node,
     record: Record,
@@ -51,7 +51,7 @@ pub(super) async fn adopt(
     let mut resources = Resources::new(directory, node.require.limits);
     let adopted = take_over(node, record, &mut resources).await;
     let adopted = adopted.and_then(|(record, config, origin)| {
-        // A control connection is the first thing it was given.
+        // The VMM process gets its control connection before anything else.
         let life = resources.control().map_err(NotAdopted::Left)?.life();
         Ok((record, config, origin, life))
     });
@@ -85,7 +85,7 @@ async fn take_over(node: &Node, record: Record, resources: &mut Resources) -> Re
         let supervised = resources.supervised(&record, &control);
         let served = match VmmProcess::adopt(share) {
             Some(share) => Served::new(share, supervised),
-            // Its mounts went with it, and nobody here knows what they were.
+            // The mounts ended with thaw-share, and no record lists them.
             None if record.client.is_some() => return Err(ended("its thaw-share has ended")),
             None => Served::ended(supervised),
         };
@@ -107,7 +107,7 @@ async fn take_over(node: &Node, record: Record, resources: &mut Resources) -> Re
     resources.directory.write(&record).map_err(NotAdopted::Left)?;
     reach(Failpoint::AdoptRecorded);
     let origin = recover(resources, node, &record);
-    // A disk that could not be had is there all the same: then it counts as one of the usual size.
+    // A disk that cannot be opened still exists: count it with the default size.
     let disk_bytes = resources
         .disk
         .as_ref()
@@ -116,7 +116,7 @@ async fn take_over(node: &Node, record: Record, resources: &mut Resources) -> Re
     Ok((record, image.map(|i| i.config), origin))
 }
 
-/// Connects to a VMM of a release this one knows, and gives it what it asks its owner by.
+/// Connects to the VMM, if this release knows its release, and gives it the sockets for its requests.
 async fn connect(
     node: &Node,
     record: &Record,
@@ -136,14 +136,14 @@ async fn connect(
     let control = Arc::new(control.map_err(silent)??);
     reach(Failpoint::AdoptConnected);
     let has_disk = record.root == RootServing::Erofs;
-    // It asks again as soon as it has a socket.
+    // The VMM repeats its requests as soon as it has a socket.
     grant(resources, node, record);
     let ends = Ends::make(node.images.clone(), &resources.given, has_disk)?;
     let mut backends = Backends::default();
     ends.attach_again(&mut backends);
     let take = async {
         match has_ended(&control).await {
-            // Its guest ended while there was no thawd, and it takes no backends: it is ours, to tell why it failed.
+            // The guest ended while no thawd ran, and the VMM takes no backends. Adopt the sandbox, to report why it failed.
             true => Ok(()),
             false => backends.send(&control).await.map(drop),
         }
@@ -154,7 +154,7 @@ async fn connect(
     Ok(control)
 }
 
-/// Its image, if it is still known.
+/// The sandbox's image, if the store still has it.
 fn image(node: &Node, record: &Record) -> Option<Image> {
     let found = node.images.by_digest(record.image_digest.as_ref()?);
     found
@@ -162,7 +162,7 @@ fn image(node: &Node, record: &Record) -> Option<Image> {
         .ok()?
 }
 
-/// Lets its VMM ask for the bytes of its images. A record without a provenance, of a sandbox that was booted, names the one it has.
+/// Lets the VMM ask for the bytes of its images. A booted sandbox has no provenance: its record names its only image.
 fn grant(resources: &Resources, node: &Node, record: &Record) {
     match &record.provenance {
         Some(provenance) => {
@@ -179,7 +179,7 @@ fn grant(resources: &Resources, node: &Node, record: &Record) {
     }
 }
 
-/// Whether its VMM says that its machine has ended.
+/// Whether the VMM reports that its machine has ended.
 async fn has_ended(control: &ControlClient) -> bool {
     let state = control.call(Command::Status, &[]).await;
     matches!(
@@ -191,8 +191,8 @@ async fn has_ended(control: &ControlClient) -> bool {
     )
 }
 
-/// Of an adopted sandbox: its disk, its images and what it was thawed from, which a freeze takes all of. Without one of them it
-/// runs on with the others.
+/// Recovers what a freeze of an adopted sandbox needs: its disk, its images and its origin. If one is missing, the sandbox runs on with the
+/// others, and cannot be frozen.
 fn recover(resources: &mut Resources, node: &Node, record: &Record) -> Option<Origin> {
     let (provenance, vmm) = (record.provenance.as_ref()?, record.vmm?);
     let told = |e: Error| tracing::warn!(sandbox = record.id, "adopted, but it cannot be frozen: {e}");

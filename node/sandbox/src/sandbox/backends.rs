@@ -29,7 +29,7 @@ const SWAPPABLE: [DeviceId; 11] = [
     DeviceId::Console,
 ];
 
-/// What is to be attached, in order.
+/// The backends to attach, in order.
 #[derive(Debug, Default)]
 pub(super) struct Backends<'a> {
     requests: Vec<(Command, Vec<BorrowedFd<'a>>)>,
@@ -45,7 +45,7 @@ impl<'a> Backends<'a> {
         self.addressed.push(DeviceId::Root);
     }
 
-    /// An image that is a disk; its missing bytes are asked for over `misses`.
+    /// An image attached as a disk. The VMM requests its missing bytes over `misses`.
     pub(super) fn disk_image(&mut self, device: DeviceId, image: &'a Exported, misses: &'a OwnedFd) {
         let blobs = image.spec.blobs.clone();
         let backend = Backend::Image { blobs };
@@ -66,7 +66,7 @@ impl<'a> Backends<'a> {
         self.addressed.push(device);
     }
 
-    /// How much the machine's devices may do.
+    /// Sets the rate limits of the machine's devices.
     pub(super) fn limit(&mut self, limits: &RateLimits, image_disk: bool) {
         let commands = rate_limits::commands(limits, image_disk);
         self.requests
@@ -76,7 +76,7 @@ impl<'a> Backends<'a> {
     /// Sends every request, then waits for all answers. Returns the devices that got no backend, which the thaw must declare empty.
     ///
     /// # Errors
-    /// The first refusal.
+    /// The first refusal of the VMM.
     pub(super) async fn send(self, control: &ControlClient) -> Result<Vec<DeviceId>, Error> {
         let is_left = |device: &DeviceId| !self.addressed.contains(device);
         let empty = SWAPPABLE.into_iter().filter(is_left).collect();
@@ -106,10 +106,10 @@ pub(super) fn has_image_disk(images: &[Shown]) -> bool {
     images.iter().any(|shown| shown.slot == IMAGE_DISK_SLOT)
 }
 
-/// Both ends of a machine's miss sockets and console: ours, and those to be attached.
+/// Both ends of a machine's miss sockets and console: those that thawd keeps, and those to attach.
 #[derive(Debug)]
 pub(super) struct Ends {
-    /// Of the root device, and of the disk that is an image, if one is.
+    /// The miss server of the root device, and that of the disk that is an image, if there is one.
     pub misses: Vec<MissServer>,
     root_misses: OwnedFd,
     disk_misses: Option<OwnedFd>,
@@ -118,7 +118,7 @@ pub(super) struct Ends {
 }
 
 impl Ends {
-    /// `given` are the images its VMM has, or is about to have.
+    /// `given` are the images that the VMM has, or is about to get.
     pub(super) fn make(images: crate::images::Images, given: &Given, with_disk: bool) -> Result<Ends, Error> {
         let start = || {
             MissServer::start(images.clone(), given.clone())
@@ -150,7 +150,7 @@ impl Ends {
         backends.attach(DeviceId::Console, Backend::Console, &self.console_pipe);
     }
 
-    /// Images where the guest has them.
+    /// Shows each image in its slot.
     pub(super) fn show<'a>(&'a self, images: &'a [(u16, Exported)], backends: &mut Backends<'a>) {
         for (slot, image) in images {
             match &self.disk_misses {
@@ -160,7 +160,7 @@ impl Ends {
         }
     }
 
-    /// For a machine that runs already: where to ask from now on.
+    /// Replaces the miss sockets and the console of a machine that runs already.
     pub(super) fn attach_again<'a>(&'a self, backends: &mut Backends<'a>) {
         self.attach(backends);
         if let Some(misses) = &self.disk_misses {

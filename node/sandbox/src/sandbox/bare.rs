@@ -2,8 +2,8 @@
 //! guests report by doorbell and handshake.
 //!
 //! Such a guest prints [`READY`] at boot. After each thaw, once its generation ID has changed, it prints the ID in hexadecimal.
-//! Invariant: only a guest whose kernel command line contains [`BARE`], a word for tests, is treated so, and only with
-//! --test-templates. No other path skips the handshake.
+//! Invariant: only a guest whose kernel command line contains [`BARE`], a word for tests, is treated so, and only with --test-templates.
+//! All other guests do the handshake.
 
 use super::create::Making;
 use super::machine::{describe, explain};
@@ -22,7 +22,7 @@ pub(super) fn expected() -> bool {
 }
 
 impl Making<'_> {
-    /// Waits until a bare guest that boots says that it is ready.
+    /// Waits until a bare guest reports at boot that it is ready.
     pub(super) async fn bare_is_ready(&self) -> Result<(), Error> {
         said(&self.resources, "it is ready", |line| line == READY).await
     }
@@ -37,7 +37,7 @@ fn is_generation(line: &[u8]) -> bool {
     line.len() == DIGITS && line.iter().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
 }
 
-/// Waits for a line on the console, or for why there will be none.
+/// Waits for a line on the console. Fails if the machine ends first.
 async fn said(resources: &Resources, what: &str, wanted: fn(&[u8]) -> bool) -> Result<(), Error> {
     let lost = |why: String| {
         let what = format!("a bare guest did not say that {what}: {why}");

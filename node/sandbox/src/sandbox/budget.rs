@@ -1,9 +1,8 @@
-//! The node's disk budget: how much disk its sandboxes and snapshots may use. A request that exceeds it fails before anything is
-//! made.
+//! The node's disk budget: how much disk its sandboxes and snapshots may use. A request that exceeds it fails before anything is made.
 //!
-//! A sparse disk can grow to its full size, so a disk counts with that size from the start, and a sandbox also with the most its
-//! logs can take. A snapshot counts with its maximum size while it is written and with its real size afterwards. Invariant: the
-//! sum never exceeds the limit, except by sandboxes from before the limit was set, which are adopted and not refused.
+//! A sparse disk can grow to its full size, so it counts with that size from the start. A sandbox also counts the maximum size of its logs.
+//! A snapshot counts with its maximum size while it is written and with its real size afterwards. Invariant: the sum never exceeds the
+//! limit, except by sandboxes from before the limit was set, which are adopted and not refused.
 //!
 //! The sum is in memory. The owner of a snapshot removes it without telling thawd, so thawd looks for removed snapshots when it
 //! would refuse a request and when metrics are read, but not when a creation fits. The list of snapshots is in a file under the
@@ -23,14 +22,14 @@ use crate::blocking::blocking;
 use crate::config::{DiskConfig, DiskLimit, Size};
 use crate::error::{Error, ErrorKind};
 
-/// Bytes that one sandbox's logs and its container's kept output take, at most.
+/// Maximum size in bytes of one sandbox's logs and its container's kept output.
 const LOGS: u64 = 4 << 20;
 /// The list of snapshots, under the data directory.
 const LIST: &str = "snapshots-made.json";
 /// Version of that list.
 const VERSION: u32 = 1;
 
-/// What a part of the budget is taken for.
+/// What a part of the budget is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Use {
     Sandbox,
@@ -49,7 +48,7 @@ impl Use {
 /// The budget of one node.
 #[derive(Debug, Default)]
 pub struct Budget {
-    /// Bytes. None: as many as there are.
+    /// Bytes. `None`: unlimited.
     limit: Option<u64>,
     /// Path of the list. `None` for a process without a successor.
     list: Option<PathBuf>,
@@ -66,7 +65,7 @@ struct Taken {
     sandboxes: u64,
     /// Bytes of snapshots being written.
     writing: u64,
-    /// Bytes of those that were written, by place.
+    /// Bytes of complete snapshots, by path.
     written: BTreeMap<PathBuf, u64>,
 }
 
@@ -85,7 +84,7 @@ impl Taken {
     }
 }
 
-/// What the budget has and did.
+/// Usage and counters of the budget.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct BudgetStatistics {
     /// Bytes; `None` without a limit.
@@ -93,7 +92,7 @@ pub struct BudgetStatistics {
     /// Bytes.
     pub sandboxes: u64,
     pub snapshots: u64,
-    /// How often one was refused.
+    /// How many requests were refused.
     pub refused_sandboxes: u64,
     pub refused_snapshots: u64,
 }
@@ -118,15 +117,15 @@ impl Drop for Share {
 #[derive(Serialize, Deserialize)]
 struct List {
     version: u32,
-    /// Bytes, by place.
+    /// Bytes, by path.
     snapshots: BTreeMap<PathBuf, u64>,
 }
 
 impl Budget {
-    /// As the configuration says, of what is under `data`, with the snapshots that are left of those on the list there.
+    /// Opens the budget that the configuration sets for `data`. Counts the snapshots on the list there that still exist.
     ///
     /// # Errors
-    /// [`ErrorKind::Runtime`] where the size of the file system cannot be told, or the list cannot be read.
+    /// [`ErrorKind::Runtime`] if the size of the file system cannot be determined, or the list cannot be read.
     pub fn open(config: &DiskConfig, data: &Path) -> Result<Budget, Error> {
         let limit = match config.limit {
             None => None,
@@ -152,15 +151,15 @@ impl Budget {
         Ok(budget)
     }
 
-    /// Takes what a sandbox with a disk of this size can come to.
+    /// Reserves the maximum size of a sandbox with a disk of this size.
     ///
     /// # Errors
-    /// [`ErrorKind::DiskBudget`] with the limit, what is used and what was asked for.
+    /// [`ErrorKind::DiskBudget`] with the limit, the bytes in use and the bytes asked for.
     pub(super) async fn sandbox(self: &Arc<Budget>, disk_bytes: u64) -> Result<Share, Error> {
         self.take(Use::Sandbox, disk_bytes.saturating_add(LOGS)).await
     }
 
-    /// Takes the same for a sandbox that is there already.
+    /// Counts an existing sandbox, also above the limit.
     pub(super) fn adopt(self: &Arc<Budget>, disk_bytes: u64) -> Share {
         let bytes = disk_bytes.saturating_add(LOGS);
         let mut taken = self.taken();
@@ -168,10 +167,10 @@ impl Budget {
         self.share(Use::Sandbox, bytes)
     }
 
-    /// Takes what a snapshot of so much memory and such a disk can come to.
+    /// Reserves the maximum size of a snapshot of this memory and disk.
     ///
     /// # Errors
-    /// As of [`Budget::sandbox`].
+    /// Those of [`Budget::sandbox`].
     pub(super) async fn snapshot(
         self: &Arc<Budget>,
         memory_mib: u32,
@@ -182,7 +181,7 @@ impl Budget {
         self.take(Use::Snapshot, memory.saturating_add(disk)).await
     }
 
-    /// Counts a snapshot that was written with what it took, instead of with what it could have. Blocks: it is written down.
+    /// Counts a complete snapshot with its real size, instead of its maximum size. Blocks: it writes the list.
     pub(super) fn written(&self, share: Share, place: &Path) {
         let bytes = directory_bytes(place).unwrap_or(share.bytes);
         {
@@ -193,7 +192,7 @@ impl Budget {
         self.write_list();
     }
 
-    /// What it has and did. Looks which snapshots are there.
+    /// Usage and counters. Checks first which snapshots still exist.
     pub fn statistics(&self) -> BudgetStatistics {
         self.forget_removed();
         let taken = self.taken();
@@ -232,7 +231,7 @@ impl Budget {
         Err(Error::new(ErrorKind::DiskBudget, what))
     }
 
-    /// Counts it, if it fits; else the limit and what is used.
+    /// Counts the bytes if they fit. Otherwise returns the limit and the bytes in use.
     fn fits(&self, what: Use, bytes: u64) -> Result<(), (u64, u64)> {
         let mut taken = self.taken();
         let used = taken.sandboxes.saturating_add(taken.snapshots());
@@ -254,7 +253,7 @@ impl Budget {
         }
     }
 
-    /// Gives back what snapshots took that are not there any more.
+    /// Stops counting snapshots that no longer exist.
     fn forget_removed(&self) {
         let places: Vec<PathBuf> = self.taken().written.keys().cloned().collect();
         let gone =
@@ -270,7 +269,7 @@ impl Budget {
         self.write_list();
     }
 
-    /// A list that cannot be written counts too little after the next start, which is said and no reason to fail what was done.
+    /// Writes the list. A failure is logged and not returned: the next thawd then counts too little, but the request has succeeded.
     fn write_list(&self) {
         let Some(list) = &self.list else { return };
         let _one = self.writing.locked();
@@ -317,7 +316,8 @@ fn read_list(list: &Path) -> Result<BTreeMap<PathBuf, u64>, Error> {
 }
 
 fn percent_of(data: &Path, percent: u8) -> Result<u64, Error> {
-    // It need not be there yet; what is above it is on the same file system, or will be found wanting when it is made.
+    // The directory need not exist yet. Its nearest existing ancestor is on the same file system; if that is unusable, making the directory
+    // fails later.
     let there = data
         .ancestors()
         .find(|path| path.exists())
@@ -328,13 +328,13 @@ fn percent_of(data: &Path, percent: u8) -> Result<u64, Error> {
     Ok(u64::try_from(bytes * u128::from(percent) / 100).unwrap_or(u64::MAX))
 }
 
-/// Bytes a file takes of its disk.
+/// Bytes that a file occupies on its disk.
 fn allocated(file: impl AsFd) -> io::Result<u64> {
     let stat = rustix::fs::fstat(file)?;
     Ok(u64::try_from(stat.st_blocks).unwrap_or(0).saturating_mul(512))
 }
 
-/// Bytes a snapshot's files take of their disk: some ten files, in a directory of directories one deep.
+/// Bytes that a snapshot's files occupy on their disk: some ten files, in a directory of directories one deep.
 fn directory_bytes(place: &Path) -> io::Result<u64> {
     use std::os::unix::fs::MetadataExt;
     let mut sum = 0u64;

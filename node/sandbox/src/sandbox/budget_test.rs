@@ -7,7 +7,7 @@ fn budget(limit: Option<u64>, data: &Path) -> Arc<Budget> {
     Arc::new(Budget::open(&DiskConfig { limit }, data).unwrap())
 }
 
-/// A snapshot's directory that takes some of its disk.
+/// A snapshot's directory that occupies some of its disk.
 fn snapshot(data: &Path, name: &str) -> PathBuf {
     let place = data.join(name);
     fs::create_dir_all(place.join("disks")).unwrap();
@@ -36,7 +36,7 @@ async fn sandbox_beyond_the_limit_is_refused_with_all_numbers() {
     );
     drop(first);
     assert_eq!(budget.statistics().sandboxes, 0);
-    // To the byte.
+    // The limit holds to the byte.
     let whole = budget.sandbox(96 * MIB).await.unwrap();
     assert_eq!(budget.statistics().sandboxes, 100 * MIB);
     drop(whole);

@@ -27,7 +27,7 @@ use crate::template::{FrozenInto, Progress, Recipe, Shape, Step, Template, Templ
 use crate::trace::{Trace, monotonic_ns};
 
 impl Making<'_> {
-    /// A machine of the sandbox's own size, to be booted.
+    /// Makes a machine of the sandbox's own size, to be booted.
     pub(super) async fn make_cold(&mut self, spec: &SandboxSpec) -> Result<(), Error> {
         let machine = MachineSpec {
             vcpus: spec.vcpus,
@@ -47,7 +47,7 @@ impl Making<'_> {
         .await
     }
 
-    /// Boots it, until its agent rings: CLOCK_MONOTONIC nanoseconds.
+    /// Boots it and waits until its agent rings the doorbell. Returns when it rang, CLOCK_MONOTONIC nanoseconds.
     pub(super) async fn boot(&mut self) -> Result<u64, Error> {
         self.boot_with(cold_command_line()).await
     }
@@ -68,7 +68,7 @@ impl Making<'_> {
         let control = self.resources.control()?;
         let times = times(control).await?;
         let rang = control.life().borrow().doorbell.unwrap_or(times.entered);
-        // The guest's clock and ours tick alike but began apart: only the agent's own span is taken from the guest.
+        // The guest's clock and the host's tick alike but began at different times, so only the agent's own span is taken from the guest.
         let said = &performed.acknowledgement;
         let agent = said.agent_ready.saturating_sub(said.agent_started);
         let started = rang.saturating_sub(agent).max(times.entered);
@@ -79,13 +79,13 @@ impl Making<'_> {
 }
 
 impl Templates {
-    /// The template of this shape, built if it is not there, and then signed if there is a key.
+    /// Returns the template of this shape. Builds it if it is missing, and then signs it if there is a key.
     ///
-    /// A damaged one is removed and built again, once.
+    /// A damaged template is removed and built again, once.
     ///
     /// # Errors
-    /// [`ErrorKind::SnapshotDamaged`] when it is damaged and cannot be built again, or the one built again is damaged too.
-    /// [`ErrorKind::SnapshotSignature`] if signatures are required and no trusted key has signed it or would sign it.
+    /// [`ErrorKind::SnapshotDamaged`] if the template is damaged and cannot be built again, or the new one is damaged too.
+    /// [`ErrorKind::SnapshotSignature`] if signatures are required and no trusted key has signed the template or can sign it.
     pub async fn get(
         &self,
         node: &Node,
@@ -99,9 +99,9 @@ impl Templates {
     }
 }
 
-/// Boots a guest as `recipe` says, freezes it once its agent listens, and thaws it once to see that it does and which
-/// pages it touches until it is somebody. It has nothing a clone may not do without: the guest image, a vsock and a
-/// console. Its directory is a sandbox's, so what a killed builder leaves is removed as theirs is.
+/// Boots a guest from `recipe`, freezes it once its agent listens, and thaws it once. The thaw proves that the template works, and records
+/// which pages a guest touches until it has its identity. The guest has only what every clone needs: the guest image, a vsock and a
+/// console. Its directory is like a sandbox's, so the next start removes what a killed builder leaves.
 async fn freeze_template(
     node: &Node,
     recipe: &Recipe,
@@ -113,7 +113,7 @@ async fn freeze_template(
     retry_once(again, || rehearse(node, recipe, &into)).await
 }
 
-/// Empties files a lost machine may have begun to write.
+/// Empties files that a lost machine may have begun to write.
 fn empty<const N: usize>(files: [&File; N]) -> Result<(), Error> {
     let emptied = files
         .into_iter()
@@ -163,7 +163,7 @@ fn template_record(recipe: &Recipe) -> Result<Record, Error> {
 }
 
 impl Making<'_> {
-    /// What a template is booted with, and thawed with to see that it thaws; the devices that have nothing.
+    /// Attaches the backends for the boot of a template and for its test thaw. Returns the devices without a backend.
     async fn attach_to_template(&mut self) -> Result<Vec<DeviceId>, Error> {
         let vsock = vmm::listen(&self.resources.directory.vsock_socket(), SocketType::STREAM)?;
         let ends = Ends::make(self.node.images.clone(), &self.resources.given, false)?;
@@ -192,7 +192,7 @@ async fn freeze(making: &Making<'_>, into: &FrozenInto) -> Result<(), Error> {
     }
 }
 
-/// Thaws the new template once under a throw-away identity, and records the pages this touched.
+/// Thaws the new template once under a throw-away identity, and records which pages this touched.
 async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(), Error> {
     empty([&into.working_set])?;
     let trace = Trace::new();

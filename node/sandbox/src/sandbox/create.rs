@@ -70,7 +70,7 @@ impl<'a> Making<'a> {
         })
     }
 
-    /// Attaches a backend to every device. Returns the devices without one, for [`Self::thaw`].
+    /// Attaches the backends of the machine's devices. Returns the devices without one, for [`Self::thaw`].
     pub(super) async fn attach(&mut self, parts: Parts) -> Result<Vec<DeviceId>, Error> {
         let _stage = self.trace.stage("attach");
         self.limit(&parts.disk.file).await?;
@@ -93,7 +93,7 @@ impl<'a> Making<'a> {
         )?;
         let (share, relay) = parts.share.map(|s| (s.process, s.relay)).unzip();
         if let Some(process) = &share {
-            // Before a guest has it serve anything: what it remembers is the sandbox's to pay for.
+            // thaw-share enters the cgroup before a guest uses it: the memory it uses counts against the sandbox's limits.
             limits::enter(
                 self.node.require.limits,
                 self.resources.cgroup.as_deref(),
@@ -129,7 +129,7 @@ impl<'a> Making<'a> {
             backends.limit(&limits, has_image_disk(&parts.images));
         }
         let sent = backends.send(self.resources.control()?).await;
-        // The VMM's alone: with it, thaw-share ends.
+        // Only the VMM may hold the relay: closing it ends thaw-share.
         drop(relay);
         let empty = sent.map_err(|e| explain(e, &self.resources))?;
         reach(Failpoint::CreateAttached);
@@ -146,13 +146,13 @@ impl<'a> Making<'a> {
         self.resources.prefetch = Mutex::new(parts.prefetch.into_iter().collect());
         self.resources.supply = Some(parts.supply);
         self.resources.images = Mutex::new(parts.images);
-        // Written with the record, once it is ready: before, nobody adopts it.
+        // Written with the record once the sandbox is ready: nothing adopts it before.
         self.record.provenance = Provenance::of(&self.resources, self.origin.as_ref())
             .map_err(|e| Error::system("cannot look at the sandbox's disk", &e))?;
         Ok(empty)
     }
 
-    /// Limits what the sandbox takes of its host.
+    /// Sets the limits of the sandbox on its host.
     async fn limit(&self, disk: &OwnedFd) -> Result<(), Error> {
         let cgroup = self.resources.cgroup.as_deref();
         limits::set(self.node.require.limits, cgroup, &self.record, disk).await?;
@@ -162,8 +162,8 @@ impl<'a> Making<'a> {
         }
     }
 
-    /// Gives the guest its identity. If that fails, nothing of the user's has run in it. A `rehearsal` also makes a container
-    /// and removes it. `None` for a guest without an agent, which has no handshake.
+    /// Gives the guest its identity. If that fails, no program of the user has run in it. A `rehearsal` also makes a container and removes
+    /// it. `None` for a guest without an agent, which has no handshake.
     pub(super) async fn give_identity(
         &mut self,
         hostname: Option<String>,
@@ -244,17 +244,17 @@ impl<'a> Making<'a> {
     }
 }
 
-/// What is made beside the machine.
+/// The parts that are made beside the machine.
 pub(super) struct Parts {
     pub images: Vec<Shown>,
     pub disk: Claimed<Disks>,
     pub network: Option<Attached>,
     pub prefetch: Option<Prefetch>,
-    /// What fetches for it.
+    /// Fetches the image's bytes.
     pub supply: Images,
-    /// Where the VMM tells what of the images is read.
+    /// The VMM reports over this socket which bytes of the images are read.
     pub record: Option<Arc<OwnedFd>>,
-    /// What serves it files of the host.
+    /// Serves the sandbox files of the host.
     pub share: Option<Serving>,
 }
 
@@ -273,7 +273,7 @@ pub(super) async fn create(
     let told = |text: &str| trace.reason(Slow::MadeAgain, text);
     let make = || make(node, &spec, trace, progress.clone(), building.clone());
     let sandbox = retry_once(told, make).await?;
-    // Nobody waits for it.
+    // Not awaited.
     drop(node.images.collect_in_background());
     Ok(sandbox)
 }
@@ -374,8 +374,7 @@ async fn new_share(
     share::start(&spec.volumes, directory).await
 }
 
-/// Claims a disk of the next smaller size that is made ahead, and enlarges the file if that is too small: the guest then
-/// grows the file system.
+/// Claims a disk of the next smaller size that is made ahead. If it is too small, enlarges the file; the guest then grows the file system.
 async fn new_disk(node: &Node, mib: u32, trace: &Trace) -> Result<Claimed<Disks>, Error> {
     let _stage = trace.stage("disk");
     let size = u64::from(mib) << 20;

@@ -8,7 +8,7 @@ use std::path::Path;
 use rustix::fs::{Mode, OFlags, SeekFrom};
 use rustix::io::Errno;
 
-/// Most bytes one call copies.
+/// Maximum number of bytes that one call copies.
 const STEP: u64 = 1 << 30;
 
 /// Makes the empty file `to` a copy of `from`.
@@ -16,7 +16,7 @@ pub(super) fn copy(from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
     if rustix::fs::ioctl_ficlone(to, from).is_ok() {
         return Ok(());
     }
-    // Offsets are given in each call: the descriptors are shared with the VMM.
+    // Each call passes its offset, because the VMM shares the descriptors' own offset.
     let size = rustix::fs::fstat(from)?.st_size as u64;
     rustix::fs::ftruncate(to, size)?;
     let from = reopened(from)?;
@@ -35,7 +35,7 @@ pub(super) fn copy(from: &OwnedFd, to: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Copies some of `length` bytes at `offset`; how many.
+/// Copies up to `length` bytes at `offset`. Returns the number of bytes copied.
 fn copy_some(from: &File, to: &OwnedFd, offset: u64, length: u64) -> io::Result<u64> {
     let (mut source, mut target) = (offset, offset);
     let length = length.min(STEP) as usize;
@@ -55,7 +55,7 @@ fn copy_some(from: &File, to: &OwnedFd, offset: u64, length: u64) -> io::Result<
     }
 }
 
-/// The same file with an offset of our own.
+/// Opens the same file again, with an offset of its own.
 fn reopened(file: &OwnedFd) -> io::Result<File> {
     use std::os::fd::AsRawFd;
     File::open(format!("/proc/self/fd/{}", file.as_raw_fd()))

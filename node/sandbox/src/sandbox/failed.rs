@@ -12,15 +12,15 @@ use crate::blocking::blocking;
 use crate::failure::{Evidence, VmmEnd};
 use crate::readiness::register;
 
-/// How long a VMM may take to end, once it was told to or broke its connection.
+/// How long a VMM may take to end after a request to end or after it broke its connection.
 const END_LIMIT: Duration = Duration::from_secs(2);
 /// How long the console's last bytes may take.
 const CONSOLE_LIMIT: Duration = Duration::from_millis(500);
-/// Lines looked at.
+/// Number of console lines searched for a reason.
 const CONSOLE_LINES: usize = 64;
 
 impl Sandbox {
-    /// Why its machine ended, and its last console lines. Ends its VMM if that still runs.
+    /// Why the machine ended, and its last console lines. Ends the VMM if it still runs.
     pub async fn failure(&self) -> SandboxFailure {
         let (exited, misconduct) = {
             let life = self.life.borrow();
@@ -30,7 +30,7 @@ impl Sandbox {
         let vmm = match &self.resources.vmm {
             Some(vmm) => {
                 if exited.is_some() || misconduct.is_some() {
-                    // It stays for whoever asks it why its guest ended, or does not mean to end.
+                    // The VMM waits for a question about its guest's end, or refuses to end.
                     vmm.kill();
                 }
                 end_of(vmm).await
@@ -58,7 +58,7 @@ impl Sandbox {
     }
 }
 
-/// How a VMM's process ended, once it has.
+/// How a VMM's process ended. Waits for its end.
 async fn end_of(vmm: &VmmProcess) -> VmmEnd {
     let pidfd = vmm.pidfd().as_fd().try_clone_to_owned();
     let registered = pidfd.and_then(|pidfd| register(pidfd, Interest::READABLE));

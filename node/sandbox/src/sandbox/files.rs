@@ -8,7 +8,7 @@ use std::path::Path;
 use crate::error::{Error, ErrorKind};
 use crate::paths::Paths;
 
-/// Open and ready to be handed over.
+/// The files and devices, open and ready to be passed on.
 #[derive(Debug)]
 pub(super) struct MachineFiles {
     pub kvm: OwnedFd,

@@ -1,8 +1,7 @@
-//! Freezes a running sandbox: stops its workloads, then its vCPUs, then writes down its state, memory and disks.
+//! Freezes a running sandbox: stops its workloads, then its vCPUs, then writes its state, memory and disks.
 //!
-//! Invariant: if any step fails, also because the owner dies ([`super::freeze_note`]), the original goes on as if it had not been
-//! frozen, unless the caller asked to stop it. The machine is paused only while memory, state and disks are written; hashing
-//! comes after.
+//! Invariant: if any step fails, also because the owner dies ([`super::freeze_note`]), the original resumes as if it had not been frozen,
+//! unless the caller asked to stop it. The machine is paused only while memory, state and disks are written; hashing comes after.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -30,43 +29,43 @@ pub(super) const DISK_ID: &str = "blk0";
 /// How to freeze.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FreezeOptions {
-    /// Only what was written since the sandbox was thawed, to lie on what it was thawed from.
+    /// Write only the changes since the sandbox was thawed, as a layer above the snapshot it was thawed from.
     pub delta: bool,
-    /// Leave the original stopped: its owner ends it.
+    /// Leave the original stopped, for its owner to end.
     pub stop: bool,
-    /// The private key's file to sign with.
+    /// The private key file to sign with.
     pub sign: Option<PathBuf>,
 }
 
-/// What a freeze did.
+/// The result of a freeze.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Frozen {
     /// Bytes of memory written.
     pub memory_bytes: u64,
-    /// How long the machine stood still, nanoseconds.
+    /// How long the machine was paused, nanoseconds.
     pub paused_ns: u64,
 }
 
-/// What a manifest's `workload` holds: what a node must know to serve the containers again.
+/// The `workload` of a manifest: what a node must know to serve the containers again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Workload {
-    /// As the user named it.
+    /// The image as the user named it.
     pub image: String,
     pub command: Vec<String>,
     /// CPUs online.
     pub cpus: u8,
-    /// Memory in all, MiB.
+    /// Total memory, MiB.
     pub memory_mib: u32,
-    /// Whether it had a network interface in use.
+    /// Whether the sandbox had a network interface in use.
     pub network: bool,
-    /// Where it might connect to.
+    /// Its network policy.
     #[serde(default)]
     pub network_policy: Option<NetworkPolicy>,
-    /// How much its disks and its network might do.
+    /// Rate limits of its disks and network.
     #[serde(default, skip_serializing_if = "RateLimits::is_none")]
     pub rate_limits: RateLimits,
     pub containers: Vec<Running>,
-    /// Most of the host's CPU time it might take, thousandths of a CPU.
+    /// Limit of the host's CPU time, thousandths of a CPU.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cpu_limit_millis: Option<u32>,
 }
@@ -82,9 +81,9 @@ impl Sandbox {
         })
     }
 
-    /// Freezes it into a new directory.
+    /// Freezes the sandbox into a new directory.
     pub async fn freeze(&self, node: &Node, target: &Path, options: FreezeOptions) -> Result<Frozen, Error> {
-        // One at a time: each would resume what the other has paused.
+        // One freeze at a time: each would resume what the other has paused.
         let _one = self.freezing.lock().await;
         let subject = self.subject(node, options.delta)?;
         let key = options.sign.as_deref().map(SigningKey::load).transpose()?;
@@ -142,7 +141,7 @@ impl Sandbox {
         Ok(frozen)
     }
 
-    /// Pauses the machine, writes it down, and lets it go on unless it is to stop.
+    /// Pauses the machine, writes it, and resumes it unless it is to stop.
     async fn write_down(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<Frozen, Error> {
         let control = self.resources.control()?;
         control.call(Command::Pause, &[]).await?;
@@ -188,7 +187,7 @@ impl Sandbox {
         Ok(memory_bytes)
     }
 
-    /// Its manifest's subject. Refusals come here, before anything is stopped.
+    /// The subject of the snapshot's manifest. Fails before anything is stopped if the sandbox cannot be frozen.
     fn subject(&self, node: &Node, delta: bool) -> Result<Subject, Error> {
         let record = self.record();
         let refuse = |why: &str| {
@@ -222,7 +221,7 @@ impl Sandbox {
         let text = std::fs::read(self.directory().join(RUNNING_FILE));
         let containers = match text.ok().and_then(|t| thaw_records::decode::<Running>(&t).ok()) {
             Some(container) => vec![container],
-            // Those of a pod are its shim's to know.
+            // The shim knows a pod's containers.
             None if !node.has_agents() || record.image.is_empty() => Vec::new(),
             None => return refuse("it has no running container yet"),
         };

@@ -21,12 +21,12 @@ use crate::state::SandboxDirectory;
 /// File in the sandbox's directory that names the snapshot being written.
 const FREEZING: &str = "freezing";
 
-/// A sandbox is being frozen. Dropped, it is not any more.
+/// The note that a sandbox is being frozen. Dropping it removes the note.
 #[derive(Debug)]
 pub(super) struct Freezing(PathBuf);
 
 impl Freezing {
-    /// Writes down that the sandbox in `directory` is frozen to `target`.
+    /// Notes that the sandbox in `directory` is being frozen to `target`.
     pub(super) fn note(directory: &Path, target: &Path) -> Result<Freezing, Error> {
         let path = directory.join(FREEZING);
         let fail = |e: io::Error| Error::system(format!("cannot write {}", path.display()), &e);
@@ -38,7 +38,7 @@ impl Freezing {
         Ok(Freezing(path))
     }
 
-    /// That of a sandbox whose owner died while it froze it, and where to, if that can be read.
+    /// The note of a sandbox whose owner died while freezing it, and the freeze's target, if that can be read.
     fn found(directory: &Path) -> Option<(Freezing, Option<PathBuf>)> {
         let path = directory.join(FREEZING);
         let text = fs::read(&path).ok()?;

@@ -17,7 +17,7 @@ use crate::state::HostDisk;
 use thaw_sys::lock::Lock;
 
 impl Sandbox {
-    /// Gives it a block device; the slot its guest has it in.
+    /// Attaches a block device. Returns the slot in which the guest has it.
     ///
     /// # Errors
     /// [`ErrorKind::VolumeUnavailable`] if the device is missing or cannot be opened, or if no slot is free; errors of the VMM.
@@ -32,7 +32,7 @@ impl Sandbox {
                 .map_err(|e| Error::new(ErrorKind::VolumeUnavailable, e.to_string()))
         })
         .await?;
-        // What a freeze looks at must stay so.
+        // Nothing that a freeze reads may change during the freeze.
         let _one = self.freezing.lock().await;
         let slot = self.free_slot().ok_or_else(|| {
             let what = format!(

@@ -1,5 +1,5 @@
-//! The components of this node that snapshots need and that an upgrade replaces: kept when a snapshot is frozen or thawed, found
-//! when it is thawed, removed when nothing needs them ([`Components`](crate::snapshot::Components)).
+//! The components of this node that snapshots need and that an upgrade replaces: kept when a snapshot is frozen or thawed, found when it is
+//! thawed, removed when nothing needs them ([`Components`](crate::snapshot::Components)).
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -10,10 +10,10 @@ use crate::blocking::blocking;
 use crate::error::{Error, ErrorKind};
 use crate::snapshot::{Hash, Registered, Scratch, SnapshotDir, Subject};
 
-/// Between two looks at what is needed.
+/// Interval between two searches for components that nothing needs.
 const EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Keeps the components of a new snapshot while the snapshot exists; not for one that is removed with this process.
+/// Keeps the components of a new snapshot while the snapshot exists. Does nothing for a snapshot that is removed with this process.
 pub(super) fn note(node: &Node, made: &SnapshotDir) {
     if Scratch::holds(&node.paths.data, made.path()) {
         return;
@@ -65,8 +65,8 @@ pub(super) fn guest_image(node: &Node, of: &Registered) -> Result<Option<File>, 
     Ok(found)
 }
 
-/// Keeps what a snapshot that was thawed is made of, while it is there. It may have come from elsewhere, or from a release that
-/// noted nothing. Not of one that goes with this process. Blocks.
+/// Keeps the components of a thawed snapshot while the snapshot exists: it may come from another node, or from a release that kept none.
+/// Does nothing for a snapshot that is removed with this process. Blocks.
 pub(super) fn note_thawed(node: &Node, of: &Registered) {
     if Scratch::holds(&node.paths.data, &of.directory) {
         return;
@@ -76,7 +76,7 @@ pub(super) fn note_thawed(node: &Node, of: &Registered) {
     refer(node, &of.directory, of.hash, subject);
 }
 
-/// A failure to restore a snapshot that another thaw-vmm froze, with where that is kept.
+/// Adds to a failure to restore a snapshot of another thaw-vmm where that thaw-vmm is kept.
 pub(super) fn name_vmm(node: &Node, of: &Registered, failure: Error) -> Error {
     let Some(vmm) = of.manifest.subject.vmm else {
         return failure;
@@ -96,7 +96,7 @@ pub(super) fn name_vmm(node: &Node, of: &Registered, failure: Error) -> Error {
 }
 
 impl Node {
-    /// Removes components that nothing on this node needs, now and once a day. Does not end.
+    /// Removes components that nothing on this node needs, now and once a day. Never returns.
     pub async fn collect_components(self) {
         loop {
             let node = self.clone();

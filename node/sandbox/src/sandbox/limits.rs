@@ -18,8 +18,8 @@ use crate::error::{Error, ErrorKind};
 use crate::state::Record;
 use crate::trace::Trace;
 
-/// How much larger than the guest's memory a memory file may be, bytes: with holes, it ends where virtio-mem's last data is, which the
-/// guest may put up to 256 MiB further (`USABLE_EXTENT` of thaw-vmm); and as much again.
+/// How much larger than the guest's memory a memory file may be, bytes. With holes, the file ends where virtio-mem's last data is, which
+/// the guest may put up to 256 MiB further (`USABLE_EXTENT` of thaw-vmm). The margin is twice that.
 const FILE_MARGIN: u64 = 512 << 20;
 
 /// The error for a sandbox that cannot be limited.
@@ -30,7 +30,7 @@ pub(super) fn unlimited<T: std::fmt::Display>(why: T) -> Error {
     )
 }
 
-/// A failure to limit a sandbox: refused where limits are required, else said in the log.
+/// Handles a failure to limit a sandbox: returned if limits are required, otherwise logged.
 fn tolerate(required: bool, why: Error) -> Result<(), Error> {
     if required {
         return Err(why);
@@ -42,10 +42,10 @@ fn tolerate(required: bool, why: Error) -> Result<(), Error> {
 /// Puts a process into a sandbox's cgroup, if it has one.
 ///
 /// # Errors
-/// [`ErrorKind::LimitsUnavailable`], where limits are required.
+/// [`ErrorKind::LimitsUnavailable`], if limits are required.
 pub(super) fn enter(required: bool, cgroup: Option<&Cgroup>, process: &VmmProcess) -> Result<(), Error> {
     match cgroup.map(|c| c.add(process.record().pid)) {
-        // It has ended: whoever speaks to it next says why.
+        // The process has ended: the next call to it reports why.
         Some(Err(e)) if e.raw_os_error() == Some(libc::ESRCH) => Ok(()),
         Some(Err(e)) => {
             let why = format!("a process stays in the caller's cgroup: {e}");
@@ -55,14 +55,14 @@ pub(super) fn enter(required: bool, cgroup: Option<&Cgroup>, process: &VmmProces
     }
 }
 
-/// Claims a cgroup for a sandbox. `None` if this host has none to give and limits are not required: the sandbox then
-/// runs in its caller's cgroup.
+/// Claims a cgroup for a sandbox. `None` if this host can give none and limits are not required: the sandbox then runs in its caller's
+/// cgroup.
 pub(super) async fn claim_cgroup(node: &Node, trace: &Trace) -> Result<Option<Claimed<Cgroups>>, Error> {
     let _stage = trace.stage("cgroup");
     match claim(&node.pools, |p| &p.cgroups, (), unlimited::<Unavailable>, trace).await {
         Ok(cgroup) => Ok(Some(cgroup)),
         Err(e) if node.require.limits => Err(e),
-        // Usual for a user without privileges, so no warning.
+        // Normal for a user without privileges, so no warning.
         Err(e) => {
             tracing::info!("{}", e.what);
             Ok(None)
@@ -73,7 +73,7 @@ pub(super) async fn claim_cgroup(node: &Node, trace: &Trace) -> Result<Option<Cl
 /// Limits a sandbox before its guest runs.
 ///
 /// # Errors
-/// [`ErrorKind::LimitsUnavailable`], where limits are required; for a CPU limit always.
+/// [`ErrorKind::LimitsUnavailable`], if limits are required; for a CPU limit always.
 pub(super) async fn set(
     required: bool,
     cgroup: Option<&Cgroup>,
@@ -98,12 +98,12 @@ pub(super) async fn set(
         .or_else(|e| tolerate(required, unlimited(e)))
 }
 
-/// Limits the size of files its VMM writes: to its disk or the memory that a freeze writes, whichever is larger. Its log and its
-/// state file are far smaller. If the host does not allow that, the VMM keeps the limit it was started with, which fits the
-/// largest disk.
+/// Limits the size of the files its VMM writes to the size of its disk, or of the memory that a freeze writes, whichever is larger. Its log
+/// and its state file are far smaller. If the host does not allow that, the VMM keeps the limit it was started with, which fits the largest
+/// disk.
 ///
 /// # Errors
-/// Where the disk cannot be looked at.
+/// The disk cannot be examined.
 pub(super) fn set_files(vmm: &VmmProcess, record: &Record, disk: &OwnedFd) -> Result<(), Error> {
     let disk =
         rustix::fs::fstat(disk).map_err(|e| Error::system("cannot look at a sandbox's disk", &e.into()))?;
@@ -123,7 +123,7 @@ fn needs(record: &Record, disk: &OwnedFd) -> Needs {
     }
 }
 
-/// Bytes of memory its volumes can take. A file system may be slow to say.
+/// Bytes of memory that its volumes can use. A file system may be slow to answer.
 async fn volumes_in_memory(volumes: &[Volume]) -> Result<u64, Error> {
     let written: Vec<_> = volumes.iter().filter(|v| !v.read_only).collect();
     if written.is_empty() {
@@ -137,7 +137,7 @@ async fn volumes_in_memory(volumes: &[Volume]) -> Result<u64, Error> {
     blocking(sum).await
 }
 
-/// Makes room for what a VMM writes to `file`, its guest's memory, where that file takes memory itself.
+/// Raises the memory limit by the size of what a VMM writes to `file`, its guest's memory, if that file is itself in memory.
 pub(super) fn make_room(cgroup: Option<&Cgroup>, file: impl AsFd, record: &Record, disk: &OwnedFd) {
     let Some(cgroup) = cgroup.filter(|_| is_in_memory(file)) else {
         return;

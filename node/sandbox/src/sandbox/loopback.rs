@@ -1,6 +1,6 @@
 //! Forwards connections to a pod's `localhost` on the host to the guest's `localhost`.
 //!
-//! Invariant: when the forwarder ends, it holds nothing of the pod any more.
+//! Invariant: once the forwarder has ended, it holds no resource of the pod.
 
 use std::io;
 use std::net::TcpListener as StdListener;
@@ -17,17 +17,17 @@ use tokio::task::{JoinHandle, JoinSet};
 
 use crate::handshake;
 
-/// Connections brought at once; others wait.
+/// Maximum number of connections at once; others wait.
 const MOST: usize = 32;
-/// How long a guest may take to accept one.
+/// How long a guest may take to accept a connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 
-/// Forwards while it is held.
+/// A forwarder. It runs until it is dropped.
 #[derive(Debug)]
 pub(super) struct Loopback(JoinHandle<()>);
 
 impl Loopback {
-    /// Brings what connects to `listener` to the guest behind this vsock socket. Must be called within the runtime.
+    /// Forwards connections to `listener` to the guest behind this vsock socket. Must be called within the runtime.
     pub(super) fn bring(listener: StdListener, vsock: PathBuf) -> io::Result<Loopback> {
         listener.set_nonblocking(true)?;
         let listener = TcpListener::from_std(listener)?;
@@ -43,10 +43,10 @@ impl Drop for Loopback {
 
 async fn serve(listener: TcpListener, vsock: PathBuf) {
     let (room, vsock) = (Arc::new(Semaphore::new(MOST)), Arc::new(vsock));
-    // Dropped with this, they end.
+    // Dropping the set ends its connections.
     let mut connections = JoinSet::new();
     loop {
-        // It is never closed.
+        // The semaphore is never closed.
         let Ok(place) = room.clone().acquire_owned().await else {
             return;
         };
@@ -65,7 +65,7 @@ async fn serve(listener: TcpListener, vsock: PathBuf) {
             }
             Err(e) => {
                 tracing::warn!("a pod's localhost: {e}");
-                // Short of descriptors or memory: others may give some back.
+                // Short of descriptors or memory: others may free some.
                 tokio::time::sleep(Duration::from_millis(100)).await;
             }
         }

@@ -1,4 +1,4 @@
-//! A VMM process with its machine: started, jailed, created; and the explanation if that fails.
+//! A VMM process with its machine: starts it in its jail, creates the machine, and explains a failure to do so.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -17,8 +17,8 @@ use crate::state::Record;
 use crate::trace::{Trace, monotonic_ns};
 use crate::vm::{MachineError, Process, Vm, VmmOptions};
 
-/// Starts a VMM and makes its machine. `started` is called as soon as the process exists, and records it: before it is asked
-/// for a machine, a VMM ends with our connection; afterwards an untethered VMM does not.
+/// Starts a VMM and makes its machine. `started` is called as soon as the process exists, and records it: until it is asked for a machine,
+/// a VMM ends with our connection; an untethered VMM then no longer does.
 pub(super) async fn make(
     program: &Path,
     options: &VmmOptions,
@@ -39,7 +39,7 @@ pub(super) async fn make(
     }
 }
 
-/// Takes a shell for a sandbox, or starts a VMM and makes its machine. The sandbox's record names it.
+/// Takes a shell for a sandbox, or starts a VMM and makes its machine. Records the VMM in the sandbox's record.
 pub(super) async fn spawn(
     node: &Node,
     program: &Path,
@@ -60,7 +60,7 @@ pub(super) async fn spawn(
             trace.reason(Slow::NoShell, &text);
         }
     }
-    // Until it is in the record, its name says whose it is.
+    // Until the record names the cgroup, the cgroup's own name tells which sandbox it belongs to.
     resources.cgroup = limits::claim_cgroup(node, trace).await?;
     record.cgroup = resources.cgroup.as_ref().map(|c| c.name().to_owned());
     let stage = trace.stage("spawn");
@@ -95,7 +95,7 @@ pub(super) async fn spawn(
     Ok(())
 }
 
-/// When the steps of its start were done.
+/// When each step of its start was done.
 pub(super) async fn times(control: &ControlClient) -> Result<StartTimes, Error> {
     match control.call(Command::Status, &[]).await? {
         Response::Status { times, .. } => Ok(times),
@@ -103,7 +103,7 @@ pub(super) async fn times(control: &ControlClient) -> Result<StartTimes, Error> 
     }
 }
 
-/// Waits for the doorbell of a machine that boots: when it rang, CLOCK_MONOTONIC nanoseconds.
+/// Waits for the doorbell of a booting machine. Returns when it rang, CLOCK_MONOTONIC nanoseconds.
 pub(super) async fn doorbell(control: &ControlClient) -> Result<u64, Error> {
     let mut life = control.life();
     let told = life.wait_for(|l| l.doorbell.is_some() || l.exited.is_some() || l.closed);
@@ -154,7 +154,7 @@ fn vmm_failure(error: CallError, mut process: VmmProcess, log: &Path) -> Error {
     process.kill();
     let status = process.wait().ok().flatten();
     let failure = match status.and_then(|status| status.code()) {
-        // Another would lack the same.
+        // Another VMM would fail in the same way.
         Some(JAIL_LACKS_CODE) => Error::new(ErrorKind::JailIncomplete, "thaw-vmm cannot close its jail"),
         _ => error.into(),
     };
@@ -164,14 +164,13 @@ fn vmm_failure(error: CallError, mut process: VmmProcess, log: &Path) -> Error {
     }
 }
 
-/// What the console and the VMM's log say of a failure. A guest that ran out of memory before it was ready says so only
-/// there.
+/// Adds the last lines of the console and the VMM's log to a failure. They alone show that a guest ran out of memory before it was ready.
 pub(super) fn explain(failure: Error, resources: &Resources) -> Error {
     let mut failure = with_console(failure, resources.console.as_ref());
     let starved = |l: &String| l.contains("Out of memory") || l.contains("System is deadlocked on memory");
     if failure.kind == ErrorKind::GuestNotReady && failure.context.iter().any(starved) {
         failure.kind = ErrorKind::MemoryTooSmall;
-        // Another would starve too.
+        // Another machine would run out of memory too.
         failure.machine_lost = false;
         failure.what.push_str(": it ran out of memory");
     }

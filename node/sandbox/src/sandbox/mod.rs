@@ -1,8 +1,8 @@
 //! One microVM with an image in it. A pipeline of timed stages makes it; dropping its resources ends it.
 //!
-//! Invariant: at every moment of a creation, [`Resources`] owns what exists already, and its drop removes it. So a failure, a
-//! cancellation and an end take the same path. What no drop can reach (`kill -9`) either has no name, or the next start finds it
-//! through the sandbox's directory ([`crate::state`]).
+//! Invariant: at every moment of a creation, [`Resources`] owns what exists already, and its drop removes it. So a failure, a cancellation
+//! and an end take the same path. A drop does not run after `kill -9`: what then remains has no name, or the next start finds it through
+//! the sandbox's directory ([`crate::state`]).
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -87,24 +87,24 @@ pub use tenants::Tenants;
 use thaw_sys::lock::Lock;
 pub use usage::usage;
 
-/// How long a guest may take to ring, and the agent to take its identity.
+/// How long a guest may take to ring the doorbell, and the agent to take its identity.
 pub const READY_LIMIT: Duration = Duration::from_secs(60);
 /// Lines of the console shown with a failure.
 const CONSOLE_LINES: usize = 10;
 /// How long the end of a sandbox waits for other holders of it.
 const LOOKERS_LINGER: Duration = Duration::from_secs(5);
 
-/// An image as it is shown to the guest.
+/// An image that the guest sees.
 #[derive(Clone, Debug)]
 struct Shown {
-    /// The slot of the root device; for an image that is a disk [`IMAGE_DISK_SLOT`], which no image has there.
+    /// The slot of the root device. [`IMAGE_DISK_SLOT`] for an image that is a disk: no image is in that slot.
     slot: u16,
     /// Directory name under the root device's root; unused for a disk.
     name: String,
     image: Image,
 }
 
-/// What a sandbox was thawed from.
+/// The snapshot that a sandbox was thawed from.
 #[derive(Clone, Debug)]
 struct Origin {
     subject: Subject,
@@ -136,7 +136,7 @@ struct Required {
 }
 
 impl Required {
-    /// As the configuration says; `unless_said` where it says nothing.
+    /// The configured requirements; `unless_said` where the configuration sets none.
     fn of(config: &SandboxConfig, unless_said: bool) -> Required {
         Required {
             limits: config.require_limits.unwrap_or(unless_said),
@@ -164,28 +164,28 @@ pub struct Node {
     pub parked: Arc<ParkedPools>,
     pub templates: Templates,
     pub snapshots: Snapshots,
-    /// Guests weakened for a test are taken here.
+    /// Whether guests weakened for a test are accepted.
     pub test_templates: bool,
     /// Host features without which a creation fails.
     require: Required,
-    /// What of the disk they may take.
+    /// The disk budget of sandboxes and snapshots.
     pub budget: Arc<Budget>,
-    /// Guests here have no agent.
+    /// Whether guests have no agent.
     bare: bool,
-    /// Whose its images, templates and parked machines are, where they are one tenant's alone: [`Tenants`].
+    /// The tenant that its images, templates and parked machines belong to, if they are one tenant's alone: [`Tenants`].
     stock: Option<Tenant>,
 }
 
 impl Node {
-    /// For a process that makes one sandbox, or a few commands' worth. Guests weakened for a test are taken if this
-    /// process's environment makes them so.
+    /// Opens a node for a process that makes one sandbox, or runs a few commands. The process's environment decides whether guests weakened
+    /// for a test are accepted.
     pub fn open(paths: Paths) -> Result<Node, Error> {
         let test_templates = has_test_hooks(&command_line());
         Node::open_as(paths, Hold::Files, test_templates)
     }
 
-    /// Opens the run directory and the image store, and removes what dead owners left, forks' snapshots too. A process that lives long holds
-    /// templates in sealed memory of its own.
+    /// Opens the run directory and the image store, and removes what dead owners left, including the snapshots of forks. A long-lived
+    /// process holds templates in its own sealed memory.
     pub fn open_as(paths: Paths, hold: Hold, test_templates: bool) -> Result<Node, Error> {
         let run = RunDirectory::open(&paths.run)?;
         let cgroups = Hierarchy::detect();
@@ -199,7 +199,7 @@ impl Node {
         Ok(Node {
             templates,
             snapshots: Snapshots::default(),
-            // A fast path takes longer to lay than a slot to make: worth it where that is done ahead.
+            // A fast path takes longer to set up than a slot, so it is worth it only if slots are made ahead.
             pools: Arc::new(Pools::empty(
                 &paths,
                 cgroups.clone(),
@@ -222,23 +222,23 @@ impl Node {
         })
     }
 
-    /// Whether guests have agents: all but those of tests do.
+    /// Whether guests have agents: only bare test guests have none.
     fn has_agents(&self) -> bool {
         !self.bare
     }
 
-    /// Where only metrics are served.
+    /// The addresses where only metrics are served.
     pub fn metrics_config(&self) -> &MetricsConfig {
         &self.images.config.metrics
     }
 
-    /// Where the API is served besides the unix socket.
+    /// The addresses where the API is served besides the unix socket.
     pub fn api_config(&self) -> &ApiConfig {
         &self.images.config.api
     }
 
-    /// From now on what sandboxes need is made ahead, the disk has a budget, and a sandbox without limits or without a whole jail is refused, as the
-    /// configuration says: for a process that makes many.
+    /// Applies the configuration for a process that makes many sandboxes: resources are made ahead from now on, the disk has a budget, and
+    /// sandboxes without limits or without a complete jail are refused.
     pub fn fill_pools(&mut self) -> Result<(), Error> {
         let network = self.images.config.network.clone();
         let config = &self.images.config.pools;
@@ -259,12 +259,12 @@ impl Node {
 #[derive(Debug)]
 pub struct Sandbox {
     record: Record,
-    /// The image's configuration, if it is still known.
+    /// The image's configuration, if the image is still in the store.
     pub config: Option<ImageConfiguration>,
     life: watch::Receiver<Life>,
     origin: Option<Origin>,
     resources: Resources,
-    /// Held while it is frozen: the lock of its resources.
+    /// The lock of its resources. Held while it is frozen.
     freezing: Arc<tokio::sync::Mutex<()>>,
     /// The current limits; `None` if its VMM does not support them.
     rate_limits: Mutex<Option<RateLimits>>,
@@ -319,7 +319,7 @@ impl Sandbox {
     /// Adopts a sandbox whose thawd is gone.
     ///
     /// # Errors
-    /// Say whether it has ended or runs on without an owner.
+    /// Whether the sandbox has ended or runs on without an owner, and why.
     pub async fn adopt(
         node: &Node,
         record: Record,
@@ -343,7 +343,7 @@ impl Sandbox {
         self.resources.directory.path().to_owned()
     }
 
-    /// Why its machine ended, if it has.
+    /// Why its machine ended. `None` while it runs.
     pub fn ended(&self) -> Option<String> {
         let life = self.life.borrow();
         life.exited
@@ -352,7 +352,7 @@ impl Sandbox {
             .or(life.closed.then(|| life.closed_because()))
     }
 
-    /// Waits until its machine has ended, and says why. It may wait longer than this is held.
+    /// Waits until its machine has ended, and returns why. The future does not borrow the sandbox.
     pub fn wait_end(&self) -> impl Future<Output = String> + Send + use<> {
         let mut life = self.life.clone();
         async move {
@@ -401,7 +401,7 @@ impl Sandbox {
             .map(drop)?)
     }
 
-    /// Notes in the trace how many bytes were fetched for it so far; `until` names the moment. Nothing for an adopted sandbox.
+    /// Adds to the trace the bytes fetched for it so far; `until` names the moment. Does nothing for an adopted sandbox.
     pub fn note_fetched(&self, trace: &Trace, until: &str) {
         if let Some(bytes) = self.fetched() {
             trace.count("fetched_bytes", bytes);
@@ -414,7 +414,7 @@ impl Sandbox {
         self.resources.supply.as_ref().map(|s| s.filler().fetched())
     }
 
-    /// Notes in the trace how far its image is read ahead, if it is.
+    /// Adds to the trace how far its image is read ahead, if it is.
     pub fn note_read_ahead(&self, trace: &Trace) {
         let prefetch = self.resources.prefetch.locked().first().map(Prefetch::status);
         if let Some(Ahead { done, total, .. }) = prefetch {
@@ -424,7 +424,7 @@ impl Sandbox {
         }
     }
 
-    /// Its image, if it is still known.
+    /// Its image, if the store still has it.
     pub fn image(&self) -> Option<Image> {
         self.resources
             .images
@@ -441,11 +441,11 @@ impl Sandbox {
         }
     }
 
-    /// Ends it and removes its resources. Returns when they are removed, also if another task held it meanwhile.
+    /// Ends it and removes its resources. Returns when they are removed, even if another task still used it.
     pub async fn destroy(self: Arc<Sandbox>) {
         let (id, mut gone) = (self.record.id.clone(), self.resources.gone.subscribe());
         let dropped = tokio::task::spawn_blocking(move || {
-            // Whoever else looks at it finds it ended, and the last to let go removes it.
+            // Other holders find it ended, and the last of them removes it.
             self.kill();
             drop(self);
         })
@@ -453,7 +453,7 @@ impl Sandbox {
         if let Err(e) = dropped {
             tracing::warn!("tearing a sandbox down failed: {e}");
         }
-        // Nothing is ever sent: it changes by closing alone.
+        // The channel carries no values: it changes only when it closes.
         if tokio::time::timeout(LOOKERS_LINGER, gone.changed())
             .await
             .is_err()

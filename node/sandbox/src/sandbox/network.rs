@@ -22,19 +22,19 @@ use crate::slow::Slow;
 use crate::state::{Record, vsock_socket};
 use crate::trace::Trace;
 
-/// What a sandbox has.
+/// The network of a sandbox.
 #[derive(Debug)]
 pub(super) enum Attached {
     Slot(Claimed<Networks>),
     Pod {
-        /// Held, and ended before what leads to it.
+        /// The forwarder: dropped before the network it forwards from.
         _loopback: Option<Loopback>,
         network: PodNetwork,
     },
 }
 
 impl Attached {
-    /// Of a pod whose guest is behind this vsock socket. Must be called within the runtime.
+    /// The network of a pod whose guest is behind this vsock socket. Must be called within the runtime.
     fn pod(mut network: PodNetwork, vsock: PathBuf) -> Attached {
         let listener = network.take_loopback();
         let loopback = listener.map(|listener| Loopback::bring(listener, vsock));
@@ -78,7 +78,7 @@ impl Attached {
         Some(uplink.describe())
     }
 
-    /// It stays, for a later owner.
+    /// Leaves the network in place, for a later owner.
     pub(super) fn keep(self) {
         match self {
             Attached::Slot(mut slot) => {
@@ -90,10 +90,10 @@ impl Attached {
     }
 }
 
-/// What a caller wants of a network.
+/// Checks a requested network policy and the published ports.
 ///
 /// # Errors
-/// Which rule or port cannot be.
+/// The rule or port that is invalid.
 pub fn read(policy: Option<&NetworkPolicy>, publish: &[PublishedPort]) -> Result<Terms, Error> {
     let wrong = |what| Error::new(ErrorKind::Runtime, what).remedy("see docs/networking.md");
     Terms::read(policy, publish).map_err(wrong)
@@ -113,8 +113,8 @@ fn nowhere() -> Error {
     Error::new(ErrorKind::NetworkUnavailable, what).remedy("run as root, with --network private")
 }
 
-/// Has a network as the sandbox with this directory wants it. A slot made ahead and wanted as it is costs no system call but the reading of the
-/// host's name servers.
+/// Claims the network that the sandbox with this directory asks for. A slot that was made ahead and needs no change costs no system call
+/// except reading the host's name servers.
 pub(super) async fn claim(
     node: &Node,
     source: &NetworkSource,
@@ -161,8 +161,8 @@ fn fulfil(slot: &mut NetworkSlot, terms: Terms) -> Result<(), Error> {
     uplink.assign(terms).map_err(failed)
 }
 
-/// Takes over the network of an adopted sandbox and puts its policy in force. `None` if it has none or it cannot be taken
-/// over: the sandbox then runs on without.
+/// Takes over the network of an adopted sandbox and puts its policy in force. `None` if it has none or it cannot be taken over: the sandbox
+/// then runs on without network.
 pub(super) async fn adopt(node: &Node, record: &Record) -> Option<Attached> {
     match &record.pod_network {
         Some(namespace) => {
@@ -205,17 +205,17 @@ async fn adopt_slot(node: &Node, record: &Record) -> Option<Claimed<Networks>> {
 }
 
 impl Sandbox {
-    /// Its network, where that leads outside.
+    /// Its network, if it has access to the outside.
     pub fn network(&self) -> Option<SandboxNetwork> {
         self.resources.network.as_ref()?.describe()
     }
 
-    /// What went through its network, where it has one. Blocks.
+    /// The traffic of its network, if it has one. Blocks.
     pub fn traffic(&self) -> Option<Traffic> {
         self.resources.network.as_ref()?.slot()?.traffic()
     }
 
-    /// Puts another policy in force: at once, as a whole, for the connections it has too.
+    /// Replaces the policy: atomically, and for existing connections too.
     pub async fn set_network_policy(
         self: &Arc<Sandbox>,
         policy: NetworkPolicy,
@@ -242,7 +242,7 @@ impl Sandbox {
             };
             write(&after)?;
             uplink.set_policy(policy).map_err(failed).inspect_err(|_| {
-                // What holds is what there was; if that cannot be written either, the first error says more.
+                // The old policy is still in force. If it cannot be recorded either, the first error is the more useful one.
                 let _ = write(&before);
             })?;
             Ok(after)

@@ -23,8 +23,8 @@ pub(super) fn pagemap(vmm: Option<ProcessRecord>) -> Result<OwnedFd, Error> {
         .into())
 }
 
-/// Opens a file to read, by a thread of its own without CAP_SYS_ADMIN. What else it takes to look into another user's process
-/// (CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH) it keeps.
+/// Opens a file for reading on a separate thread that drops CAP_SYS_ADMIN. The thread keeps the capabilities to read another user's process
+/// (CAP_SYS_PTRACE, CAP_DAC_READ_SEARCH).
 fn open_without_admin(path: &Path) -> io::Result<File> {
     let open = || {
         let held = capabilities(None)?;
@@ -53,7 +53,7 @@ mod tests {
     const FRAME: u64 = (1 << 55) - 1;
     const PRESENT: u64 = 1 << 63;
 
-    /// What a pagemap of ours says of the page at this address.
+    /// The entry for the page at this address.
     fn entry(pagemap: &File, address: usize) -> u64 {
         let mut entry = [0; 8];
         pagemap

@@ -16,19 +16,19 @@ use crate::error::Error;
 use crate::snapshot::Registered;
 use crate::vm::Vm;
 
-/// A pool each for the templates lately used.
+/// One pool for each recently used template.
 pub type ParkedPools = RecentPools<ParkedVms>;
 
-/// The kind.
+/// The kind of resource: parked machines differ by their template.
 #[derive(Debug)]
 pub struct ParkedVms(Spares);
 
-/// What is in which machine.
+/// Identifies the template in a parked machine.
 #[derive(Clone, Debug)]
 pub struct ParkedWant {
     pub machine: MachineSpec,
     pub template: Arc<Registered>,
-    /// How the template's memory is mapped; not page by page, because nothing would serve the pages.
+    /// How the template's memory is mapped. Never page by page, because nothing would serve the pages.
     pub mode: MemoryMode,
 }
 
@@ -61,7 +61,7 @@ impl Kind for ParkedVms {
     }
 }
 
-/// Takes one, or says why there is none. Does not block.
+/// Takes a parked machine, or returns why none is ready. Does not block.
 pub(super) fn ready(node: &Node, want: &ParkedWant) -> Result<Spare, SlowReason> {
     match want.machine.tethered || want.mode == MemoryMode::Uffd {
         true => Err(SlowReason::NoPool),
@@ -69,7 +69,7 @@ pub(super) fn ready(node: &Node, want: &ParkedWant) -> Result<Spare, SlowReason>
     }
 }
 
-/// Ends the machines that have another template in them than the one now in its place: that one was damaged or removed.
+/// Ends the machines parked with an older template of the same key, which was damaged or removed.
 pub(super) fn drop_older(node: &Node, template: &Registered) {
     node.parked
         .retire(|want| want.template.directory == template.directory && want.template.hash != template.hash);

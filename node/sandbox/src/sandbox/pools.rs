@@ -21,10 +21,10 @@ use crate::paths::Paths;
 use crate::slow::Slow;
 use crate::trace::Trace;
 
-/// Largest disk that is made, and what the pool has, bytes; on the host it costs what is written.
+/// Size in bytes of the largest disk that is made ahead. On the host it occupies only what is written.
 const DISK_SIZE: u64 = (DEFAULT_DISK_MIB as u64) << 20;
 
-/// The size to make for a disk of `size` bytes: the next power of two below, so that there are few templates.
+/// The size to make for a disk of `size` bytes: the next smaller power of two, so that there are few templates.
 pub(super) fn made_size(size: u64) -> u64 {
     size.checked_ilog2().map_or(0, |log| 1 << log).min(DISK_SIZE)
 }
@@ -35,7 +35,7 @@ pub struct Pools {
     pub disks: Pool<Disks>,
     pub networks: Pool<Networks>,
     pub cgroups: Pool<Cgroups>,
-    /// Each claim, and each on its way, holds a receiver.
+    /// Each claim and each pending claim holds a receiver.
     claimed: watch::Sender<()>,
 }
 
@@ -66,7 +66,7 @@ impl Pools {
             networks: Pool::filled(networks, plan((), config.networks, config)).map_err(failed)?,
             cgroups: match has_cgroups {
                 true => Pool::filled(cgroups, plan((), config.cgroups, config)).map_err(failed)?,
-                // None can be made here, ever.
+                // This host cannot make any.
                 false => Pool::empty(cgroups),
             },
             claimed: watch::Sender::default(),
@@ -82,12 +82,12 @@ impl Pools {
         ]
     }
 
-    /// Waits until all claimed resources are released, also those of cancelled claims.
+    /// Waits until all claimed resources are released, including those of cancelled claims.
     pub async fn unclaimed(&self) {
         self.claimed.closed().await;
     }
 
-    /// Makes nothing ahead any more, and destroys all that is ready. Blocks until that is done.
+    /// Stops making resources ahead, and destroys the ready ones. Blocks until that is done.
     pub fn close(&self) {
         self.disks.close();
         self.networks.close();
@@ -112,9 +112,9 @@ fn plan<W>(want: W, marks: Marks, config: &PoolsConfig) -> Plan<W> {
     }
 }
 
-/// A resource claimed from a pool. Dropping it releases it, also if the sandbox failed before it got the resource.
+/// A resource claimed from a pool. Dropping it releases it, even if the sandbox failed before it got the resource.
 pub(super) struct Claimed<K: Kind> {
-    /// None once it was kept or went back.
+    /// `None` once the resource was kept or released.
     resource: Option<K::Resource>,
     pools: Arc<Pools>,
     of: fn(&Pools) -> &Pool<K>,
@@ -122,7 +122,7 @@ pub(super) struct Claimed<K: Kind> {
 }
 
 impl<K: Kind> Claimed<K> {
-    /// A resource that was not claimed, to be released to the pool of its kind.
+    /// Wraps a resource that was not claimed; it is released to the pool of its kind.
     pub(super) fn new(resource: K::Resource, pools: &Arc<Pools>, of: fn(&Pools) -> &Pool<K>) -> Claimed<K> {
         Claimed {
             resource: Some(resource),
@@ -184,7 +184,7 @@ impl Claimable for Cgroups {
     const MISSED: Slow = Slow::CgroupMade;
 }
 
-/// Claims one. If none was ready, it is made on a thread for it, and the start's account says why.
+/// Claims a resource. If none was ready, a blocking thread makes one, and the start's account gives the reason.
 pub(super) async fn claim<K: Claimable>(
     pools: &Arc<Pools>,
     of: fn(&Pools) -> &Pool<K>,
@@ -263,7 +263,7 @@ mod tests {
         while pools.cgroups.statistics().ready == 0 {
             tokio::task::yield_now().await;
         }
-        // What the kernel would have in it; an ordinary directory has not.
+        // Files that the kernel would provide; an ordinary directory has none.
         for name in hierarchy.names() {
             std::fs::write(
                 root.path().join("cgroup/thaw").join(name).join("cgroup.procs"),

@@ -1,4 +1,4 @@
-//! Builds the provenance of a sandbox ([`Provenance`]) from its parts, and finds the parts by it.
+//! Builds the provenance of a sandbox ([`Provenance`]) from its parts, and finds the parts from it.
 
 use std::fs::File;
 use std::io;
@@ -28,7 +28,7 @@ impl Provenance {
         }))
     }
 
-    /// The same, with the images there are now.
+    /// The same provenance with the current images.
     pub(super) fn showing(self, resources: &Resources) -> Provenance {
         let (images, last_slot) = shown(resources);
         Provenance {
@@ -38,7 +38,7 @@ impl Provenance {
         }
     }
 
-    /// What it was thawed from, where that is still there unchanged.
+    /// The snapshot it was thawed from, if that still exists unchanged.
     pub(super) fn origin(&self, node: &Node) -> Result<Origin, Error> {
         let found = node.templates.registry().find(&self.snapshot)?;
         if found.hash() != self.manifest {
@@ -53,7 +53,7 @@ impl Provenance {
         })
     }
 
-    /// Its images, from the store: those that are there still, and what is wrong with the others.
+    /// Its images that are still in the store, and an error if any is missing.
     pub(super) fn images(&self, node: &Node) -> (Vec<Shown>, Option<Error>) {
         let found = |record: &ShownRecord| {
             let image = node.images.by_digest(&record.digest)?.ok_or_else(|| {
@@ -76,7 +76,7 @@ impl Provenance {
         (shown, lost)
     }
 
-    /// Its disk, as its VMM has it open.
+    /// Its disk, found among the open files of its VMM.
     pub(super) fn disk(&self, vmm: ProcessRecord) -> Result<Disk, Error> {
         self.disk
             .opened_from(vmm.pid)

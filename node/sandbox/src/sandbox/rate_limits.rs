@@ -18,10 +18,10 @@ use crate::error::{Error, ErrorKind};
 use crate::state::Record;
 use thaw_sys::lock::Lock;
 
-/// The slots of disks that are the sandbox's own, or the host's.
+/// The slots of the sandbox's own disks and of the host's.
 const DISKS: [DeviceId; 4] = [DeviceId::Blk0, DeviceId::Blk1, DeviceId::Blk2, DeviceId::Blk3];
 
-/// The limits a machine gets. A disk that is the image has no limit, because its bytes are shared with other sandboxes.
+/// The commands that limit a machine's devices. A disk that is the image has no limit, because its bytes are shared with other sandboxes.
 pub(super) fn commands(limits: &RateLimits, image_disk: bool) -> Vec<Command> {
     let disks = DISKS
         .into_iter()
@@ -49,7 +49,7 @@ fn device_limit(limit: Option<RateLimit>) -> DeviceLimit {
     }
 }
 
-/// A rate of 0 was refused by [`RateLimits::check`].
+/// [`RateLimits::check`] has refused a rate of 0.
 fn bucket(per_second: Option<u64>, burst: Option<u64>, once: Option<u64>) -> Option<Bucket> {
     let per_second = per_second.and_then(NonZeroU64::new)?;
     Some(Bucket {
@@ -63,7 +63,7 @@ fn has_image_disk(record: &Record) -> bool {
     record.root == RootServing::Erofs
 }
 
-/// Tells a machine its limits; the first refusal is the error.
+/// Sends a machine its limits. Returns its first refusal as the error.
 pub(super) async fn send(
     control: &ControlClient,
     limits: &RateLimits,
@@ -79,7 +79,7 @@ pub(super) async fn send(
     Ok(())
 }
 
-/// Puts in force what the record of an adopted sandbox says. Nothing if its VMM knows no limits.
+/// Puts the recorded limits of an adopted sandbox in force. Does nothing if its VMM does not support limits.
 pub(super) async fn adopt(control: &ControlClient, record: &Record) {
     let Some(limits) = &record.terms.rate_limits else {
         return;
@@ -93,12 +93,12 @@ pub(super) async fn adopt(control: &ControlClient, record: &Record) {
 }
 
 impl Sandbox {
-    /// How much its disks and its network may do.
+    /// The current rate limits of its disks and network.
     pub fn rate_limits(&self) -> RateLimits {
         self.rate_limits.locked().unwrap_or_default()
     }
 
-    /// Changes it, from now on, and says what it is then. Buckets are full after a change.
+    /// Changes the limits from now on. Returns the new limits. Buckets are full after a change.
     pub async fn set_rate_limits(self: &Arc<Sandbox>, change: RateLimits) -> Result<RateLimits, Error> {
         change
             .check()
@@ -116,7 +116,7 @@ impl Sandbox {
         self.note_rate_limits(after).await?;
         let sent = send(self.resources.control()?, &after, has_image_disk(self.record())).await;
         if let Err(e) = sent {
-            // What holds is what there was; if that cannot be written either, the first error says more.
+            // The old limits are still in force. If they cannot be recorded either, the first error is the more useful one.
             let _ = self.note_rate_limits(limits).await;
             return Err(e);
         }

@@ -1,6 +1,6 @@
-//! One pool for each want that was recently asked for: for machines that come in many kinds.
+//! One pool for each recently requested variant of a resource ("want"): for machines that come in many variants.
 //!
-//! Invariant: there are never more pools than planned. A want that is asked for twice gets a pool, and the least recently used pool
+//! Invariant: there are never more pools than planned. The second request for a want makes a pool for it, and the least recently used pool
 //! is closed to make room.
 
 use std::collections::VecDeque;
@@ -17,20 +17,20 @@ use thaw_sys::lock::Lock;
 
 use crate::config::pools::{ParkedConfig, ShellsConfig};
 
-/// How many wants have a pool, and how much of each is made ahead.
+/// How many wants get a pool, and the size of each pool.
 #[derive(Clone, Copy, Debug)]
 pub struct RecentPlan {
-    /// How many wants have a pool. 0: none.
+    /// Maximum number of wants with a pool.
     pub wants: usize,
-    /// How many of each.
+    /// Watermarks of each pool.
     pub marks: Watermarks,
     pub sizing: Sizing,
-    /// How many of each are made at once.
+    /// How many makers each pool has.
     pub makers: usize,
 }
 
 impl RecentPlan {
-    /// For shells, with so many makers of each shape.
+    /// The plan for shells, with this many makers for each shape.
     pub fn of_shells(config: &ShellsConfig, makers: usize) -> RecentPlan {
         RecentPlan {
             wants: config.shapes.into(),
@@ -40,7 +40,7 @@ impl RecentPlan {
         }
     }
 
-    /// For parked machines, with so many makers of each template.
+    /// The plan for parked machines, with this many makers for each template.
     pub fn of_parked(config: &ParkedConfig, makers: usize) -> RecentPlan {
         let within = Duration::from_secs(config.within_s.get().into());
         RecentPlan {
@@ -52,20 +52,20 @@ impl RecentPlan {
     }
 }
 
-/// Pools of one kind, one each for the wants lately in demand.
+/// Pools of one kind, one for each want recently in demand.
 pub struct RecentPools<K: Kind> {
-    /// None: nothing is made ahead.
+    /// `None`: nothing is made ahead.
     plan: Option<RecentPlan>,
     recent: Mutex<Recent<K>>,
 }
 
 struct Recent<K: Kind> {
     closed: bool,
-    /// What pools that are closed did, and claims for which there was none.
+    /// Statistics of closed pools, and of claims for which there was no pool.
     past: PoolStatistics,
-    /// The last used first.
+    /// The most recently used first.
     pools: VecDeque<(K::Want, Arc<Pool<K>>)>,
-    /// Wants asked for once, lately; their second use makes a pool.
+    /// Wants recently requested once; a second request makes a pool.
     once: VecDeque<K::Want>,
 }
 
@@ -103,7 +103,7 @@ where
         }
     }
 
-    /// Others, as many and as large as these may be, with nothing in them.
+    /// Empty pools with the same plan.
     pub(super) fn others(&self) -> Self {
         RecentPools {
             plan: self.plan,
@@ -111,7 +111,7 @@ where
         }
     }
 
-    /// Takes a ready one, or says why there is none. Does not block. `kind` makes the pool, if a new one is due.
+    /// Takes a ready resource, or returns why there is none. Does not block. `kind` makes the pool, if a new one is due.
     pub(super) fn ready(&self, want: &K::Want, kind: impl FnOnce() -> K) -> Result<K::Resource, SlowReason> {
         let plan = self.plan.ok_or(SlowReason::NoPool)?;
         let (pool, outdated) = {
@@ -137,7 +137,7 @@ where
         claim.map(|c| c.resource).map_err(|miss| miss.reason)
     }
 
-    /// Closes the pools of wants that `is_outdated`, and forgets that those were asked for. Does not block.
+    /// Closes the pools of wants that `is_outdated` selects, and forgets first requests for those. Does not block.
     pub(super) fn retire(&self, is_outdated: impl Fn(&K::Want) -> bool) {
         let mut recent = self.lock();
         recent.once.retain(|want| !is_outdated(want));
@@ -152,7 +152,7 @@ where
         }
     }
 
-    /// What all of them have, and did since the first was made.
+    /// The sum of the statistics of all pools, including closed ones.
     pub fn statistics(&self) -> PoolStatistics {
         let (past, pools) = {
             let recent = self.lock();
@@ -162,7 +162,7 @@ where
         pools.iter().fold(past, |sum, pool| sum.and(&pool.statistics()))
     }
 
-    /// Makes none any more, and ends all. Blocks until that is done.
+    /// Stops making resources, and destroys the ready ones. Blocks until that is done.
     pub fn close(&self) {
         let pools = {
             let mut recent = self.lock();
@@ -190,7 +190,7 @@ impl<K: Kind> Recent<K>
 where
     K::Want: Clone,
 {
-    /// The pool of what is wanted now, if it has one, or now gets one.
+    /// The pool of this want, if it has one or now gets one.
     fn used(
         &mut self,
         want: &K::Want,
@@ -222,7 +222,7 @@ where
         }
     }
 
-    /// One pool more than there are to be.
+    /// Removes one pool if there are more than planned.
     fn outdated(&mut self, wants: usize) -> Option<Arc<Pool<K>>> {
         match self.pools.len() > wants {
             true => {
@@ -240,7 +240,7 @@ mod tests {
     use super::*;
     use thaw_pools::resource::Unfit;
 
-    /// Numbers that are what is wanted.
+    /// A kind whose resources are numbers: each is its want.
     struct Numbers;
 
     impl Kind for Numbers {
@@ -285,7 +285,7 @@ mod tests {
         assert_eq!(used(2), (false, false, vec![1]));
         assert_eq!(used(2), (true, false, vec![2, 1]));
         assert_eq!(used(1), (true, false, vec![1, 2]));
-        // Many wants, each asked for once, take nobody's place.
+        // Many wants, each requested once, displace no pool.
         for want in 3..9 {
             assert_eq!(used(want), (false, false, vec![1, 2]));
         }

@@ -32,41 +32,41 @@ use thaw_sys::lock::Lock;
 /// All resources of a sandbox on the host. Dropping them removes them.
 #[derive(Debug)]
 pub(super) struct Resources {
-    // In the order they must go: the VMM holds descriptors of the others, and needs its pages until it has ended.
+    // Fields drop in this order: the VMM holds descriptors of the others, and needs its pages until it has ended.
     pub(super) control: Option<Arc<ControlClient>>,
     pub(super) vmm: Option<VmmProcess>,
-    /// Serves it files of the host. It ends with the VMM.
+    /// The thaw-share that serves it files of the host. It ends with the VMM.
     pub(super) share: Mutex<Option<Served>>,
-    /// The host's block devices its VMM has, each in its slot.
+    /// Block devices of the host that its VMM has, by slot.
     pub(super) host_disks: Mutex<BTreeMap<DeviceId, HostDisk>>,
     pub(super) pages: Option<PageServer>,
     pub(super) misses: Vec<MissServer>,
-    /// The images these answer for.
+    /// The images that the miss servers may serve.
     pub(super) given: Given,
     pub(super) console: Option<Console>,
     pub(super) cgroup: Option<Claimed<Cgroups>>,
-    /// No process of it runs outside that cgroup.
+    /// Whether all its processes must be in that cgroup.
     pub(super) limits_required: bool,
     pub(super) leases: Mutex<Vec<Lease>>,
-    /// What of its images is read ahead; stops with it.
+    /// Reads its images ahead; stops when dropped.
     pub(super) prefetch: Mutex<Vec<Prefetch>>,
     /// Fetches its images and counts the bytes. `None` for an adopted sandbox.
     pub(super) supply: Option<Images>,
     pub(super) images: Mutex<Vec<Shown>>,
-    /// The last slot an image was to be shown in since, whether it is or not.
+    /// The highest slot in which the VMM was asked to show an image since, whether it succeeded or not.
     pub(super) used_slots: AtomicU16,
     /// The writable layer.
     pub(super) disk: Option<Claimed<Disks>>,
-    /// What it takes of the disk budget.
+    /// Its part of the disk budget.
     pub(super) share_of_disk: Option<budget::Share>,
     pub(super) network: Option<Attached>,
     pub(super) directory: SandboxDirectory,
-    /// Why what it shares with the host answers errors for good, once it does.
+    /// Set when its shared files answer errors for good: the reason.
     pub(super) volumes_lost: watch::Sender<Option<String>>,
-    /// Held while resources and their record are changed.
+    /// Held while resources and the record are changed.
     pub(super) changing: Arc<tokio::sync::Mutex<()>>,
     keep: bool,
-    /// Closed when all of the above is removed.
+    /// Closed when all of the above has been removed.
     pub(super) gone: watch::Sender<()>,
 }
 
@@ -99,13 +99,13 @@ impl Resources {
         }
     }
 
-    /// The last slot an image was, or was to be, shown in; 0 where none was.
+    /// The highest slot in which an image was shown or requested; 0 if there was none.
     pub(super) fn last_slot(&self) -> u16 {
         let shown = self.images.locked().iter().map(|shown| shown.slot).max();
         shown.unwrap_or(0).max(self.used_slots.load(Ordering::Relaxed))
     }
 
-    /// From now on a drop keeps the resources, for another owner.
+    /// Makes a drop keep the resources, for another owner.
     pub(super) fn keep(&mut self) {
         self.keep = true;
         self.directory.keep();
@@ -114,7 +114,7 @@ impl Resources {
         }
     }
 
-    /// What a thaw-share of this sandbox needs to be started again when it dies.
+    /// What is needed to restart this sandbox's thaw-share when it dies.
     pub(super) fn supervised(&self, record: &Record, control: &Arc<ControlClient>) -> Supervised {
         let is_a_pod = record.client.is_some();
         Supervised {
@@ -151,13 +151,13 @@ impl Drop for Resources {
             return;
         }
         self.control = None;
-        // Whoever finds the rest, if we are killed: it did not fail.
+        // If this process is killed now, the next start finds the rest, and must not count it as a failure.
         self.directory.note_end();
         if let Some(mut vmm) = self.vmm.take() {
             vmm.kill();
             reach(Failpoint::DeleteKilled);
             match vmm.wait() {
-                // Ours to mend: its filters lack what it needs, or somebody got in.
+                // A fault of thaw or an attack: its filters lack a call that it needs, or a guest took it over.
                 Ok(Some(status)) if status.code() == Some(FORBIDDEN_CODE) => {
                     let said = log_tail(&self.directory.path().join(LOG));
                     tracing::error!("thaw-vmm ended itself: {}", said.join("; "));
@@ -167,7 +167,7 @@ impl Drop for Resources {
             }
             reach(Failpoint::DeleteReaped);
         }
-        // Killed and reaped, before its cgroup goes.
+        // Kills and reaps it before its cgroup is removed.
         drop(share);
         self.pages = None;
         if self.cgroup.take().is_some() {

@@ -1,7 +1,7 @@
 //! Retries once if a machine is lost before it is ready.
 //!
-//! Nothing of the user's runs before the acknowledgement, so a retry repeats nothing. Only death and silence
-//! ([`Error::machine_lost`]) are retried: a refusal would be repeated. Each retry is logged and reported.
+//! No program of the user runs before the acknowledgement, so a retry repeats nothing. Only death and silence ([`Error::machine_lost`]) are
+//! retried: a refusal would be repeated. Each retry is logged and reported.
 
 use std::time::Duration;
 
@@ -9,10 +9,10 @@ use super::Resources;
 use super::machine::describe;
 use crate::error::Error;
 
-/// How long after its silence a machine's end may be told: the VMM says why, then ends.
+/// How long to wait for a silent machine's end: the VMM reports the reason, then ends.
 const END_LINGERS: Duration = Duration::from_secs(1);
 
-/// Runs `make`. If the machine is lost, reports it to `told` and runs `make` once more; a second error is returned.
+/// Runs `make`. If the machine is lost, reports it to `told` and runs `make` once more. Returns the second error, if any.
 pub(super) async fn retry_once<T, F: Future<Output = Result<T, Error>>>(
     told: impl Fn(&str),
     make: impl Fn() -> F,
@@ -59,7 +59,7 @@ mod tests {
         Error::new(ErrorKind::GuestNotReady, what).lost()
     }
 
-    /// Makes with each outcome in turn: what came of it, how often it was tried, and what was told.
+    /// Runs `make` with each outcome in turn. Returns the result, the number of attempts, and the reports.
     async fn outcome(outcomes: [Result<u8, Error>; 2]) -> (Result<u8, Error>, usize, Vec<String>) {
         let (left, tried, told) = (
             RefCell::new(Vec::from(outcomes)),

@@ -1,5 +1,5 @@
-//! A sandbox's thaw-share. With volumes it starts beside the machine and is attached with the other backends; otherwise it starts
-//! when the first share is added. It ends after the machine, and is restarted if it dies before ([`supervise`]).
+//! A sandbox's thaw-share. With volumes it starts beside the machine and is attached with the other backends; otherwise it starts when the
+//! first share is added. It ends after the machine, and is restarted if it dies earlier ([`supervise`]).
 //!
 //! It ends with the VMM, whatever happens to this process. The record names it only so that the process that adopts the sandbox
 //! can watch it, end it, and add shares. Its mount namespace is the only list of shares; no other copy is kept.
@@ -26,24 +26,24 @@ use crate::container::volume_name;
 use crate::error::{Error, ErrorKind};
 use thaw_sys::lock::Lock;
 
-/// What thaw-share writes, in the sandbox's directory.
+/// thaw-share's log, in the sandbox's directory.
 const LOG: &str = "share.log";
-/// The files that the guest's node ids stand for, beside the log.
+/// The ledger of files behind the guest's node ids, beside the log.
 const LEDGER: &str = "share.nodes";
 
-/// What a thaw-share serves.
+/// The files that a thaw-share serves.
 #[derive(Clone, Debug)]
 pub(super) enum Shared {
-    /// What a sandbox was made with.
+    /// The volumes that a sandbox was created with.
     Volumes(Vec<Volume>),
-    /// What a pod is given while it runs: nothing at first, else the mounts of the one before.
+    /// Shares that a pod gets while it runs: none at first, otherwise the mounts of the previous thaw-share.
     Added(Option<Arc<OwnedFd>>),
 }
 
 /// Starts a thaw-share for the volumes of a sandbox with this directory. `None` if there are no volumes.
 ///
 /// # Errors
-/// [`ErrorKind::VolumeUnavailable`] for a path that cannot be shared; what is wrong with thaw-share itself.
+/// [`ErrorKind::VolumeUnavailable`] for a path that cannot be shared; errors of thaw-share itself.
 pub(super) async fn start(volumes: &[Volume], directory: &Path) -> Result<Option<Serving>, Error> {
     if volumes.is_empty() {
         return Ok(None);
@@ -96,11 +96,11 @@ fn run(shared: &Shared, directory: &Path) -> Result<Serving, Error> {
 }
 
 impl Sandbox {
-    /// Shares files of the host with it, as the entry `name` of its shared device: of `source` as its client sees it. The first
-    /// time that starts its thaw-share.
+    /// Shares files of the host with the sandbox, as the entry `name` of its shared device. `source` is resolved as its client sees it. The
+    /// first share starts thaw-share.
     ///
     /// # Errors
-    /// [`ErrorKind::VolumeUnavailable`] for what cannot be shared; what is wrong with thaw-share itself.
+    /// [`ErrorKind::VolumeUnavailable`] for a path that cannot be shared; errors of thaw-share itself.
     pub async fn add_share(&self, name: String, source: Source) -> Result<(), Error> {
         let client = self.record.client.and_then(|client| client.open());
         let client = client.ok_or_else(|| {
@@ -115,8 +115,8 @@ impl Sandbox {
             .await
     }
 
-    /// Waits until what it shares with the host answers errors for good, and says why: for ever where that does not happen. It may wait
-    /// longer than this is held.
+    /// Waits until its shared files answer errors for good, and returns the reason. Never returns if that does not happen. The future does
+    /// not borrow the sandbox.
     pub fn volumes_lost(&self) -> impl Future<Output = String> + Send + use<> {
         let mut lost = self.resources.volumes_lost.subscribe();
         async move {
@@ -151,9 +151,9 @@ impl Sandbox {
         }
     }
 
-    /// The same; starts a thaw-share if it has none.
+    /// The same; starts a thaw-share if the sandbox has none.
     async fn serving(&self) -> Result<OwnedFd, Error> {
-        // What a freeze looks at must stay so.
+        // Nothing that a freeze reads may change during the freeze.
         let _one = self.freezing.lock().await;
         if let Some(there) = self.share()? {
             return Ok(there);
@@ -165,7 +165,7 @@ impl Sandbox {
         limits::enter(self.resources.limits_required, cgroup, &process)?;
         let supervised = self.resources.supervised(&self.record, control);
         *self.resources.share.locked() = Some(Served::new(process, supervised));
-        // Recorded first: one that nobody was given ends with us, and who comes next starts another.
+        // Recorded before it is attached: if this process dies before that, thaw-share ends with it, and the next owner starts another.
         let recorded = self.resources.directory.write(&self.record_now());
         let given = match recorded {
             Ok(()) => {
@@ -179,7 +179,7 @@ impl Sandbox {
             *self.resources.share.locked() = None;
             return Err(e);
         }
-        // The relay is the VMM's alone: with it, thaw-share ends.
+        // Only the VMM may hold the relay: closing it ends thaw-share.
         drop(relay);
         self.share()?.ok_or_else(|| {
             Error::new(
@@ -200,7 +200,7 @@ fn not_placed(error: AttachError) -> Error {
     Error::new(kind, error.to_string())
 }
 
-/// A path of the host, to be shared: it is not read here, and may be a directory or a file.
+/// Opens a path of the host to be shared, without reading it. It may be a directory or a file.
 fn open(volume: &Volume) -> Result<OwnedFd, Error> {
     let flags = OFlags::PATH | OFlags::CLOEXEC;
     rustix::fs::open(&volume.host, flags, Mode::empty()).map_err(|e| {

@@ -1,4 +1,4 @@
-//! Pools of shells: machines without a snapshot, of the shapes that are in demand.
+//! Pools of shells: machines without a snapshot, of the shapes in demand.
 
 use thaw_pools::resource::{Kind, SlowReason, Unfit};
 use thaw_protocol::control::MachineSpec;
@@ -35,10 +35,10 @@ impl Kind for Shells {
     }
 }
 
-/// Takes a shell of this machine, or says why none is ready. Does not block.
+/// Takes a shell for this machine, or returns why none is ready. Does not block.
 pub(super) fn ready(node: &Node, machine: &MachineSpec) -> Result<Spare, SlowReason> {
     match machine.tethered {
-        // It is for a process that makes no other.
+        // A tethered shell is for a process that makes no second sandbox.
         true => Err(SlowReason::NoPool),
         false => node.shells.ready(machine, || Shells(Spares::of(node))),
     }

@@ -1,7 +1,7 @@
 //! Shows images to a running guest: those of a pod's containers, when each container is created.
 //!
-//! Invariants: an image is leased before its guest sees it, and recorded before its slot is reported, so that a later owner
-//! leases it too. A slot is recorded before the VMM is asked for it, so that no later owner asks for it again.
+//! Invariants: an image is leased before its guest sees it, and recorded before its slot is reported, so that a later owner leases it too.
+//! A slot is recorded before the VMM is asked to use it, so that no later owner uses it again.
 
 use std::sync::atomic::Ordering;
 
@@ -15,13 +15,13 @@ use crate::state::{Record, Terms};
 use thaw_sys::lock::Lock;
 
 impl Sandbox {
-    /// Shows an image of the store, given by its manifest's digest. Returns its directory in the root device, which an image
-    /// that is already shown keeps.
+    /// Shows the guest an image of the store, given by its manifest's digest. Returns its directory in the root device. An image that is
+    /// already shown keeps its directory.
     ///
     /// # Errors
     /// [`ErrorKind::ImageNotStored`]; errors of the VMM.
     pub async fn show(&self, node: &Node, digest: &str) -> Result<String, Error> {
-        // What a freeze writes down must be what there is.
+        // A freeze must record the images that are there.
         let _one = self.freezing.lock().await;
         let image = node.images.by_digest(digest)?.ok_or_else(|| {
             let what = format!("image {digest} is not in the store");
@@ -51,14 +51,14 @@ impl Sandbox {
             image,
         });
         if let Err(e) = self.resources.directory.write(&self.record_now()) {
-            // Who asks again is to have it in the record, in a slot of its own.
+            // Undone, so that the next attempt records the image again, in a new slot.
             self.resources.images.locked().pop();
             return Err(e);
         }
         Ok(name)
     }
 
-    /// A slot that was never asked for, which the record has now.
+    /// Returns a slot that was never used, and records it.
     fn next_slot(&self) -> Result<u16, Error> {
         let full = || Error::new(ErrorKind::Runtime, "the sandbox has no room for another image");
         let last = self.resources.last_slot();
@@ -68,7 +68,7 @@ impl Sandbox {
         Ok(slot)
     }
 
-    /// Its record, with the images it shows now, and its network, its thaw-share and the host's disks as they are.
+    /// Its record with the current images, network, thaw-share and host disks.
     pub(super) fn record_now(&self) -> Record {
         let provenance = self.record.provenance.clone();
         Record {

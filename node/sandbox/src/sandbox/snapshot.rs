@@ -30,21 +30,21 @@ use crate::state::{Record, Terms};
 use crate::template::Shape;
 use crate::trace::Trace;
 
-/// A sandbox to be made of a snapshot.
+/// A sandbox to be thawed from a snapshot.
 #[derive(Clone, Debug)]
 pub struct ThawSpec {
     /// The snapshot.
     pub directory: PathBuf,
     pub hostname: Option<String>,
     pub name: Option<String>,
-    /// As of [`super::SandboxSpec`].
+    /// See [`super::SandboxSpec`].
     pub tethered: bool,
     pub client: Option<ProcessRecord>,
     pub memory_mode: MemoryMode,
-    /// None: where the frozen one might.
+    /// `None`: the policy of the frozen sandbox.
     pub network_policy: Option<NetworkPolicy>,
     pub publish: Vec<PublishedPort>,
-    /// Its rate limits are where they shall not be the frozen one's.
+    /// Rate limits given here replace those of the frozen sandbox.
     pub terms: Terms,
 }
 
@@ -53,7 +53,7 @@ pub struct ThawSpec {
 pub struct Snapshots(Arc<Mutex<HashMap<PathBuf, Weak<Registered>>>>);
 
 impl Snapshots {
-    /// Verifies and holds a snapshot, unless a living sandbox was thawed from the very same.
+    /// Verifies and holds a snapshot, or reuses it if a living sandbox was thawed from the same one.
     fn register(&self, node: &Node, directory: &Path) -> Result<Arc<Registered>, Error> {
         let registry = node.templates.registry();
         let directory = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
@@ -80,7 +80,7 @@ pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<S
     thawed.map_err(|failure| of_users_own(failure, &directory))
 }
 
-/// A snapshot of the user's own is not built again as a template is: what to do with it instead.
+/// Says what to do about a damaged snapshot of the user: unlike a template, it is not built again.
 fn of_users_own(failure: Error, directory: &Path) -> Error {
     let is_it = failure.what.contains(&directory.display().to_string());
     match failure.kind {
@@ -123,7 +123,7 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
     Ok(sandbox)
 }
 
-/// What is thawed.
+/// The snapshot to thaw.
 struct Frozen<'a> {
     registered: &'a Arc<Registered>,
     workload: &'a Workload,
@@ -198,7 +198,7 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
     let (parts, ()) = tokio::try_join!(parts, restored)?;
     let empty = making.attach(parts).await?;
     making.thaw(workload.memory_mib, empty).await?;
-    // First: once it is ready, it may be adopted.
+    // Written first: once the sandbox is ready, it may be adopted.
     if let Some(container) = workload.containers.first() {
         container.write(making.resources.directory.path())?;
     }
@@ -294,7 +294,7 @@ async fn parts(
     })
 }
 
-/// The images the guest had, with the same metadata, because the guest holds inode numbers of it.
+/// The images that the guest had, with the same metadata, because the guest holds inode numbers of it.
 fn images(node: &Node, subject: &Subject) -> Result<Vec<Shown>, Error> {
     let stamps = node.templates.registry().stamps();
     let shown = subject.images.iter().map(|record| {

@@ -1,8 +1,8 @@
 //! Spares: machines made before it is known which sandbox will use them.
 //!
-//! Each spare has a directory under the run directory's `spares`, with a record, as a sandbox has. So the next start finds and
-//! removes what a killed thawd left. Invariant: a thaw-vmm is in a record before it has a machine, and in at least one record
-//! from then on. A sandbox that takes a spare writes it into its own record before it takes anything else.
+//! Each spare has a directory under the run directory's `spares`, with a record, as a sandbox has. So the next start finds and removes what
+//! a killed thawd left. Invariant: a thaw-vmm is in a record before it has a machine, and in at least one record from then on. A sandbox
+//! that takes a spare writes it into its own record before it takes anything else.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -24,9 +24,9 @@ use crate::error::{Error, ErrorKind};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
 use crate::vm::{MachineError, Process, Restored, Shell, Vm, VmmOptions};
 
-/// A machine that no sandbox has yet. Dropping it ends it.
+/// A machine that no sandbox has taken yet. Dropping it ends it.
 pub struct Spare {
-    // In the order they must go: it is killed and reaped before what it lives in.
+    // Fields drop in this order: the machine is killed and reaped before its cgroup and directory are removed.
     vm: Vm,
     cgroup: Option<Claimed<Cgroups>>,
     directory: SandboxDirectory,
@@ -38,8 +38,8 @@ impl Spare {
         self.vm.check()
     }
 
-    /// Gives it to a sandbox. Returns what was restored into it, if anything was. If this fails, it ends what the sandbox does
-    /// not own by then.
+    /// Gives the machine to a sandbox. Returns the result of the restore, if a snapshot was restored into it. If this fails, it ends
+    /// whatever the sandbox does not own by then.
     pub(super) fn assign_to(
         self,
         resources: &mut Resources,
@@ -94,7 +94,7 @@ impl Spares {
         }
     }
 
-    /// Makes a shell, and continues it with `on`.
+    /// Makes a shell, and passes it to `on`.
     pub(super) fn make(
         &self,
         machine: &MachineSpec,
@@ -103,7 +103,7 @@ impl Spares {
         let cgroup = match self.pools.cgroups.claim(&()) {
             Ok(claim) => Some(Claimed::new(claim.resource, &self.pools, |p| &p.cgroups)),
             Err(e) if self.require.limits => return Err(limits::unlimited(e)),
-            // It lives in ours.
+            // The process runs in the cgroup of this process.
             Err(_) => None,
         };
         let (vm, directory) = self.begin(machine, cgroup.as_deref(), on)?;

@@ -1,4 +1,4 @@
-//! What a caller asks of a sandbox, the checks of it, and the record it becomes.
+//! A caller's request for a sandbox, its checks, and the record made from it.
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
@@ -33,7 +33,7 @@ pub enum NetworkMode {
 pub enum NetworkSource {
     /// A network of this node, or none.
     Ours(NetworkMode),
-    /// The network of the pod that the sandbox is.
+    /// The network of the sandbox's pod.
     Pod(PodNamespace),
 }
 
@@ -49,38 +49,38 @@ impl NetworkSource {
 /// What a caller asks for.
 #[derive(Clone, Debug)]
 pub struct SandboxSpec {
-    /// `None`: it gets its images later, by `Sandbox::show`.
+    /// `None`: the sandbox gets its images later, by `Sandbox::show`.
     pub image: Option<String>,
     pub pull: Pull,
     pub plain_http: bool,
     pub vcpus: u8,
     pub memory_mib: u32,
-    /// Of the writable layer.
+    /// Size of the writable layer, MiB.
     pub disk_mib: u32,
     pub hostname: Option<String>,
     pub name: Option<String>,
     pub network: NetworkSource,
     pub network_terms: NetworkTerms,
-    /// For `thaw ps`.
+    /// The command to show in `thaw ps`.
     pub command: Vec<String>,
-    /// Ends with this process: for a sandbox made by the CLI itself.
+    /// Whether the sandbox ends with this process: for one made by the CLI itself.
     pub tethered: bool,
-    /// For a sandbox thawd makes: the process it is made for, and ends with.
+    /// For a sandbox that thawd makes: the process that it is made for, and with which it ends.
     pub client: Option<ProcessRecord>,
-    /// Boot the guest instead of thawing one.
+    /// Whether to boot the guest instead of thawing one.
     pub cold: bool,
     /// How a thawed guest gets its memory.
     pub memory_mode: MemoryMode,
     /// How the image is served.
     pub root: RootServing,
-    /// A SEQPACKET socket: the VMM tells over it which bytes of the image are read ([`thaw_protocol::access`]).
+    /// A SEQPACKET socket over which the VMM reports which bytes of the image are read ([`thaw_protocol::access`]).
     pub record: Option<Arc<OwnedFd>>,
-    /// Read ahead what a recorded run of the image read.
+    /// Whether to read ahead the bytes that a recorded run of the image read.
     pub prefetch: bool,
     pub terms: Terms,
     /// Directories and files of the host.
     pub volumes: Vec<Volume>,
-    /// Limit of the host's CPU time, in thousandths of a CPU. `None`: no limit but its number of CPUs.
+    /// Limit of the host's CPU time, in thousandths of a CPU. `None`: limited only by the number of vCPUs.
     pub cpu_limit_millis: Option<u32>,
 }
 

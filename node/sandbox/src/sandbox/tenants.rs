@@ -36,11 +36,12 @@ pub struct Tenants {
     opened: Arc<Mutex<BTreeMap<Tenant, Opened>>>,
 }
 
-/// Empty until it was opened, and if that failed.
+/// Empty until the node is opened, and after a failure to open it.
 type Opened = Arc<OnceCell<Node>>;
 
 impl Tenants {
-    /// As the configuration says. Removes the forks that dead owners left in tenants' stocks; those are not opened yet.
+    /// Opens the tenants that the configuration sets. Removes the forks that dead owners left in tenants' stocks, without opening the
+    /// stocks.
     pub fn open(shared: Node) -> Tenants {
         sweep(&shared.paths.data);
         Tenants {
@@ -55,7 +56,7 @@ impl Tenants {
         &self.shared
     }
 
-    /// What a new sandbox of this tenant is made from.
+    /// The node to make a new sandbox of this tenant from.
     ///
     /// # Errors
     /// Its stock cannot be opened. The next call tries again.
@@ -63,10 +64,10 @@ impl Tenants {
         self.with_stock(tenant.filter(|_| self.separate)).await
     }
 
-    /// The node with this stock, which its record names, of a sandbox that was made before: also if the setting has changed since.
+    /// The node with the stock that an existing sandbox's record names, also if the setting has changed since.
     ///
     /// # Errors
-    /// As of [`Tenants::for_new`].
+    /// Those of [`Tenants::for_new`].
     pub async fn with_stock(&self, stock: Option<&Tenant>) -> Result<Node, Error> {
         let Some(tenant) = stock else {
             return Ok(self.shared.clone());
@@ -76,14 +77,14 @@ impl Tenants {
         Ok(node.clone())
     }
 
-    /// The node and every tenant's that was opened. The node is the first.
+    /// The shared node, then the nodes of all tenants opened so far.
     pub fn all(&self) -> Vec<Node> {
         let opened = self.opened.locked();
         let nodes = opened.values().filter_map(|cell| cell.get()).cloned();
         std::iter::once(self.shared.clone()).chain(nodes).collect()
     }
 
-    /// What the pools have and did; those of parked machines, of which each tenant with a stock of its own has one, as one.
+    /// Statistics of all pools. Those of parked machines, one for each opened tenant with its own stock, are added up.
     pub fn pool_statistics(&self) -> Vec<PoolStatistics> {
         let node = self.shared();
         let mut all = Vec::from(node.pools.statistics());
@@ -93,7 +94,7 @@ impl Tenants {
         all
     }
 
-    /// Ends every parked machine, and parks no more. Blocks until that is done.
+    /// Ends all parked machines, and parks no more. Blocks until that is done.
     pub fn close(&self) {
         for node in self.all() {
             node.parked.close();
@@ -110,7 +111,7 @@ impl Tenants {
 }
 
 impl Node {
-    /// The same, with a stock that is this tenant's alone. Blocks.
+    /// A node that shares everything with this one but the stock, which is this tenant's alone. Blocks.
     fn with_stock_of(&self, tenant: Tenant) -> Result<Node, Error> {
         let paths = Paths {
             data: data(&self.paths.data, &tenant),
@@ -135,7 +136,7 @@ fn data(shared: &Path, tenant: &Tenant) -> PathBuf {
     shared.join(TENANTS).join(tenant.as_str())
 }
 
-/// Removes the forks that dead owners left, of every tenant there ever was here.
+/// Removes the forks that dead owners left in the stocks of all tenants on disk.
 fn sweep(shared: &Path) {
     for entry in fs::read_dir(shared.join(TENANTS)).into_iter().flatten().flatten() {
         let name = entry.file_name();

@@ -4,7 +4,7 @@ use super::*;
 use crate::paths::Paths;
 use crate::snapshot::Hold;
 
-/// A node as thawd has it.
+/// The tenants of a node, as thawd opens them.
 fn tenants(root: &Path, separate: bool) -> Tenants {
     let paths = Paths {
         data: root.join("d"),
@@ -44,7 +44,7 @@ async fn two_tenants_share_neither_images_nor_templates() {
         for other in nodes.iter().filter(|other| other.stock != node.stock) {
             assert!(!Arc::ptr_eq(&node.parked, &other.parked));
         }
-        // What is the same for all, or one sandbox's only.
+        // Shared by all nodes, or part of one sandbox only.
         assert!(Arc::ptr_eq(&node.pools, &nodes[0].pools));
         assert!(Arc::ptr_eq(&node.shells, &nodes[0].shells));
         assert!(Arc::ptr_eq(&node.budget, &nodes[0].budget));
@@ -130,7 +130,7 @@ fn no_name_of_a_tenant_leads_out_of_its_directory() {
 fn forks_that_dead_owners_left_are_removed_and_nothing_else() {
     let root = tempfile::tempdir().unwrap();
     let place = |name: &str| root.path().join("tenants").join(name);
-    // Nobody has its lock, as after a kill.
+    // Not locked, as after a kill.
     for left in [
         "a/forks/.thaw-partial-1/snapshot",
         "b/forks/.thaw-partial-2",

@@ -22,12 +22,12 @@ use crate::template::command_line::{command_line, has_test_hooks};
 use crate::template::{Progress, Shape, Step};
 use crate::trace::Trace;
 
-/// The device through which a process without privileges for it watches page faults of its kernel's.
+/// The device through which a process without the privilege watches page faults of the kernel.
 const USERFAULTFD: &str = "/dev/userfaultfd";
 
-/// What a machine with a snapshot in it needs of its owner for as long as it runs.
+/// Resources that a machine restored from a snapshot needs for as long as it runs.
 pub(super) struct RestoredMemory {
-    /// Serves its memory if it is not mapped from a file.
+    /// Serves its memory, if that is not mapped from a file.
     pub pages: Option<PageServer>,
 }
 
@@ -85,7 +85,7 @@ impl Making<'_> {
         self.restore(template.registered, spec.memory_mode).await
     }
 
-    /// Takes a machine that has the template in it already; or why there is none.
+    /// Takes a machine that is parked with the template, or returns why there is none.
     fn take_parked(
         &mut self,
         machine: &MachineSpec,
@@ -139,7 +139,7 @@ impl Making<'_> {
         Ok(())
     }
 
-    /// Lets it run, without backends for the devices in `empty`.
+    /// Resumes it, without backends for the devices in `empty`.
     pub(super) async fn thaw(&mut self, memory_mib: u32, empty: Vec<DeviceId>) -> Result<(), Error> {
         let thawed = {
             let _stage = self.trace.stage("thaw");
@@ -156,12 +156,12 @@ impl Making<'_> {
         }
     }
 
-    /// After the acknowledgement: what the machine says of its start.
+    /// Runs after the acknowledgement: reads from the machine how its start went.
     pub(super) async fn thawed(&mut self) {
         let Ok(control) = self.resources.control() else {
             return;
         };
-        // A machine that ended meanwhile is told by whoever attends it.
+        // If the machine has ended meanwhile, the task that monitors it reports that.
         if let Ok(Response::Status { times, faults, .. }) = control.call(Command::Status, &[]).await {
             tracing::debug!(faults, "page faults of the vCPUs up to the acknowledgement");
             self.trace.add_monotonic("entry", times.thawed, times.entered);
@@ -181,7 +181,7 @@ impl Making<'_> {
     }
 }
 
-/// A refusal of the VMM, which knows the snapshot by its descriptors only, with the snapshot's place.
+/// Adds the snapshot's path to a refusal of the VMM, which knows the snapshot only by its descriptors.
 fn of_snapshot(refusal: Error, from: &Registered) -> Error {
     match refusal.kind {
         ErrorKind::SnapshotDamaged | ErrorKind::SnapshotIncompatible => {
@@ -192,7 +192,7 @@ fn of_snapshot(refusal: Error, from: &Registered) -> Error {
     }
 }
 
-/// The machine a template of this shape goes into.
+/// The machine into which a template of this shape is restored.
 pub(super) fn machine(shape: Shape, tethered: bool) -> MachineSpec {
     MachineSpec {
         vcpus: shape.vcpus,
@@ -202,7 +202,7 @@ pub(super) fn machine(shape: Shape, tethered: bool) -> MachineSpec {
     }
 }
 
-/// Refuses a guest that was weakened for a test, where tests are not expected.
+/// Refuses a guest that was weakened for a test, unless this node accepts those.
 pub(super) fn refuse_test_hooks(node: &Node, command_line: &str) -> Result<(), Error> {
     if !node.test_templates && has_test_hooks(command_line) {
         let what = "this guest was weakened for a test by a thaw.test= word on its kernel's command line";
@@ -213,7 +213,7 @@ pub(super) fn refuse_test_hooks(node: &Node, command_line: &str) -> Result<(), E
     Ok(())
 }
 
-/// Refuses to serve the memory of a machine that may outlive us: its faults would then wait for ever.
+/// Refuses to serve the memory of a machine that may outlive this process: its faults would then wait for ever.
 pub(super) fn refuse_untethered_pages(mode: MemoryMode, tethered: bool) -> Result<(), Error> {
     if mode == MemoryMode::Uffd && !tethered {
         let what = "a sandbox that outlives this process cannot have its memory served by it page by page";
@@ -269,7 +269,7 @@ fn page_server(
     let fail = |e: std::io::Error| Error::system("cannot serve the machine's memory", &e);
     let memory = from.files.memory[0].try_clone().map_err(fail)?;
     let source = FileSource::new(memory.into(), &from.manifest.files.memory);
-    // It waits for a page nobody has: its log, and ours, say which.
+    // The machine waits for a page that cannot be served: its log and thawd's say which.
     let broken = move |_| {
         vmm.map(|v| v.kill());
     };

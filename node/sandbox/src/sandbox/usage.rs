@@ -1,4 +1,4 @@
-//! How much of the host a sandbox uses, found by its record.
+//! Resource usage of a sandbox on the host, found from its record.
 
 use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::Usage;
@@ -6,7 +6,7 @@ use thaw_protocol::api::Usage;
 use crate::state::Record;
 use crate::trace::monotonic_ns;
 
-/// Reads the kernel's own files of the VMM and its cgroup; asks neither guest nor VMM.
+/// Reads the kernel's files of the VMM and its cgroup. Involves neither guest nor VMM.
 pub fn usage(record: &Record, cgroups: &Hierarchy) -> Usage {
     let cgroup = record.cgroup.as_deref().map(|name| cgroups.adopt(name));
     let directories = cgroup.as_ref().map_or(&[][..], |c| c.directories());

@@ -4,9 +4,9 @@ use std::path::Path;
 
 use crate::failure::{end_of, last_lines};
 
-/// What the VMM writes, in the sandbox's directory.
+/// Name of the VMM's log in the sandbox's directory.
 pub(super) use crate::failure::VMM_LOG as LOG;
-/// Lines of it shown with a failure, and bytes they are looked for in.
+/// Number of lines shown with a failure, and the number of bytes searched for them.
 const LOG_LINES: usize = 10;
 const LOG_BYTES: u64 = 64 << 10;
 
@@ -29,7 +29,7 @@ mod tests {
         std::fs::write(&path, "one\ntwo\n").unwrap();
         assert_eq!(log_tail(&path), ["thaw-vmm: one", "thaw-vmm: two"]);
         let file = std::fs::File::create(&path).unwrap();
-        // Sparse: to read all of it would take more memory than there is.
+        // Sparse: reading all of it would need more memory than the host has.
         file.set_len(1 << 40).unwrap();
         let mut file = std::fs::File::options().append(true).open(&path).unwrap();
         let lines: String = (0..20).map(|number| format!("\nline {number}")).collect();

@@ -1,6 +1,6 @@
 //! A sandbox's directory: its record, its sockets, and the lock of its owner.
 //!
-//! Invariant: the record is replaced by a rename, so a reader never sees half of one.
+//! Invariant: the record is replaced by a rename, so a reader never sees a partial record.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -21,7 +21,7 @@ pub struct SandboxDirectory {
     /// Holds the lock.
     _lock: File,
     remove_on_drop: bool,
-    /// The VMM a file beside the record names.
+    /// The VMM that a file beside the record names.
     marked: OnceLock<ProcessRecord>,
 }
 
@@ -52,8 +52,7 @@ impl SandboxDirectory {
         self.path.join(CONTROL_SOCKET)
     }
 
-    /// Writes the record completely or not at all. Before it, marks which process its VMM is, for a release that cannot read the
-    /// record.
+    /// Writes the record completely or not at all. First marks which process the VMM is, for a release that cannot read the record.
     pub fn write(&self, record: &Record) -> Result<(), Error> {
         let (new, path) = (self.path.join("record.new"), self.path.join(RECORD));
         let write = || -> io::Result<()> {
@@ -86,7 +85,7 @@ impl SandboxDirectory {
         read_record(&self.path).map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))
     }
 
-    /// From now on a drop keeps the directory.
+    /// Makes a drop keep the directory.
     pub fn keep(&mut self) {
         self.remove_on_drop = false;
     }

@@ -1,9 +1,9 @@
 //! Records of failed sandboxes: one file each, `failed/ID.json` beside the directory of all sandboxes.
 //!
-//! Invariants: a sandbox's file is written before anything of the sandbox is removed, so a `kill -9` never loses a failure. A
-//! sandbox whose end was requested is marked before its VMM is ended ([`SandboxDirectory::note_end`]), so what remains of it is
-//! not taken for a failure. The files are bounded in number and age ([`Retention`]), and in number whatever the configuration
-//! says ([`MOST_FAILED`](crate::config::MOST_FAILED)). The directory is removed with its last file, under its lock.
+//! Invariants: a sandbox's file is written before anything of the sandbox is removed, so a `kill -9` never loses a failure. A sandbox whose
+//! end was requested is marked before its VMM is ended ([`SandboxDirectory::note_end`]), so its remains do not count as a failure. The
+//! number and the age of the files are limited ([`Retention`]). [`MOST_FAILED`](crate::config::MOST_FAILED) limits their number whatever
+//! the configuration says. The directory is removed with its last file, under its lock.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -21,11 +21,11 @@ use crate::container::ready;
 use crate::error::{Error, ErrorKind};
 use crate::failure::Evidence;
 
-/// Says in a sandbox's directory that its end was asked for.
+/// File in a sandbox's directory that notes that its end was requested.
 const ENDING: &str = "ending";
-/// The form of a file. One of another is not read, and goes when its time is over.
+/// Version of the file format. A file of another version is not read, and is removed when it expires.
 const VERSION: u32 = 1;
-/// Lines of the console said in the log.
+/// Number of console lines in the log entry of a failure.
 const LOGGED_LINES: usize = 10;
 
 /// How long failed sandboxes stay listed, and how many.
@@ -36,7 +36,7 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// As the configuration says.
+    /// The configured retention.
     pub fn of(config: &SandboxConfig) -> Retention {
         Retention {
             seconds: config.failed_retention_s,
@@ -44,7 +44,7 @@ impl Retention {
         }
     }
 
-    /// The ids of those of `failed` (oldest first) that are due for removal.
+    /// The ids of the sandboxes in `failed` (oldest first) that are due for removal.
     pub fn overdue<'a>(self, failed: &[&'a Sandbox], now: u64) -> Vec<&'a str> {
         let excess = failed.len().saturating_sub(self.most);
         let is_old = |sandbox: &Sandbox| failed_at(sandbox).saturating_add(self.seconds) <= now;
@@ -74,7 +74,7 @@ struct FailedRecord {
 }
 
 impl Record {
-    /// As a sandbox that failed.
+    /// The description of this sandbox as a failed one.
     pub fn failed(&self, exit_code: Option<i32>, failure: SandboxFailure) -> Sandbox {
         Sandbox {
             id: self.id.clone(),
@@ -97,21 +97,21 @@ impl Record {
 }
 
 impl SandboxDirectory {
-    /// Notes that its end was requested: what is found of it later is no failure.
+    /// Notes that the end of this sandbox was requested: its remains then do not count as a failure.
     pub fn note_end(&self) {
         note_end(self.path());
     }
 }
 
 fn note_end(directory: &Path) {
-    // Without it, at worst a sandbox is listed as failed that was ended.
+    // Without this file, at worst an ended sandbox is listed as failed.
     if let Err(e) = File::create(directory.join(ENDING)) {
         tracing::debug!("cannot note the end of {}: {e}", directory.display());
     }
 }
 
 impl RunDirectory {
-    /// Where the files are, as a directory with a lock.
+    /// The directory of the files, as a directory with a lock.
     fn failed_directory(&self) -> RunDirectory {
         RunDirectory {
             sandboxes: self.sandboxes.with_file_name("failed"),
@@ -122,7 +122,7 @@ impl RunDirectory {
         self.sandboxes.with_file_name("failed").join(format!("{id}.json"))
     }
 
-    /// Writes down that a sandbox failed, whole or not at all. Blocks.
+    /// Writes the record of a failed sandbox, completely or not at all. Blocks.
     ///
     /// # Errors
     /// The run directory cannot be written.
@@ -156,7 +156,7 @@ impl RunDirectory {
         })
     }
 
-    /// Every sandbox that failed and is still listed, the one that failed first before the others. Blocks.
+    /// Every failed sandbox that is still listed, oldest failure first. Blocks.
     pub fn failed(&self) -> Vec<Sandbox> {
         let Ok(entries) = fs::read_dir(self.failed_directory().sandboxes) else {
             return Vec::new();
@@ -182,11 +182,11 @@ impl RunDirectory {
         failed
     }
 
-    /// The failed sandbox with this id or name, or the unambiguous beginning of an id; of those with one name, the last that
-    /// failed. A name is that of a sandbox without a tenant, as in [`RunDirectory::find`].
+    /// The failed sandbox with this id, name, or unambiguous prefix of an id. If several have the name, the one that failed last. Only
+    /// names of sandboxes without a tenant count, as in [`RunDirectory::find`].
     ///
     /// # Errors
-    /// More than one begins so.
+    /// More than one id begins so.
     pub fn find_failed(&self, wanted: &str) -> Result<Option<Sandbox>, Error> {
         let failed = self.failed();
         let is_called = |s: &Sandbox| s.tenant.is_none() && s.name.as_deref() == Some(wanted);
@@ -205,7 +205,7 @@ impl RunDirectory {
         }
     }
 
-    /// Removes what is left of a failed sandbox. Says whether there was anything. Blocks.
+    /// Removes the record of a failed sandbox. Returns whether there was one. Blocks.
     pub fn forget_failed(&self, id: &str) -> bool {
         let directory = self.failed_directory().sandboxes;
         let Ok(all) = lock_all(&directory) else {
@@ -217,7 +217,7 @@ impl RunDirectory {
         removed
     }
 
-    /// Removes the files that are too many or too old, and what was half written. Blocks.
+    /// Removes excess and expired files, and partial ones. Blocks.
     pub fn expire_failed(&self, retention: Retention) {
         let directory = self.failed_directory().sandboxes;
         let Ok(all) = lock_all(&directory) else { return };
@@ -230,7 +230,7 @@ impl RunDirectory {
             let id = name.strip_suffix(".json");
             id.is_some_and(|id| known.iter().any(|s| s.id == id))
         };
-        // What is no record of ours, and what a process that was killed had begun: nobody else writes under the lock.
+        // Remove foreign files, and partial files of killed processes: only the lock holder writes here.
         for entry in fs::read_dir(&directory).into_iter().flatten().flatten() {
             let age = entry.metadata().and_then(|m| m.modified()).ok();
             let age = age
@@ -244,7 +244,7 @@ impl RunDirectory {
         remove_if_empty(&directory, &all);
     }
 
-    /// Writes down which sandboxes ended unasked whose owner is gone too, before anything of them is removed.
+    /// Records which sandboxes without an owner ended without a request. This must precede the removal of anything of them.
     pub(super) fn note_failures(&self, cgroups: &Hierarchy) {
         let Ok(_all) = lock_all(&self.sandboxes) else {
             return;
@@ -256,7 +256,7 @@ impl RunDirectory {
         }
     }
 
-    /// The same of one directory, whose lock is held.
+    /// The same for one directory. The caller holds its lock.
     pub(super) fn note_failure_in(&self, path: &Path, cgroups: &Hierarchy) {
         let Ok(record) = read_record(path) else { return };
         if !is_failure(path, &record) || self.failed_file(&record.id).exists() {
@@ -270,7 +270,8 @@ impl RunDirectory {
         }
     }
 
-    /// Ends a sandbox nobody owns, whose lock is held; if it has not ended unasked before.
+    /// Marks that the end of a sandbox without an owner was requested. If it had already ended without a request, records that failure
+    /// first. The caller holds its lock.
     pub(super) fn note_asked(&self, path: &Path, cgroups: &Hierarchy) {
         self.note_failure_in(path, cgroups);
         note_end(path);
@@ -280,7 +281,7 @@ impl RunDirectory {
 /// Whether a sandbox without an owner had run and ended without a request.
 fn is_failure(path: &Path, record: &Record) -> bool {
     let vmm_ended = record.vmm.is_some_and(|vmm| !vmm.lives());
-    // Nobody was told of one that was still to become ready.
+    // No caller got an answer for a sandbox that was not ready yet.
     let was_promised = ready::noted(path) != Some(Readiness::Waiting);
     record.outlives_owner() && vmm_ended && was_promised && !path.join(ENDING).exists()
 }

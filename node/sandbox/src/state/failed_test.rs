@@ -51,7 +51,7 @@ fn failed(id: &str, at: u64) -> Sandbox {
     record(id, None).failed(Some(3), failure)
 }
 
-/// A process that is no more.
+/// A process that has ended.
 fn dead() -> ProcessRecord {
     let mut child = sleeper();
     let record = ProcessRecord::of(child.id() as i32).unwrap();
@@ -64,7 +64,7 @@ fn sleeper() -> Child {
     Command::new("sleep").arg("60").spawn().unwrap()
 }
 
-/// A directory as a killed owner leaves it: there, and not locked.
+/// A directory as a killed owner leaves it: it exists and is not locked.
 fn abandoned(run: &RunDirectory, record: &Record) -> PathBuf {
     let mut directory = run.create(record).unwrap();
     directory.keep();
@@ -97,7 +97,7 @@ fn what_ended_without_an_owner_is_listed_as_failed() {
         ..record("starved", Some(dead()))
     };
     abandoned(&run, &starving);
-    // These did not fail.
+    // These sandboxes did not fail.
     note_end(&abandoned(&run, &record("asked", Some(dead()))));
     let tethered = Record {
         tethered: true,
@@ -138,7 +138,7 @@ fn what_ended_without_an_owner_is_listed_as_failed() {
     );
     assert_eq!(died.failure.as_ref().unwrap().log, ["all is well"]);
     assert_eq!(run.list().len(), 2, "what failed has no directory any more");
-    // A second start finds the same, and no more.
+    // A second start finds the same failures, and no more.
     run.clean(&cgroups);
     assert_eq!(run.failed(), left);
     vmm.kill().unwrap();

@@ -13,7 +13,7 @@ use thaw_network::pod::{self, PodNetwork};
 use super::FileIdentity;
 use crate::error::{Error, ErrorKind};
 
-/// A namespace of the host, by its path; the path may later lead to another.
+/// A network namespace of the host, by its path. The path may later lead to another namespace.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PodNamespace {
     path: PathBuf,
@@ -21,10 +21,10 @@ pub struct PodNamespace {
 }
 
 impl PodNamespace {
-    /// That at this path now.
+    /// The namespace that is at this path now.
     ///
     /// # Errors
-    /// There is none.
+    /// The path leads to no namespace.
     pub fn find(path: PathBuf) -> Result<PodNamespace, Error> {
         let (_, is) = opened(&path)?;
         Ok(PodNamespace { path, is })
@@ -43,10 +43,10 @@ impl PodNamespace {
         }
     }
 
-    /// Leads it to a guest. None where it has no interface. Blocks for as long as others change networks of this host.
+    /// Connects the namespace to a guest. `None` if it has no interface. Blocks while others change networks of this host.
     ///
     /// # Errors
-    /// Why it cannot be a guest's; it is as it was then.
+    /// Why the namespace cannot be used for a guest. It is then unchanged.
     pub(crate) fn attach(&self) -> Result<Option<PodNetwork>, Error> {
         PodNetwork::attach(self.open()?).map_err(|e| self.unavailable(e))
     }
@@ -61,7 +61,7 @@ impl PodNamespace {
             .ok()
     }
 
-    /// Restores it to its state before the sandbox, which has ended. Nothing to do if it no longer exists.
+    /// Restores the namespace to its state before the sandbox, which has ended. Does nothing if it no longer exists.
     pub(crate) fn leave(&self) {
         let Ok(namespace) = self.open() else { return };
         if let Err(e) = pod::detach(namespace.as_fd()) {

@@ -1,7 +1,6 @@
 //! What a later owner needs to freeze a sandbox: its disk and images, and what it was thawed from.
 //!
-//! The disk has no name. It is found among the descriptors its VMM holds by its recorded identity, so no other file is taken for
-//! it.
+//! The disk has no name. It is found by its recorded identity among the descriptors of the VMM, so no other file is mistaken for it.
 
 use std::fs::{self, File};
 use std::io;
@@ -13,19 +12,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::snapshot::Hash;
 
-/// What a record has of it.
+/// The provenance in a record.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Provenance {
-    /// The snapshot it was thawed from, and the hash of its manifest.
+    /// The snapshot that the sandbox was thawed from, and the hash of its manifest.
     pub(crate) snapshot: PathBuf,
     pub(crate) manifest: Hash,
     pub(crate) images: Vec<ShownRecord>,
-    /// The last slot its VMM was asked to show an image in, whether it has or not. 0 where the record was written before there was
-    /// such a number.
+    /// The last slot in which the VMM was asked to show an image, whether it succeeded or not. 0 in a record from before this field.
     #[serde(default)]
     pub(crate) last_slot: u16,
     pub(crate) disk: FileIdentity,
-    /// Whether it has a network interface in use.
+    /// Whether the sandbox has a network interface in use.
     pub network: bool,
 }
 
@@ -37,7 +35,7 @@ pub struct ShownRecord {
     pub(crate) digest: String,
 }
 
-/// Which file, for as long as it is open somewhere.
+/// Identifies a file for as long as any process has it open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileIdentity {
     device: u64,
@@ -45,13 +43,13 @@ pub struct FileIdentity {
 }
 
 impl Provenance {
-    /// The last slot an image may be in that its VMM has.
+    /// The highest slot that may hold an image in the VMM.
     pub(crate) fn last_slot(&self) -> u16 {
         let recorded = self.images.iter().map(|image| image.slot);
         recorded.max().unwrap_or(0).max(self.last_slot)
     }
 
-    /// The directory of the snapshot it was thawed from.
+    /// The directory of the snapshot that the sandbox was thawed from.
     pub(crate) fn snapshot(&self) -> &std::path::Path {
         &self.snapshot
     }
@@ -65,11 +63,11 @@ impl FileIdentity {
         }
     }
 
-    /// This file, open for reading and writing, had from a process that has it open.
+    /// Opens this file for reading and writing through a process that has it open.
     pub(crate) fn opened_from(self, pid: i32) -> io::Result<OwnedFd> {
         for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
             let path = entry?.path();
-            // Looked at before it is opened: opening may have effects, where it is not a file.
+            // Check before opening: opening something that is not a file may have side effects.
             if !fs::metadata(&path).is_ok_and(|m| FileIdentity::of(&m) == self) {
                 continue;
             }

@@ -1,4 +1,4 @@
-//! The record of a sandbox: what is known of it without asking its VMM or its guest.
+//! The record of a sandbox: the facts that need no question to its VMM or its guest.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -13,10 +13,10 @@ use super::{HostDisk, PodNamespace, Provenance, Terms, recorded};
 use crate::container::RootServing;
 use crate::tenant::Tenant;
 
-/// Its file in the sandbox's directory.
+/// Name of the record in the sandbox's directory.
 pub(super) const RECORD: &str = "record.json";
 
-/// The control protocol version of a VMM whose record names none: the release before this field used it.
+/// The control protocol version of a VMM whose record names none: the release before this field used this version.
 const FIRST_CONTROL: u32 = 4;
 
 /// The record of a sandbox.
@@ -33,19 +33,19 @@ pub struct Record {
     pub command: Vec<String>,
     /// Seconds since the Unix epoch.
     pub created: u64,
-    /// The process that made it: the CLI or thawd.
+    /// The process that made the sandbox: the CLI or thawd.
     pub owner: Option<ProcessRecord>,
-    /// If thawd made it: the process it was made for, and with which it ends.
+    /// If thawd made the sandbox: the process that it was made for, and with which it ends.
     pub client: Option<ProcessRecord>,
     /// Its VMM, once there is one.
     pub vmm: Option<ProcessRecord>,
-    /// Version of the control protocol that VMM speaks.
+    /// Control protocol version of that VMM.
     #[serde(default = "first_control")]
     pub control: u32,
-    /// The name of its cgroup, where it has one of its own.
+    /// The name of its cgroup, if it has its own.
     #[serde(default)]
     pub cgroup: Option<String>,
-    /// Whether it ends with its owner.
+    /// Whether the sandbox ends with its owner.
     pub tethered: bool,
     /// Whether its agent has taken its identity. A sandbox that was not ready when its owner died is removed.
     pub ready: bool,
@@ -57,7 +57,7 @@ pub struct Record {
     /// Its network, if it has access to the outside. A later owner adopts the network by it.
     #[serde(default, deserialize_with = "recorded::network")]
     pub network: Option<SandboxNetwork>,
-    /// The namespace its network is in, of a pod that brought one.
+    /// The network namespace, if a pod brought one.
     #[serde(default)]
     pub pod_network: Option<PodNamespace>,
     /// How its image is served.
@@ -65,25 +65,25 @@ pub struct Record {
     pub root: RootServing,
     #[serde(default)]
     pub terms: Terms,
-    /// Directories and files of the host that it has.
+    /// Directories and files of the host that are shared with the sandbox.
     #[serde(default, deserialize_with = "recorded::volumes")]
     pub volumes: Vec<Volume>,
-    /// The thaw-share that serves them.
+    /// The thaw-share that serves the volumes.
     #[serde(default)]
     pub share: Option<ProcessRecord>,
-    /// The host's block devices it has, each in its slot.
+    /// Block devices of the host that are attached, by slot.
     #[serde(default)]
     pub host_disks: BTreeMap<DeviceId, HostDisk>,
     /// Limit of the host's CPU time, in thousandths of a CPU.
     #[serde(default)]
     pub cpu_limit_millis: Option<u32>,
-    /// The tenant whose images and templates it is made from. `None`: those of the node.
+    /// The tenant whose images and templates the sandbox is made from. `None`: those of the node.
     #[serde(default)]
     pub stock: Option<Tenant>,
 }
 
 impl Record {
-    /// Whether it runs on without its owner, to be adopted.
+    /// Whether the sandbox runs on without its owner, to be adopted.
     pub(super) fn outlives_owner(&self) -> bool {
         !self.tethered && self.ready
     }

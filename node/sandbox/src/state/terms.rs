@@ -1,4 +1,4 @@
-//! What a sandbox's caller asked for that its machine does not know. It is recorded, so that a later owner keeps to it.
+//! The caller's terms for a sandbox that its machine does not know. They are recorded, so that a later owner keeps them.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -10,17 +10,17 @@ use thaw_protocol::api::RateLimits;
 use crate::snapshot::Hash;
 use crate::tenant::Tenant;
 
-/// Whose it is, labels, how long it may be there, and by which key it was asked for.
+/// Tenant, labels, timeout and idempotency key of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
-    /// None: it is the node's, as every sandbox of the release before tenants is.
+    /// `None`: the sandbox belongs to the node, as all sandboxes did before tenants.
     #[serde(default)]
     pub tenant: Option<Tenant>,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
     #[serde(default)]
     pub timeout: Option<Timeout>,
-    /// It is deleted when its container's process has ended.
+    /// Whether the sandbox is deleted when its container's process ends.
     #[serde(default)]
     pub delete_on_exit: bool,
     #[serde(default)]
@@ -30,19 +30,19 @@ pub struct Terms {
     pub rate_limits: Option<RateLimits>,
 }
 
-/// On whose behalf a sandbox is made.
+/// On whose behalf a sandbox is created.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Behalf {
-    /// Whose it is to be. None: the node's.
+    /// The tenant that will own the sandbox. `None`: the node.
     pub tenant: Option<Tenant>,
-    /// With a key, if it was asked for with one.
+    /// The idempotency key, if the request has one.
     pub asked: Option<Asked>,
 }
 
-/// The idempotency key of its creation: a later owner gives a repeated request the same answer.
+/// The idempotency key of a creation: a later owner gives a repeated request the same answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {
-    /// Whose key.
+    /// The client that the key belongs to.
     pub client: u64,
     /// Whose share of the answers that are remembered; 0 in a record of before tenants.
     #[serde(default)]
@@ -50,22 +50,22 @@ pub struct Asked {
     pub key: String,
     /// Hash of the request it came with.
     pub request: Hash,
-    /// Once it is ready, it is all that was asked for. Else it is when the answer is beside its record: before, who asked
-    /// was told nothing, and part of what he asked for is nothing to him.
+    /// Whether a ready sandbox is the complete result of the request. If false, the result is complete only once the answer is stored
+    /// beside the record: until then the caller got no answer, and has no use for a part of the result.
     pub ready_is_all: bool,
 }
 
-/// When it is deleted by whoever owns it then.
+/// When the sandbox's owner at that time deletes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeout {
-    /// As it was asked for, seconds.
+    /// The timeout in the request, seconds.
     pub seconds: u32,
     /// CLOCK_BOOTTIME milliseconds: no sandbox outlives a boot, and this clock is never set.
     pub at: u64,
 }
 
 impl Timeout {
-    /// So many seconds from now.
+    /// This many seconds from now.
     pub fn after(seconds: u32) -> Timeout {
         Timeout {
             seconds,
@@ -73,7 +73,7 @@ impl Timeout {
         }
     }
 
-    /// How long until then; zero when it has passed.
+    /// The time left; zero after the timeout.
     pub fn left(self) -> Duration {
         Duration::from_millis(self.at.saturating_sub(boottime_ms()))
     }

@@ -1,8 +1,7 @@
 //! Sandboxes whose record cannot be read: whether their VMM lives, and which process it is.
 //!
-//! A record may be damaged or of a newer release. Invariant: its VMM is still found, by the name of a file beside the record
-//! ([`mark`]), which cannot be written half, or by its control socket, on which only a VMM listens. While the VMM may live, its
-//! directory stays.
+//! A record may be damaged or of a newer release. Invariant: its VMM is still found, by the name of a file beside the record ([`mark`]),
+//! which cannot be written partially, or by its control socket, on which only a VMM listens. While the VMM may live, its directory stays.
 
 use std::fs::{self, File};
 use std::io;
@@ -20,25 +19,25 @@ use super::CONTROL_SOCKET;
 use super::record::{RECORD, Record};
 use crate::state::PodNamespace;
 
-/// What the file is called that names a sandbox's VMM, before `.PID.START`.
+/// Name of the file that identifies a sandbox's VMM, before `.PID.START`.
 const MARK: &str = "vmm";
-/// How long a VMM may take to end that was asked to.
+/// How long a VMM may take to end after a request to end.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// Between two looks at whether it has.
+/// Pause between two checks whether the VMM has ended.
 const PAUSE: Duration = Duration::from_millis(20);
 
-/// What lives of a sandbox whose record cannot be read.
+/// What still runs of a sandbox whose record cannot be read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Living {
-    /// Nothing: no VMM is left.
+    /// No VMM is left.
     Nothing,
     /// This VMM.
     Vmm(ProcessRecord),
-    /// A VMM that listens at the sandbox's control socket. Which process it is is not known: the release before this one left no mark.
+    /// A VMM listens at the sandbox's control socket. Its process is unknown, because the release before this one left no mark.
     Listening,
 }
 
-/// Notes in a sandbox's directory which process its VMM is, in the name of an empty file.
+/// Records in the name of an empty file in a sandbox's directory which process its VMM is.
 pub(super) fn mark(directory: &Path, vmm: ProcessRecord) -> io::Result<()> {
     let name = format!("{MARK}.{}.{}", vmm.pid, vmm.start_time);
     File::create(directory.join(name)).map(drop)
@@ -52,7 +51,7 @@ fn marked(name: &str) -> Option<ProcessRecord> {
 }
 
 impl Living {
-    /// Of the sandbox with this directory.
+    /// Looks for the VMM of the sandbox in this directory.
     pub fn of(directory: &Path) -> Living {
         let names = fs::read_dir(directory).into_iter().flatten();
         let mut marks = names.filter_map(|entry| marked(entry.ok()?.file_name().to_str()?));
@@ -64,7 +63,7 @@ impl Living {
         }
     }
 
-    /// Ends it. Says whether it has ended.
+    /// Ends the VMM. Returns whether it has ended.
     pub(super) fn end(self, directory: &Path) -> bool {
         match self {
             Living::Nothing => true,
@@ -77,7 +76,7 @@ impl Living {
     }
 }
 
-/// Asks whoever listens to end, and waits until nobody does.
+/// Asks the VMM that listens to end, and waits until nothing listens.
 fn shut_down(socket: &Path) -> bool {
     let ask = || -> Option<()> {
         let connection = vmm::connect(socket, SocketType::SEQPACKET).ok()?;
@@ -98,7 +97,7 @@ fn shut_down(socket: &Path) -> bool {
     true
 }
 
-/// What a sandbox has that no longer is one, as its record says.
+/// The resources of an ended sandbox, from its record.
 #[derive(Debug, Default)]
 pub(super) struct Remains {
     pub vmm: Option<ProcessRecord>,
@@ -119,7 +118,7 @@ impl From<Record> for Remains {
 }
 
 impl Remains {
-    /// Of a record that cannot be read as one: each field by itself, where the file is JSON at all.
+    /// The resources in a record that cannot be read as a whole: takes each field by itself, if the file is JSON at all.
     pub(super) fn of(directory: &Path) -> Remains {
         let bytes = fs::read(directory.join(RECORD)).unwrap_or_default();
         let record: serde_json::Value = serde_json::from_slice(&bytes).unwrap_or_default();

@@ -12,7 +12,7 @@ use super::super::record::{RECORD, Record};
 use super::super::tests::{abandoned, record, sleeper};
 use super::super::{CONTROL_SOCKET, Living, RunDirectory};
 
-/// A sandbox that runs and whose owner is gone.
+/// A running sandbox whose owner is gone.
 struct Orphan {
     _root: tempfile::TempDir,
     run: RunDirectory,
@@ -36,7 +36,7 @@ impl Orphan {
         fs::read(self.run.directory("orphan").join(RECORD)).unwrap()
     }
 
-    /// Cleans up over a record of these bytes. Says whether the VMM and its directory are still there.
+    /// Cleans up with these bytes as the record. Returns whether the VMM and its directory still exist.
     fn survives(&mut self, record: &[u8]) -> bool {
         fs::write(self.run.directory("orphan").join(RECORD), record).unwrap();
         self.run.clean(&Hierarchy::None);
@@ -124,7 +124,7 @@ fn unmarked_vmm_is_found_by_its_socket_and_asked_to_end() {
     let directory = run.directory("old");
     fs::write(directory.join(RECORD), b"garbage").unwrap();
     let listener = vmm::listen(&directory.join(CONTROL_SOCKET), SocketType::SEQPACKET).unwrap();
-    // More than its queue holds, and it answers none.
+    // More connections than its queue holds, none of which it answers.
     for _ in 0..200 {
         assert_eq!(run.clean(&Hierarchy::None), 0);
     }
@@ -132,7 +132,7 @@ fn unmarked_vmm_is_found_by_its_socket_and_asked_to_end() {
     let served = std::thread::spawn(move || {
         loop {
             let connection = rustix::net::accept(&listener).unwrap();
-            // Those that only looked closed theirs.
+            // Connections that only probed the socket are closed.
             if let Ok((request, _)) = packet::receive::<Request>(&connection) {
                 return request.command;
             }
@@ -192,7 +192,7 @@ proptest! {
         let mut orphan = Orphan::new();
         let mut whole = orphan.record();
         prop_assert!(orphan.survives(&bytes));
-        // A damaged record may still be one, of a sandbox that was not to outlive its owner.
+        // A damaged record may still read as one of a sandbox that should not outlive its owner.
         let at = at.index(whole.len());
         whole[at] ^= flipped;
         let still_a_record = thaw_records::decode::<Record>(&whole).is_ok();

@@ -30,53 +30,53 @@ use crate::sandbox::limits;
 use crate::state::{Record, SandboxDirectory};
 use thaw_sys::lock::Lock;
 
-/// How often another is started.
+/// How often thaw-share is restarted within [`WINDOW`].
 const RESTARTS: usize = 5;
-/// Within how long.
+/// The period of the limit on restarts.
 const WINDOW: Duration = Duration::from_secs(600);
-/// Before the second; each later one waits four times as long, at most [`LONGEST`].
+/// Delay before the first restart; each later one waits four times as long, at most [`LONGEST`].
 const FIRST: Duration = Duration::from_millis(250);
-/// Less than a guest waits.
+/// Longest delay: less than a guest waits.
 const LONGEST: Duration = Duration::from_secs(8);
 
-/// The thaw-share of a sandbox, whichever process that is.
+/// The thaw-share of a sandbox, across restarts.
 #[derive(Debug)]
 pub(in crate::sandbox) struct Served {
     now: Arc<Mutex<Now>>,
-    /// Sees it end.
+    /// The task that waits for its end.
     watch: Option<JoinHandle<()>>,
 }
 
 /// Its current process.
 #[derive(Debug, Default)]
 struct Now {
-    /// None while another is started, or where none is any more.
+    /// `None` during a restart, or once there is none for good.
     process: Option<VmmProcess>,
-    /// Its mount namespace, of a pod's.
+    /// The mount namespace of a pod's thaw-share.
     mounts: Option<Arc<OwnedFd>>,
-    /// Why there is none any more.
+    /// Why there is none for good.
     lost: Option<String>,
-    /// The sandbox ends: no process is started any more.
+    /// Whether the sandbox is ending: no process is started then.
     is_over: bool,
 }
 
-/// The sandbox it is of.
+/// The sandbox of a thaw-share, for restarts.
 #[derive(Debug)]
 pub(in crate::sandbox) struct Supervised {
     pub(in crate::sandbox) id: String,
     pub(in crate::sandbox) is_a_pod: bool,
     pub(in crate::sandbox) shared: Shared,
-    /// `None` if it could not be opened: then no process is restarted.
+    /// `None` if it could not be opened: then thaw-share is not restarted.
     pub(in crate::sandbox) directory: Option<SandboxDirectory>,
     pub(in crate::sandbox) control: Arc<ControlClient>,
     pub(in crate::sandbox) lost: watch::Sender<Option<String>>,
     pub(in crate::sandbox) changing: Arc<tokio::sync::Mutex<()>>,
-    /// No process of it runs outside its cgroup.
+    /// Whether all its processes must be in its cgroup.
     pub(in crate::sandbox) limits_required: bool,
 }
 
 impl Supervised {
-    /// Keeps what is mounted in it, for the next.
+    /// Keeps the mounts of this process, for the next one.
     fn keep_mounts(&mut self, process: &VmmProcess, now: &mut Now) {
         if !self.is_a_pod {
             return;
@@ -96,7 +96,7 @@ impl Supervised {
 }
 
 impl Served {
-    /// Watched over from now on.
+    /// Takes over a running thaw-share and supervises it.
     pub(in crate::sandbox) fn new(process: VmmProcess, mut of: Supervised) -> Served {
         let mut now = Now::default();
         of.keep_mounts(&process, &mut now);
@@ -104,7 +104,7 @@ impl Served {
         Served::supervised(now, of)
     }
 
-    /// A thaw-share that had died before the adoption: another is started.
+    /// For a thaw-share that died before the adoption: starts another.
     pub(in crate::sandbox) fn ended(of: Supervised) -> Served {
         Served::supervised(Now::default(), of)
     }
@@ -118,12 +118,12 @@ impl Served {
         }
     }
 
-    /// For the sandbox's record.
+    /// The process to name in the sandbox's record.
     pub(in crate::sandbox) fn record(&self) -> Option<ProcessRecord> {
         self.now.locked().process.as_ref().map(VmmProcess::record)
     }
 
-    /// Where shares are added: its mount namespace, also while another process is started for it, or a pidfd.
+    /// Where to add shares: its mount namespace, which also works during a restart, or a pidfd.
     pub(in crate::sandbox) fn place(&self) -> Result<OwnedFd, Error> {
         let now = self.now.locked();
         if let Some(why) = &now.lost {
@@ -137,7 +137,7 @@ impl Served {
         place.map_err(|e| Error::system("cannot reach thaw-share", &e))
     }
 
-    /// Its end is no news any more.
+    /// Stops supervision: its end is expected from now on.
     pub(in crate::sandbox) fn expect_end(&mut self) {
         self.now.locked().is_over = true;
         if let Some(watch) = self.watch.take() {
@@ -157,19 +157,19 @@ impl Served {
 impl Drop for Served {
     fn drop(&mut self) {
         self.expect_end();
-        // Here, and not when the watcher's part of it goes: killed and reaped.
+        // Killed and reaped here, not when the watching task is dropped.
         drop(self.now.locked().process.take());
     }
 }
 
-/// Why there is no other.
+/// Why thaw-share is not restarted.
 enum Lost {
-    /// Its machine has ended, and that is no news.
+    /// Its machine has ended, which is expected.
     WithMachine,
     ForGood(String),
 }
 
-/// Watches it, and has another take its place. Ends with the sandbox.
+/// Waits for its end and restarts it. Ends with the sandbox.
 async fn supervise(of: Supervised, now: Arc<Mutex<Now>>) {
     let mut started = Started::default();
     loop {
@@ -185,7 +185,7 @@ async fn supervise(of: Supervised, now: Arc<Mutex<Now>>) {
             }) else {
                 return;
             };
-            // Readable once it has ended. It ends with its VMM too.
+            // Readable once the process has ended. It also ends with its VMM.
             let _ = pidfd.readable().await;
         }
         match replace(&of, &now, &mut started).await {
@@ -199,9 +199,9 @@ async fn supervise(of: Supervised, now: Arc<Mutex<Now>>) {
     }
 }
 
-/// Puts another in its place, in as many attempts as there may be.
+/// Starts another process, in as many attempts as are allowed.
 async fn replace(of: &Supervised, now: &Mutex<Now>, started: &mut Started) -> Result<(), Lost> {
-    // Reaped, and its memory free, before there is another.
+    // Reaps the old process, so that its memory is free before another starts.
     let ended = now.locked().process.take();
     let how = match ended.map(|mut process| process.wait()) {
         Some(Ok(Some(status))) => format!("thaw-share has ended ({status})"),
@@ -273,13 +273,13 @@ async fn once(of: &Supervised, now: &Mutex<Now>) -> Result<(), (Error, Again)> {
     }
     let mut backends = Backends::default();
     backends.attach(DeviceId::Shared, Backend::Share, &relay);
-    // The relay is the VMM's alone: where it is refused, the process ends with it.
+    // Only the VMM may hold the relay: if the VMM refuses it, the process ends.
     let given = backends.send(&of.control).await;
     drop(relay);
     given.map(drop).map_err(|e| (e, Again::No))
 }
 
-/// There is none any more.
+/// Gives up on thaw-share for good.
 async fn lose(of: &Supervised, now: &Mutex<Now>, why: String) {
     {
         let mut now = now.locked();
@@ -295,7 +295,7 @@ async fn lose(of: &Supervised, now: &Mutex<Now>, why: String) {
             "sandbox {}: thaw-share has ended for good ({why}): the sandbox is ended with it",
             of.id
         );
-        // Its end is seen by who attends it.
+        // The task that monitors the sandbox sees its end.
         let _ = of.control.call(Command::Shutdown, &[]).await;
         return;
     }
@@ -306,12 +306,12 @@ async fn lose(of: &Supervised, now: &Mutex<Now>, why: String) {
     );
 }
 
-/// When one was started.
+/// When each restart happened.
 #[derive(Debug, Default)]
 struct Started(VecDeque<Instant>);
 
 impl Started {
-    /// How long to wait before another, if there may be one.
+    /// How long to wait before the next restart; `None` if no more are allowed.
     fn another(&mut self, now: Instant) -> Option<Duration> {
         self.0.retain(|at| now.duration_since(*at) < WINDOW);
         let before = self.0.len();
@@ -344,7 +344,7 @@ mod tests {
         let expected = [Some(0), Some(250), Some(1000), Some(4000), Some(8000), None, None];
         assert_eq!(pauses, expected);
         assert!(LONGEST < Duration::from_millis(thaw_protocol::share::PATIENCE_MS));
-        // The first two are long past.
+        // The first two are outside the window.
         let later = begin + WINDOW + Duration::from_millis(1500);
         assert_eq!(started.another(later), Some(Duration::from_millis(4000)));
         assert!(started.0.len() <= RESTARTS);

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, ErrorKind};
 
-/// Runs work that blocks on a thread for it.
+/// Runs blocking work on a separate thread.
 ///
 /// # Errors
 /// Errors of the work, and [`ErrorKind::Runtime`] if it panics.

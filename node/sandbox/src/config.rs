@@ -17,9 +17,9 @@ pub mod pools;
 
 /// The variable that names the file.
 pub const VARIABLE: &str = "THAW_CONFIG";
-/// Bytes of a file that is read.
+/// Maximum size of a configuration file, bytes.
 const MAX_FILE: u64 = 1 << 20;
-/// Most failed sandboxes that are kept, whatever the file says.
+/// Maximum number of failed sandboxes kept, whatever the file sets.
 pub const MOST_FAILED: usize = 10_000;
 
 /// The whole file.
@@ -28,15 +28,15 @@ pub const MOST_FAILED: usize = 10_000;
 pub struct Config {
     pub store: StoreConfig,
     pub prefetch: PrefetchConfig,
-    /// Mirrors, budgets and limits of reading registries.
+    /// Mirrors, budgets and limits for registries.
     pub fetch: thaw_images::registry::Config,
     /// Addresses and name servers of sandboxes.
     pub network: thaw_network::Setup,
-    /// What thawd makes ahead.
+    /// The resources that thawd makes ahead.
     pub pools: pools::PoolsConfig,
     /// Where thawd serves its API besides its unix socket.
     pub api: api::ApiConfig,
-    /// Where thawd serves its metrics to who has no part in the API.
+    /// Where thawd serves its metrics to callers without access to the API.
     pub metrics: api::MetricsConfig,
     pub tracing: TracingConfig,
     pub sandbox: SandboxConfig,
@@ -48,7 +48,7 @@ pub struct Config {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SnapshotsConfig {
-    /// Whether a snapshot without a signature by a trusted key is refused. None: once there is a trusted key.
+    /// Whether a snapshot without a signature by a trusted key is refused. `None`: only if there is a trusted key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub require_signature: Option<bool>,
 }
@@ -57,7 +57,7 @@ pub struct SnapshotsConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct DiskConfig {
-    /// Most that thawd's sandboxes and their snapshots may take of the disk. None: as much as there is.
+    /// Maximum disk space of thawd's sandboxes and their snapshots. `None`: unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<DiskLimit>,
 }
@@ -66,15 +66,15 @@ pub struct DiskConfig {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SandboxConfig {
-    /// Whether a sandbox whose limits cannot be set is refused. None: by thawd, not by `thaw run` without thawd.
+    /// Whether a sandbox whose limits cannot be set is refused. `None`: thawd refuses it, `thaw run` without thawd does not.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub require_limits: Option<bool>,
-    /// Whether a sandbox whose VMM cannot have all its namespaces and Landlock is refused. None: likewise.
+    /// Whether a sandbox whose VMM cannot have all its namespaces and Landlock is refused. `None`: as for `require_limits`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub require_jail: Option<bool>,
-    /// How long a failed sandbox stays listed, seconds. 0: it is logged and counted alone.
+    /// How long a failed sandbox stays listed, seconds. 0: it is only logged and counted.
     pub failed_retention_s: u64,
-    /// How many stay listed at most, 0 to [`MOST_FAILED`].
+    /// Maximum number of failed sandboxes listed, 0 to [`MOST_FAILED`].
     #[serde(deserialize_with = "most_failed")]
     pub failed_most: usize,
 }
@@ -102,7 +102,7 @@ fn most_failed<'de, D: Deserializer<'de>>(given: D) -> Result<usize, D::Error> {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct StoreConfig {
-    /// Most bytes of disk the store keeps while they are not in use. None: as many as there are.
+    /// Maximum number of unused bytes on disk that the store keeps. `None`: unlimited.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub limit: Option<Size>,
 }
@@ -111,7 +111,7 @@ pub struct StoreConfig {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TracingConfig {
-    /// Where thawd sends spans of creations: a collector of OTLP over HTTP. None: nowhere.
+    /// The OTLP over HTTP collector that thawd sends spans of creations to. `None`: none.
     #[serde(skip_serializing_if = "Option::is_none", deserialize_with = "collector")]
     pub otlp: Option<String>,
 }
@@ -133,9 +133,9 @@ fn collector<'de, D: Deserializer<'de>>(given: D) -> Result<Option<String>, D::E
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PrefetchConfig {
-    /// Whether starts read ahead what a recorded run of the image read.
+    /// Whether starts read ahead the bytes that a recorded run of the image read.
     pub enabled: bool,
-    /// Most bytes of file data one start reads ahead.
+    /// Maximum number of bytes of file data that one start reads ahead.
     pub limit: Size,
 }
 
@@ -148,7 +148,7 @@ impl Default for PrefetchConfig {
     }
 }
 
-/// A size, at least 1 MiB, or a part of the file system the data directory is on.
+/// A size, at least 1 MiB, or a percentage of the file system that holds the data directory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DiskLimit {
     Bytes(Size),
@@ -215,7 +215,7 @@ impl<'de> Deserialize<'de> for DiskLimit {
     }
 }
 
-/// A number of bytes: a whole number, or a text of one and k, m, g or t (KiB, MiB, GiB, TiB).
+/// A number of bytes: an integer, or a string of an integer and k, m, g or t (KiB, MiB, GiB, TiB).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Size(pub u64);
 
@@ -282,11 +282,11 @@ impl<'de> Deserialize<'de> for Size {
 }
 
 impl Config {
-    /// Of this process's environment: the file `THAW_CONFIG` names, which must be there; else [`default_path`], which
-    /// need not be.
+    /// The configuration of this process: the file that `THAW_CONFIG` names, which must exist, otherwise [`default_path`], which may be
+    /// missing.
     ///
     /// # Errors
-    /// `config-invalid`: which file, which line, which key.
+    /// `config-invalid`: with the file, the line and the key.
     pub fn from_env() -> Result<Config, Error> {
         match named() {
             Some(path) => Config::at(&path),
@@ -294,7 +294,7 @@ impl Config {
         }
     }
 
-    /// What a file says that must be there.
+    /// Reads a file that must exist.
     fn at(path: &Path) -> Result<Config, Error> {
         Config::read(path)?.ok_or_else(|| {
             let what = format!("{} is not there", path.display());
@@ -304,7 +304,7 @@ impl Config {
         })
     }
 
-    /// What a file says; none where there is no file.
+    /// Reads a file; `None` if it does not exist.
     fn read(path: &Path) -> Result<Option<Config>, Error> {
         let unreadable = |error: std::io::Error| {
             let what = format!("cannot read {}: {error}", path.display());
@@ -325,7 +325,7 @@ impl Config {
             .map_err(|why| Error::new(ErrorKind::ConfigInvalid, format!("{}: {why}", path.display())))
     }
 
-    /// What a text says, or the line that is wrong and why.
+    /// Parses a text. The error names the invalid line and the reason.
     pub fn parse(text: &str) -> Result<Config, String> {
         toml::from_str(text).map_err(|error| {
             let message = error.message().trim_end_matches('\n');
@@ -349,8 +349,8 @@ fn named() -> Option<PathBuf> {
         .map(PathBuf::from)
 }
 
-/// Where the file is when `THAW_CONFIG` does not say: `/etc/thaw/thawd.toml` for root, else
-/// `$XDG_CONFIG_HOME/thaw/thawd.toml` or `~/.config/thaw/thawd.toml`.
+/// Path of the file if `THAW_CONFIG` is not set: `/etc/thaw/thawd.toml` for root, otherwise `$XDG_CONFIG_HOME/thaw/thawd.toml` or
+/// `~/.config/thaw/thawd.toml`.
 pub fn default_path() -> PathBuf {
     if rustix::process::geteuid().is_root() {
         return "/etc/thaw/thawd.toml".into();

@@ -1,6 +1,6 @@
 //! The guest's console: its last lines, kept for error messages.
 //!
-//! The guest may write without end. The number of bytes kept is bounded, and control characters are never shown.
+//! The guest may write without end, so the number of bytes kept is bounded. Control characters are never shown.
 
 use std::collections::VecDeque;
 use std::io;
@@ -26,7 +26,7 @@ pub struct Console {
 }
 
 impl Console {
-    /// A console, and the descriptor to write it to. Within a tokio runtime.
+    /// A console, and the descriptor to write to it. Must be called within a tokio runtime.
     pub fn new() -> io::Result<(Console, OwnedFd)> {
         let (read, write) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC | PipeFlags::NONBLOCK)?;
         let (keep, kept) = watch::channel(VecDeque::new());
@@ -34,7 +34,7 @@ impl Console {
         Ok((Console { kept, reader }, write))
     }
 
-    /// The last `count` lines that are not blank.
+    /// The last `count` non-blank lines.
     pub fn tail(&self, count: usize) -> Vec<String> {
         let bytes: Vec<u8> = self.kept.borrow().iter().copied().collect();
         last_lines(&bytes, count)
@@ -43,17 +43,17 @@ impl Console {
     /// Waits until all output of the ended guest is read, at most for this long.
     pub async fn drained(&self, limit: Duration) {
         let mut kept = self.kept.clone();
-        // The reader alone has the sender, and drops it at the pipe's end.
+        // Only the reader holds the sender, and drops it at the end of the pipe.
         let ended = async { while kept.changed().await.is_ok() {} };
         let _ = tokio::time::timeout(limit, ended).await;
     }
 
-    /// Waits until a whole line is `wanted` among those that are kept. Says whether it came before the guest's end.
+    /// Waits until a complete line satisfies `wanted`. Returns false if the guest ends first.
     pub async fn has_line(&self, wanted: impl Fn(&[u8]) -> bool) -> bool {
         let mut kept = self.kept.clone();
         let there = |bytes: &VecDeque<u8>| {
             let bytes: Vec<u8> = bytes.iter().copied().collect();
-            // What follows the last newline is not a line yet.
+            // Text after the last newline is not a complete line yet.
             let ended = bytes.iter().rposition(|b| *b == b'\n').unwrap_or(0);
             bytes[..ended].split(|b| *b == b'\n').any(&wanted)
         };
@@ -88,7 +88,7 @@ async fn read_all(pipe: AsyncFd<OwnedFd>, keep: watch::Sender<VecDeque<u8>>) {
     }
 }
 
-/// With the log at debug level, whole lines as they come.
+/// Logs complete lines as they arrive, if the log level is debug.
 fn log(line: &mut Vec<u8>, bytes: &[u8]) {
     if !tracing::enabled!(target: "console", tracing::Level::DEBUG) {
         return;

@@ -3,8 +3,8 @@
 //! Requests may overlap: each reply has its request's number. Events of the VMM are kept as a state ([`Life`]) and not as a
 //! queue, so nothing grows and a late reader still sees them.
 //!
-//! Invariant: the VMM is hostile. Whatever it sends or withholds, a request ends within its time limit with a reply of its kind
-//! or an error that names the VMM, and the VMM costs a bounded amount of work, log and descriptors ([`reader`]).
+//! Invariant: the VMM is hostile. Whatever it sends or withholds, a request ends within its time limit, with a reply of the right kind or
+//! an error that names the VMM. The VMM can cause only a bounded amount of work, log and open descriptors ([`reader`]).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -32,19 +32,19 @@ mod reader;
 
 pub use error::{CallError, Misconduct};
 
-/// Most requests without an answer: a VMM that has as many is not asked more.
+/// Maximum number of requests without a reply. Further requests fail.
 const MAX_PENDING: usize = 1024;
 
-/// What the VMM has told unasked.
+/// The state of the VMM from its events.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Life {
-    /// When the agent rang, CLOCK_MONOTONIC nanoseconds.
+    /// When the agent rang the doorbell, CLOCK_MONOTONIC nanoseconds.
     pub doorbell: Option<u64>,
-    /// The machine ended, and why.
+    /// Why the machine ended, if it has.
     pub exited: Option<ExitReason>,
-    /// The connection is closed.
+    /// Whether the connection is closed.
     pub closed: bool,
-    /// Why it is closed.
+    /// The VMM's misconduct, if the connection was closed because of it.
     pub misconduct: Option<Misconduct>,
 }
 
@@ -58,7 +58,7 @@ impl Life {
     }
 }
 
-/// A VMM, as errors and the log name it.
+/// A VMM, as errors and the log identify it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vmm(pub i32);
 
@@ -74,8 +74,8 @@ type Reply = Result<(Response, Vec<OwnedFd>), ControlError>;
 struct Shared {
     socket: AsyncFd<OwnedFd>,
     vmm: Vmm,
-    /// Who waits for which number; whoever gave up still has its place, so that a late answer is not taken for one to nothing.
-    /// Dropped when the connection ends, so that no caller waits for ever.
+    /// Requests without a reply, by number. A caller that gave up keeps its entry, so that a late reply does not count as unrequested.
+    /// `None` once the connection ends, so that no caller waits for ever.
     pending: Mutex<Option<HashMap<u32, oneshot::Sender<Reply>>>>,
     life: watch::Sender<Life>,
 }
@@ -84,19 +84,18 @@ struct Shared {
 #[derive(Debug)]
 pub struct ControlClient {
     shared: Arc<Shared>,
-    /// The version both sides speak.
+    /// The protocol version that both sides speak.
     version: u32,
     next: AtomicU32,
     reader: tokio::task::JoinHandle<()>,
 }
 
 impl ControlClient {
-    /// Connects to the VMM of a sandbox that another process made, and agrees on a version before anything else is said.
-    /// `recorded` is what the sandbox's record says of it: a VMM of version 4 takes a greeting for garbage, and is taken at the
-    /// record's word.
+    /// Connects to the VMM of a sandbox that another process made, and negotiates the version first. `recorded` is the version in the
+    /// sandbox's record. A VMM of version 4 does not understand the greeting, so that version is taken from the record.
     ///
     /// # Errors
-    /// The VMM is of a release this one does not understand, is gone, or does not answer.
+    /// The VMM is of a release that this one does not support, has ended, or does not answer.
     pub async fn adopt(path: &Path, vmm: Vmm, recorded: u32) -> Result<ControlClient, Error> {
         let foreign = |error| CallError::Version { vmm, error };
         CONTROL.agree(recorded).map_err(foreign)?;
@@ -116,17 +115,17 @@ impl ControlClient {
         Ok(client)
     }
 
-    /// Over a connected SEQPACKET socket, to a VMM this process started and made the machine of, which took this version for it.
+    /// Uses a connected SEQPACKET socket to a VMM that this process started, whose machine it created with this version.
     pub fn made(socket: OwnedFd, vmm: Vmm, version: u32) -> Result<ControlClient, CallError> {
         let mut client = ControlClient::new(socket, vmm)?;
         client.version = version;
         Ok(client)
     }
 
-    /// Makes the machine of a VMM that has none.
+    /// Creates the machine of a VMM that has none.
     ///
     /// # Errors
-    /// Its refusal; of no version does it make one.
+    /// The VMM's refusal, once no older protocol version is left to try.
     pub async fn create(&mut self, machine: MachineSpec, kvm: BorrowedFd<'_>) -> Result<(), CallError> {
         loop {
             let create = Command::Create {
@@ -143,12 +142,12 @@ impl ControlClient {
         }
     }
 
-    /// The version both sides speak.
+    /// The protocol version that both sides speak.
     pub fn version(&self) -> u32 {
         self.version
     }
 
-    /// Over a connected SEQPACKET socket, to a VMM this process started. Within a tokio runtime.
+    /// Uses a connected SEQPACKET socket to a VMM that this process started. Must be called within a tokio runtime.
     pub fn new(socket: OwnedFd, vmm: Vmm) -> Result<ControlClient, CallError> {
         let failed = |e: std::io::Error| CallError::Send {
             vmm,
@@ -170,13 +169,13 @@ impl ControlClient {
         })
     }
 
-    /// Asks, with descriptors beside the request, and waits for the answer. A request on an idle connection is sent by
-    /// the first poll, so that several, polled in turn, arrive in that order.
+    /// Sends a request with descriptors, and waits for the reply. On an idle connection the first poll sends the request, so several
+    /// requests polled in turn arrive in that order.
     pub async fn call(&self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<Response, CallError> {
         Ok(self.call_for_descriptors(command, fds).await?.0)
     }
 
-    /// As [`ControlClient::call`], with the descriptors that came beside the answer.
+    /// As [`ControlClient::call`], and also returns the descriptors that came with the reply.
     pub async fn call_for_descriptors(
         &self,
         command: Command,
@@ -185,7 +184,7 @@ impl ControlClient {
         self.request(command, fds).await?.answer().await
     }
 
-    /// Sends a request; its answer may be waited for later. The VMM takes requests in the order they were sent.
+    /// Sends a request whose reply can be awaited later. The VMM handles requests in the order they were sent.
     pub async fn request(&self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<Pending, CallError> {
         let vmm = self.shared.vmm;
         let asked = Asked::of(&command);
@@ -226,7 +225,7 @@ impl ControlClient {
 
     async fn send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Result<(), CallError> {
         let vmm = self.shared.vmm;
-        // Tried before it is waited for: a request on an idle connection is sent by the first poll.
+        // Tried before waiting: on an idle connection the first poll sends the request.
         if let Some(result) = self.try_send(request, fds) {
             return result;
         }
@@ -240,7 +239,7 @@ impl ControlClient {
         }
     }
 
-    /// None when the socket has no room.
+    /// `None` if the socket's buffer is full.
     fn try_send(&self, request: &Request, fds: &[BorrowedFd<'_>]) -> Option<Result<(), CallError>> {
         use std::io::ErrorKind::{BrokenPipe, ConnectionReset, WouldBlock};
         let vmm = self.shared.vmm;
@@ -254,18 +253,18 @@ impl ControlClient {
         }
     }
 
-    /// What has been told unasked, now and as it changes.
+    /// The state from the VMM's events, now and as it changes.
     pub fn life(&self) -> watch::Receiver<Life> {
         self.shared.life.subscribe()
     }
 }
 
-/// What is to be said of a request once it is on its way.
+/// What errors and checks need to know of a sent request.
 #[derive(Clone, Copy, Debug)]
 struct Asked {
     what: &'static str,
     patience: Duration,
-    /// Whether a response can be its answer.
+    /// Whether a response can be its reply.
     answered: fn(&Response) -> bool,
 }
 
@@ -298,7 +297,7 @@ pub struct Pending {
 }
 
 impl Pending {
-    /// Waits for the answer. Descriptors come beside none but [`Response::Restored`].
+    /// Waits for the reply. Only [`Response::Restored`] comes with descriptors.
     pub async fn answer(self) -> Result<(Response, Vec<OwnedFd>), CallError> {
         let (vmm, asked) = (self.shared.vmm, self.asked);
         let reply = tokio::time::timeout_at(self.until, self.receiver).await;
@@ -317,7 +316,7 @@ impl Pending {
 impl Drop for ControlClient {
     fn drop(&mut self) {
         self.reader.abort();
-        // The reader's share of the socket goes when the runtime gets to it; the VMM must see the end now.
+        // The reader drops its handle of the socket only when the runtime polls it, but the VMM must see the end now.
         let _ = rustix::net::shutdown(self.shared.socket.get_ref(), rustix::net::Shutdown::Both);
     }
 }
@@ -327,7 +326,7 @@ impl Shared {
         self.pending.locked()
     }
 
-    /// Why there is no answer: the connection has ended, or is about to.
+    /// Why there is no reply: the connection has ended, or is about to.
     fn closed(&self) -> CallError {
         match self.life.borrow().misconduct.clone() {
             Some(misconduct) => CallError::Broken {

@@ -83,7 +83,7 @@ error_kinds! {
     OutOfMemory = "out-of-memory", "the container was killed: out of memory";
 }
 
-/// Why something failed.
+/// A failure: its kind, its text and its explanation.
 #[derive(Debug)]
 pub struct Error {
     pub kind: ErrorKind,
@@ -91,9 +91,9 @@ pub struct Error {
     pub what: String,
     /// "<what to do>", if it is better than the generic remedy for the kind.
     pub remedy: Option<String>,
-    /// Lines shown before it as an explanation: of the guest's console, of the VMM's log.
+    /// Lines that explain the error, shown before it: of the guest's console, or of the VMM's log.
     pub context: Vec<String>,
-    /// A machine died or fell silent before it was ready, and refused nothing. A retry may help.
+    /// Whether a machine died or fell silent before it was ready, without a refusal. A retry may help.
     pub machine_lost: bool,
 }
 
@@ -109,7 +109,7 @@ impl Error {
         }
     }
 
-    /// The same, for a machine that died or fell silent: a retry may help.
+    /// Marks the error as a lost machine: a retry may help.
     pub fn lost(self) -> Error {
         Error {
             machine_lost: true,
@@ -117,7 +117,7 @@ impl Error {
         }
     }
 
-    /// The same, without a retry.
+    /// Marks the error as final: no retry.
     pub fn for_good(self) -> Error {
         Error {
             machine_lost: false,
@@ -125,13 +125,13 @@ impl Error {
         }
     }
 
-    /// The same with another remedy.
+    /// Sets the remedy.
     pub fn remedy(mut self, remedy: impl Into<String>) -> Error {
         self.remedy = Some(remedy.into());
         self
     }
 
-    /// An error of the operating system, which may be a full disk.
+    /// An error of the operating system. A full disk gets its own kind.
     pub fn system(what: impl fmt::Display, error: &io::Error) -> Error {
         let kind = if is_full(error) {
             ErrorKind::DiskFull

@@ -1,7 +1,7 @@
-//! Why a sandbox failed, concluded from what its VMM, its guest and its host left.
+//! Finds out why a sandbox failed, from the evidence that its VMM, its guest and its host left.
 //!
-//! Invariants: the reason is the first cause with evidence, and the guest's evidence comes before the VMM's, the VMM's before
-//! the host kernel's. Text of a guest is bounded ([`MOST_LINES`], [`MOST_BYTES`]) and has no control characters.
+//! Invariants: the reason is the first cause with evidence. The guest's evidence comes before the VMM's, and the VMM's before the host
+//! kernel's. Text from a guest is bounded ([`MOST_LINES`], [`MOST_BYTES`]) and has no control characters.
 
 use std::fs::File;
 use std::io;
@@ -16,17 +16,17 @@ use thaw_protocol::control::{ExitReason, FORBIDDEN_CALL, FORBIDDEN_CODE};
 
 use crate::journal::Journal;
 
-/// The VMM's log, in its sandbox's directory.
+/// Name of the VMM's log in its sandbox's directory.
 pub const VMM_LOG: &str = "vmm.log";
-/// Lines kept of the console, of the VMM's log and of the container's output, each.
+/// Maximum number of lines kept of each of the console, the VMM's log and the container's output.
 const MOST_LINES: usize = 64;
-/// Bytes kept of each.
+/// Maximum number of bytes kept of each.
 const MOST_BYTES: usize = 8 << 10;
-/// Characters kept of one line.
+/// Maximum number of characters kept of a line.
 const LONGEST_LINE: usize = 1024;
-/// What Linux writes last when it panics.
+/// The start of Linux's last line when it panics.
 const PANIC: &str = "Kernel panic - not syncing: ";
-/// How it goes on when PID 1 ended: the agent.
+/// The rest of that line if PID 1, the agent, ended.
 const INIT_ENDED: &str = "Attempted to kill init";
 
 /// A reason for programs.
@@ -78,39 +78,39 @@ impl Reason {
     }
 }
 
-/// What is known of how the VMM's process ended.
+/// How the VMM's process ended, as far as known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum VmmEnd {
     Known(Ended),
-    /// It did not end by itself.
+    /// It had not ended by itself.
     Lives,
     /// It ended, an earlier thawd was its parent, and the kernel does not keep its status.
     #[default]
     Unknown,
-    /// It was found to have ended when thawd started.
+    /// It had ended when thawd started.
     WithoutThawd,
 }
 
-/// What tells why a sandbox ended.
+/// Evidence for why a sandbox ended.
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
-    /// What the VMM said of its guest.
+    /// The VMM's report of why its guest ended.
     pub exited: Option<ExitReason>,
-    /// What the VMM did on its control connection that none does: thawd then ends it.
+    /// The VMM's violation of the control protocol, after which thawd ends it.
     pub misconduct: Option<String>,
     pub vmm: VmmEnd,
-    /// Processes the kernel killed in its cgroup for want of memory.
+    /// Number of processes in its cgroup that the kernel killed for lack of memory.
     pub oom_kills: u64,
     /// The last lines of the guest's console.
     pub console: Vec<String>,
-    /// Of the VMM's log.
+    /// The last lines of the VMM's log.
     pub log: Vec<String>,
-    /// What its container's process wrote last.
+    /// The last output of its container's process.
     pub output: Vec<String>,
 }
 
 impl Evidence {
-    /// Of a sandbox whose directory alone is left: its VMM and its owner have both ended.
+    /// The evidence in the directory of a sandbox whose VMM and owner have both ended.
     pub fn left_in(directory: &Path, cgroup: Option<&str>, cgroups: &Hierarchy) -> Evidence {
         let cgroup = cgroup.map(|name| cgroups.adopt(name));
         Evidence {
@@ -120,7 +120,7 @@ impl Evidence {
         }
     }
 
-    /// What is written down in its directory. Blocks.
+    /// The evidence in the files of its directory. Blocks.
     pub fn written_in(directory: &Path) -> Evidence {
         let output = match Journal::exists(directory) {
             true => Journal::open(directory).and_then(|journal| journal.tail(MOST_BYTES as u64)),
@@ -134,11 +134,11 @@ impl Evidence {
         }
     }
 
-    /// The failure, noticed now.
+    /// The failure that this evidence shows, with the current time.
     pub fn failure(self) -> SandboxFailure {
         let (reason, message) = self.reason();
         let ended = match (self.vmm, &self.exited, &self.misconduct) {
-            // After its guest has ended, it is thawd that ends it.
+            // After the guest has ended, thawd ends the VMM, so the signal is no evidence.
             (VmmEnd::Known(ended), None, None) => Some(ended),
             _ => None,
         };
@@ -276,7 +276,7 @@ pub fn end_of(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The last lines of a text that are not blank, at most `most`, oldest first.
+/// The last `most` non-blank lines of a text, oldest first.
 pub fn last_lines(text: &[u8], most: usize) -> Vec<String> {
     let text = String::from_utf8_lossy(text);
     let lines = text.lines().rev().map(printable).filter(|line| !line.is_empty());
@@ -291,7 +291,7 @@ pub fn printable(line: &str) -> String {
     plain.trim_end().to_owned()
 }
 
-/// The last lines, as many as fit; long lines are cut.
+/// The last lines that fit within the limits; long lines are cut.
 fn bounded(lines: Vec<String>) -> Vec<String> {
     let cut = |line: String| match line.char_indices().nth(LONGEST_LINE) {
         Some((end, _)) => line[..end].to_owned(),

@@ -16,7 +16,7 @@ fn a_reset_is_explained_by_the_console() {
     let reset = |console: &str| {
         reason(Evidence {
             exited: Some(ExitReason::Reset),
-            // thawd ended what was left of it.
+            // thawd killed the VMM after the guest had ended.
             vmm: VmmEnd::Known(Ended::Signal(9)),
             console: lines(console),
             ..Evidence::default()

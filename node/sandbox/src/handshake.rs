@@ -1,6 +1,6 @@
 //! The host's side of [`thaw_protocol::handshake`], which gives a guest its identity; and connections to a guest's vsock.
 //!
-//! If the handshake fails, the machine must be destroyed: nothing of the user's has run in it.
+//! If the handshake fails, the machine must be destroyed: no program of the user has run in it.
 
 use std::io::{self, Read, Write};
 use std::os::unix::net::UnixStream;
@@ -20,46 +20,46 @@ use crate::trace::monotonic_ns;
 /// Bytes of fresh entropy each guest gets.
 const ENTROPY: usize = 64;
 
-/// How far a guest's clock may be off, beyond half the measured round trip.
+/// How far a guest's clock may be off, in addition to half the measured round trip.
 const CLOCK_MARGIN: Duration = Duration::from_millis(10);
 
-/// What a guest is to be.
+/// The identity and size that a guest is to get.
 #[derive(Clone, Debug)]
 pub struct Wanted {
     pub hostname: String,
     pub network: Option<Network>,
     /// CPUs online.
     pub cpus: u8,
-    /// Memory in all, MiB.
+    /// Total memory, MiB.
     pub memory_mib: u32,
-    /// It is thawed only to see what a sandbox touches.
+    /// Whether the guest is thawed only to record which pages a sandbox touches.
     pub rehearsal: bool,
-    /// Take the acknowledgement of a guest whose kernel command line weakens it for a test.
+    /// Whether to accept a guest whose kernel command line weakens it for a test.
     pub test_hooks: bool,
 }
 
-/// An identity in force.
+/// The result of a handshake.
 #[derive(Clone, Debug)]
 pub struct Performed {
     pub acknowledgement: Acknowledgement,
-    /// CLOCK_MONOTONIC nanoseconds of the host: the guest took the connection; the acknowledgement was here.
+    /// CLOCK_MONOTONIC nanoseconds of the host, for when the guest accepted the connection and when the acknowledgement arrived.
     pub connected: u64,
     pub acknowledged: u64,
     pub clock: Clock,
 }
 
-/// What the acknowledgement says of the guest's wall clock.
+/// The guest's wall clock, from its acknowledgement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Clock {
-    /// By how much it lies, at least, before (negative) or after what it can be, nanoseconds.
+    /// By how many nanoseconds, at least, the clock is behind (negative) or ahead of the possible range.
     pub off_ns: i64,
-    /// How long the guest waited for the answer when it asked the time, nanoseconds.
+    /// How long the guest waited for the reply when it asked for the time, nanoseconds.
     pub round_trip_ns: u64,
 }
 
 impl Clock {
-    /// The guest read its clock, `guest`, after the host told it the time (`told`) and before the acknowledgement was
-    /// there (`arrived`), all CLOCK_REALTIME nanoseconds.
+    /// The guest read its clock (`guest`) after the host sent it the time (`told`) and before the acknowledgement arrived (`arrived`). All
+    /// are CLOCK_REALTIME nanoseconds.
     fn of(told: u64, arrived: u64, guest: u64, round_trip_ns: u64) -> Clock {
         let nearest = guest.clamp(told, arrived.max(told));
         Clock {
@@ -68,14 +68,13 @@ impl Clock {
         }
     }
 
-    /// Whether it is as right as is promised.
+    /// Whether the clock is within the promised margin.
     pub fn is_right(&self) -> bool {
         u128::from(self.off_ns.unsigned_abs()) <= CLOCK_MARGIN.as_nanos() + u128::from(self.round_trip_ns / 2)
     }
 }
 
-/// Gives the guest behind the vsock socket at `path` its identity and waits for it to be in force. Blocks, for at most
-/// `limit` per step.
+/// Gives the guest behind the vsock socket at `path` its identity, and waits until that is in force. Blocks, for at most `limit` per step.
 pub fn perform(path: &Path, wanted: Wanted, limit: Duration) -> Result<Performed, Error> {
     let mut stream = connect(path, HANDSHAKE_PORT, limit).map_err(|e| {
         let failure = failed(format!("cannot reach the agent: {e}"));
@@ -112,7 +111,7 @@ pub fn perform(path: &Path, wanted: Wanted, limit: Duration) -> Result<Performed
     })
 }
 
-/// Tells the agent the time, once, and waits for its acknowledgement: that, and the time it was told.
+/// Sends the agent the time once, and waits for its acknowledgement. Returns that and the time sent.
 fn acknowledgement(stream: &mut UnixStream) -> Result<(Acknowledgement, u64), Error> {
     let mut told = 0;
     loop {
@@ -120,7 +119,7 @@ fn acknowledgement(stream: &mut UnixStream) -> Result<(Acknowledgement, u64), Er
         match said {
             FromAgent::Acknowledged(answer) => return Ok((*answer, told)),
             FromAgent::WhatTime if told == 0 => {
-                // Read last: it is stale as soon as it is read.
+                // Read last, because it is stale as soon as it is read.
                 told = wall_clock_ns();
                 let time = Time { wall_clock_ns: told };
                 write_frame(stream, &time).map_err(|e| unheard("cannot tell the guest the time", &e))?;
@@ -136,7 +135,7 @@ pub fn quiesce(path: &Path, limit: Duration) -> Result<(), Error> {
     stopped.map_err(|reason| failed(format!("the workloads cannot be stopped: {reason}")))
 }
 
-/// Lets them go on.
+/// Resumes the workloads.
 pub fn resume(path: &Path, limit: Duration) -> Result<(), Error> {
     let resumed = greet(path, &Greeting::Continue, limit);
     resumed.map_err(|reason| failed(format!("the workloads cannot be let go on: {reason}")))
@@ -157,7 +156,7 @@ fn failed(what: String) -> Error {
     Error::new(ErrorKind::HandshakeFailed, what)
 }
 
-/// A step the agent did not take: because it is gone or does not answer, or because what it said is wrong.
+/// The error for a step that the agent did not perform: it has ended, does not answer, or sent an invalid answer.
 fn unheard(what: &str, error: &PacketError) -> Error {
     let failure = failed(format!("{what}: {error}"));
     match error {
@@ -187,7 +186,7 @@ fn check(answer: &Acknowledgement, nonce: &[u8; 16], test_hooks: bool) -> Result
     Ok(())
 }
 
-/// Connects to a port of the guest: `CONNECT <port>\n`, answered `OK <host port>\n`.
+/// Connects to a port of the guest: sends `CONNECT <port>\n` and expects `OK <host port>\n`.
 pub fn connect(path: &Path, port: u32, limit: Duration) -> io::Result<UnixStream> {
     let socket = thaw_pools::vmm::connect(path, SocketType::STREAM).map_err(io::Error::other)?;
     let mut stream = UnixStream::from(socket);
@@ -196,7 +195,7 @@ pub fn connect(path: &Path, port: u32, limit: Duration) -> io::Result<UnixStream
     stream.write_all(format!("CONNECT {port}\n").as_bytes())?;
     let mut line = [0u8; 32];
     for at in 0..line.len() {
-        // Byte by byte: what follows the line is the peer's.
+        // Byte by byte, because the bytes after the line belong to the caller.
         match stream.read_exact(&mut line[at..at + 1]) {
             Ok(()) => {}
             Err(e)
@@ -244,7 +243,7 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use thaw_protocol::handshake::{Quiesced, read_frame};
 
-    /// An agent behind a socket, which answers what `change` makes of a good acknowledgement.
+    /// Runs the handshake with an agent that answers a good acknowledgement changed by `change`.
     fn with_agent(change: impl FnOnce(&mut Acknowledgement) + Send + 'static) -> Result<Performed, Error> {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("vsock.sock");
@@ -312,7 +311,7 @@ mod tests {
     #[test]
     fn clock_within_margin_and_half_round_trip_is_right() {
         let ms = 1_000_000;
-        // Told at 1000, acknowledged at 1100; asking took 40: 20 each way.
+        // The time was sent at 1000 and acknowledged at 1100; asking took 40: 20 each way.
         let clock = |guest: u64| Clock::of(1000 * ms, 1100 * ms, guest * ms, 40 * ms);
         assert_eq!(
             clock(1050),

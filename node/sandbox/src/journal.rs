@@ -1,8 +1,8 @@
 //! The last output of a container, in two files in its sandbox's directory.
 //!
-//! Invariants: both files consist of complete frames of at most [`MOST_OF_FRAME`] bytes, and together hold at most twice
-//! [`MOST_OF_FILE`]. A position once handed out is the beginning of a frame, or of the oldest frame if that one was dropped. A
-//! frame that a crash left incomplete is cut off by the next process that opens the journal.
+//! Invariants: both files consist of complete frames of at most [`MOST_OF_FRAME`] bytes, and together hold at most twice [`MOST_OF_FILE`].
+//! A position that a reader got is the beginning of a frame. If that frame was dropped, reading begins at the oldest frame. A frame that a
+//! crash left incomplete is cut off by the next process that opens the journal.
 
 use std::fs::{self, File, OpenOptions};
 use std::io;
@@ -16,32 +16,32 @@ use tokio::sync::watch;
 
 use crate::agent_client::Output;
 
-/// The file that is written, in a sandbox's directory, and the one before it.
+/// The current file in a sandbox's directory, and the previous one.
 const FILE: &str = "output";
 const FILE_BEFORE: &str = "output.before";
-/// Largest file. A run directory is memory, most often.
+/// Maximum size of a file, bytes. The run directory is usually in memory.
 const MOST_OF_FILE: u64 = 1 << 20;
-/// Most bytes of output in one frame.
+/// Maximum number of bytes of output in one frame.
 const MOST_OF_FRAME: usize = 64 << 10;
-/// A frame begins with its stream, and its length in four bytes, little end first.
+/// A frame begins with its stream (one byte) and its length (four bytes, little-endian).
 const HEAD: usize = 5;
 const STDOUT: u8 = 1;
 const STDERR: u8 = 2;
 
-/// How far a journal is.
+/// The extent of a journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Extent {
-    /// Where the next frame will be.
+    /// Position of the next frame.
     pub end: u64,
-    /// No frame will come any more.
+    /// Whether the journal is complete.
     pub over: bool,
 }
 
-/// Some frames, and where those after them are.
+/// Some frames, and the position after them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Frames {
     pub frames: Vec<(Output, Vec<u8>)>,
-    /// Where they began: later than asked when what was there is gone.
+    /// Position of the first frame: later than requested if the requested frames were dropped.
     pub start: u64,
     pub next: u64,
 }
@@ -68,13 +68,13 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// Whether there is one in a sandbox's directory: then whoever owns the sandbox attends its container.
+    /// Whether a sandbox's directory has a journal: if so, the owner of the sandbox monitors its container.
     pub fn exists(directory: &Path) -> bool {
-        // Between the two steps of beginning the next file only the one before is there.
+        // While the files are rotated, there may be only the previous one.
         directory.join(FILE).exists() || directory.join(FILE_BEFORE).exists()
     }
 
-    /// Opens it, or begins one.
+    /// Opens the journal, or creates it.
     pub fn open(directory: &Path) -> io::Result<Journal> {
         let before = match Part::open(&directory.join(FILE_BEFORE), 0, false) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => None,
@@ -93,7 +93,7 @@ impl Journal {
         })
     }
 
-    /// Adds output. Blocks.
+    /// Appends output. Blocks.
     pub fn append(&self, output: Output, data: &[u8]) -> io::Result<()> {
         let mut parts = self.parts();
         for piece in data.chunks(MOST_OF_FRAME) {
@@ -117,7 +117,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Begins the next file.
+    /// Rotates the files.
     fn turn(&self, parts: &mut Parts) -> io::Result<()> {
         let (file, before) = (self.directory.join(FILE), self.directory.join(FILE_BEFORE));
         fs::rename(&file, &before)?;
@@ -127,17 +127,17 @@ impl Journal {
         Ok(())
     }
 
-    /// No output comes any more.
+    /// Marks the journal as complete.
     pub fn close(&self) {
         self.extent.send_modify(|extent| extent.over = true);
     }
 
-    /// How far it is, and how it goes on.
+    /// The extent, and its changes.
     pub fn extent(&self) -> watch::Receiver<Extent> {
         self.extent.subscribe()
     }
 
-    /// The frames from a position on, some of them at a time; none at the end. Blocks.
+    /// Some of the frames from a position on; none at the end. Blocks.
     pub fn read(&self, from: u64) -> io::Result<Frames> {
         let (file, at, start, length) = {
             let parts = self.parts();
@@ -208,7 +208,7 @@ impl Part {
     }
 }
 
-/// The whole frames bytes begin with, and how many bytes those are.
+/// The complete frames at the beginning of `bytes`, and their total length.
 fn decode(mut bytes: &[u8]) -> (Vec<(Output, Vec<u8>)>, usize) {
     let (all, mut frames) = (bytes.len(), Vec::new());
     while let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() {
@@ -261,7 +261,7 @@ mod tests {
         assert!(Journal::exists(directory.path()));
         journal.append(Output::Stdout, b"before").unwrap();
         drop(journal);
-        // As a thawd that is killed between the two steps leaves it.
+        // State after thawd is killed between the two steps of the rotation.
         fs::rename(directory.path().join(FILE), directory.path().join(FILE_BEFORE)).unwrap();
         assert!(Journal::exists(directory.path()));
         let journal = Journal::open(directory.path()).unwrap();
@@ -284,7 +284,7 @@ mod tests {
         assert!(bytes as u64 > MOST_OF_FILE);
         let numbers: Vec<u8> = kept.iter().map(|(_, data)| data[0]).collect();
         assert!(numbers.is_sorted());
-        // Who comes late begins where it begins now.
+        // A late reader begins at the oldest frame.
         assert!(journal.read(0).unwrap().start > 0);
         let end = journal.extent().borrow().end;
         assert_eq!(journal.read(end).unwrap().next, end);

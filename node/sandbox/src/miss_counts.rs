@@ -5,17 +5,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use thaw_imagefs::digest::Digest;
 use thaw_protocol::miss::Miss;
 
-/// Bytes of the largest miss ([`Miss::length`]).
+/// Maximum number of bytes of a miss ([`Miss::length`]).
 pub const MAX_LENGTH: u32 = 1 << 20;
 
 /// Why a VMM's miss is not filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Its blob is of no image the VMM was given.
+    /// Its blob belongs to no image that the VMM was given.
     NotGiven,
-    /// It ends beyond its blob.
+    /// It ends beyond the end of its blob.
     OutOfRange,
-    /// It is for more bytes than a miss may be, or for none.
+    /// It asks for no bytes, or for more than [`MAX_LENGTH`].
     Length,
     /// It could not be decoded. The VMM's miss socket is closed.
     Malformed,
@@ -30,7 +30,7 @@ impl Refusal {
         Refusal::Malformed,
     ];
 
-    /// As a metric's label has it.
+    /// The label in metrics.
     pub const fn slug(self) -> &'static str {
         match self {
             Refusal::NotGiven => "not-given",
@@ -40,7 +40,7 @@ impl Refusal {
         }
     }
 
-    /// As the VMM is told.
+    /// The text sent to the VMM.
     pub(crate) fn sentence(self, miss: &Miss) -> String {
         let (offset, length) = (miss.offset, miss.length);
         match self {
@@ -52,11 +52,11 @@ impl Refusal {
     }
 }
 
-/// What VMMs were refused, in this process.
+/// Counts of refused and delayed misses in this process.
 #[derive(Debug, Default)]
 pub struct MissCounts {
     refused: [AtomicU64; Refusal::ALL.len()],
-    /// How often a VMM asked faster than it may, and was made to wait.
+    /// How often a VMM exceeded its rate of misses and was delayed.
     held_back: AtomicU64,
 }
 
@@ -66,7 +66,7 @@ impl MissCounts {
         self.refused[why as usize].load(Ordering::Relaxed)
     }
 
-    /// How often a VMM was made to wait.
+    /// How often a VMM was delayed.
     pub fn held_back(&self) -> u64 {
         self.held_back.load(Ordering::Relaxed)
     }

@@ -26,13 +26,13 @@ mod given;
 
 pub use given::Given;
 
-/// Misses of one socket worked on at once.
+/// Maximum number of misses of one socket in progress.
 const AT_ONCE: usize = 16;
-/// Misses taken from one socket in a [`PERIOD`]: 10,000 a second, more than 1 GB/s of chunks.
+/// Maximum number of misses taken from one socket in a [`PERIOD`]: 10,000 a second, more than 1 GB/s of chunks.
 const IN_PERIOD: u32 = 1000;
 const PERIOD: Duration = Duration::from_millis(100);
-/// How long a refused miss keeps its place among [`AT_ONCE`] before it is answered. A VMM that only asks for what it was
-/// not given costs 1,600 answers a second.
+/// How long a refused miss keeps its place among [`AT_ONCE`] before it is answered. A VMM that sends only refused misses gets 1,600 answers
+/// a second.
 const REFUSAL_PAUSE: Duration = Duration::from_millis(10);
 
 /// Serves until it is dropped or the VMM closes its end.
@@ -42,7 +42,7 @@ pub struct MissServer {
 }
 
 impl MissServer {
-    /// A server of the images `given` to a VMM, and the end to hand to the VMM. Within a tokio runtime.
+    /// Starts a server for the images `given` to a VMM, and returns the other end, for the VMM. Must be called within a tokio runtime.
     pub fn start(images: Images, given: Given) -> std::io::Result<(MissServer, OwnedFd)> {
         let (ours, theirs) = rustix::net::socketpair(
             AddressFamily::UNIX,
@@ -82,7 +82,7 @@ struct Server {
 async fn serve(server: Arc<Server>) {
     let mut receiver = Receiver::default();
     let mut pace = Pace::new();
-    // They end with it: what a VMM does not hear it asks again.
+    // Answers end with the server; the VMM repeats requests without an answer.
     let mut answers = JoinSet::new();
     loop {
         while answers.len() >= AT_ONCE {
@@ -127,7 +127,7 @@ impl Server {
             return Err(answer);
         }
         let filled = self.images.fill(&blob, offset, length.into()).await;
-        // Logged with all that is known of it: the guest sees EIO and no more.
+        // Logged with all details: the guest sees only EIO.
         filled.map_err(|error| {
             if let Some(dropped) = self.log.pass() {
                 let code = error.code();
@@ -150,7 +150,7 @@ impl Server {
 
 async fn receive(socket: &AsyncFd<OwnedFd>, receiver: &mut Receiver) -> Result<Miss, PacketError> {
     loop {
-        // A socket that always has the next packet never makes its task wait.
+        // A socket that always has another packet never makes its task wait.
         tokio::task::consume_budget().await;
         let mut ready = socket.readable().await?;
         match receiver.receive::<Miss>(socket.get_ref().as_fd()) {
@@ -161,7 +161,7 @@ async fn receive(socket: &AsyncFd<OwnedFd>, receiver: &mut Receiver) -> Result<M
     }
 }
 
-/// How fast misses are taken.
+/// The rate at which misses are taken.
 struct Pace {
     since: Instant,
     taken: u32,
@@ -175,7 +175,7 @@ impl Pace {
         }
     }
 
-    /// Returns when the next miss may be taken: whether that had to be waited for.
+    /// Waits until the next miss may be taken. Returns whether it had to wait.
     async fn next(&mut self) -> bool {
         let end = self.since + PERIOD;
         let full = self.taken == IN_PERIOD && Instant::now() < end;
@@ -203,7 +203,7 @@ mod tests {
         assert_eq!(held, 9);
         let took = begin.elapsed();
         assert!((9 * PERIOD..10 * PERIOD).contains(&took), "{took:?}");
-        // One that asks slowly never waits.
+        // A VMM that asks slowly never waits.
         pace = Pace::new();
         for _ in 0..3 * IN_PERIOD {
             tokio::time::advance(PERIOD / 100).await;

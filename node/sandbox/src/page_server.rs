@@ -1,7 +1,7 @@
 //! Fills a machine's memory on demand by userfaultfd(2), for memory that is not mapped from a local file.
 //!
-//! Invariant: every byte was compared with the manifest, as part of its complete chunk, before the machine gets it. If a chunk
-//! cannot be fetched or does not match the manifest, the machine ends.
+//! Invariant: the machine gets no byte before that byte's complete chunk was compared with the manifest. If a chunk cannot be fetched or
+//! does not match the manifest, the machine ends.
 //!
 //! The userfaultfd belongs to the VMM, which may be hostile: it may close it, unmap the memory, ask for events that stop the
 //! kernel from filling pages until they are read, or make the descriptor block. Each of these ends the machine. The server checks
@@ -30,28 +30,28 @@ const UFFDIO_WAKE: libc::c_ulong = 0x8010_AA02;
 const UFFDIO_COPY: libc::c_ulong = 0xC028_AA03;
 const UFFDIO_ZEROPAGE: libc::c_ulong = 0xC020_AA04;
 
-/// Faults served before the server looks whether it is to end.
+/// Number of faults served before the server checks whether it should stop.
 const FAULTS: usize = 64;
-/// No offset: as read(2) reads (preadv2(2)).
+/// No offset: reads at the descriptor's own position, as read(2) does (preadv2(2)).
 const NO_OFFSET: u64 = u64::MAX;
-/// How often the kernel may say that a page cannot be filled now. It says so for a moment while it collects page tables,
-/// and for as long as an event that the VMM asked for waits to be read.
+/// How often to retry when the kernel cannot fill a page now. The kernel refuses briefly while it collects page tables, and for as long as
+/// an event that the VMM asked for waits to be read.
 const TRIES: u32 = 1000;
-/// Seconds a server may take to end when it is dropped. It fails to only before Linux 6.10, where the VMM makes its
-/// userfaultfd block just before a read of it.
+/// Seconds that a server may take to end when it is dropped. It takes longer only before Linux 6.10, if the VMM makes its userfaultfd block
+/// just before it is read.
 const END_LIMIT_S: i64 = 5;
-/// What /proc says of a userfaultfd.
+/// The target of a userfaultfd's link in /proc.
 const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 
-/// Where chunks of a memory file come from. What it gives need not be right: it is compared.
+/// Source of the chunks of a memory file. It need not be trusted: each chunk is compared.
 pub trait PageSource: Send {
-    /// Reads chunk `number` into `buffer`, whose length is what the chunk has; beyond the source's end are zeros.
+    /// Reads chunk `number` into `buffer`, which has the chunk's length. Beyond the source's end are zeros.
     fn read(&mut self, number: u64, buffer: &mut [u8]) -> io::Result<()>;
 
     /// Bytes of the memory file.
     fn bytes(&self) -> u64;
 
-    /// The hash of chunk `number`; none if all of it is zero.
+    /// The hash of chunk `number`; `None` if all of it is zero.
     fn hash(&self, number: u64) -> Option<Hash>;
 }
 
@@ -64,7 +64,7 @@ pub struct FileSource {
 }
 
 impl FileSource {
-    /// `expected` is what the manifest says of it.
+    /// `expected` comes from the manifest.
     pub fn new(file: File, expected: &ChunkedFile) -> FileSource {
         FileSource {
             file,
@@ -100,19 +100,19 @@ impl PageSource for FileSource {
     }
 }
 
-/// Serves one machine's faults on a thread of its own, until it is dropped.
+/// Serves one machine's faults on its own thread, until it is dropped.
 #[derive(Debug)]
 pub struct PageServer {
     stop: OwnedFd,
-    /// A pipe whose other end its thread has.
+    /// A pipe whose other end the thread holds.
     ended: OwnedFd,
 }
 
 impl PageServer {
-    /// Serves `userfaultfd`, which watches `regions`. `broken` is called, with the reason, when a fault cannot be served.
+    /// Serves `userfaultfd`, which watches `regions`. Calls `broken` with the reason if a fault cannot be served.
     ///
     /// # Errors
-    /// `InvalidData` for what is no userfaultfd, and for regions that no address space has: the VMM lies.
+    /// `InvalidData` if the VMM sent something that is not a userfaultfd, or regions that no address space can have.
     pub fn start(
         userfaultfd: OwnedFd,
         regions: &[MappedRegion],
@@ -161,7 +161,7 @@ impl Drop for PageServer {
 
 struct Server<S> {
     userfaultfd: OwnedFd,
-    /// The kernel can read from it without waiting, as far as is known.
+    /// Whether reads from the descriptor cannot block, as far as is known.
     never_waits: bool,
     regions: Vec<MappedRegion>,
     source: S,
@@ -183,7 +183,7 @@ impl<S: PageSource> Server<S> {
                 Err(Errno::INTR) => continue,
                 Err(e) => return Err(format!("poll: {e}")),
             }
-            // Said of a userfaultfd that blocks, and said again at once by each poll: to read it might wait for ever.
+            // Polling a userfaultfd that blocks returns at once, with other events. Reading it might wait for ever.
             if fds[0].revents() != PollFlags::IN {
                 return Err("the VMM's userfaultfd cannot be waited for: it was made to block".into());
             }
@@ -191,7 +191,7 @@ impl<S: PageSource> Server<S> {
                 let Some(address) = self.next_fault()? else { break };
                 match self.serve(address) {
                     Ok(()) => {}
-                    // The process is gone, and its memory with it.
+                    // The process has ended, and its memory is gone.
                     Err(Error::Gone) => return Ok(()),
                     Err(Error::Broken(reason)) => return Err(reason),
                 }
@@ -199,7 +199,7 @@ impl<S: PageSource> Server<S> {
         }
     }
 
-    /// The address of the next fault that waits.
+    /// The address of the next pending fault.
     fn next_fault(&mut self) -> Result<Option<u64>, String> {
         let mut message = [0u8; MESSAGE];
         match self.read(&mut message) {
@@ -213,7 +213,7 @@ impl<S: PageSource> Server<S> {
         }
     }
 
-    /// Reads without waiting, whatever the VMM made of the descriptor.
+    /// Reads without waiting, even if the VMM made the descriptor block.
     fn read(&mut self, message: &mut [u8]) -> rustix::io::Result<usize> {
         if self.never_waits {
             let into = &mut [IoSliceMut::new(message)];
@@ -222,7 +222,7 @@ impl<S: PageSource> Server<S> {
                 read => return read,
             }
         }
-        // Before Linux 6.10 it waits if the VMM wants it to and takes the fault back after it was seen here.
+        // Before Linux 6.10, a read can block if the VMM made the descriptor block and withdrew the fault after this poll.
         let mut fds = [PollFd::new(&self.userfaultfd, PollFlags::IN)];
         match rustix::event::poll(&mut fds, Some(&Timespec::default()))? {
             1 if fds[0].revents() == PollFlags::IN => rustix::io::read(&self.userfaultfd, message),
@@ -239,14 +239,14 @@ impl<S: PageSource> Server<S> {
         if new && self.source.hash(number).is_some() {
             self.copy_chunk(number)?;
         }
-        // Zero where the chunk has no data, and where the machine gave its page back after it was served.
+        // Zero if the chunk has no data, or if the machine released its page after it was served.
         match self.zero(page)? {
             true => Ok(()),
             false => self.wake(page),
         }
     }
 
-    /// Compares one chunk with its hash and gives the machine its pages that are not zero.
+    /// Compares one chunk with its hash, and copies its non-zero pages to the machine.
     fn copy_chunk(&mut self, number: u64) -> Result<(), Error> {
         let broken = |what: String| Error::Broken(format!("memory chunk {number}: {what}"));
         let start = number * CHUNK;
@@ -272,14 +272,14 @@ impl<S: PageSource> Server<S> {
         Ok(())
     }
 
-    /// Fills a page, unless it is there already.
+    /// Fills a page, unless the page exists already.
     fn copy(&self, address: u64, page: &[u8]) -> Result<(), Error> {
         // struct uffdio_copy: dst, src, len, mode, copy.
         let mut request = [address, page.as_ptr() as u64, PAGE, 0, 0];
         self.fill(UFFDIO_COPY, &mut request).map(drop)
     }
 
-    /// Makes a page zero; false if it is there already.
+    /// Fills a page with zeros. Returns false if the page exists already.
     fn zero(&self, address: u64) -> Result<bool, Error> {
         // struct uffdio_zeropage: range (start, len), mode, zeropage.
         let mut request = [address, PAGE, 0, 0];
@@ -325,7 +325,7 @@ enum Error {
     Broken(String),
 }
 
-/// Refuses what is no userfaultfd: its reads and ioctls could do anything.
+/// Refuses anything but a userfaultfd, whose reads and ioctls could have any effect.
 fn check_descriptor(userfaultfd: &OwnedFd) -> io::Result<()> {
     let is = std::fs::read_link(format!("/proc/self/fd/{}", userfaultfd.as_raw_fd()))?;
     if is != Path::new(USERFAULTFD) {
@@ -335,7 +335,7 @@ fn check_descriptor(userfaultfd: &OwnedFd) -> io::Result<()> {
     Ok(())
 }
 
-/// Refuses regions whose addresses, or whose places in the memory file, overflow.
+/// Refuses regions whose addresses or file offsets overflow.
 fn check_regions(regions: &[MappedRegion]) -> io::Result<()> {
     let mut before = 0u64;
     for region in regions {
@@ -356,7 +356,7 @@ fn fault_address(message: &[u8; MESSAGE]) -> u64 {
     u64::from_ne_bytes(bytes)
 }
 
-/// Where in the memory file the byte at this address of the VMM's is.
+/// The offset in the memory file of the byte at this address in the VMM.
 fn file_offset(regions: &[MappedRegion], address: u64) -> Option<u64> {
     let mut before = 0;
     for region in regions {
@@ -370,7 +370,7 @@ fn file_offset(regions: &[MappedRegion], address: u64) -> Option<u64> {
     None
 }
 
-/// The other way round.
+/// The reverse.
 fn host_address(regions: &[MappedRegion], offset: u64) -> Option<u64> {
     let mut left = offset;
     for region in regions {

@@ -5,14 +5,14 @@ use std::time::Duration;
 
 const REGIONS: [u64; 2] = [CHUNK + 2 * PAGE, 3 * PAGE];
 
-/// Anonymous memory watched by a userfaultfd, for as long as it lives.
+/// Anonymous memory watched by a userfaultfd while this lives.
 struct Watched {
     address: usize,
     size: usize,
 }
 
 impl Watched {
-    /// None, having said why, where this may not be done.
+    /// `None` if this host does not allow it; the reason has been reported.
     fn new(size: u64) -> Option<(Watched, OwnedFd)> {
         Watched::with_features(size, 0)
     }
@@ -50,7 +50,7 @@ impl Watched {
 
     fn read(&self, offset: u64) -> u8 {
         assert!((offset as usize) < self.size);
-        // SAFETY: within the mapping, which lives as long as we do; faults are served.
+        // SAFETY: within the mapping, which lives as long as `self`; faults are served.
         unsafe { ((self.address + offset as usize) as *const u8).read_volatile() }
     }
 }
@@ -63,7 +63,7 @@ impl Drop for Watched {
 }
 
 fn regions(watched: &Watched) -> [MappedRegion; 2] {
-    // In the address space the other way round than in the file.
+    // The order of the regions in the address space is the reverse of that in the file.
     let first = watched.address as u64 + REGIONS[1];
     [
         MappedRegion {
@@ -148,13 +148,13 @@ fn a_chunk_that_is_not_what_the_manifest_says_is_not_served() {
             reason.contains("chunk 0") && reason.contains("manifest"),
             "{reason}"
         );
-        // Its descriptor closed with the server's thread, so the fault ends; in a machine the VMM is killed instead.
+        // The server's thread closed the descriptor, so the fault ends. In production the VMM is killed instead.
         let _ = touching.join();
     });
     drop(server);
 }
 
-/// Starts a server; where the reason comes why it broke.
+/// Starts a server. The reason why it broke arrives at the receiver.
 fn serve(watched: &Watched, fd: OwnedFd) -> (PageServer, mpsc::Receiver<String>) {
     let (file, expected) = memory();
     let (sender, broken) = mpsc::channel();
@@ -164,7 +164,7 @@ fn serve(watched: &Watched, fd: OwnedFd) -> (PageServer, mpsc::Receiver<String>)
     (server, broken)
 }
 
-/// Touches a page whose fault nobody may ever serve, on a thread that is left to itself; its number.
+/// Touches a page on a detached thread, because its fault may never be served.
 fn touch_for_ever(watched: &Arc<Watched>, offset: u64) {
     let watched = watched.clone();
     std::thread::spawn(move || watched.read(offset));
@@ -181,7 +181,7 @@ fn vmm_whose_mappings_change_for_ever_is_broken() {
         return;
     };
     let (watched, keeps) = (Arc::new(watched), fd.try_clone().unwrap());
-    // Nobody reads the event of it, so the kernel fills no page from here on. The fault came first, so is read first.
+    // The event of the madvise below is not read, so the kernel then fills no page. The fault comes first, so it is read first.
     touch_for_ever(&watched, REGIONS[1] + 5 * PAGE);
     wait_for_fault(&keeps);
     let gives_back = watched.clone();
@@ -190,7 +190,7 @@ fn vmm_whose_mappings_change_for_ever_is_broken() {
         // SAFETY: our mapping.
         unsafe { libc::madvise(address, size, libc::MADV_DONTNEED) };
     });
-    // The advice is in the kernel, waiting, when a page cannot be filled any more.
+    // When a page can no longer be filled, the madvise waits in the kernel.
     while try_zero(&keeps, watched.address as u64 + PAGE) {
         std::thread::yield_now();
     }
@@ -201,14 +201,14 @@ fn vmm_whose_mappings_change_for_ever_is_broken() {
     std::mem::forget(keeps);
 }
 
-/// Waits until a fault waits to be read.
+/// Waits until a fault can be read.
 fn wait_for_fault(fd: &OwnedFd) {
     rustix::io::ioctl_fionbio(fd, true).unwrap();
     let mut fds = [PollFd::new(fd, PollFlags::IN)];
     assert_eq!(rustix::event::poll(&mut fds, None), Ok(1));
 }
 
-/// Makes a page zero; false if the kernel fills none now.
+/// Fills a page with zeros. Returns false if the kernel fills none now.
 fn try_zero(fd: &OwnedFd, address: u64) -> bool {
     let mut request = [address, PAGE, 0, 0];
     // SAFETY: `request` is a struct uffdio_zeropage.
@@ -223,7 +223,7 @@ fn userfaultfd_that_was_made_to_block_is_broken() {
     };
     let (watched, theirs) = (Arc::new(watched), fd.try_clone().unwrap());
     let (server, broken) = serve(&watched, fd);
-    // It has served, and waits.
+    // It has served a page, and waits.
     assert_eq!(watched.read(2 * PAGE), 9);
     rustix::io::ioctl_fionbio(&theirs, false).unwrap();
     touch_for_ever(&watched, PAGE);
@@ -261,7 +261,7 @@ fn flooded_server_ends_when_it_is_dropped() {
     assert!(begin.elapsed().as_secs() < END_LIMIT_S as u64);
     assert!(broken.try_recv().is_err());
     ends.store(true, Ordering::Relaxed);
-    // Nobody serves them any more: the last descriptor's close ends what waits.
+    // The faults are no longer served: closing the last descriptor ends them.
     drop(theirs);
     floods.into_iter().for_each(|flood| flood.join().unwrap());
 }
@@ -272,7 +272,7 @@ fn vmm_that_unmaps_its_memory_is_broken() {
         return;
     };
     let watched = Arc::new(watched);
-    // Never dropped: what is mapped where this was is somebody else's.
+    // Never dropped: another mapping may now be at this address.
     std::mem::forget(watched.clone());
     let (server, broken) = serve(&watched, fd);
     let data = watched.address + (REGIONS[1] + 5 * PAGE) as usize;

@@ -57,14 +57,14 @@ pub struct Paths {
     pub data: PathBuf,
     /// One directory per running sandbox, and thawd's socket.
     pub run: PathBuf,
-    /// The guest kernel: the first that exists, else the first that was looked for.
+    /// The guest kernel: the first candidate that exists, otherwise the first candidate.
     pub kernel: PathBuf,
-    /// The guest image, likewise.
+    /// The guest image, chosen likewise.
     pub guest_image: PathBuf,
 }
 
 impl Paths {
-    /// From this process's environment.
+    /// The paths from this process's environment.
     pub fn from_env() -> Paths {
         let beside = std::env::current_exe()
             .ok()
@@ -120,12 +120,12 @@ impl Paths {
         self.run.join("thawd.sock")
     }
 
-    /// Where it serves containerd's shims.
+    /// Where thawd serves containerd's shims.
     pub fn pods_socket(&self) -> PathBuf {
         self.run.join("pods.sock")
     }
 
-    /// Where thawd serves containerd as a snapshotter, where it is told to.
+    /// Where thawd serves containerd as a snapshotter, if configured to.
     pub fn snapshots_socket(&self) -> PathBuf {
         self.run.join("snapshots.sock")
     }
@@ -140,7 +140,7 @@ impl Paths {
         self.data.join("snapshots")
     }
 
-    /// Disk templates, and on the same filesystem the disks cloned from them.
+    /// Disk templates, and the disks cloned from them, which must be on the same filesystem.
     pub fn disks(&self) -> PathBuf {
         self.data.join("disks")
     }

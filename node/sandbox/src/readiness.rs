@@ -1,4 +1,4 @@
-//! Registers descriptors with tokio. The safety argument about what tokio requires of a descriptor is here alone.
+//! Registers descriptors with tokio. The safety argument for tokio's requirements is made only here.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -6,10 +6,9 @@ use std::os::fd::OwnedFd;
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// A descriptor that can be waited for. Within a tokio runtime.
+/// Registers a descriptor, so that its readiness can be awaited. Must be called within a tokio runtime.
 pub fn register(fd: OwnedFd, interest: Interest) -> io::Result<AsyncFd<OwnedFd>> {
-    // SAFETY: an OwnedFd names one open descriptor for as long as it lives, and AsyncFd owns it from here to its
-    // deregistration.
+    // SAFETY: an OwnedFd refers to one open descriptor for as long as it lives, and AsyncFd owns it from here until it is deregistered.
     unsafe { AsyncFd::register_with_interest(fd, interest) }.map_err(io::Error::from)
 }
 

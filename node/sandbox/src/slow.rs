@@ -12,14 +12,14 @@ macro_rules! slow {
             /// All of them.
             pub const ALL: &'static [Slow] = &[$(Slow::$name),*];
 
-            /// As an account, a header and a metric have it.
+            /// The code in accounts, headers and metrics.
             pub const fn code(self) -> &'static str {
                 match self {
                     $(Slow::$name => $code,)*
                 }
             }
 
-            /// Whether a pool had none of what was claimed of it.
+            /// Whether the reason is that a pool had no ready resource.
             pub const fn is_miss(self) -> bool {
                 match self {
                     $(Slow::$name => slow!(@ $($miss)?),)*
@@ -37,11 +37,11 @@ slow! {
     CgroupMade = "cgroup-made", miss;
     NoShell = "no-shell", miss;
     NoParkedVm = "no-parked-vm", miss;
-    /// Without root its network leads to its gateway and no further.
+    /// Without root, the network reaches only its gateway.
     NetworkInward = "network-inward";
     TemplateBuilt = "template-built";
     NoWorkingSet = "no-working-set";
-    /// It was compared with its hashes this time.
+    /// The snapshot was compared with its hashes during this start.
     SnapshotVerified = "snapshot-verified";
     PagesNotResident = "pages-not-resident";
     /// The first machine was lost before it was ready.

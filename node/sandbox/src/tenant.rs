@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-/// Longest, bytes.
+/// Maximum length, bytes.
 const MAX: usize = 63;
 
 /// A tenant's name.
@@ -16,7 +16,7 @@ const MAX: usize = 63;
 #[serde(try_from = "String", into = "String")]
 pub struct Tenant(Arc<str>);
 
-/// A text is no tenant's name.
+/// The error for a text that is not a valid tenant name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("a tenant is 1 to {MAX} of A-Z a-z 0-9 - _ . and begins and ends with a letter or digit")]
 pub struct NotATenant;

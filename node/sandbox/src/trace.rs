@@ -12,12 +12,12 @@ use crate::slow::Slow;
 #[derive(Clone, Debug)]
 pub struct Trace {
     began: Instant,
-    /// CLOCK_MONOTONIC nanoseconds at `began`: other processes' times are given on that clock.
+    /// CLOCK_MONOTONIC nanoseconds at `began`: other processes report times on that clock.
     began_monotonic: u64,
     account: Arc<Mutex<Account>>,
 }
 
-/// Records its stage when dropped.
+/// Records its stage when it is dropped.
 #[must_use = "a stage lasts as long as its guard"]
 #[derive(Debug)]
 pub struct StageGuard {
@@ -33,7 +33,7 @@ impl Default for Trace {
 }
 
 impl Trace {
-    /// Begins now.
+    /// A trace that begins now.
     pub fn new() -> Trace {
         Trace {
             began: Instant::now(),
@@ -52,7 +52,7 @@ impl Trace {
         }
     }
 
-    /// Adds a stage timed by another process on CLOCK_MONOTONIC. One that is not in order is left out.
+    /// Adds a stage that another process timed on CLOCK_MONOTONIC. Ignores it if its times are out of order.
     pub fn add_monotonic(&self, name: &str, from: u64, to: u64) {
         if from >= self.began_monotonic && to >= from {
             self.push(Stage {
@@ -63,7 +63,7 @@ impl Trace {
         }
     }
 
-    /// Says why it was slower than it could be. Said twice, it counts once.
+    /// Adds a reason why the start was slower than it could be. A repeated reason counts once.
     pub fn reason(&self, slow: Slow, text: &str) {
         self.push_reason(slow.code(), text);
     }
@@ -79,17 +79,17 @@ impl Trace {
         }
     }
 
-    /// Notes a number.
+    /// Records a number.
     pub fn count(&self, name: &str, value: u64) {
         self.lock().counts.insert(name.into(), value);
     }
 
-    /// Says what was done in a stage.
+    /// Records what was done in a stage.
     pub fn note(&self, stage: &str, text: &str) {
         self.lock().notes.insert(stage.into(), text.into());
     }
 
-    /// Adds what another process traced from the moment this trace had reached `offset_ns`.
+    /// Adds the trace of another process, which began when this trace was at `offset_ns`.
     pub fn add_all(&self, other: Account, offset_ns: u64) {
         for stage in other.stages {
             self.push(Stage {

@@ -7,10 +7,10 @@ use tokio::net::UnixListener;
 
 use crate::error::Error;
 
-/// Listens at a path where no other process listens, for this user alone. The socket of a dead thawd is replaced.
+/// Listens at a path, for this user alone. Replaces the socket of a dead thawd.
 ///
 /// # Errors
-/// Somebody listens there, or the host refuses.
+/// Another process listens there, or the host refuses.
 pub fn bind(socket: &Path) -> Result<UnixListener, Error> {
     let failed =
         |error: &std::io::Error| Error::system(format!("cannot listen on {}", socket.display()), error);

@@ -10,11 +10,11 @@
 //! | [`Shell`] | a VM, vCPUs, every device with an empty backend | mapping a snapshot, setting state |
 //! | [`Parked`] | a snapshot loaded; nothing has run | attaching backends, running |
 //!
-//! [`Vm`] is any of them: a caller continues from whatever state its VM is in. Steps block until the VMM has answered. After the last
-//! step [`Vm::into_parts`] gives away the process and the connection.
+//! [`Vm`] is any of them: a caller continues from whatever state its VM is in. Steps block until the VMM has answered. After the last step,
+//! [`Vm::into_parts`] returns the process and the connection.
 //!
-//! Invariant: a VMM without a machine ends when the connection closes. A VMM with a machine ends then only if it is tethered; else when its
-//! [`VmmProcess`] is dropped. So the owner must record the process between [`Process::start`] and [`Process::create`].
+//! Invariant: a VMM without a machine ends when the connection closes. A tethered VMM with a machine does too; an untethered one ends when
+//! its [`VmmProcess`] is dropped. So the owner must record the process between [`Process::start`] and [`Process::create`].
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -53,7 +53,7 @@ pub enum MachineError {
     /// The connection failed.
     #[error("cannot speak with thaw-vmm: {0}")]
     Connection(PacketError),
-    /// The VMM's answer is of another kind, or to another request.
+    /// The VMM's reply is of another kind, or to another request.
     #[error("thaw-vmm answered another question")]
     UnexpectedAnswer,
     /// The VMM did not answer in time.
@@ -64,11 +64,11 @@ pub enum MachineError {
 /// How a VMM is started.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmmOptions {
-    /// Path of its control socket. The path of a tethered VMM is unlinked once we are connected, so that nobody else connects.
+    /// Path of its control socket. The path of a tethered VMM is unlinked once we are connected, so that no other process can connect.
     pub control: PathBuf,
     /// Path of the file that its output is appended to.
     pub log: PathBuf,
-    /// The VMM ends when the connection closes.
+    /// Whether the VMM ends when the connection closes.
     pub tethered: bool,
     pub jail: Jail,
 }
@@ -77,7 +77,7 @@ pub struct VmmOptions {
 #[derive(Debug)]
 pub struct SnapshotFiles {
     pub state: OwnedFd,
-    /// Layers of memory, the lowest first.
+    /// Layers of memory, lowest first.
     pub memory: Vec<OwnedFd>,
     pub working_set: Option<OwnedFd>,
 }
@@ -87,9 +87,9 @@ pub struct SnapshotFiles {
 pub struct Restored {
     /// Guest memory as mapped in the VMM, for the server of its page faults.
     pub regions: Vec<MappedRegion>,
-    /// With [`MemoryMode::Uffd`].
+    /// The userfaultfd, with [`MemoryMode::Uffd`].
     pub userfault: Option<OwnedFd>,
-    /// Pages mapped in advance, and for how long that took, in nanoseconds.
+    /// Number of pages mapped in advance, and the nanoseconds that took.
     pub populated_pages: u64,
     pub populate_ns: u64,
 }
@@ -101,14 +101,14 @@ pub struct Process {
     tethered: bool,
 }
 
-/// A VMM with a machine that has no snapshot in it.
+/// A VMM with a machine into which no snapshot has been loaded.
 #[derive(Debug)]
 pub struct Shell {
     vmm: Connected,
     machine: MachineSpec,
 }
 
-/// A VMM with a snapshot loaded, of which nothing has run.
+/// A VMM with a loaded snapshot, whose guest has not run yet.
 #[derive(Debug)]
 pub struct Parked {
     vmm: Connected,
@@ -136,8 +136,8 @@ struct Connected {
 }
 
 impl Process {
-    /// Starts `program`. We connect before the process exists, and the listening socket keeps the connection for it: if we are killed,
-    /// however early, the VMM finds the connection closed and ends.
+    /// Starts `program`. We connect before the process exists, and the listening socket keeps the connection for it. So if this process is
+    /// killed, however early, the VMM finds the connection closed and ends.
     pub fn start(program: &Path, options: &VmmOptions) -> Result<Process, MachineError> {
         let listener = vmm::listen(&options.control, SocketType::SEQPACKET)?;
         reach(Failpoint::VmmListening);
@@ -172,7 +172,7 @@ impl Process {
         &self.vmm.process
     }
 
-    /// Creates the machine. Whether it is tethered was decided when the process was started, whatever `machine` says.
+    /// Creates the machine. [`Process::start`] decided whether it is tethered; `machine` does not change that.
     pub fn create(mut self, kvm: BorrowedFd<'_>, machine: MachineSpec) -> Result<Shell, MachineError> {
         let machine = MachineSpec {
             tethered: self.tethered,
@@ -201,7 +201,7 @@ impl Process {
 }
 
 impl Shell {
-    /// The shape of its machine.
+    /// The machine's specification.
     pub fn machine(&self) -> &MachineSpec {
         &self.machine
     }
@@ -265,7 +265,7 @@ impl SnapshotFiles {
 }
 
 impl Parked {
-    /// The shape of its machine.
+    /// The machine's specification.
     pub fn machine(&self) -> &MachineSpec {
         &self.machine
     }
@@ -291,12 +291,12 @@ impl Vm {
         &self.vmm().process
     }
 
-    /// Version of the control protocol that its VMM speaks: this release's, until it has a machine.
+    /// Version of the control protocol that its VMM speaks. Before the VMM has a machine: this release's version.
     pub fn control_version(&self) -> u32 {
         self.vmm().version
     }
 
-    /// The process, our end of its control socket, on which no answer is outstanding, and the result of the restore if it is parked.
+    /// The process, our end of its control socket, on which no reply is outstanding, and the result of the restore if it is parked.
     pub fn into_parts(self) -> (VmmProcess, OwnedFd, Option<Restored>) {
         match self {
             Vm::Process(Process { vmm, .. }) | Vm::Shell(Shell { vmm, .. }) => {
@@ -321,7 +321,7 @@ impl Vm {
         match polled {
             Ok(0) => Ok(()),
             Ok(_) if !ready[0].revents().is_empty() => Err(Unfit("thaw-vmm has ended".into())),
-            // In these states a VMM sends nothing unasked but that it ends.
+            // In these states the only unrequested message of a VMM is that it ends.
             Ok(_) => Err(Unfit("thaw-vmm says that it ends".into())),
             Err(e) => Err(Unfit(format!("cannot look at thaw-vmm: {e}"))),
         }
@@ -337,7 +337,7 @@ impl Vm {
 }
 
 impl Connected {
-    /// Sends a request and waits for the answer. Before it the VMM can only report that the machine ended, because no guest has run.
+    /// Sends a request and waits for the reply. No guest has run, so the only event that may come first is the machine's end.
     fn call(
         &mut self,
         command: Command,

@@ -1,4 +1,4 @@
-//! A VMM's states, driven against one that answers as we tell it: the real one is driven by `vmm/tests`.
+//! Tests of a VMM's states against a fake VMM. `vmm/tests` use the real one.
 
 use super::*;
 use rustix::net::{AddressFamily, SocketFlags, socketpair};
@@ -44,7 +44,7 @@ fn options(directory: &Path, tethered: bool) -> VmmOptions {
     }
 }
 
-/// A process whose other end of the control socket is ours.
+/// A process, and our end of its control socket.
 fn with_peer(directory: &Path) -> (Process, OwnedFd) {
     let mut process = Process::start(&sleeper(directory), &options(directory, true)).unwrap();
     let (ours, theirs) = socketpair(
@@ -60,7 +60,7 @@ fn with_peer(directory: &Path) -> (Process, OwnedFd) {
 
 type Asked = (Command, Vec<OwnedFd>);
 
-/// Answers each request with the next of `answers`, and returns what was asked.
+/// Answers each request with the next of `answers`. Returns the requests.
 fn answering(
     peer: OwnedFd,
     answers: Vec<Result<(Response, Vec<OwnedFd>), ControlError>>,

@@ -20,7 +20,7 @@ impl Sandbox {
             cgroup: Some(path.to_owned()),
             ..self.record.clone()
         };
-        // Recorded before the cgroup exists, so that a later owner that finds the record removes it.
+        // Recorded before the VMM moves in, so that whoever finds the record removes this cgroup too.
         self.resources.directory.write(&record)?;
         cgroup.add(vmm.pid).map_err(|e| unavailable(&e))?;
         self.record = record;

@@ -44,7 +44,7 @@ pub struct Behalf {
 pub struct Asked {
     /// The client that the key belongs to.
     pub client: u64,
-    /// Whose share of the answers that are remembered; 0 in a record of before tenants.
+    /// The share of the remembered answers that this one counts against; 0 in a record from before tenants.
     #[serde(default)]
     pub share: u64,
     pub key: String,

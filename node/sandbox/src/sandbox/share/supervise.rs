@@ -34,7 +34,7 @@ use thaw_sys::lock::Lock;
 const RESTARTS: usize = 5;
 /// The period of the limit on restarts.
 const WINDOW: Duration = Duration::from_secs(600);
-/// Delay before the first restart; each later one waits four times as long, at most [`LONGEST`].
+/// Delay before the second restart; the first is immediate. Each later one waits four times as long, at most [`LONGEST`].
 const FIRST: Duration = Duration::from_millis(250);
 /// Longest delay: less than a guest waits.
 const LONGEST: Duration = Duration::from_secs(8);

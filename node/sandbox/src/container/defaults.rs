@@ -1,4 +1,4 @@
-//! What `docker run` gives a container by default.
+//! The defaults that `docker run` gives a container.
 
 use thaw_protocol::agent::{MessageField, oci};
 
@@ -41,7 +41,7 @@ const READ_ONLY: [&str; 5] = [
     "/proc/sysrq-trigger",
 ];
 
-/// Where the guest has its own names and name servers.
+/// The directory in the guest with the files that hold its name and its name servers.
 const GUEST_ETC: &str = "/run/thaw/etc";
 
 /// The network is the guest's own: one sandbox, one network.
@@ -129,7 +129,7 @@ pub(super) fn mounts() -> Vec<oci::Mount> {
             &["nosuid", "noexec", "nodev", "mode=1777", "size=65536k"],
         ),
     ];
-    // Written by the agent for whoever the guest is, again when it becomes somebody else.
+    // The agent writes these files for the guest's identity, and again when that changes.
     all.extend(["hosts", "hostname", "resolv.conf"].map(|name| {
         mount(
             &format!("/etc/{name}"),

@@ -5,11 +5,11 @@ use std::ffi::OsString;
 use super::Options;
 use crate::error::{Error, ErrorKind};
 
-/// What an image without a PATH gets.
+/// PATH for an image without one.
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// The image's or container's environment with the flags' over it. Later wins; each name appears once, where it first
-/// stood. HOME is the agent's to add: it knows the user.
+/// Merges the flags' variables over the environment of the image or container. A later value wins; each name appears once, at its first
+/// position. The agent adds HOME, because it knows the user.
 pub(super) fn merge(base: &[String], options: &Options) -> Vec<String> {
     let mut env: Vec<String> = Vec::new();
     let mut set = |entry: &str| {
@@ -30,7 +30,7 @@ pub(super) fn merge(base: &[String], options: &Options) -> Vec<String> {
     env
 }
 
-/// What `-e` was given: `NAME=VALUE`, or `NAME` for the caller's own value, left out where it has none.
+/// Resolves the values of `-e`: `NAME=VALUE`, or `NAME` for the caller's own value, which is left out if it is not set.
 pub fn resolve(given: &[String], own: impl Fn(&str) -> Option<OsString>) -> Result<Vec<String>, Error> {
     let mut env = Vec::new();
     for entry in given {
@@ -49,7 +49,7 @@ pub fn resolve(given: &[String], own: impl Fn(&str) -> Option<OsString>) -> Resu
     Ok(env)
 }
 
-/// The entries of an `--env-file`: one a line, as for `-e`; blank lines and those that begin with `#` are skipped.
+/// The entries of an `--env-file`: one per line, in the form of `-e`. Blank lines and lines that begin with `#` are skipped.
 pub fn parse_env_file(text: &str) -> Vec<String> {
     text.lines()
         .map(|line| line.trim_start().trim_end_matches('\r'))

@@ -8,11 +8,11 @@ use crate::agent_client::{AgentClient, ProcessId, start_failure};
 use crate::error::Error;
 use crate::id::new_id;
 
-/// Starts a process: returns when its program is executed.
+/// Starts a process. Returns when its program is executed.
 ///
 /// # Errors
-/// [`ErrorKind::NotFound`](crate::error::ErrorKind::NotFound) and
-/// [`ErrorKind::NotExecutable`](crate::error::ErrorKind::NotExecutable) where the command is at fault.
+/// [`ErrorKind::NotFound`](crate::error::ErrorKind::NotFound) and [`ErrorKind::NotExecutable`](crate::error::ErrorKind::NotExecutable) if
+/// the command is at fault.
 pub async fn exec(agent: &AgentClient, running: &Running, options: &Options) -> Result<ProcessId, Error> {
     let process = ProcessId {
         container: running.container_id.clone(),

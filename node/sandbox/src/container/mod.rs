@@ -1,8 +1,8 @@
 //! Turns an image's configuration and the caller's options into an OCI runtime specification, with the defaults of
 //! `docker run`.
 //!
-//! The specification is the message the agent takes ([`thaw_protocol::agent::oci`]). The agent resolves users and groups inside
-//! the root filesystem, from `User.Username`.
+//! The specification is the message that the agent accepts ([`thaw_protocol::agent::oci`]). The agent resolves users and groups inside the
+//! root filesystem, from `User.Username`.
 
 use std::path::Path;
 
@@ -32,14 +32,14 @@ pub use start::{create, start};
 pub use storages::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, RootServing, image_name, storages};
 pub use volumes::{check_all as check_volumes, name as volume_name, parse as parse_volume};
 
-/// What the flags of `thaw run` say about the container.
+/// The container options of `thaw run`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Options {
     /// Replaces the image's entry point; the image's command is then not used. Empty: no entry point.
     pub entrypoint: Option<String>,
     /// Replaces the image's command.
     pub command: Vec<String>,
-    /// `NAME=VALUE`, over the image's.
+    /// `NAME=VALUE` entries, merged over the image's.
     pub env: Vec<String>,
     pub workdir: Option<String>,
     /// `USER[:GROUP]`, names or numbers.
@@ -48,20 +48,20 @@ pub struct Options {
     pub read_only: bool,
     pub seccomp: SeccompProfile,
     pub hostname: String,
-    /// Terminal's rows and columns.
+    /// Rows and columns of the terminal.
     pub size: Option<(u16, u16)>,
-    /// What it has of the host's, as its sandbox has.
+    /// The volumes of its sandbox.
     pub volumes: Vec<Volume>,
 }
 
 /// The file in a sandbox's directory that holds a [`Running`].
 pub const RUNNING_FILE: &str = "container.json";
 
-/// What `thaw exec`, and a thaw, needs to know of a container it did not start.
+/// Facts about a container that a process which did not start it needs: for `thaw exec`, and after a thaw.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Running {
     pub container_id: String,
-    /// Its process has a terminal.
+    /// Whether its process has a terminal.
     pub tty: bool,
     pub env: Vec<String>,
     pub cwd: String,
@@ -77,10 +77,10 @@ impl Running {
         }
     }
 
-    /// Of the sandbox with this directory.
+    /// Reads it from this directory of a sandbox.
     ///
     /// # Errors
-    /// [`ErrorKind::SandboxNotFound`] while it has no container.
+    /// [`ErrorKind::SandboxNotFound`] if the sandbox has no container yet.
     pub fn read(directory: &Path) -> Result<Running, Error> {
         let path = directory.join(RUNNING_FILE);
         thaw_records::read(&path).map_err(|e| match e {
@@ -93,7 +93,7 @@ impl Running {
         })
     }
 
-    /// Notes it in the directory of its sandbox, whole or not at all.
+    /// Writes it to this directory of a sandbox, completely or not at all.
     pub fn write(&self, directory: &Path) -> Result<(), Error> {
         let (new, path) = (
             directory.join(RUNNING_FILE).with_extension("new"),
@@ -110,10 +110,10 @@ impl Running {
     }
 }
 
-/// The container's specification.
+/// The container's OCI specification.
 ///
 /// # Errors
-/// [`ErrorKind::Runtime`] when neither the image nor the flags name a command.
+/// [`ErrorKind::Runtime`] if neither the image nor the flags name a command.
 pub fn spec(id: &str, image: &ImageConfiguration, options: &Options) -> Result<oci::Spec, Error> {
     let config = image.config().clone().unwrap_or_default();
     let args = command_line(
@@ -157,7 +157,7 @@ pub fn spec(id: &str, image: &ImageConfiguration, options: &Options) -> Result<o
     })
 }
 
-/// A process for `thaw exec`: the container's environment, directory and user where the flags do not say otherwise.
+/// The process for `thaw exec`: with the container's environment, directory and user, unless the flags set others.
 pub fn exec_process(running: &Running, options: &Options) -> oci::Process {
     let env = environment::merge(&running.env, options);
     let cwd = options.workdir.clone().unwrap_or_else(|| running.cwd.clone());
@@ -165,7 +165,7 @@ pub fn exec_process(running: &Running, options: &Options) -> oci::Process {
     process(options.command.clone(), env, cwd, user, options.tty, options.size)
 }
 
-/// What a later `thaw exec` must know of this specification.
+/// The facts of this specification that a later `thaw exec` needs.
 pub fn running(id: &str, spec: &oci::Spec) -> Running {
     Running {
         container_id: id.into(),
@@ -208,7 +208,7 @@ fn process(
     }
 }
 
-/// `docker run`: the entry point flag also drops the image's command, whose arguments were meant for another program.
+/// As in `docker run`, the entry point flag also drops the image's command, whose arguments were meant for another program.
 fn command_line(entrypoint: Vec<String>, cmd: Vec<String>, options: &Options) -> Result<Vec<String>, Error> {
     let (mut args, cmd) = match &options.entrypoint {
         Some(program) if program.is_empty() => (Vec::new(), Vec::new()),

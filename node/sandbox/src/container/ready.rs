@@ -1,7 +1,7 @@
 //! Waits until a container is ready by its probe, and records the wait for a later owner.
 //!
-//! Invariant: from before a container with a probe starts until it is ready, its sandbox's directory says that a caller waits
-//! for it. The caller is answered only afterwards, so a later owner that finds the note removes the sandbox.
+//! Invariant: from before a container with a probe starts until it is ready, a note in its sandbox's directory records that a caller waits
+//! for it. The caller gets its answer only afterwards, so a later owner that finds the note removes the sandbox.
 
 use std::io;
 use std::ops::RangeInclusive;
@@ -18,25 +18,25 @@ use thaw_protocol::api::{
 use crate::agent_client::AgentClient;
 use crate::error::{Error, ErrorKind};
 
-/// File in a sandbox's directory that says whether its container is ready; missing without a probe.
+/// File in a sandbox's directory that records whether its container is ready; missing without a probe.
 const FILE: &str = "readiness";
 const READY: &str = "ready";
-/// How long the guest's agent may take beyond a probe's time to say that it is over: the guest may be paused.
+/// How long the agent may take beyond a probe's time limit to report that the limit has passed: the guest may be paused.
 const LATE: Duration = Duration::from_secs(10);
 
 /// Why a container did not become ready.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Unready {
-    /// Its process ended before, with this.
+    /// Its process ended first, with this exit code.
     Exited(i32),
-    /// The time is over; what was seen last.
+    /// The time limit passed; the probe's last result.
     TimedOut(String),
 }
 
-/// Whether a probe can be.
+/// Checks that a probe is valid.
 ///
 /// # Errors
-/// Says in words what cannot.
+/// What is invalid, in words.
 pub fn check(probe: &ReadinessProbe) -> Result<(), String> {
     let port = match (&probe.tcp, &probe.http) {
         (Some(tcp), None) => tcp.port,
@@ -68,10 +68,10 @@ pub fn check(probe: &ReadinessProbe) -> Result<(), String> {
     within("period_ms", probe.period_ms, READY_PERIOD_MS)
 }
 
-/// Has a container that is made, but not started, expected to become ready.
+/// Makes the agent watch for the readiness of a container that is created but not started.
 ///
 /// # Errors
-/// [`ErrorKind::AgentFailed`]: the guest cannot tell.
+/// [`ErrorKind::AgentFailed`] if the agent refuses.
 pub async fn expect(agent: &AgentClient, container: &str, probe: &ReadinessProbe) -> Result<(), Error> {
     let ports = [
         probe.tcp.as_ref().map(|tcp| tcp.port),
@@ -99,10 +99,10 @@ pub async fn expect(agent: &AgentClient, container: &str, probe: &ReadinessProbe
     agent.expect_ready(&request).await.map_err(failed)
 }
 
-/// Waits for what becomes of it, once it is started.
+/// Waits until a started container is ready, or for the reason why it is not.
 ///
 /// # Errors
-/// [`ErrorKind::GuestEnded`] when the guest ends first, [`ErrorKind::AgentFailed`] when it does not say.
+/// [`ErrorKind::GuestEnded`] if the guest ends first, [`ErrorKind::AgentFailed`] if the agent fails.
 pub async fn wait(
     agent: &AgentClient,
     container: &str,
@@ -124,7 +124,7 @@ pub async fn wait(
             return Err(Error::new(ErrorKind::AgentFailed, what));
         }
         Ok(Err(e)) => return Err(Error::new(ErrorKind::GuestEnded, format!("lost the guest: {e}"))),
-        // A guest that stands still does not know the time.
+        // A paused guest does not know the time.
         Err(_) => return Ok(Err(Unready::TimedOut("the guest does not answer".into()))),
     };
     match told.outcome.enum_value() {
@@ -139,7 +139,7 @@ pub async fn wait(
 }
 
 impl Unready {
-    /// As the caller is told it: [`ErrorKind::NotReady`].
+    /// The error for the caller: [`ErrorKind::NotReady`].
     pub fn failure(self, probe: &ReadinessProbe) -> Error {
         let what = match self {
             Unready::Exited(code) => {
@@ -153,7 +153,7 @@ impl Unready {
     }
 }
 
-/// Writes down that a container is waited for, or is ready.
+/// Records that a container is awaited, or is ready.
 pub fn note(directory: &Path, readiness: Readiness) -> Result<(), Error> {
     let path = directory.join(FILE);
     let text = match readiness {
@@ -163,12 +163,12 @@ pub fn note(directory: &Path, readiness: Readiness) -> Result<(), Error> {
     std::fs::write(&path, text).map_err(|e| Error::system(format!("cannot write {}", path.display()), &e))
 }
 
-/// What was written down.
+/// The recorded readiness; `None` without a probe.
 pub fn noted(directory: &Path) -> Option<Readiness> {
     match std::fs::read_to_string(directory.join(FILE)) {
         Ok(text) if text == READY => Some(Readiness::Ready),
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
-        // Half written, or not to be read: nobody was told that it is ready.
+        // The note is incomplete or unreadable: no caller got an answer.
         _ => Some(Readiness::Waiting),
     }
 }

@@ -1,9 +1,9 @@
 //! The default seccomp profile: the system calls that `docker run` allows a container with docker's default capabilities.
 //!
-//! The microVM keeps a container away from the host. The profile keeps it away from its guest's kernel: most calls it forbids
-//! are for administrators, and that is where kernel bugs have been. Forbidden calls fail with EPERM, as under docker. Calls
-//! newer than any in the list, and `clone3`, whose flags no filter can read, fail with ENOSYS, so that programs fall back. The
-//! list has only x86-64 calls, because guest kernels run no other programs.
+//! The microVM isolates a container from the host. The profile protects the guest's kernel from the container: most calls it forbids are
+//! for administrators, and those had most kernel bugs. Forbidden calls fail with EPERM, as under docker. Calls newer than any in the list,
+//! and `clone3`, whose flags no filter can read, fail with ENOSYS, so that programs fall back. The list has only x86-64 calls, because
+//! guest kernels run no other programs.
 
 use thaw_protocol::agent::oci;
 use thaw_protocol::api::SeccompProfile;
@@ -11,7 +11,7 @@ use thaw_protocol::api::SeccompProfile;
 const ALLOW: &str = "SCMP_ACT_ALLOW";
 const ERRNO: &str = "SCMP_ACT_ERRNO";
 
-/// Calls that are allowed whatever their arguments.
+/// Calls allowed with any arguments.
 #[rustfmt::skip]
 const ALLOWED: &[&str] = &[
     "accept", "accept4", "access", "adjtimex", "alarm", "arch_prctl", "bind", "brk", "cachestat", "capget", "capset",
@@ -55,11 +55,11 @@ const ALLOWED: &[&str] = &[
 
 /// CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID and NEWNET (linux/sched.h).
 const NEW_NAMESPACES: u64 = 0x7E02_0000;
-/// `AF_VSOCK`: on the way to the agent, and to the host.
+/// `AF_VSOCK`: leads to the agent, and to the host.
 const VSOCK: u64 = 40;
 /// Bits of an address family: `AF_MAX` is below 64.
 const FAMILY_BITS: u32 = 6;
-/// `personality(2)`: PER_LINUX, PER_LINUX32, both with UNAME26, and the question what it is.
+/// Allowed arguments of `personality(2)`: PER_LINUX, PER_LINUX32, both with UNAME26, and the query.
 const PERSONALITIES: [u64; 5] = [0x0, 0x8, 0x2_0000, 0x2_0008, 0xFFFF_FFFF];
 
 /// The section of a container's specification; `None` if it is not confined.
@@ -73,15 +73,15 @@ pub(super) fn section(profile: SeccompProfile) -> Option<oci::LinuxSeccomp> {
 fn default() -> oci::LinuxSeccomp {
     let mut rules = vec![
         rule(ALLOWED, ALLOW, None),
-        // Threads and processes, but no namespaces.
+        // Allows threads and processes, but no new namespaces.
         rule(&["clone"], ALLOW, Some(masked(NEW_NAMESPACES, 0))),
         oci::LinuxSyscall {
             ErrnoRet: Some(oci::linux_syscall::ErrnoRet::Errnoret(libc::ENOSYS as u32)),
             ..rule(&["clone3"], ERRNO, None)
         },
     ];
-    // Families that differ from AF_VSOCK in one of their low bits: the kernel takes 32 bits of the argument, so to compare all
-    // 64 would let it through with others set. There is no family above them.
+    // Allows families that differ from AF_VSOCK in one of their low bits. The kernel reads 32 bits of the argument, so a comparison of all
+    // 64 would admit AF_VSOCK with higher bits set. No family needs higher bits.
     let socket = |bit: u32| rule(&["socket"], ALLOW, Some(masked(1 << bit, !VSOCK & 1 << bit)));
     rules.extend((0..FAMILY_BITS).map(socket));
     let personality = |value| rule(&["personality"], ALLOW, Some(masked(u64::MAX, value)));
@@ -103,7 +103,7 @@ fn rule(names: &[&str], action: &str, argument: Option<oci::LinuxSeccompArg>) ->
     }
 }
 
-/// What these bits of the first argument must be.
+/// Matches if these bits of the first argument have this value.
 fn masked(mask: u64, value: u64) -> oci::LinuxSeccompArg {
     oci::LinuxSeccompArg {
         Index: 0,
@@ -114,10 +114,10 @@ fn masked(mask: u64, value: u64) -> oci::LinuxSeccompArg {
     }
 }
 
-/// `--security-opt`: of docker's options, the profile's name alone.
+/// Parses `--security-opt`. Of docker's options, only the profile's name is supported.
 ///
 /// # Errors
-/// What this runtime has nothing of.
+/// The option is unsupported.
 pub fn parse_security_option(text: &str) -> Result<SeccompProfile, String> {
     let (name, value) = text.split_once(['=', ':']).unwrap_or((text, ""));
     match (name, value) {
@@ -210,7 +210,7 @@ mod tests {
         assert_eq!(section(SeccompProfile::Unconfined), None);
     }
 
-    /// Whether the profile lets a call be made whose first argument is this.
+    /// Whether the profile allows a call with this first argument.
     fn is_allowed(name: &str, argument: u64) -> bool {
         let rules = default().Syscalls;
         rules.iter().any(|rule| {

@@ -11,10 +11,10 @@ use crate::agent_client::{AgentClient, start_failure};
 use crate::container::RootServing;
 use crate::error::Error;
 
-/// Makes the container `id`, up to the point of executing its program.
+/// Creates the container `id`, up to the point of executing its program.
 ///
 /// # Errors
-/// [`Runtime`](crate::error::ErrorKind::Runtime) when neither the image nor the options name a command; those of the agent.
+/// [`Runtime`](crate::error::ErrorKind::Runtime) if neither the image nor the options name a command; those of the agent.
 pub async fn create(
     agent: &AgentClient,
     id: &str,
@@ -39,7 +39,7 @@ pub async fn create(
     Ok(running)
 }
 
-/// Starts it, and notes in its sandbox's directory what other processes need to know.
+/// Starts it, and writes to its sandbox's directory what other processes need to know.
 pub async fn start(agent: &AgentClient, running: &Running, directory: &Path) -> Result<(), Error> {
     agent.start(&running.container_id).await.map_err(start_failure)?;
     running.write(directory)

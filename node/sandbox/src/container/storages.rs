@@ -1,31 +1,31 @@
-//! How the agent builds the root filesystem: the read-only image below, over virtio-fs or as a disk with EROFS; the sandbox's
-//! disk above; an overlay of both. A sandbox has one disk, and a container has one directory on it.
+//! How the agent builds the root filesystem: the read-only image below, over virtio-fs or as an EROFS disk; the sandbox's disk above; an
+//! overlay of both. A sandbox has one disk, and a container has one directory on it.
 
 use serde::{Deserialize, Serialize};
 use thaw_protocol::agent::agent::Storage;
 use thaw_protocol::agent::layout;
 use thaw_protocol::control::DeviceId;
 
-/// The slot of the root device the sandbox's image is shown in.
+/// The slot of the root device that shows the sandbox's image.
 pub const IMAGE_SLOT: u16 = 1;
-/// In place of a slot, of an image that is a disk: the root device's slot 0 is its own.
+/// Stands for the slot of an image that is a disk: the root device uses slot 0 for itself.
 pub const IMAGE_DISK_SLOT: u16 = 0;
-/// The disk that holds it, the last one: volumes count from the first after the writable layer.
+/// The slot of the image disk. It is the last one, because volumes count from the first after the writable layer.
 pub const IMAGE_DISK: DeviceId = DeviceId::Blk3;
-/// Its name in the guest.
+/// The image disk's device in the guest.
 const IMAGE_DISK_PATH: &str = "/dev/vdd";
 
-/// Where the guest has an image that is a disk.
+/// Where the guest mounts an image disk.
 const IMAGE: &str = "/run/thaw/image";
 
 /// How the guest gets its image.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RootServing {
-    /// As files, over virtio-fs: what clones read is once in the host's memory.
+    /// As files, over virtio-fs: the host's memory holds one copy of what all clones read.
     #[default]
     Virtiofs,
-    /// As a read-only disk with EROFS on it, which the guest mounts itself.
+    /// As a read-only EROFS disk, which the guest mounts itself.
     Erofs,
 }
 
@@ -34,7 +34,7 @@ pub fn image_name(slot: u16) -> String {
     slot.to_string()
 }
 
-/// What to mount before the container is made, in this order.
+/// The mounts to make before the container is created, in this order.
 pub fn storages(id: &str, root: RootServing) -> Vec<Storage> {
     let (images, lower) = match root {
         RootServing::Virtiofs => (

@@ -9,12 +9,12 @@ use thaw_protocol::agent::{layout, oci};
 use thaw_protocol::api::Volume;
 use thaw_protocol::share::SHARES;
 
-/// The entry of the volume in this position.
+/// The name of the entry of the volume at this position.
 pub fn name(position: usize) -> String {
     position.to_string()
 }
 
-/// Where the container has them.
+/// The container's mounts of these volumes.
 pub(super) fn mounts(volumes: &[Volume]) -> impl Iterator<Item = oci::Mount> {
     volumes.iter().enumerate().map(|(position, volume)| {
         let access = if volume.read_only { "ro" } else { "rw" };
@@ -28,10 +28,10 @@ pub(super) fn mounts(volumes: &[Volume]) -> impl Iterator<Item = oci::Mount> {
     })
 }
 
-/// Reads `HOST:GUEST[:OPTIONS]`. A host path that is not absolute is of the current directory.
+/// Parses `HOST:GUEST[:OPTIONS]`. A relative host path is relative to the current directory.
 ///
 /// # Errors
-/// What of it cannot be, in words.
+/// What is invalid, in words.
 pub fn parse(text: &str) -> Result<Volume, String> {
     let mut parts = text.split(':');
     let (Some(host), Some(guest)) = (parts.next(), parts.next()) else {
@@ -41,7 +41,7 @@ pub fn parse(text: &str) -> Result<Volume, String> {
     for option in parts.next().into_iter().flat_map(|options| options.split(',')) {
         match option {
             "ro" => read_only = true,
-            // Who labels files for SELinux labels them for the host's processes; the guest has none of it.
+            // SELinux labels concern processes of the host. The guest has no SELinux.
             "rw" | "z" | "Z" => {}
             other => return Err(format!("{other:?} is no option of a volume: ro or rw")),
         }
@@ -62,10 +62,10 @@ pub fn parse(text: &str) -> Result<Volume, String> {
     check(&volume).map(|()| volume)
 }
 
-/// Whether a volume's paths can be such.
+/// Checks the paths of a volume.
 ///
 /// # Errors
-/// Why not, in words.
+/// Why they are invalid, in words.
 pub fn check(volume: &Volume) -> Result<(), String> {
     let plain =
         |path: &Path| !path.as_os_str().as_encoded_bytes().contains(&0) && path.as_os_str().len() < 4096;
@@ -88,10 +88,10 @@ pub fn check(volume: &Volume) -> Result<(), String> {
     }
 }
 
-/// Whether a container can have all of these.
+/// Checks that one container can have all of these volumes.
 ///
 /// # Errors
-/// Why not, in words.
+/// Why it cannot, in words.
 pub fn check_all(volumes: &[Volume]) -> Result<(), String> {
     if volumes.len() > SHARES {
         return Err(format!("at most {SHARES} volumes"));

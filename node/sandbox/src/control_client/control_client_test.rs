@@ -1,4 +1,4 @@
-//! A VMM that answers as it should, and VMMs that do not.
+//! Fake VMMs: one that answers correctly, and ones that do not.
 
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, socketpair};
 use thaw_protocol::control::{ANSWER_LIMIT, ErrorCode, Event, FromVmm, MachineState, StartTimes};
@@ -42,7 +42,7 @@ fn asked(vmm: &OwnedFd) -> (Request, Vec<OwnedFd>) {
     packet::receive::<Request>(vmm).unwrap()
 }
 
-/// A VMM in a thread of its own: it blocks, the client's runtime does not.
+/// Runs a fake VMM in a thread, because it blocks.
 fn played<T: Send + 'static>(
     vmm: OwnedFd,
     play: impl FnOnce(&OwnedFd) -> T + Send + 'static,
@@ -53,7 +53,7 @@ fn played<T: Send + 'static>(
     })
 }
 
-/// How the connection ended.
+/// Waits for the end of the connection, and returns the final state.
 async fn ended(client: &ControlClient) -> Life {
     let mut life = client.life();
     let closed = tokio::time::timeout(Duration::from_secs(20), life.wait_for(|l| l.closed)).await;
@@ -144,7 +144,7 @@ async fn garbage_ends_the_connection_by_name() {
         let vmm = played(vmm, move |vmm| {
             asked(vmm);
             rustix::net::send(vmm, &garbage, SendFlags::NOSIGNAL).unwrap();
-            // It finds its connection closed.
+            // The VMM finds its connection closed.
             packet::receive::<Request>(vmm).map(drop).unwrap_err()
         });
         let error = client.call(Command::Status, &[]).await.unwrap_err();
@@ -181,7 +181,7 @@ async fn answers_to_nothing_are_dropped_until_they_are_too_many() {
         }
         reply(vmm, request.id, status());
         let (_, _) = asked(vmm);
-        // Until it is refused.
+        // Until a request is refused.
         loop {
             let (id, result) = (7, Ok(Response::Done));
             if packet::send(vmm, &FromVmm::Reply { id, result }, &[]).is_err() {
@@ -243,7 +243,7 @@ async fn a_wrong_id_answers_nobody_and_the_request_ends_in_time() {
 async fn a_late_answer_is_no_stray() {
     let (client, vmm) = pair();
     for _ in 0..2 * MAX_STRAYS {
-        // Whoever asked has given up.
+        // The caller has given up.
         drop(client.request(Command::Status, &[]).await.unwrap());
         let (request, _) = asked(&vmm);
         reply(&vmm, request.id, status());
@@ -326,12 +326,12 @@ async fn a_flood_of_events_is_read_at_a_bounded_rate() {
     let (took, read) = (began.elapsed(), life.borrow().doorbell.unwrap() - first);
     let most = f64::from(EVENTS_PER_SECOND) * took.as_secs_f64() + 2.0;
     assert!(read > 0 && read as f64 <= most, "{read} events in {took:?}");
-    // Whatever waits is not waited for.
+    // Dropping does not wait for the events that are left.
     drop(client);
     flood.join().unwrap();
 }
 
-/// Whether this process has no end of a pipe left to write to.
+/// Whether no writing end of this pipe is left in this process.
 fn is_closed(pipe: &OwnedFd) -> bool {
     rustix::io::ioctl_fionbio(pipe, true).unwrap();
     matches!(rustix::io::read(pipe, &mut [0; 1]), Ok(0))
@@ -362,7 +362,7 @@ async fn descriptors_nobody_asked_for_are_closed() {
     let (vmm, ()) = vmm.join().unwrap();
     assert!(is_closed(&ours));
 
-    // More than any message has: the kernel closes them, and the connection is closed.
+    // More descriptors than any message has: the kernel closes them, and the connection ends.
     let (ours, theirs) = rustix::pipe::pipe().unwrap();
     let many: Vec<_> = (0..packet::MAX_FDS).map(|_| theirs.as_fd()).collect();
     packet::send(&vmm, &FromVmm::Event(Event::Doorbell { at: 2 }), &many).unwrap();

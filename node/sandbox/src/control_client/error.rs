@@ -11,42 +11,42 @@ use thaw_protocol::versions::VersionError;
 use super::Vmm;
 use crate::error::{Error, ErrorKind};
 
-/// Why a request has no answer.
+/// Why a request has no reply.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
-    /// The VMM refused.
+    /// The VMM refused the request.
     #[error(transparent)]
     Refused(#[from] ControlError),
     /// The connection is gone: the VMM ended.
     #[error("{vmm} closed its control connection")]
     Closed { vmm: Vmm },
-    /// The connection was closed here.
+    /// This side closed the connection because of the VMM's misconduct.
     #[error("{vmm} broke the control protocol: {misconduct}")]
     Broken { vmm: Vmm, misconduct: Misconduct },
     /// The request could not be sent.
     #[error("cannot send to {vmm}: {error}")]
     Send { vmm: Vmm, error: PacketError },
-    /// Nothing came.
+    /// No reply came in time.
     #[error("{vmm} has not answered {asked} within {} s", after.as_secs())]
     Silent {
         vmm: Vmm,
         asked: &'static str,
         after: Duration,
     },
-    /// Too much was asked before that it has not answered.
+    /// Too many earlier requests have no reply yet.
     #[error("{vmm} was not asked {asked}: it owes too many answers")]
     Busy { vmm: Vmm, asked: &'static str },
-    /// It is of a release that does not have what is asked for.
+    /// The VMM's release does not support the request.
     #[error("{vmm} speaks version {speaks} of the control protocol, which has no {asked}")]
     TooOld {
         vmm: Vmm,
         asked: &'static str,
         speaks: u32,
     },
-    /// It is of a release this one does not understand.
+    /// The VMM is of a release that this one does not support.
     #[error("{vmm}: {error}")]
     Version { vmm: Vmm, error: VersionError },
-    /// It answered what was not asked.
+    /// The reply is of the wrong kind.
     #[error("{vmm} answered {asked} with {answer}")]
     Odd {
         vmm: Vmm,
@@ -55,21 +55,21 @@ pub enum CallError {
     },
 }
 
-/// What a VMM did that none of ours does: its connection is closed.
+/// A VMM's violation of the protocol, after which its connection is closed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Misconduct {
-    /// A packet is no message.
+    /// A packet is not a valid message.
     #[error("it sent what is no message ({0})")]
     Malformed(EncodingError),
     /// A packet has more bytes or descriptors than any message.
     #[error("it sent a packet with more bytes or descriptors than any message has")]
     Oversize,
-    /// Answers to nothing, and descriptors beside what has none.
+    /// Too many unrequested replies and unexpected descriptors.
     #[error("it sent {0} replies or descriptors that were not requested")]
     Strays(u32),
 }
 
-/// Whether a system call of the VMM's failed for want of room: the wire has the kernel's words for it, and its number in them.
+/// Whether a system call of the VMM failed because the disk is full. The VMM sends the kernel's message, which contains the error number.
 fn says_full(message: &str) -> bool {
     let errors = [Errno::NOSPC, Errno::DQUOT];
     errors

@@ -14,16 +14,16 @@ use tokio::time::Instant;
 
 use super::{Misconduct, Shared};
 
-/// Most descriptors beside a message: the userfaultfd of [`Response::Restored`]. The kernel closes what is beyond them.
+/// Maximum number of descriptors with a message: the userfaultfd of [`Response::Restored`]. The kernel closes any further ones.
 const MAX_DESCRIPTORS: usize = 1;
-/// How many replies and descriptors that were not requested are dropped before the connection is closed.
+/// Number of unrequested replies and descriptors that are dropped before the connection is closed.
 pub(super) const MAX_STRAYS: u32 = 64;
-/// Events that are taken at once. A VMM holds one of each kind; a guest that rings on and on causes more.
+/// Maximum burst of events. A VMM keeps one of each kind; a guest that rings the doorbell without end causes more.
 pub(super) const EVENT_BURST: u32 = 128;
-/// Events that are taken each second after that. The rest waits in the socket, and then in the VMM.
+/// Number of events taken per second after that. The rest waits in the socket, and then in the VMM.
 pub(super) const EVENTS_PER_SECOND: u32 = 64;
 
-/// Reads until the connection ends, and ends it if the VMM misbehaves.
+/// Reads until the connection ends. Ends it if the VMM misbehaves.
 pub(super) async fn read_all(shared: Arc<Shared>) {
     let mut reader = Reader {
         shared: &shared,
@@ -52,7 +52,7 @@ pub(super) async fn read_all(shared: Arc<Shared>) {
         tracing::error!("{} broke the control protocol: {misconduct}", shared.vmm);
         let _ = rustix::net::shutdown(shared.socket.get_ref(), rustix::net::Shutdown::Both);
     }
-    // Before whoever waits learns that it is in vain: they ask why.
+    // Set before the waiting callers are woken: they read the reason.
     shared.life.send_modify(|life| {
         life.closed = true;
         life.misconduct = misconduct;
@@ -68,7 +68,7 @@ struct Reader<'a> {
 }
 
 impl Reader<'_> {
-    /// Why it ends.
+    /// Reads until the connection ends, and returns why.
     async fn read(&mut self) -> PacketError {
         let mut receiver = Receiver::for_descriptors(MAX_DESCRIPTORS);
         loop {
@@ -82,7 +82,7 @@ impl Reader<'_> {
                     if self.strays > MAX_STRAYS {
                         return PacketError::Closed;
                     }
-                    // A socket that is always readable is no reason never to let another task run.
+                    // A socket that is always readable must not keep other tasks from running.
                     tokio::task::coop::consume_budget().await;
                 }
                 Err(PacketError::Io(e)) if e.kind() == std::io::ErrorKind::WouldBlock => ready.clear_ready(),
@@ -130,7 +130,7 @@ impl Reader<'_> {
     fn publish(&self, event: Event) {
         self.shared.life.send_modify(|life| match event {
             Event::Doorbell { at } => life.doorbell = Some(at),
-            // The first is why the machine ended.
+            // The first reason is the one why the machine ended.
             Event::Exited(reason) => drop(life.exited.get_or_insert(reason)),
         });
     }
@@ -143,9 +143,9 @@ impl Reader<'_> {
     }
 }
 
-/// How many events may come: a token bucket.
+/// The allowance for events: a token bucket.
 struct Allowance {
-    /// Events, as time at their rate.
+    /// Available events, as the time in which they accrue.
     left: Duration,
     since: Instant,
     waits: u64,
@@ -163,7 +163,7 @@ impl Allowance {
         }
     }
 
-    /// For one that came; how long to wait before the next is read, if there is none to spare.
+    /// Accounts for one event. Returns how long to wait before the next is read, if none is left.
     fn spend(&mut self, now: Instant) -> Option<Duration> {
         let more = now.duration_since(self.since);
         self.since = now;
@@ -174,7 +174,7 @@ impl Allowance {
                 None
             }
             None => {
-                // What the wait brings is spent.
+                // The event accrued during the wait is spent.
                 self.left = Duration::ZERO;
                 self.since = now + Self::ONE;
                 self.waits += 1;

@@ -1,4 +1,4 @@
-//! VMMs of other releases: one that knows no greeting, one that is newer, and ones that do not agree.
+//! Fake VMMs of other releases: an old one without the greeting, a newer one, and ones without a common version.
 
 use std::os::fd::OwnedFd;
 
@@ -16,7 +16,7 @@ use crate::error::ErrorKind;
 
 const VMM: Vmm = Vmm(4711);
 
-/// A VMM at a path, which answers each request with the next of `answers`; what it was asked.
+/// A VMM at a path, which answers each request with the next of `answers` and records the requests.
 struct Played {
     directory: tempfile::TempDir,
     asked: std::thread::JoinHandle<Vec<Command>>,
@@ -114,7 +114,7 @@ async fn a_vmm_that_does_not_agree_is_told_why_by_name() {
         assert!(failure.what.contains(why), "{failure}");
         assert_eq!(vmm.asked.join().unwrap(), [greeting()]);
     }
-    // Nobody is asked what the record says already.
+    // The record alone is reason enough to refuse, so no VMM is asked.
     let nowhere = std::path::Path::new("/nowhere");
     let failure = ControlClient::adopt(nowhere, VMM, 3).await.unwrap_err();
     assert!(

@@ -10,13 +10,13 @@ use thaw_sys::lock::Lock;
 
 use crate::human_bytes::HumanBytes;
 
-/// Counts what it passes on.
+/// Counts the events that it passes on.
 pub struct Counting {
     next: Arc<dyn Progress>,
     layers: Mutex<HashMap<Digest, Layer>>,
 }
 
-/// How a layer was had.
+/// How a layer was obtained.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Layer {
     Cached,
@@ -33,7 +33,7 @@ impl Counting {
         })
     }
 
-    /// Bytes that were fetched.
+    /// Number of bytes fetched.
     pub fn fetched(&self) -> u64 {
         let layers = self.layers.locked();
         layers
@@ -46,7 +46,7 @@ impl Counting {
             .sum()
     }
 
-    /// In words: `2 layers read as needed (soci), 1 streamed; 1.20 MiB fetched`.
+    /// The summary in words: `2 layers read as needed (soci), 1 streamed; 1.20 MiB fetched`.
     pub fn summary(&self) -> String {
         let mut counts: BTreeMap<(u8, &str), u64> = BTreeMap::new();
         for layer in self.layers.locked().values() {

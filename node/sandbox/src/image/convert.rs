@@ -15,32 +15,32 @@ use super::destination;
 use crate::error::{Error, ErrorKind};
 use crate::images::{Images, Pull, failure};
 
-/// What is asked for.
+/// A conversion request.
 #[derive(Debug)]
 pub struct Wanted<'a> {
     pub from: &'a str,
     pub to: &'a str,
     pub dictionaries: &'a [String],
-    /// A recorded load order; without, that which is beside the image in the store.
+    /// A recorded load order. `None`: use the one beside the image in the store.
     pub trace: Option<&'a Path>,
     pub options: Options,
     pub plain_http: bool,
 }
 
-/// What was made.
+/// The converted image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Made {
     pub reference: String,
     pub digest: Digest,
-    /// Of the original's manifest.
+    /// Digest of the original's manifest.
     pub original: Digest,
     pub facts: Facts,
     pub pushed: Pushed,
-    /// Whether it has a load order.
+    /// Whether the image has a load order.
     pub load_order: bool,
 }
 
-/// Pulls the image whole, converts and pushes it.
+/// Pulls the complete image, converts it and pushes the result.
 pub async fn convert(
     images: &Images,
     wanted: Wanted<'_>,

@@ -1,4 +1,4 @@
-//! Where a new image is written: a repository of a registry, or a layout directory.
+//! The destination of a new image: a repository of a registry, or a layout directory.
 
 use std::fs::File;
 use std::io::{self, Cursor, Read, Seek};
@@ -14,12 +14,12 @@ use thaw_images::source::{Fallback, LayerSource, Push, Resolved, Source};
 use crate::error::{Error, ErrorKind};
 use crate::images::{Images, failure};
 
-/// A reference, paths absolute.
+/// Parses a reference, and makes its path absolute.
 pub fn parse(reference: &str) -> Result<ImageRef, Error> {
     crate::images::absolute(reference.parse().map_err(failure)?)
 }
 
-/// Refuses what cannot be written to, before any work is done.
+/// Refuses a destination that cannot be written to, before any work is done.
 pub fn check_writable(to: &ImageRef) -> Result<(), Error> {
     let why = match to {
         ImageRef::Archive { .. } => "an archive cannot be written to",
@@ -31,7 +31,7 @@ pub fn check_writable(to: &ImageRef) -> Result<(), Error> {
     Err(Error::new(ErrorKind::PushRefused, format!("{to}: {why}")))
 }
 
-/// The tag it is written under.
+/// The tag of the new image.
 pub fn tag(to: &ImageRef) -> Option<&str> {
     match to {
         ImageRef::Layout { tag, .. } => Some(tag.as_deref().unwrap_or("latest")),
@@ -40,7 +40,7 @@ pub fn tag(to: &ImageRef) -> Option<&str> {
     }
 }
 
-/// The repository to take blobs over from: where both are in one registry.
+/// The repository to mount blobs from, if source and destination are in one registry.
 pub fn mountable(from: &ImageRef, to: &ImageRef) -> Option<String> {
     match (from, to) {
         (ImageRef::Registry(from), ImageRef::Registry(to)) if from.registry == to.registry => {
@@ -50,7 +50,7 @@ pub fn mountable(from: &ImageRef, to: &ImageRef) -> Option<String> {
     }
 }
 
-/// A destination, and where the image comes from.
+/// A destination, and the source of the image.
 pub struct Destination<'a> {
     push: &'a Push,
     repository: Option<String>,
@@ -74,7 +74,7 @@ impl<'a> Destination<'a> {
         }
     }
 
-    /// Makes sure the image's config and layers are there. Returns the bytes sent.
+    /// Uploads the image's config and layers, unless they are there. Returns the number of bytes sent.
     pub async fn copy_image(&self, source: &dyn Source, resolved: &Resolved) -> Result<u64, Error> {
         let config = &resolved.config_bytes;
         let mut sent = self.blob(&Digest::of(config), config.clone()).await?;
@@ -91,7 +91,7 @@ impl<'a> Destination<'a> {
         Ok(sent)
     }
 
-    /// Makes sure a blob is there. Returns the bytes sent.
+    /// Uploads a blob, unless it is there. Returns the number of bytes sent.
     pub async fn blob(&self, digest: &Digest, bytes: Vec<u8>) -> Result<u64, Error> {
         let size = bytes.len() as u64;
         if self.push.blob_exists(digest).await.map_err(failure)? == Some(size) {
@@ -105,7 +105,7 @@ impl<'a> Destination<'a> {
         Ok(size)
     }
 
-    /// Whether the blob is there, or could be taken over.
+    /// Whether the blob is at the destination, or could be mounted from another repository.
     async fn is_there(&self, digest: &Digest, size: u64) -> Result<bool, Error> {
         if self.push.blob_exists(digest).await.map_err(failure)? == Some(size) {
             return Ok(true);
@@ -116,7 +116,7 @@ impl<'a> Destination<'a> {
         }
     }
 
-    /// A layer's stored form, verified, in a file without a name.
+    /// Fetches a layer in its stored form, verified, into an unnamed file.
     async fn fetch(&self, source: &dyn Source, layer: &LayerSource) -> Result<File, Error> {
         let mut fallback = Fallback::new(source, layer);
         loop {
@@ -146,10 +146,10 @@ impl<'a> Destination<'a> {
     }
 }
 
-/// Has `read` read a layer's stored form, and compares its digest; what it left is read too.
+/// Passes a layer in its stored form to `read`, reads the rest, and compares the digest.
 ///
 /// # Errors
-/// What the layer's source says, and `DigestMismatch`.
+/// Errors of the layer's source, and `DigestMismatch`.
 pub fn verified<T>(
     reader: Box<dyn Read + Send>,
     layer: &LayerSource,
@@ -177,7 +177,7 @@ pub fn verified<T>(
     }
 }
 
-/// A layer as it arrives, and the error that ended it, which would lose its type on the way.
+/// Hashes a layer as it arrives. Keeps the error that ended it, whose type would otherwise be lost on the way.
 struct Hashing {
     reader: Box<dyn Read + Send>,
     hasher: Sha256,

@@ -26,55 +26,54 @@ use crate::images::{Images, failure};
 
 /// The name of the tool in the index.
 const TOOL: &str = concat!("thaw ", env!("CARGO_PKG_VERSION"));
-/// The annotation of an image's manifest that names its index, and that of the index's descriptor that names the image.
+/// The annotation of an image's manifest that names its index. On the index's descriptor, the second one names the image.
 const INDEX_DIGEST: &str = "com.amazon.soci.index-digest";
 const IMAGE_DIGEST: &str = "com.amazon.soci.image-manifest-digest";
 /// The type of the SOCI index.
 const SOCI_INDEX: &str = "application/vnd.amazon.soci.index.v2+json";
 
-/// What was made.
+/// The result of indexing.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Indexed {
-    /// Where it is.
+    /// The reference of the new image.
     pub reference: String,
-    /// Of the image index under the tag.
+    /// Digest of the image index under the tag.
     pub digest: Digest,
-    /// Of the manifest bound to the SOCI index.
+    /// Digest of the manifest bound to the SOCI index.
     pub image: Digest,
-    /// Of the SOCI index.
+    /// Digest of the SOCI index.
     pub index: Digest,
     pub layers: Vec<IndexedLayer>,
-    /// Bytes sent.
+    /// Number of bytes sent.
     pub pushed_bytes: u64,
 }
 
-/// A layer, and what was made of it.
+/// The result for one layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct IndexedLayer {
     pub layer: Digest,
     /// Bytes as stored.
     pub size: u64,
-    /// Bytes of its ztoc; none where it has none.
+    /// Size of its ztoc in bytes; `None` if it has none.
     pub ztoc: Option<u64>,
-    /// Why it has none.
+    /// Why it has no ztoc.
     pub why_not: Option<String>,
 }
 
-/// Which layers are indexed, and how finely.
+/// Which layers are indexed, and with which granularity.
 #[derive(Clone, Copy, Debug)]
 pub struct Cut {
-    /// Bytes a layer must have, as stored, to be indexed.
+    /// Minimum size of a layer to index, bytes as stored.
     pub least: u64,
-    /// Bytes of the tar from one place it can be read from to the next, at least.
+    /// Minimum distance between two points of the tar at which reading can begin, bytes.
     pub span: u64,
 }
 
-/// Sizes of spans that are of use: a smaller one makes the index larger than what it saves, a larger one is fetched whole
-/// for a page.
+/// Useful span sizes. With smaller spans the index is larger than the savings; a larger span is fetched whole for one page.
 pub const SPANS: std::ops::RangeInclusive<u64> = 256 << 10..=8 << 20;
 
-/// Makes the index of `reference`, and pushes it to `destination`, or beside
-/// the image under its tag with `-soci` behind.
+/// Makes the index of `reference` and pushes it to `destination`. Without one, pushes it beside the image, with `-soci` appended to its
+/// tag.
 pub async fn index(
     images: &Images,
     reference: &str,
@@ -154,7 +153,7 @@ pub async fn index(
 /// The config of a SOCI index.
 const SOCI_CONFIG: &[u8] = b"{}";
 
-/// The image's name with `-soci` behind its tag.
+/// The image's name with `-soci` appended to its tag.
 fn beside(from: &ImageRef) -> Result<ImageRef, Error> {
     let named = |tag: &Option<String>| match tag {
         Some(tag) => format!("{tag}-soci"),
@@ -180,7 +179,7 @@ fn beside(from: &ImageRef) -> Result<ImageRef, Error> {
 
 type Made = (Ztoc, Vec<u8>);
 
-/// A ztoc for each layer that gets one.
+/// Makes a ztoc for each layer that gets one.
 async fn ztocs(
     source: &dyn Source,
     resolved: &Resolved,
@@ -197,7 +196,7 @@ async fn ztocs(
             why_not: None,
         };
         if ztocs.iter().any(|(ztoc, _)| ztoc.layer == descriptor.digest) {
-            // The same layer again.
+            // The image repeats a layer.
             continue;
         }
         match descriptor.size < cut.least {
@@ -223,7 +222,7 @@ async fn ztocs(
     Ok((layers, ztocs))
 }
 
-/// Reads a layer once, and makes its ztoc; or says why it gets none.
+/// Reads a layer once, and makes its ztoc. The inner error is the reason why it gets none.
 async fn ztoc(
     source: &dyn Source,
     layer: &LayerSource,
@@ -233,7 +232,7 @@ async fn ztoc(
     let made = loop {
         let body = fallback.open().await.map_err(failure)?;
         let layer = layer.clone();
-        // Whatever became of it: what was read must be the layer, or that is what is wrong.
+        // The digest is checked whatever the indexing returned: if it differs, that is the error.
         let work = move || {
             destination::verified(body.reader, &layer, |reader| {
                 let reader = BufReader::with_capacity(256 << 10, reader);
@@ -249,7 +248,7 @@ async fn ztoc(
     match made {
         Ok(Some(bytes)) => Ok(Ok(bytes)),
         Ok(None) => Ok(Err("its compression has no places to begin at".into())),
-        // Its other layers can still have theirs.
+        // The other layers can still have a ztoc.
         Err(IndexError::Unsupported { what, .. }) => Ok(Err(format!("it has what no ztoc can say: {what}"))),
         Err(e) => Err(Error::new(
             ErrorKind::NotIndexable,
@@ -258,7 +257,7 @@ async fn ztoc(
     }
 }
 
-/// The image's manifest, bound to its index. Docker's becomes an OCI one: only that has annotations.
+/// The image's manifest, bound to its index. A Docker manifest becomes an OCI one, because only those have annotations.
 fn bound(manifest: &[u8], index: &Digest) -> Result<Vec<u8>, Error> {
     let malformed = |why: &str| Error::new(ErrorKind::ImageMalformed, format!("the image's manifest: {why}"));
     let mut manifest: Value = serde_json::from_slice(manifest).map_err(|e| malformed(&e.to_string()))?;
@@ -290,7 +289,7 @@ fn bound(manifest: &[u8], index: &Digest) -> Result<Vec<u8>, Error> {
     serde_json::to_vec(&manifest).map_err(|e| malformed(&e.to_string()))
 }
 
-/// What OCI calls a layer of Docker's.
+/// The OCI media type of a Docker layer.
 fn oci_layer_type(media_type: &str) -> &str {
     match media_type {
         "application/vnd.docker.image.rootfs.diff.tar" => "application/vnd.oci.image.layer.v1.tar",

@@ -1,8 +1,8 @@
 //! `thaw run --record`: records which bytes of its image a run reads, for later starts.
 //!
-//! Invariant: the recorder and the VMM never wait for each other. Records that do not fit into the socket are lost and counted.
-//! A recording ends with its VMM and is then written completely or not at all. Until then it is in a [`Journal`]: if this process
-//! is killed, a later start of the image finds the recording up to that point.
+//! Invariant: the recorder and the VMM never wait for each other. Records that do not fit into the socket are lost and counted. A recording
+//! ends with its VMM and is then written completely or not at all. Until then it is in a [`Journal`]: if this process is killed, a later
+//! start of the image finds the recording up to that point.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::PathBuf;
@@ -24,16 +24,16 @@ use crate::error::{Error, ErrorKind};
 use crate::images::{Images, failure};
 use crate::readiness::register;
 
-/// Bytes of packets that may wait for us, so that a burst of reads is not lost.
+/// Number of bytes of packets that the socket may hold, so that a burst of reads is not lost.
 const BUFFER: usize = 1 << 20;
-/// First reads after which they are written to the journal; before, when no more has come for now.
+/// Number of first reads after which they are written to the journal. Fewer are written when no more packets wait.
 const UNWRITTEN: usize = 1024;
 
-/// A recording that goes on.
+/// A recording in progress.
 #[derive(Debug)]
 pub struct Recording {
     task: tokio::task::JoinHandle<(Recorder, Option<Journal>)>,
-    /// Whom to tell once the image is known.
+    /// Takes the image once it is known.
     known: Option<oneshot::Sender<Known>>,
 }
 
@@ -44,14 +44,14 @@ struct Known {
     journal: Option<Journal>,
 }
 
-/// What a recording came to.
+/// The result of a recording.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recorded {
-    /// Where it is written.
+    /// The files it was written to.
     pub paths: Vec<PathBuf>,
     pub runs: usize,
     pub bytes: u64,
-    /// Accesses that were lost.
+    /// Number of accesses that were lost.
     pub dropped: u64,
 }
 
@@ -68,7 +68,8 @@ impl std::fmt::Display for Recorded {
 }
 
 impl Recording {
-    /// Begins a recording. The descriptor is for the VMM; the recording ends when its last copy is closed. Needs a tokio runtime.
+    /// Begins a recording. The descriptor is for the VMM; the recording ends when its last copy is closed. Must be called within a tokio
+    /// runtime.
     pub fn start() -> Result<(Recording, Arc<OwnedFd>), Error> {
         let fail = |e: std::io::Error| Error::system("cannot make a socket for the recording", &e);
         let (ours, theirs) = rustix::net::socketpair(
@@ -78,7 +79,7 @@ impl Recording {
             None,
         )
         .map_err(|e| fail(e.into()))?;
-        // The sender's buffer is what counts between unix sockets. A smaller one loses more, and that is told.
+        // For unix sockets, the sender's buffer is the limit. A smaller one loses more accesses, which are counted.
         let _ = sockopt::set_socket_send_buffer_size(&theirs, BUFFER);
         rustix::io::ioctl_fionbio(&ours, true).map_err(|e| fail(e.into()))?;
         let socket = register(ours, Interest::READABLE).map_err(fail)?;
@@ -90,7 +91,7 @@ impl Recording {
         Ok((recording, Arc::new(theirs)))
     }
 
-    /// The image is known: from now on, and soon, what is recorded outlives this process. Within a tokio runtime.
+    /// Announces the image: its recording is written to a journal, and survives this process. Must be called within a tokio runtime.
     pub fn keep_journal(&mut self, images: &Images, image: &Image) {
         let Some(sender) = self.known.take() else {
             return;
@@ -109,7 +110,7 @@ impl Recording {
                     None
                 }
             };
-            // One that comes too late for its recording has nothing to keep.
+            // If the recording has ended already, there is nothing to keep.
             if let Err(Known { journal, .. }) = sender.send(Known { blobs, journal })
                 && let Err(e) = journal.map_or(Ok(()), Journal::end)
             {
@@ -118,8 +119,8 @@ impl Recording {
         });
     }
 
-    /// Waits for its end, and writes it beside the image and, if wanted, to a file. Nothing is written of a run that read
-    /// nothing: none in that case.
+    /// Waits for the end, and writes the recording beside the image and, if `file` is given, to that file. `None` if the run read nothing:
+    /// then nothing is written.
     pub async fn finish(
         self,
         images: &Images,
@@ -160,8 +161,8 @@ fn write(image: &Image, order: &LoadOrder, file: Option<PathBuf>) -> Result<Reco
     })
 }
 
-/// The image's blobs, with the DiffIDs of the layers they are, as far as those can be told: of the image's blobs in order,
-/// layer for layer, where its metadata was made of its layers.
+/// The image's blobs in order, with the DiffIDs of their layers if those can be determined: if the image's metadata was made from its
+/// layers, blobs and layers correspond one to one.
 pub fn blobs(images: &Images, image: &Image) -> Vec<OrderedBlob> {
     let layers = images
         .store
@@ -185,8 +186,8 @@ pub fn blobs(images: &Images, image: &Image) -> Vec<OrderedBlob> {
     blobs.collect()
 }
 
-/// Takes what the VMM tells until it closes its end. A VMM may tell without end, and of what it has not: what is kept is
-/// bounded by [`Recorder`], and other tasks get their turn.
+/// Collects the accesses that the VMM reports until it closes its end. A VMM may report without end, and accesses to blobs it does not
+/// have. [`Recorder`] bounds what is kept, and other tasks get their turn.
 async fn collect(
     socket: AsyncFd<OwnedFd>,
     mut awaited: oneshot::Receiver<Known>,
@@ -253,7 +254,7 @@ fn warn_of_loss(e: &thaw_images::Error) {
     tracing::warn!("the recording would be lost with this process: {e}");
 }
 
-/// Writes to the journal what came since: some lines, into the page cache. One that cannot be written to is given up.
+/// Appends new accesses to the journal: some lines, into the page cache. Gives up a journal that cannot be written.
 fn follow(journal: &mut Option<Journal>, recorder: &Recorder) {
     if let Some(Err(e)) = journal.as_mut().map(|it| it.follow(recorder)) {
         tracing::warn!("what is recorded from now on would be lost with this process: {e}");

@@ -2,7 +2,7 @@
 
 use crate::error::{Error, ErrorKind, is_full_somewhere};
 
-/// The store's errors say what to do themselves.
+/// Converts an error of the image store. Its text contains its own remedy.
 pub fn failure(error: thaw_images::Error) -> Error {
     use thaw_images::Error as E;
     let cause = match error.inner() {

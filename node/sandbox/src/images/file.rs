@@ -1,4 +1,4 @@
-//! Reads a file of an image on the host: the metadata says where its bytes are, and missing bytes are fetched.
+//! Reads a file of an image on the host. The metadata locates its bytes, and missing bytes are fetched.
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -10,7 +10,7 @@ use super::Images;
 use crate::error::{Error, ErrorKind};
 
 impl Images {
-    /// The bytes of a regular file of at most `most` bytes; none where there is no such one. No link is followed.
+    /// The bytes of a regular file of at most `most` bytes; `None` if there is no such file. Symbolic links are not followed.
     pub async fn read_file(&self, image: &Image, path: &str, most: u64) -> Result<Option<Vec<u8>>, Error> {
         let (metadata, path) = (image.metadata.clone(), path.to_owned());
         let found = crate::blocking::blocking(move || {
@@ -37,7 +37,7 @@ impl Images {
         Ok(Some(data))
     }
 
-    /// Bytes of the image's address space: of its metadata, then of its blobs.
+    /// Reads from the image's address space: its metadata, followed by its blobs.
     pub(super) async fn read_address(
         &self,
         image: &Image,

@@ -1,5 +1,5 @@
-//! Walks a part of an image that is copied to the host: the volumes its config declares, with the directories and links on the
-//! way to them; or the whole image.
+//! Walks the part of an image that is copied to the host: the volumes that its config declares, with the directories and links on the way
+//! to them; or the whole image.
 //!
 //! Invariant: the directory above a path is reported before it, as a directory, and no path is reported twice. The metadata is
 //! hostile: the walk is bounded by [`Bound`], and no name is `.`, `..` or contains a slash.
@@ -15,35 +15,35 @@ use super::Images;
 use super::file::malformed;
 use crate::error::{Error, ErrorKind};
 
-/// Links that are followed on the way to a volume, as Linux has it.
+/// Maximum number of links followed on the way to a volume, as in Linux.
 const MOST_LINKS: usize = 40;
-/// Bytes of a path.
+/// Maximum length of a path, bytes.
 const MOST_PATH: usize = 4095;
 
-/// How much of an image is copied.
+/// Limits of a copied part of an image.
 #[derive(Clone, Copy, Debug)]
 pub struct Bound {
     pub entries: usize,
     pub bytes: u64,
-    /// What helps where there is more.
+    /// The remedy if there is more.
     pub remedy: &'static str,
 }
 
-/// What an image may have in its volumes, as they are copied before a container is made.
+/// Limits of an image's volumes, which are copied before a container is created.
 pub const VOLUMES: Bound = Bound {
     entries: 10_000,
     bytes: 256 << 20,
     remedy: "build it without that VOLUME, or use another snapshotter for it",
 };
 
-/// What all of an image may be.
+/// Limits of a whole image.
 pub const WHOLE: Bound = Bound {
     entries: 2_000_000,
     bytes: 64 << 30,
     remedy: "use another snapshotter for it",
 };
 
-/// What is at a path.
+/// The kind of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum What {
     Directory,
@@ -55,34 +55,34 @@ pub enum What {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Node {
     pub what: What,
-    /// Its number, by which its bytes are read.
+    /// Its inode number, by which its bytes are read.
     pub number: u64,
-    /// Permission bits, set-user-ID and its like among them.
+    /// Permission bits, including set-user-ID, set-group-ID and sticky.
     pub mode: u32,
     pub uid: u32,
     pub gid: u32,
-    /// When it was changed: seconds since the epoch, and nanoseconds.
+    /// Modification time: seconds since the epoch, and nanoseconds.
     pub changed: (i64, u32),
-    /// It is at more than one path: a file's other names.
+    /// Whether it has more than one path (hard links of a file).
     pub is_linked: bool,
-    /// Extended attributes: a program's capabilities, and those of users.
+    /// Extended attributes: file capabilities and the `user` ones.
     pub extended: Extended,
 }
 
-/// Names of extended attributes and their values.
+/// Names and values of extended attributes.
 pub type Extended = Vec<(Vec<u8>, Vec<u8>)>;
 
-/// Paths without a slash before them, each after the directory it is in.
+/// Nodes by path without a leading slash. A directory comes before its contents.
 pub type Nodes = BTreeMap<Vec<u8>, Node>;
 
-/// Where the bytes of files are.
+/// The source of files' bytes.
 #[async_trait]
 pub trait Contents: Send + Sync {
-    /// Bytes of the file with this number, from `offset` on.
+    /// Reads bytes of the file with this inode number, from `offset` on.
     async fn read(&self, number: u64, offset: u64, into: &mut [u8]) -> Result<(), Error>;
 }
 
-/// What is copied.
+/// The part of an image to copy.
 #[derive(Clone)]
 pub struct Part {
     pub nodes: Nodes,
@@ -90,7 +90,7 @@ pub struct Part {
 }
 
 impl Part {
-    /// Nothing.
+    /// An empty part.
     pub fn none() -> Part {
         Part {
             nodes: Nodes::new(),
@@ -136,20 +136,20 @@ impl Contents for Stored {
 }
 
 impl Images {
-    /// What the image has at the paths its config declares as volumes. Those it has nothing at are left out.
+    /// The image's files at the paths that its config declares as volumes. Paths without files are left out.
     ///
     /// # Errors
-    /// When the metadata is malformed, or there is more than [`VOLUMES`].
+    /// The metadata is malformed, or exceeds [`VOLUMES`].
     pub async fn volumes(&self, image: &Image) -> Result<Part, Error> {
         let config = image.config.config().as_ref();
         let paths = config.and_then(|it| it.volumes().clone()).unwrap_or_default();
         self.part(image, paths, VOLUMES).await
     }
 
-    /// All the image has.
+    /// The whole image.
     ///
     /// # Errors
-    /// When the metadata is malformed, or there is more than [`WHOLE`].
+    /// The metadata is malformed, or exceeds [`WHOLE`].
     pub async fn whole(&self, image: &Image) -> Result<Part, Error> {
         self.part(image, vec!["/".into()], WHOLE).await
     }
@@ -179,7 +179,7 @@ impl Images {
     }
 }
 
-/// What there is at these paths.
+/// Collects the nodes at these paths.
 fn walk<B: AsRef<[u8]>>(reader: &Reader<B>, paths: &[String], bound: Bound) -> Result<Nodes, Error> {
     let mut walk = Walk {
         reader,
@@ -199,18 +199,18 @@ fn walk<B: AsRef<[u8]>>(reader: &Reader<B>, paths: &[String], bound: Bound) -> R
 struct Walk<'a, B> {
     reader: &'a Reader<B>,
     bound: Bound,
-    /// Entries that were looked at, however often and whatever they are.
+    /// Number of directory entries examined, including repeated ones.
     seen: usize,
     bytes: u64,
     nodes: Nodes,
 }
 
 impl<B: AsRef<[u8]>> Walk<'_, B> {
-    /// Goes to a path as a kernel whose root is the image's would, and keeps what it comes by.
+    /// Resolves a path as a kernel would with the image as its root, and keeps the nodes on the way.
     fn resolve(&mut self, volume: &str) -> Result<Option<(Vec<u8>, Inode)>, Error> {
         let root = self.inode(self.reader.superblock().root)?;
         let mut names: VecDeque<Vec<u8>> = split(volume.as_bytes()).collect();
-        // The directories from the root's child down to where it is.
+        // The directories from the root's child down to the current position.
         let mut above: Vec<(Vec<u8>, Inode)> = Vec::new();
         let mut links = 0;
         while let Some(name) = names.pop_front() {
@@ -249,7 +249,7 @@ impl<B: AsRef<[u8]>> Walk<'_, B> {
         Ok(Some(above.pop().unwrap_or((Vec::new(), root))))
     }
 
-    /// Keeps all that is below a directory.
+    /// Keeps everything below a directory.
     fn tree(&mut self, volume: &str, at: Vec<u8>, inode: Inode) -> Result<(), Error> {
         let mut pending = vec![(at, inode)];
         while let Some((place, directory)) = pending.pop() {
@@ -312,7 +312,7 @@ impl<B: AsRef<[u8]>> Walk<'_, B> {
         Ok(())
     }
 
-    /// Those that are not the host's to give a meaning.
+    /// The extended attributes that have no special meaning on the host.
     fn extended(&self, inode: &Inode) -> Result<Extended, Error> {
         let mut kept = Vec::new();
         for xattr in self.reader.xattrs(inode).map_err(malformed)? {

@@ -12,7 +12,7 @@ fn attributes(mode: u16, uid: u32) -> Attributes {
     }
 }
 
-/// A tree of directories, empty files and links, each by its path after its directory.
+/// A tree of directories, empty files and links, each listed after its directory.
 fn image(all: &[(&str, u16, Kind)]) -> Reader<Vec<u8>> {
     let mut tree = Tree::new(attributes(0o755, 0));
     for (path, mode, kind) in all {
@@ -93,7 +93,7 @@ fn volume_is_copied_with_parents_and_links_within_the_image() {
         all
     });
     assert_eq!(found(&reader, &outside[2..])[3], "var/lib/data/program");
-    // CRI goes by the link too.
+    // CRI follows the link too.
     assert_eq!(found(&reader, &["data"])[0], "data");
     assert_eq!(found(&reader, &["data"])[1..], below);
     let nodes = walk(&reader, &["/var/lib/data".to_owned()], VOLUMES).unwrap();
@@ -175,7 +175,7 @@ fn all_of_an_image_is_had_with_its_links_and_capabilities() {
     let [one, other] = [&b"one"[..], b"other"].map(|path| &nodes[path]);
     assert_eq!((nodes.len(), one), (2, other));
     assert!(one.is_linked);
-    // What a host gives a meaning, or an overlay, is not the image's to say.
+    // An image may not set attributes that mean something to the host or to an overlay.
     let names: Vec<&[u8]> = one.extended.iter().map(|(name, _)| &name[..]).collect();
     assert_eq!(names, [&b"security.capability"[..], b"user.a"]);
 }

@@ -1,4 +1,4 @@
-//! How an image of the store is shown: to people by `thaw image`, to programs by `thaw image --json` and thawd's API.
+//! Descriptions of stored images: for people in `thaw image`, for programs in `thaw image --json` and thawd's API.
 
 use thaw_imagefs::blob::CHUNK_SIZE;
 use thaw_images::form::Form;
@@ -10,7 +10,7 @@ use super::{Images, failure, size};
 use crate::error::{Error, ErrorKind};
 use crate::human_bytes::HumanBytes;
 
-/// An image in short.
+/// A short description of an image.
 pub fn image(images: &Images, image: &Image) -> Result<api::Image, Error> {
     let inspection = images.store.inspect(&image.digest).map_err(failure)?;
     let presence = Presence::of(&inspection);
@@ -27,7 +27,7 @@ pub fn image(images: &Images, image: &Image) -> Result<api::Image, Error> {
     })
 }
 
-/// An image, layer by layer.
+/// A description of an image with its layers.
 pub fn detail(images: &Images, image: &Image) -> Result<api::ImageDetail, Error> {
     let inspection = images.store.inspect(&image.digest).map_err(failure)?;
     let presence = Presence::of(&inspection);
@@ -71,7 +71,7 @@ fn layer(layer: &LayerInspection) -> api::ImageLayer {
     }
 }
 
-/// How a form is called. Of a tar that was unpacked here, what matters is whether it has an index to be read by.
+/// The name of a form. For a tar that was unpacked here, what counts is whether it has an index to read it by.
 pub fn form_name(layer: &LayerInspection) -> &'static str {
     match layer.form {
         Form::Tar if layer.index_bytes.is_some() => "kept index",
@@ -83,7 +83,7 @@ pub fn form_name(layer: &LayerInspection) -> &'static str {
     }
 }
 
-/// Bytes of a layer's file data that may be served now.
+/// Bytes of a layer's file data that can be served now.
 pub fn present(layer: &LayerInspection) -> u64 {
     match layer.ready_chunks == layer.chunks {
         true => layer.length,
@@ -91,7 +91,7 @@ pub fn present(layer: &LayerInspection) -> u64 {
     }
 }
 
-/// What of an image's file data is there.
+/// How much of an image's file data is in the store.
 pub struct Presence {
     pub present: u64,
     pub total: u64,
@@ -121,14 +121,14 @@ impl std::fmt::Display for Presence {
     }
 }
 
-/// The forms of an image's layers, each once: `full` when nothing is missing, however it was had.
+/// The forms of an image's layers, each once. `full` if nothing is missing, whatever the forms.
 pub fn forms(inspection: &Inspection) -> String {
     if Presence::of(inspection).is_whole() {
         return "full".into();
     }
     let mut names: Vec<&str> = Vec::new();
     for layer in inspection.layers.iter().filter(|layer| layer.length > 0) {
-        // Whole layers are of no form that matters, beside others that are not.
+        // Complete layers are not listed beside incomplete ones.
         let name = form_name(layer);
         if present(layer) < layer.length && !names.contains(&name) {
             names.push(name);

@@ -1,7 +1,7 @@
 //! The images one VMM was given, which are the only ones it may read, and the refusal of others.
 //!
-//! Invariant: an image is granted before its VMM can use it, and revoked after the VMM cannot use it any more. So a VMM is never
-//! refused bytes of an image it has, and bytes of other images are never fetched for it.
+//! Invariant: an image is granted before its VMM can use it, and revoked after the VMM can no longer use it. So a VMM is never refused
+//! bytes of an image it has, and bytes of other images are never fetched for it.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -18,17 +18,17 @@ use crate::miss_counts::{MAX_LENGTH, Refusal};
 #[derive(Clone, Debug, Default)]
 pub struct Given(Arc<Mutex<BTreeMap<u16, Blobs>>>);
 
-/// An image's blobs, and how many bytes each has.
+/// An image's blobs, and their sizes in bytes.
 type Blobs = HashMap<Digest, u64>;
 
 impl Given {
-    /// The VMM is about to get this image.
+    /// Allows bytes of this image, which the VMM is about to get.
     pub fn grant(&self, slot: u16, image: &Image) {
         let blobs = image.blobs.iter().map(|blob| (blob.id, blob.length));
         self.locked().insert(slot, blobs.collect());
     }
 
-    /// The VMM does not have the image of this slot any more.
+    /// Ends the permission for the image of this slot, which the VMM no longer has.
     pub fn revoke(&self, slot: u16) {
         self.locked().remove(&slot);
     }
@@ -43,7 +43,7 @@ impl Given {
         }
         let blob = Digest::from(miss.blob);
         let has = self.locked().values().find_map(|blobs| blobs.get(&blob).copied());
-        // A blob's last chunk may be asked for whole.
+        // A VMM may ask for a blob's last chunk in full.
         let end = has.ok_or(Refusal::NotGiven)?.next_multiple_of(CHUNK_SIZE);
         match miss.offset.checked_add(miss.length.into()) {
             Some(last) if last <= end => Ok(()),

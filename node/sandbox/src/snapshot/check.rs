@@ -8,7 +8,7 @@ use super::contents::{data_pages, hash_whole, scan};
 use super::hash::Hash;
 use super::manifest::{CHUNK, ChunkedFile, WholeFile};
 
-/// Why a file is not taken.
+/// Why a file is refused.
 #[derive(Debug)]
 pub(super) enum CheckError {
     Io(io::Error),
@@ -22,7 +22,7 @@ impl From<io::Error> for CheckError {
     }
 }
 
-/// A file cut short or grown is not read at all.
+/// Refuses a file of another size without reading it.
 pub(super) fn check_size(name: &str, file: &File, bytes: u64) -> Result<(), CheckError> {
     match file.metadata()?.len() {
         found if found == bytes => Ok(()),
@@ -32,7 +32,7 @@ pub(super) fn check_size(name: &str, file: &File, bytes: u64) -> Result<(), Chec
     }
 }
 
-/// Compares a small file.
+/// Compares a small file with its hash.
 pub(super) fn check_whole(name: &str, file: &File, expected: &WholeFile) -> Result<(), CheckError> {
     check_size(name, file, expected.bytes)?;
     match hash_whole(file)? == *expected {
@@ -41,7 +41,7 @@ pub(super) fn check_whole(name: &str, file: &File, expected: &WholeFile) -> Resu
     }
 }
 
-/// Compares, and copies what was compared to `copy`, where one is wanted: only pages that are not zero.
+/// Compares a file by chunks. Copies the compared non-zero pages to `copy`, if given.
 pub(super) fn check_chunks(
     name: &str,
     file: &File,

@@ -1,15 +1,16 @@
-//! What guests are made of, kept by hash: the guest images, kernels and thaw-vmms of snapshots and running sandboxes.
+//! The components of guests, kept by hash: the guest images, kernels and thaw-vmms of snapshots and running sandboxes.
 //!
-//! An upgrade replaces the node's own; a guest that was frozen before has the image of then mapped, and thaws with no other.
+//! An upgrade replaces the node's own components. A guest frozen before the upgrade has the old guest image mapped, and thaws with no
+//! other.
 //!
 //! | in `THAW_DATA/components` | what |
 //! |---|---|
 //! | `HASH` | a copy of a file, by its BLAKE3 |
-//! | `references/HASH` | a snapshot somewhere on this host, by the hash of its path: where it is and what it needs |
+//! | `references/HASH` | a snapshot somewhere on this host, by the hash of its path: its path and the components it needs |
 //!
-//! Invariants: a file has its name's hash when it is handed out; a file that something needs, or may need, is kept. What is
-//! needed is what templates, running sandboxes and references name. A reference lives while its snapshot is in its place, and
-//! [`KEPT_UNSEEN`] longer: the disk it is on may come back.
+//! Invariants: a file has its name's hash when it is opened for a caller; a file that is needed, or may be, is kept. Templates, running
+//! sandboxes and references name the needed files. A reference lives while its snapshot is in its place, and [`KEPT_UNSEEN`] longer,
+//! because its disk may be mounted again.
 
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -28,7 +29,7 @@ use super::hash::Hash;
 use super::manifest::Subject;
 use super::stamp::{Stamps, tempfile_in, writer};
 
-/// How long what a snapshot needs is kept once it is not in its place any more.
+/// How long the components of a snapshot are kept after the snapshot was last seen in its place.
 pub const KEPT_UNSEEN: Duration = Duration::from_secs(30 * 24 * 60 * 60);
 /// How long an unreferenced component is kept, because its reference may be about to be written.
 const KEPT_UNNAMED: Duration = Duration::from_secs(24 * 60 * 60);
@@ -42,27 +43,27 @@ pub struct Components {
     stamps: Stamps,
 }
 
-/// A snapshot that needs some of them.
+/// A snapshot that needs some of the components.
 #[derive(Debug, Serialize, Deserialize)]
 struct Reference {
-    /// Where it is.
+    /// The snapshot's directory.
     directory: PathBuf,
-    /// Hash of its manifest: another snapshot in its place is not it.
+    /// Hash of its manifest: tells another snapshot in its place from it.
     manifest: Hash,
     needs: Vec<Hash>,
-    /// When it was last there, seconds since the Unix epoch.
+    /// When the snapshot was last seen there, seconds since the Unix epoch.
     seen: u64,
 }
 
 impl Subject {
-    /// The files it was made of.
+    /// The hashes of the files that it was made from.
     pub fn components(&self) -> impl Iterator<Item = Hash> {
         [self.guest_image, self.kernel, self.vmm].into_iter().flatten()
     }
 }
 
 impl Components {
-    /// Those under a data directory. Nothing is made yet.
+    /// The components under a data directory. Creates nothing yet.
     pub(super) fn of(data: &Path, stamps: Stamps) -> Components {
         Components {
             root: data.join("components"),
@@ -70,12 +71,12 @@ impl Components {
         }
     }
 
-    /// Where the file with this hash is, or would be.
+    /// The path of the file with this hash, whether it exists or not.
     pub fn path(&self, hash: Hash) -> PathBuf {
         self.root.join(hash.to_string())
     }
 
-    /// Keeps a copy of a file, which must have this hash: says whether it has. Blocks until it is on disk.
+    /// Keeps a copy of a file. Returns false if the file does not have this hash. Blocks until the copy is on disk.
     pub fn keep(&self, file: &Path, hash: Hash) -> Result<bool, SnapshotError> {
         let place = self.path(hash);
         if place.exists() {
@@ -87,7 +88,7 @@ impl Components {
         let copy = || -> io::Result<bool> {
             make_directory(&self.root)?;
             let (path, mut new) = tempfile_in(&self.root)?;
-            // The kernel clones it where the file system can.
+            // Cloned by the kernel if the file system supports it.
             let copied = io::copy(&mut File::open(file)?, &mut new)
                 .and_then(|_| hash_whole(&new))
                 .and_then(|copied| match copied.blake3 == hash {
@@ -98,7 +99,7 @@ impl Components {
                         File::open(&self.root)?.sync_all()?;
                         Ok(true)
                     }
-                    // It was replaced meanwhile.
+                    // The file was replaced meanwhile.
                     false => Ok(false),
                 });
             if !matches!(copied, Ok(true)) {
@@ -125,7 +126,7 @@ impl Components {
         Ok(Some(file))
     }
 
-    /// Notes that the snapshot in `directory`, with this manifest, needs these.
+    /// Records that the snapshot in `directory`, with this manifest, needs these components.
     pub fn refer(
         &self,
         directory: &Path,
@@ -156,10 +157,10 @@ impl Components {
         })
     }
 
-    /// Removes what nothing needs: what is not among `needed`, and is in no reference. How many files.
+    /// Removes the files that are neither in `needed` nor in a reference. Returns how many.
     ///
     /// # Errors
-    /// A reference that cannot be read, of which nobody knows what it needs: then nothing is removed.
+    /// A reference cannot be read, so what it needs is unknown: nothing is removed then.
     pub fn collect(&self, mut needed: HashSet<Hash>, now: SystemTime) -> io::Result<usize> {
         for entry in entries(&self.root.join(REFERENCES))? {
             let path = entry.path();
@@ -246,7 +247,7 @@ mod tests {
         assert!(store.find(hash).unwrap().is_none());
         assert!(!store.keep(&image, Hash::of(b"another")).unwrap());
         assert!(store.keep(&image, hash).unwrap());
-        // Replaced as an installer does it, in place.
+        // Replaced in place, as an installer does it.
         fs::write(&image, "newer").unwrap();
         assert!(store.keep(&image, hash).unwrap(), "it is there already");
         let kept = store.find(hash).unwrap().unwrap();
@@ -278,7 +279,7 @@ mod tests {
         assert_eq!(store.collect(needed(), now).unwrap(), 0, "none is a day old");
         assert_eq!(store.collect(needed(), now + 2 * DAY).unwrap(), 1);
         assert!(has(referred) && has(running) && !has(unneeded));
-        // It was seen there lately, and the disk it is on may come back.
+        // The snapshot was seen recently, and its disk may be mounted again.
         assert_eq!(store.collect(needed(), now + 90 * DAY).unwrap(), 0);
         fs::rename(&snapshot, root.path().join("away")).unwrap();
         assert_eq!(store.collect(needed(), now + 119 * DAY).unwrap(), 0);

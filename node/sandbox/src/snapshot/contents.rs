@@ -14,17 +14,17 @@ use rustix::io::Errno;
 use super::hash::Hash;
 use super::manifest::{CHUNK, ChunkedFile, WholeFile};
 
-/// Threads that read and hash: more would only wait for the page cache.
+/// Maximum number of threads that read and hash: more would only wait for the page cache.
 const MOST_THREADS: usize = 4;
-/// Unit in which zeros are looked for.
+/// Granularity at which zeros are detected.
 const PAGE: usize = 4096;
 
-/// What one thread did: results by chunk number, or the error of a chunk.
+/// The result of one thread: results by chunk number, or the error of a chunk.
 type Part<T, E> = Result<Vec<(u64, T)>, (u64, E)>;
 
-/// Calls `each` with every chunk of the first `bytes` bytes of `file`, on several threads: its number and its bytes, or
-/// none where all of them are zero. Returns what `each` returned, by chunk number, but for `None`s. Beyond the file's
-/// end are zeros: its length is the caller's to check.
+/// Calls `each` on several threads with the number and the bytes of every chunk in the first `bytes` bytes of `file`; with `None` if all
+/// bytes of the chunk are zero. Returns the results of `each` that are not `None`, by chunk number. Beyond the file's end are zeros: the
+/// caller checks the length.
 pub(super) fn scan<T: Send, E: From<io::Error> + Send>(
     file: &File,
     bytes: u64,
@@ -49,7 +49,7 @@ pub(super) fn scan<T: Send, E: From<io::Error> + Send>(
                 Ok(Some(value)) => done.push((number, value)),
                 Ok(None) => {}
                 Err(e) => {
-                    // Chunks are taken in order: every lower one is done or being done.
+                    // Chunks are taken in order: every lower one is done or in progress.
                     stop.fetch_min(number, Ordering::Relaxed);
                     return Err((number, e));
                 }
@@ -85,7 +85,7 @@ pub(super) fn scan<T: Send, E: From<io::Error> + Send>(
     }
 }
 
-/// Reads one chunk into `buffer`; says whether it has a byte that is not zero.
+/// Reads one chunk into `buffer`. Returns whether it has a non-zero byte.
 fn read_chunk(file: &File, number: u64, bytes: u64, buffer: &mut Vec<u8>) -> io::Result<bool> {
     let start = number * CHUNK;
     let end = (start + CHUNK).min(bytes);
@@ -103,7 +103,7 @@ fn read_chunk(file: &File, number: u64, bytes: u64, buffer: &mut Vec<u8>) -> io:
     Ok(cleared && !is_zero(buffer))
 }
 
-/// The first data at or after `at` and before `end`.
+/// The first range of data between `at` and `end`.
 fn data_range(file: &File, at: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
     if at >= end {
         return Ok(None);
@@ -111,7 +111,7 @@ fn data_range(file: &File, at: u64, end: u64) -> io::Result<Option<(u64, u64)>> 
     let from = match rustix::fs::seek(file, SeekFrom::Data(at)) {
         Ok(from) => from,
         Err(Errno::NXIO) => return Ok(None),
-        // A filesystem that knows no holes: all is data.
+        // The filesystem does not support holes: everything is data.
         Err(Errno::INVAL) => return Ok(Some((at, end))),
         Err(e) => return Err(e.into()),
     };
@@ -122,13 +122,13 @@ fn data_range(file: &File, at: u64, end: u64) -> io::Result<Option<(u64, u64)>> 
     Ok(Some((from, to)))
 }
 
-/// Whether every byte is zero.
+/// Whether all bytes are zero.
 pub(super) fn is_zero(bytes: &[u8]) -> bool {
     const ZEROS: [u8; PAGE] = [0; PAGE];
     bytes.chunks(PAGE).all(|page| page == &ZEROS[..page.len()])
 }
 
-/// The ranges of pages that have a byte that is not zero.
+/// The ranges of pages with a non-zero byte.
 pub(super) fn data_pages(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
     let mut ranges: Vec<std::ops::Range<usize>> = Vec::new();
     for (number, page) in bytes.chunks(PAGE).enumerate() {
@@ -160,7 +160,7 @@ fn data_bytes(file: &File, bytes: u64) -> io::Result<u64> {
     Ok(sum)
 }
 
-/// Hashes a file as a whole, from its start, wherever its offset is.
+/// Hashes a whole file from its start, whatever the descriptor's offset.
 pub fn hash_whole(file: &File) -> io::Result<WholeFile> {
     let mut hasher = blake3::Hasher::new();
     let mut buffer = vec![0; 1 << 20];

@@ -8,7 +8,7 @@
 //! | `state`, `memory`, `working-set` | written by thaw-vmm |
 //! | `disks/<id>` | the disks of a sandbox, sparse |
 //!
-//! Invariant: files are opened once, through no symbolic link, and what was verified is what is handed on.
+//! Invariant: files are opened once, through no symbolic link, and the verified descriptors are the ones passed on.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -39,7 +39,7 @@ pub(super) fn hash_line(hash: &Hash) -> String {
     format!("{hash}  {MANIFEST}\n")
 }
 
-/// A snapshot that is there, with its manifest read, found whole and signed as it must be.
+/// An existing snapshot: its manifest was read and is valid, and its signature was checked as required.
 #[derive(Debug)]
 pub struct SnapshotDir {
     path: PathBuf,
@@ -48,7 +48,7 @@ pub struct SnapshotDir {
     files: OpenFiles,
 }
 
-/// Its files, open for reading.
+/// The snapshot's files, open for reading.
 #[derive(Debug)]
 pub(super) struct OpenFiles {
     pub state: File,
@@ -59,7 +59,7 @@ pub(super) struct OpenFiles {
 }
 
 impl SnapshotDir {
-    /// Opens one and checks its manifest. Its files are not compared with it yet.
+    /// Opens a snapshot and checks its manifest, but not its files.
     pub fn open(path: &Path, trusted: &TrustedKeys) -> Result<SnapshotDir, SnapshotError> {
         let open = || -> io::Result<_> {
             let manifest = open_regular(&path.join(MANIFEST))?;
@@ -72,7 +72,7 @@ impl SnapshotDir {
             },
             _ => SnapshotError::io("read the manifest of", path)(e),
         })?;
-        // The signature first: what nobody we trust has signed is not even looked into.
+        // The signature is checked first: a manifest without a trusted signature is not parsed.
         let signature = optional(&path.join(MANIFEST_SIGNATURE), SIGNATURE as u64 + 1)
             .map_err(SnapshotError::io("read the signature of", path))?;
         trusted
@@ -119,7 +119,7 @@ impl SnapshotDir {
         &self.manifest
     }
 
-    /// Hash of its manifest, and by it of all it has.
+    /// Hash of its manifest, which covers all its files.
     pub fn hash(&self) -> Hash {
         self.hash
     }
@@ -146,7 +146,7 @@ impl SnapshotDir {
         Ok(())
     }
 
-    /// The same, unless it was done since this boot and nothing has been touched since. Says whether it was done now.
+    /// Verifies it, unless that was done since this boot and no file has changed since. Returns whether it was done now.
     pub fn verify_once(&self, stamps: &Stamps) -> Result<bool, SnapshotError> {
         let place = fs::canonicalize(&self.path).map_err(SnapshotError::io("find", &self.path))?;
         let look = || {
@@ -178,13 +178,13 @@ impl SnapshotDir {
         }
     }
 
-    /// What was found wrong with its files as they are.
+    /// The damage found in its files as they are now.
     pub fn known_damage(&self, stamps: &Stamps) -> Option<String> {
         let place = fs::canonicalize(&self.path).ok()?;
         stamps.known_damage(&place, &self.files.identities().ok()?)
     }
 
-    /// Says of a check what it is of.
+    /// Adds the snapshot's path to the error of a check.
     pub(super) fn check<T>(&self, check: impl FnOnce() -> Result<T, CheckError>) -> Result<T, SnapshotError> {
         check().map_err(|e| match e {
             CheckError::Io(source) => SnapshotError::io("read the snapshot at", &self.path)(source),
@@ -195,13 +195,13 @@ impl SnapshotDir {
         })
     }
 
-    /// Removes it. Machines thawed from it keep what they have mapped: their memory is freed when they end.
+    /// Removes the snapshot. Machines thawed from it keep what they have mapped: their memory is freed when they end.
     pub fn remove(self, stamps: &Stamps) -> Result<(), SnapshotError> {
         remove(&self.path, stamps)
     }
 }
 
-/// Removes the snapshot at `path`, also a damaged one. It is renamed first, so that a partial one never looks complete.
+/// Removes the snapshot at `path`, even if it is damaged. It is renamed first, so that a partial one never looks complete.
 pub fn remove(path: &Path, stamps: &Stamps) -> Result<(), SnapshotError> {
     let fail = |e| SnapshotError::io("remove", path)(e);
     let place = fs::canonicalize(path).map_err(fail)?;
@@ -253,7 +253,7 @@ impl OpenFiles {
     }
 }
 
-/// Opens a regular file, through no symbolic link, waiting for nobody (a FIFO).
+/// Opens a regular file, through no symbolic link. Does not block on a FIFO.
 fn open_regular(path: &Path) -> io::Result<File> {
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NOFOLLOW | OFlags::NONBLOCK;
     let file = File::from(rustix::fs::open(path, flags, Mode::empty())?);

@@ -1,4 +1,4 @@
-//! What a snapshot's directory refuses, and what is left of one half made.
+//! Which directories are refused, and what remains of a partial one.
 
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 
@@ -63,7 +63,7 @@ fn verify(path: &Path) -> Result<(), SnapshotError> {
     SnapshotDir::open(path, &trust_all())?.verify()
 }
 
-/// Changes a file's bytes, whatever its permissions say.
+/// Changes a file's bytes, whatever its permissions.
 fn change(path: &Path, change: impl FnOnce(&File)) {
     fs::set_permissions(path, fs::Permissions::from_mode(0o600)).unwrap();
     change(&File::options().read(true).write(true).open(path).unwrap());
@@ -116,7 +116,7 @@ fn an_empty_working_set_is_none() {
 #[test]
 fn a_flipped_byte_is_refused_in_every_region_of_every_file() {
     let place = tempfile::tempdir().unwrap();
-    // File, position, what the refusal names.
+    // File, position, and the text that the error names.
     let regions: [(&str, &[u64], &str); 8] = [
         ("state", &[0, 10, 19], "state is not"),
         (
@@ -124,7 +124,7 @@ fn a_flipped_byte_is_refused_in_every_region_of_every_file() {
             &[0, 4096, 4105, CHUNK - 1],
             "memory: chunk 0 (at 0 MiB)",
         ),
-        // A hole, where nothing but zeros may be.
+        // A hole, where only zeros are allowed.
         (
             "memory",
             &[CHUNK, CHUNK + 70_000, 2 * CHUNK - 1],
@@ -217,7 +217,7 @@ fn a_file_cut_short_grown_missing_or_no_file_is_refused() {
     }
 }
 
-/// Rewrites the manifest so that its own hash holds.
+/// Changes the manifest and updates its hash.
 fn with_manifest(target: &Path, edit: impl FnOnce(&mut Value)) {
     let path = target.join("manifest.json");
     let mut value: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
@@ -324,7 +324,7 @@ fn a_signature_is_asked_for_where_keys_are_trusted() {
     assert_eq!(refused(&trusted), ErrorKind::SnapshotSignature, "a bad one");
     fs::remove_file(&signature).unwrap();
     assert_eq!(refused(&trusted), ErrorKind::SnapshotSignature, "none");
-    // Whoever can write the files can make the hash right again, but not the signature.
+    // A writer of the files can correct the hash, but not the signature.
     drop(fs::remove_dir_all(&target));
     drop(draft(&target).finish(subject(), Some(&key)).unwrap());
     with_manifest(&target, |m| m["command_line"] = json!("init=/bin/evil"));
@@ -361,7 +361,7 @@ fn verified_once_means_until_something_changes() {
     let stamps = Stamps::open(&place.path().join("stamps")).unwrap();
     let target = place.path().join("s");
     drop(made(&target));
-    // A file must be older than the clock's tick for a stamp to be worth anything.
+    // A stamp is valid only for a file older than the clock's tick.
     std::thread::sleep(std::time::Duration::from_millis(100));
     let open = || SnapshotDir::open(&target, &trust_all()).unwrap();
     assert!(open().verify_once(&stamps).unwrap(), "read");
@@ -390,7 +390,7 @@ fn a_stamp_spares_the_reading() {
     let damaged = SnapshotDir::open(&target, &trust_all()).unwrap();
     flip(&target.join("memory"), 0);
     std::thread::sleep(std::time::Duration::from_millis(100));
-    // As if these very files had been verified: then nobody looks into them again.
+    // With a stamp for exactly these files, they are not read again.
     let files = damaged.files().identities().unwrap();
     let place = fs::canonicalize(&target).unwrap();
     stamps.remember(&place, files, damaged.hash(), SystemTime::now());
@@ -410,7 +410,7 @@ fn partial_directories_of_dead_makers_only_are_removed() {
         names.sort();
         names
     };
-    // As a killed maker leaves it: files, a manifest even, under a name nobody takes for a snapshot's, and no lock.
+    // As a killed maker leaves it: files, even a manifest, under a temporary name, and no lock.
     let dead = draft(&place.path().join("dead"));
     let left = dead.path.clone();
     drop(dead);

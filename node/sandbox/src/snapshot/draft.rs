@@ -1,7 +1,7 @@
-//! Making a snapshot's directory.
+//! Makes a snapshot's directory.
 //!
-//! Invariant: a directory is made under another name ([`super::partial`]) and renamed when it is complete, so a directory
-//! under its final name is always complete.
+//! Invariant: a directory is made under a temporary name ([`super::partial`]) and renamed when it is complete, so a directory under its
+//! final name is always complete.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -22,12 +22,12 @@ use super::manifest::{DiskFile, FORMAT, Files, Manifest, Subject, check_disk_id}
 use super::partial::{make_locked, sweep};
 use super::signature::{SigningKey, TrustedKeys};
 
-/// A snapshot in the making. Dropping it unfinished removes it.
+/// A snapshot being made. Dropping it before [`Draft::finish`] removes it.
 #[derive(Debug)]
 pub struct Draft {
     pub(super) path: PathBuf,
     target: PathBuf,
-    /// Holds the lock that says it has a maker.
+    /// Holds the lock that shows that its maker lives.
     lock: File,
     state: File,
     memory: File,
@@ -37,8 +37,7 @@ pub struct Draft {
 }
 
 impl Draft {
-    /// Begins one that will be at `target`, whose parent is made where it is missing. Removes what killed makers left
-    /// beside it.
+    /// Begins a snapshot for `target`, and creates the parent directory if it is missing. Removes what killed makers left beside it.
     pub fn begin(target: &Path) -> Result<Draft, SnapshotError> {
         let (Some(parent), Some(_)) = (target.parent(), target.file_name()) else {
             let source = io::Error::new(io::ErrorKind::InvalidInput, "it has no name");
@@ -85,12 +84,12 @@ impl Draft {
         &self.state
     }
 
-    /// The empty `memory`, likewise.
+    /// The empty `memory`, open for reading and writing.
     pub fn memory(&self) -> &File {
         &self.memory
     }
 
-    /// The empty `working-set`, likewise. Left empty, the snapshot has none.
+    /// The empty `working-set`, open for reading and writing. If it stays empty, the snapshot has none.
     pub fn working_set(&self) -> &File {
         &self.working_set
     }
@@ -113,8 +112,8 @@ impl Draft {
         Ok(&self.disks[self.disks.len() - 1].1)
     }
 
-    /// Hashes what was written, writes the manifest, signs it if there is a key, and gives it all its name. Blocks until
-    /// it is on disk.
+    /// Hashes the files, writes the manifest, signs it if there is a key, and renames the directory to its final name. Blocks until all is
+    /// on disk.
     pub fn finish(
         mut self,
         subject: Subject,
@@ -151,7 +150,7 @@ impl Draft {
         }
         reach(Failpoint::SnapshotPlaced);
         if let Some(Ok(parent)) = self.target.parent().map(File::open) {
-            // Where this fails the name may be lost with the power; the files are whole under either.
+            // If this fails, a power loss may undo the rename; the files are complete under either name.
             let _ = parent.sync_all();
         }
         SnapshotDir::open(&self.target, &TrustedKeys::default())
@@ -217,13 +216,13 @@ impl Drop for Draft {
     }
 }
 
-/// On disk, and not to be written again.
+/// Makes a file durable and read-only.
 fn finish_file(file: &File) -> io::Result<()> {
     file.set_permissions(fs::Permissions::from_mode(0o400))?;
     file.sync_all()
 }
 
-/// Guest memory holds secrets: for its owner alone.
+/// Readable by the owner alone: guest memory holds secrets.
 fn create(directory: &Path, name: &str) -> io::Result<File> {
     File::options()
         .read(true)

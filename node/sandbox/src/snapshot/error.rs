@@ -15,22 +15,22 @@ pub enum SnapshotError {
         place: PathBuf,
         source: io::Error,
     },
-    /// There is nothing, or no manifest.
+    /// There is no directory, or no manifest in it.
     #[error("there is no snapshot at {}", directory.display())]
     NotFound { directory: PathBuf },
-    /// A file is there, and its contents are not.
+    /// A file is missing or has wrong contents.
     #[error("the snapshot at {} is damaged: {region} is not what the manifest says", directory.display())]
     Damaged { directory: PathBuf, region: String },
     /// The manifest itself cannot be read.
     #[error("the snapshot at {} is damaged: manifest.json: {reason}", directory.display())]
     Manifest { directory: PathBuf, reason: String },
-    /// Written by another version, or meant for another machine or node.
+    /// The snapshot is of another version, or for another machine or node.
     #[error("the snapshot at {} does not fit: {reason}", directory.display())]
     Incompatible { directory: PathBuf, reason: String },
-    /// Signatures are required, and no trusted key signed it.
+    /// Signatures are required, and no trusted key has signed it.
     #[error("the snapshot at {} is refused: {reason}", directory.display())]
     Signature { directory: PathBuf, reason: String },
-    /// A delta's base is another than it was made over.
+    /// A delta's base is not the snapshot that the delta was made from.
     #[error("the snapshot at {} lies on {wanted}, and {} is {found}", directory.display(), base.display())]
     OtherBase {
         directory: PathBuf,
@@ -38,16 +38,16 @@ pub enum SnapshotError {
         wanted: Hash,
         found: Hash,
     },
-    /// A key file that is none.
+    /// A key file does not contain a key.
     #[error("{} is no Ed25519 key: {reason}", place.display())]
     Key { place: PathBuf, reason: &'static str },
-    /// One of that name is there.
+    /// A snapshot of that name exists.
     #[error("there is something at {} already", directory.display())]
     Exists { directory: PathBuf },
 }
 
 impl SnapshotError {
-    /// Whether the files of a snapshot that should be there are gone, or not what was written.
+    /// Whether files of an existing snapshot are missing or have wrong contents.
     pub fn is_damage(&self) -> bool {
         matches!(
             self,

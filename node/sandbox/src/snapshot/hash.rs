@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 pub struct Hash([u8; 32]);
 
 impl Hash {
-    /// Of these bytes.
+    /// The hash of these bytes.
     pub fn of(bytes: &[u8]) -> Hash {
         Hash(*blake3::hash(bytes).as_bytes())
     }

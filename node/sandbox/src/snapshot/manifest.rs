@@ -1,8 +1,8 @@
-//! `manifest.json`: what a snapshot is, for people and programs, and the hash of everything in it.
+//! `manifest.json`: the description of a snapshot, for people and programs, and the hashes of all its files.
 //!
-//! Invariants: a manifest of another format version is refused, fields it has beyond ours are not; what
-//! [`Manifest::decode`] returns is consistent in itself (sizes, chunk numbers, names), whatever bytes it was given. Its
-//! hash is that of its bytes as they lie in the file, so it covers all other files too.
+//! Invariants: a manifest of another format version is refused; unknown fields are ignored. [`Manifest::decode`] returns only manifests
+//! that are consistent (sizes, chunk numbers, names), whatever its input. The manifest's hash is that of the file's bytes, so it covers all
+//! other files too.
 
 use serde::{Deserialize, Serialize};
 use thaw_protocol::control::{CpuBaseline, DeviceId};
@@ -11,20 +11,20 @@ use super::hash::Hash;
 
 /// Version of the manifest and of the directory's layout. `state` and `working-set` have versions of their own.
 pub const FORMAT: u32 = 1;
-/// Bytes that are hashed as one, of memory and disks. The last chunk of a file may be shorter.
+/// Size in bytes of the chunks of memory and disks that are hashed. The last chunk of a file may be shorter.
 pub const CHUNK: u64 = 2 << 20;
-/// Largest manifest read, in bytes: 64 GiB of memory and as many of disks need 5 MiB.
+/// Maximum size of a manifest, bytes: 64 GiB of memory and the same of disks need 5 MiB.
 pub const MAX_MANIFEST: u64 = 32 << 20;
-/// Largest memory or disk described, in bytes.
+/// Maximum size of a memory or disk, bytes.
 const MAX_FILE: u64 = 1 << 40;
-/// Most snapshots that lie on one another, the one at the bottom counted: as many layers as `state` knows.
+/// Maximum number of snapshots in a chain of deltas, including the base: the number of layers that `state` supports.
 pub const MAX_LAYERS: usize = 8;
 
-/// What was frozen.
+/// The kind of guest that was frozen.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Kind {
-    /// A guest whose agent listens and which has never been anybody: becomes any sandbox.
+    /// A guest whose agent listens and which never had an identity. It can become any sandbox.
     Template,
     /// A running sandbox with its containers.
     Sandbox,
@@ -32,29 +32,29 @@ pub enum Kind {
     Bare,
 }
 
-/// What the machine has.
+/// The size of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {
-    /// vCPUs it was made with: the most that can be online.
+    /// vCPUs of the machine: the maximum that can be online.
     pub vcpus: u8,
     /// Boot memory in MiB; virtio-mem may add to it.
     pub memory_mib: u32,
 }
 
-/// What its vCPUs are.
+/// The kind of its vCPUs.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Cpu {
     pub baseline: CpuBaseline,
-    /// The processor of the host it was frozen on, for people: whether a host fits is decided by `state`.
+    /// The processor of the host it was frozen on, for people. `state` decides whether another host is compatible.
     pub host: String,
 }
 
-/// The snapshot a delta lies on top of.
+/// The base of a delta.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Base {
-    /// Its manifest's hash: no other will do.
+    /// Hash of the base's manifest.
     pub manifest: Hash,
-    /// Its directory; where not absolute, from this snapshot's own.
+    /// The base's directory. A relative path starts at this snapshot's directory.
     pub place: std::path::PathBuf,
 }
 
@@ -66,61 +66,61 @@ pub struct ImageRecord {
     pub name: String,
     /// Digest of the image's manifest.
     pub digest: String,
-    /// Of its EROFS metadata: the guest's inode numbers are only right for this one.
+    /// Hash of its EROFS metadata: the guest's inode numbers are valid only for this metadata.
     pub metadata: Hash,
 }
 
-/// All that a manifest says but for its files.
+/// The whole manifest except its files.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Subject {
     pub kind: Kind,
     pub machine: Machine,
     pub cpu: Cpu,
-    /// Of the thaw-vmm that made it.
+    /// Hash of the thaw-vmm that made it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub vmm: Option<Hash>,
-    /// Of the vmlinux it booted.
+    /// Hash of the vmlinux it booted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub kernel: Option<Hash>,
-    /// Of the guest image, which must be attached again as it was.
+    /// Hash of the guest image. The same image must be attached again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub guest_image: Option<Hash>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub command_line: Option<String>,
-    /// Names of the devices the machine has, in slot order.
+    /// Names of the machine's devices, in slot order.
     pub devices: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Base>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub images: Vec<ImageRecord>,
-    /// What a node must know of the containers to serve them again; its shape is the node's own affair.
+    /// What a node must know of the containers to serve them again. Its form is the node's own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub workload: Option<serde_json::Value>,
 }
 
-/// A file hashed as a whole.
+/// A file with one hash.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WholeFile {
     pub bytes: u64,
     pub blake3: Hash,
 }
 
-/// A sparse file hashed by chunks of [`CHUNK`].
+/// A sparse file with a hash for each chunk of [`CHUNK`] bytes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkedFile {
     pub bytes: u64,
-    /// Bytes that were not holes when it was written: what a copy costs.
+    /// Number of bytes that were not in holes when it was written: the size of a copy.
     pub data_bytes: u64,
-    /// The chunks that have a byte that is not zero. All others are zero, holes or not.
+    /// The chunks with a non-zero byte. All others are zero, whether they are holes or not.
     pub chunks: Vec<ChunkRun>,
 }
 
-/// Hashes of chunks that follow one another.
+/// Hashes of consecutive chunks.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ChunkRun {
     /// Number of the first chunk.
     pub first: u64,
-    /// One hash a chunk.
+    /// One hash per chunk.
     pub blake3: Vec<Hash>,
 }
 
@@ -149,7 +149,7 @@ pub struct Files {
 pub struct Manifest {
     /// [`FORMAT`].
     pub format: u32,
-    /// Version of Thaw that wrote it.
+    /// The version of Thaw that wrote it.
     pub thaw: String,
     /// Seconds since the Unix epoch.
     pub created: u64,
@@ -158,7 +158,7 @@ pub struct Manifest {
     pub files: Files,
 }
 
-/// Why bytes are no manifest.
+/// Why bytes are not a valid manifest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
     #[error("it is of format version {found}; this thaw reads version {FORMAT}")]
@@ -168,9 +168,9 @@ pub enum ManifestError {
 }
 
 impl Manifest {
-    /// The file's bytes: JSON, made to be looked at.
+    /// The file's bytes: JSON with indentation.
     pub fn encode(&self) -> Vec<u8> {
-        // No map in it has keys that are not strings, and no type of ours fails to serialise.
+        // All map keys are strings, and no type here fails to serialise.
         let mut bytes = serde_json::to_vec_pretty(self).expect("a manifest is plain data");
         bytes.push(b'\n');
         bytes
@@ -178,7 +178,7 @@ impl Manifest {
 
     /// Reads and checks a manifest.
     pub fn decode(bytes: &[u8]) -> Result<Manifest, ManifestError> {
-        /// The version is asked first: nothing else is promised to mean the same in another.
+        /// The version is read first, because the meaning of all other fields depends on it.
         #[derive(Deserialize)]
         struct Version {
             format: u64,
@@ -208,7 +208,7 @@ impl Manifest {
     }
 }
 
-/// Whether a disk may be called this: it becomes a file name.
+/// Whether this is a valid id of a disk. It becomes a file name.
 pub fn check_disk_id(id: &str) -> Result<(), String> {
     let plain = |c: u8| c.is_ascii_alphanumeric() || c == b'-';
     match (1..=32).contains(&id.len()) && id.bytes().all(plain) {
@@ -220,12 +220,12 @@ pub fn check_disk_id(id: &str) -> Result<(), String> {
 }
 
 impl ChunkedFile {
-    /// Chunks it has, data or not.
+    /// The number of chunks, including zero ones.
     pub fn chunk_count(&self) -> u64 {
         self.bytes.div_ceil(CHUNK)
     }
 
-    /// Hash by chunk number, for all chunks: none for one that is zero.
+    /// The hashes of all chunks in order; `None` for a zero chunk.
     pub fn by_chunk(&self) -> Vec<Option<Hash>> {
         let mut all = vec![None; self.chunk_count() as usize];
         for run in &self.chunks {
@@ -236,7 +236,7 @@ impl ChunkedFile {
         all
     }
 
-    /// From the hashes of chunks that are not zero, by number.
+    /// From the hashes of the non-zero chunks, by number.
     pub(super) fn from_hashes(bytes: u64, data_bytes: u64, hashes: Vec<(u64, Hash)>) -> ChunkedFile {
         let mut chunks: Vec<ChunkRun> = Vec::new();
         for (number, hash) in hashes {
@@ -277,7 +277,7 @@ impl ChunkedFile {
     }
 }
 
-/// The names a manifest lists for the devices every machine has.
+/// The manifest's names of the devices that every machine has.
 pub fn inventory() -> Vec<String> {
     DeviceId::ALL
         .iter()

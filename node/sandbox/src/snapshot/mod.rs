@@ -1,20 +1,20 @@
-//! Snapshots on disk: directories, what is promised of their bytes, and handing them to a VMM.
+//! Snapshots on disk: their directories, the guarantees for their bytes, and how a VMM gets them.
 //!
 //! | module | noun |
 //! |---|---|
 //! | [`manifest`] | `manifest.json`: what was frozen, and the hash of every byte beside it |
 //! | [`draft`] | a directory being made: complete in the end, or removed |
-//! | `partial` | directories that are being made or removed, and what killed processes left of them |
+//! | `partial` | directories being made or removed, and those that killed processes left |
 //! | [`directory`] | a snapshot's directory: opened, verified, removed |
-//! | `check` | a file compared with what the manifest says of it |
-//! | [`contents`] | reading sparse files chunk by chunk, on all cores |
-//! | [`stamp`] | what was verified since this boot and has not been touched since |
+//! | `check` | compares a file with the manifest |
+//! | [`contents`] | reads sparse files chunk by chunk, on all cores |
+//! | [`stamp`] | remembers which files were verified since this boot and have not changed since |
 //! | [`signature`] | Ed25519 over the manifest's bytes |
-//! | [`scratch`] | where a fork's snapshot is, for as long as it forks |
+//! | [`scratch`] | the directory of a fork's snapshot, while the fork is in progress |
 //! | [`register`] | verified files as the descriptors a VMM restores from |
 //!
-//! Invariant: what a VMM is handed has been compared with the manifest, every byte, since this boot; and the manifest is
-//! signed by a trusted key wherever any key is trusted. Formats: `docs/snapshot-format.md`.
+//! Invariant: every byte that a VMM gets has been compared with the manifest since this boot, and if any key is trusted, a trusted key has
+//! signed the manifest. Formats: `docs/snapshot-format.md`.
 
 mod check;
 pub mod components;

@@ -1,7 +1,7 @@
-//! Directories that are being made or removed, beside the snapshots they belong to.
+//! Temporary directories of snapshots that are being made or removed, beside the final ones.
 //!
-//! Invariant: the process that makes or removes one holds a lock on it. If that process is killed, the lock is free, and
-//! the next maker beside it removes the directory.
+//! Invariant: the process that makes or removes one holds a lock on it. If that process is killed, the lock is free, and the next maker in
+//! the same parent directory removes it.
 
 use std::fs::{self, File};
 use std::io;
@@ -14,7 +14,7 @@ use thaw_failpoint::{Failpoint, reach};
 /// Prefix of the names of partial directories.
 const PARTIAL: &str = ".thaw-partial-";
 
-/// Makes a directory and locks it, before a sweep can take it for a dead maker's.
+/// Makes a directory and locks it, before a sweep can mistake it for one of a dead maker.
 pub(super) fn make_locked(parent: &Path) -> io::Result<(PathBuf, File)> {
     loop {
         let unique: String = crate::random::<8>()?.iter().map(|b| format!("{b:02x}")).collect();

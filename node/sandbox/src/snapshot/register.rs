@@ -1,9 +1,9 @@
 //! Opens verified files as the descriptors a VMM restores from.
 //!
-//! A long-lived process ([`Hold::Sealed`]) copies memory into a sealed memfd while it hashes it, so that what was verified is what
-//! is mapped, and all clones share that copy. A process that thaws one sandbox ([`Hold::Files`]) hands over the file itself,
-//! verified once since boot ([`super::stamp`]); clones share the page cache. `state` and `working-set` are small and always
-//! copied. All descriptors are read-only.
+//! A long-lived process ([`Hold::Sealed`]) copies memory into a sealed memfd while it hashes it, so that exactly the verified bytes are
+//! mapped, and all clones share that copy. A process that thaws one sandbox ([`Hold::Files`]) passes on the file itself, verified once
+//! since boot ([`super::stamp`]); clones share the page cache. `state` and `working-set` are small and always copied. All descriptors are
+//! read-only.
 
 use std::fs::{self, File};
 use std::io::{self, Read};
@@ -24,7 +24,7 @@ use super::signature::{KEYS, Signatures, TrustedKeys};
 use super::stamp::Stamps;
 use crate::vm::SnapshotFiles;
 
-/// How memory is held.
+/// Where memory is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hold {
     /// In sealed memory of this process.
@@ -39,24 +39,24 @@ pub struct Registered {
     pub manifest: Manifest,
     /// Hash of the manifest.
     pub hash: Hash,
-    /// Where it was. It need not be there any more.
+    /// Its directory, which may have been removed since.
     pub directory: PathBuf,
-    /// What a VMM restores from.
+    /// The files that a VMM restores from.
     pub files: SnapshotFiles,
-    /// The disks as they were at the freeze, to be cloned; by id.
+    /// The disks at the freeze, by id. They are cloned for each thaw.
     pub disks: Vec<(String, OwnedFd)>,
-    /// Its memory was read and compared for this, and nobody was told yet.
+    /// Its memory was read and compared for this registration, and no start has reported that yet.
     just_read: AtomicBool,
 }
 
 impl Registered {
-    /// Whether its memory had to be read and compared for this. The first who asks is told.
+    /// Whether its memory had to be read and compared for this registration. True only for the first call.
     pub fn take_just_read(&self) -> bool {
         self.just_read.swap(false, Ordering::Relaxed)
     }
 }
 
-/// Opens snapshots, as this node trusts them.
+/// Opens snapshots under this node's trust settings.
 #[derive(Clone, Debug)]
 pub struct Registry {
     stamps: Stamps,
@@ -66,7 +66,7 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// With the stamps and keys under the data directory: `verified/` and `keys/`.
+    /// A registry with the stamps and keys under the data directory: `verified/` and `keys/`.
     pub fn open(data: &Path, hold: Hold, signatures: Signatures) -> Result<Registry, SnapshotError> {
         let stamps = Stamps::open(&data.join("verified"))?;
         Ok(Registry {
@@ -77,7 +77,7 @@ impl Registry {
         })
     }
 
-    /// The same trust and the same hold, with stamps and components under another data directory.
+    /// A registry with the same trust and hold, and with the stamps and components under another data directory.
     pub fn below(&self, data: &Path) -> Result<Registry, SnapshotError> {
         let stamps = Stamps::open(&data.join("verified"))?;
         Ok(Registry {
@@ -87,12 +87,12 @@ impl Registry {
         })
     }
 
-    /// What was verified.
+    /// The stamps of verified files.
     pub fn stamps(&self) -> &Stamps {
         &self.stamps
     }
 
-    /// What snapshots were made of.
+    /// The store of components.
     pub fn components(&self) -> &Components {
         &self.components
     }
@@ -102,12 +102,12 @@ impl Registry {
         &self.trusted
     }
 
-    /// Opens a snapshot's directory: its manifest is checked, its files are not.
+    /// Opens a snapshot's directory. Checks its manifest, but not its files.
     pub fn find(&self, directory: &Path) -> Result<SnapshotDir, SnapshotError> {
         SnapshotDir::open(directory, &self.trusted)
     }
 
-    /// Verifies a snapshot, and the ones it lies on, and holds what a VMM needs of them. Blocks while it reads.
+    /// Verifies a snapshot and its bases, and holds what a VMM needs of them. Blocks while it reads.
     pub fn register(&self, directory: &Path) -> Result<Registered, SnapshotError> {
         let layers = self.layers(directory)?;
         let mut memory = Vec::with_capacity(layers.len());
@@ -121,7 +121,7 @@ impl Registry {
                 }
             });
         }
-        // There is at least the snapshot itself.
+        // There is at least one layer, the snapshot itself.
         let top = layers.into_iter().next().ok_or_else(|| SnapshotError::NotFound {
             directory: directory.to_owned(),
         })?;
@@ -152,7 +152,7 @@ impl Registry {
         })
     }
 
-    /// The snapshot and those under it, top first.
+    /// The snapshot and its bases, top first.
     fn layers(&self, directory: &Path) -> Result<Vec<SnapshotDir>, SnapshotError> {
         let mut layers = vec![self.find(directory)?];
         while let Some(base) = layers.last().and_then(|top| top.manifest().base()) {
@@ -189,7 +189,7 @@ fn io_at(layer: &SnapshotDir) -> impl FnOnce(io::Error) -> SnapshotError {
     SnapshotError::io("hold the snapshot at", layer.path())
 }
 
-/// Copies memory, comparing it on the way.
+/// Copies memory and compares it meanwhile.
 fn sealed_memory(layer: &SnapshotDir) -> Result<OwnedFd, SnapshotError> {
     let expected: &ChunkedFile = &layer.manifest().files.memory;
     layer.check(|| {
@@ -199,7 +199,7 @@ fn sealed_memory(layer: &SnapshotDir) -> Result<OwnedFd, SnapshotError> {
     })
 }
 
-/// Copies a small file, comparing what was copied.
+/// Copies a small file, and compares the copy.
 fn sealed_whole(
     layer: &SnapshotDir,
     name: &str,
@@ -228,7 +228,7 @@ fn sealed_whole(
     })
 }
 
-/// Reads by position: the descriptor's own offset is shared with whoever else has it.
+/// Reads by position, because other holders share the descriptor's own offset.
 struct Positioned<'a> {
     file: &'a File,
     at: u64,
@@ -255,14 +255,14 @@ fn memfd(name: &str, bytes: u64) -> io::Result<File> {
     Ok(file)
 }
 
-/// Nobody writes to it any more, we included; the descriptor returned cannot even ask to.
+/// Seals the file: no process can write to it any more, not even this one. The returned descriptor is read-only.
 fn seal(file: &File) -> io::Result<OwnedFd> {
     let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(file, seals)?;
     read_only(file)
 }
 
-/// A descriptor of its own for reading, also where the name is gone.
+/// A separate read-only descriptor, even if the file has no name any more.
 fn read_only(file: &File) -> io::Result<OwnedFd> {
     Ok(fs::OpenOptions::new()
         .read(true)

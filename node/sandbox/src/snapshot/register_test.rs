@@ -1,4 +1,4 @@
-//! What a VMM is handed equals what was frozen, and cannot be changed.
+//! A VMM gets exactly what was frozen, and cannot change it.
 
 use super::*;
 use crate::error::{Error, ErrorKind};
@@ -132,7 +132,7 @@ fn a_delta_is_held_with_what_it_lies_on_and_with_nothing_else() {
             fs::read(top.join("memory")).unwrap()
         );
     }
-    // Another snapshot in the base's place, however whole, is not what it was made over.
+    // Another snapshot in the base's place is refused, even a complete one.
     fs::remove_dir_all(&bottom).unwrap();
     let kind = |hold| Error::from(registry(place.path(), hold).register(&top).unwrap_err()).kind;
     assert_eq!(kind(Hold::Files), ErrorKind::SnapshotNotFound);

@@ -1,6 +1,6 @@
 //! Directories for snapshots that only one process needs, `THAW_DATA/forks/`, removed when it ends.
 //!
-//! Invariant: the process that made one holds a lock on it while it lives. The next start removes those without a lock.
+//! Invariant: the process that made a directory holds a lock on it while it lives. The next start removes directories without a lock.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -13,11 +13,11 @@ use super::register::Registry;
 use super::stamp::Stamps;
 use crate::error::{Error, ErrorKind};
 
-/// Under the data directory, beside the disks: there they may be cloned.
+/// Name under the data directory. On the same file system as the disks, so that they can be cloned.
 const FORKS: &str = "forks";
 const SNAPSHOT: &str = "snapshot";
 
-/// A place for one snapshot. Dropped, it is removed with it.
+/// A directory for one snapshot. Dropping it removes both.
 #[derive(Debug)]
 pub struct Scratch {
     path: PathBuf,
@@ -38,10 +38,10 @@ impl Scratch {
         })
     }
 
-    /// Makes one for a snapshot that clones are to be thawed from, `signed` or not.
+    /// Makes one for a snapshot to thaw clones from. `signed` tells whether the snapshot will be signed.
     ///
     /// # Errors
-    /// [`ErrorKind::SnapshotSignature`]: only signed ones are thawed here, and this is not to be.
+    /// [`ErrorKind::SnapshotSignature`]: signatures are required here, and the snapshot will have none.
     pub fn for_clones(data: &Path, registry: &Registry, signed: bool) -> Result<Scratch, Error> {
         if registry.trusted().required() && !signed {
             let what = "only signed snapshots are thawed here, and clones are thawed from one";
@@ -52,19 +52,19 @@ impl Scratch {
         Ok(Scratch::make(data, registry.stamps().clone())?)
     }
 
-    /// Where the snapshot is to be. Nothing is there yet.
+    /// The path for the snapshot, where nothing exists yet.
     pub fn snapshot(&self) -> PathBuf {
         self.path.join(SNAPSHOT)
     }
 
-    /// Whether a snapshot is in one, under this data directory.
+    /// Whether a snapshot is in such a directory under this data directory.
     pub fn holds(data: &Path, snapshot: &Path) -> bool {
         let forks = fs::canonicalize(data.join(FORKS));
         let snapshot = fs::canonicalize(snapshot).unwrap_or_else(|_| snapshot.to_owned());
         forks.is_ok_and(|forks| snapshot.starts_with(forks))
     }
 
-    /// Removes those under the data directory whose makers are dead.
+    /// Removes the directories under the data directory whose makers are dead.
     pub fn sweep(data: &Path) {
         sweep(&data.join(FORKS));
     }
@@ -103,7 +103,7 @@ mod tests {
             fs::create_dir(scratch.snapshot()).unwrap();
             fs::write(scratch.snapshot().join("memory"), b"secret").unwrap();
         }
-        // As a kill leaves it: the lock goes with the process, nothing else does.
+        // As after a kill: the lock is released, and everything else stays.
         rustix::fs::flock(&dead._lock, rustix::fs::FlockOperation::Unlock).unwrap();
         std::mem::forget(dead);
         assert_eq!(left(data.path()).len(), 2);

@@ -16,11 +16,11 @@ use ring::signature::{ED25519, Ed25519KeyPair, KeyPair, UnparsedPublicKey};
 use super::error::SnapshotError;
 use crate::config::SnapshotsConfig;
 
-/// Where trusted keys are, under the data directory.
+/// The directory of trusted keys, under the data directory.
 pub const KEYS: &str = "keys";
-/// Bytes of a signature.
+/// Size of a signature, bytes.
 pub const SIGNATURE: usize = 64;
-/// Before the 32 bytes of a key in a SubjectPublicKeyInfo (RFC 8410, section 4).
+/// The prefix of the 32 bytes of a key in a SubjectPublicKeyInfo (RFC 8410, section 4).
 const PUBLIC_PREFIX: [u8; 12] = [
     0x30, 0x2a, 0x30, 0x05, 0x06, 0x03, 0x2b, 0x65, 0x70, 0x03, 0x21, 0x00,
 ];
@@ -58,26 +58,26 @@ impl SigningKey {
         bytes
     }
 
-    /// Its file.
+    /// The path of its file.
     pub fn place(&self) -> &Path {
         &self.place
     }
 }
 
-/// Whether a snapshot must be signed by a key trusted here.
+/// Whether a snapshot must be signed by a trusted key.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Signatures {
-    /// Once there is such a key.
+    /// Required if there is a trusted key.
     #[default]
     AsKeysSay,
-    /// Without one, no snapshot is used.
+    /// Required. Without a trusted key, no snapshot is used.
     Required,
-    /// An unsigned one is used too; a signature that is there must be right, once there is a key.
+    /// Unsigned snapshots are used too. A signature must be valid if there is a trusted key.
     Optional,
 }
 
 impl Signatures {
-    /// As the configuration says.
+    /// The configured setting.
     pub fn of(config: &SnapshotsConfig) -> Signatures {
         match config.require_signature {
             None => Signatures::AsKeysSay,
@@ -87,7 +87,7 @@ impl Signatures {
     }
 }
 
-/// Whose snapshots are used here.
+/// The keys whose snapshots are trusted.
 #[derive(Clone, Debug, Default)]
 pub struct TrustedKeys {
     keys: Vec<[u8; 32]>,
@@ -116,7 +116,7 @@ impl TrustedKeys {
         Ok(TrustedKeys { keys, ..none })
     }
 
-    /// Whether unsigned snapshots are refused here.
+    /// Whether unsigned snapshots are refused.
     pub fn required(&self) -> bool {
         match self.signatures {
             Signatures::AsKeysSay => !self.keys.is_empty(),
@@ -130,13 +130,13 @@ impl TrustedKeys {
         self.keys.len()
     }
 
-    /// Whether what this key signs is used here.
+    /// Whether snapshots signed by this key are accepted.
     pub fn accepts(&self, key: &SigningKey) -> bool {
         let unchecked = self.keys.is_empty() && !self.required();
         unchecked || self.keys.iter().any(|k| k == key.pair.public_key().as_ref())
     }
 
-    /// Checks a manifest's signature; the error is a reason.
+    /// Checks a manifest's signature. The error is a reason.
     pub fn check(&self, manifest: &[u8], signature: Option<&[u8]>) -> Result<(), &'static str> {
         let signature = match signature {
             _ if self.keys.is_empty() && self.required() => {
@@ -245,7 +245,7 @@ pub(crate) mod tests {
         let signature = key.sign(b"m");
         let bad = [0; SIGNATURE];
         let missing = empty.path().join("missing");
-        // Where the keys are, what is configured; taken: unsigned, rightly signed, wrongly signed.
+        // Key directory, setting, and whether snapshots without, with a valid, and with an invalid signature are accepted.
         for (place, signatures, taken) in [
             (missing.as_path(), Signatures::AsKeysSay, [true, true, true]),
             (missing.as_path(), Signatures::Required, [false, false, false]),

@@ -1,8 +1,8 @@
 //! Remembers which files were verified since this boot and have not changed since.
 //!
-//! A stamp holds the boot id and, for each file, device, inode, size, mtime and ctime (ctime cannot be set back). If any differs,
-//! the file is read again. These times are as coarse as the kernel's tick, so a file changed within [`MARGIN`] of the check gets
-//! no stamp. Stamps are in a directory that only their owner can write to: a process that can write there can replace us anyway.
+//! A stamp holds the boot id and, for each file, device, inode, size, mtime and ctime (ctime cannot be set back). If any differs, the file
+//! is read again. These times have the granularity of the kernel's tick, so a file changed within [`MARGIN`] of the check gets no stamp.
+//! Only their owner can write to the directory of stamps: a process that can write there could replace this program anyway.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -18,10 +18,10 @@ use super::contents::hash_whole;
 use super::error::SnapshotError;
 use super::hash::Hash;
 
-/// Longer than any tick (10 ms with HZ=100), and than a clock is off between two CPUs.
+/// Longer than any tick (10 ms with HZ=100), and than the difference of two CPUs' clocks.
 const MARGIN: Duration = Duration::from_millis(50);
 
-/// What a file was when it was looked at.
+/// The identity of a file when it was examined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) struct Identity {
     name: String,
@@ -46,7 +46,7 @@ impl Identity {
         })
     }
 
-    /// Whether a change that comes now would be seen in the times.
+    /// Whether a change from now on would show in the times.
     fn settled(&self, now: SystemTime) -> bool {
         let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos() as i128;
         self.changed_ns.max(self.modified_ns) + (MARGIN.as_nanos() as i128) < now
@@ -57,18 +57,18 @@ impl Identity {
 struct Stamp {
     boot: String,
     files: Vec<Identity>,
-    /// Of what was verified: a manifest, or the file itself.
+    /// Hash of what was verified: a manifest, or the file itself.
     hash: Hash,
 }
 
-/// What was found wrong with files as they were.
+/// The damage found in files with these identities.
 #[derive(Debug, Serialize, Deserialize)]
 struct Damage {
     files: Vec<Identity>,
     region: String,
 }
 
-/// Where stamps are kept.
+/// The directory of stamps.
 #[derive(Clone, Debug)]
 pub struct Stamps {
     directory: PathBuf,
@@ -86,7 +86,7 @@ impl Stamps {
         made.map_err(io)?;
         let metadata = fs::metadata(directory).map_err(SnapshotError::io("look at", directory))?;
         let ours = metadata.uid() == rustix::process::geteuid().as_raw() && metadata.mode() & 0o022 == 0;
-        // Without a boot id no stamp is ever believed: an empty one matches none.
+        // Without a boot id no stamp is valid: an empty one matches none.
         let boot = match ours {
             true => fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default(),
             false => String::new(),
@@ -97,15 +97,15 @@ impl Stamps {
         })
     }
 
-    /// The hash remembered for `place`, if these are the files it was had from.
+    /// The hash remembered for `place`, if it was computed from these files.
     pub(super) fn recall(&self, place: &Path, files: &[Identity]) -> Option<Hash> {
         let text = fs::read(self.path(place)).ok()?;
         let stamp: Stamp = thaw_records::decode(&text).ok()?;
         (!self.boot.is_empty() && stamp.boot == self.boot && stamp.files == files).then_some(stamp.hash)
     }
 
-    /// Remembers, unless a file is so new that a change might not show. `began` is when the reading began, after the
-    /// files were looked at. A stamp that cannot be written costs a reading.
+    /// Remembers a hash, unless a file is so new that a change might not show. `began` is when the reading began, after the files were
+    /// examined. If a stamp cannot be written, the files are read again next time.
     pub(super) fn remember(&self, place: &Path, files: Vec<Identity>, hash: Hash, began: SystemTime) {
         if self.boot.is_empty() || !files.iter().all(|f| f.settled(began)) {
             return;
@@ -120,7 +120,7 @@ impl Stamps {
         }
     }
 
-    /// Remembers what was found wrong. It is told to people only: whoever uses `place` compares it again.
+    /// Remembers damage. It is only shown to people: every use of `place` compares the files again.
     pub(super) fn remember_damage(&self, place: &Path, files: Vec<Identity>, region: &str) {
         let damage = Damage {
             files,
@@ -131,7 +131,7 @@ impl Stamps {
         }
     }
 
-    /// What was found wrong with `place`, if these are the files it was found in.
+    /// The damage found in `place`, if it was found in these files.
     pub(super) fn known_damage(&self, place: &Path, files: &[Identity]) -> Option<String> {
         let text = fs::read(self.damage_path(place)).ok()?;
         let damage: Damage = serde_json::from_slice(&text).ok()?;
@@ -151,7 +151,7 @@ impl Stamps {
             })
     }
 
-    /// Removes what dead writers left half written.
+    /// Removes the partial files of dead writers.
     pub fn sweep(&self) {
         for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
             let writer = entry.file_name().to_str().and_then(writer);
@@ -161,13 +161,13 @@ impl Stamps {
         }
     }
 
-    /// Forgets what is known of `place`.
+    /// Removes the stamps of `place`.
     pub fn forget(&self, place: &Path) {
         let _ = fs::remove_file(self.path(place));
         let _ = fs::remove_file(self.damage_path(place));
     }
 
-    /// The BLAKE3 of a whole file, read only if it changed since it was last asked for.
+    /// The BLAKE3 of a whole file. Reads the file only if it has changed since the last call.
     pub fn hash_file(&self, path: &Path) -> Result<Hash, SnapshotError> {
         let path = &fs::canonicalize(path).map_err(SnapshotError::io("find", path))?;
         let read = || -> io::Result<Hash> {
@@ -197,10 +197,10 @@ impl Stamps {
     }
 }
 
-/// The file beside a stamp that says what is wrong.
+/// Name of the file beside a stamp that describes the damage.
 const DAMAGE: &str = "damaged";
 
-/// Who is writing the file of this name, if it is being written.
+/// The process that is writing the file of this name. `None` for a complete file.
 pub(super) fn writer(name: &str) -> Option<ProcessRecord> {
     let mut parts = name.strip_prefix('.')?.strip_suffix(".new")?.split('.');
     Some(ProcessRecord {
@@ -209,7 +209,8 @@ pub(super) fn writer(name: &str) -> Option<ProcessRecord> {
     })
 }
 
-/// A new file for its owner alone, and its path: its name says whose, for who finds it half written.
+/// A new file, accessible to its owner alone, and its path. The name contains the writing process, so that a sweep can tell whether that
+/// lives.
 pub(super) fn tempfile_in(directory: &Path) -> io::Result<(PathBuf, File)> {
     use std::os::unix::fs::OpenOptionsExt;
     let unique: String = crate::random::<8>()?.iter().map(|b| format!("{b:02x}")).collect();
@@ -289,7 +290,7 @@ mod tests {
         ];
         for (what, change) in changes {
             fs::write(&path, b"contents").unwrap();
-            // Times are coarse: only a file of an earlier tick shows a change of now.
+            // Times are coarse: a change shows only in a file from an earlier tick.
             std::thread::sleep(MARGIN);
             let (file, identity) = settled(&path);
             let hash = Hash::of(b"contents");

@@ -1,7 +1,7 @@
-//! Making a template: once, however many callers need it at once.
+//! Makes a template: once, however many callers need it at the same time.
 //!
-//! The caller boots and freezes the machine. This module does the rest: the lock, the directory, the hashes, the
-//! signature. Invariant: however a build ends, the store has the complete template or nothing.
+//! The caller boots and freezes the machine. This module handles the lock, the directory, the hashes and the signature. Invariant: however
+//! a build ends, the store has the complete template or nothing.
 
 use std::fs::{self, File};
 use std::io;
@@ -17,29 +17,29 @@ use super::{Recipe, Shape};
 use crate::error::{Error, ErrorKind};
 use crate::snapshot::{Cpu, Draft, Kind, Machine, Registered, SigningKey, SnapshotError, Subject, inventory};
 
-/// Where the VMM is to write: empty files, open for reading and writing.
+/// The files for the VMM to write: empty, and open for reading and writing.
 #[derive(Debug)]
 pub struct FrozenInto {
     pub state: File,
     pub memory: File,
-    /// May be left empty: then the template has no working set.
+    /// If it stays empty, the template has no working set.
     pub working_set: File,
 }
 
 /// The progress of a build.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Another process builds the same template; it is waited for.
+    /// Waiting for another process that builds the same template.
     Waiting,
     /// A guest boots.
     Booting,
-    /// Its agent has rung: memory and state are written.
+    /// Its agent has rung the doorbell: memory and state are being written.
     Freezing,
-    /// A machine was lost and another is made: why.
+    /// A machine was lost, for this reason, and another is being made.
     Again(String),
-    /// What was written is hashed.
+    /// The files are being hashed.
     Hashing,
-    /// The template is there.
+    /// The template is complete.
     Ready,
 }
 
@@ -51,12 +51,12 @@ pub type Progress = Arc<dyn Fn(Step) + Send + Sync>;
 pub struct Template {
     pub key: Key,
     pub registered: Arc<Registered>,
-    /// It was not there and had to be built.
+    /// Whether it had to be built.
     pub built: bool,
 }
 
 impl Templates {
-    /// The template of this shape, if this process holds it already. Blocks as [`Templates::ingredients`] does.
+    /// The template of this shape, if this process holds it. Blocks as [`Templates::ingredients`] does.
     pub fn held(&self, shape: Shape) -> Option<Arc<Registered>> {
         let recipe = Recipe::of(shape);
         let ingredients = self.ingredients(&recipe).ok()?;
@@ -65,7 +65,7 @@ impl Templates {
         Some(registered)
     }
 
-    /// The template of a recipe, made with `freeze` if it is not there.
+    /// The template of a recipe. Builds it with `freeze` if it is missing.
     pub(crate) async fn get_by(
         &self,
         recipe: Recipe,
@@ -94,14 +94,14 @@ impl Templates {
             (Found::Whole(registered), _) => return there(registered),
             (_, Ok(())) => {}
             (Found::Absent, Err(refused)) => return Err(refused),
-            // What is wrong with it says more than why no other can be built.
+            // The damage is more useful than the reason why it cannot be built again.
             (Found::Damaged(damaged), Err(_)) => return Err(damaged),
         }
         let (store, wanted, told) = (self.clone(), name.clone(), progress.clone());
         let (lock, found) = blocking(move || {
             let lock = store.lock(&wanted, &told)?;
             reach(Failpoint::TemplateLocked);
-            // Whoever had the lock before may have built it, or built it again.
+            // The previous holder of the lock may have built the template.
             let found = store.look(&wanted)?;
             if let Found::Damaged(damaged) = &found {
                 tracing::warn!("{}: the template is removed and built again", damaged.what);
@@ -118,7 +118,7 @@ impl Templates {
         template
     }
 
-    /// Refuses to build a template that would be refused afterwards.
+    /// Fails if this node would refuse the template after the build.
     fn may_build(&self, key: Option<&SigningKey>) -> Result<(), Error> {
         let trusted = self.registry().trusted();
         let what = match key {
@@ -133,7 +133,7 @@ impl Templates {
         Err(Error::new(ErrorKind::SnapshotSignature, what))
     }
 
-    /// Builds it. The lock is held.
+    /// Builds the template. The caller holds the lock.
     async fn build(
         &self,
         recipe: Recipe,
@@ -159,7 +159,7 @@ impl Templates {
         let store = self.clone();
         let made = name.clone();
         let registered = blocking(move || {
-            // A kernel replaced while we booted may be the one that was booted, or not.
+            // If the kernel was replaced during the boot, it is unknown which one was booted.
             if store.ingredients(&recipe)? != ingredients {
                 let what =
                     "the kernel, the guest image or thaw-vmm changed while a template was built from it";
@@ -197,7 +197,7 @@ impl Templates {
     }
 }
 
-/// Checks that a snapshot in a template's directory says that it is that template: the directory's name proves nothing.
+/// Checks that the snapshot in a template's directory is that template: the directory's name proves nothing.
 fn must_be(wanted: &Subject, found: &Registered) -> Result<(), Error> {
     let is = &found.manifest.subject;
     let differs = [

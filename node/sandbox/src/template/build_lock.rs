@@ -1,6 +1,6 @@
-//! The lock that one builder of a template holds: others wait for it.
+//! The lock of a template's builder, for which other builders wait.
 //!
-//! Invariant: the kernel releases the lock however its holder ends. A lock's file that was removed is never taken again.
+//! Invariant: the kernel releases the lock however its holder ends. A lock file that was removed is never used again.
 
 use std::fs::{self, File};
 use std::io;
@@ -19,7 +19,7 @@ pub(super) struct BuildLock {
 }
 
 impl BuildLock {
-    /// Takes it. Calls `waiting` once if another process has it.
+    /// Takes the lock. Calls `waiting` once if another process holds it.
     pub(super) fn take(path: &Path, waiting: impl Fn()) -> io::Result<BuildLock> {
         let mut told = false;
         loop {
@@ -51,7 +51,7 @@ impl BuildLock {
     }
 }
 
-/// Whether a lock's file still has its name. If its holder removed the name, no other process will find this lock.
+/// Whether a lock file still has its name. If its holder removed the name, no other process can find this lock.
 fn is_named(file: &File, path: &Path) -> io::Result<bool> {
     let locked = file.metadata()?;
     let named = fs::metadata(path);
@@ -65,7 +65,7 @@ pub(super) fn sweep_locks(root: &Path) {
         if path.extension().is_none_or(|e| e != "lock") {
             continue;
         }
-        // As a holder removes it: locked, so that who waits for it looks again.
+        // Locked while it is removed, as a holder does it, so that waiting builders look for the new file.
         let Ok(file) = File::options().write(true).open(&path) else {
             continue;
         };

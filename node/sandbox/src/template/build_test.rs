@@ -1,4 +1,4 @@
-//! Builds: one at a time, whole or not at all, signed where they must be.
+//! Builds run one at a time, end complete or without a trace, and are signed if required.
 
 use std::future::pending;
 use std::os::unix::fs::FileExt;
@@ -40,7 +40,7 @@ pub(in crate::template) async fn built(store: &Templates, recipe: Recipe) -> Tem
     store.get_by(recipe, None, &SILENT, freeze).await.unwrap()
 }
 
-/// What is in the store's directory, of templates and of anything else.
+/// The names in the store's directory, of templates and of anything else.
 fn names(store: &Templates) -> Vec<String> {
     let entries = fs::read_dir(store.root()).into_iter().flatten();
     let mut names: Vec<String> = entries
@@ -90,7 +90,7 @@ async fn builders_at_once_build_one() {
     let first = one.get_by(recipe(4, 128), None, &SILENT, async |into| {
         builds.fetch_add(1, Ordering::Relaxed);
         building.notify_one();
-        // Not before the other has met the lock.
+        // Not before the other builder waits for the lock.
         waiting.notified().await;
         freeze(&into)
     });

@@ -2,20 +2,21 @@
 
 use thaw_protocol::handshake::WARM;
 
-/// The guest kernel's command line; `guest-kernel-config/README.md` says why for each word. One CPU comes up at boot,
-/// the agent brings the others online. As under docker ports below 1024 are anybody's, and a process may reserve more
-/// memory than there is: what it touches counts, and who touches too much is killed.
+/// The guest kernel's command line; `guest-kernel-config/README.md` gives the reason for each word. One CPU comes up at boot, and the agent
+/// brings the others online. As under docker, every user may use ports below 1024, and a process may reserve more memory than exists: only
+/// touched pages count, and a process that touches too many is killed.
 const CMDLINE: &str = "console=ttyS0 loglevel=3 reboot=k panic=-1 root=/dev/pmem0 rootfstype=erofs rootflags=dax \
                        rootwait ro init=/sbin/init pci=off tsc=reliable swiotlb=noforce noreplace-smp maxcpus=1 \
                        rcupdate.rcu_expedited=1 memhp_default_state=online dummy.numdummies=0 \
                        sysctl.net.ipv4.ip_unprivileged_port_start=0 sysctl.vm.overcommit_memory=1";
 
-/// Words to add to it, for whoever looks into a guest that does not start.
+/// Additional words, for debugging a guest that does not start.
 const KERNEL_ARGUMENTS: &str = "THAW_KERNEL_ARGS";
-/// What such words begin with when they weaken the guest for a test.
+/// Prefix of words that weaken the guest for a test.
 const TEST_WORD: &str = "thaw.test=";
 
-/// A template's command line here: part of what it is made of. Its agent does ahead what clones would do first.
+/// The command line of a template of this process, which is one of the template's ingredients. Its agent does work ahead that each clone
+/// would do first.
 pub fn command_line() -> String {
     format!("{} {WARM}", cold_command_line())
 }

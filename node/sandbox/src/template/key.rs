@@ -1,4 +1,4 @@
-//! What a template is made of, and the key computed from it.
+//! The ingredients of a template, and the key computed from them.
 
 use std::fmt;
 use std::path::Path;
@@ -13,7 +13,7 @@ use crate::paths::Paths;
 use crate::snapshot::manifest::FORMAT;
 use crate::snapshot::{Hash, SnapshotError, Stamps};
 
-/// Names a template: 32 hexadecimal digits.
+/// The name of a template: 32 hexadecimal digits.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Key(String);
 
@@ -23,7 +23,7 @@ impl Key {
         &self.0
     }
 
-    /// Enough of them to tell templates apart.
+    /// Enough digits for people to tell templates apart.
     pub fn short(&self) -> &str {
         &self.0[..12]
     }
@@ -47,25 +47,24 @@ impl FromStr for Key {
     }
 }
 
-/// Everything a template depends on. What is not in here must not matter.
+/// Everything that a template depends on. Anything else must not affect it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Ingredients {
     format: u32,
     pub kernel: Hash,
     pub guest_image: Hash,
-    /// The thaw-vmm binary: its devices' states are what the template is full of.
+    /// Hash of the thaw-vmm binary: a template contains its devices' states.
     pub vmm: Hash,
     pub command_line: String,
     pub vcpus: u8,
     pub memory_mib: u32,
     pub baseline: CpuBaseline,
-    /// What of this host shows in the guest.
+    /// The properties of this host that a guest sees.
     processor: String,
 }
 
 impl Ingredients {
-    /// Hashes what this node would make a template from now, with `vmm` the thaw-vmm binary. Blocks, unless all of it
-    /// was hashed before.
+    /// Hashes the ingredients of a template made now, with `vmm` as the thaw-vmm binary. Blocks, unless all of them were hashed before.
     ///
     /// # Errors
     /// [`ErrorKind::KernelMissing`], [`ErrorKind::GuestImageMissing`], [`ErrorKind::VmmMissing`].
@@ -94,13 +93,13 @@ impl Ingredients {
 
     /// The key.
     pub fn key(&self) -> Key {
-        // Plain data under string keys.
+        // All keys are strings.
         let text = serde_json::to_vec(self).expect("ingredients are plain data");
         Key(Hash::of(&text).to_string()[..32].to_owned())
     }
 }
 
-/// The host's processor, from `/proc/cpuinfo`, and its kernel, whose KVM decides what of it a guest may see.
+/// The host's processor, from `/proc/cpuinfo`, and its kernel, because KVM decides which features a guest sees.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Processor {
     vendor: String,
@@ -112,14 +111,14 @@ pub struct Processor {
 }
 
 impl Processor {
-    /// This host's.
+    /// The processor of this host.
     pub fn of_this_host() -> Processor {
         let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
         let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
         Processor::parse(&text, kernel)
     }
 
-    /// The first processor: KVM hosts have but one kind.
+    /// Parses the first processor: all processors of a KVM host are of one kind.
     fn parse(cpuinfo: &str, kernel: String) -> Processor {
         let value = |name: &str| {
             let lines = cpuinfo.lines().take_while(|l| !l.is_empty());
@@ -138,7 +137,7 @@ impl Processor {
         }
     }
 
-    /// For people.
+    /// The description for people.
     pub fn describe(&self) -> String {
         let [family, model, stepping] = &self.numbers;
         format!(
@@ -147,7 +146,7 @@ impl Processor {
         )
     }
 
-    /// What a guest of this baseline sees of it: everything, or only the vendor.
+    /// The properties that a guest of this baseline sees: all, or only the vendor.
     fn matters_for(&self, baseline: CpuBaseline) -> String {
         match baseline {
             CpuBaseline::Host => {

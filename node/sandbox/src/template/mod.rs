@@ -1,14 +1,15 @@
-//! Templates: guests booted once and frozen with nothing but the agent in them; every sandbox is thawed from one.
+//! Templates: guests that were booted once and frozen with only the agent in them. Every sandbox is thawed from one.
 //!
 //! | module | noun |
 //! |---|---|
-//! | [`command_line`] | what guests' kernels are booted with |
-//! | [`key`] | what a template was made of: another kernel, guest image, VMM or processor is another template |
+//! | [`command_line`] | the kernel command line of guests |
+//! | [`key`] | the ingredients of a template: with another kernel, guest image, VMM or processor, it is another template |
 //! | [`store`] | the templates of this node, `THAW_DATA/templates/<key>` |
-//! | [`build`] | making one: once, however many callers need it at once |
+//! | [`build`] | making one: once, however many callers need it at the same time |
 //! | `build_lock` | the lock a builder holds |
 //!
-//! Invariant: a key names one template for ever, made of exactly what the key is the hash of; never of a container image.
+//! Invariant: a key names one template for ever: the one made from exactly the ingredients it is the hash of. A container image is never
+//! among them.
 
 use thaw_protocol::control::{CpuBaseline, VCPUS};
 
@@ -27,17 +28,17 @@ pub use key::Key;
 pub use shown::{baseline, describe};
 pub use store::{Entry, Templates};
 
-/// vCPUs of the template that serves sandboxes of up to as many.
+/// vCPUs of the template for sandboxes with up to as many.
 const COMMON_VCPUS: u8 = 4;
-/// Boot memory of a template, MiB: what a sandbox is to have beyond it comes by virtio-mem.
+/// Boot memory of a template, MiB. A sandbox gets the rest of its memory by virtio-mem.
 const COMMON_MEMORY_MIB: u32 = 128;
 
 /// The shape of a template's machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Shape {
-    /// vCPUs made: the most a sandbox thawed from it can have online.
+    /// vCPUs of the machine: the maximum that a sandbox thawed from it can have online.
     pub vcpus: u8,
-    /// Boot memory in MiB: the least such a sandbox can have.
+    /// Boot memory in MiB: the minimum of a sandbox thawed from it.
     pub memory_mib: u32,
     pub cpu: CpuBaseline,
 }
@@ -74,7 +75,7 @@ impl Shape {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Recipe {
     pub shape: Shape,
-    /// Of the guest kernel.
+    /// Command line of the guest kernel.
     pub command_line: String,
 }
 

@@ -1,11 +1,11 @@
-//! How a template is shown: to people by `thaw template`, to programs by `thaw template --json` and thawd's API.
+//! Descriptions of templates: for people in `thaw template`, for programs in `thaw template --json` and thawd's API.
 
 use thaw_protocol::api;
 
 use super::Entry;
 use crate::snapshot::Manifest;
 
-/// For programs.
+/// The description for programs.
 pub fn describe(entry: &Entry) -> api::Template {
     let manifest = entry.manifest.as_ref();
     let machine = manifest.ok().map(|m| m.subject.machine);
@@ -26,7 +26,7 @@ pub fn describe(entry: &Entry) -> api::Template {
     }
 }
 
-/// What its CPUs are, as flags spell it.
+/// The CPU baseline, as flags spell it.
 pub fn baseline(manifest: &Manifest) -> String {
     let value = serde_json::json!(manifest.subject.cpu.baseline);
     value.as_str().unwrap_or_default().to_owned()

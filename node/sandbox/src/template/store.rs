@@ -1,8 +1,8 @@
 //! The templates of this node: `THAW_DATA/templates/<key>`, each the directory of a snapshot.
 //!
-//! Invariants: a directory named by a key is a complete or a damaged template, never a partial one. A template of an older
-//! kernel, guest image or VMM is never used again and waits to be removed. Removing a template in use is safe: machines keep the
-//! memory they have mapped until they end.
+//! Invariants: a directory named by a key is a complete or a damaged template, never a partial one. A template of an older kernel, guest
+//! image or VMM is never used again, and stays until it is removed. Removing a template in use is safe: machines keep the memory they have
+//! mapped until they end.
 
 use std::collections::HashMap;
 use std::fs;
@@ -22,7 +22,7 @@ use crate::snapshot::{
     sweep,
 };
 
-/// Templates in this process's memory.
+/// Templates held in this process's memory.
 type Held = Arc<Mutex<HashMap<Key, Arc<Registered>>>>;
 
 /// The templates under one data directory. Clones are the same store.
@@ -30,37 +30,37 @@ type Held = Arc<Mutex<HashMap<Key, Arc<Registered>>>>;
 pub struct Templates {
     paths: Paths,
     root: PathBuf,
-    /// thaw-vmm, if it is not in one of the usual places.
+    /// Path of thaw-vmm, if it is not in one of the usual places.
     vmm: Option<PathBuf>,
     registry: Registry,
-    /// What a long-lived process holds already.
+    /// The templates that a long-lived process holds.
     held: Option<Held>,
 }
 
-/// What is in a template's place.
+/// The state of a template's directory.
 #[derive(Debug)]
 pub(super) enum Found {
     Whole(Arc<Registered>),
     Absent,
-    /// What is wrong with it.
+    /// Damaged, with the error.
     Damaged(Error),
 }
 
-/// A template as it lies there, or what is wrong with it.
+/// A template on disk, or what is wrong with it.
 #[derive(Debug)]
 pub struct Entry {
     pub key: Key,
     pub manifest: Result<Manifest, SnapshotError>,
-    /// What a comparison with its manifest found wrong with its files, unless a file has changed since.
+    /// The damage found by a comparison with its manifest, unless a file has changed since.
     pub damaged: Option<String>,
-    /// Why it is not used any more; `None` if it is still used.
+    /// Why it is no longer used; `None` if it is.
     pub stale: Option<String>,
-    /// Bytes it takes on disk.
+    /// Bytes on disk.
     pub disk_bytes: u64,
 }
 
 impl Templates {
-    /// Opens the store. With [`Hold::Sealed`], a template once used is kept in this process's memory.
+    /// Opens the store. With [`Hold::Sealed`], templates stay in this process's memory once used.
     pub fn open(paths: &Paths, hold: Hold, signatures: Signatures) -> Result<Templates, Error> {
         Ok(Templates {
             paths: paths.clone(),
@@ -71,7 +71,7 @@ impl Templates {
         })
     }
 
-    /// An empty hold of the templates under another data directory, which are made and trusted as these are.
+    /// A store for another data directory that makes and trusts templates in the same way, and holds none yet.
     pub fn below(&self, data: &Path) -> Result<Templates, Error> {
         Ok(Templates {
             root: data.join("templates"),
@@ -81,24 +81,24 @@ impl Templates {
         })
     }
 
-    /// Removes what killed builders left: partial templates, locks without holders, partial notes.
+    /// Removes what killed builders left: partial templates, locks without holders, partial stamps.
     pub fn sweep(&self) {
         sweep(&self.root);
         build_lock::sweep_locks(&self.root);
         self.registry.stamps().sweep();
     }
 
-    /// Where the template of this key is, or would be.
+    /// The directory of the template with this key, whether it exists or not.
     pub fn directory(&self, key: &Key) -> PathBuf {
         self.root.join(key.as_str())
     }
 
-    /// How snapshots are opened here.
+    /// The registry that opens snapshots for this store.
     pub fn registry(&self) -> &Registry {
         &self.registry
     }
 
-    /// thaw-vmm, of which templates are made now.
+    /// Path of the thaw-vmm that makes templates now.
     fn vmm(&self) -> Result<PathBuf, Error> {
         match &self.vmm {
             Some(vmm) => Ok(vmm.clone()),
@@ -136,7 +136,7 @@ impl Templates {
         }
     }
 
-    /// What the templates here are made of, by hash.
+    /// The hashes of the components of all templates in this store.
     pub fn components(&self) -> impl Iterator<Item = Hash> {
         let manifests = self.keys().into_iter().filter_map(|key| {
             let found = self.registry.find(&self.directory(&key)).ok()?;
@@ -149,7 +149,7 @@ impl Templates {
         &self.root
     }
 
-    /// What a template of this shape is made from now. Blocks, unless all of it was hashed before.
+    /// The ingredients of a template of this shape made now. Blocks, unless all of them were hashed before.
     pub fn ingredients(&self, recipe: &Recipe) -> Result<Ingredients, Error> {
         Ingredients::gather(&self.paths, &self.vmm()?, recipe, self.registry.stamps())
     }
@@ -160,7 +160,7 @@ impl Templates {
         held.get(key).cloned()
     }
 
-    /// The template of this key, verified, if there is one. Blocks while it is read.
+    /// The template of this key, verified. `None` if there is none. Blocks while it is read.
     pub fn open_existing(&self, key: &Key) -> Result<Option<Arc<Registered>>, Error> {
         if let Some(registered) = self.in_memory(key) {
             return Ok(Some(registered));
@@ -179,13 +179,13 @@ impl Templates {
         };
         if let Some(held) = &self.held {
             let mut held = held.locked();
-            // Another may have been faster: then both use the one, and share its memory.
+            // Another thread may have been faster: then both use its copy, and share the memory.
             return Ok(Some(held.entry(key.clone()).or_insert(registered).clone()));
         }
         Ok(Some(registered))
     }
 
-    /// The same, where a damaged one is no error.
+    /// The same, but a damaged template is not an error.
     pub(super) fn look(&self, key: &Key) -> Result<Found, Error> {
         match self.open_existing(key) {
             Ok(Some(registered)) => Ok(Found::Whole(registered)),
@@ -195,17 +195,17 @@ impl Templates {
         }
     }
 
-    /// Compares every byte of a template with its manifest, and remembers what is wrong.
+    /// Compares every byte of a template with its manifest, and remembers damage.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The damage.
     pub fn verify(&self, key: &Key) -> Result<SnapshotDir, SnapshotError> {
         let snapshot = self.registry.find(&self.directory(key))?;
         snapshot.verify().inspect_err(|e| self.note_damage(key, e))?;
         Ok(snapshot)
     }
 
-    /// For whoever lists it. What [`Registry::find`] sees by itself need not be remembered.
+    /// Remembers damage for listings. Damage that [`Registry::find`] detects itself need not be remembered.
     fn note_damage(&self, key: &Key, error: &SnapshotError) {
         let SnapshotError::Damaged { region, .. } = error else {
             return;
@@ -215,7 +215,7 @@ impl Templates {
         }
     }
 
-    /// The shape of the template for a sandbox of this size: the common one, unless only another is there that will do.
+    /// The shape of the template for a sandbox of this size: the common one, unless the store has only another suitable one.
     pub fn shape_for(&self, vcpus: u8, memory_mib: u32, command_line: &str) -> Shape {
         let common = Shape::serving(vcpus, memory_mib);
         let there = |shape: &Shape| {
@@ -236,12 +236,12 @@ impl Templates {
             .map(|snapshot| Shape::of(snapshot.manifest()))
             .filter(|s| s.vcpus >= vcpus && s.memory_mib <= memory_mib)
             .collect();
-        // The least machine that will do, with as much of its memory there from the start.
+        // The smallest suitable machine, with as much of the memory at boot as possible.
         others.sort_by_key(|s| (s.vcpus, std::cmp::Reverse(s.memory_mib)));
         others.into_iter().find(there).unwrap_or(common)
     }
 
-    /// All, by key. `command_line` is what one would be booted with now.
+    /// All templates, by key. `command_line` is the one a template would be booted with now.
     pub fn list(&self, command_line: &str) -> Vec<Entry> {
         self.keys()
             .into_iter()
@@ -249,7 +249,7 @@ impl Templates {
             .collect()
     }
 
-    /// One of them.
+    /// The entry of one template.
     pub fn entry(&self, key: Key, command_line: &str) -> Entry {
         let directory = self.directory(&key);
         let found = self.registry.find(&directory);
@@ -271,7 +271,7 @@ impl Templates {
         }
     }
 
-    /// Why this node would not make this template any more.
+    /// Why this node would make this template differently now.
     fn stale(&self, key: &Key, manifest: &Manifest, command_line: &str) -> Option<String> {
         let recipe = Recipe {
             shape: Shape::of(manifest),
@@ -296,7 +296,7 @@ impl Templates {
         })
     }
 
-    /// The template this key or beginning of a key names.
+    /// The template with this key or prefix of a key.
     pub fn find(&self, wanted: &str) -> Result<Key, Error> {
         let mut begin = self
             .keys()
@@ -315,7 +315,7 @@ impl Templates {
         }
     }
 
-    /// Removes one, whole or damaged.
+    /// Removes a template, complete or damaged.
     pub fn remove(&self, key: &Key) -> Result<(), Error> {
         if let Some(held) = &self.held {
             held.locked().remove(key);

@@ -1,9 +1,9 @@
-//! The store: finding, judging, holding and removing templates.
+//! Tests of the store: finding, checking, holding and removing templates.
 
 use super::*;
 use crate::template::build::tests::{built, recipe};
 
-/// A store whose kernel, guest image and VMM are files of ours, the `kernel` given.
+/// A store whose kernel, guest image and VMM are test files, the kernel with these contents.
 pub(in crate::template) fn store(place: &Path, kernel: &str, hold: Hold) -> Templates {
     let file = |name: &str| {
         let path = place.join(name);
@@ -68,7 +68,7 @@ async fn template_serves_many_sizes_and_another_where_it_must() {
     assert_eq!(shape(9, 1024), (16, 128), "it has too few CPUs");
     drop(built(&store, recipe(4, 128)).await);
     assert_eq!(shape(1, 1024), (4, 128));
-    // One of another command line is not there at all.
+    // A template of another command line does not count.
     assert_eq!(store.shape_for(6, 1024, "loud").vcpus, 16);
 }
 

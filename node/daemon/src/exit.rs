@@ -1,11 +1,11 @@
 //! How `thaw` and `thawd` end: the exit code of each kind of error, what it means, and what to do about it.
 //!
-//! A container's own exit code is passed through; 125, 126, 127 and 137 mean what they mean under `docker run`. Thaw's own
-//! codes lie in 64..=120. `docs/exit-codes.md` is made from this table; a test compares them.
+//! A container's own exit code is passed through; 125, 126, 127 and 137 have the same meaning as under `docker run`. Thaw's own codes are
+//! in 64..=120. `docs/exit-codes.md` is made from this table; a test compares them.
 
 use thaw_sandbox::error::{Error, ErrorKind};
 
-/// How a process ends for one kind of error.
+/// The exit of a process after one kind of error.
 #[derive(Clone, Copy, Debug)]
 pub struct Exit {
     /// The process's exit status.
@@ -18,10 +18,10 @@ pub struct Exit {
 
 macro_rules! exits {
     ($($kind:ident = $number:literal, $meaning:literal, $remedy:literal;)*) => {
-        /// Kinds by number, as the document lists them.
+        /// The kinds in the order of their numbers, as in the document.
         const KINDS: &[ErrorKind] = &[$(ErrorKind::$kind,)*];
 
-        /// How a process ends for this kind of error.
+        /// The exit for this kind of error.
         pub fn exit(kind: ErrorKind) -> Exit {
             match kind {
                 $(ErrorKind::$kind => Exit { number: $number, meaning: $meaning, remedy: $remedy },)*
@@ -96,7 +96,7 @@ pub const DOCTOR_FOUND: u8 = 1;
 const DOCTOR_ROW: &str =
     "| 1 | `doctor-found` | `thaw doctor`: something essential is missing | do what its fix column says |\n";
 
-/// An error as one line, with what to do about it.
+/// An error and its remedy as one line.
 pub fn line(error: &Error) -> String {
     match error.remedy {
         Some(_) => error.to_string(),
@@ -104,7 +104,7 @@ pub fn line(error: &Error) -> String {
     }
 }
 
-/// docs/exit-codes.md.
+/// The text of docs/exit-codes.md.
 pub fn document() -> String {
     let mut text = String::from(
         "# Exit codes of `thaw`\n\n\
@@ -129,8 +129,7 @@ pub fn document() -> String {
     text
 }
 
-/// Makes a panic of any thread end the process, after its message is printed. The next start cleans up what was left half
-/// done, as after any other end.
+/// Makes a panic of any thread end the process, after its message is printed. The next start cleans up, as after any other end.
 pub fn end_on_panic() {
     let print = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

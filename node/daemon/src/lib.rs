@@ -3,11 +3,11 @@
 //! | module | noun |
 //! |---|---|
 //! | [`api`] | thawd's HTTP API, both ends |
-//! | [`exit`] | exit codes: what each means, and what to do about it |
-//! | [`pods`] | what thawd does for containerd's shim |
-//! | [`metrics`] | what thawd counts |
+//! | [`exit`] | exit codes, their meanings and remedies |
+//! | [`pods`] | the API for containerd's shim |
+//! | [`metrics`] | thawd's metrics |
 //! | [`spans`] | creations as OpenTelemetry spans |
-//! | [`service`] | what systemd is told of thawd |
+//! | [`service`] | notifications to systemd |
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -120,7 +120,7 @@ async fn socket_of_a_living_thawd_is_not_taken() {
 #[tokio::test]
 async fn version_is_the_newest_that_both_speak() {
     let served = Served::start().await;
-    // A shim of the release before versions does not ask.
+    // A shim of the release before versions sends none.
     let version = |version| VersionRequest {
         version,
         ..Default::default()
@@ -229,7 +229,7 @@ async fn disks_of_the_host_are_added_to_a_pod_and_removed() {
         .remove_disk(with(), &removed_disk(&id, &slot))
         .await
         .unwrap();
-    // The sandbox's own disk is none of the host's.
+    // The sandbox's own disk is not a disk of the host.
     let own = client.remove_disk(with(), &removed_disk(&id, "2")).await;
     has_code(own, Code::INVALID_ARGUMENT);
     served.end(&id).await;
@@ -256,7 +256,7 @@ async fn end_of_a_pod_is_reported_to_all_who_wait() {
     for _ in 0..2 {
         served.end(&id).await;
     }
-    // It ended by itself and stays listed: a late wait gets the reason.
+    // It ended without a request and stays listed: a late wait gets the reason.
     let failed = client.wait(with(), &pod(&id)).await.unwrap();
     assert!(failed.reason.contains("SIGKILL"), "{failed:?}");
     assert_eq!(served.daemon.cache.get(&id).unwrap().state, "failed");
@@ -286,7 +286,7 @@ async fn pod_is_frozen_and_thawed_for_a_living_shim() {
     let thawed = client.thaw(with(), &thaw).await.unwrap();
     let labels = &served.daemon.cache.get(&thawed.sandbox_id).unwrap().labels;
     assert_eq!(labels["c"], "d");
-    // A pod whose shim is gone would end at once.
+    // A pod without a running shim would end at once.
     let without_shim = ThawPodRequest {
         client_pid: 0,
         ..thaw
@@ -311,7 +311,7 @@ async fn shutdown_of_thawd_reports_no_end_of_its_pods() {
         let client = client.clone();
         async move { client.wait(with(), &pod(&id)).await }
     });
-    // Answered after it, so that it is being waited for.
+    // Answered after the first request, so that one is waiting by then.
     client.wait(with(), &pod("nobody")).await.unwrap_err();
     served.daemon.end();
     served.daemon.release().await;

@@ -5,7 +5,7 @@ use thaw_protocol::api::{Reason, Stage};
 
 use super::*;
 
-/// Takes one request, and says what was in it.
+/// Accepts one request, and returns its head and its body.
 fn collect(listener: &TcpListener, answer: &str) -> (String, serde_json::Value) {
     let (mut stream, _) = listener.accept().unwrap();
     let mut request = Vec::new();
@@ -194,13 +194,13 @@ async fn unsampled_traces_are_not_sent_and_refused_spans_are_lost() {
 
 #[tokio::test]
 async fn what_waits_for_a_collector_is_bounded() {
-    // It never answers: nobody accepts.
+    // The collector never answers, because nothing accepts the connection.
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let spans = started(&listener);
     for _ in 0..2 * WAITING {
         spans.send(creation(None));
     }
-    // The task that sends them has not run yet, on this one thread.
+    // The sending task has not run yet: the runtime has only this thread.
     assert_eq!(counted(&spans, "thaw_spans_dropped_total"), Some(WAITING as f64));
 }
 

@@ -202,7 +202,7 @@ mod tests {
         let by_hash = |hash: String| format!("{uri}sha256:{hash} role=read tenant=acme");
         assert_eq!(of(&by_hash(hash.concat()), &workload), acme(Role::Read));
         assert_eq!(of(&by_hash(hash.join(":")), &workload), acme(Role::Read));
-        // Only what is written is known: no beginning, no other kind, no wildcard.
+        // Names must match exactly: no prefix, no other kind, no wildcard.
         for near in [
             "",
             "dns:clien role=admin",
@@ -233,7 +233,7 @@ mod tests {
         let line = format!("{uri} role=operate tenant=acme\n");
         assert_eq!(known_as(&line, &old).unwrap(), uri);
         assert_eq!(known_as(&line, &renewed).unwrap(), uri);
-        // One that is known by its hash is another.
+        // A certificate known by its hash is a different caller.
         let by_hash = format!("sha256:{}", "07".repeat(32));
         let both = format!("{line}{by_hash} role=operate tenant=acme");
         assert_eq!(known_as(&both, &renewed).unwrap(), by_hash);

@@ -22,7 +22,7 @@ use super::write_timeout::{WRITE_TIMEOUT, WriteTimeout};
 
 /// How long a request's head may take to arrive, and how long a connection may be idle.
 pub const HEAD_LIMIT: Duration = Duration::from_secs(30);
-/// Largest head, bytes; what is buffered of a body at once.
+/// Maximum size of a head, bytes; also of the buffered part of a body.
 pub(super) const MAX_HEAD: usize = 64 << 10;
 /// Most header fields.
 pub(super) const MAX_FIELDS: usize = 64;
@@ -36,8 +36,8 @@ fn http() -> http1::Builder {
     http
 }
 
-/// Serves one connection to its end, or to the end of its current request when `stopped`. Each request has `known`, what is known of
-/// the peer, among its extensions; without it, each request must authenticate itself.
+/// Serves one connection until it ends, or until its current request ends after `stopped`. `known`, the facts known about the peer, is
+/// among the extensions of each request; without it, each request must authenticate itself.
 pub async fn serve<K: Clone + Send + Sync + 'static>(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
     known: Option<K>,

@@ -21,7 +21,7 @@ pub struct ConnectionSet<K> {
 }
 
 impl<K: Clone + Eq + Hash + Send + 'static> ConnectionSet<K> {
-    /// At most `most` connections at once, of them `most_of_one` of one peer.
+    /// Allows at most `most` connections at once, and `most_of_one` of one peer.
     pub fn new(most: usize, most_of_one: usize) -> ConnectionSet<K> {
         ConnectionSet {
             serving: JoinSet::new(),
@@ -49,7 +49,7 @@ impl<K: Clone + Eq + Hash + Send + 'static> ConnectionSet<K> {
     /// Forgets connections that have ended.
     pub fn reap(&mut self) {
         while let Some(ended) = self.serving.try_join_next() {
-            // One that panicked stays counted: it must not happen, and the error is on the side of fewer connections.
+            // A panicked connection stays counted. Panics must not happen, and the error is on the safe side.
             let Ok(peer) = ended else { continue };
             if let Some(count) = self.by_peer.get_mut(&peer) {
                 *count -= 1;

@@ -25,11 +25,11 @@ use super::peer::{Admission, Peer};
 use super::problem::{ApiCode, Refusal};
 use super::tokens::Tokens;
 
-/// What a caller authenticates itself with.
+/// The credentials that a caller presents.
 pub struct Presented {
-    /// Of its connection's handshake.
+    /// From the handshake of its connection.
     pub certificate: Option<Arc<ClientCertificate>>,
-    /// Of the request: `Authorization` alone.
+    /// The `Authorization` headers of its request.
     pub headers: HeaderMap,
 }
 
@@ -66,10 +66,10 @@ type Clock = Box<dyn Fn() -> SystemTime + Send + Sync>;
 
 #[derive(Clone)]
 struct InForce {
-    /// Without it, connections are not encrypted: only on this host.
+    /// `None`: connections are not encrypted, which is allowed only on this host.
     tls: Option<TlsAcceptor>,
     tokens: Option<Arc<Tokens>>,
-    /// Without it, every caller with a certificate is an administrator.
+    /// `None`: every caller with a certificate is an administrator.
     client_roles: Option<Arc<ClientRoles>>,
 }
 
@@ -94,11 +94,11 @@ impl Credentials {
         })
     }
 
-    /// Reads the files again. From now on their contents decide about every request, those on existing connections included, and what
-    /// callers without access have open ends. A connection keeps the certificate of its handshake.
+    /// Reads the files again. From now on their contents decide about every request, including those on existing connections, and callers
+    /// that lost access lose their open streams. A connection keeps the certificate of its handshake.
     ///
     /// # Errors
-    /// As [`Credentials::read`]; nothing has changed then.
+    /// Those of [`Credentials::read`]; nothing has changed then.
     pub fn reload(&self) -> Result<(), Error> {
         let read = InForce::read(&self.config)?;
         read.warn_of_administrators(&self.config);
@@ -107,7 +107,7 @@ impl Credentials {
         Ok(())
     }
 
-    /// How a new connection is encrypted, if it is.
+    /// The TLS settings for a new connection; `None` if connections are not encrypted.
     pub fn tls(&self) -> Option<TlsAcceptor> {
         self.in_force().tls
     }
@@ -175,7 +175,7 @@ impl InForce {
         })
     }
 
-    /// Logs who is an administrator by default: without roles, every caller is.
+    /// Warns about administrators by default: without roles, every caller is one.
     fn warn_of_administrators(&self, config: &ApiConfig) {
         if config.client_ca.is_some() && self.client_roles.is_none() {
             tracing::warn!(

@@ -1,7 +1,7 @@
 //! thawd's state: its sandboxes.
 //!
-//! Invariants: a sandbox is in the cache exactly while it is in the table, [is failing](fail) or has failed; the cache is updated after
-//! the event it describes; no lock is held across a call to a guest, a VMM or a registry, except a sandbox's turn, which orders the
+//! Invariants: a sandbox is in the cache exactly while it is in the table, [is failing](fail) or has failed. The cache is updated after the
+//! event that it describes. No lock is held across a call to a guest, a VMM or a registry, except a sandbox's turn, which orders the
 //! operations that change it. The task that watches a sandbox ends with it.
 
 use std::collections::BTreeMap;
@@ -75,7 +75,7 @@ pub struct Daemon {
     /// Sends creations as spans, if that is configured.
     spans: Mutex<Option<Spans>>,
     creations: watch::Sender<Creations>,
-    /// Locked before the table, where both are.
+    /// Locked before the table, if both are locked.
     failing: Mutex<Failing>,
     kept: Arc<Kept>,
     /// Shared by work that must be finished even if its caller hangs up.
@@ -85,7 +85,7 @@ pub struct Daemon {
 }
 
 impl Daemon {
-    /// Adopts every sandbox that an earlier thawd left running. One that cannot be adopted runs on without an owner.
+    /// Adopts every sandbox that an earlier thawd left running. A sandbox that cannot be adopted runs on without an owner.
     ///
     /// # Errors
     /// The data directory cannot be written, or the configuration of spans is invalid.
@@ -116,7 +116,7 @@ impl Daemon {
         daemon
     }
 
-    /// Without sandboxes yet. Failed sandboxes are kept in memory only.
+    /// A state without sandboxes. Failed sandboxes are kept in memory only.
     pub fn new(factory: Option<Arc<dyn Factory>>, versions: Versions) -> Arc<Daemon> {
         let kept = Kept {
             run: None,
@@ -197,14 +197,14 @@ impl Daemon {
 
     /// Keeps the answer to a creation with an idempotency key, for a later thawd.
     pub fn note_answer(&self, id: &str, answer: &[u8]) {
-        // A sandbox that is gone already needs no answer.
+        // A sandbox that no longer exists needs no answer.
         let Ok((machine, _)) = self.find(id) else { return };
         if let Err(e) = machine.note_answer(answer) {
             tracing::warn!(sandbox = id, "its key is not known to a later thawd: {e}");
         }
     }
 
-    /// Creates sandboxes, and has the images and templates.
+    /// The factory: it creates sandboxes, and holds the images and templates.
     ///
     /// # Errors
     /// [`ApiCode::OneOnly`]: this process owns one sandbox.
@@ -217,7 +217,7 @@ impl Daemon {
         let described = describe(machine.as_ref(), condition);
         let id = described.id.clone();
         let lifetime = lifetime::watch(Arc::downgrade(self), machine.as_ref());
-        // Locked until the sandbox is in both, because it may end at once.
+        // Locked until the sandbox is in both the table and the cache, because it may end at once.
         let mut table = self.table();
         let shown = self.cache.put(described);
         let held = Held {

@@ -17,7 +17,7 @@ fn on_node(wanted: impl Into<String>) -> Wanted {
     Wanted::on_node(wanted)
 }
 
-/// A watch, and what of it came at once.
+/// A watch, and its received events that were not read yet.
 struct Changes(Watcher, VecDeque<WatchEvent>);
 
 async fn event(changes: &mut Changes) -> WatchEvent {
@@ -108,7 +108,7 @@ async fn a_making_that_is_given_up_leaves_nothing() {
 async fn timeout_deletes_a_sandbox_also_after_its_adoption() {
     let (fake, daemon) = Fake::daemon(true);
     let mut changes = watch(&daemon);
-    // As an earlier thawd wrote it into the record: its moment passed while there was none.
+    // As an earlier thawd recorded it: the time passed while no thawd ran.
     let terms = Terms {
         timeout: Some(Timeout { seconds: 1, at: 0 }),
         ..Terms::default()
@@ -143,7 +143,7 @@ async fn sandbox_without_an_owner_is_ended_by_its_id() {
 /// The watchdog's period in tests.
 const PERIOD: Duration = Duration::from_millis(20);
 
-/// How often the service manager was told that thawd lives, by a task of this runtime.
+/// Counts the watchdog notifications that a task of this runtime sends.
 fn told_alive(runtime: &tokio::runtime::Handle, daemon: Arc<Daemon>) -> Arc<AtomicUsize> {
     let told = Arc::new(AtomicUsize::new(0));
     let counted = told.clone();
@@ -155,7 +155,7 @@ fn told_alive(runtime: &tokio::runtime::Handle, daemon: Arc<Daemon>) -> Arc<Atom
     told
 }
 
-/// Waits until the service manager was told so often more.
+/// Waits for this many more notifications.
 fn told_more(told: &AtomicUsize, more: usize) {
     let (before, began) = (told.load(Ordering::SeqCst), Instant::now());
     while told.load(Ordering::SeqCst) < before + more {
@@ -164,7 +164,7 @@ fn told_more(told: &AtomicUsize, more: usize) {
     }
 }
 
-/// Fails if the service manager is told for many periods; of a telling that had begun, once.
+/// Fails if notifications go on for many periods. Allows one that had already begun.
 fn is_silent(told: &AtomicUsize) {
     let before = told.load(Ordering::SeqCst);
     std::thread::sleep(PERIOD * 10);

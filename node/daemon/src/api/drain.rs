@@ -1,6 +1,6 @@
 //! The handlers for draining: thawd creates no more sandboxes; existing ones go on.
 //!
-//! The state is not kept: a restarted thawd creates sandboxes.
+//! The state is not stored: a restarted thawd creates sandboxes again.
 
 use std::sync::Arc;
 

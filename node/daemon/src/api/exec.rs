@@ -43,7 +43,7 @@ const MOST_OUTPUT: usize = 256 << 10;
 const INPUT_PIECE: usize = 64 << 10;
 /// Largest WebSocket message of a caller, bytes.
 const MAX_MESSAGE: usize = 256 << 10;
-/// How often a caller is pinged, and how long it may be silent.
+/// How often a caller is pinged, and the maximum silence allowed.
 const ASKED: Duration = Duration::from_secs(30);
 const SILENT: Duration = Duration::from_secs(90);
 /// How long to wait for the caller's close frame.
@@ -92,7 +92,7 @@ pub async fn run(
     Ok(([(header::CONTENT_TYPE, LINES)], Stream::from_stream(lines)).into_response())
 }
 
-/// Writes all input of a process. It ends with the session at the latest.
+/// Writes all input of a process. Ends with the session at the latest.
 async fn give(stdin: Vec<u8>, input: mpsc::Sender<Vec<u8>>) {
     for piece in stdin.chunks(INPUT_PIECE) {
         if input.send(piece.to_vec()).await.is_err() {
@@ -112,7 +112,7 @@ async fn collect(mut session: Session) -> Result<ExecResult, Refusal> {
     }
 }
 
-/// The beginning of a stream.
+/// The first bytes of a stream.
 #[derive(Debug, Default)]
 struct Kept {
     bytes: Vec<u8>,
@@ -128,7 +128,7 @@ impl Kept {
         self.bytes.extend_from_slice(&data[..data.len().min(room)]);
         if data.len() > room {
             self.more = true;
-            // Not in the middle of a character.
+            // Does not cut a character.
             if let Err(e) = std::str::from_utf8(&self.bytes)
                 && e.error_len().is_none()
             {
@@ -163,7 +163,7 @@ fn ending() -> Refusal {
     Refusal::new(ApiCode::Ending, "the process was ended with it")
 }
 
-/// As a line says it, for who asked for this path.
+/// The event as a line, for the request with this path.
 fn told(said: Option<Said>, instance: String) -> ExecEvent {
     match said {
         Some(Said::Wrote(Output::Stdout, data)) => ExecEvent::Stdout(piece(data)),

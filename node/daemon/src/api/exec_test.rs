@@ -127,7 +127,7 @@ async fn who_hangs_up_takes_its_process_along() {
     assert_eq!(served.heard(2).await.len(), 2);
 }
 
-/// The clock of the runtime goes on only when a test says so, or has nothing else to do.
+/// The runtime's clock advances only when the test advances it, or when all tasks wait.
 #[tokio::test]
 async fn silent_session_ends_after_90_s_with_its_process() {
     let served = Served::start().await;
@@ -136,7 +136,7 @@ async fn silent_session_ends_after_90_s_with_its_process() {
     next(&mut socket).await.unwrap();
     tokio::time::pause();
     let began = tokio::time::Instant::now();
-    // Its pings are not even read.
+    // thawd's pings are not even read.
     assert_eq!(served.heard(1).await, ["signal 1"]);
     let silent = began.elapsed();
     assert!(
@@ -153,16 +153,16 @@ async fn a_caller_that_answers_pings_keeps_its_process() {
     socket.send(Sent::binary("x")).await.unwrap();
     next(&mut socket).await.unwrap();
     tokio::time::pause();
-    // While a thread is waited for, the clock goes on by `advance` alone.
+    // While a thread is awaited, only `advance` moves the clock.
     let (done, until) = std::sync::mpsc::channel::<()>();
     let held = tokio::task::spawn_blocking(move || until.recv());
-    // Each ping a third of the silence that is allowed; all of them, three times as much.
+    // The client answers each ping within a third of the allowed silence; all pings together take three times as long.
     for asked in 0..9 {
         tokio::time::advance(ASKED).await;
         let ping = socket.next().await.unwrap().unwrap();
         assert!(matches!(ping, Sent::Ping(_)), "{asked}: {ping:?}");
         socket.flush().await.unwrap();
-        // thawd reads the answer.
+        // Until thawd has read the answer.
         for _ in 0..1000 {
             tokio::task::yield_now().await;
         }
@@ -205,7 +205,7 @@ async fn what_is_said_wrong_is_told_and_ends_it() {
         assert!(matches!(event(&mut socket).await, ExecEvent::Error(_)), "{wrong}");
         assert_eq!(served.heard(heard + 1).await.last().unwrap(), "signal 1");
     }
-    // Larger than any message may be.
+    // Larger than the maximum size of a message.
     let mut socket = served.open(r#"{"command":["stubborn"]}"#).await;
     let heard = served.fake.counts.heard.borrow().len();
     let _ = socket.send(Sent::binary(vec![0; MAX_MESSAGE + 1])).await;
@@ -230,7 +230,7 @@ async fn when_serving_ends_processes_are_told_and_ended() {
     assert_eq!(served.fake.living(), 1, "its sandbox goes on");
 }
 
-/// Routes with one sandbox: where it runs processes.
+/// Routes with one sandbox, and the path to run processes in it.
 async fn with_sandbox() -> (Arc<Fake>, axum::Router, String) {
     let (fake, routes) = routes();
     let body = r#"{"image":"x","cpus":1,"memory_mib":128,"name":"web"}"#;

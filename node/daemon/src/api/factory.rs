@@ -1,7 +1,7 @@
 //! How the API creates sandboxes, and what it creates them from.
 //!
-//! The handlers know these traits and [`Machine`] only, so tests substitute fakes. Invariant: if a creation is dropped, nothing of the
-//! sandbox is left.
+//! The handlers know only these traits and [`Machine`], so tests substitute fakes. Invariant: a creation that is dropped leaves nothing of
+//! its sandbox.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -26,22 +26,22 @@ use crate::metrics::{Families, Names};
 mod catalog;
 mod node;
 
-/// The images and templates of a node, without those of tenants that have a store of their own.
+/// The images and templates of a node. Excludes those of tenants with a separate store.
 #[async_trait]
 pub trait Catalog: std::fmt::Debug + Send + Sync {
-    /// The images that a caller pulled, without those that were assembled for snapshots.
+    /// The images that callers pulled. Excludes images assembled for snapshots.
     async fn images(&self) -> Result<Vec<Image>, Error>;
-    /// An image by reference, digest, or the beginning of a digest.
+    /// An image by reference, digest or prefix of a digest.
     async fn image(&self, wanted: String) -> Result<ImageDetail, Error>;
-    /// Pulls an image. If the future is dropped, the pull stops; what was fetched stays.
+    /// Pulls an image. Dropping the future stops the pull; the bytes fetched so far stay.
     async fn pull(&self, request: PullImage) -> Result<Image, Error>;
     async fn remove_image(&self, wanted: String) -> Result<(), Error>;
     async fn templates(&self) -> Result<Vec<Template>, Error>;
-    /// Removes a template by its key, or the beginning of its key.
+    /// Removes a template by its key or a prefix of it.
     async fn remove_template(&self, wanted: String) -> Result<(), Error>;
 }
 
-/// A directory for one snapshot, which is removed when this is dropped.
+/// A directory for one snapshot. Dropping it removes the directory.
 pub trait SnapshotPlace: std::fmt::Debug + Send + Sync {
     /// Where to write the snapshot. Nothing exists there yet.
     fn snapshot(&self) -> PathBuf;
@@ -53,7 +53,7 @@ impl SnapshotPlace for Scratch {
     }
 }
 
-/// Asks for a pod's sandbox, for containerd's shim. It has no image and no container yet.
+/// A request for a pod's sandbox, from containerd's shim. The sandbox has no image and no container yet.
 #[derive(Clone, Debug)]
 pub struct CreatePod {
     pub hostname: Option<String>,
@@ -69,14 +69,14 @@ pub struct CreatePod {
     pub rate_limits: RateLimits,
 }
 
-/// Asks for a pod's sandbox that is thawed from a snapshot of another pod's.
+/// A request to thaw a pod's sandbox from a snapshot of another pod's.
 #[derive(Clone, Debug)]
 pub struct ThawPod {
     /// The snapshot.
     pub directory: PathBuf,
     pub hostname: Option<String>,
     pub labels: BTreeMap<String, String>,
-    /// As in [`CreatePod`].
+    /// See [`CreatePod`].
     pub cgroup: Option<String>,
     pub client: Option<ProcessRecord>,
 }
@@ -90,7 +90,7 @@ pub trait Factory: Catalog {
     async fn create(&self, request: CreateSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal>;
     /// Thaws a sandbox from a snapshot, on behalf of a caller.
     async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal>;
-    /// Thaws a clone of this sandbox from a snapshot in such a directory, with the images the original was created from.
+    /// Thaws a clone of this sandbox from a snapshot in a scratch directory, with the original's images.
     async fn thaw_clone(
         &self,
         original: &Record,
@@ -116,6 +116,6 @@ pub struct NewSandbox {
     /// The image's configuration, as JSON.
     pub image_config: String,
     pub account: Account,
-    /// If its container must become ready before the caller gets an answer.
+    /// Set if its container must become ready before the caller gets an answer.
     pub readiness_wait: Option<ReadinessWait>,
 }

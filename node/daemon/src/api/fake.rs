@@ -1,4 +1,4 @@
-//! Fakes of the machines behind the API, for tests. They count what lives.
+//! Fakes of the machines behind the API, for tests. They count the living machines.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -20,12 +20,12 @@ pub use files::FakeFiles;
 pub use machine::FakeMachine;
 pub use process::FakeProcess;
 
-/// What a fake has done.
+/// Counts of a fake's actions.
 #[derive(Debug, Default)]
 pub struct Counts {
     pub living: AtomicUsize,
     pub made: AtomicUsize,
-    /// What was done to processes that ran.
+    /// The actions on running processes.
     pub heard: watch::Sender<Vec<String>>,
 }
 
@@ -39,7 +39,7 @@ impl Counts {
 #[derive(Debug)]
 pub struct Fake {
     pub counts: Arc<Counts>,
-    /// How many are being created.
+    /// How many sandboxes are being created.
     pub making: watch::Sender<usize>,
     /// Whether a creation may complete.
     pub open: watch::Sender<bool>,
@@ -50,7 +50,7 @@ pub struct Fake {
     /// The files of all containers.
     pub files: Arc<FakeFiles>,
     pub images: Mutex<Vec<Image>>,
-    /// How many are created before thaws fail.
+    /// Number of creations after which thaws fail.
     pub most: AtomicUsize,
     /// The last directory that was requested for a snapshot.
     pub place: Mutex<Option<PathBuf>>,

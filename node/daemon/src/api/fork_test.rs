@@ -1,4 +1,4 @@
-//! Clones of a sandbox: all or none, and no snapshot stays behind.
+//! Tests of forks: either all clones are made or none, and no snapshot remains.
 
 use std::sync::atomic::Ordering;
 
@@ -18,7 +18,7 @@ async fn with_sandbox() -> (std::sync::Arc<Fake>, axum::Router) {
     (fake, routes)
 }
 
-/// The place is removed by a thread of its own.
+/// A separate thread removes the directory.
 async fn place_is_gone(fake: &Fake) {
     let place = fake.place.lock().unwrap().take().unwrap();
     while place.exists() {

@@ -1,7 +1,7 @@
-//! What a caller may do: its role and its tenant.
+//! The role and the tenant of a caller.
 //!
-//! The files of tokens and of client certificates grant it with the same words after each caller: `role=ROLE`, `tenant=TENANT` and
-//! `expires=YYYY-MM-DD`. Invariant: a caller that is no administrator has a tenant.
+//! The files of tokens and of client certificates grant them with the same words after each caller: `role=ROLE`, `tenant=TENANT` and
+//! `expires=YYYY-MM-DD`. Invariant: every caller except an administrator has a tenant.
 
 use std::fmt;
 use std::io::Read;
@@ -13,7 +13,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::tenant::Tenant;
 
-/// Largest file that is read, bytes.
+/// Maximum size of a file, bytes.
 const MAX_FILE: u64 = 1 << 20;
 /// A day, seconds.
 const DAY: u64 = 24 * 60 * 60;
@@ -160,17 +160,17 @@ pub struct Granted {
 }
 
 impl Granted {
-    /// Whether a word is one of those that follow a caller.
+    /// Whether a word is a term of a grant (`role=`, `tenant=`, `expires=`).
     pub fn is_term(word: &str) -> bool {
         ["role=", "tenant=", "expires="]
             .iter()
             .any(|term| word.starts_with(term))
     }
 
-    /// Reads the words that follow a line's caller. Errors contain none of them, because one may be a token.
+    /// Parses the words that follow a line's caller. Errors quote none of them, because one may be a token.
     ///
     /// # Errors
-    /// A word is unknown or repeated, or lacks another that it requires.
+    /// A word is unknown or repeated, or requires another that is missing.
     pub fn parse<'a>(words: impl Iterator<Item = &'a str>) -> Result<Granted, String> {
         let (mut role, mut tenant, mut expires) = (None, None, None);
         for word in words {
@@ -205,7 +205,7 @@ fn once<T>(into: &mut Option<T>, key: &str, value: T) -> Result<(), String> {
 /// Reads a file of credentials. Its mode must have none of the bits `refused`; errors call its contents `what`.
 ///
 /// # Errors
-/// `config-invalid`: it cannot be read, is too large, or others have access to it.
+/// `config-invalid`: the file cannot be read, is too large, or others have access to it.
 pub fn read_file(path: &Path, what: &str, refused: u32) -> Result<String, Error> {
     let invalid = |why: String| unusable(path, what, &why);
     let file = std::fs::File::open(path).map_err(|e| invalid(e.to_string()))?;

@@ -1,10 +1,10 @@
 //! Idempotency keys: a creation with a key happens once, however often it is requested.
 //!
-//! Invariants: while a key of a client is remembered, it creates at most one thing, and every request with that key and the same body
-//! gets the same answer. Failures, and creations whose callers all hung up, are not remembered, so a retry starts afresh. Sandboxes
-//! outlive this process: the record has the key ([`Asked`]), and a file beside it has the answer ([`note`]), so that a thawd that adopts
-//! the sandbox gives the same answer. At most [`MOST`] keys and [`MOST_BYTES`] of answers are remembered, for [`KEPT`]; beyond that, the
-//! tenant that holds most loses its oldest, so that no tenant can evict another's keys.
+//! Invariants: while a key of a client is remembered, it creates at most one thing, and every request with that key and the same body gets
+//! the same answer. Failures, and creations whose callers all hung up, are not remembered, so a retry starts afresh. Sandboxes outlive this
+//! process: the record has the key ([`Asked`]), and a file beside it has the answer ([`note`]), so that a thawd that adopts the sandbox
+//! gives the same answer. At most [`MOST`] keys and [`MOST_BYTES`] of answers are remembered, for [`KEPT`]. Beyond that, the tenant with
+//! the most bytes loses its oldest answer, so that no tenant can evict another's keys.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
@@ -27,7 +27,7 @@ pub const KEPT: Duration = Duration::from_secs(24 * 60 * 60);
 pub const MOST: usize = 4096;
 /// Most bytes of answers remembered.
 pub const MOST_BYTES: usize = 32 << 20;
-/// The least that a key counts, bytes: with this, [`MOST`] keys fit into [`MOST_BYTES`].
+/// Minimum weight of a key, bytes: with this, [`MOST`] keys fit into [`MOST_BYTES`].
 const LEAST_BYTES: usize = MOST_BYTES / MOST;
 
 /// The file with the answer to a creation, in the sandbox's directory.
@@ -39,9 +39,9 @@ type Key = (u64, String);
 #[derive(Debug)]
 struct Entry {
     key: Key,
-    /// The share whose room it takes.
+    /// The share (a tenant's, or a caller's without a tenant) that its weight counts against.
     share: u64,
-    /// Hash of the request it came with.
+    /// Hash of the request that came with the key.
     request: Hash,
     asked: Instant,
     answer: OnceCell<Bytes>,
@@ -58,7 +58,7 @@ impl Entry {
         })
     }
 
-    /// What it counts, bytes.
+    /// Its weight, bytes.
     fn weight(&self) -> usize {
         self.answer.get().map_or(0, Bytes::len).max(LEAST_BYTES)
     }
@@ -69,7 +69,7 @@ struct Table {
     entries: HashMap<Key, Arc<Entry>>,
     /// The entries with an answer, oldest first.
     answered: VecDeque<Arc<Entry>>,
-    /// What the answers of each share count, bytes.
+    /// Total weight of the answers of each share, bytes.
     held: HashMap<u64, usize>,
 }
 
@@ -114,7 +114,7 @@ impl Table {
 #[derive(Debug, Default)]
 pub struct Answers(Mutex<Table>);
 
-/// A request that waits for an entry's answer. The last one that leaves without an answer removes the entry.
+/// A request that waits for an entry's answer. If the last waiting request leaves before there is an answer, it removes the entry.
 struct Waiting<'a> {
     answers: &'a Answers,
     entry: Arc<Entry>,
@@ -123,7 +123,7 @@ struct Waiting<'a> {
 impl Drop for Waiting<'_> {
     fn drop(&mut self) {
         let mut table = self.answers.table();
-        // The table's own, and ours.
+        // The two references are the table's and this one.
         if self.entry.answer.get().is_none() && Arc::strong_count(&self.entry) == 2 {
             table.entries.remove(&self.entry.key);
         }
@@ -131,8 +131,8 @@ impl Drop for Waiting<'_> {
 }
 
 impl Answers {
-    /// The answer to a client's key: the remembered one, or else the result of `make`. Concurrent requests wait for it; if the one that
-    /// runs `make` fails or hangs up, the next one runs it.
+    /// The answer to a client's key: the remembered one, or else the result of `make`. Concurrent requests with the key wait for that
+    /// result. If the request that runs `make` fails or hangs up, the next one runs it.
     ///
     /// # Errors
     /// [`ApiCode::KeyReused`] if the key was used with another request; those of `make`.
@@ -175,11 +175,11 @@ impl Answers {
         })
     }
 
-    /// Remembers what an earlier thawd answered at `when`, or would have answered.
+    /// Remembers the answer that an earlier thawd gave at `when`, or would have given.
     pub fn restore(&self, asked: &Asked, answer: Bytes, when: Instant) {
         let key = (asked.client, asked.key.clone());
         let mut table = self.table();
-        // The clones of one fork have one answer.
+        // The clones of one fork share one answer.
         if table.entries.contains_key(&key) {
             return;
         }

@@ -114,7 +114,7 @@ async fn no_tenant_makes_anothers_keys_forgotten() {
 async fn answer_of_an_earlier_thawd_is_repeated_until_it_expires() {
     let (answers, now) = (Answers::default(), Instant::now());
     answers.restore(&asked(0, "k", "r"), "first".into(), now);
-    // Another clone of the same fork.
+    // A second clone of the same fork.
     answers.restore(&asked(0, "k", "r"), "second".into(), now);
     assert_eq!(ask(&answers, "k", "r", now).await.unwrap(), "first");
     let reused = ask(&answers, "k", "another", now).await.unwrap_err();

@@ -89,7 +89,7 @@ async fn what_is_no_image_or_template_is_refused() {
     }
 }
 
-/// The same of a node, which has nothing yet.
+/// The same for a new node without images and templates.
 #[tokio::test]
 async fn an_empty_node_has_nothing_and_says_so() {
     let root = tempfile::tempdir().unwrap();

@@ -1,8 +1,8 @@
 //! How long a caller over TCP may keep a watch, a followed log, a session or a file transfer open.
 //!
-//! Invariant: a lease expires as soon as what the caller presented no longer makes it the same caller with the same role and tenant,
-//! because the [`Credentials`] were reloaded or its token expired. A lease waits for these events and does not poll.
-//! A user of this host, who connects to the unix socket, has no lease: the kernel identifies it, and that does not change.
+//! Invariant: a lease expires as soon as the presented credentials no longer identify the same caller with the same role and tenant,
+//! because the [`Credentials`] were reloaded or its token expired. A lease waits for these events and does not poll. A user of this host,
+//! who connects to the unix socket, has no lease: the kernel identifies it, and that does not change.
 
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,10 +11,10 @@ use super::credentials::{Credentials, Presented};
 use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
 
-/// Longest sleep until an expiry, after which a clock that was set meanwhile is noticed.
+/// Maximum sleep until an expiry, after which a change of the clock is noticed.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60 * 60);
 
-/// The right of an authenticated caller to keep open what it opened.
+/// The right of an authenticated caller to keep its streams open.
 pub struct Lease {
     credentials: Arc<Credentials>,
     presented: Presented,
@@ -22,7 +22,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// The lease of a caller that `credentials` authenticated as `peer` by what it presented.
+    /// The lease of a caller that `credentials` authenticated as `peer` from `presented`.
     pub fn new(credentials: Arc<Credentials>, presented: Presented, peer: Peer) -> Lease {
         Lease {
             credentials,
@@ -35,14 +35,14 @@ impl Lease {
     pub async fn expired(&self) {
         let mut reloads = self.credentials.generation();
         loop {
-            // Before the check, so that no reload in between is missed.
+            // Marked before the check, so that no reload in between is missed.
             reloads.mark_unchanged();
             let until = match self.credentials.admit(&self.presented) {
                 Ok(admission) if admission.peer == self.peer => admission.until,
                 _ => return,
             };
             tokio::select! {
-                // We hold the credentials, and with them the sender.
+                // Never fails: this holds the credentials, and so the sender.
                 _ = reloads.changed() => {}
                 () = sleep_towards(until, self.credentials.now()) => {}
             }
@@ -58,7 +58,7 @@ pub async fn expired(lease: Option<Arc<Lease>>) {
     }
 }
 
-/// The caller's lease has expired.
+/// The error of a caller whose lease has expired.
 #[derive(Clone, Copy, Debug, thiserror::Error)]
 #[error("the token or certificate of this request has expired, or was removed or changed on the node")]
 pub struct Expired;
@@ -99,7 +99,7 @@ mod tests {
         presented
     }
 
-    /// A file of tokens, and the lease of who brings [`TOKEN`]. The day 2027-01-01 begins so many seconds from now, by tokio's clock.
+    /// A file of tokens, and the lease of a caller with [`TOKEN`]. The day 2027-01-01 begins `left` seconds from now, by tokio's clock.
     fn leased(line: &str, left: u64) -> (tempfile::NamedTempFile, Arc<Lease>) {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), line).unwrap();
@@ -121,7 +121,7 @@ mod tests {
         lease.expired().await;
         let lasted = began.elapsed().as_secs();
         assert!((100_000..100_002).contains(&lasted), "{lasted}");
-        // It stays over.
+        // An expired lease stays expired.
         lease.expired().await;
     }
 
@@ -140,12 +140,12 @@ mod tests {
             let (waiting, credentials) = (lease.clone(), lease.credentials.clone());
             let over = tokio::spawn(async move { waiting.expired().await });
             let rewrite = |text: &str| std::fs::write(file.path(), text).unwrap();
-            // Others' lines, and a later expiry of its own.
+            // Changes to other callers' lines, and a later expiry of its own.
             rewrite(&format!("{line} expires=9999-12-31\nthree {other} role=admin"));
             credentials.reload().unwrap();
             tokio::time::sleep(Duration::from_secs(10_000)).await;
             assert!(!over.is_finished(), "{changed}");
-            // What cannot be used changes nothing.
+            // An invalid file changes nothing.
             rewrite("one");
             assert!(credentials.reload().is_err());
             tokio::time::sleep(Duration::from_secs(10_000)).await;

@@ -1,4 +1,4 @@
-//! What callers have open over TCP, and when it ends.
+//! Tests of open streams over TCP, and when they end.
 
 use std::time::{Instant, UNIX_EPOCH};
 
@@ -11,12 +11,12 @@ use tokio_tungstenite::{WebSocketStream, client_async};
 
 use super::*;
 
-/// How soon after its reason something has ended: this is a wait for a message, not for a timer.
+/// How soon after its cause a stream must end. The end comes by a message, not by a timer.
 const SOON: Duration = Duration::from_secs(10);
-/// How long something is watched that goes on.
+/// How long to check that a stream stays open.
 const FOR_A_WHILE: Duration = Duration::from_millis(200);
 
-/// The tokens of two callers: of this line, and one that stays.
+/// The line of the caller under test. A second caller's line never changes.
 const LINE: &str = "role=operate tenant=acme";
 const STAYS: &str = "stays-acme-44444444444444444444444";
 
@@ -30,7 +30,7 @@ fn token_file(first: &str) -> tempfile::NamedTempFile {
     file
 }
 
-/// An answer that goes on, and its connection.
+/// A streamed answer, and its connection.
 struct Followed {
     body: Incoming,
     _sender: SendRequest<Full<Bytes>>,
@@ -57,7 +57,7 @@ impl Followed {
         }
     }
 
-    /// Whether it goes on for a while.
+    /// Whether the stream stays open for a while.
     async fn goes_on(&mut self) -> bool {
         let until = Instant::now() + FOR_A_WHILE;
         loop {
@@ -70,14 +70,14 @@ impl Followed {
         }
     }
 
-    /// Whether it breaks off soon, which is another end than a whole answer's.
+    /// Whether the stream breaks off soon, without the end of a complete answer.
     async fn breaks_off(self) -> bool {
         let whole = tokio::time::timeout(SOON, self.body.collect()).await;
         whole.expect("it goes on").is_err()
     }
 }
 
-/// All that a caller has open of one sandbox.
+/// The open streams of a caller for one sandbox.
 struct Open {
     watch: Followed,
     log: Followed,
@@ -142,7 +142,7 @@ impl Open {
 const CONTAINER: &str =
     r#"{"image":"x","cpus":1,"memory_mib":128,"name":"web","container":{"command":["a"]}}"#;
 
-/// Makes the sandbox that callers of the tenant acme look at.
+/// Creates a sandbox of the tenant acme for the callers.
 async fn make(served: &Served) {
     let mut kept = Kept::plain(served).await;
     let made = kept.ask("POST", "/v1/sandboxes", Some(STAYS), CONTAINER).await;
@@ -167,7 +167,7 @@ async fn token_that_is_removed_or_changed_ends_what_it_opened() {
         std::fs::write(file.path(), lines(&line)).unwrap();
         served.credentials.reload().unwrap();
         let mut open = Open::by(&served, OPERATE).await;
-        // Read again, and the same.
+        // Reloads the unchanged file.
         served.credentials.reload().unwrap();
         open.goes_on().await;
         std::fs::write(file.path(), lines(&changed)).unwrap();
@@ -181,7 +181,7 @@ async fn token_that_is_removed_or_changed_ends_what_it_opened() {
 async fn token_that_expires_ends_what_it_opened() {
     let file = token_file(&format!("one {OPERATE} {LINE} expires=2027-01-01"));
     let config = config(false, false, Some(&file));
-    // Some seconds before that day, by a clock that goes as any.
+    // Some seconds before that day, by a clock that advances normally.
     let (day, left, began) = (
         UNIX_EPOCH + Duration::from_secs(1_798_761_600),
         Duration::from_secs(5),
@@ -210,7 +210,7 @@ async fn upload_under_way_ends_when_its_token_is_removed() {
         bearer(OPERATE)
     );
     stream.write_all(head.as_bytes()).await.unwrap();
-    // It was let in, and thawd waits for the file.
+    // The request was admitted, and thawd waits for the file.
     let mut goes_on = [0; 12];
     stream.read_exact(&mut goes_on).await.unwrap();
     assert_eq!(&goes_on, b"HTTP/1.1 100");

@@ -1,9 +1,9 @@
 //! How many requests are served at once, in total and of one client.
 //!
 //! Each kind of request has its own lane, so that a flood of one kind leaves room for the others. Within a lane a client has at most its
-//! share; all callers of one tenant are one client. Requests beyond that wait in a queue for each client, and the queues take turns.
-//! Invariants: never more requests run or wait than [`Bounds`] allow, so memory is bounded; a request that finds its queue full is
-//! refused at once; a dropped permit lets the next request run, and a permit for a caller that is gone passes to the next.
+//! share; all callers of one tenant are one client. Further requests wait in a queue for each client, and the queues take turns.
+//! Invariants: never more requests run or wait than [`Bounds`] allow, so memory is bounded; a request whose queue is full is refused at
+//! once; a dropped permit lets the next request run, and a permit for a caller that has left passes to the next.
 
 use std::borrow::Cow;
 use std::collections::{HashMap, VecDeque};
@@ -43,7 +43,7 @@ pub enum Verb {
 const VERBS: [Verb; 5] = [Verb::Create, Verb::Read, Verb::Change, Verb::Watch, Verb::Exec];
 
 impl Verb {
-    /// Whether it may take long, and so is not counted with the short ones.
+    /// Whether it may take long. Such requests are not counted with the short ones.
     fn lasts(self) -> bool {
         matches!(self, Verb::Watch | Verb::Exec)
     }
@@ -66,25 +66,25 @@ pub struct Load {
     pub verb: &'static str,
     pub running: usize,
     pub waiting: usize,
-    /// Since the gate was made.
+    /// Number of requests refused since the gate was made.
     pub refused: u64,
 }
 
-/// How much of one kind.
+/// The bounds of one kind.
 #[derive(Clone, Copy, Debug)]
 pub struct Share {
-    /// How many run at once.
+    /// Maximum number of running requests.
     pub running: usize,
-    /// How many of one client run at once.
+    /// Maximum number of running requests of one client.
     pub of_one: usize,
-    /// How many of one client wait.
+    /// Maximum number of waiting requests of one client.
     pub waiting: usize,
 }
 
 /// The bounds of all kinds.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Of all together except watches, processes and files, which may take long.
+    /// Maximum number of running requests of all kinds together, except watches, processes and files, which may take long.
     pub running: usize,
     pub create: Share,
     pub read: Share,
@@ -252,7 +252,7 @@ impl Gate {
             }
         }
         for (told, client, verb) in granted {
-            // The waiting caller may be gone: then the permit comes back and admits another.
+            // The waiting caller may have left: then the permit is dropped, which admits another.
             drop(told.send(self.permit(client, verb)));
         }
     }
@@ -359,7 +359,7 @@ pub async fn limit(State(gate): State<Arc<Gate>>, mut request: Request, next: Ne
     let answer = match &lease {
         Some(lease) if verb.lasts() => tokio::select! {
             answer = answer => answer,
-            // As if the caller had hung up, except that it gets an answer with the reason.
+            // The work ends as if the caller had hung up, but the caller gets an answer with the reason.
             () = lease.expired() => return Refusal::from(Expired).into_response(),
         },
         _ => answer.await,

@@ -83,7 +83,7 @@ async fn who_gives_up_neither_holds_a_place_nor_is_remembered() {
     let mut stays = Box::pin(gate.enter(1, Verb::Read));
     assert!(poll!(&mut stays).is_pending());
     drop(running);
-    // Granted, and given up before it was taken.
+    // The permit was granted, but its caller left before it took it.
     drop(stays);
     assert!(gate.enter(2, Verb::Read).await.is_ok());
     let lanes = gate.lanes();

@@ -1,7 +1,7 @@
 //! A listening TCP socket and its connections: for the API over TCP, and for metrics.
 //!
-//! Invariants: there are never more connections than [`Most`] says, in total and of one origin; a connection for which there is no room
-//! is closed and counted.
+//! Invariants: there are never more connections than [`Most`] allows, in total and of one origin; a connection without room is closed and
+//! counted.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::time::Duration;

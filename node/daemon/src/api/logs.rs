@@ -1,6 +1,6 @@
 //! The handler for a container's output.
 //!
-//! Invariant: a caller costs a position in the journal and one frame, however slow it is; it misses what is overwritten meanwhile.
+//! Invariant: a caller costs a position in the journal and one frame, however slow it is; it misses output that is overwritten meanwhile.
 
 use std::sync::Arc;
 
@@ -122,7 +122,7 @@ impl Reader {
         self.only.is_none_or(|only| only == output)
     }
 
-    /// Skips all but the last lines.
+    /// Skips everything before the last `lines` lines.
     async fn skip_to_last(&mut self, lines: u64) -> std::io::Result<()> {
         let (mut all, mut open, mut first) = (0, false, None);
         while self.at < self.end {
@@ -137,7 +137,7 @@ impl Reader {
                 open = data.last() != Some(&b'\n');
             }
         }
-        // What follows the last newline is a line too.
+        // Text after the last newline counts as a line.
         (self.at, self.skip) = (first.unwrap_or(0), (all + u64::from(open)).saturating_sub(lines));
         Ok(())
     }
@@ -184,7 +184,7 @@ fn newlines(data: &[u8]) -> u64 {
     data.iter().filter(|b| **b == b'\n').count() as u64
 }
 
-/// What is left of a text after so many lines, or how many lines it had.
+/// The rest of a text after `lines` lines. Subtracts the skipped lines from `lines`.
 fn leave_out<'a>(mut data: &'a [u8], lines: &mut u64) -> &'a [u8] {
     while *lines > 0 {
         let Some(at) = data.iter().position(|b| *b == b'\n') else {

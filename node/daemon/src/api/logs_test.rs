@@ -84,7 +84,7 @@ async fn who_follows_gets_what_comes_until_the_end() {
     journal.close();
     assert_eq!(next(&mut body).await, None);
     assert_eq!(next(&mut other).await, None);
-    // One that would go on ends when serving does.
+    // A followed log ends when the server shuts down.
     let (_fake, routes, other_daemon, _journal) = with_container().await;
     let body = send(&routes, ask("GET", &format!("{PATH}?follow=true"), JSON, "")).await;
     other_daemon.end();

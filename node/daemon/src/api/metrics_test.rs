@@ -101,7 +101,7 @@ async fn refusals_are_counted_by_kind() {
     assert_eq!(refused.value(&[("verb", "read")]), Some(0.0));
 }
 
-/// Every family there can be, as one thawd that has done a little of everything has them.
+/// All metric families, from one thawd that has done a little of everything.
 async fn everything() -> BTreeMap<String, Read> {
     let root = tempfile::tempdir().unwrap();
     let path = |name: &str| root.path().join(name);

@@ -29,7 +29,7 @@ use super::process::{GuestProcess, Process};
 pub struct Microvm {
     node: Node,
     sandbox: Arc<Sandbox>,
-    /// Of its container, if the API started that.
+    /// The monitor of its container, if the API started that.
     monitor: Option<ContainerMonitor>,
     readiness: Option<Readiness>,
 }

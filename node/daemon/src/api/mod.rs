@@ -24,8 +24,8 @@
 //! | [`daemon`] | thawd's state |
 //! | [`factory`] | creating sandboxes; images and templates |
 //! | [`machine`], [`microvm`] | a sandbox; the sandboxes of this node |
-//! | [`watch`] | every sandbox as it is, and the changes |
-//! | [`client`] | the caller's end |
+//! | [`watch`] | the current state of every sandbox, and the changes |
+//! | [`client`] | the client |
 
 pub mod check;
 pub mod client;

@@ -1,4 +1,4 @@
-//! The caller of a request: on a unix socket the kernel identifies it (SO_PEERCRED), over TCP a certificate or a token does.
+//! The caller of a request. On a unix socket the kernel identifies it (SO_PEERCRED), over TCP a certificate or a token does.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -10,7 +10,7 @@ use thaw_sandbox::tenant::Tenant;
 
 use super::grant::{Grant, Role};
 
-/// A caller, and what it may do.
+/// A caller, and its grant.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Peer {
     client: u64,
@@ -26,7 +26,7 @@ impl Peer {
         }
     }
 
-    /// The owner of a token, by name: with another token of that name it is the same caller.
+    /// The owner of a token, by name: another token with that name belongs to the same caller.
     pub fn token(name: &str, grant: Grant) -> Peer {
         Peer {
             client: 1 << 62 | number(&within(name.as_bytes(), &grant)) >> 2,
@@ -34,8 +34,8 @@ impl Peer {
         }
     }
 
-    /// The owner of a certificate, by its name in the file of roles, or else by the whole certificate: then a renewed certificate is
-    /// another caller.
+    /// The owner of a certificate, by its name in the file of roles, or else by the whole certificate. In the second case a renewed
+    /// certificate is another caller.
     pub fn certificate(owner: &[u8], grant: Grant) -> Peer {
         Peer {
             client: 1 << 63 | number(&within(owner, &grant)),
@@ -43,14 +43,13 @@ impl Peer {
         }
     }
 
-    /// The caller as idempotency keys know it: the same number is the same caller. A user's is its id; a token's and a certificate's
-    /// are in ranges of their own above all ids.
+    /// The caller's number for idempotency keys: equal numbers mean the same caller. A user's number is its user ID; numbers of tokens and
+    /// certificates are in separate ranges above all user IDs.
     pub fn client(&self) -> u64 {
         self.client
     }
 
-    /// The share of the limits that it takes: that of its tenant, which all callers of the tenant have together. Numbers of tenants
-    /// are in a range of their own.
+    /// The number of the caller's share of the limits. All callers of a tenant have one share. Numbers of tenants are in a separate range.
     pub fn share(&self) -> u64 {
         match (self.role(), self.tenant()) {
             (Role::Read | Role::Operate, Some(tenant)) => 1 << 61 | number(tenant.as_str().as_bytes()) >> 3,
@@ -77,7 +76,7 @@ pub struct Admission {
     pub until: Option<SystemTime>,
 }
 
-/// A name within its tenant: a caller that moves to another tenant is another caller, and does not get the answers to its earlier
+/// A name within its tenant. A caller that moves to another tenant becomes another caller, and does not get the answers to its earlier
 /// creations.
 fn within(name: &[u8], grant: &Grant) -> Vec<u8> {
     match grant.tenant() {
@@ -101,8 +100,8 @@ pub fn user_of(socket: impl AsFd) -> std::io::Result<u32> {
 /// Which users may use a socket.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Access {
-    /// Its members may, besides root and the user of this process. The kernel checks membership when they connect, because the socket
-    /// belongs to the group.
+    /// Members of this group may use the socket, besides root and the user of this process. The kernel checks membership when they connect,
+    /// because the socket belongs to the group.
     pub group: Option<u32>,
 }
 

@@ -1,7 +1,7 @@
 //! Errors as problem documents (RFC 9457). Each code has one status.
 //!
-//! Codes are the slugs of [`ErrorKind`], and of [`ApiCode`] for what only HTTP can get wrong. Invariant: no answer with an error
-//! status leaves the router without such a document; [`say`] writes it, because it knows the path of the request.
+//! Codes are the slugs of [`ErrorKind`], and of [`ApiCode`] for errors that exist only over HTTP. Invariant: every answer with an error
+//! status has such a document; [`say`] writes it, because it knows the path of the request.
 
 use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -15,12 +15,12 @@ use crate::exit::{Exit, exit, line};
 
 /// Seconds after which a refused caller may retry.
 pub const RETRY_AFTER_S: u64 = 1;
-/// The same if thawd is draining.
+/// The same for a thawd that is draining.
 const RETRY_DRAINED_S: u64 = 30;
 
 macro_rules! api_codes {
     ($($name:ident = $status:ident, $slug:literal, $title:literal, $remedy:literal;)*) => {
-        /// What only a request can get wrong.
+        /// Errors that exist only in requests.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum ApiCode { $(#[doc = $title] $name,)* }
 
@@ -72,7 +72,7 @@ api_codes! {
 /// The error of a request.
 #[derive(Debug)]
 pub enum Refusal {
-    /// An error that the CLI has too.
+    /// An error that the CLI reports too.
     Failure(Error),
     /// An error that only requests have, with details.
     Api(ApiCode, String),
@@ -138,7 +138,7 @@ impl Refusal {
         }
     }
 
-    /// Its document within a stream, for a request to this path.
+    /// Its document within a stream, with the path of the request.
     pub fn told(self, instance: String) -> Problem {
         Problem {
             instance,

@@ -1,4 +1,4 @@
-//! Rate limits over the API: set with a sandbox, changed while it runs, refused by the name of what cannot be.
+//! Tests of rate limits over the API: set at creation, changed while the sandbox runs, and refused with the name of the invalid limit.
 
 use axum::http::StatusCode;
 use thaw_protocol::api::{CreatedSandbox, Problem, RateLimit, Sandbox};

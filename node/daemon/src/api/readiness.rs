@@ -1,4 +1,4 @@
-//! Waiting until a container is ready, before its creation is answered.
+//! Waits until a container is ready, before the caller of its creation gets an answer.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use thaw_sandbox::trace::Trace;
 
 use super::container_monitor::ContainerMonitor;
 
-/// How many lines of a container's output a failure has, in how many of its last bytes they are, and how long a line may be.
+/// Number of output lines that a failure contains, the number of last bytes searched for them, and the maximum length of a line.
 const LINES: usize = 10;
 const TAIL: u64 = 8 << 10;
 const LONGEST_LINE: usize = 200;
@@ -49,7 +49,7 @@ impl ReadinessWait {
             };
             if let Err(unready) = waited {
                 if let Unready::Exited(_) = unready {
-                    // Its last output may still be on its way.
+                    // The last output may not have arrived yet.
                     let _ = tokio::time::timeout(OUTPUT_LINGERS, exit.wait_for(Option::is_some)).await;
                 }
                 return Err(with_output(unready.failure(&probe), journal).await);
@@ -69,7 +69,7 @@ async fn with_output(failure: Error, journal: Arc<Journal>) -> Error {
     }
 }
 
-/// Blocks. Unreadable lines are left out.
+/// The last lines of output. Unreadable lines are left out. Blocks.
 fn last_lines(journal: &Journal) -> Vec<String> {
     let tail = journal.tail(TAIL).unwrap_or_default();
     let text = String::from_utf8_lossy(&tail);

@@ -38,14 +38,14 @@ pub fn check(peer: &Peer, request: &impl Reserved) -> Result<(), Refusal> {
     }
 }
 
-/// The first that is set.
+/// The first field that is set.
 fn first<const N: usize>(fields: [(&'static str, bool); N]) -> Option<&'static str> {
     let mut fields = fields.into_iter();
     fields.find(|(_, is_there)| *is_there).map(|(field, _)| field)
 }
 
-/// Whether an image is a directory or a file of the host, or of a registry on the host's loopback: thawd uses that one without TLS, so
-/// whatever answers there could redirect thawd to any other address. An invalid reference is refused later.
+/// Whether an image is a directory or a file of the host, or in a registry on the host's loopback. thawd uses such a registry without TLS,
+/// so any program that answers there could redirect thawd to any other address. An invalid reference is refused later.
 fn is_of_host(image: &str) -> bool {
     match ImageRef::from_str(image) {
         Ok(ImageRef::Registry(of)) => of.is_loopback(),
@@ -54,7 +54,8 @@ fn is_of_host(image: &str) -> bool {
     }
 }
 
-/// Whether a port or an address of the host is chosen: a free port can be meant for another server, and not every address is for tenants.
+/// Whether the request chooses a port or an address of the host: a free port may be meant for another server, and not every address is for
+/// tenants.
 fn chooses_a_port(publish: &[PublishedPort]) -> bool {
     publish.iter().any(|port| {
         let PublishedPort {
@@ -67,7 +68,7 @@ fn chooses_a_port(publish: &[PublishedPort]) -> bool {
     })
 }
 
-/// All fields of a container concern the guest.
+/// All fields of a container concern only the guest.
 fn of_guest(container: &StartContainer) {
     let StartContainer {
         entrypoint: _,

@@ -1,4 +1,4 @@
-//! The roles of callers, on every operation of the OpenAPI document, so that a new operation is tested without further code.
+//! Tests the roles of callers on every operation of the OpenAPI document, so that a new operation is tested without further code.
 
 use std::sync::Arc;
 
@@ -23,9 +23,9 @@ use super::test_document::{Document, Operation};
 #[path = "tenants_test.rs"]
 mod tenants;
 
-/// What the descriptions of fields say that only an administrator may use.
+/// Text in the descriptions of fields that only an administrator may use.
 const MARK: &str = "Requires the role admin.";
-/// Names of a file of the host, however it is reached.
+/// Different spellings of a path to a file of the host.
 const PATHS: [&str; 6] = [
     "/etc/passwd",
     "/tmp/../etc/passwd",
@@ -34,7 +34,7 @@ const PATHS: [&str; 6] = [
     "file:///etc/passwd",
     "~/x",
 ];
-/// Images that are one.
+/// Image references that name a file of the host.
 const IMAGES: [&str; 10] = [
     "oci:/etc",
     "oci:../etc:tag",
@@ -47,7 +47,7 @@ const IMAGES: [&str; 10] = [
     "127.0.0.2:80/x",
     "[::1]:5000/x",
 ];
-/// Fields with texts that name nothing of the host: of the guest, or of the sandbox's own description.
+/// Text fields that name nothing of the host: they concern the guest, or the sandbox's own description.
 const OF_NO_FILE: [&str; 24] = [
     "CreateSandbox.command",
     "CreateSandbox.container.command",
@@ -110,10 +110,10 @@ async fn read<T: serde::de::DeserializeOwned>(routes: &Router, peer: &Peer, path
     serde_json::from_slice(&whole(response).await).unwrap()
 }
 
-/// Its status, and the code of its problem if it is one.
+/// The status of a response, and the code of its problem if it has one.
 async fn outcome(response: Response<Body>) -> (u16, String, String) {
     let status = response.status();
-    // What follows for ever has its head alone.
+    // Of an endless stream, only the head is read.
     if status.is_success() {
         return (status.as_u16(), String::new(), String::new());
     }
@@ -234,7 +234,7 @@ async fn path_of_the_host_is_refused_in_every_field_that_takes_one() {
             };
             for text in texts {
                 let (fake, _daemon, routes) = daemon();
-                // Nobody waits for a container.
+                // Containers are ready, so that no creation waits.
                 fake.ready.send_replace(Some(true));
                 let body = document.with(schema, &names, text).to_string();
                 let subject = make(&routes, &operator("acme"), &named("web")).await.id;
@@ -244,7 +244,7 @@ async fn path_of_the_host_is_refused_in_every_field_that_takes_one() {
                 let (status, code, _) = outcome(response).await;
                 match code.as_str() {
                     "role-too-low" => refused += 1,
-                    // It takes no such text from anybody.
+                    // The operation accepts such a text from no caller.
                     "invalid-body" | "bad-reference" => {}
                     _ => {
                         let is_known = OF_NO_FILE.contains(&field.as_str()) && !field.ends_with(".image");
@@ -282,7 +282,7 @@ async fn chosen_port_of_the_host_is_an_administrators() {
 }
 
 proptest! {
-    /// Whatever is said to be an image: it is one of another host's registry, or no reference, or an administrator's.
+    /// Any text as an image is a registry on another host, an invalid reference, or reserved for administrators.
     #[test]
     fn image_that_is_a_path_is_reserved(kind in "(oci|docker-archive|OCI| oci|)", rest in "[ :/.@a-z]{0,20}") {
         let image = format!("{kind}:{rest}");

@@ -47,8 +47,8 @@ struct Document;
 /// The routes with their descriptions, each with the least role that may use it.
 ///
 /// Only administrators use what all tenants share (images, templates, pools, drain), because it reveals or changes something of every
-/// tenant, and what names a directory of the host (freeze, thaw). Reading a container's file requires the same role as running a process
-/// in it.
+/// tenant, and the operations that name a directory of the host (freeze, thaw). Reading a container's file requires the same role as
+/// running a process in it.
 fn table() -> Table {
     use Role::{Admin, Operate, Read};
     Table(OpenApiRouter::with_openapi(Document::openapi()))

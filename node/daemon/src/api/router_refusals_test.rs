@@ -1,4 +1,4 @@
-//! What the API refuses: each time the answer is a problem document, and no sandbox is created.
+//! Tests of refused requests: each gets a problem document, and no sandbox is created.
 
 use super::*;
 
@@ -6,7 +6,7 @@ const CREATE: &str = "/v1/sandboxes";
 const FREEZE: &str = "/v1/sandboxes/x/freeze";
 const THAW: &str = "/v1/thaws";
 
-/// A valid creation with more fields.
+/// A valid creation with additional fields.
 fn with(fields: &str) -> String {
     GOOD.replace('}', &format!(",{fields}}}"))
 }

@@ -165,7 +165,7 @@ async fn every_route_is_in_the_document_with_its_methods() {
     let paths = served["paths"].as_object().unwrap();
     assert!(paths.len() >= 7);
     for (path, methods) in paths {
-        // What a path takes is told to who asks with a method it does not take.
+        // A request with an unsupported method gets the list of supported methods.
         let asked = path.replace(['{', '}'], "");
         let response = send(&routes, ask("TRACE", &asked, JSON, "")).await;
         assert_eq!(response.status(), StatusCode::METHOD_NOT_ALLOWED, "{path}");

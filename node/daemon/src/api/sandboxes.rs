@@ -1,7 +1,7 @@
-//! Sandboxes: made, shown, listed, watched, changed, deleted.
+//! The handlers for sandboxes: creating, showing, listing, watching, changing and deleting them.
 //!
-//! Invariants: reads are of the cache; a making whose caller hangs up is dropped, and leaves nothing; what else was begun is
-//! finished, on a task of its own, for a sandbox must not stay half frozen.
+//! Invariants: reads use the cache. If the caller of a creation hangs up, the creation is dropped and leaves nothing. Other operations run
+//! to their end on a separate task, because a sandbox must not stay half frozen.
 
 use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime};
@@ -115,7 +115,7 @@ fn shown(page: Page) -> SandboxList {
     }
 }
 
-/// The changes after a version, for as long as the caller listens.
+/// The changes after a version, while the caller is connected.
 fn follow(
     daemon: &Daemon,
     after: Option<u64>,
@@ -212,7 +212,7 @@ pub async fn thaw(
     .await
 }
 
-/// Has a creation sent as a span, whatever comes of it.
+/// Sends a creation as a span, successful or not.
 async fn traced(
     daemon: &Daemon,
     how: How,
@@ -238,9 +238,9 @@ async fn traced(
     made
 }
 
-/// What is made of a request.
+/// The result of a creation.
 trait Made: serde::Serialize {
-    /// Where the time went, if one account says so of all of it.
+    /// The account of where the time went, if there is a single one.
     fn account(&self) -> Option<&Account>;
     fn sandboxes(&self) -> Vec<&Sandbox>;
 }
@@ -256,7 +256,7 @@ impl Made for CreatedSandbox {
 }
 
 impl Made for ForkedSandbox {
-    /// Each clone has its own.
+    /// `None`: each clone has its own account.
     fn account(&self) -> Option<&Account> {
         None
     }
@@ -266,7 +266,7 @@ impl Made for ForkedSandbox {
     }
 }
 
-/// Who asks, and the key the request came with, if it did.
+/// The caller, and the idempotency key of the request, if there is one.
 fn behalf(peer: &Peer, key: Option<String>, said: &[u8], ready_is_all: bool) -> Behalf {
     let asked = key.map(|key| Asked {
         client: peer.client(),
@@ -281,8 +281,8 @@ fn behalf(peer: &Peer, key: Option<String>, said: &[u8], ready_is_all: bool) -> 
     }
 }
 
-/// Answers a creation. A repeated idempotency key gets the stored answer, also from a later thawd. Only the request that creates
-/// the sandbox gets a `Server-Timing` header too.
+/// Answers a creation. A request with a repeated idempotency key gets the stored answer, even after a restart of thawd. Only the request
+/// that creates the sandbox also gets a `Server-Timing` header.
 async fn once<T: Made, F: Future<Output = Result<T, Refusal>>>(
     daemon: &Daemon,
     asked: Option<Asked>,

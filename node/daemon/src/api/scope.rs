@@ -1,7 +1,7 @@
-//! Which sandboxes a caller may reach, and by which names.
+//! The sandboxes that a caller may reach, and their names.
 //!
-//! Invariant: for a caller, a sandbox outside its scope does not exist. Every lookup takes a [`Wanted`], every list and watch a [`Scope`],
-//! so none can leave out the caller.
+//! Invariant: for a caller, a sandbox outside its scope does not exist. Every lookup takes a [`Wanted`], and every list and watch a
+//! [`Scope`], so none can ignore the caller.
 
 use thaw_protocol::api::Sandbox;
 use thaw_sandbox::tenant::Tenant;
@@ -12,13 +12,13 @@ use super::peer::Peer;
 /// The sandboxes that exist for a caller.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Scope {
-    /// The tenant whose names it uses. A name belongs to one tenant, or to none.
+    /// The tenant whose names the scope uses. A name belongs to one tenant, or to none.
     tenant: Option<Tenant>,
     is_node: bool,
 }
 
 impl Scope {
-    /// All sandboxes of the node. Names are those of sandboxes without a tenant; the others are reached by id.
+    /// All sandboxes of the node. Only sandboxes without a tenant have names in this scope; the others are reached by id.
     pub fn node() -> Scope {
         Scope {
             tenant: None,
@@ -52,13 +52,13 @@ impl Scope {
         self.is_node || (self.tenant.is_some() && self.tenant_name() == sandbox.tenant.as_deref())
     }
 
-    /// The tenant whose names it uses.
+    /// The tenant whose names the scope uses.
     pub fn tenant_name(&self) -> Option<&str> {
         self.tenant.as_ref().map(Tenant::as_str)
     }
 }
 
-/// The id or name by which a caller means a sandbox.
+/// A sandbox that a caller wants, by id or name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Wanted {
     pub scope: Scope,
@@ -66,7 +66,7 @@ pub struct Wanted {
 }
 
 impl Wanted {
-    /// Within the whole node: for thawd itself, and for users of the host.
+    /// A sandbox in the scope of the node: for thawd itself, and for users of the host.
     pub fn on_node(text: impl Into<String>) -> Wanted {
         Wanted {
             scope: Scope::node(),

@@ -28,7 +28,7 @@ const MOST: Most = Most {
     in_all: 64,
     of_one: 16,
 };
-/// How many requests collect metrics at once, while the others wait: each takes a thread, and locks that the API takes too.
+/// Maximum number of requests that collect metrics at once; others wait. Each takes a thread, and locks that the API needs too.
 const AT_ONCE: usize = 2;
 
 /// A listening TCP socket for metrics.
@@ -73,7 +73,7 @@ impl Scrape {
     }
 }
 
-/// The two handlers of the API that need no caller.
+/// The two handlers of the API that need no authentication.
 fn routes(daemon: Arc<Daemon>, gate: Arc<Gate>, turns: Arc<Semaphore>) -> Router {
     Router::new()
         .route("/metrics", get(in_turn))
@@ -87,7 +87,7 @@ fn routes(daemon: Arc<Daemon>, gate: Arc<Gate>, turns: Arc<Semaphore>) -> Router
         .with_state(daemon)
 }
 
-/// Collects metrics when it is this request's turn. The turn lasts until the work is done, even if the caller hangs up.
+/// Waits for this request's turn, then collects metrics. The turn lasts until the work is done, even if the caller hangs up.
 async fn in_turn(
     State(daemon): State<Arc<Daemon>>,
     Extension(gate): Extension<Arc<Gate>>,

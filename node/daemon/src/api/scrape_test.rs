@@ -148,7 +148,7 @@ async fn what_is_no_request_is_not_answered_as_one() {
         &long,
     ] {
         let mut stream = TcpStream::connect(served.address).await.unwrap();
-        // It may be closed before all of it was sent.
+        // thawd may close the connection before everything was sent.
         let _ = stream.write_all(head.as_bytes()).await;
         let _ = stream.shutdown().await;
         let mut answer = Vec::new();
@@ -180,7 +180,7 @@ async fn connections_are_bounded() {
     let cut = one_more.read(&mut [0; 1]).await;
     assert!(!matches!(cut, Ok(n) if n > 0), "{cut:?}");
     held.clear();
-    // They are forgotten as another comes.
+    // Closed connections are only forgotten when a new one arrives.
     for attempt in 0.. {
         let mut stream = TcpStream::connect(served.address).await.unwrap();
         let _ = stream

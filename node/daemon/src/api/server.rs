@@ -38,7 +38,7 @@ pub const SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(30);
 /// The same for the owner of one sandbox: its machine has ended, so no request takes long.
 const OWNER_SHUTDOWN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Where thawd serves over TCP.
+/// The TCP sockets of thawd.
 #[derive(Default)]
 pub struct OverTcp {
     /// The API.
@@ -47,8 +47,8 @@ pub struct OverTcp {
     pub scrape: Option<Scrape>,
 }
 
-/// Serves until `end`; `listens` is called when callers can connect. The socket of a thawd that died is replaced; the socket of one
-/// that lives is not.
+/// Serves until `end`; `listens` is called when callers can connect. The socket of a dead thawd is replaced; the socket of a living one is
+/// not.
 pub async fn serve(
     daemon: Arc<Daemon>,
     socket: &Path,
@@ -79,7 +79,7 @@ fn listen(socket: &Path, access: Access) -> Result<UnixListener, Error> {
     let fail = |e: std::io::Error| Error::system(format!("cannot listen at {}", socket.display()), &e);
     let listener = std::os::unix::net::UnixListener::from(vmm::listen(socket, SocketType::STREAM)?);
     reach(Failpoint::ServeBound);
-    // Before the first accept. A caller that connected earlier is authenticated like any other.
+    // Set before the first accept. A caller that connected earlier is authenticated like any other.
     let permitted = match access.group {
         Some(group) => chown(socket, None, Some(group)),
         None => Ok(()),

@@ -152,7 +152,7 @@ async fn an_answer_before_the_bodys_end_reaches_who_still_sends() {
     let (_stop, _served) = start(daemon, &socket);
     connected(&socket).await;
     let mut stream = Blocking::connect(&socket).unwrap();
-    // Refused for its path; the connection is there for a second one, and for its answer.
+    // The request is refused because of its path; the connection stays open for a second one.
     for _ in 0..2 {
         write!(
             stream,
@@ -160,7 +160,7 @@ async fn an_answer_before_the_bodys_end_reaches_who_still_sends() {
         )
         .unwrap();
         for _ in 0..20 {
-            // Not at once: the answer is known before the rest comes.
+            // Delayed, so that the answer is known before the rest of the body arrives.
             tokio::time::sleep(std::time::Duration::from_millis(2)).await;
             stream.write_all(&[0; 1000]).unwrap();
         }
@@ -194,7 +194,7 @@ async fn watches_end_when_serving_does() {
     stream.read_exact(&mut head).unwrap();
     assert_eq!(&head, b"HTTP/1.1 200");
     client.create(&request("x")).await.unwrap();
-    // What nobody had read by then, the next watch tells.
+    // The next watch returns the changes that were not read by then.
     let mut told = Vec::new();
     while !String::from_utf8_lossy(&told).contains(r#""type":"ADDED""#) {
         let mut piece = [0; 512];
@@ -221,7 +221,7 @@ async fn heads_beyond_their_bounds_are_refused() {
     let both = "content-length: 4\r\ntransfer-encoding: chunked, identity\r\n".to_owned();
     for fields in [large, many, twice, both] {
         let mut stream = Blocking::connect(&socket).unwrap();
-        // It may be turned away before all of it is written.
+        // The server may refuse before everything is written.
         let _ = write!(stream, "GET / HTTP/1.1\r\nhost: x\r\n{fields}\r\n");
         let mut answer = [0; 10];
         stream.read_exact(&mut answer).unwrap();

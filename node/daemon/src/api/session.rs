@@ -16,14 +16,14 @@ use super::process::Process;
 const PIECES: usize = 4;
 /// How long a process may take to end after SIGHUP, and after SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long all of that may take: a paused guest does not answer.
+/// How long the whole hang-up may take: a paused guest does not answer.
 const PARTING: Duration = Duration::from_secs(15);
 
 /// An event of a process.
 #[derive(Debug)]
 pub enum Said {
     Wrote(Output, Vec<u8>),
-    /// The last.
+    /// The last event.
     Ended(Result<i32, Error>),
 }
 
@@ -105,7 +105,7 @@ async fn run(
         std::future::pending::<()>().await;
     };
     tokio::select! {
-        // Dropping the session also closes the input; the end of input alone is no hang-up.
+        // Dropping the session also closes the input; the end of input alone does not hang up.
         biased;
         () = says.closed() => {}
         _ = closing.wait_for(|closing| *closing) => {}
@@ -129,7 +129,7 @@ async fn pump(
     loop {
         let (begun, was_over) = (tokio::time::Instant::now(), *ended.borrow());
         let over = async {
-            // The sender lives as long as this runs.
+            // The sender lives as long as this function runs.
             let _ = ended.wait_for(|ended| *ended).await;
             tokio::time::sleep(left).await;
         };

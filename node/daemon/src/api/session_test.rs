@@ -5,7 +5,7 @@ struct Attended {
     session: Session,
     counts: Arc<Counts>,
     close: watch::Sender<bool>,
-    /// Told when nobody attends the process any more.
+    /// Signalled when the session no longer attends the process.
     over: tokio::sync::oneshot::Receiver<()>,
 }
 
@@ -66,7 +66,7 @@ async fn when_thawd_ends_processes_do() {
 #[tokio::test(start_paused = true)]
 async fn what_nobody_reads_is_not_held() {
     let mut yes = start("yes");
-    // As much as lies between, and no more is read until some of it is taken.
+    // The buffer is full, and nothing more is read until the caller takes a piece.
     while yes.session.said.len() < PIECES {
         tokio::task::yield_now().await;
     }

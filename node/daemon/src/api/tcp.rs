@@ -32,7 +32,7 @@ const MOST: Most = Most {
     of_one: 1024,
 };
 
-/// A listening TCP socket, and who is allowed in.
+/// A listening TCP socket, and the credentials of its callers.
 pub struct Tcp {
     listener: Listener,
     credentials: Arc<Credentials>,
@@ -143,8 +143,8 @@ async fn serve_tcp(
     connection::serve(stream, certificate, routes, stopped).await;
 }
 
-/// Authenticates the caller by its connection's certificate, or else by the request's token, with the credentials that are in force now.
-/// What the request opens lasts no longer than the [`Lease`] among the request's extensions.
+/// Authenticates the caller by its connection's certificate, or else by the request's token, with the credentials in force now. Streams
+/// that the request opens last no longer than the [`Lease`] among the request's extensions.
 async fn authenticate(
     State(credentials): State<Arc<Credentials>>,
     mut request: Request,

@@ -1,4 +1,4 @@
-//! The roles of callers over TCP, by their tokens and certificates.
+//! Tests the roles of callers over TCP, by their tokens and certificates.
 
 use super::*;
 
@@ -46,7 +46,7 @@ async fn ten_thousand_wrong_tokens_are_refused() {
         let token = known[n % known.len()];
         let at = n / 5 % token.len();
         let wrong = match n % 5 {
-            // Cut short, made longer, another digit, its halves exchanged with another's, its name.
+            // Shortened, extended, with another digit, with a half of another token, or the name instead.
             0 => token[..at].to_owned(),
             1 => format!("{token}{}", &token[..=at]),
             2 => format!("{}~{}", &token[..at], &token[at + 1..]),
@@ -117,10 +117,10 @@ async fn certificate_has_the_role_that_the_file_gives_it_now() {
     assert_eq!(refused.0, 403);
     assert!(refused.1.contains("role-too-low"), "{}", refused.1);
     assert_eq!(builder.ask("POST", "/v1/node/drain", None, "").await.0, 403);
-    // A certificate that has a role is who asks, whatever token comes with it.
+    // If the certificate has a role, it identifies the caller, whatever the token.
     assert_eq!(client.ask(create.0, create.1, Some(TOKEN), create.2).await.0, 403);
 
-    // Both are of the right authority, and known by their connections; the file alone has changed.
+    // Both certificates are from the right authority and on open connections; only the file has changed.
     std::fs::write(roles.path(), BUILDER).unwrap();
     served.credentials.reload().unwrap();
     let refused = client.ask("GET", "/v1/sandboxes/web", None, "").await;
@@ -140,7 +140,7 @@ async fn certificate_has_the_role_that_the_file_gives_it_now() {
     );
     assert_eq!(builder.ask("GET", "/v1/sandboxes/web", None, "").await.0, 200);
 
-    // Its names disagree.
+    // The certificate's names have different grants.
     std::fs::write(
         roles.path(),
         format!("{BUILDER}dns:builder.acme.example role=admin"),
@@ -155,7 +155,7 @@ async fn certificate_has_the_role_that_the_file_gives_it_now() {
         refused.1
     );
 
-    // What cannot be used changes nothing.
+    // An invalid file changes nothing.
     std::fs::write(roles.path(), "client role=admin").unwrap();
     assert!(served.credentials.reload().is_err());
     assert_eq!(client.ask("GET", "/v1/sandboxes/web", None, "").await.0, 403);

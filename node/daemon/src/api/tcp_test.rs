@@ -30,7 +30,7 @@ fn certificate_file(name: &str) -> PathBuf {
         .join(name)
 }
 
-/// A file of one token, which is its owner's alone.
+/// A file with one token, accessible only to its owner.
 fn tokens() -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), format!("tester {TOKEN}\n")).unwrap();
@@ -84,7 +84,7 @@ async fn ask(mut stream: impl AsyncRead + AsyncWrite + Unpin, fields: &str) -> s
     Ok(String::from_utf8(answer).unwrap())
 }
 
-/// A connection as a client with a certificate, or none.
+/// Opens a connection as a client, with a certificate if one is given.
 async fn tls(served: &Served, certificate: Option<&str>) -> std::io::Result<TlsStream<TcpStream>> {
     let mut roots = RootCertStore::empty();
     let ca = CertificateDer::from_pem_file(certificate_file("ca.pem")).unwrap();
@@ -107,12 +107,12 @@ async fn tls(served: &Served, certificate: Option<&str>) -> std::io::Result<TlsS
     TlsConnector::from(Arc::new(config)).connect(name, stream).await
 }
 
-/// One request as a client with a certificate, or none.
+/// Sends one request as a client, with a certificate if one is given.
 async fn over_tls(served: &Served, certificate: Option<&str>, fields: &str) -> std::io::Result<String> {
     ask(tls(served, certificate).await?, fields).await
 }
 
-/// A connection for many requests.
+/// A connection that is kept for many requests.
 struct Kept(SendRequest<Full<Bytes>>);
 
 impl Kept {
@@ -186,7 +186,7 @@ async fn only_certificates_of_the_configured_authority_are_accepted() {
     assert!(over_tls(&served, None, "").await.is_err());
     assert!(over_tls(&served, Some("stranger"), "").await.is_err());
     assert!(over_tls(&served, Some("expired"), "").await.is_err());
-    // What is no TLS at all is not answered.
+    // A connection without TLS gets no answer.
     let stream = TcpStream::connect(served.address).await.unwrap();
     let answer = ask(stream, "").await.unwrap_or_default();
     assert!(!answer.contains("200"), "{answer}");
@@ -238,7 +238,7 @@ async fn reload_changes_credentials_unless_a_file_is_invalid() {
     assert!(answers(TOKEN).await.starts_with("HTTP/1.1 401"));
     assert!(answers(&other).await.starts_with("HTTP/1.1 200"));
 
-    // The tokens are good, and are not taken alone.
+    // The tokens are valid, but not sufficient alone.
     std::fs::write(file.path(), format!("tester {TOKEN}\n")).unwrap();
     std::fs::write(own("pem"), "no certificate").unwrap();
     let failure = served.credentials.reload().unwrap_err();
@@ -262,7 +262,7 @@ async fn reload_changes_credentials_unless_a_file_is_invalid() {
     assert!(answers(TOKEN).await.starts_with("HTTP/1.1 200"));
 }
 
-/// Tokens of two tenants, one of them of each role, and one that has expired.
+/// Tokens of two tenants: one of each role, and an expired one.
 const OPERATE: &str = "operate-acme-000000000000000000";
 const READ: &str = "read-acme-111111111111111111111";
 const OTHER: &str = "operate-other-2222222222222222222";
@@ -283,7 +283,7 @@ fn role_tokens() -> tempfile::NamedTempFile {
 
 const CREATE: &str = r#"{"image":"x","cpus":1,"memory_mib":128,"name":"web"}"#;
 
-/// A file that says which role certificates have.
+/// A file with the roles of certificates.
 fn client_roles(lines: &str) -> tempfile::NamedTempFile {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), lines).unwrap();
@@ -292,7 +292,7 @@ fn client_roles(lines: &str) -> tempfile::NamedTempFile {
 
 const BUILDER: &str = "uri:spiffe://cluster.example/ns/acme/sa/builder role=operate tenant=acme\n";
 
-/// Opening fails, and the error has this text and no token.
+/// Opening fails, with this text in the error and no token.
 async fn is_refused(config: &ApiConfig, why: &str) {
     let failure = match Tcp::open(config).await {
         Err(failure) => failure,

@@ -1,4 +1,4 @@
-//! Tenants: none sees or reaches the sandboxes of another, on any operation of the OpenAPI document.
+//! Tests that no tenant sees or reaches the sandboxes of another, on any operation of the OpenAPI document.
 
 use http_body_util::BodyExt;
 use thaw_protocol::api::{ForkedSandbox, NodeUsage, SandboxList, WatchEvent};
@@ -9,7 +9,7 @@ use crate::api::fake::UNOWNED;
 use crate::api::scope::Wanted;
 use crate::api::watch::page::Token;
 
-/// Two tenants' sandboxes: one that runs and one that failed each, with the same names.
+/// Two tenants' sandboxes: one running and one failed each, with the same names.
 async fn two_tenants() -> (Arc<Fake>, Arc<Daemon>, Router, Vec<Sandbox>) {
     let (fake, daemon, routes) = daemon();
     let mut made = Vec::new();
@@ -33,7 +33,7 @@ async fn two_tenants() -> (Arc<Fake>, Arc<Daemon>, Router, Vec<Sandbox>) {
 async fn sandbox_of_another_tenant_is_not_there_on_any_operation() {
     let document = Document::read();
     let (_fake, daemon, routes, made) = two_tenants().await;
-    // Names that this tenant has not.
+    // Names that this tenant does not use.
     let (others, _) = made.split_at(2);
     make(&routes, &operator("acme"), &named("theirs-alone")).await;
     let theirs = others.iter().map(|s| s.id.clone());
@@ -70,7 +70,7 @@ async fn sandbox_of_another_tenant_is_not_there_on_any_operation() {
     assert_eq!(daemon.cache.version(), before, "nothing has changed");
 }
 
-/// That the test above can fail: the same requests are answered to whose the sandbox is.
+/// Shows that the test above can fail: the same requests succeed for the tenant that owns the sandbox.
 #[tokio::test]
 async fn ones_own_sandbox_is_there_on_every_operation() {
     let document = Document::read();
@@ -105,7 +105,7 @@ async fn lists_usage_and_watches_have_ones_own_sandboxes_alone() {
         );
         let theirs = "/v1/sandboxes?fieldSelector=tenant=acme";
         assert!(ids(read(&routes, &caller, theirs).await).is_empty());
-        // Whatever place to go on from is made up.
+        // A made-up continue token reveals nothing.
         for after in made.iter().map(|s| &s.id) {
             let version = read::<SandboxList>(&routes, &caller, "/v1/sandboxes").await;
             let token = Token {
@@ -156,7 +156,7 @@ async fn name_means_the_sandbox_of_the_callers_tenant() {
     };
     assert_eq!(id(&operator("acme"), "web").await, Some(made[1].id.clone()));
     assert_eq!(id(&operator("other"), "web").await, Some(made[3].id.clone()));
-    // An administrator's names are its own; others' sandboxes it reaches by id.
+    // An administrator has its own names; it reaches others' sandboxes by id.
     assert_eq!(id(&Peer::user(0), "web").await, None);
     let of_acme = peer("a", Role::Admin, "acme");
     assert_eq!(id(&of_acme, "web").await, Some(made[1].id.clone()));
@@ -198,7 +198,7 @@ async fn key_of_another_tenant_answers_nothing() {
     };
     let first = keyed(&operator("acme")).await;
     assert_eq!(keyed(&operator("acme")).await, first);
-    // The same token, after its line was given another tenant.
+    // The same token after its line got another tenant.
     let moved = keyed(&operator("other")).await;
     assert_ne!(moved.0, first.0);
     assert_eq!(moved.1.as_deref(), Some("other"));

@@ -13,13 +13,13 @@ pub struct Operation {
     pub path: String,
     pub name: String,
     pub least: Role,
-    /// With the parameters of the query that it cannot be without.
+    /// The required parameters of its query.
     pub query: String,
     /// The name of its JSON body's schema, if it takes one.
     pub body: Option<String>,
 }
 
-/// The document, for looking things up.
+/// The document, with functions to search it.
 pub struct Document(Value);
 
 impl Document {
@@ -68,7 +68,7 @@ impl Document {
         schema
     }
 
-    /// What a reference, or the first of some forms, stands for.
+    /// The schema that a reference stands for, or the first alternative of a choice.
     pub fn resolved<'a>(&'a self, schema: &'a Value) -> &'a Value {
         let first = schema["oneOf"].as_array().or(schema["allOf"].as_array());
         match (schema["$ref"].as_str(), first) {
@@ -89,7 +89,7 @@ impl Document {
                 .is_some_and(|kinds| kinds.iter().any(|k| k == wanted))
     }
 
-    /// Something that fits a schema: as little as it takes, and not a default where there is a choice.
+    /// The smallest value that a schema allows. Where there is a choice, not the default.
     pub fn example(&self, schema: &Value) -> Value {
         let schema = self.resolved(schema);
         if let Some(one) = schema["enum"].as_array() {
@@ -124,7 +124,7 @@ impl Document {
         }
     }
 
-    /// The smallest body an operation takes.
+    /// The smallest body that an operation accepts.
     pub fn body(&self, operation: &Operation) -> String {
         match &operation.body {
             Some(name) => self.example(self.schema(name)).to_string(),
@@ -132,7 +132,7 @@ impl Document {
         }
     }
 
-    /// Every text in a schema, by the names of the fields that lead to it.
+    /// Every text field in a schema, by the names of the fields that lead to it.
     pub fn texts(&self, at: &str, schema: &Value, found: &mut Vec<String>) {
         let schema = self.resolved(schema);
         for (name, property) in schema["properties"].as_object().into_iter().flatten() {
@@ -146,7 +146,7 @@ impl Document {
         }
     }
 
-    /// The smallest body of a schema with this text where those names lead.
+    /// The smallest body of a schema with this text at the field with these names.
     pub fn with(&self, schema: &Value, names: &[&str], text: &str) -> Value {
         let schema = self.resolved(schema);
         if Document::is_type(schema, "array") {
@@ -162,7 +162,7 @@ impl Document {
 }
 
 impl Operation {
-    /// Of this sandbox, or image, or template.
+    /// A request for this operation, with `subject` as the sandbox, image or template.
     pub fn request(&self, subject: &str, body: String) -> Request {
         let mut path = self.path.clone();
         if let Some((before, rest)) = self.path.split_once('{') {
@@ -179,7 +179,7 @@ impl Operation {
         self.path.starts_with("/v1/sandboxes/{id}")
     }
 
-    /// One whose guest must be asked over a connection of its own: `tcp_test` has it.
+    /// Whether the operation needs a connection of its own to reach the guest: `tcp_test` covers those.
     pub fn is_a_session(&self) -> bool {
         self.name == "openExecSession"
     }

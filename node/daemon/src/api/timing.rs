@@ -1,4 +1,4 @@
-//! `Server-Timing`: where the time of a creation went, in a header (W3C Server Timing).
+//! `Server-Timing`: a header with the durations of a creation's stages (W3C Server Timing).
 //!
 //! Invariant: whatever the names of stages, the header is valid and has at most [`MOST`] entries.
 
@@ -79,7 +79,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(16))]
 
-        /// Whatever a stage is called, the header stays one of few entries, each a token and its parameter.
+        /// Whatever the names of stages, the header has few entries, each a token with a parameter.
         #[test]
         fn names_from_elsewhere_cannot_break_the_header(
             names in proptest::collection::vec((any::<String>(), any::<u64>()), 0..200),

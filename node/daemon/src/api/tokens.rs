@@ -25,7 +25,7 @@ const LENGTH: std::ops::RangeInclusive<usize> = 24..=512;
 pub struct Tokens {
     /// A key of this process only: the tags of equal texts are equal, and reveal nothing about the texts.
     key: hmac::Key,
-    /// The callers by the tags of their tokens.
+    /// Callers, by the tags of their tokens.
     known: HashMap<Box<[u8]>, Known>,
     /// The names of tokens whose line has no role: they are administrators.
     without_role: Vec<String>,
@@ -68,7 +68,7 @@ impl Tokens {
             let (Some(name), Some(token)) = (words.next(), words.next()) else {
                 return Err(wrong("this is to be a name and a token"));
             };
-            // A wrapped line, or one without a name: its words would be a caller and a token that can be guessed.
+            // A wrapped line, or one without a name: it would grant access to a token that can be guessed.
             if [name, token].into_iter().any(Granted::is_term) {
                 return Err(wrong(
                     "a name and a token come before role=, tenant= and expires=",
@@ -106,7 +106,7 @@ impl Tokens {
 
     /// The caller of a token, if it is known and valid at this time.
     fn find(&self, token: &[u8], now: SystemTime) -> Option<&Known> {
-        // The time of this depends on tags, which callers cannot choose.
+        // The time of the lookup depends on tags, which callers cannot choose.
         let tag = hmac::sign(&self.key, token);
         let found = self.known.get(tag.as_ref());
         found.filter(|known| !known.expires.is_some_and(|expires| expires.is_over(now)))
@@ -205,7 +205,7 @@ mod tests {
         let now = SystemTime::now();
         assert!(tokens.find(format!("{:0>40}", 7919).as_bytes(), now).is_some());
         for n in 0..10_000 {
-            // Beside a known one: as long, and another by its last digits or one bit.
+            // Near a known token: as long, but with other last digits or one other bit.
             let (near, mut bit) = (
                 format!("{:0>40}", n * 7919 + 1),
                 format!("{:0>40}", n % 64 * 7919).into_bytes(),

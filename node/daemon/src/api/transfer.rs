@@ -1,7 +1,7 @@
 //! The handlers for files of a sandbox's container.
 //!
-//! Invariants: at most one piece of a file is held, whatever its size; an answer with a length has that length, or breaks off; an upload
-//! that breaks off leaves nothing under its path.
+//! Invariants: at most one piece of a file is held, whatever its size; an answer with a length has that length, or breaks off; an
+//! incomplete upload leaves nothing under its path.
 
 use std::sync::Arc;
 
@@ -102,7 +102,7 @@ struct Reading {
     files: Arc<dyn Files>,
     path: String,
     identity: u64,
-    /// The announced bytes that are left. `None`: until the end of the file.
+    /// The announced bytes that were not sent yet. `None`: read until the end of the file.
     size: Option<u64>,
     at: u64,
     next: Option<Piece>,
@@ -214,7 +214,7 @@ fn too_large() -> Refusal {
     )
 }
 
-/// An upload. Dropped before it is complete, it is discarded.
+/// An upload. Dropping it before it is complete discards it.
 struct Writing {
     files: Arc<dyn Files>,
     upload: Upload,

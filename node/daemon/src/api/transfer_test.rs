@@ -39,7 +39,7 @@ async fn what_is_written_is_read() {
         ("/a/large", large.clone()),
         ("/proc/like", large.clone()),
     ] {
-        // In pieces of a size of their own.
+        // In pieces of different sizes.
         let pieces: Vec<_> = file
             .chunks(100_003)
             .map(|p| Ok::<_, std::io::Error>(Bytes::copy_from_slice(p)))
@@ -174,7 +174,7 @@ async fn a_file_that_changes_under_the_reader_breaks_the_answer_off() {
     };
     assert_eq!(reading.next().await.unwrap().unwrap().len(), 10);
     assert!(reading.next().await.unwrap().is_err());
-    // One that grew is given as it was said to be.
+    // A file that grew is sent with the announced length.
     (reading.at, reading.size) = (4, Some(6));
     reading.next = Some(fake.files.read("/a", 0, 0).await.unwrap());
     assert_eq!(reading.next().await.unwrap().unwrap().len(), 2);

@@ -26,7 +26,7 @@ const LONGEST: Duration = Duration::from_secs(1);
 
 /// Answers after the request's body was read or, if it is short, its rest has arrived.
 pub async fn read_rest(request: Request, next: Next) -> Response {
-    // Such a caller sends its body only when it is told to.
+    // A caller that sends `Expect` sends its body only after a 100 response.
     if request.body().is_end_stream() || request.headers().contains_key(EXPECT) {
         return next.run(request).await;
     }

@@ -9,7 +9,7 @@ use crate::api::test_client::{JSON, ask, routes, send};
 
 const PIECE: usize = 1 << 10;
 
-/// A body of so many pieces, each a while after the one before, and how many of them were taken.
+/// A body of `count` pieces, each some time after the previous one, and the number of pieces taken.
 fn pieces(count: usize) -> (Body, Arc<AtomicUsize>) {
     let taken = Arc::new(AtomicUsize::new(0));
     let counted = taken.clone();
@@ -23,7 +23,7 @@ fn pieces(count: usize) -> (Body, Arc<AtomicUsize>) {
     (Body::from_stream(stream), taken)
 }
 
-/// Sends it where there is nothing; how long the answer took.
+/// Sends the body to a path without a route, and returns how long the answer took.
 async fn answered(body: Body, expect: bool) -> Duration {
     let (_, routes) = routes();
     let mut request = ask("PUT", "/nowhere", JSON, body);

@@ -35,7 +35,7 @@ impl Families {
         self.add(name, help, MetricType::COUNTER, metrics.collect());
     }
 
-    /// One of them.
+    /// One counter without labels.
     pub fn counter(&mut self, name: &str, help: &str, value: u64) {
         self.counters(name, help, [([], value)]);
     }
@@ -66,7 +66,7 @@ impl Families {
         self.add(name, help, MetricType::GAUGE, metrics.collect());
     }
 
-    /// One of them.
+    /// One gauge without labels.
     pub fn gauge(&mut self, name: &str, help: &str, value: f64) {
         self.gauges(name, help, [([], value)]);
     }

@@ -61,7 +61,7 @@ fn a_start_is_counted_with_its_stages_and_its_reasons() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(8))]
 
-    /// Whatever stages and reasons are called, the exposition is by the grammar and its labels stay few.
+    /// Whatever the names of stages and reasons, the exposition is valid and has few labels.
     #[test]
     fn names_from_elsewhere_cannot_grow_or_break_the_exposition(
         names in proptest::collection::vec(any::<String>(), 1..200),

@@ -32,22 +32,22 @@ const SECONDS: [f64; 19] = [
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
     20.0, 40.0, 60.0,
 ];
-/// Most values a label has that is not one of a list in the code.
+/// Maximum number of values of a label whose values are not listed in the code.
 const MOST_NAMES: usize = 64;
-/// What all the others are called.
+/// The value for all further names.
 const OTHER: &str = "other";
 
 /// How a sandbox was made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum How {
-    /// Of an image.
+    /// From an image.
     Create,
-    /// Of a snapshot.
+    /// From a snapshot.
     Thaw,
 }
 
 impl How {
-    /// As it is written in metrics and spans.
+    /// The name in metrics and spans.
     pub fn name(self) -> &'static str {
         match self {
             How::Create => "create",
@@ -56,12 +56,12 @@ impl How {
     }
 }
 
-/// The first [`MOST_NAMES`] names that come; later ones are [`OTHER`].
+/// The first [`MOST_NAMES`] different names; later ones become [`OTHER`].
 #[derive(Debug, Default)]
 pub struct Names(Mutex<BTreeSet<String>>);
 
 impl Names {
-    /// As a label's value.
+    /// The value of the label for this name.
     pub fn of<'a>(&self, name: &'a str) -> &'a str {
         let mut known = self.0.locked();
         if known.contains(name) {
@@ -77,7 +77,7 @@ impl Names {
     }
 }
 
-/// What is counted as it happens.
+/// Metrics that are updated as events happen.
 #[derive(Debug)]
 pub struct Metrics {
     starts: HistogramVec,
@@ -167,7 +167,7 @@ impl Default for Metrics {
 }
 
 impl Metrics {
-    /// A sandbox was made.
+    /// A sandbox was created.
     pub fn started(&self, how: How, took: Duration, account: &Account) {
         let how = how.name();
         self.starts.with_label_values(&[how]).observe(took.as_secs_f64());
@@ -186,12 +186,12 @@ impl Metrics {
         self.image_bytes.inc_by(counted("image_bytes"));
     }
 
-    /// A sandbox was not made, for a reason with this code.
+    /// A creation failed, for a reason with this code.
     pub fn not_started(&self, how: How, code: &'static str) {
         self.failures.with_label_values(&[how.name(), code]).inc();
     }
 
-    /// A sandbox ended unasked, for a reason with this code.
+    /// A sandbox ended without a request, for a reason with this code.
     pub fn failed(&self, reason: &str) {
         self.failed.with_label_values(&[reason]).inc();
     }
@@ -205,23 +205,23 @@ impl Metrics {
             .observe(took.as_secs_f64());
     }
 
-    /// The names of endpoints that were told so far.
+    /// The names of endpoints seen so far.
     pub fn endpoint_names(&self) -> &Names {
         &self.endpoint_names
     }
 
-    /// A connection was accepted; it lasts as long as what is returned.
+    /// A connection was accepted. It counts until the returned value is dropped.
     pub fn connected(&self) -> Connected {
         self.connections.inc();
         Connected(self.connections.clone())
     }
 
-    /// A connection was turned away: there are too many.
+    /// A connection was refused because there are too many.
     pub fn connection_refused(&self) {
         self.connections_refused.inc();
     }
 
-    /// All of it.
+    /// Adds all metrics.
     pub fn collect(&self, families: &mut Families) {
         for histograms in [&self.starts, &self.stages, &self.latencies] {
             families.collected(histograms);
@@ -250,7 +250,7 @@ fn counters(name: &str, help: &str, labels: &[&str]) -> IntCounterVec {
     IntCounterVec::new(Opts::new(name, help), labels).expect("the names are good")
 }
 
-/// With every reason from the start, so that the first failure shows as an increase.
+/// Every reason has a counter from the start, so that the first failure shows as an increase.
 fn failed_sandboxes() -> IntCounterVec {
     let failed = counters(
         "thaw_sandbox_failures_total",

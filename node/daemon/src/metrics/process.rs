@@ -1,4 +1,4 @@
-//! The resource usage of this process, by the names of Prometheus's client libraries.
+//! The resource usage of this process, under the names that Prometheus's client libraries use.
 
 use std::fs;
 
@@ -8,7 +8,7 @@ use thaw_pools::process::Stat;
 
 use super::Families;
 
-/// Reads `/proc`, which is no disk. Blocks while the kernel lists this process's descriptors.
+/// Reads `/proc`, which involves no disk. Blocks while the kernel lists this process's descriptors.
 pub fn collect(families: &mut Families) {
     if let Some(stat) = Stat::of_self() {
         let ticks = clock_ticks_per_second() as f64;
@@ -37,7 +37,7 @@ pub fn collect(families: &mut Families) {
         }
     }
     if let Ok(open) = fs::read_dir("/proc/self/fd") {
-        // Without the descriptor of the listing itself.
+        // Excludes the descriptor of the listing itself.
         let open = open.count().saturating_sub(1);
         families.gauge("process_open_fds", "Open descriptors.", open as f64);
     }

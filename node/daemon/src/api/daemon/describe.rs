@@ -34,7 +34,7 @@ pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described
     described
 }
 
-/// Notes that its container's process has ended.
+/// Records in the description that its container's process has ended.
 pub(super) fn exited(described: &mut Described, status: i32) {
     described.exit_code = Some(status);
     if described.state == "running" {

@@ -20,12 +20,12 @@ use super::Daemon;
 use crate::api::machine::Condition;
 use crate::api::scope::Wanted;
 
-/// How long a VMM may take to say whether its machine has ended.
+/// How long a VMM may take to answer whether its machine has ended.
 const ASK_LIMIT: Duration = Duration::from_secs(1);
-/// The longest wait of the retention timer, which stands still while the host sleeps.
+/// Maximum sleep of the retention timer, whose clock stops while the host sleeps.
 const LONGEST_WAIT: Duration = Duration::from_secs(60 * 60);
 
-/// The sandboxes that are failing; the channel closes when one has failed.
+/// The sandboxes that are failing. A sandbox's channel closes once it has failed.
 pub(super) type Failing = HashMap<String, watch::Receiver<()>>;
 
 /// Where failed sandboxes are recorded, and for how long.

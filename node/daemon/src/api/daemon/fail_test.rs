@@ -10,7 +10,7 @@ use crate::api::fake::{Fake, request};
 use crate::api::scope::Scope;
 use crate::api::watch::{Selector, Versions, Watcher};
 
-/// A daemon of fake machines that writes failures down.
+/// A daemon with fake machines that records failures on disk.
 fn daemon(run: &RunDirectory, retention: Retention) -> (Arc<Fake>, Arc<Daemon>) {
     let (fake, _) = Fake::daemon(true);
     let kept = Kept {
@@ -54,12 +54,12 @@ async fn made(daemon: &Arc<Daemon>, name: &str) -> String {
         .id
 }
 
-/// Its VMM dies.
+/// Ends a sandbox's machine, as if its VMM had died.
 fn kill(daemon: &Daemon, id: &str) {
     daemon.find(id).unwrap().0.kill();
 }
 
-/// Waits until what is shown of a sandbox, by its name or id, is so.
+/// Waits until the description of a sandbox, by name or id, satisfies `so`.
 async fn until(daemon: &Daemon, id: &str, so: impl Fn(Option<&Described>) -> bool) {
     let shown = async {
         while !so(daemon.cache.find(&on_node(id)).as_deref()) {
@@ -106,7 +106,7 @@ async fn a_dead_sandbox_is_listed_as_failed_until_deleted() {
         "{text}"
     );
 
-    // What is asked of it is answered by why it cannot be.
+    // A request for a failed sandbox gets the reason why it is impossible.
     let refused = daemon.pause(&on_node("web")).await.unwrap_err();
     assert_eq!(refused.kind, ErrorKind::SandboxNotFound);
     assert!(refused.what.contains("has failed"), "{refused}");
@@ -160,7 +160,7 @@ async fn a_sandbox_deleted_while_it_fails_leaves_nothing() {
         let wanted = on_node(&id);
         let (deleted, kept) = tokio::join!(daemon.delete(&wanted), daemon.delete_unless_failed(&wanted));
         assert!(deleted.is_ok() || kept.is_ok());
-        // One of the two may have found nothing to delete, and then it is the other's.
+        // One of the two deletions may have found nothing, because the other removed it.
         let _ = daemon.delete(&on_node(&id)).await;
         assert!(daemon.cache.get(&id).is_none() && daemon.failing().is_empty());
     }
@@ -175,7 +175,7 @@ async fn a_deletion_that_keeps_failures_deletes_only_what_lives() {
     daemon.delete_unless_failed(&on_node(&lives)).await.unwrap();
     assert!(daemon.cache.get(&lives).is_none());
     kill(&daemon, &dies);
-    // Whether it was seen to have ended or not.
+    // Both before and after its end was noticed.
     for _ in 0..2 {
         daemon.delete_unless_failed(&on_node(&dies)).await.unwrap();
         assert_eq!(daemon.cache.get(&dies).unwrap().state, FAILED);
@@ -200,7 +200,7 @@ async fn failures_expire_by_number_and_by_age() {
     until_failed(&daemon, &second).await;
     until(&daemon, &first, |shown| shown.is_none()).await;
     assert_eq!(run.failed().len(), 1);
-    // Its time is over.
+    // Its retention is over.
     daemon.cache.update(&second, |shown| {
         if let Some(failure) = &mut shown.failure {
             failure.at -= 1000;

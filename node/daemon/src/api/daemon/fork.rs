@@ -17,7 +17,7 @@ use crate::metrics::How;
 use crate::spans::{Creation, Sibling, Told};
 
 impl Daemon {
-    /// Makes clones of a sandbox, which runs on: all of them, or none. If the future is dropped, none is left. `parent` is the caller's span.
+    /// Makes all requested clones of a running sandbox, or none. If the future is dropped, no clone remains. `parent` is the caller's span.
     pub async fn fork(
         self: &Arc<Daemon>,
         wanted: Wanted,
@@ -49,7 +49,7 @@ impl Daemon {
     ) -> Result<(ForkedSandbox, Told), Refusal> {
         let factory = self.factory()?;
         let _creating = self.begin(How::Thaw)?;
-        // The clones have the original's tenant, whoever forks it.
+        // Clones get the original's tenant, whichever caller forks it.
         let original = self.record_of(&wanted)?;
         let tenant = original.terms.tenant.clone();
         let behalf = Behalf { tenant, asked };
@@ -76,7 +76,7 @@ impl Daemon {
             memory_mode: request.memory_mode,
             labels: request.labels,
             timeout_s: request.timeout_s,
-            // The snapshot has the original's; a port of the host can belong to one sandbox only.
+            // The snapshot contains the original's policy. No ports are published, because a port of the host belongs to one sandbox only.
             network_policy: None,
             rate_limits: RateLimits::default(),
             publish: Vec::new(),
@@ -89,7 +89,7 @@ impl Daemon {
         });
         let clones = futures_util::future::try_join_all(clones).await?;
         reach(Failpoint::ForkThawed);
-        // The clones have all of its files open.
+        // The clones have opened all files of the snapshot.
         drop(tokio::task::spawn_blocking(move || drop(place)));
         let mut told = Told {
             id: None,

@@ -15,15 +15,15 @@ use crate::api::scope::Wanted;
 
 /// What ended a sandbox.
 enum End {
-    /// A rule of its own, and which: it must be deleted.
+    /// One of its rules, by name: the sandbox must be deleted.
     Rule(&'static str),
     /// Its machine ended by itself: the sandbox has failed.
     Machine,
 }
 
-/// Watches a sandbox until it ends. Updates the cache when its machine or its container ends, or its volumes are lost. Lists the sandbox
-/// as failed if its machine ended by itself; deletes it if its timeout is over, the process it was created for has ended, or its
-/// container has ended and it is to be deleted then.
+/// Watches a sandbox until it ends. Updates the cache when its machine or its container ends, or its volumes are lost. Lists the sandbox as
+/// failed if its machine ended without a request. Deletes it if its timeout is over, if the process it was created for has ended, or if its
+/// container has ended and the sandbox has `delete_on_exit`.
 pub(super) fn watch(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<Output = ()> + Send + use<> {
     let record = machine.record();
     let shown = Shown {
@@ -62,7 +62,7 @@ pub(super) fn watch(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<
     }
 }
 
-/// What the cache has of a sandbox.
+/// Updates the cached description of a sandbox.
 #[derive(Clone)]
 struct Shown {
     daemon: Weak<Daemon>,
@@ -93,7 +93,7 @@ async fn times_out(timeout: Option<Timeout>) -> End {
     let Some(timeout) = timeout else {
         return pending().await;
     };
-    // The clock of the timeout advances while the host sleeps; that of the timer may not.
+    // The clock of the timeout advances while the host sleeps; the timer's clock may not.
     while !timeout.left().is_zero() {
         tokio::time::sleep(timeout.left()).await;
     }

@@ -1,8 +1,8 @@
-//! Adopting the sandboxes that an earlier thawd left running.
+//! Adopts the sandboxes that an earlier thawd left running.
 //!
-//! Invariant: if a sandbox was created with an idempotency key, then either its creation was complete, and it is the answer to that key;
-//! or no caller ever got an answer, and it is ended, so that a retry creates another. A sandbox that was created without a key is adopted
-//! as it is. A sandbox whose VMM lives but which cannot be adopted runs on without an owner: the log has its id and the reason, a
+//! Invariant: a sandbox that was created with an idempotency key is adopted if its creation was complete, and is then the answer to that
+//! key. Otherwise no caller ever got an answer, and it is ended, so that a retry creates another. A sandbox that was created without a key
+//! is always adopted. If a sandbox whose VMM lives cannot be adopted, it runs on without an owner: the log has its id and the reason, a
 //! deletion ends it, and the next thawd tries again.
 
 use std::collections::HashMap;
@@ -27,7 +27,7 @@ struct Orphan {
     directory: SandboxDirectory,
     /// The answer to its creation, sent or about to be sent.
     answer: Option<Bytes>,
-    /// Whether its creation was complete: for a clone, that of all clones of the fork.
+    /// Whether its creation was complete. For a clone: whether all clones of the fork were created.
     is_whole: bool,
 }
 
@@ -55,7 +55,7 @@ impl Daemon {
                         let answer = CreatedSandbox {
                             sandbox,
                             image_config,
-                            // The thawd that measured the start is dead.
+                            // The thawd that measured the start has ended.
                             account: Account::default(),
                         };
                         self.answer_again(&asked, orphan.answer, &answer);
@@ -84,7 +84,7 @@ impl Daemon {
         }
     }
 
-    /// Answers a key as the thawd before did, or else with the sandbox that it created.
+    /// Restores the answer to a key: the one of the earlier thawd, or else one with the sandbox it created.
     fn answer_again(&self, asked: &Asked, noted: Option<Bytes>, made: &CreatedSandbox) {
         let age = SystemTime::now()
             .duration_since(UNIX_EPOCH + Duration::from_secs(made.sandbox.created))
@@ -122,7 +122,7 @@ async fn adopt(
     Ok((node, sandbox))
 }
 
-/// The sandboxes of a run directory, now owned by this process; the oldest first.
+/// The sandboxes without an owner in a run directory, now owned by this process; oldest first.
 fn orphans(run: &RunDirectory, cgroups: &Hierarchy) -> Vec<Orphan> {
     let mut adopted = run.adopt(cgroups);
     adopted.sort_by_key(|(record, _)| record.created);
@@ -135,7 +135,7 @@ fn orphans(run: &RunDirectory, cgroups: &Hierarchy) -> Vec<Orphan> {
             directory,
         })
         .collect();
-    // The clones of a fork share one answer, which is written when all of them exist.
+    // The clones of a fork share one answer, which is written once all of them exist.
     let answered: HashMap<(u64, String), Bytes> = all
         .iter()
         .filter_map(|orphan| Some((key(orphan.record.terms.asked.as_ref()?), orphan.answer.clone()?)))

@@ -1,4 +1,4 @@
-//! Creations that wait for a readiness probe: the sandbox is listed at once, the caller gets its answer when the container is ready.
+//! Creations that wait for a readiness probe: the sandbox is listed at once, and the caller gets its answer when the container is ready.
 //!
 //! Invariant: if the caller does not get that answer, because the container failed or the caller hung up, the sandbox is removed.
 
@@ -9,7 +9,7 @@ use crate::api::problem::Refusal;
 use crate::api::readiness::ReadinessWait;
 use crate::api::scope::Wanted;
 
-/// A sandbox whose caller has no answer yet. Dropped before the answer, it is removed.
+/// A sandbox whose caller has no answer yet. Dropping it before the answer removes the sandbox.
 struct Unanswered<'a> {
     daemon: &'a Daemon,
     id: &'a str,
@@ -21,9 +21,9 @@ impl Drop for Unanswered<'_> {
         if self.answered {
             return;
         }
-        // Nothing is left when this returns, so that the name can be used again.
+        // The sandbox is completely removed when this returns, so that its name can be used again.
         let held = {
-            // It may be failing, or have failed; no caller knows of either.
+            // It may be failing or have failed: no caller has seen it, so it must not be listed.
             let _failing = self.daemon.failing();
             let mut table = self.daemon.table();
             self.daemon.cache.remove(self.id);

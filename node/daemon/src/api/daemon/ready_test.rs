@@ -30,7 +30,7 @@ fn create(key: Option<&str>) -> axum::extract::Request {
     request
 }
 
-/// What a watch has told since then, and of whose readiness.
+/// The sandboxes and readiness in the watch events since a version.
 async fn changes(daemon: &Daemon, since: u64) -> Vec<String> {
     let mut watcher = Watcher::start(
         daemon.cache.clone(),
@@ -47,7 +47,7 @@ async fn changes(daemon: &Daemon, since: u64) -> Vec<String> {
     lines.map(|event| said(event.unwrap())).collect()
 }
 
-/// Until the first is being waited for: nothing else goes on here.
+/// Waits until the first request is waiting: nothing else runs here.
 macro_rules! waits {
     ($making:expr) => {
         for _ in 0..100 {
@@ -101,7 +101,7 @@ async fn what_does_not_become_ready_is_gone_when_that_is_said() {
     let expected = ["ADDED waiting", "MODIFIED failed", "DELETED failed"];
     assert_eq!(changes(&daemon, before).await, expected);
 
-    // Nothing is remembered of it: the same key makes another.
+    // The failed creation is not remembered: the same key creates another sandbox.
     fake.ready.send_replace(Some(true));
     assert_eq!(
         send(&routes, create(Some("k"))).await.status(),

@@ -1,4 +1,4 @@
-//! What sandboxes and pools use of the host, and thawd's metrics.
+//! Resource usage of sandboxes and pools on the host, and thawd's metrics.
 
 use thaw_protocol::api::{NodeUsage, PoolUsage, SandboxUsage, Usage};
 use thaw_sandbox::error::Error;
@@ -8,13 +8,13 @@ use crate::api::scope::{Scope, Wanted};
 use crate::metrics::Families;
 
 impl Daemon {
-    /// What one sandbox uses of its host. Blocks while the kernel collects it.
+    /// The resource usage of one sandbox. Blocks while the kernel collects it.
     pub fn usage(&self, wanted: &Wanted) -> Result<Usage, Error> {
         let id = self.id(wanted)?;
         Ok(self.find(&id)?.0.usage())
     }
 
-    /// What all sandboxes of a scope use; for the scope of the node, also what the pools have. Blocks likewise.
+    /// The resource usage of all sandboxes in a scope; with the node's scope, also of the pools. Blocks likewise.
     pub fn usages(&self, scope: &Scope) -> NodeUsage {
         let held: Vec<_> = {
             let table = self.table();

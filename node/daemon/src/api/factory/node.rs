@@ -137,7 +137,7 @@ async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> 
     let started = match request.container {
         Some(container) => Some(tokio::select! {
             started = start(&sandbox, container, request.hostname, root, &trace) => started?,
-            // The agent would never answer: a VMM whose guest has ended keeps its sockets open until it is told to exit.
+            // The agent would never answer: a VMM whose guest has ended keeps its sockets open until it is asked to exit.
             reason = sandbox.wait_end() => return Err(Error::new(ErrorKind::GuestEnded, reason).into()),
         }),
         None => None,

@@ -1,4 +1,4 @@
-//! Images that are a list in memory.
+//! A fake catalog: its images are a list in memory.
 
 use async_trait::async_trait;
 use thaw_protocol::api::{Image, ImageDetail, PullImage, Template};

@@ -1,4 +1,4 @@
-//! Sandboxes without a node.
+//! A fake factory: its sandboxes need no node.
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! Files without a guest.
+//! Fake files: they need no guest.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -27,7 +27,7 @@ impl Files for FakeFiles {
         let from = file.len().min(offset as usize);
         Ok(Piece {
             data: file[from..file.len().min(from + PIECE)].to_vec(),
-            // As files in /proc do.
+            // Files in /proc have no size.
             size: if path.starts_with("/proc") {
                 0
             } else {
@@ -63,7 +63,7 @@ impl Files for FakeFiles {
 }
 
 impl FakeFiles {
-    /// How many files are being written.
+    /// The uploads in progress, with the bytes written so far.
     pub fn uploads(&self) -> watch::Receiver<BTreeMap<String, Vec<u8>>> {
         self.parts.subscribe()
     }

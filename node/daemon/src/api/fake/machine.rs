@@ -1,4 +1,4 @@
-//! Machines without a VMM.
+//! Fake machines: they have no VMM.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -35,11 +35,11 @@ pub struct FakeMachine {
     ended: watch::Sender<bool>,
     released: AtomicBool,
     pub(super) files: Arc<FakeFiles>,
-    /// Of its container, where it has one.
+    /// The output of its container, if it has one.
     pub(super) output: Option<(Arc<Journal>, tempfile::TempDir)>,
     pub(super) exit: watch::Receiver<Option<i32>>,
     pub(super) readiness: Option<Readiness>,
-    /// What of the host it has.
+    /// The files of the host shared with it.
     shares: Mutex<BTreeMap<String, Source>>,
     rate_limits: Mutex<RateLimits>,
 }
@@ -139,7 +139,7 @@ impl Machine for FakeMachine {
     }
 
     async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Error> {
-        // Only where there is a place for it.
+        // Fails without effect if the parent directory is missing.
         let _ = std::fs::create_dir(&request.directory);
         Ok(FrozenSandbox {
             memory_bytes: 1,

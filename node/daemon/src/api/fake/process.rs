@@ -1,4 +1,4 @@
-//! Processes without a guest.
+//! Fake processes: they need no guest.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,15 +10,14 @@ use tokio::sync::{mpsc, watch};
 use super::Counts;
 use crate::api::process::Process;
 
-/// A process that its program's name controls: `cat` writes what it reads and ends with its input; `yes` writes for ever;
-/// `stubborn` does nothing, and ends by SIGKILL alone; `bytes` writes what is no text and ends with 3; `much` writes more than
-/// an answer holds.
+/// A process whose program's name controls it. `cat` writes its input and ends with it; `yes` writes for ever; `stubborn` does nothing, and
+/// ends only by SIGKILL; `bytes` writes invalid UTF-8 and ends with 3; `much` writes more than an answer holds.
 #[derive(Debug)]
 pub struct FakeProcess {
     endless: bool,
     stubborn: bool,
     counts: Arc<Counts>,
-    /// Its own end of stdout, until it ends.
+    /// Its end of stdout, until it ends.
     writes: Mutex<Option<mpsc::Sender<Vec<u8>>>>,
     stdout: tokio::sync::Mutex<mpsc::Receiver<Vec<u8>>>,
     stderr: Mutex<Option<Vec<u8>>>,

@@ -43,7 +43,7 @@ pub struct Counts {
     pub watchers: usize,
 }
 
-/// All sandboxes in their present state.
+/// All sandboxes in their current state.
 #[derive(Debug)]
 pub struct Cache {
     state: RwLock<State>,
@@ -55,7 +55,7 @@ pub struct Cache {
 pub(super) struct State {
     versions: Versions,
     pub objects: BTreeMap<String, Arc<Sandbox>>,
-    /// Ids by name. If a failed sandbox and another have one name, it leads to the other.
+    /// Ids by name. If a failed sandbox and a living one have the same name, it leads to the living one.
     names: HashMap<Name, String>,
     /// The ids of failed sandboxes.
     failed: BTreeSet<String>,
@@ -91,7 +91,7 @@ impl State {
         }
     }
 
-    /// Removes a sandbox from these. Its name may then lead to a failed one.
+    /// Removes a sandbox from these. Its name may then lead to a failed sandbox.
     fn leave(&mut self, sandbox: &Sandbox) {
         self.failed.remove(&sandbox.id);
         let Some(name) = name_of(sandbox) else { return };
@@ -185,7 +185,7 @@ impl Cache {
         self.read().objects.get(id).cloned()
     }
 
-    /// The sandbox that a caller means: by id, or else by a name in its tenant, if it is in its scope.
+    /// The sandbox that a caller wants, if it is in its scope: by id, or else by a name in its tenant.
     pub fn find(&self, wanted: &Wanted) -> Option<Arc<Sandbox>> {
         let Wanted { scope, text } = wanted;
         let state = self.read();
@@ -201,7 +201,7 @@ impl Cache {
         self.read().version()
     }
 
-    /// Changes after a version, oldest first, at most so many.
+    /// The changes after a version, oldest first, at most `most`.
     pub fn changes(&self, after: u64, most: usize) -> Result<Vec<Arc<Change>>, Gone> {
         let state = self.read();
         state.known(after)?;

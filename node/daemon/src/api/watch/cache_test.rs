@@ -83,7 +83,7 @@ async fn lines(watcher: &mut Watcher) -> Vec<Vec<u8>> {
         .collect()
 }
 
-/// What a caller has who began with a list and followed the watch up to a version.
+/// The state of a caller that began with a list and followed the watch up to a version.
 async fn replay(
     cache: &Arc<Cache>,
     from: super::super::Page,
@@ -138,7 +138,7 @@ proptest! {
         before.iter().for_each(|s| apply(&cache, s));
         let from = cache.list(&query).unwrap();
         after.iter().for_each(|s| apply(&cache, s));
-        // Whoever wants it sees the end, whatever the selector skips.
+        // Every watcher sees the last change, whatever its selector.
         let label = [1, 1, 1, 1, 2, 0, 1][which];
         cache.put(sandbox(2, label, false));
         let now = cache.list(&query).unwrap();
@@ -385,7 +385,7 @@ fn name_is_found_within_its_tenant() {
     assert_eq!(find(scope("acme"), "web"), None);
 }
 
-/// A name that is another tenant's id leads to one's own.
+/// A name that equals another tenant's id leads to one's own sandbox.
 #[test]
 fn name_like_an_id_of_another_tenant_is_ones_own() {
     let cache = cache();
@@ -422,7 +422,7 @@ fn failed_sandbox_lends_its_name_within_its_tenant_alone() {
 }
 
 proptest! {
-    /// Lists, in pieces too, and watches of a tenant have its sandboxes alone, whatever happens to those of others.
+    /// Lists, with or without pages, and watches of a tenant contain only its own sandboxes, whatever happens to others.
     #[test]
     fn tenant_sees_its_own_sandboxes_alone(changes in proptest::collection::vec((0..12usize, 0..3usize, any::<bool>()), 1..60)) {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -431,7 +431,7 @@ proptest! {
         let mut watcher = Watcher::start(cache.clone(), None, selector()).unwrap();
         let mut mine = BTreeMap::new();
         for (number, tenant, removes) in changes {
-            // Whose a sandbox is does not change.
+            // The tenant of a sandbox never changes.
             let (id, tenant) = (format!("{number}-{tenant}"), ["", "t1", "t2"][tenant]);
             let tenant = (!tenant.is_empty()).then_some(tenant);
             if removes {
@@ -455,7 +455,7 @@ proptest! {
             }
         }
         prop_assert_eq!(listed, mine.values().cloned().collect::<Vec<_>>());
-        // Its own mark is the last thing the watch tells.
+        // The tenant's own marker is the last event of the watch.
         cache.put(of_tenant("last", Some("t1")));
         let mut told = Vec::new();
         while told.last() != Some(&"last".to_owned()) {

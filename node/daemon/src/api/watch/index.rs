@@ -44,7 +44,7 @@ impl Index {
         }
     }
 
-    /// The ids that can match, each once, by the requirement that the fewest have; `None` if any sandbox can.
+    /// The ids that can match, each once, from the requirement with the fewest ids; `None` if any sandbox can match.
     pub fn candidates(&self, selector: &Selector) -> Option<Vec<&Ids>> {
         let sets = selector.labels.iter().filter_map(|r| self.of(r));
         sets.min_by_key(|sets| sets.iter().map(|ids| ids.len()).sum::<usize>())

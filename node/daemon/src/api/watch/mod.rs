@@ -1,4 +1,4 @@
-//! The watch cache: all sandboxes in their present state, and the last changes, in memory.
+//! The watch cache: the current state of all sandboxes, and the last changes, in memory.
 //!
 //! | module | noun |
 //! |---|---|
@@ -10,8 +10,8 @@
 //! | [`page`] | lists in pages, all as of the version of the first |
 //! | [`watcher`] | a caller that follows the changes |
 //!
-//! Invariants: reads never touch a disk or a VMM; a list with the changes after its version is the next list; a caller costs only a
-//! cursor, however slow it is: a caller that is too late gets an error.
+//! Invariants: reads never touch a disk or a VMM; a list plus the changes after its version equals the next list; a caller costs only a
+//! cursor, however slow it is. A caller that is too slow gets an error.
 
 pub mod cache;
 pub mod index;

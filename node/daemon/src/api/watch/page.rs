@@ -1,7 +1,7 @@
 //! Lists, whole or in pages.
 //!
-//! Every page shows the sandboxes as they were at the request for the first: later changes are undone with the ring, so a list in pages
-//! costs no memory between them. If the ring no longer reaches so far back, the list is [`Gone`].
+//! Every page shows the sandboxes as of the request for the first page: later changes are undone with the ring, so a list in pages costs no
+//! memory between requests. If the ring no longer has those changes, the list is [`Gone`].
 
 use std::collections::BTreeMap;
 use std::ops::Bound;
@@ -18,7 +18,7 @@ use super::selector::Selector;
 #[derive(Clone, Debug)]
 pub struct Query {
     pub selector: Selector,
-    /// The most sandboxes in the page; all without.
+    /// Maximum number of sandboxes in the page; `None`: all.
     pub limit: Option<usize>,
     /// Where the page begins.
     pub from: Option<Token>,
@@ -27,7 +27,7 @@ pub struct Query {
 /// A page of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Page {
-    /// The version of which the page shows the sandboxes.
+    /// The version whose state the page shows.
     pub version: u64,
     /// Ordered by id.
     pub items: Vec<Arc<Sandbox>>,
@@ -49,7 +49,7 @@ impl Token {
         URL_SAFE_NO_PAD.encode(format!("{}.{}", self.version, self.after))
     }
 
-    /// Decodes what a caller sent, which may be anything.
+    /// Decodes a token from a caller, which may be invalid.
     pub fn decode(text: &str) -> Option<Token> {
         let text = String::from_utf8(URL_SAFE_NO_PAD.decode(text).ok()?).ok()?;
         let (version, after) = text.split_once('.')?;
@@ -87,7 +87,7 @@ fn since(state: &State, version: u64) -> BTreeMap<&str, Option<&Arc<Sandbox>>> {
         .collect()
 }
 
-/// The sandboxes wanted as of a version, by id, after one.
+/// The matching sandboxes as of a version, ordered by id, beginning after an id.
 fn as_of<'a>(
     state: &'a State,
     version: u64,

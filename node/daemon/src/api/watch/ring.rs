@@ -1,7 +1,7 @@
 //! The last changes, oldest first.
 //!
-//! It sizes itself to hold the changes of the last [`FRESH`], so that a caller that was away for less misses nothing. Invariant: never
-//! more than [`MOST`] changes and [`MOST_BYTES`], whatever the rate; dropped changes are below [`Ring::floor`].
+//! The ring adapts its capacity to hold the changes of the last [`FRESH`], so that a caller that was away for less misses nothing.
+//! Invariant: it never exceeds [`MOST`] changes or [`MOST_BYTES`], whatever the rate; dropped changes are below [`Ring::floor`].
 
 use std::collections::VecDeque;
 use std::sync::{Arc, OnceLock};
@@ -12,7 +12,7 @@ use thaw_protocol::api::{Sandbox, WatchEvent};
 
 use super::selector::Selector;
 
-/// The least capacity, in changes.
+/// Minimum capacity, in changes.
 pub const LEAST: usize = 256;
 /// The largest capacity, in changes.
 pub const MOST: usize = 65_536;
@@ -27,7 +27,7 @@ pub struct Change {
     pub version: u64,
     pub before: Option<Arc<Sandbox>>,
     pub after: Option<Arc<Sandbox>>,
-    /// The line for watchers that match before and after, encoded once for all.
+    /// The line for watchers that match before and after, encoded once for all of them.
     line: OnceLock<Bytes>,
 }
 
@@ -133,7 +133,7 @@ pub struct Ring {
 pub struct Extent {
     /// Changes.
     pub changes: usize,
-    /// Its present capacity, in changes.
+    /// Its current capacity, in changes.
     pub room: usize,
     /// The approximate size of the changes in memory.
     pub bytes: usize,
@@ -153,7 +153,7 @@ impl Ring {
         }
     }
 
-    /// The lowest version after which all changes are here.
+    /// The lowest version after which the ring has all changes.
     pub fn floor(&self) -> u64 {
         self.floor
     }
@@ -216,7 +216,7 @@ mod tests {
         Arc::new(Change::new(version, None, Some(after.into())))
     }
 
-    /// Pushes `count` changes, so many a second.
+    /// Pushes `count` changes, `per_second` each second.
     fn feed(ring: &mut Ring, from: u64, count: u64, per_second: u64, began: Duration) -> Duration {
         let mut now = began;
         for i in 0..count {

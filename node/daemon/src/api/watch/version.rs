@@ -1,8 +1,8 @@
 //! Resource versions.
 //!
-//! Invariant: a new version is greater than every version before, of this thawd or an earlier one. A start continues above what the last
-//! one had reserved on disk, and above the clock's seconds times 2^20; each alone suffices unless the file is lost while the clock was
-//! set back. Versions stay below 2^53, which JSON numbers hold, until the year 2242.
+//! Invariant: a new version is greater than all earlier versions, of this thawd or a previous one. A start continues above the versions
+//! that the previous one reserved on disk, and above the clock's seconds times 2^20. Either alone suffices, so versions repeat only if the
+//! file is lost and the clock was set back. Versions stay below 2^53, the limit of JSON numbers, until the year 2242.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -44,7 +44,7 @@ impl Versions {
         Ok(versions)
     }
 
-    /// For a process with one sandbox, which no later process serves: nothing is reserved on disk.
+    /// For a process with one sandbox, which no later process serves. Reserves nothing on disk.
     pub fn of_clock() -> Versions {
         Versions {
             last: clock() << PER_SECOND_BITS,
@@ -91,7 +91,7 @@ fn clock() -> u64 {
 fn read(file: &Path) -> u64 {
     let text = fs::read_to_string(file).unwrap_or_default();
     let reserved = text.trim().parse().unwrap_or(0);
-    // A number that cannot have been reached means a damaged file.
+    // A number that cannot have been reached is from a damaged file.
     if reserved < 1 << 60 { reserved } else { 0 }
 }
 

@@ -1,6 +1,6 @@
 //! A caller that follows the changes.
 //!
-//! Invariant: it has a cursor and at most [`BATCH`] lines; a caller that reads too slowly falls behind the end of the ring, and gets an
+//! Invariant: it costs a cursor and at most [`BATCH`] lines. A caller that reads too slowly falls behind the end of the ring, and gets an
 //! error.
 
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use super::selector::Selector;
 
 /// Most changes that are read at once.
 const BATCH: usize = 64;
-/// After so many changes that do not match, a watch gets a bookmark, long before they leave the ring.
+/// Number of non-matching changes after which a watch gets a bookmark, long before they leave the ring.
 const SKIPPED: u64 = LEAST as u64 / 4;
 /// How often an idle watch gets a bookmark.
 const IDLE: Duration = Duration::from_secs(30);
@@ -55,7 +55,7 @@ impl Watcher {
             }
             let changes = self.cache.changes(self.cursor, BATCH)?;
             let Some(last) = changes.last() else {
-                // The cache, which we hold, has the sender.
+                // Never fails: the cache, which this holds, has the sender.
                 match tokio::time::timeout(IDLE, self.newest.changed()).await {
                     Ok(_) => continue,
                     Err(_) => return Ok(Some(self.bookmark())),

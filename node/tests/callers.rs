@@ -1,5 +1,5 @@
-//! Creations whose caller hangs up, or whose thawd dies: nothing of them is left, and a retry with the same key creates one sandbox and
-//! always gets the same answer. A creation whose guest ends fails.
+//! Creations whose caller hangs up, or whose thawd dies, leave nothing. A retry with the same key creates one sandbox and always gets the
+//! same answer. A creation whose guest ends fails.
 
 #![allow(clippy::unwrap_used)]
 
@@ -14,18 +14,18 @@ use thaw_tiny_guest::bare::{bare, brief, lasting};
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Counts, Place, Thawd, asked};
 
-/// Each counts the host's interfaces.
+/// Each test counts the host's interfaces, so they must not overlap.
 static ONE_AT_A_TIME: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Kinds of places that a first creation comes to.
+/// Prefixes of the failpoints that a first creation reaches.
 const COME_TO: [&str; 5] = ["create.", "directory.", "record.", "claim.", "vmm."];
 
-/// Asks for a sandbox with a key, and does not wait.
+/// Sends a creation with a key, and does not wait for the answer.
 fn ask(place: &Place, key: &str) -> UnixStream {
     asked::ask(place, "POST /v1/sandboxes", Some(key), &place.request()).unwrap()
 }
 
-/// Its status and its body.
+/// The status and the body of the answer.
 fn answer(stream: UnixStream) -> (String, String) {
     asked::answer(stream).unwrap()
 }
@@ -70,7 +70,7 @@ async fn creation_cut_off_anywhere_leaves_nothing_and_can_be_retried() {
             answered || held.exists()
         });
         if answered {
-            // A pool's, and there are none.
+            // A failpoint of a pool: there are no pools here.
             assert!(point.name().starts_with("claim."), "{point} is never come to");
         } else {
             come_to += 1;
@@ -113,14 +113,14 @@ const KILLED_AT: [(&str, bool); 6] = [
     ("adopt.shown", true),
 ];
 
-/// Begins a thawd that dies at a failpoint.
+/// Starts a thawd that dies at a failpoint.
 fn doomed(place: &Place, point: &str) -> Thawd {
     let mut command = place.thawd();
     command.args(["--failpoint", point]);
     Thawd::begin(place, command)
 }
 
-/// Asks for a sandbox, with the failpoint as the key, of a thawd that dies there.
+/// Requests a sandbox, with the failpoint as the key, from a thawd that dies at the failpoint.
 fn create_and_die(place: &Place, point: &str) {
     let mut thawd = doomed(place, point);
     if !thawd.serves(place) {
@@ -133,13 +133,13 @@ fn create_and_die(place: &Place, point: &str) {
     assert_eq!(answered.is_some(), is_at_adoption, "{point}: {answered:?}");
     if is_at_adoption {
         thawd.kill();
-        // Killed during the adoption, it has answered nothing yet; the next does.
+        // Killed during the adoption, it has not answered yet; the next thawd does.
         thawd = doomed(place, point);
     }
     eventually(&format!("{point}: it dies"), || thawd.has_ended());
 }
 
-/// Forks a sandbox into two, with a key: the answer.
+/// Forks a sandbox into two, with a key. Returns the answer.
 fn fork(place: &Place, original: &str) -> Option<(String, String)> {
     let path = format!("POST /v1/sandboxes/{original}/fork");
     asked::ask(place, &path, Some("fork"), &serde_json::json!({"count": 2})).and_then(asked::answer)
@@ -165,7 +165,7 @@ async fn idempotency_key_has_the_same_answer_after_a_crash() {
         assert_eq!(one.len(), 1, "{point}: {one:?}");
         assert!(body.contains(&one[0].id), "{point}: {body}");
         assert!(left.iter().all(|left| left.id == one[0].id), "{point}");
-        // The same answer, whichever thawd gave it and however that ended.
+        // The answer is the same, whichever thawd gives it and however that thawd ends.
         next.kill();
         let next = Thawd::start(&place);
         assert_eq!(answer(ask(&place, point)).1, body, "{point}");
@@ -175,7 +175,7 @@ async fn idempotency_key_has_the_same_answer_after_a_crash() {
         let reused = asked::answer(reused.unwrap()).unwrap();
         assert!(reused.1.contains("key-reused"), "{point}: {reused:?}");
 
-        // A fork that is complete is the answer.
+        // A complete fork is the answer.
         let first = fork(&place, &one[0].id).unwrap();
         assert!(first.0.contains("201"), "{first:?}");
         next.kill();
@@ -203,7 +203,7 @@ async fn clones_of_a_fork_cut_off_by_a_crash_are_removed() {
     let request = serde_json::from_value(place.request()).unwrap();
     let original = client.create(&request).await.unwrap().sandbox.id;
     thawd.kill();
-    // Killed when the clones are ready and no caller knows of them.
+    // Killed when the clones are ready but before the caller got an answer.
     let mut thawd = doomed(&place, "fork.thawed");
     assert!(thawd.serves(&place));
     assert_eq!(fork(&place, &original), None);

@@ -1,5 +1,4 @@
-//! thawd as a process: `thaw` goes through it, its failures keep their codes, and what a killed one left half made does
-//! not survive.
+//! thawd as a process: `thaw` uses it, failures keep their codes, and incomplete work of a killed thawd is removed.
 
 #![allow(clippy::unwrap_used)]
 
@@ -13,7 +12,7 @@ use support::{HALT, Leftovers, Place, eventually, lives, one_line, records, reco
 
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// A thawd that serves; ended when dropped.
+/// A thawd that serves. Dropping it ends it.
 struct Daemon(Child);
 
 impl Daemon {
@@ -26,7 +25,7 @@ impl Daemon {
         Daemon(child)
     }
 
-    /// Ended as an operator ends it.
+    /// Ends it as an operator does.
     fn stop(mut self) {
         let pid = rustix::process::Pid::from_child(&self.0);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
@@ -71,29 +70,29 @@ fn a_killed_daemon_leaves_nothing_half_made() {
         (&false.into(), &false.into())
     );
     let vmm = record["vmm"]["pid"].as_i64().unwrap() as i32;
-    // Until it has a machine it ends with thawd's connection; its vsock is made after.
+    // Until the VMM has a machine, it ends with thawd's connection. The vsock is made after that.
     let vsock = place
         .path("run/sandboxes")
         .join(record["id"].as_str().unwrap())
         .join("vsock.sock");
     eventually("it has a machine", || vsock.exists());
-    // Those made ahead, and the sandbox's.
+    // The cgroups made ahead, and the sandbox's.
     eventually("its pools are full", || place.leftovers().cgroups.len() != 1);
     daemon.0.kill().unwrap();
     daemon.0.wait().unwrap();
     assert_eq!(thaw.wait().unwrap().code(), Some(93), "thawd went away");
     assert!(lives(vmm), "an untethered VMM outlives its thawd");
 
-    // The next one removes it: its agent never took an identity.
+    // The next thawd removes it, because its agent never took an identity.
     let next = Daemon::start(&place);
     assert!(!lives(vmm));
     assert!(place.leftovers().sandboxes.is_empty());
-    // What the first had made ahead it removed when it began, and what it made itself it takes with it.
+    // It removed the resources that the first thawd had made ahead when it started, and removes its own when it stops.
     next.stop();
     assert_eq!(place.leftovers(), Leftovers::none());
 }
 
-/// The VMMs that records speak of.
+/// The VMMs that the records name.
 fn vmms(records: BTreeMap<String, serde_json::Value>) -> BTreeSet<i64> {
     records
         .values()
@@ -125,7 +124,7 @@ fn parked_machines_are_made_taken_and_removed_after_a_kill() {
     eventually("it has a directory of its own only", || {
         spares().is_disjoint(&all)
     });
-    // A later thawd finds each where its sandbox is.
+    // A later thawd finds each machine in its sandbox's record.
     for id in records(&place).keys() {
         let control = place.path("run/sandboxes").join(id).join("control.sock");
         thaw_pools::vmm::connect(&control, rustix::net::SocketType::SEQPACKET).unwrap();

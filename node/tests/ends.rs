@@ -127,7 +127,7 @@ fn kill_ends_the_vmm_at_once_and_the_next_start_cleans_up() {
     let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(place) = Place::new(HALT) else { return };
     let mut thaw = place.run().stderr(Stdio::null()).spawn().unwrap();
-    // A disk's template that is half made stays so until somebody needs one.
+    // A partial template of a disk stays until the next sandbox needs one.
     eventually("the guest runs and has a disk", || {
         let left = place.leftovers();
         !left.processes.is_empty()

@@ -1,5 +1,5 @@
-//! Sandboxes that end unasked are listed as failed, with why, by whoever is asked, until they are removed or their time is over;
-//! also where there was no thawd when they ended. Those whose end was asked for are not.
+//! Sandboxes that end without a request are listed as failed with the reason, by thawd and by `thaw`, until they are removed or their
+//! retention is over, even if no thawd ran when they ended. Sandboxes whose end was requested are not listed.
 
 #![allow(clippy::unwrap_used)]
 
@@ -48,7 +48,7 @@ fn kill_vmm(sandbox: &Sandbox) {
     assert!(vmm.kill());
 }
 
-/// Waits until a sandbox is listed as failed: how.
+/// Waits until a sandbox is listed as failed, and returns the failure.
 async fn failure(place: &Place, id: &str) -> SandboxFailure {
     let client = client(place);
     for _ in 0..6000 {
@@ -74,7 +74,7 @@ fn printed(place: &Place, arguments: &[&str]) -> String {
     String::from_utf8(thaw(place, arguments).stdout).unwrap()
 }
 
-/// What `thaw ps -a` has by id.
+/// The sandboxes that `thaw ps -a` lists, by id.
 fn listed(place: &Place) -> BTreeMap<String, Value> {
     let all: Vec<Value> = serde_json::from_str(&printed(place, &["--json", "ps", "-a"])).unwrap();
     all.into_iter()
@@ -82,7 +82,7 @@ fn listed(place: &Place) -> BTreeMap<String, Value> {
         .collect()
 }
 
-/// Nothing is left of any sandbox but what is listed, and then not that.
+/// Waits until nothing is left of any sandbox, not even the record of a failed one.
 fn is_clean(place: &Place, thawd: &Thawd) {
     let counts = || Counts::of(place, &[thawd.record()]);
     eventually("no VMM is left", || counts().vmms() == 0);
@@ -126,7 +126,7 @@ async fn a_killed_vmm_is_listed_watched_and_removed() {
     let said = failed["console"][0].as_str().unwrap();
     assert_eq!(said.len(), 32, "a bare guest says who it is: {failed}");
 
-    // Its resources went back before that was told, and so did its name.
+    // Its resources and its name were released before the failure was listed.
     let counts = Counts::of(&place, &[thawd.record()]);
     assert_eq!((counts.vmms(), counts.machines), (0, 0), "{counts:?}");
     assert!(!place.path("run/sandboxes").join(&first.id).exists());
@@ -158,11 +158,11 @@ async fn a_killed_vmm_is_listed_watched_and_removed() {
         "{logged}"
     );
 
-    // A beginning of its id is enough.
+    // A prefix of its id is enough.
     thaw(&place, &["rm", &first.id[..11]]);
     let told = next(&|change| change["type"] == "DELETED");
     assert_eq!(told["object"]["id"], first.id.clone());
-    // Asked for, it is no failure.
+    // A requested end is no failure.
     thaw(&place, &["rm", "web"]);
     assert!(listed(&place).is_empty());
     is_clean(&place, &thawd);
@@ -214,7 +214,7 @@ async fn an_end_without_thawd_is_listed_by_the_next() {
     let forbidden = "thaw-vmm: forbidden system call ptrace (101) of a device thread\n";
     std::fs::write(log_file, forbidden).unwrap();
     kill_vmm(&asked);
-    // Before any thawd, `thaw` finds it.
+    // Without a thawd, `thaw` finds it.
     let before = listed(&place);
     assert_eq!(before[&dies.id]["failure"]["reason"], "unknown");
     assert_eq!(before[&asked.id]["failure"]["reason"], "forbidden-call");
@@ -225,14 +225,14 @@ async fn an_end_without_thawd_is_listed_by_the_next() {
     assert_eq!(failure(&place, &dies.id).await.reason, "unknown");
     let message = failure(&place, "asked").await.message;
     assert!(message.contains("ptrace"), "{message}");
-    // One that was adopted fails like any other, though thawd is not its VMM's parent.
+    // An adopted sandbox fails like any other, though thawd is not its VMM's parent.
     kill_vmm(&lives);
     let adopted = failure(&place, &lives.id).await;
     let told = adopted.reason == "signal" && adopted.signal == Some(9);
-    // Before Linux 6.15 somebody else may have reaped it.
+    // Before Linux 6.15, another process may have reaped it, and its status is lost.
     let may_be_lost = linux() < (6, 15) && adopted.reason == "unknown";
     assert!(told || may_be_lost, "{adopted:?}");
-    // A restart changes nothing of it.
+    // A restart changes none of its records.
     assert!(second.stop().success());
     let third = Thawd::start(&place);
     assert_eq!(failure(&place, &lives.id).await, adopted);
@@ -305,7 +305,7 @@ async fn an_end_of_the_client_is_no_failure_of_the_sandbox() {
         });
         owned.push(client(&place).create(&request).await.unwrap().sandbox);
     }
-    // One dies before its client.
+    // One sandbox dies before its client.
     kill_vmm(&owned[1]);
     for process in &mut clients {
         process.kill().unwrap();

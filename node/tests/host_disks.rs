@@ -1,4 +1,4 @@
-//! Block devices of the host that are attached to a running pod, by any thawd, until they are detached or the pod ends.
+//! Block devices of the host attached to a running pod, by any thawd, until they are detached or the pod ends.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,11 +23,11 @@ mod pods;
 
 use pods::{process, record};
 
-/// A loop device, detached when dropped.
+/// A loop device. Dropping it detaches it.
 struct Loop(PathBuf);
 
 impl Loop {
-    /// None where loop devices cannot be had.
+    /// `None` if this host has no loop devices.
     fn of(file: &Path) -> Option<Loop> {
         let attached = Command::new("losetup")
             .arg("--find")
@@ -50,7 +50,7 @@ impl Loop {
         (rustix::fs::major(number), rustix::fs::minor(number))
     }
 
-    /// How many descriptors of it a process has, for reading only and for writing.
+    /// The number of descriptors of the device in a process: read-only ones and writable ones.
     fn open_in(&self, process: ProcessRecord) -> (usize, usize) {
         let of = format!("/proc/{}", process.pid);
         let (mut reading, mut writing) = (0, 0);
@@ -77,7 +77,7 @@ impl Drop for Loop {
 
 /// A pod, and a device to attach to it.
 struct Setup {
-    /// Detached before its file is removed.
+    /// Dropped, and so detached, before its file is removed.
     device: Loop,
     place: Place,
     id: String,
@@ -85,7 +85,7 @@ struct Setup {
 }
 
 impl Setup {
-    /// None where the test cannot run.
+    /// `None` if the test cannot run here.
     async fn start() -> Option<(Setup, Thawd)> {
         let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
         let place = Place::new(binaries, &lasting())?;
@@ -104,7 +104,7 @@ impl Setup {
         Some((setup, thawd))
     }
 
-    /// Attaches the device: its name in the pod.
+    /// Attaches the device. Returns its name in the pod.
     async fn add(&self, read_only: bool) -> Result<String, String> {
         let (major, minor) = self.device.numbers();
         self.add_numbered(major, minor, read_only).await
@@ -133,7 +133,7 @@ impl Setup {
         client.remove_disk(Context::default(), &request).await.unwrap();
     }
 
-    /// How many descriptors of the device the VMM has, for reading only and for writing.
+    /// The number of descriptors of the device in the VMM: read-only ones and writable ones.
     fn open_in_vmm(&self) -> (usize, usize) {
         self.device.open_in(self.vmm)
     }
@@ -183,7 +183,7 @@ async fn attached_block_devices_are_known_to_the_next_thawd() {
         pod.add(read_only).await.unwrap();
     }
     pod.remove("4").await;
-    // No snapshot can hold what is on a device; the next thawd knows that too, and which slots are taken.
+    // A snapshot cannot contain a device's data. The next thawd also knows that, and which slots are taken.
     assert_eq!(pod.freeze().await, Err(ErrorKind::Shared));
     thawd.kill();
     let thawd = Thawd::start(&pod.place);

@@ -1,5 +1,5 @@
-//! Images without a machine: misses answered, load orders read ahead, the store kept below its limit, indexes and
-//! conversions made and read.
+//! Images without a machine: answering misses, reading ahead by load orders, keeping the store below its limit, making and reading indexes
+//! and conversions.
 
 #![allow(clippy::unwrap_used)]
 
@@ -28,10 +28,10 @@ use thaw_sandbox::misses::{Given, MissServer};
 
 use support::{eventually, make_image};
 
-/// Bytes of the file in the test's image.
+/// Size in bytes of the file in the test's image.
 const FILE: u64 = 24 * CHUNK_SIZE;
 
-/// What does not compress.
+/// Bytes that do not compress.
 fn noise() -> Vec<u8> {
     let mut state = 88_172_645_463_325_252u64;
     let byte = |_| {
@@ -43,7 +43,7 @@ fn noise() -> Vec<u8> {
     (0..FILE).map(byte).collect()
 }
 
-/// A store, and a layout to pull from.
+/// A store, and a layout to pull images from.
 struct Place {
     directory: tempfile::TempDir,
     images: Images,
@@ -69,7 +69,7 @@ impl Place {
             .unwrap()
     }
 
-    /// Pulled and then emptied: its index is kept.
+    /// An image that was pulled and then pruned: only its index is kept.
     async fn emptied(&self) -> Image {
         let image = self.pull(&self.reference("layout")).await;
         self.images.store().evict(&image.digest).unwrap();
@@ -79,7 +79,7 @@ impl Place {
     }
 }
 
-/// Chunks of an image's one blob that may be read.
+/// The number of chunks of an image's only blob that can be read.
 fn ready(image: &Image) -> u64 {
     let blob = &image.blobs[0];
     let open = |path: &Path| fs::File::open(path).unwrap();
@@ -90,7 +90,7 @@ fn ready(image: &Image) -> u64 {
         .count() as u64
 }
 
-/// Sends misses and returns their answers, in the order of their numbers.
+/// Sends misses, and returns their answers in the order of the misses' numbers.
 async fn ask(socket: &Arc<OwnedFd>, misses: Vec<Miss>) -> Vec<Filled> {
     let socket = socket.clone();
     let asked = tokio::task::spawn_blocking(move || {
@@ -121,7 +121,7 @@ async fn a_miss_is_answered_once_its_bytes_are_there() {
     let blob = *image.blobs[0].id.bytes();
     let given = Given::default();
     given.grant(1, &image);
-    // As after a kill: whoever comes next answers what is asked again.
+    // As after a kill: the next server answers the repeated requests.
     for _ in 0..2 {
         let (server, socket) = MissServer::start(place.images.clone(), given.clone()).unwrap();
         let answers = ask(&Arc::new(socket), vec![miss(1, blob, 5 * CHUNK_SIZE)]).await;
@@ -135,7 +135,7 @@ async fn a_miss_is_answered_once_its_bytes_are_there() {
 #[tokio::test]
 async fn misses_of_images_a_vmm_was_not_given_are_refused() {
     let place = Place::new("");
-    // In the store, and another VMM's.
+    // An image in the store that another VMM was given.
     let image = place.emptied().await;
     let blob = *image.blobs[0].id.bytes();
     let (given, counts) = (Given::default(), place.images.miss_counts());
@@ -168,7 +168,7 @@ async fn flooding_vmm_does_not_starve_another() {
     let start = |given: &Given| MissServer::start(place.images.clone(), given.clone()).unwrap();
     let (_hostile, flooded) = start(&Given::default());
     let (_server, socket) = start(&given);
-    // More than are worked on or fit into its socket, and no answer is read.
+    // More requests than are in progress or fit into its socket, and no answer is read.
     rustix::io::ioctl_fionbio(&flooded, true).unwrap();
     let sent = (0..100_000).take_while(|id| {
         std::thread::yield_now();
@@ -218,7 +218,7 @@ async fn what_was_recorded_is_read_ahead_and_nothing_else() {
     assert!(off.images.prefetch(&image, Arc::new(Silent)).is_none());
 }
 
-/// Lines of the journal beside an image.
+/// The number of lines in the journal beside an image.
 fn journal(image: &Image) -> usize {
     let journal = image.metadata.with_file_name("recording");
     fs::read_to_string(journal).map_or(0, |text| text.lines().count())
@@ -243,7 +243,7 @@ async fn a_recording_outlives_the_process_that_makes_it() {
         eventually("the journal has what was read", || journal(&image) == 3);
         (recording, socket)
     };
-    // Nobody finishes it: the lock goes with the last of it.
+    // The recording is never finished: its lock is released with its last descriptor.
     drop(begin());
     eventually("what is left is used", || prefetch::find(&image).is_some());
     let mut ahead = place.images.prefetch(&image, Arc::new(Silent)).unwrap();
@@ -251,7 +251,7 @@ async fn a_recording_outlives_the_process_that_makes_it() {
     assert_eq!(ahead.status().done, 2 * CHUNK_SIZE);
     assert_eq!(journal(&image), 0);
 
-    // One that is finished leaves nothing but what it came to.
+    // A finished recording leaves nothing but its result.
     let (recording, socket) = begin();
     drop(socket);
     let recorded = recording.finish(&place.images, &image, None).await.unwrap();

@@ -1,4 +1,4 @@
-//! `thaw install` beside the containerd there is: what it adds containerd reads, and what it takes away leaves no trace.
+//! `thaw install` with an installed containerd: containerd can parse what it adds, and `uninstall` leaves no trace.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,11 +9,11 @@ use std::process::{Command, Output};
 use toml::{Table, Value};
 
 const CRI: &str = "io.containerd.grpc.v1.cri";
-/// As Debian's package has it.
+/// The file in Debian's package.
 const DEBIAN: &str = "version = 2\n\n[plugins]\n  [plugins.\"io.containerd.grpc.v1.cri\"]\n    \
     [plugins.\"io.containerd.grpc.v1.cri\".cni]\n      bin_dir = \"/usr/lib/cni\"\n      conf_dir = \"/etc/cni/net.d\"\n";
 
-/// A thaw of its own, with a shim beside it, and where it looks.
+/// A copy of thaw with a shim beside it, and the paths it uses.
 struct Installation {
     place: tempfile::TempDir,
 }
@@ -21,7 +21,8 @@ struct Installation {
 impl Installation {
     fn new() -> Installation {
         let place = tempfile::tempdir().unwrap();
-        // By another process: a child of another test would have a file open for writing that this one has, and it could not be run.
+        // Copied by another process. Otherwise a child of another test could inherit the writable descriptor, and the copy could not be
+        // executed.
         let copied = Command::new("cp")
             .arg(env!("CARGO_BIN_EXE_thaw"))
             .arg(place.path().join("thaw"))
@@ -52,7 +53,7 @@ impl Installation {
     }
 }
 
-/// What containerd makes of a file, with its defaults.
+/// containerd's parsed form of a file, with its defaults.
 fn dump(config: &Path) -> Table {
     let output = Command::new("containerd")
         .arg("--config")

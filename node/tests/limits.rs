@@ -1,4 +1,4 @@
-//! What a sandbox may take of its host: set before its guest runs, or there is no sandbox.
+//! Limits of a sandbox on its host: they are set before its guest runs, or the creation fails.
 
 #![allow(clippy::unwrap_used)]
 
@@ -19,7 +19,7 @@ use thaw_tiny_node::{Counts, Place, Thawd, without_limits};
 
 const MIB: u64 = 1 << 20;
 
-/// None, having said why, where it cannot run.
+/// `None` if the test cannot run here; the reason has been reported.
 fn place() -> Option<Place> {
     let place = Place::new(
         Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap(),
@@ -29,7 +29,7 @@ fn place() -> Option<Place> {
     Some(place)
 }
 
-/// The same, where sandboxes can be limited.
+/// The same; also `None` if sandboxes cannot be limited here.
 fn place_with_limits() -> Option<Place> {
     if !without_limits().is_empty() {
         thaw_test_skip::skip("this host cannot limit sandboxes");
@@ -47,7 +47,7 @@ async fn try_create(place: &Place, fields: Value) -> Result<CreatedSandbox, Erro
     Client::connect(&place.socket()).unwrap().create(&request).await
 }
 
-/// A stop of thawd leaves its sandboxes.
+/// Deletes a sandbox. Needed because stopping thawd leaves its sandboxes running.
 async fn delete(place: &Place, id: &str) {
     Client::connect(&place.socket())
         .unwrap()
@@ -62,7 +62,7 @@ async fn create(place: &Place, fields: Value) -> (String, i32) {
     (made.sandbox.id, made.sandbox.vmm_pid.unwrap())
 }
 
-/// What files of these names say in the sandbox's cgroup; none of those that are in no hierarchy.
+/// The contents of these files in the sandbox's cgroup; `None` if a file is in no hierarchy.
 fn cgroup(place: &Place, id: &str, names: &[&str]) -> Option<String> {
     let record = fs::read(place.path("run/sandboxes").join(id).join("record.json")).unwrap();
     let record: Value = serde_json::from_slice(&record).unwrap();
@@ -97,12 +97,12 @@ fn max_file_size(pid: i32) -> u64 {
     soft.parse().unwrap()
 }
 
-/// The regular files a process has open: where each is, what it is, and whether the process may write it.
+/// The regular files that a process has open: path, metadata, and whether the process may write the file.
 fn open_files(pid: i32) -> Vec<(PathBuf, fs::Metadata, bool)> {
     let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap();
     let files = descriptors.filter_map(|entry| {
         let path = entry.unwrap().path();
-        // Closed since it was listed, or nothing that has an inode of its own.
+        // Closed since it was listed, or without an inode of its own.
         let (place, metadata) = (fs::read_link(&path).ok()?, fs::metadata(&path).ok()?);
         let number = path.file_name().unwrap().to_str().unwrap();
         let about = fs::read_to_string(format!("/proc/{pid}/fdinfo/{number}")).unwrap();
@@ -122,11 +122,11 @@ async fn a_vmm_may_write_its_disk_and_its_log_and_no_other_file() {
     let Some(place) = place_with_limits() else { return };
     let thawd = Thawd::start(&place);
     let (mut ids, mut disks) = (Vec::new(), Vec::new());
-    // From a boot, a template, and a pool.
+    // A booted one, one from a template, and one from a pool.
     for disk_mib in [64, 1024, 1024] {
         let (id, vmm) = create(&place, json!({"disk_mib": disk_mib})).await;
         let (writable, read_only): (Vec<_>, Vec<_>) = open_files(vmm).into_iter().partition(|file| file.2);
-        // What it shares with other sandboxes is there, or this test sees nothing.
+        // Files shared with other sandboxes must show, or this test detects nothing.
         let image = place.path("data");
         assert!(
             read_only.iter().any(|file| file.0.starts_with(&image)),
@@ -159,7 +159,7 @@ async fn a_vmm_may_write_its_disk_and_its_log_and_no_other_file() {
 async fn limits_are_those_of_the_sandboxs_size() {
     let Some(place) = place_with_limits() else { return };
     let thawd = Thawd::start(&place);
-    // The first boots its template, the second restores it, later ones may be parked: each way the same.
+    // The first boots its template, the second restores it, and later ones may be parked. All must have the same limits.
     for disk_mib in [64, 1024, 1024, 1024] {
         let (id, vmm) = create(&place, json!({"memory_mib": 128, "disk_mib": disk_mib})).await;
         let memory = cgroup(&place, &id, &["memory.max", "memory.limit_in_bytes"]).unwrap();
@@ -167,14 +167,14 @@ async fn limits_are_those_of_the_sandboxs_size() {
             memory_mib: 128,
             ..Needs::default()
         });
-        // A disk on a file system that is memory, or may be, has room of its own.
+        // If the disk is on a file system in memory, or one that may be, the limit includes its size.
         let in_files = memory.parse::<u64>().unwrap() - least.memory;
         assert!([0, disk_mib * MIB].contains(&in_files), "{memory}");
         let processes = cgroup(&place, &id, &["pids.max"]).unwrap();
         assert_eq!(processes, PROCESSES.to_string());
         let swap = cgroup(&place, &id, &["memory.swap.max", "memory.memsw.limit_in_bytes"]);
         assert!(swap.is_none_or(|swap| swap == "0" || swap == memory));
-        // The VMM is another user by then.
+        // By then the VMM runs as another user.
         let expected = match may_limit_others() {
             true => (disk_mib * MIB).max((128 + 512) * MIB),
             false => LARGEST_FILE,
@@ -223,7 +223,7 @@ async fn cpu_limit_of_a_request_is_set_and_a_wrong_one_is_named() {
     assert!(thawd.stop().success());
 }
 
-/// What thawd answers a creation that no client of ours would send.
+/// thawd's answer to a creation with arbitrary fields, which no client of ours would send.
 fn ask(place: &Place, fields: Value) -> String {
     let mut request = place.request();
     for (key, value) in fields.as_object().unwrap() {
@@ -235,7 +235,7 @@ fn ask(place: &Place, fields: Value) -> String {
     body
 }
 
-/// thawd where no cgroup is mounted.
+/// thawd without a mounted cgroup hierarchy.
 fn without_cgroups(place: &Place) -> Command {
     let thawd = place.thawd();
     let mut command = Command::new("unshare");
@@ -276,7 +276,7 @@ async fn a_host_without_cgroups_is_refused_unless_allowed() {
     assert!(thawd.serves(&place), "{}", log(&place));
     let (id, _) = create(&place, json!({})).await;
     delete(&place, &id).await;
-    // What was asked for is never left out.
+    // A requested limit is never ignored.
     let refused = try_create(&place, json!({"cpu_limit_millis": 500}))
         .await
         .unwrap_err();

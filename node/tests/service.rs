@@ -1,5 +1,5 @@
-//! thawd as a service: what it tells systemd, what a stop and a start leave of its sandboxes, what it says of them and of
-//! itself, and of its configuration.
+//! thawd as a service: its notifications to systemd, its sandboxes across a stop and a start, and what it reports about them, itself and
+//! its configuration.
 
 #![allow(clippy::unwrap_used)]
 
@@ -36,7 +36,7 @@ fn request(place: &Place, name: &str) -> CreateSandbox {
     serde_json::from_value(request).unwrap()
 }
 
-/// One request's answer, head and body.
+/// The head and the body of the answer to a request.
 fn ask(place: &Place, method: &str, path: &str, body: &str) -> (String, String) {
     let mut stream = UnixStream::connect(place.socket()).unwrap();
     let head = format!(
@@ -58,7 +58,7 @@ fn run(command: &mut Command) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(said).unwrap())
 }
 
-/// Waits for a message to a service manager that has this line.
+/// Waits for a message to the service manager with this line, and returns the message.
 fn wait_for(told: &UnixDatagram, line: &str) -> String {
     loop {
         let mut buffer = [0; 4096];
@@ -89,7 +89,7 @@ fn systemd_is_notified_of_readiness_watchdog_and_stop() {
     wait_for(&told, "STOPPING=1");
 }
 
-/// How often a service manager was told that thawd is alive. A thread reads what it is told, so that no queue fills.
+/// Counts the watchdog notifications. A thread reads all messages, so that the queue never fills.
 fn told_alive(told: UnixDatagram) -> Arc<AtomicUsize> {
     let count = Arc::new(AtomicUsize::new(0));
     let counted = count.clone();
@@ -128,7 +128,7 @@ async fn a_hung_thawd_is_silent_and_the_next_one_has_its_sandboxes() {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
         stat.rsplit_once(')').unwrap().1.trim_start().starts_with('T')
     });
-    // What it had said before.
+    // Skips the notifications sent before.
     std::thread::sleep(PERIOD);
     let before = told.load(Ordering::SeqCst);
     std::thread::sleep(PERIOD * 3);
@@ -155,7 +155,7 @@ async fn sandboxes_run_on_across_drain_stop_and_start_of_thawd() {
     let sandbox = made.sandbox;
     let vmm = thaw_pools::process::ProcessRecord::of(sandbox.vmm_pid.unwrap()).unwrap();
 
-    // Drained, it makes none, has what it has, and says so.
+    // While drained, it creates no sandboxes, keeps its existing ones, and reports that.
     let (code, said) = run(place.thawd().arg("drain"));
     assert_eq!((code, said.trim()), (Some(0), "it makes no more; 1 run on"));
     let body = serde_json::to_string(&request(&place, "late")).unwrap();
@@ -176,7 +176,7 @@ async fn sandboxes_run_on_across_drain_stop_and_start_of_thawd() {
     let other = client(&place).create(&request(&place, "late")).await.unwrap();
     client(&place).delete(&other.sandbox.id).await.unwrap();
 
-    // Each stop is an upgrade: what comes after has what was before.
+    // Each stop stands for an upgrade: the next thawd has all earlier sandboxes.
     let mut thawd = first;
     for _ in 0..2 {
         assert!(thawd.stop().success(), "{}", log(&place));
@@ -236,7 +236,7 @@ async fn start_is_timed_in_its_answer_and_counted_with_its_usage() {
     ] {
         assert!(metrics.contains(&format!("{line}\n")), "no {line}");
     }
-    // This guest prints without end: it takes time.
+    // This guest prints without end, so it uses CPU time.
     let (head, usage) = ask(&place, "GET", "/v1/sandboxes/web/metrics", "");
     assert!(head.starts_with("http/1.1 200"), "{head}");
     let usage: thaw_protocol::api::Usage = serde_json::from_str(&usage).unwrap();
@@ -318,7 +318,7 @@ fn a_configuration_is_checked_before_it_is_used() {
     );
 }
 
-/// What of the unit thawd's promises rest on.
+/// The lines of the unit file that thawd's guarantees depend on.
 #[test]
 fn the_unit_is_what_thawd_needs() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/systemd/thawd.service");
@@ -342,7 +342,7 @@ fn the_unit_is_what_thawd_needs() {
     let stop: u64 = value("TimeoutStopSec").parse().unwrap();
     assert!(stop > SHUTDOWN_TIMEOUT.as_secs(), "it may finish what it answers");
     assert!(value("WatchdogSec").parse::<u64>().unwrap() >= 10);
-    // A watchdog's end is a failure.
+    // An end by the watchdog counts as a failure.
     assert_eq!(value("Restart"), "on-failure");
     for device in ["/dev/kvm", "/dev/net/tun", "/dev/userfaultfd"] {
         assert!(unit.contains(&format!("\nDeviceAllow={device} rw\n")), "{device}");

@@ -1,4 +1,4 @@
-//! What of freezing and thawing is refused before any machine exists, each with its code, leaving nothing.
+//! Invalid freezes and thaws are refused before any machine exists, each with its code, and leave nothing.
 
 #![allow(clippy::unwrap_used)]
 

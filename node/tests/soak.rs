@@ -1,6 +1,6 @@
-//! Creations and deletions through the API, many: thawd is as large as it was, and the host is as it was.
+//! Many creations and deletions through the API: afterwards thawd has its earlier size, and the host is as before.
 //!
-//! `THAW_SOAK_CREATES` says how many; `make soak` asks for 24,000.
+//! `THAW_SOAK_CREATES` is their number; `make soak` uses 24,000.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,11 +15,11 @@ use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::kernel::{Cost, objects};
 use thaw_tiny_node::{Counts, Place, Thawd};
 
-/// How many, where nobody says.
+/// The default number of creations.
 const CREATES: usize = 200;
-/// On their way at a time.
+/// Number of creations in progress at a time.
 const OVERLAP: usize = 4;
-/// What each pool holds.
+/// The size of each pool.
 const READY: usize = 4;
 
 async fn many(client: &Client, asked: &CreateSandbox, count: usize) {
@@ -42,7 +42,7 @@ async fn many(client: &Client, asked: &CreateSandbox, count: usize) {
     }
 }
 
-/// What thawd costs once its pools are full and it has nothing to do.
+/// The resources of an idle thawd whose pools are full.
 fn settled(place: &Place, thawd: &Thawd) -> Cost {
     let cost = || Cost::of(thawd.record().pid).unwrap();
     let mut seen = (0, cost().descriptors);
@@ -73,7 +73,7 @@ async fn creations_by_the_thousand_leave_the_host_as_it_was() {
         thawds.push(thawd.record());
         (thawd, Client::connect(&place.socket()).unwrap())
     };
-    // The first makes what stays.
+    // The first creations make what later ones reuse.
     let (thawd, client) = begin();
     many(&client, &asked, 2).await;
     assert!(thawd.stop().success());
@@ -90,13 +90,13 @@ async fn creations_by_the_thousand_leave_the_host_as_it_was() {
         after.descriptors <= before.descriptors,
         "descriptors leak: {before:?}, {after:?}"
     );
-    // An allocator may keep some; a leak grows with the count.
+    // An allocator may keep some memory; a leak grows with the count.
     let spare_kib = 16 << 10;
     assert!(
         after.rss_kib <= before.rss_kib * 5 / 4 + spare_kib,
         "memory leaks: {before:?}, {after:?}"
     );
-    // Others use this kernel too: only one in ten creations, or more, shows.
+    // Other programs use this kernel too, so a leak shows only if at least one in ten creations leaks.
     for (kind, first) in kernel_before {
         let last = kernel_after.get(kind).copied().unwrap_or_default();
         let most = first + count as u64 / 10 + 256;

@@ -1,4 +1,4 @@
-//! Tenants with `[api] separate_tenants`: what one's machines read of an image, a template or a fork is no other tenant's file.
+//! Tenants with `[api] separate_tenants`: no file of an image, a template or a fork is shared with another tenant's machines.
 
 #![allow(clippy::unwrap_used)]
 
@@ -15,7 +15,7 @@ use thaw_tiny_node::{Place, Thawd, callers, without_limits};
 
 const TENANTS: [&str; 2] = ["acme", "other.example"];
 
-/// None, having said why, where it cannot run.
+/// `None` if the test cannot run here; the reason has been reported.
 fn place() -> Option<Place> {
     if !without_limits().is_empty() {
         thaw_test_skip::skip("this host cannot limit sandboxes");
@@ -25,7 +25,7 @@ fn place() -> Option<Place> {
     Place::new(thawd.parent().unwrap(), &lasting())
 }
 
-/// From the next start on tenants are separate, or not.
+/// Sets whether tenants are separate, from the next start on.
 fn configure(place: &Place, separate: bool) {
     let api = callers::serve(place, &TENANTS);
     let none = "{ low = 0, high = 0 }";
@@ -35,7 +35,7 @@ fn configure(place: &Place, separate: bool) {
     ));
 }
 
-/// What a tenant is answered.
+/// The answer to a tenant's request.
 fn ask(place: &Place, tenant: &str, request: &str, body: &Value) -> Value {
     let asked = callers::ask(place, tenant, request, body);
     let (status, body) = asked.unwrap_or_else(|| panic!("no answer: {}", log(place)));
@@ -43,7 +43,7 @@ fn ask(place: &Place, tenant: &str, request: &str, body: &Value) -> Value {
     serde_json::from_str(&body).unwrap()
 }
 
-/// The id and the VMM of a new sandbox of a tenant.
+/// Creates a sandbox of a tenant. Returns its id and its VMM.
 fn create(place: &Place, tenant: &str) -> (String, i64) {
     let made = ask(place, tenant, "POST /v1/sandboxes", &place.request());
     let sandbox = &made["sandbox"];
@@ -51,7 +51,7 @@ fn create(place: &Place, tenant: &str) -> (String, i64) {
     (id, sandbox["vmm_pid"].as_i64().unwrap())
 }
 
-/// The files of images that a VMM has open, by device and inode.
+/// The image files that a VMM has open, by device and inode.
 fn image_files(place: &Place, vmm: i64) -> BTreeSet<(u64, u64)> {
     let descriptors = fs::read_dir(format!("/proc/{vmm}/fd")).unwrap();
     let files = descriptors.filter_map(|entry| {
@@ -63,7 +63,7 @@ fn image_files(place: &Place, vmm: i64) -> BTreeSet<(u64, u64)> {
     files.collect()
 }
 
-/// What a VMM has mapped of memory that others may have mapped too, by device and inode: templates, in thawd's memory.
+/// The shareable memory that a VMM has mapped, by device and inode: templates in thawd's memory.
 fn mapped_memory(vmm: i64) -> BTreeSet<(String, u64)> {
     let maps = fs::read_to_string(format!("/proc/{vmm}/maps")).unwrap();
     let mapped = maps.lines().filter(|line| line.contains("/memfd:")).map(|line| {
@@ -94,7 +94,7 @@ async fn delete(place: &Place, ids: &[&str]) {
 async fn separate_tenants_share_no_file_of_an_image_and_no_template() {
     let Some(place) = place() else { return };
     let [one, other] = TENANTS;
-    // What is shared without the setting is seen, or this test sees nothing.
+    // Without the setting, sharing must show, or this test detects nothing.
     for separate in [false, true] {
         configure(&place, separate);
         let thawd = Thawd::start(&place);
@@ -148,7 +148,7 @@ async fn fork_lies_in_its_tenants_directory() {
     assert!(thawd.stop().success());
 }
 
-/// Adopted by a thawd of the other setting, a sandbox is served and cloned with the files it was made from.
+/// A thawd with the other setting adopts a sandbox: it is served and cloned with the files it was made from.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn adopted_sandbox_keeps_its_stock_when_the_setting_changes() {
     let Some(place) = place() else { return };
@@ -168,7 +168,7 @@ async fn adopted_sandbox_keeps_its_stock_when_the_setting_changes() {
         let id = clone["id"].as_str().unwrap();
         assert_eq!(image_files(&place, clone["vmm_pid"].as_i64().unwrap()), files);
         assert_eq!(stock_of(&place, id), stock);
-        // What is made now is as the setting says now.
+        // New sandboxes follow the current setting.
         let (new, vmm) = create(&place, tenant);
         assert!(image_files(&place, vmm).is_disjoint(&files));
         delete(&place, &[&original, id, &new]).await;

@@ -1,24 +1,24 @@
-//! What docs/threat-model.md claims: each defence names tests that exist, and that are run without being asked for.
+//! Checks docs/threat-model.md: each defence names tests that exist and that run by default.
 
 #![allow(clippy::unwrap_used)]
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The words under which a table has defences.
+/// The head of a table of defences.
 const HEAD: &str = "| attack | what stops it | tests |";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }
 
-/// Tests named in a text: `` `FILE.rs::NAME` ``.
+/// The tests that a text names: `` `FILE.rs::NAME` ``.
 fn named(text: &str) -> Vec<(&str, &str)> {
     let words = text.split('`').skip(1).step_by(2);
     words.filter_map(|word| word.split_once(".rs::")).collect()
 }
 
-/// What is wrong with a test that is named; nothing if it is there and runs.
+/// The problem with a named test; `None` if it exists and runs.
 fn wrong(file: &str, name: &str) -> Option<String> {
     let Ok(source) = fs::read_to_string(root().join(format!("{file}.rs"))) else {
         return Some(format!("there is no {file}.rs"));
@@ -55,7 +55,7 @@ fn every_defence_names_tests_that_exist_and_run() {
         .collect();
     let mut rows = 0;
     for table in document.split(HEAD).skip(1) {
-        // Behind the line below the head.
+        // Skips the head and the line below it.
         let defences = table.lines().skip(2).take_while(|line| line.starts_with('|'));
         for row in defences {
             rows += 1;

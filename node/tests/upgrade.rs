@@ -1,7 +1,7 @@
-//! Sandboxes across a change of thawd: by one of another release, and over records that cannot be read.
+//! Sandboxes across a change of thawd: to another release, and with records that cannot be read.
 //!
-//! The tests of the previous release run its very programs, which `tests/upgrade/build-previous` makes; `THAW_PREVIOUS` names
-//! their directory, and `make test-upgrade` does both.
+//! The tests of the previous release run its real programs, which `tests/upgrade/build-previous` makes; `THAW_PREVIOUS` names their
+//! directory, and `make test-upgrade` does both.
 
 #![allow(clippy::unwrap_used)]
 
@@ -16,7 +16,7 @@ use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Place, Thawd, asked};
 
-/// Where the programs of the previous release are.
+/// The directory with the programs of the previous release.
 const PREVIOUS: &str = "THAW_PREVIOUS";
 
 fn current() -> PathBuf {
@@ -63,7 +63,7 @@ fn ps(place: &Place) -> Vec<Value> {
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
 }
 
-/// A sandbox that runs and has no owner: its VMM lives, its directory is there, and thawd does not have it.
+/// Checks that a sandbox runs without an owner: its VMM lives, its directory exists, and thawd does not have it.
 async fn is_left_running(place: &Place, sandbox: &Sandbox, vmm: ProcessRecord) {
     assert!(vmm.lives(), "{}", log(place));
     assert!(directory(place, sandbox).is_dir());
@@ -130,7 +130,7 @@ async fn vmm_of_an_unknown_protocol_is_left_running_and_adopted_later() {
         "{}",
         log(&place)
     );
-    // Who cleans up meanwhile leaves it alone.
+    // A cleanup meanwhile leaves it alone.
     assert_eq!(ps(&place).len(), 1);
     thawd.kill();
     edit(&place, &sandbox, |record| record["control"] = known);
@@ -141,7 +141,7 @@ async fn vmm_of_an_unknown_protocol_is_left_running_and_adopted_later() {
     assert!(thawd.stop().success());
 }
 
-/// A snapshot frozen by this release needs nothing of the node that made it: not its guest image, kernel or thaw-vmm.
+/// A snapshot frozen by this release thaws without the guest image, kernel and thaw-vmm of the node that made it.
 #[tokio::test]
 async fn snapshot_thaws_after_the_guest_image_was_replaced() {
     let Some(place) = place() else { return };
@@ -160,11 +160,11 @@ async fn snapshot_thaws_after_the_guest_image_was_replaced() {
     let thawed = client(&place).thaw(&thaw).await;
     let thawed = thawed.unwrap_or_else(|e| panic!("{e}: {}", log(&place))).sandbox;
     client(&place).delete(&thawed.id).await.unwrap();
-    // A new sandbox is of the new image.
+    // A new sandbox uses the new image.
     let new = create(&place).await;
     client(&place).delete(&new.id).await.unwrap();
 
-    // As of a snapshot that came from elsewhere: what is missing is named.
+    // As for a snapshot from another node: the error names what is missing.
     let manifest: Value =
         serde_json::from_slice(&std::fs::read(place.path("frozen/manifest.json")).unwrap()).unwrap();
     let image = manifest["guest_image"].as_str().unwrap();
@@ -176,7 +176,7 @@ async fn snapshot_thaws_after_the_guest_image_was_replaced() {
     assert!(thawd.stop().success());
 }
 
-/// Clones a sandbox; the clone's id.
+/// Clones a sandbox. Returns the clone's id.
 fn fork(place: &Place, id: &str) -> String {
     let request = format!("POST /v1/sandboxes/{id}/fork");
     let asked = asked::ask(place, &request, None, &json!({"count": 1})).unwrap();
@@ -186,7 +186,7 @@ fn fork(place: &Place, id: &str) -> String {
     forked["items"][0]["sandbox"]["id"].as_str().unwrap().to_owned()
 }
 
-/// Has sandboxes made by the programs of one release, and then by those of another everything done that can be done to them.
+/// Creates sandboxes with the programs of one release, then performs all operations on them with those of another.
 async fn goes_from_to(before: &Path, after: &Path) {
     let Some(mut place) = place() else { return };
     place.use_binaries(before);
@@ -214,7 +214,7 @@ async fn goes_from_to(before: &Path, after: &Path) {
     assert_eq!(client.get(&first.id).await.unwrap().state, "paused");
     client.resume(&first.id).await.unwrap();
     assert_eq!(client.get(&first.id).await.unwrap().state, "running");
-    // What was frozen before, and what is now by a VMM of before.
+    // A snapshot frozen by the earlier release, and one frozen now from a VMM of the earlier release.
     let now: Value = json!({"directory": place.path("frozen-after")});
     let freeze: FreezeSandbox = serde_json::from_value(now.clone()).unwrap();
     let frozen = client.freeze(&first.id, &freeze).await;
@@ -229,7 +229,7 @@ async fn goes_from_to(before: &Path, after: &Path) {
     }
     let clone = fork(&place, &second.id);
     client.delete(&clone).await.unwrap();
-    // A third, of its own, beside them.
+    // A new sandbox of the later release beside them.
     let third = create(&place).await;
     for sandbox in [&first, &second, &third] {
         client.delete(&sandbox.id).await.unwrap();

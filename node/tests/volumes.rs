@@ -1,4 +1,4 @@
-//! thaw-share lives exactly as long as its sandbox, whichever thawd owns that.
+//! thaw-share lives exactly as long as its sandbox, whichever thawd owns the sandbox.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,7 +23,7 @@ mod pods;
 
 use pods::{process, record};
 
-/// None, having said why, where it cannot run.
+/// `None` if the test cannot run here; the reason has been reported.
 fn place() -> Option<Place> {
     let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
     if !binaries.join("thaw-share").exists() {
@@ -74,7 +74,7 @@ async fn thaw_share_survives_thawd_and_ends_with_its_sandbox() {
     let (id, vmm, share) = create(&place).await;
     assert_eq!(cgroup(share), cgroup(vmm), "the sandbox pays for it");
 
-    // What the guest has open there, no snapshot can hold.
+    // A snapshot cannot contain the guest's open files there.
     let freeze: FreezeSandbox = serde_json::from_value(json!({"directory": place.path("frozen")})).unwrap();
     let refused = client(&place).freeze(&id, &freeze).await.unwrap_err();
     assert_eq!(refused.kind, ErrorKind::Shared, "{refused}");
@@ -99,7 +99,7 @@ async fn thaw_share_survives_thawd_and_ends_with_its_sandbox() {
     client(&place).delete(&id).await.unwrap();
     eventually("thaw-share has ended", || !share.lives() && !vmm.lives());
 
-    // The VMM killed, it ends by itself.
+    // When the VMM is killed, thaw-share ends by itself.
     let (id, vmm, share) = create(&place).await;
     assert!(vmm.kill());
     eventually("thaw-share has ended with its VMM", || !share.lives());
@@ -111,7 +111,7 @@ async fn thaw_share_survives_thawd_and_ends_with_its_sandbox() {
     assert!(!log(&place).contains("thaw-share has ended"), "{}", log(&place));
 }
 
-/// The thaw-share that took the place of this one, which has ended.
+/// The thaw-share that replaced this one, which has ended.
 fn next(place: &Place, id: &str, ended: ProcessRecord) -> ProcessRecord {
     let now = || process(&record(place, id), "share");
     eventually("another thaw-share serves", || now() != ended && now().lives());
@@ -138,11 +138,11 @@ async fn thaw_share_that_dies_is_restarted_by_any_thawd() {
     let thawd = Thawd::start(&place);
     makers.push(thawd.record());
     let third = next(&place, &id, second);
-    // It is in the record before it has its relay, and ends with a thawd that dies between the two.
+    // It is recorded before it has its relay, and ends with a thawd that dies between the two.
     eventually("its VMM has it", || {
         log(&place).matches("another thaw-share serves").count() == 2
     });
-    // The next thawd watches the one it has taken over, too.
+    // The next thawd also watches the thaw-share that it has adopted.
     thawd.kill();
     let thawd = Thawd::start(&place);
     makers.push(thawd.record());
@@ -214,7 +214,7 @@ async fn what_cannot_be_shared_makes_no_sandbox() {
     assert!(thawd.stop().success());
 }
 
-/// What is mounted in a process's namespace.
+/// The mounts in a process's namespace.
 fn mounts(of: ProcessRecord) -> String {
     fs::read_to_string(format!("/proc/{}/mountinfo", of.pid)).unwrap()
 }
@@ -252,7 +252,7 @@ impl PodShares<'_> {
         client.remove_share(Context::default(), &request).await.unwrap();
     }
 
-    /// The processes that its record names: its VMM and its thaw-share.
+    /// The processes that the record names: its VMM and its thaw-share.
     fn processes(&self) -> (ProcessRecord, ProcessRecord) {
         let record = record(self.place, &self.id);
         (process(&record, "vmm"), process(&record, "share"))
@@ -317,7 +317,7 @@ async fn shares_of_a_pod_outlive_thawd_and_thaw_share() {
     assert!(has_shares(serving, &["1", "2"]), "{}", mounts(serving));
     assert_eq!(fs::read_to_string("/proc/self/mountinfo").unwrap(), host);
 
-    // A thaw-share that dies is started again, with all shares.
+    // A thaw-share that dies is restarted, with all shares.
     let before = mounts(serving).lines().count();
     assert!(serving.kill());
     let serving = next(&place, &shares.id, serving);

@@ -2,8 +2,8 @@
 
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Waits for a signal that ends this process, and returns its exit status. From this call on, not from the first poll, such a signal
-/// no longer kills the process, so that whatever is being made at that time is removed.
+/// Waits for a signal that ends this process, and returns its exit status. From this call on, not from the first poll, such a signal no
+/// longer kills the process, so that resources being made at that time are removed.
 pub(super) fn interrupted() -> impl Future<Output = u8> {
     let mut waiting = Vec::new();
     for number in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP, libc::SIGQUIT] {

@@ -26,7 +26,7 @@ use super::memory_mode::memory_mode;
 use super::{CpuLimit, RunArguments, ps, template};
 use crate::ui::Ui;
 
-/// Who owns the sandbox.
+/// The owner of the sandbox.
 enum OwnedBy {
     ThisProcess {
         sandbox: Arc<Sandbox>,
@@ -59,12 +59,12 @@ pub(super) struct PendingRecording {
 }
 
 impl PendingRecording {
-    /// Writes the recording, after the sandbox is closed, and reports the result.
+    /// Writes the recording after the sandbox is closed, and reports the result.
     pub(super) async fn finish(self, ui: &Ui) {
         match self.recording.finish(&self.images, &self.image, self.file).await {
             Ok(Some(recorded)) => ui.note("recorded", &recorded.to_string()),
             Ok(None) => ui.note("recorded", "nothing was recorded: the run read nothing"),
-            // The run itself did not fail, so this is no error of the command.
+            // The run itself did not fail, so this is not an error of the command.
             Err(e) => ui.note("not-recorded", &format!("the recording is lost: {e}")),
         }
     }
@@ -217,14 +217,14 @@ impl Launched {
         self.recording.take()
     }
 
-    /// Notes in `trace` what was fetched until now, if this process fetches it. thawd's answer already had this.
+    /// Adds to `trace` the bytes fetched until now, if this process fetches them. thawd's answer contained this already.
     pub(super) fn note_fetched(&self, trace: &Trace) {
         if let OwnedBy::ThisProcess { sandbox, .. } = &self.owner {
             sandbox.note_fetched(trace, "the container ran");
         }
     }
 
-    /// The same for what is read ahead.
+    /// The same for the image's read-ahead.
     pub(super) fn note_read_ahead(&self, trace: &Trace) {
         if let OwnedBy::ThisProcess { sandbox, .. } = &self.owner {
             sandbox.note_read_ahead(trace);
@@ -286,7 +286,7 @@ impl Launched {
                 if may_have_failed && sandbox.ended().is_some() {
                     note_failed(&self.run, &sandbox).await;
                 }
-                // First the machine, so that no request waits for its answer.
+                // Ends the machine first, so that no request waits for its reply.
                 sandbox.kill();
                 service.stop().await;
                 sandbox.destroy().await;
@@ -297,7 +297,7 @@ impl Launched {
                     false => client.delete(&self.id).await,
                 };
                 let Err(e) = deleted else { return };
-                // If thawd is gone, the sandbox has no owner, and this process may end it.
+                // If thawd has ended, the sandbox has no owner, and this process may end it.
                 let ended =
                     RunDirectory::open(&self.run).is_ok_and(|run| run.end(&self.id, &Hierarchy::detect()));
                 if !ended && e.kind != ErrorKind::SandboxNotFound {

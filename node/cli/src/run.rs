@@ -18,7 +18,7 @@ use super::{ProcessArguments, RunArguments, detach};
 use crate::stdio::{AttachOptions, Signals, Stdin, attach, terminal};
 use crate::ui::Ui;
 
-/// How long the agent's report of an OOM kill may arrive after the process has ended.
+/// How long to wait for the agent's report of an OOM kill after the process has ended.
 const OOM_REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 /// 128 + SIGKILL.
 const KILLED: i32 = 137;
@@ -251,7 +251,7 @@ impl Started {
     }
 }
 
-/// The error of a container that ended before it was ready, unless memory ran out, which says more.
+/// The error of a container that ended before it was ready. If memory ran out, the end itself is returned, because it says more.
 fn not_ready(end: End, probe: &ReadinessProbe) -> Result<End, Error> {
     match end.out_of_memory {
         true => Ok(end),
@@ -259,7 +259,7 @@ fn not_ready(end: End, probe: &ReadinessProbe) -> Result<End, Error> {
     }
 }
 
-/// A terminal that is not one cannot be raw, nor have a size.
+/// Fails if a terminal is requested but stdin is none: it could not be made raw, and has no size.
 pub(super) fn check_tty(process: &ProcessArguments) -> Result<(), Error> {
     if process.tty && process.interactive && !terminal::stdin_is_terminal() {
         return Err(Error::new(ErrorKind::Runtime, "-it: stdin is not a terminal").remedy("leave out -t"));
@@ -267,7 +267,7 @@ pub(super) fn check_tty(process: &ProcessArguments) -> Result<(), Error> {
     Ok(())
 }
 
-/// The environment the flags make.
+/// The environment that the flags set.
 pub(super) fn environment(process: &ProcessArguments) -> Result<Vec<String>, Error> {
     let mut given = Vec::new();
     for path in &process.env_file {

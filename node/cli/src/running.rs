@@ -15,12 +15,12 @@ use super::{FreezeArguments, print};
 pub(super) struct Owner {
     pub id: String,
     pub client: Client,
-    /// If it is a `thaw run` that owns only this sandbox.
+    /// Set if the owner is a `thaw run` that owns only this sandbox.
     tethered: Option<RunDirectory>,
 }
 
 impl Owner {
-    /// Finds the owner of a sandbox by id, name, or the beginning of an id.
+    /// Finds the owner of a sandbox by id, name, or prefix of an id.
     pub(super) fn find(wanted: &str) -> Result<Owner, Error> {
         let paths = Paths::from_env();
         let run = RunDirectory::open(&paths.run)?;
@@ -45,7 +45,7 @@ impl Owner {
         })
     }
 
-    /// Deletes the sandbox, and waits until nothing of it is left, so that its name is free.
+    /// Deletes the sandbox, and waits until it is completely removed, so that its name is free.
     async fn delete(&self) -> Result<(), Error> {
         self.client.delete(&self.id).await?;
         // A `thaw run` answers before it removes the sandbox.
@@ -74,7 +74,7 @@ pub(super) async fn remove(wanted: &[String]) -> Result<u8, Error> {
     Ok(0)
 }
 
-/// Ends a sandbox through its owner, or directly if it has none, or removes what is left of a failed one. Returns its id.
+/// Ends a sandbox through its owner, or directly if it has none, or removes the record of a failed one. Returns its id.
 async fn remove_one(wanted: &str) -> Result<String, Error> {
     let run = RunDirectory::open(&Paths::from_env().run)?;
     let failure = match Owner::find(wanted) {
@@ -92,7 +92,7 @@ async fn remove_one(wanted: &str) -> Result<String, Error> {
         true => run.find_unowned(wanted),
         false => None,
     };
-    // If another process holds its lock, it is not ended, and the first error says more.
+    // If another process holds its lock, it is not ended here, and the first error says more.
     match id.filter(|id| run.end(id, &Hierarchy::detect())) {
         Some(id) => Ok(id),
         None if failure.kind == ErrorKind::SandboxNotFound => remove_failed(&run, wanted, failure).await,
@@ -100,7 +100,7 @@ async fn remove_one(wanted: &str) -> Result<String, Error> {
     }
 }
 
-/// Removes what is left of a failed sandbox, and returns its id; fails with `not_found` if there is none.
+/// Removes the record of a failed sandbox, and returns its id. Fails with `not_found` if there is none.
 async fn remove_failed(run: &RunDirectory, wanted: &str, not_found: Error) -> Result<String, Error> {
     let id = run.find_failed(wanted)?.ok_or(not_found)?.id;
     if let Some(client) = Client::connect(&Paths::from_env().daemon_socket()) {

@@ -24,7 +24,7 @@ impl ByteSize {
 impl FromStr for ByteSize {
     type Err = String;
 
-    /// A number, then nothing or `b` (bytes), `k`, `m`, `g` or `t` (powers of 1024), also as `kb` or `kib`.
+    /// A number, followed by nothing or `b` (bytes), `k`, `m`, `g` or `t` (powers of 1024), or forms such as `kb` and `kib`.
     fn from_str(text: &str) -> Result<Self, String> {
         let bad = || "write a number with k, m or g, as in 512m".to_owned();
         let lower = text.trim().to_ascii_lowercase();

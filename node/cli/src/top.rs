@@ -1,5 +1,5 @@
-//! `thaw top`: the resource usage of running sandboxes, refreshed at an interval. thawd reports that of its sandboxes; that of a
-//! sandbox which a `thaw run` owns is read here, found as by `thaw ps`.
+//! `thaw top`: the resource usage of running sandboxes, refreshed at an interval. thawd reports the usage of its sandboxes. The usage of a
+//! sandbox that a `thaw run` owns is read here; it is found as by `thaw ps`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IsTerminal, Write};
@@ -42,7 +42,7 @@ struct Row {
 #[derive(Clone, Debug, PartialEq, Serialize)]
 struct Shown {
     pools: Vec<PoolUsage>,
-    /// Ordered by CPU usage, the highest first.
+    /// Ordered by CPU usage, highest first.
     sandboxes: Vec<Row>,
 }
 
@@ -111,7 +111,7 @@ pub(super) async fn top(arguments: &TopArguments, json: bool) -> Result<u8, Erro
     }
 }
 
-/// The present usage of all sandboxes.
+/// The current usage of all sandboxes.
 async fn look() -> Result<NodeUsage, Error> {
     let paths = Paths::from_env();
     let mut node = match Client::connect(&paths.daemon_socket()) {

@@ -1,4 +1,4 @@
-//! What a command shows on stderr: progress, errors, the table of timings. stdout is for the container.
+//! The output of a command on stderr: progress, errors, the table of timings. stdout is for the container.
 //!
 //! On a terminal, progress lines are redrawn; elsewhere they are plain lines; with `-q` only errors are shown; with `--json` each line is
 //! an object. Colour is used on a terminal only, and never if NO_COLOR is set.
@@ -179,7 +179,7 @@ impl PullProgress {
             Event::Started { layer, total } => {
                 json!({"event": "layer-started", "layer": layer.to_string(), "bytes": total})
             }
-            // Tens of thousands of these are of no use to a program.
+            // A program has no use for tens of thousands of these.
             Event::Advanced { .. } => return,
             Event::Unpacked { layer, unpacked } => {
                 json!({"event": "layer-unpacked", "layer": layer.to_string(), "bytes": unpacked})

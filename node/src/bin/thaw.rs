@@ -3,6 +3,6 @@
 fn main() -> ! {
     thaw_daemon::exit::end_on_panic();
     let status = thaw_cli::main();
-    // Not a return: a thread may still be reading stdin, and it must not hold us up.
+    // Exits instead of returning: a thread may still read stdin, and would block the exit.
     std::process::exit(status.into())
 }

@@ -1,4 +1,4 @@
-//! The node's daemon: sandboxes that outlive whoever asked for them, and outlive this process too.
+//! The node's daemon. Its sandboxes outlive the callers that created them, and thawd itself.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -64,7 +64,7 @@ struct Arguments {
     command: Option<Command>,
 }
 
-/// What it does instead of serving.
+/// A command to run instead of serving.
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Look at configuration files
@@ -121,7 +121,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Takes as many descriptors as it may have: each sandbox, and each that waits in a pool, takes some.
+/// Raises the limit of open descriptors to its maximum: each sandbox and each resource in a pool needs some.
 fn raise_descriptors() {
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
@@ -131,13 +131,13 @@ fn raise_descriptors() {
     }
 }
 
-/// A line of its own output. A reader that went away is no failure.
+/// Prints a line of the command's output. A closed stdout is no error.
 fn print(line: &str) {
     use std::io::Write;
     let _ = writeln!(std::io::stdout().lock(), "{line}");
 }
 
-/// Where it listens.
+/// The path of the socket to listen on.
 fn socket(arguments: &Arguments, paths: &Paths) -> std::path::PathBuf {
     arguments.socket.clone().unwrap_or_else(|| paths.daemon_socket())
 }
@@ -174,7 +174,7 @@ fn drain(arguments: &Arguments, undo: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Reads again who may ask over TCP, whenever an operator says so. Does not end.
+/// Reloads the TCP credentials at each signal from an operator. Never returns.
 async fn read_again(mut said: Signal, credentials: Option<Arc<Credentials>>) {
     while said.recv().await.is_some() {
         let Some(credentials) = credentials.clone() else {
@@ -246,7 +246,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
         let end = async move {
             tokio::select! { _ = terminate.recv() => {}, _ = interrupt.recv() => {} }
             service::stopping();
-            // Whoever waits for it sees that it is gone.
+            // Closes the channel on which the other servers wait for the end.
             drop(stop);
         };
         let snapshotter = async {
@@ -263,7 +263,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
         let (served, snapshotter, pods) = tokio::join!(serving, snapshotter, pods);
         served.and(snapshotter).and(pods)
     });
-    // Once it is gone, nobody claims or releases any more.
+    // Once the runtime is dropped, no task claims or releases resources.
     drop(runtime);
     if let Some((tenants, shells, pools)) = pools {
         tenants.close();

@@ -1,4 +1,4 @@
-//! What is done to a thawd that is to die somewhere in it.
+//! The courses of events during which thawd is killed.
 
 use std::os::unix::process::ExitStatusExt;
 use std::time::Duration;
@@ -21,24 +21,24 @@ use crate::node::{Node, request};
 use crate::pods;
 use crate::store;
 
-/// The name of a sandbox that fails.
+/// The name of the sandbox that fails.
 const FAILS: &str = "fails";
-/// Where a sandbox is frozen to.
+/// The path that a sandbox is frozen to.
 const FROZEN: &str = "frozen/snapshot";
-/// Beside an image, what is being recorded and what was.
+/// Files beside an image: a recording in progress, and a finished one.
 const RECORDING: &str = "recording";
 const RECORDED: &str = "load-order-recorded.json";
 
 /// A course of events.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Course {
-    /// The life of sandboxes: made, frozen, paused, thawed, deleted; the start and the end of thawd.
+    /// The life of sandboxes: created, frozen, paused, thawed, deleted; the start and the end of thawd.
     Life,
-    /// The same in a place that is new, where what then stays is made.
+    /// The same in a new place, where the first run makes what later runs reuse.
     Cold,
-    /// What else can be asked for: ports, policies, recordings, forks, what runs in a guest.
+    /// Other requests: ports, policies, recordings, forks, processes in a guest.
     Deeds,
-    /// A sandbox fails: its VMM is killed, what is left of it is listed, and removed.
+    /// A sandbox fails: its VMM is killed, its record is listed, and then removed.
     Failure,
     /// A template is removed, by `thaw`.
     Eviction,
@@ -48,7 +48,7 @@ pub enum Course {
     Pods,
 }
 
-/// What is come to only while something is made that then stays.
+/// Failpoints that are reached only when something is made that later runs reuse.
 const COLD: [&str; 15] = [
     "disk.template-begun",
     "disk.template-formatted",
@@ -92,7 +92,7 @@ impl Course {
         Course::Pods,
     ];
 
-    /// The one that comes to a point first.
+    /// The course that reaches a failpoint first.
     pub fn of(point: Failpoint) -> Course {
         let name = point.name();
         let begins = |with: &[&str]| with.iter().any(|with| name.starts_with(with));
@@ -113,8 +113,8 @@ impl Course {
         }
     }
 
-    /// Has somebody die at a failpoint, the `nth` time it comes there, and looks at what is left. Says whether it came
-    /// there so often.
+    /// Kills a process at a failpoint the `nth` time that it is reached, and checks what is left. Returns whether it was reached that
+    /// often.
     pub async fn killed_at(self, node: &mut Node, point: Failpoint, nth: usize) -> bool {
         let what = format!("{point}:{nth} in {self:?}");
         match self {
@@ -160,7 +160,7 @@ impl Course {
         }
     }
 
-    /// Does it all to a thawd that is to die. Says whether it did.
+    /// Runs the course against a thawd that will die. Returns whether it died.
     async fn doomed(self, node: &mut Node, point: Failpoint, nth: usize, what: &str) -> bool {
         let mut doomed = node.start_doomed(point, nth);
         if doomed.serves(&node.place)
@@ -172,7 +172,7 @@ impl Course {
                 Course::Failure => failure(&node.place, &client).await,
                 _ => life(&node.place, &client, &mut ended).await,
             };
-            // Its death is seen by its clients first.
+            // Its clients see its death first.
             if let Err(e) = done {
                 eventually(&format!("{what}: thawd ends, and not {e}"), || doomed.has_ended());
             }
@@ -188,12 +188,12 @@ impl Course {
     }
 }
 
-/// Leaves the cgroup of a process there never is (the kernel's `PID_MAX_LIMIT` is 4194304).
+/// Leaves the cgroup of a process that never exists (the kernel's `PID_MAX_LIMIT` is 4194304).
 fn lose_cgroup() {
     Hierarchy::detect().make("4194305.1.0").unwrap();
 }
 
-/// The life of sandboxes. Ends at the first failure: thawd's death is one.
+/// The life of sandboxes. Ends at the first failure, such as thawd's death.
 async fn life(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool) -> Result<(), Error> {
     let first = client.create(&request(place)).await?.sandbox;
     let at = json!({"directory": place.path(FROZEN)});
@@ -203,7 +203,7 @@ async fn life(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool) 
     let thaw: ThawSandbox = serde_json::from_value(at).unwrap();
     let thawed = client.thaw(&thaw).await?.sandbox;
     client.delete(&thawed.id).await?;
-    // More than are ready, so some are made now.
+    // More than are ready, so that some are made now.
     let asked = request(place);
     let (one, two) = tokio::join!(client.create(&asked), client.create(&asked));
     for made in [one?, two?] {
@@ -217,7 +217,7 @@ async fn life(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool) 
     client.delete(&first.id).await
 }
 
-/// A sandbox that fails, is listed and removed.
+/// A sandbox fails, is listed and removed.
 async fn failure(place: &Place, client: &Client) -> Result<(), Error> {
     let asked = CreateSandbox {
         name: Some(FAILS.into()),
@@ -231,7 +231,7 @@ async fn failure(place: &Place, client: &Client) -> Result<(), Error> {
     client.delete(&fails.id).await
 }
 
-/// What else can be asked for.
+/// All other requests.
 async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool) -> Result<(), Error> {
     let images = Store::open(&place.path("data/images")).unwrap().images().unwrap();
     let image = images.first().unwrap();
@@ -246,13 +246,13 @@ async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool)
     let recording = image.metadata.with_file_name(RECORDING);
     let length = || recording.metadata().map_or(0, |m| m.len());
     eventually("it is recorded, or thawd has ended", || length() > 0 || ended());
-    // Its slot had none: it leaves its fast path for the first. The clone below comes with the second.
+    // Its slot had no policy, so the first one ends its fast path. The clone below starts with the second.
     for denied in ["192.0.2.0/24", "198.51.100.0/24"] {
         client.set_network_policy(&first.id, &policy(denied)).await?;
     }
     client.pause(&first.id).await?;
     client.resume(&first.id).await?;
-    // Nothing says otherwise that nothing runs in it: its guest has no agent.
+    // Its guest has no agent, so a record must claim that a container runs.
     let running = Running {
         container_id: first.id.clone(),
         tty: false,
@@ -265,14 +265,14 @@ async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool)
         client.delete(&id).await?;
     }
     client.delete(&first.id).await?;
-    // It ends with the machine, and is written by a task nobody waits for.
+    // The recording ends with the machine, and a task that is not awaited writes it.
     eventually("the recording has ended, or thawd has", || {
         length() == 0 || ended()
     });
     Ok(())
 }
 
-/// Clones a sandbox, by a key: the clone's id.
+/// Clones a sandbox, with a key. Returns the clones' ids.
 fn fork(place: &Place, id: &str) -> Result<Vec<String>, Error> {
     let gone = || {
         Error::new(
@@ -291,7 +291,7 @@ fn fork(place: &Place, id: &str) -> Result<Vec<String>, Error> {
         .collect())
 }
 
-/// What a process leaves that is killed while it records what an image's run reads.
+/// Leaves the files of a process that was killed while it recorded which bytes an image's run reads.
 fn leave_a_recording(image: &Image) {
     let blobs: Vec<OrderedBlob> = image
         .blobs
@@ -305,7 +305,7 @@ fn leave_a_recording(image: &Image) {
     let mut recorder = Recorder::default();
     recorder.access(&blobs[0].digest, 0, 1);
     let journal = Journal::begin(image, blobs).unwrap();
-    // It may have made use of what one before has left; a whole recording would be worth more than what is left now.
+    // An earlier run may have finished the leftovers; a complete recording would take precedence over the ones left now.
     let _ = std::fs::remove_file(image.metadata.with_file_name(RECORDED));
     journal.unwrap().follow(&recorder).unwrap();
 }

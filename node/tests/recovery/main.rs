@@ -1,18 +1,18 @@
-//! thawd killed at each of its failpoints: what runs keeps running, the next thawd takes it over and removes the rest, and
-//! in the end everything on the host is as it was, counted. `thaw` killed likewise where it changes the image store.
+//! Kills thawd at each of its failpoints. Sandboxes keep running, the next thawd takes them over and removes the rest, and in the end the
+//! host is as before, by count. Also kills `thaw` where it changes the image store.
 //!
-//! The failpoints are those the code declares, each is come to by one [`Course`] of events, and one that is never come to
-//! fails the test. `THAW_FAILPOINTS` takes part of a name, `all`, or `all:` and part of a name: then whoever it is is killed
-//! not the first time only that it comes to a place, but each time, and in each course.
+//! The failpoints are those that the code declares. One [`Course`] of events reaches each of them, and a failpoint that is never reached
+//! fails the test. `THAW_FAILPOINTS` is part of a name, `all`, or `all:` and part of a name. With `all`, the process is killed each time it
+//! reaches the failpoint, in each course, and not only the first time.
 //!
 //! | module | what |
 //! |---|---|
-//! | [`courses`] | what is done to a thawd that is to die |
-//! | [`node`] | the node it is done on, and what the next thawd must find |
-//! | [`pods`] | the same of pods, and of what is made in their namespaces |
-//! | [`store`] | the same of the image store, by `thaw image` |
+//! | [`courses`] | the courses of events during which thawd is killed |
+//! | [`node`] | the node, and what the next thawd must find |
+//! | [`pods`] | the same for pods, and for their network namespaces |
+//! | [`store`] | the same for the image store, with `thaw image` |
 //!
-//! Several points are looked at at once, each lane of them in a network namespace of its own.
+//! Several failpoints are tested at once, in lanes. Each lane has its own network namespace.
 
 #![allow(clippy::unwrap_used)]
 
@@ -28,22 +28,22 @@ use node::Node;
 use thaw_failpoint::Failpoint;
 use tokio::sync::RwLock;
 
-/// Times a place is come to that are looked at, at most.
+/// Maximum number of times that a failpoint is tested in one course.
 const MOST: usize = 12;
 
-/// Where a thawd comes whose slots have a fast path.
+/// Failpoints that only a thawd with fast paths for its slots reaches.
 const FAST: [&str; 2] = ["network.fast-", "policy.fast-"];
 
-/// Where it is about what the host has once: another lane's thawd would find it, and sweep it up.
+/// Failpoints that concern a resource of the whole host: another lane's thawd would find the leftovers and remove them.
 const OF_THE_HOST: &str = "cgroup.";
 
-/// What is looked at.
+/// The failpoints to test.
 struct Plan {
     points: Vec<Failpoint>,
-    /// At each time, in each course.
+    /// Whether to kill each time a failpoint is reached, in each course.
     all: bool,
     next: AtomicUsize,
-    /// Written while one lane is to be alone.
+    /// Locked for writing while one lane must run alone.
     host: RwLock<()>,
 }
 
@@ -75,7 +75,7 @@ impl Plan {
         self.points.get(next).copied()
     }
 
-    /// Looks at a point; returns how often somebody was killed.
+    /// Tests a failpoint. Returns how often a process was killed.
     async fn look_at(&self, point: Failpoint, node: &mut Node) -> usize {
         let own = Course::of(point);
         let mut kills = 0;
@@ -93,11 +93,11 @@ impl Plan {
     }
 }
 
-/// Looks at points until there are no more; returns how often somebody was killed.
+/// Tests failpoints until none is left. Returns how often a process was killed.
 fn lane(plan: &Plan) -> usize {
-    // SAFETY: it unshares no descriptors, the one thing that breaks other code's assumptions.
+    // SAFETY: it does not unshare descriptors, which is the only thing that would break other code's assumptions.
     unsafe { rustix::thread::unshare_unsafe(rustix::thread::UnshareFlags::NEWNET) }.unwrap();
-    // Children have the namespace of the thread that begins them: it is this one.
+    // Children get the network namespace of the thread that starts them: this one.
     let runtime = tokio::runtime::Builder::new_current_thread()
         .enable_all()
         .build()

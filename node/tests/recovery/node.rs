@@ -1,4 +1,4 @@
-//! A node whose thawds are killed, and what must be of it after.
+//! A node whose thawds are killed, and the checks of its state afterwards.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -11,21 +11,21 @@ use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Counts, Place, Thawd, counts};
 
-/// Where the survivor is frozen to.
+/// The path that the survivor is frozen to.
 const SURVIVOR: &str = "frozen/survivor";
-/// A snapshot half made.
+/// Name of a partial snapshot.
 const HALF: &str = ".thaw-partial-dead";
 
-/// A node, and which thawds it has had.
+/// A node, and the thawds that it has had.
 pub struct Node {
     pub place: Place,
     pub thawds: Vec<ProcessRecord>,
-    /// What there is when nothing is there but what stays.
+    /// The counts when only what is reused remains.
     pub empty: Counts,
 }
 
 impl Node {
-    /// None, having said why, where it cannot run.
+    /// `None` if the test cannot run here; the reason has been reported.
     pub fn new() -> Option<Node> {
         let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
         let place = Place::new(binaries, &lasting())?;
@@ -38,7 +38,7 @@ impl Node {
         })
     }
 
-    /// Another place, where nothing was made yet of what stays.
+    /// Another place, in which nothing was made yet.
     pub fn anew(&self) -> Node {
         let mut node = Node::new().unwrap();
         node.empty = self.empty.clone();
@@ -51,7 +51,7 @@ impl Node {
         thawd
     }
 
-    /// Starts one that is to die at a failpoint, the `nth` time it comes there.
+    /// Starts a thawd that dies at a failpoint the `nth` time it reaches it.
     pub fn start_doomed(&mut self, point: Failpoint, nth: usize) -> Thawd {
         let mut command = self.place.thawd();
         command.args(["--failpoint", &format!("{point}:{nth}")]);
@@ -68,7 +68,7 @@ impl Node {
         Counts::of(&self.place, &self.thawds)
     }
 
-    /// Waits until there is nothing more than what stays.
+    /// Waits until only what is reused remains.
     pub fn is_empty_again(&self, what: &str) {
         let mut now = self.counts();
         let since = Instant::now();
@@ -79,7 +79,7 @@ impl Node {
         assert_eq!(now, self.empty, "{what}: {}", log(&self.place));
     }
 
-    /// Makes everything once that then stays, and counts what is there when nothing of it runs.
+    /// Makes everything once that later runs reuse, and counts what remains when nothing runs.
     pub async fn learn_what_stays(&mut self) {
         let thawd = self.start();
         self.make_one().await;
@@ -97,7 +97,7 @@ impl Node {
         self.empty = counts;
     }
 
-    /// Makes a sandbox and deletes it.
+    /// Creates a sandbox and deletes it.
     pub async fn make_one(&self) {
         let client = self.client();
         let made = client.create(&request(&self.place)).await;
@@ -105,7 +105,7 @@ impl Node {
         client.delete(&made.sandbox.id).await.unwrap();
     }
 
-    /// Leaves a running sandbox, what a killed thawd had made ahead, and what one was writing.
+    /// Leaves a running sandbox, the resources that a killed thawd had made ahead, and a partial snapshot.
     pub async fn survivor(&mut self) -> Sandbox {
         let thawd = self.start();
         let client = self.client();
@@ -120,7 +120,7 @@ impl Node {
         survivor
     }
 
-    /// Leaves a port that leads to a sandbox which died after its thawd.
+    /// Leaves a port that is forwarded to a sandbox which died after its thawd.
     pub async fn lost_port(&mut self) {
         let thawd = self.start();
         let mut published = request(&self.place);
@@ -128,7 +128,7 @@ impl Node {
         let published = self.client().create(&published).await.unwrap().sandbox;
         thawd.kill();
         ProcessRecord::of(published.vmm_pid.unwrap()).unwrap().kill();
-        // The kernel takes namespaces apart when it comes to it.
+        // The kernel removes namespaces some time later.
         let links = || {
             counts::interfaces()
                 .into_iter()
@@ -137,8 +137,8 @@ impl Node {
         eventually("no slot is left but the survivor's", || links().count() <= 1);
     }
 
-    /// Whoever is dead now, the next thawd takes over what lives and removes the rest, and works; stopped after its last
-    /// sandbox, it leaves what stays, and nothing else. The names of those it lists as failed.
+    /// Checks that the next thawd takes over what lives, removes the rest, and works. Once it is stopped after its last sandbox, only what
+    /// is reused remains. Returns the names of the sandboxes listed as failed.
     pub async fn recovers(&mut self, what: &str, survivor: Option<&Sandbox>) -> Vec<String> {
         if let Some(survivor) = survivor {
             let vmm = survivor.vmm_pid.and_then(ProcessRecord::of);
@@ -165,7 +165,7 @@ impl Node {
         }
         // The survivor, the first of the course, and the two that are made at once.
         assert!(living.len() <= 4, "{what}: {living:?}");
-        // A process that was killed is there until the kernel comes to it.
+        // A killed process exists until the kernel removes it.
         let as_many = format!(
             "{what}: as many VMMs as sandboxes: {living:?}; {}",
             log(&self.place)
@@ -174,7 +174,7 @@ impl Node {
         for sandbox in &living {
             assert_ne!(sandbox.state, "ended", "{what}");
         }
-        // Half a snapshot is none, of a sandbox that is taken over; others' go when another is made there.
+        // A partial snapshot of an adopted sandbox is removed; others are removed when another snapshot is made beside them.
         let frozen = || -> Vec<String> {
             let entries = std::fs::read_dir(self.place.path("frozen")).into_iter().flatten();
             let names = entries
@@ -186,7 +186,7 @@ impl Node {
         };
         assert!(frozen().iter().all(|name| name == HALF), "{what}: {:?}", frozen());
         if let Some(survivor) = survivor {
-            // It is all there: its copy wakes, and says so.
+            // The snapshot is complete: its copy wakes and reports that.
             let at = serde_json::json!({"directory": self.place.path(SURVIVOR)});
             let freeze: FreezeSandbox = serde_json::from_value(at.clone()).unwrap();
             let thaw: ThawSandbox = serde_json::from_value(at).unwrap();
@@ -195,7 +195,7 @@ impl Node {
             client.delete(&copy.id).await.unwrap();
             assert!(frozen().is_empty(), "{what}: {:?}", frozen());
         }
-        // It does all that again.
+        // It works again.
         self.make_one().await;
         for sandbox in living.iter().chain(&failed) {
             client.delete(&sandbox.id).await.unwrap();
@@ -207,7 +207,7 @@ impl Node {
     }
 }
 
-/// A creation.
+/// A request for a sandbox.
 pub fn request(place: &Place) -> CreateSandbox {
     serde_json::from_value(place.request()).unwrap()
 }

@@ -1,5 +1,5 @@
-//! Pods, made for containerd's shim in namespaces that a plugin has made: whoever dies, a namespace is as it was when its
-//! pod has ended.
+//! Pods for containerd's shim in namespaces that a plugin has made. Whichever process dies, the namespace is restored once its pod has
+//! ended.
 
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd};
@@ -19,8 +19,8 @@ use ttrpc::context::Context;
 
 use crate::node::Node;
 
-/// Has a thawd die at a failpoint, the `nth` time it comes there, while it makes a pod and ends it; the next finds that, and
-/// a pod of before. Says whether it died.
+/// Kills a thawd at a failpoint, the `nth` time it reaches it, while it creates a pod and ends it. The next thawd finds that pod and an
+/// earlier one. Returns whether the thawd died.
 pub async fn killed_at(node: &mut Node, point: Failpoint, nth: usize, what: &str) -> bool {
     let (old, new) = (Namespace::new(), Namespace::new());
     let untouched = new.has();
@@ -34,7 +34,7 @@ pub async fn killed_at(node: &mut Node, point: Failpoint, nth: usize, what: &str
     if doomed.serves(&node.place)
         && let Err(e) = life(&node.place, &new).await
     {
-        // Its death is seen by its clients first.
+        // Its clients see its death first.
         eventually(&format!("{what}: thawd ends, and not {e}"), || doomed.has_ended());
     }
     let status = doomed.stop();
@@ -65,7 +65,7 @@ pub async fn killed_at(node: &mut Node, point: Failpoint, nth: usize, what: &str
     }
     for namespace in [&old, &new] {
         assert_eq!(namespace.has(), untouched, "{what}: {}", log(&node.place));
-        // It is there for another.
+        // The namespace can be used by another pod.
         life(&node.place, namespace).await.unwrap();
         assert_eq!(namespace.has(), untouched, "{what}: {}", log(&node.place));
     }
@@ -74,7 +74,7 @@ pub async fn killed_at(node: &mut Node, point: Failpoint, nth: usize, what: &str
     died
 }
 
-/// Makes a pod and ends it.
+/// Creates a pod and ends it.
 async fn life(place: &Place, namespace: &Namespace) -> ttrpc::Result<()> {
     let pod = create(place, namespace).await?;
     let request = PodRequest {
@@ -105,13 +105,13 @@ async fn connect(place: &Place) -> ttrpc::Result<PodsClient> {
     Ok(PodsClient::new(ttrpc::r#async::Client::connect(&address).await?))
 }
 
-/// One as a plugin leaves it, with an interface.
+/// A network namespace as a plugin leaves it, with an interface.
 struct Namespace(File);
 
 impl Namespace {
     fn new() -> Namespace {
         let made = std::thread::spawn(|| {
-            // SAFETY: it unshares no descriptors, the one thing that breaks other code's assumptions.
+            // SAFETY: it does not unshare descriptors, which is the only thing that would break other code's assumptions.
             unsafe { unshare_unsafe(UnshareFlags::NEWNET) }.unwrap();
             for line in [
                 "link add eth0 type veth peer name outside",
@@ -126,12 +126,12 @@ impl Namespace {
         Namespace(made.join().unwrap())
     }
 
-    /// Where others find it.
+    /// The path by which other processes open it.
     fn path(&self) -> String {
         format!("/proc/{}/fd/{}", std::process::id(), self.0.as_raw_fd())
     }
 
-    /// Its interfaces, and what directs their frames.
+    /// Its interfaces, and the rules that redirect their frames.
     fn has(&self) -> (Vec<String>, String) {
         let look = || {
             move_into_link_name_space(self.0.as_fd(), Some(LinkNameSpaceType::Network)).unwrap();

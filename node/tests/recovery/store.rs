@@ -1,4 +1,4 @@
-//! The image store, changed by one `thaw image` after the other, one of which is killed.
+//! The image store, changed by a series of `thaw image` commands, one of which is killed.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -10,22 +10,22 @@ use rustix::fs::{FlockOperation, flock};
 use thaw_failpoint::Failpoint;
 use thaw_tiny_node::Place;
 
-/// Where images are converted to, and the one with an index.
+/// The repositories of converted and of indexed images.
 const CONVERTED: &str = "converted";
 const INDEXED: &str = "indexed";
 
-/// Has a `thaw` die at a failpoint, the `nth` time it comes there; the next does all of it. Says whether it came there so
+/// Kills a `thaw` at a failpoint the `nth` time it is reached; the next one must complete all changes. Returns whether it was reached that
 /// often.
 pub fn killed_at(place: &Place, point: Failpoint, nth: usize, what: &str) -> bool {
     let store = Images::anew(place);
     let died = store.change(Some(&format!("{point}:{nth}")), what);
-    // Whatever was half done is done again, by who finds it.
+    // The next command repeats incomplete work.
     assert!(!store.change(None, what));
     assert_eq!(store.left(), BTreeSet::new(), "{what}");
     died
 }
 
-/// A store of its own, and two places images are written to.
+/// A separate store, and two places that images are written to.
 struct Images<'a> {
     place: &'a Place,
     root: tempfile::TempDir,
@@ -52,7 +52,7 @@ impl Images<'_> {
         format!("oci:{}:x", self.root.path().join(name).display())
     }
 
-    /// All that is done to a store, from nothing to nothing. Says whether somebody died, which ends it.
+    /// All changes of a store, from empty to empty. Returns true as soon as a process died.
     fn change(&self, failpoint: Option<&str>, what: &str) -> bool {
         let (plain, compressed) = (self.place.image(), self.place.compressed_image());
         let (converted, indexed) = (self.layout(CONVERTED), self.layout(INDEXED));
@@ -105,7 +105,7 @@ impl Images<'_> {
         steps.into_iter().any(&died) || died(&["prune", "--all"])
     }
 
-    /// While somebody else makes an image, so that nothing is collected, and what a dead maker had begun is in the way.
+    /// Runs a pull while another process makes an image, so that nothing is collected, and while the leftovers of a dead maker exist.
     fn with_leftovers(&self, pull: impl FnOnce() -> bool) -> bool {
         let images = self.root.path().join("images");
         let known = |kind: &str| fs::read_dir(self.place.path("data/images").join(kind)).unwrap();
@@ -124,14 +124,14 @@ impl Images<'_> {
         pull()
     }
 
-    /// In the layout something was being written into.
+    /// Leaves a partial blob in the layout.
     fn leave_half_a_blob(&self) {
         let blobs = self.root.path().join(CONVERTED).join("blobs/sha256");
         fs::create_dir_all(&blobs).unwrap();
         fs::write(blobs.join(".writing-dead"), "half").unwrap();
     }
 
-    /// What is there that a store without images has not, nor a layout.
+    /// The files that an empty store or layout would not have.
     fn left(&self) -> BTreeSet<String> {
         let mut left = BTreeSet::new();
         walk(self.root.path(), &mut |path| {
@@ -149,7 +149,7 @@ fn text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// All files below.
+/// Visits all files below a directory.
 fn walk(directory: &Path, seen: &mut impl FnMut(&Path)) {
     for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
         match entry.file_type().is_ok_and(|t| t.is_dir()) {

@@ -1,5 +1,5 @@
-//! What tests of the whole binaries need: a place of their own, an image, a kernel of a few instructions, and a count
-//! of everything a sandbox may leave.
+//! Support for tests of the whole binaries: a directory tree for each test, an image, a kernel of a few instructions, and counts of
+//! everything that a sandbox may leave.
 
 #![allow(dead_code, reason = "each test binary uses its part")]
 
@@ -15,12 +15,12 @@ pub const HALT: &[u8] = &[0xF4, 0xEB, 0xFD];
 /// `ud2`, without an IDT: a triple fault.
 pub const CRASH: &[u8] = &[0x0F, 0x0B];
 
-/// A place with its own run and data directories, an image and a kernel.
+/// A directory with its own run and data directories, an image and a kernel.
 pub struct Place {
     pub root: tempfile::TempDir,
 }
 
-/// What a sandbox may leave behind, each counted.
+/// The leftovers of sandboxes, by kind.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Leftovers {
     pub processes: Vec<String>,
@@ -31,7 +31,7 @@ pub struct Leftovers {
 }
 
 impl Place {
-    /// None, having said why, where the tests cannot run.
+    /// `None` if the tests cannot run here; the reason has been reported.
     pub fn new(code: &[u8]) -> Option<Place> {
         if !Path::new("/dev/kvm").exists() {
             thaw_test_skip::skip("no /dev/kvm");
@@ -59,7 +59,7 @@ impl Place {
         self.root.path().join(name)
     }
 
-    /// `thaw` or `thawd` in this place.
+    /// A command for `thaw` or `thawd` in this place.
     pub fn command(&self, binary: &str) -> Command {
         let mut command = Command::new(Path::new(env!("CARGO_BIN_EXE_thaw")).with_file_name(binary));
         command
@@ -73,14 +73,14 @@ impl Place {
         command
     }
 
-    /// `thaw run` of the image.
+    /// A `thaw run` of the image.
     pub fn run(&self) -> Command {
         let mut command = self.command("thaw");
         command.args(["run", "--cold", "--memory", "64m", &self.image()]);
         command
     }
 
-    /// A thaw-vmm that counts its starts, see [`Place::starts`], and whose first does `first` before it is one.
+    /// A thaw-vmm that counts its starts ([`Place::starts`]). The first start runs the shell command `first` before it becomes a VMM.
     pub fn counted_vmm(&self, first: &str) -> PathBuf {
         use std::os::unix::fs::PermissionsExt;
         let (program, starts) = (self.path("counted-vmm"), self.path("starts"));
@@ -103,7 +103,7 @@ impl Place {
         format!("oci:{}", self.path("image").display())
     }
 
-    /// Everything of ours that exists now.
+    /// Everything of thaw's that exists now.
     pub fn leftovers(&self) -> Leftovers {
         let mark = self.root.path().display().to_string();
         let sandboxes = names(&self.path("run/sandboxes"));
@@ -140,7 +140,7 @@ pub fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes).into_owned()
 }
 
-/// A failed command's one line: exactly one begins with `thaw: `.
+/// The one line of a failed command that begins with `thaw: `; fails if there is not exactly one.
 pub fn one_line(output: &Output) -> String {
     let stderr = text(&output.stderr);
     let lines: Vec<_> = stderr.lines().filter(|l| l.starts_with("thaw: ")).collect();
@@ -178,7 +178,7 @@ pub fn processes(mark: &str) -> Vec<String> {
     found
 }
 
-/// Of any place: no other sandboxes are expected beside these tests, but for those of the pools' own.
+/// The cgroups of all places. Only the pools' own may exist beside those of the running test.
 fn cgroups() -> Vec<String> {
     thaw_pools::cgroup::Hierarchy::detect()
         .names()
@@ -227,7 +227,7 @@ pub fn make_image(directory: &Path, name: &str, content: &[u8]) {
     fs::write(directory.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
 }
 
-/// An ELF that a VMM enters by PVH: a note with the entry, and 32-bit code at 1 MiB.
+/// An ELF file that a VMM enters by PVH: a note with the entry, and 32-bit code at 1 MiB.
 fn pvh_kernel(code: &[u8]) -> Vec<u8> {
     const ENTRY: u64 = 0x10_0000;
     const HEADERS: u64 = 64 + 2 * 56;
@@ -265,12 +265,12 @@ fn pvh_kernel(code: &[u8]) -> Vec<u8> {
     elf
 }
 
-/// The process's start, read for nothing but to be compared: a pid that lives.
+/// Whether a process with this pid lives.
 pub fn lives(pid: i32) -> bool {
     thaw_pools::process::ProcessRecord::of(pid).is_some()
 }
 
-/// Waits until `what` is so: the tests' only wait, for things other processes do.
+/// Waits until `so` holds. Tests wait in no other way for actions of other processes.
 pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let began = std::time::Instant::now();
     while !so() {
@@ -279,12 +279,12 @@ pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     }
 }
 
-/// The `id` → record table of the run directory.
+/// The records in the run directory, by id.
 pub fn records(place: &Place) -> BTreeMap<String, serde_json::Value> {
     records_in(&place.path("run/sandboxes"))
 }
 
-/// The records of what is in a directory of sandboxes, or of spares.
+/// The records in a directory of sandboxes or of spares, by id.
 pub fn records_in(all: &Path) -> BTreeMap<String, serde_json::Value> {
     names(all)
         .into_iter()

@@ -1,4 +1,4 @@
-//! Pods of a thawd under test, asked for as containerd's shim does.
+//! Requests pods from a thawd under test, as containerd's shim does.
 
 #![allow(clippy::unwrap_used)]
 

@@ -24,18 +24,18 @@ const FORWARDED: [i32; 7] = [
     libc::SIGUSR2,
     libc::SIGALRM,
 ];
-/// After so many SIGINT or SIGTERM the process is killed, whatever it does with them.
+/// Number of SIGINT or SIGTERM signals after which the process is killed, whatever it does with them.
 const FORCED_AFTER: u32 = 3;
 
-/// How this process is attached to another.
+/// How this process attaches to another.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct AttachOptions {
     pub stdin: Stdin,
-    /// The process has a terminal.
+    /// Whether the process has a terminal.
     pub tty: bool,
 }
 
-/// What a process's stdin is connected to.
+/// Source of a process's stdin.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Stdin {
     /// The stdin of this process.

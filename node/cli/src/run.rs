@@ -88,7 +88,7 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Error> 
                 }
                 Err(failure) => Err(failure),
             },
-            // The agent would never answer: a VMM whose guest has ended keeps its sockets open until it is told to exit.
+            // The agent would never answer: a VMM whose guest has ended keeps its sockets open until it is asked to exit.
             reason = sandbox.machine_end() => Err(Error::new(ErrorKind::GuestEnded, reason)),
             status = interrupted() => Ok(End { status: status.into(), out_of_memory: false }),
         },

@@ -164,7 +164,7 @@ mod tests {
     use super::super::{State, tests::host_with};
     use super::*;
 
-    /// What the check says of a host where the kernel says this of flaws.
+    /// The result of a check on a host whose kernel reports these vulnerabilities.
     fn with_flaws(flaws: &[(&str, &str)], check: fn(&Host) -> Check) -> Check {
         let files: Vec<(String, &str)> = flaws
             .iter()

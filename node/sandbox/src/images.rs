@@ -1,4 +1,4 @@
-//! The node's image store: what sandboxes and misses need of `thaw-images`, with this crate's errors.
+//! The node's image store: the functions of `thaw-images` that sandboxes and misses need, with this crate's errors.
 
 use std::fs::File;
 use std::os::fd::OwnedFd;
@@ -32,11 +32,11 @@ pub mod shown;
 
 pub use failure::failure;
 
-/// How old what is said of the store's size may be.
+/// Maximum age of the reported size of the store.
 const MEASURED_EVERY: Duration = Duration::from_secs(60);
 
-/// The store, and what fetches into it: one of each in a process, so that limits hold and reads are shared; but for the stores of
-/// tenants, which share the limits alone. Clones share it.
+/// The store, and the fetches into it. A process has one, so that limits hold and reads are shared. Each tenant with a separate store has
+/// its own, which shares only the limits. Clones share everything.
 #[derive(Clone)]
 pub struct Images {
     pub store: Store,
@@ -47,18 +47,18 @@ pub struct Images {
     misses: Arc<MissCounts>,
 }
 
-/// What the store takes.
+/// The size of the store.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
-    /// Bytes on the disk.
+    /// Bytes on disk.
     pub stored: u64,
-    /// Bytes of file data, were all of it there.
+    /// Bytes of file data if all of it were present.
     pub logical: u64,
     pub images: usize,
 }
 
 impl Size {
-    /// What both take.
+    /// The sum of both.
     pub fn and(self, other: Size) -> Size {
         Size {
             stored: self.stored + other.stored,
@@ -74,24 +74,24 @@ impl std::fmt::Debug for Images {
     }
 }
 
-/// When to ask the source for an image.
+/// When to pull an image from its source.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Pull {
-    /// Only when it is not in the store.
+    /// Only if it is not in the store.
     #[default]
     Missing,
-    /// Each time; what the store has is not transferred again.
+    /// Each time. Data that the store has is not transferred again.
     Always,
     /// Never.
     Never,
 }
 
-/// An image's descriptors and what to say of them, for a VMM's root device.
+/// An image's descriptors and specification, for a VMM's root device.
 #[derive(Debug)]
 pub struct Exported {
     pub spec: ImageSpec,
-    /// Metadata, then data and ready bitmap of each blob.
+    /// The metadata, then data and ready bitmap of each blob.
     pub descriptors: Vec<OwnedFd>,
 }
 
@@ -109,8 +109,8 @@ impl Images {
         Ok(Images::over(store, client, Arc::new(config)))
     }
 
-    /// Opens another store, and creates it if it is missing. It has the same configuration and shares the limits of fetching;
-    /// its contents and its counters are its own.
+    /// Opens another store, and creates it if it is missing. It has the same configuration and shares the limits of fetching, but its
+    /// contents and its counters are separate.
     pub fn beside(&self, directory: &Path) -> Result<Images, Error> {
         let store = Store::open(directory).map_err(failure)?;
         Ok(Images::over(store, self.client.clone(), self.config.clone()))
@@ -134,7 +134,7 @@ impl Images {
         }
     }
 
-    /// The same, which counts apart what is fetched by it: for one sandbox.
+    /// The same store with a separate counter of fetched bytes, for one sandbox.
     pub fn counting_alone(&self) -> Images {
         Images {
             filler: self.filler.counting_alone(),
@@ -142,7 +142,7 @@ impl Images {
         }
     }
 
-    /// How to reach what is not the store.
+    /// The options for reaching image sources.
     pub fn source_options(&self, plain_http: bool) -> SourceOptions {
         SourceOptions {
             plain_http,
@@ -151,7 +151,7 @@ impl Images {
         }
     }
 
-    /// How to pull, sharing this process's limits and connections.
+    /// The options for pulling with this process's limits and connections.
     pub fn pull_options(&self, pull: Pull, plain_http: bool) -> PullOptions {
         PullOptions {
             policy: match pull {
@@ -165,7 +165,7 @@ impl Images {
         }
     }
 
-    /// Makes sure an image is in the store.
+    /// Pulls an image, unless the store has it.
     pub async fn pull(
         &self,
         reference: &str,
@@ -178,7 +178,7 @@ impl Images {
         self.pull_with(&reference, &options, progress).await
     }
 
-    /// The same, with all that can be said of it.
+    /// The same, with all options.
     pub async fn pull_with(
         &self,
         reference: &ImageRef,
@@ -197,7 +197,7 @@ impl Images {
             })
     }
 
-    /// The image of the lowest `count` layers of one, with its config but for the layers above.
+    /// An image of the lowest `count` layers of this one. Its config is the same without the layers above.
     pub async fn lowest_layers(&self, image: &Image, count: usize) -> Result<Image, Error> {
         let all = image.config.rootfs().diff_ids();
         if count == all.len() {
@@ -233,7 +233,7 @@ impl Images {
             .map_err(failure)
     }
 
-    /// Bytes of an image's layer, counted from the bottom, that are on this host.
+    /// Bytes of an image's layer that are on this host. Layers count from the bottom.
     pub fn layer_bytes(&self, image: &Image, layer: usize) -> Result<u64, Error> {
         use std::os::unix::fs::MetadataExt;
         let inspection = self.store.inspect(&image.digest).map_err(failure)?;
@@ -246,28 +246,28 @@ impl Images {
             .map_or(0, |data| data.blocks() * 512))
     }
 
-    /// Makes bytes of a blob's cache file ready: a guest waits.
+    /// Fetches bytes of a blob into its cache file, with priority: a guest waits for them.
     pub async fn fill(&self, blob: &Digest, offset: u64, length: u64) -> Result<(), thaw_images::Error> {
         self.filler.fill(blob, offset, length, Priority::Demand).await
     }
 
-    /// What there is on the disk.
+    /// The store on disk.
     pub fn store(&self) -> &Store {
         &self.store
     }
 
-    /// What fills.
+    /// The filler of cache files.
     pub fn filler(&self) -> &Filler {
         &self.filler
     }
 
-    /// What VMMs asked for that they must not have.
+    /// The counts of refused and delayed misses.
     pub fn miss_counts(&self) -> &MissCounts {
         &self.misses
     }
 
-    /// Begins to read ahead what a recorded run of the image read, if there is one and the configuration lets it. Within a
-    /// tokio runtime. It stops when what is returned is dropped.
+    /// Begins to read ahead the bytes that a recorded run of the image read. `None` if there is no recording or the configuration forbids
+    /// it. Must be called within a tokio runtime. Stops when the returned value is dropped.
     pub fn prefetch(&self, image: &Image, progress: Arc<dyn Progress>) -> Option<Prefetch> {
         if !self.config.prefetch.enabled {
             return None;
@@ -289,7 +289,7 @@ impl Images {
         }))
     }
 
-    /// Evicts images on a thread of its own if the store exceeds its limit. Needs a tokio runtime.
+    /// Evicts images on a blocking thread if the store exceeds its limit. Must be called within a tokio runtime.
     pub fn collect_in_background(&self) -> Option<tokio::task::JoinHandle<()>> {
         let limit = self.config.store.limit?;
         let store = self.store.clone();
@@ -304,13 +304,13 @@ impl Images {
         Some(tokio::task::spawn_blocking(collect))
     }
 
-    /// What the store took when it was measured last, if it was.
+    /// The size at the last measurement, if there was one.
     pub fn size(&self) -> Option<Size> {
         *self.size.locked()
     }
 
-    /// Measures the store now and every [`MEASURED_EVERY`], so that no reader of its size waits for the walk. Needs a tokio
-    /// runtime; runs until it is dropped.
+    /// Measures the store now and every [`MEASURED_EVERY`], so that readers of its size never wait for the walk. Must be called within a
+    /// tokio runtime; runs until it is dropped.
     pub async fn keep_measured(self) {
         let mut ticks = tokio::time::interval(MEASURED_EVERY);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -349,7 +349,7 @@ impl Images {
         self.store.image(&digest).map_err(failure)
     }
 
-    /// The image a reference or a digest (or an unambiguous beginning of one) names.
+    /// The image with this reference, digest or unambiguous prefix of a digest.
     pub fn named(&self, wanted: &str) -> Result<Image, Error> {
         let hex = wanted.strip_prefix("sha256:").unwrap_or(wanted);
         let by_digest: Vec<_> = match hex.len() >= 6 && hex.bytes().all(|b| b.is_ascii_hexdigit()) {
@@ -380,7 +380,7 @@ impl Images {
         }
     }
 
-    /// Removes the image a reference or a digest (or an unambiguous beginning of one) names. Returns its digest.
+    /// Removes the image with this reference, digest or unambiguous prefix of a digest. Returns its digest.
     pub fn remove(&self, wanted: &str) -> Result<String, Error> {
         let image = self.named(wanted)?;
         self.store.remove(&image.digest).map_err(failure)?;
@@ -388,7 +388,7 @@ impl Images {
     }
 }
 
-/// A local reference by its absolute path, as the store keeps it.
+/// A local reference with its path made absolute, as the store keeps it.
 pub(crate) fn absolute(mut reference: ImageRef) -> Result<ImageRef, Error> {
     let path = match &mut reference {
         ImageRef::Layout { directory, .. } => directory,
@@ -400,7 +400,7 @@ pub(crate) fn absolute(mut reference: ImageRef) -> Result<ImageRef, Error> {
     Ok(reference)
 }
 
-/// Opens what a VMM needs to serve an image.
+/// Opens the files that a VMM needs to serve an image.
 pub fn export(image: &Image, name: String) -> Result<Exported, Error> {
     let open = |path: &Path| -> Result<OwnedFd, Error> {
         let file =
@@ -424,7 +424,7 @@ pub fn export(image: &Image, name: String) -> Result<Exported, Error> {
     })
 }
 
-/// Bytes an image's files take.
+/// Total size of an image's files, bytes.
 pub fn size(image: &Image) -> u64 {
     use std::os::unix::fs::MetadataExt;
     let files = image.blobs.iter().map(|b| &b.data).chain([&image.metadata]);

@@ -311,8 +311,8 @@ impl<S: PageSource> Server<S> {
 
     fn ioctl(&self, operation: libc::c_ulong, request: &mut [u64]) -> io::Result<()> {
         let fd = self.userfaultfd.as_fd().as_raw_fd();
-        // SAFETY: `request` is as long as the structure `operation` names, and is written only within it; a source
-        // address in it is that of a page-sized buffer that lives across the call, and is only read.
+        // SAFETY: `request` is as long as the structure that `operation` names, and is written only within it; a source
+        // address in it points to a page-sized buffer that lives across the call, and is only read.
         match unsafe { libc::ioctl(fd, operation, request.as_mut_ptr()) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),

@@ -44,7 +44,7 @@ pub enum MachineError {
     /// The VMM refused.
     #[error(transparent)]
     Refused(#[from] ControlError),
-    /// The VMM ended; its log says why.
+    /// The VMM ended; its log has the reason.
     #[error("thaw-vmm ended")]
     Ended,
     /// The machine ended.

@@ -168,7 +168,7 @@ fn read_stdin() -> mpsc::Receiver<Vec<u8>> {
     receiver
 }
 
-/// Sets the size of the process's terminal to that of ours, now and whenever it changes.
+/// Sets the size of the process's terminal to the size of this one, now and whenever it changes.
 async fn follow_size(agent: AgentClient, process: ProcessId, tty: bool) {
     if !tty {
         return;

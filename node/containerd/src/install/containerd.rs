@@ -133,7 +133,7 @@ impl Setting {
             quoted(&self.snapshots.to_string_lossy()),
             quoted(&self.images.to_string_lossy())
         );
-        // containerd 2 knows the roots of the default snapshotter and of those listed here, not that of a runtime's.
+        // containerd 2 knows the roots of the default snapshotter and of those listed here, but not the root of a runtime's snapshotter.
         if lazy && names.version > 2 {
             let images: Vec<String> = names.annotated.iter().map(|name| key(name)).collect();
             let _ = writeln!(

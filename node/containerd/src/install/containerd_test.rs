@@ -1,4 +1,4 @@
-//! Files as distributions have them, and as owners write them.
+//! Configuration files as distributions ship them, and as owners write them.
 
 use super::*;
 
@@ -171,7 +171,7 @@ fn a_file_there_was_not_goes_with_its_directory() {
     }
     assert!(ConfigFile::read(&path).unwrap().uninstall().unwrap());
     assert!(!place.path().join("etc").exists());
-    // With something of somebody else's in it, it stays.
+    // If the directory contains another file, it stays.
     let file = ConfigFile::read(&path).unwrap();
     file.install(&file.block(&setting()).unwrap(), &[]).unwrap();
     fs::write(&path, format!("# mine\n{}", fs::read_to_string(&path).unwrap())).unwrap();

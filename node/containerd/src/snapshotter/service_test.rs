@@ -11,7 +11,7 @@ use super::*;
 
 const IMAGE: &str = "containerd.io/snapshot/cri.image-ref";
 
-/// One image of three layers, and one its registry refuses; others it does not tell of.
+/// One image of three layers, and one that its registry refuses. It knows no others.
 #[derive(Default)]
 struct Fake {
     pulls: AtomicUsize,
@@ -158,7 +158,7 @@ async fn pull_finds_all_layers_and_a_container_gets_the_image() {
         assert_eq!(info.labels[TARGET], target);
         parent = target;
     }
-    // A second pull of the same finds the same.
+    // A second pull of the same image returns the same.
     let labels = [(TARGET, &parent[..]), (IMAGE, "registry/image:1")];
     let status = prepare(&service, "extract-2", &chain()[1], &labels)
         .await
@@ -171,11 +171,11 @@ async fn pull_finds_all_layers_and_a_container_gets_the_image() {
         .remove(0);
     let whole = format!("{}/3", Digest::of(b"sha256:whole"));
     assert_eq!(mount.source, format!("thaw:{}", Digest::of(whole.as_bytes())));
-    // Whoever mounts it on the host finds who its users are.
+    // A program that mounts it on the host finds the image's users.
     let lower = mount.options.iter().find_map(|o| o.strip_prefix("lowerdir="));
     let users = std::fs::read(Path::new(lower.unwrap()).join("etc/passwd")).unwrap();
     assert_eq!(users, b"root:x:0:0");
-    // A container on the lowest layers has an image of just those.
+    // A container on the lowest layers gets an image of only those.
     let below = prepare(&service, "other", &chain()[0], &[])
         .await
         .unwrap()
@@ -183,7 +183,7 @@ async fn pull_finds_all_layers_and_a_container_gets_the_image() {
     let lowest = format!("{}/1", Digest::of(b"sha256:whole"));
     assert_eq!(below.source, format!("thaw:{}", Digest::of(lowest.as_bytes())));
 
-    // Another thawd finds it all.
+    // A new thawd finds all snapshots.
     let service = open(root.path()).await;
     let request = MountsRequest {
         snapshotter: "thaw".into(),
@@ -208,7 +208,7 @@ async fn pull_finds_all_layers_and_a_container_gets_the_image() {
 async fn without_an_image_it_is_an_ordinary_snapshotter() {
     let root = tempfile::tempdir().unwrap();
     let service = open(root.path()).await;
-    // containerd unpacks by itself where it does not say which image it is.
+    // containerd unpacks by itself if its labels name no image.
     let mount = prepare(&service, "extract", "", &[(TARGET, "sha256:x")])
         .await
         .unwrap()
@@ -330,7 +330,7 @@ async fn what_cannot_be_is_told_by_its_code_and_leaves_nothing() {
     let elsewhere = [(TARGET, "sha256:x"), (IMAGE, "registry/none:1")];
     let status = prepare(&service, "extract", "", &elsewhere).await.unwrap_err();
     assert_eq!(status.code(), Code::Unavailable);
-    // The registry's image has no such layer: nothing of it is shown.
+    // The registry's image has no such layer, so none is shown.
     let exchanged = [(TARGET, "sha256:x"), (IMAGE, "registry/image:1")];
     let status = prepare(&service, "extract", "", &exchanged).await.unwrap_err();
     assert_eq!(status.code(), Code::Internal);

@@ -1,6 +1,6 @@
 //! The roles of client certificates, by name or by hash.
 //!
-//! An authority's certificate says who a caller is. This node's administrator says in a file what that caller may do, so neither the
+//! An authority's certificate identifies a caller. This node's administrator lists in a file what each caller may do, so neither the
 //! authority nor a caller can grant a role. Invariant: a certificate has no role if the file grants its names different roles or tenants.
 
 use std::collections::{BTreeSet, HashMap};

@@ -37,7 +37,7 @@ pub struct Scrape {
 }
 
 impl Scrape {
-    /// Listens as the configuration says; `None` if it names no address. Call it within a tokio runtime.
+    /// Listens at the configured address; `None` if there is none. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// thawd cannot listen at this address.

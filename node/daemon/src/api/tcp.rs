@@ -39,7 +39,7 @@ pub struct Tcp {
 }
 
 impl Tcp {
-    /// Listens as the configuration says; `None` if it names no address. Call it within a tokio runtime.
+    /// Listens at the configured address; `None` if there is none. Must be called within a tokio runtime.
     ///
     /// # Errors
     /// `config-invalid`: the configuration is incomplete, or a file it names cannot be used.

@@ -5,13 +5,13 @@ use std::path::Path;
 use super::{Config, default_path};
 use crate::error::Error;
 
-/// Every option with its default, each described. Those without one are commented out.
+/// Every option with its default and a description. Options without a default are commented out.
 pub const DEFAULT: &str = include_str!("default.toml");
 
-/// Says which file is good, if it is: `file`, or else the one this process would read.
+/// Checks a configuration file: `file`, or else the one that this process would read. Returns a message that names the valid file.
 ///
 /// # Errors
-/// `config-invalid`: which file, line and key, and what is wrong.
+/// `config-invalid`: with the file, the line, the key and the reason.
 pub fn check(file: Option<&Path>) -> Result<String, Error> {
     let named = file.map(Path::to_owned).or_else(super::named);
     if let Some(file) = named {
@@ -41,7 +41,7 @@ mod tests {
     use super::*;
     use crate::error::ErrorKind;
 
-    /// With the options that have no default turned on.
+    /// The default configuration with the commented options enabled.
     fn uncommented() -> String {
         let lines = DEFAULT.lines().map(|line| match line.strip_prefix('#') {
             Some(rest) if rest.starts_with(|c: char| c.is_ascii_lowercase() || c == '[') => rest,
@@ -50,7 +50,7 @@ mod tests {
         lines.collect::<Vec<_>>().join("\n")
     }
 
-    /// Every option set. A field that is new is missed here by the compiler, and then below.
+    /// A configuration with every option set. A new field fails to compile here, and must then be added below.
     fn whole() -> Config {
         let PrefetchConfig { enabled, limit } = PrefetchConfig::default();
         let SandboxConfig {

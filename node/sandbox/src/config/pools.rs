@@ -9,7 +9,7 @@ use thaw_pools::plan::{Watermarks, WatermarksError};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PoolsConfig {
-    /// How many of a kind are made at once.
+    /// Number of resources of one kind that are made at once.
     pub makers: NonZero<u8>,
     /// Writable layers.
     pub disks: Marks,
@@ -26,9 +26,9 @@ pub struct PoolsConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ShellsConfig {
-    /// How many shapes of machines (CPUs and memory) have a pool, the last used ones. 0: none.
+    /// Number of machine shapes (CPUs and memory) with a pool: the most recently used ones. 0: none.
     pub shapes: u8,
-    /// How many of each shape.
+    /// Number of shells of each shape.
     pub each: Marks,
 }
 
@@ -36,11 +36,11 @@ pub struct ShellsConfig {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ParkedConfig {
-    /// How many templates have a pool, the last used ones. 0: none.
+    /// Number of templates with a pool: the most recently used ones. 0: none.
     pub templates: u8,
-    /// How many of each: as many as were claimed lately, within these bounds.
+    /// Number of parked machines of each template: as many as were claimed recently, within these bounds.
     pub each: Marks,
-    /// What is lately, seconds.
+    /// The period that counts as recent, seconds.
     pub within_s: NonZero<u32>,
 }
 
@@ -81,7 +81,7 @@ impl Default for PoolsConfig {
 #[serde(try_from = "Given", into = "Given")]
 pub struct Marks(Watermarks);
 
-/// As it is written: `high`, and without `low` half of it.
+/// The form in the file: `high`, and `low`, which defaults to half of it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Given {

@@ -109,7 +109,7 @@ pub(super) fn has_image_disk(images: &[Shown]) -> bool {
 /// Both ends of a machine's miss sockets and console: those that thawd keeps, and those to attach.
 #[derive(Debug)]
 pub(super) struct Ends {
-    /// The miss server of the root device, and that of the disk that is an image, if there is one.
+    /// The miss server of the root device, and one for the image disk, if there is an image disk.
     pub misses: Vec<MissServer>,
     root_misses: OwnedFd,
     disk_misses: Option<OwnedFd>,

@@ -76,7 +76,7 @@ pub(super) fn note_thawed(node: &Node, of: &Registered) {
     refer(node, &of.directory, of.hash, subject);
 }
 
-/// Adds to a failure to restore a snapshot of another thaw-vmm where that thaw-vmm is kept.
+/// If a snapshot of another thaw-vmm cannot be restored, adds the path of that thaw-vmm to the error, if this node keeps it.
 pub(super) fn name_vmm(node: &Node, of: &Registered, failure: Error) -> Error {
     let Some(vmm) = of.manifest.subject.vmm else {
         return failure;

@@ -146,7 +146,7 @@ pub(super) fn describe(reason: &ExitReason) -> String {
     }
 }
 
-/// Why the VMM did not make its machine: its refusal, or what it wrote before it ended.
+/// Why the VMM did not make its machine: its refusal, or the last lines of its log.
 fn vmm_failure(error: CallError, mut process: VmmProcess, log: &Path) -> Error {
     if matches!(error, CallError::Refused(_)) {
         return error.into();

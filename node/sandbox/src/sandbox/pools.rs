@@ -50,7 +50,7 @@ impl Pools {
         }
     }
 
-    /// Pools that are kept filled as the configuration says.
+    /// Pools that are kept filled to the configured marks.
     pub fn filled(
         paths: &Paths,
         hierarchy: Hierarchy,

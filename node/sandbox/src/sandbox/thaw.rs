@@ -269,7 +269,7 @@ fn page_server(
     let fail = |e: std::io::Error| Error::system("cannot serve the machine's memory", &e);
     let memory = from.files.memory[0].try_clone().map_err(fail)?;
     let source = FileSource::new(memory.into(), &from.manifest.files.memory);
-    // The machine waits for a page that cannot be served: its log and thawd's say which.
+    // The machine waits for a page that cannot be served. Its log and thawd's name the page.
     let broken = move |_| {
         vmm.map(|v| v.kill());
     };

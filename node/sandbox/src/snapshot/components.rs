@@ -48,7 +48,7 @@ pub struct Components {
 struct Reference {
     /// The snapshot's directory.
     directory: PathBuf,
-    /// Hash of its manifest: tells another snapshot in its place from it.
+    /// Hash of its manifest: distinguishes it from another snapshot at the same path.
     manifest: Hash,
     needs: Vec<Hash>,
     /// When the snapshot was last seen there, seconds since the Unix epoch.

@@ -171,7 +171,7 @@ impl Daemon {
         self.failing.locked()
     }
 
-    /// Removes failed sandboxes whose retention is over, and returns how long that of the next lasts.
+    /// Removes failed sandboxes whose retention is over, and returns the time until the next one is due.
     async fn expire_failed(&self) -> Option<Duration> {
         let retention = self.kept.retention;
         let failed = self.cache.failed();

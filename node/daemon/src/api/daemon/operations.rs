@@ -29,7 +29,7 @@ struct Turn {
 }
 
 impl Daemon {
-    /// Ends a sandbox and removes everything it has, also if it runs on this host without an owner. Removes what is left of a failed one.
+    /// Ends a sandbox and removes its resources, even if it runs on this host without an owner. Removes the record of a failed one.
     pub async fn delete(&self, wanted: &Wanted) -> Result<(), Error> {
         let id = match (self.id(wanted), &self.factory) {
             (Ok(id), _) => id,

@@ -40,7 +40,8 @@ impl Daemon {
         behalf: Behalf,
     ) -> Result<CreatedSandbox, Refusal> {
         let factory = self.factory()?;
-        self.run_creation(How::Create, factory.create(request, behalf)).await
+        self.run_creation(How::Create, factory.create(request, behalf))
+            .await
     }
 
     /// Creates a pod's sandbox, without an image. Dropping the future removes everything made so far.

@@ -61,7 +61,7 @@ pub struct CreateSandbox {
     /// Where it may connect to. Anywhere outside the host if absent.
     #[serde(default)]
     pub network_policy: Option<NetworkPolicy>,
-    /// What the caller will run in it, if the caller starts that itself. For display only.
+    /// The command that the caller itself will start in it. For display only.
     #[serde(default)]
     pub command: Vec<String>,
     /// The container to start in it. If absent, the caller creates one over the sandbox's vsock socket.
@@ -105,8 +105,8 @@ pub struct CreateSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(max_items = 128))]
     pub volumes: Vec<Volume>,
-    /// Most CPU time of the host, including its VMM's, in thousandths of a CPU: 10 to 64000. Limited
-    /// only by its number of CPUs if absent.
+    /// CPU limit in thousandths of a CPU, 10 to 64000. It includes the CPU time of the VMM. If absent, only the
+    /// number of CPUs limits the sandbox.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 10, maximum = 64000))]
     pub cpu_limit_millis: Option<u32>,
@@ -164,7 +164,7 @@ pub struct StartContainer {
     /// What happens to the sandbox when its process ends.
     #[serde(default)]
     pub on_exit: OnExit,
-    /// When it counts as ready. When its process has started if absent.
+    /// When it is ready. If absent, it is ready once its process has started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub readiness: Option<ReadinessProbe>,
 }

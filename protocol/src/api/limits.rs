@@ -29,7 +29,7 @@ pub struct RateLimits {
     pub net_in: Option<RateLimit>,
 }
 
-/// A rate limit. In a change, an empty one removes the limit.
+/// A rate limit. In a change, an empty object removes the limit.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]

@@ -10,8 +10,8 @@ pub const READY_PERIOD_MS: std::ops::RangeInclusive<u32> = 10..=60_000;
 pub const MOST_PROBE_PATH: usize = 1024;
 pub const MOST_PROBE_HOST: usize = 253;
 
-/// When a container is ready: exactly one of `tcp` and `http`. The creation is answered once the container is
-/// ready. If it does not become ready in time, the creation fails and the sandbox is deleted.
+/// When a container is ready: exactly one of `tcp` and `http`. The answer to the creation comes once the
+/// container is ready. If it does not become ready in time, the creation fails and the sandbox is deleted.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]

@@ -107,7 +107,7 @@ pub struct Sandbox {
     /// The version of its last change. Each change of any sandbox gets a higher number.
     #[serde(default)]
     pub resource_version: u64,
-    /// Why its volumes fail for good: the process that served them died, and no other is started.
+    /// Why its volumes no longer work: the process that served them died and is not restarted.
     #[serde(default)]
     pub volumes_error: Option<String>,
 }

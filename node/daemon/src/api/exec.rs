@@ -49,14 +49,14 @@ const SILENT: Duration = Duration::from_secs(90);
 /// How long to wait for the caller's close frame.
 const FAREWELL: Duration = Duration::from_secs(2);
 
-/// Runs a process in a sandbox's container to its end.
+/// Runs a process in a sandbox's container until it ends.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/exec", operation_id = "execInContainer", tag = "processes", request_body = ExecProcess,
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
-    (status = 200, description = "What it came to, or with `stream` one ExecEvent a line", content(
+    (status = 200, description = "The result, or with `stream` one ExecEvent per line", content(
         (ExecResult = "application/json"), (ExecEvent = "application/x-ndjson"))),
     (status = 404, description = "There is no such sandbox, or it has no container", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "The sandbox does not run", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "There is no such command, or not what is asked for here", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The sandbox is not running", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "There is no such command in the container, or the body does not match the schema", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn run(
@@ -191,16 +191,18 @@ fn json(event: &ExecEvent) -> String {
     serde_json::to_string(event).expect("numbers and strings are JSON")
 }
 
-/// Attends a process in a sandbox's container over a WebSocket. The first message is an ExecProcess as text; then messages of
-/// bytes are its input, messages of text each an ExecInput. Back come messages of bytes, the first of them 1 for stdout or 2
-/// for stderr, and at the end one ExecEvent as text.
+/// Runs a process in a sandbox's container over a WebSocket.
+///
+/// The first message is an ExecProcess as text. After it, binary messages are the process's input, and each text message is an
+/// ExecInput. thawd sends binary messages of output, whose first byte is 1 for stdout or 2 for stderr, and at the end one
+/// ExecEvent as text.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/exec", operation_id = "openExecSession", tag = "processes",
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 101, description = "A WebSocket"),
-    (status = 403, description = "A page of another site asks", body = Problem, content_type = "application/problem+json"),
+    (status = 403, description = "The request comes from a web page of another site", body = Problem, content_type = "application/problem+json"),
     (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "The sandbox does not run", body = Problem, content_type = "application/problem+json"),
-    (status = 426, description = "This is no WebSocket handshake", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The sandbox is not running", body = Problem, content_type = "application/problem+json"),
+    (status = 426, description = "The request is not a WebSocket handshake", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn open_session(

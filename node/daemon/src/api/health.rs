@@ -8,7 +8,7 @@ use thaw_protocol::api::Health;
 
 use super::daemon::Daemon;
 
-/// Whether thawd answers, and its version.
+/// Returns thawd's state and version.
 #[utoipa::path(get, path = "/v1/health", operation_id = "getHealth", tag = "node", responses((status = 200, body = Health)))]
 pub async fn health(State(daemon): State<Arc<Daemon>>) -> Json<Health> {
     Json(Health {

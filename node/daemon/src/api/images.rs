@@ -12,7 +12,7 @@ use super::daemon::Daemon;
 use super::extract::{Body, Named, Referred};
 use super::problem::Refusal;
 
-/// The images in the store.
+/// Lists the images in the store.
 #[utoipa::path(get, path = "/v1/images", operation_id = "listImages", tag = "images", responses(
     (status = 200, body = ImageList),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
@@ -22,12 +22,12 @@ pub async fn images(State(daemon): State<Arc<Daemon>>) -> Result<Json<ImageList>
     Ok(Json(ImageList { items }))
 }
 
-/// Fetches an image into the store, or as much of it as a start needs.
+/// Pulls an image into the store: all of it, or as much as a start needs.
 #[utoipa::path(post, path = "/v1/images", operation_id = "pullImage", tag = "images", request_body = PullImage, responses(
     (status = 201, body = Image),
-    (status = 400, description = "This names no image", body = Problem, content_type = "application/problem+json"),
+    (status = 400, description = "The image reference is invalid", body = Problem, content_type = "application/problem+json"),
     (status = 404, description = "There is no such image", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "The image cannot be read, or not what is asked for here", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The image cannot be read, or the body does not match the schema", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
     (status = 502, description = "The registry failed", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -40,12 +40,12 @@ pub async fn pull(
     Ok((StatusCode::CREATED, Json(image)))
 }
 
-/// An image, layer by layer.
+/// Describes an image and its layers.
 #[utoipa::path(get, path = "/v1/images/{image}", operation_id = "getImage", tag = "images",
-    params(("image" = String, Path, description = "Reference, `/` as `%2F`; digest; or the beginning of a digest", max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    params(("image" = String, Path, description = "A reference with each `/` written as `%2F`, a digest, or the beginning of a digest", max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = ImageDetail),
-    (status = 400, description = "This names no image, or more than one", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "It is not in the store", body = Problem, content_type = "application/problem+json"),
+    (status = 400, description = "The reference or digest is invalid, or matches several images", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "The image is not in the store", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn image(
@@ -55,13 +55,13 @@ pub async fn image(
     Ok(Json(daemon.factory()?.image(wanted).await?))
 }
 
-/// Removes an image no sandbox uses.
+/// Removes an image that no sandbox uses.
 #[utoipa::path(delete, path = "/v1/images/{image}", operation_id = "deleteImage", tag = "images",
-    params(("image" = String, Path, description = "Reference, `/` as `%2F`; digest; or the beginning of a digest", max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
-    (status = 204, description = "It is gone"),
-    (status = 400, description = "This names no image, or more than one", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "It is not in the store", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "A sandbox uses it", body = Problem, content_type = "application/problem+json"),
+    params(("image" = String, Path, description = "A reference with each `/` written as `%2F`, a digest, or the beginning of a digest", max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    (status = 204, description = "The image is removed"),
+    (status = 400, description = "The reference or digest is invalid, or matches several images", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "The image is not in the store", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "A sandbox uses the image", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn remove_image(
     State(daemon): State<Arc<Daemon>>,
@@ -74,7 +74,7 @@ pub async fn remove_image(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// The templates of the node.
+/// Lists the templates of the node.
 #[utoipa::path(get, path = "/v1/templates", operation_id = "listTemplates", tag = "images", responses(
     (status = 200, body = TemplateList),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
@@ -84,11 +84,11 @@ pub async fn templates(State(daemon): State<Arc<Daemon>>) -> Result<Json<Templat
     Ok(Json(TemplateList { items }))
 }
 
-/// Removes a template. Sandboxes thawed from it go on; snapshots that are deltas over it are lost.
+/// Removes a template. Sandboxes thawed from it keep running; snapshots that are deltas over it become unusable.
 #[utoipa::path(delete, path = "/v1/templates/{key}", operation_id = "deleteTemplate", tag = "images",
-    params(("key" = String, Path, description = "Its key, or the beginning of it", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
-    (status = 204, description = "It is gone"),
-    (status = 404, description = "There is none, or more than one", body = Problem, content_type = "application/problem+json"),
+    params(("key" = String, Path, description = "The template's key, or the beginning of its key", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    (status = 204, description = "The template is removed"),
+    (status = 404, description = "No template matches the key, or several do", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn remove_template(
     State(daemon): State<Arc<Daemon>>,

@@ -25,17 +25,17 @@ use super::scope::Wanted;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct LogParameters {
-    /// `1` or `true`: also what comes, until the process ends.
+    /// `1` or `true`: also send later output, until the process ends.
     #[param(pattern = "^(0|1|true|false)$")]
     follow: Option<String>,
-    /// Only so many of the last lines there are.
+    /// Of the existing output, send only this number of last lines.
     tail: Option<u64>,
-    /// Only this stream [default: both, as they came].
+    /// Send only this stream [default: both, in order of arrival].
     #[param(inline)]
     stream: Option<StreamName>,
 }
 
-/// A stream of output.
+/// An output stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
 enum StreamName {
@@ -43,12 +43,12 @@ enum StreamName {
     Stderr,
 }
 
-/// What the container's process wrote: the last of it, at least 1 MiB where there was as much.
+/// Returns the output of the container's process: all of it, or at least its last 1 MiB.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/logs", operation_id = "getContainerLogs", tag = "processes",
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), LogParameters), responses(
     (status = 200, description = "The bytes as they were written", body = Vec<u8>, content_type = "application/octet-stream"),
-    (status = 400, description = "A parameter cannot be", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "There is no such sandbox, or thawd does not attend its container", body = Problem, content_type = "application/problem+json"),
+    (status = 400, description = "A parameter is invalid", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such sandbox, or thawd does not keep its container's output", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn logs(

@@ -17,7 +17,7 @@ use crate::metrics::{Families, MEDIA_TYPE, process};
 /// The route of a request that has none.
 const NOWHERE: &str = "none";
 
-/// The metrics of this thawd, for Prometheus. docs/metrics.md describes each.
+/// Returns thawd's metrics for Prometheus. docs/metrics.md describes each.
 #[utoipa::path(get, path = "/metrics", operation_id = "getMetrics", tag = "node", responses(
     (status = 200, description = "Prometheus's text format, 0.0.4", body = String, content_type = "text/plain"),
 ))]

@@ -36,10 +36,10 @@ const PAGE: &str = include_str!("page.html");
     components(schemas(WatchEvent, Bookmark, ExecEvent, ExecInput, Problem)),
     tags(
         (name = "sandboxes", description = "Containers, each in a microVM of its own"),
-        (name = "processes", description = "What runs in a sandbox's container"),
+        (name = "processes", description = "Processes in a sandbox's container"),
         (name = "files", description = "The files of a sandbox's container"),
-        (name = "images", description = "What sandboxes are made of"),
-        (name = "node", description = "This thawd"),
+        (name = "images", description = "Images and templates, from which sandboxes are created"),
+        (name = "node", description = "The node and its thawd"),
     ),
 )]
 struct Document;
@@ -126,13 +126,13 @@ fn security(least: Role) -> Vec<SecurityRequirement> {
 fn with_schemes(document: &mut utoipa::openapi::OpenApi) {
     let [token, certificate] = SCHEMES;
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some(
-        "Over TCP: a token of the node's file of tokens, which says its role and its tenant. Each operation names the least role \
-         that may use it: read, operate or admin.",
+        "Over TCP: a token. The node's file of tokens gives its role and tenant. Each operation names the least role that may use \
+         it: read, operate or admin.",
     ));
     let mutual = SecurityScheme::MutualTls {
         description: Some(
-            "Over TCP: a client certificate of the node's authority, whose role and tenant the node's file of roles says. Over the unix \
-             socket neither is needed: the kernel says which user connects, and its role is admin."
+            "Over TCP: a client certificate of the node's authority. The node's file of roles gives its role and tenant. The unix socket \
+             requires neither: the kernel identifies the user that connects, whose role is admin."
                 .into(),
         ),
         deprecated: None,
@@ -158,7 +158,7 @@ fn operations(item: &mut PathItem) -> impl Iterator<Item = &mut Operation> {
 /// Adds the problem document as the default answer of every operation, because layers before the handler can refuse a request too.
 fn with_problems(document: &mut utoipa::openapi::OpenApi) {
     let problem = utoipa::openapi::response::ResponseBuilder::new()
-        .description("What is wrong, by its status and code")
+        .description("The request failed; `code` and `detail` say why")
         .content(
             "application/problem+json",
             Content::new(Some(Ref::from_schema_name("Problem"))),

@@ -43,27 +43,27 @@ const LIMIT: std::ops::RangeInclusive<u32> = 1..=10_000;
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 #[into_params(parameter_in = Query)]
 pub struct ListParameters {
-    /// By labels: `a=b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`; all of those between commas.
+    /// Select by label: `a=b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`. Commas separate conditions, all of which must match.
     label_selector: Option<String>,
-    /// By fields: `name`, `state`, `image`, `tenant`, with `=` or `!=`; all of those between commas.
+    /// Select by field: `name`, `state`, `image` or `tenant`, with `=` or `!=`. Commas separate conditions, all of which must match.
     field_selector: Option<String>,
-    /// At most so many.
+    /// Most sandboxes in the answer.
     #[param(minimum = 1, maximum = 10000)]
     limit: Option<u32>,
-    /// Where the list before said that it goes on.
+    /// The `continue` of the previous page.
     #[serde(rename = "continue")]
     continue_token: Option<String>,
-    /// `1` or `true`: the changes from now on, one a line, instead of a list.
+    /// `1` or `true`: send changes as they happen, one per line, instead of a list.
     watch: Option<String>,
-    /// With `watch`: the changes after this version.
+    /// With `watch`: send the changes after this version. Only new changes if absent.
     resource_version: Option<u64>,
 }
 
-/// The sandboxes as they are, or with `watch` their changes.
+/// Lists the sandboxes, or with `watch` sends their changes.
 #[utoipa::path(get, path = "/v1/sandboxes", operation_id = "listSandboxes", tag = "sandboxes", params(ListParameters), responses(
-    (status = 200, description = "The sandboxes, or with `watch` one WatchEvent a line", content(
+    (status = 200, description = "The sandboxes, or with `watch` one WatchEvent per line", content(
         (SandboxList = "application/json"), (WatchEvent = "application/x-ndjson"))),
-    (status = 400, description = "A parameter cannot be", body = Problem, content_type = "application/problem+json"),
+    (status = 400, description = "A parameter is invalid", body = Problem, content_type = "application/problem+json"),
     (status = 410, description = "The version is too old", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -139,10 +139,10 @@ fn follow(
     Ok(([(header::CONTENT_TYPE, LINES)], Stream::from_stream(lines)).into_response())
 }
 
-/// One sandbox, by id or name.
+/// Returns one sandbox, by id or name.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}", operation_id = "getSandbox", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = Sandbox),
-    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn get(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<Json<Sandbox>, Refusal> {
     let found = daemon
@@ -152,13 +152,15 @@ pub async fn get(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<Js
     Ok(Json(Sandbox::clone(&found)))
 }
 
-/// Makes a sandbox of an image; when this answers, its agent takes containers, or the one that was asked for is ready.
+/// Creates a sandbox from an image.
+///
+/// The answer comes once the sandbox's agent accepts containers or, if the request has a container, once that container is ready.
 #[utoipa::path(post, path = "/v1/sandboxes", operation_id = "createSandbox", tag = "sandboxes", request_body = CreateSandbox,
     params(
-        ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$"),
+        ("Idempotency-Key" = Option<String>, Header, description = "A repeated request with the same key creates nothing and gets the first answer", max_length = 255, pattern = "^[!-~]+$"),
         ("traceparent" = Option<String>, Header, description = "The caller's span (W3C Trace Context)"),
     ), responses(
-    (status = 201, body = CreatedSandbox, headers(("Server-Timing" = String, description = "Where the time went, by stage"))),
+    (status = 201, body = CreatedSandbox, headers(("Server-Timing" = String, description = "The duration of each stage"))),
     (status = 404, description = "There is no such image", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "The body does not match the schema, or the container did not become ready", body = Problem, content_type = "application/problem+json"),
@@ -182,13 +184,13 @@ pub async fn create(
     .await
 }
 
-/// Makes a sandbox of a snapshot: what ran in it goes on, as another.
+/// Creates a sandbox from a snapshot. The frozen processes continue in it; it has an identity of its own.
 #[utoipa::path(post, path = "/v1/thaws", operation_id = "thawSandbox", tag = "sandboxes", request_body = ThawSandbox,
     params(
-        ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$"),
+        ("Idempotency-Key" = Option<String>, Header, description = "A repeated request with the same key creates nothing and gets the first answer", max_length = 255, pattern = "^[!-~]+$"),
         ("traceparent" = Option<String>, Header, description = "The caller's span (W3C Trace Context)"),
     ), responses(
-    (status = 201, body = CreatedSandbox, headers(("Server-Timing" = String, description = "Where the time went, by stage"))),
+    (status = 201, body = CreatedSandbox, headers(("Server-Timing" = String, description = "The duration of each stage"))),
     (status = 404, description = "There is no such snapshot", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
@@ -322,16 +324,16 @@ fn encoded(value: &impl serde::Serialize) -> Result<Bytes, Refusal> {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct DeleteParameters {
-    /// `keep`: a sandbox that ended unasked stays listed as failed. Without: nothing of it stays.
+    /// `keep`: keep the record of a sandbox that ended without a request, in state `failed`. If absent, the record is removed too.
     #[param(pattern = "^keep$")]
     failed: Option<String>,
 }
 
-/// Ends a sandbox and removes all it has; of one that failed, what is left.
+/// Ends a sandbox and removes all its resources, or removes the record of a failed sandbox.
 #[utoipa::path(delete, path = "/v1/sandboxes/{id}", operation_id = "deleteSandbox", tag = "sandboxes", params(DeleteParameters, ("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
-    (status = 204, description = "It is gone"),
-    (status = 400, description = "A parameter cannot be", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 204, description = "The sandbox is deleted"),
+    (status = 400, description = "A parameter is invalid", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn delete(
     State(daemon): State<Arc<Daemon>>,
@@ -354,12 +356,12 @@ pub async fn delete(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Changes a sandbox while it runs: what the body leaves out stays as it is.
+/// Changes a running sandbox. Fields that the body omits keep their values.
 #[utoipa::path(patch, path = "/v1/sandboxes/{id}", operation_id = "changeSandbox", tag = "sandboxes", request_body = ChangeSandbox,
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = Sandbox),
-    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "Its thaw-vmm is of a release that lacks this", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The sandbox's thaw-vmm is of a release that does not support this", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn change(
@@ -375,10 +377,10 @@ pub async fn change(
     Ok(Json(Sandbox::clone(&changed)))
 }
 
-/// Stops a sandbox's CPUs.
+/// Pauses a sandbox: stops its CPUs.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/pause", operation_id = "pauseSandbox", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
-    (status = 204, description = "They stand still"),
-    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 204, description = "The sandbox is paused"),
+    (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn pause(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<StatusCode, Refusal> {
     daemon
@@ -388,10 +390,10 @@ pub async fn pause(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Lets a paused sandbox's CPUs run again.
+/// Resumes a paused sandbox.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/resume", operation_id = "resumeSandbox", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
-    (status = 204, description = "They run"),
-    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 204, description = "The sandbox runs"),
+    (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn resume(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<StatusCode, Refusal> {
     daemon
@@ -401,11 +403,11 @@ pub async fn resume(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Says where a sandbox may connect to, from now on: at once, for the connections it has too.
+/// Replaces a sandbox's network policy. The new policy applies at once, also to existing connections.
 #[utoipa::path(patch, path = "/v1/sandboxes/{id}/network", operation_id = "setNetworkPolicy", tag = "sandboxes", request_body = NetworkPolicy,
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = Sandbox),
-    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn set_network_policy(
@@ -421,11 +423,11 @@ pub async fn set_network_policy(
     Ok(Json(Sandbox::clone(&changed)))
 }
 
-/// Writes a running sandbox down, memory and disk.
+/// Freezes a running sandbox: writes its memory and disk to a snapshot.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/freeze", operation_id = "freezeSandbox", tag = "sandboxes", request_body = FreezeSandbox,
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = FrozenSandbox),
-    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn freeze(
@@ -441,16 +443,16 @@ pub async fn freeze(
         .map(Json)
 }
 
-/// Makes clones of a running sandbox, which goes on: all that are asked for, or none.
+/// Creates clones of a running sandbox, which keeps running. Creates either all requested clones or none.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/fork", operation_id = "forkSandbox", tag = "sandboxes", request_body = ForkSandbox,
     params(
         ("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"),
-        ("Idempotency-Key" = Option<String>, Header, description = "Asked again with it, nothing is made twice", max_length = 255, pattern = "^[!-~]+$"),
+        ("Idempotency-Key" = Option<String>, Header, description = "A repeated request with the same key creates nothing and gets the first answer", max_length = 255, pattern = "^[!-~]+$"),
         ("traceparent" = Option<String>, Header, description = "The caller's span (W3C Trace Context)"),
     ), responses(
     (status = 201, body = ForkedSandbox),
-    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "This is no thawd", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "This process is not thawd and creates no sandboxes", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]

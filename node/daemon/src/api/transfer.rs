@@ -28,7 +28,7 @@ use super::scope::Wanted;
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct ReadParameters {
-    /// Absolute, in the container, without `..`.
+    /// Absolute path in the container, without `..`.
     #[param(max_length = 1024, pattern = r"^/[^\x00]*$")]
     path: String,
 }
@@ -38,23 +38,23 @@ pub struct ReadParameters {
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
 pub struct WriteParameters {
-    /// Absolute, in the container, without `..`.
+    /// Absolute path in the container, without `..`.
     #[param(max_length = 1024, pattern = r"^/[^\x00]*$")]
     path: String,
-    /// The permission bits of a file that is new, octal [default: 0644].
+    /// Permission bits of a new file, in octal [default: 0644].
     #[param(pattern = "^[0-7]{1,4}$")]
     mode: Option<String>,
 }
 
-/// Reads a file of the sandbox's container, as its root user sees it.
+/// Reads a file of the sandbox's container, as the container's root user sees it.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/files", operation_id = "readFile", tag = "files",
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), ReadParameters), responses(
     (status = 200, description = "The file", body = Vec<u8>, content_type = "application/octet-stream",
-        headers(("thaw-file-mode" = String, description = "Its permission bits, octal"))),
-    (status = 400, description = "A parameter cannot be", body = Problem, content_type = "application/problem+json"),
+        headers(("thaw-file-mode" = String, description = "The file's permission bits, in octal"))),
+    (status = 400, description = "A parameter is invalid", body = Problem, content_type = "application/problem+json"),
     (status = 404, description = "There is no such sandbox, container or file", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "The sandbox does not run, or its file cannot be read", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "This is no regular file, or too large", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The sandbox is not running, or the file cannot be read", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The path is not a regular file, or the file is too large", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn read(
@@ -133,20 +133,21 @@ impl Reading {
     }
 }
 
-/// Writes a file of the sandbox's container, as its root user. It appears when it is whole; one that was there is replaced, and
-/// keeps its owner and permissions.
+/// Writes a file of the sandbox's container, as the container's root user.
+///
+/// The file appears once it is complete. It replaces an existing file, whose owner and permissions it keeps.
 #[utoipa::path(put, path = "/v1/sandboxes/{id}/files", operation_id = "writeFile", tag = "files",
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), WriteParameters),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses(
-    (status = 204, description = "It is there"),
-    (status = 400, description = "A parameter cannot be", body = Problem, content_type = "application/problem+json"),
+    (status = 204, description = "The file is written"),
+    (status = 400, description = "A parameter is invalid", body = Problem, content_type = "application/problem+json"),
     (status = 404, description = "There is no such sandbox, container or directory", body = Problem, content_type = "application/problem+json"),
-    (status = 408, description = "The body did not come in time", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "The sandbox does not run, or the file cannot be written", body = Problem, content_type = "application/problem+json"),
-    (status = 413, description = "More than 1 GiB", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "There is a directory", body = Problem, content_type = "application/problem+json"),
+    (status = 408, description = "The body did not arrive in time", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The sandbox is not running, or the file cannot be written", body = Problem, content_type = "application/problem+json"),
+    (status = 413, description = "The file exceeds 1 GiB", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The path is a directory", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
-    (status = 507, description = "There is no room in the sandbox", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "There is no space left in the sandbox", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn write(
     State(daemon): State<Arc<Daemon>>,

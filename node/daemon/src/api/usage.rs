@@ -10,17 +10,17 @@ use super::daemon::Daemon;
 use super::problem::{ApiCode, Refusal};
 use super::scope::{Scope, Wanted};
 
-/// The resource usage of a sandbox.
+/// Returns the resource usage of a sandbox.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/metrics", operation_id = "getSandboxUsage", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = Usage),
-    (status = 404, description = "There is none", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn one(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<Json<Usage>, Refusal> {
     blocking(daemon, move |daemon| Ok(daemon.usage(&wanted)?)).await
 }
 
-/// The resource usage of the caller's sandboxes; for an administrator, of all sandboxes and of the node's pools.
+/// Returns the resource usage of the caller's sandboxes. Administrators get that of all sandboxes and of the node's pools.
 #[utoipa::path(get, path = "/v1/node/usage", operation_id = "getNodeUsage", tag = "node", responses(
     (status = 200, body = NodeUsage),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),

@@ -19,59 +19,62 @@ pub enum Treatment {
 
 use Treatment::{Honoured, Ignored, Refused};
 
-const OWN_FILES: &str = "Thaw has its own VMM, guest kernel and guest image";
-const RUNS_PROGRAMS: &str = "it has the runtime start a program of the pod's choice on the host";
-const ONE_MACHINE: &str = "every machine has the same devices, for it is restored from a template";
+const OWN_FILES: &str = "Thaw uses its own VMM, guest kernel and guest image";
+const RUNS_PROGRAMS: &str = "the runtime would start a program of the pod's choice on the host";
+const ONE_MACHINE: &str = "all machines have the same devices, because they are restored from templates";
 const NO_PASSTHROUGH: &str = "host devices are not passed through";
-const IN_PROCESS: &str = "images are served from within the VMM, host directories by thaw-share";
-const OPENS_PATHS: &str = "it opens a path of the pod's choice on the host";
-const NOT_VERIFIED: &str = "what is to have it is Thaw's own, which has another";
+const IN_PROCESS: &str = "the VMM itself serves images, and thaw-share serves host directories";
+const OPENS_PATHS: &str = "the runtime would open a path of the pod's choice on the host";
+const NOT_VERIFIED: &str = "it is the hash of a file that Thaw replaces with its own";
 const NO_STORE: &str = "there is no vhost-user store";
 
 /// All settings, sorted by name.
 pub const TABLE: &[(&str, Treatment)] = &[
     (
         "agent.cdh_api_timeout",
-        Ignored("there is no Confidential Data Hub"),
+        Ignored("the guest has no Confidential Data Hub"),
     ),
     (
         "agent.cdh_api_timeout_ms",
-        Ignored("there is no Confidential Data Hub"),
+        Ignored("the guest has no Confidential Data Hub"),
     ),
     (
         "agent.container_pipe_size",
-        Ignored("pipes have the kernel's size"),
+        Ignored("pipes have the kernel's default size"),
     ),
     ("agent.enable_tracing", Ignored("thawd traces every start")),
     (
         "agent.kernel_modules",
-        Refused("the guest's kernel loads no modules"),
+        Refused("the guest kernel does not load modules"),
     ),
     (
         "hypervisor.asset_hash_type",
-        Ignored("no hash is compared: what would have one is refused"),
+        Ignored("no hash is checked: every setting with a hash is refused"),
     ),
     ("hypervisor.blk_logical_sector_size", Ignored(ONE_MACHINE)),
     ("hypervisor.blk_physical_sector_size", Ignored(ONE_MACHINE)),
     (
         "hypervisor.block_device_cache_direct",
-        Ignored("disks are sandboxes' own and go through the page cache"),
+        Ignored("each sandbox has its own disks, which use the host's page cache"),
     ),
     (
         "hypervisor.block_device_cache_noflush",
-        Refused("a flush is what keeps a disk whole"),
+        Refused("without flushes, a crash can corrupt a disk"),
     ),
     (
         "hypervisor.block_device_cache_set",
-        Ignored("disks are sandboxes' own and go through the page cache"),
+        Ignored("each sandbox has its own disks, which use the host's page cache"),
     ),
-    ("hypervisor.block_device_driver", Ignored("disks are virtio-blk")),
+    (
+        "hypervisor.block_device_driver",
+        Ignored("disks always use virtio-blk"),
+    ),
     ("hypervisor.block_device_num_queues", Ignored(ONE_MACHINE)),
     ("hypervisor.block_device_queue_size", Ignored(ONE_MACHINE)),
     ("hypervisor.cold_plug_vfio", Refused(NO_PASSTHROUGH)),
     (
         "hypervisor.cpu_features",
-        Ignored("the template's baseline says which features a guest sees"),
+        Ignored("the CPU baseline of the template determines the guest's features"),
     ),
     ("hypervisor.default_gpu_model", Refused(NO_PASSTHROUGH)),
     ("hypervisor.default_gpus", Refused(NO_PASSTHROUGH)),
@@ -83,12 +86,12 @@ pub const TABLE: &[(&str, Treatment)] = &[
     ("hypervisor.default_vcpus", Honoured(settings::vcpus)),
     (
         "hypervisor.disable_block_device_use",
-        Ignored("a root file system is served as files, or as an image"),
+        Ignored("the root file system is served as files or as an image"),
     ),
     ("hypervisor.disable_image_nvdimm", Ignored(ONE_MACHINE)),
     (
         "hypervisor.disable_vhost_net",
-        Ignored("the network is served from within the VMM"),
+        Ignored("the VMM itself serves the network device"),
     ),
     (
         "hypervisor.disk_rate_limiter_bw_max_rate",
@@ -109,22 +112,22 @@ pub const TABLE: &[(&str, Treatment)] = &[
     ("hypervisor.enable_guest_swap", Ignored("guests have no swap")),
     (
         "hypervisor.enable_hugepages",
-        Ignored("a template's pages are shared in the host's page cache"),
+        Ignored("sandboxes share the template's pages through the host's page cache"),
     ),
     ("hypervisor.enable_iommu", Ignored(ONE_MACHINE)),
     ("hypervisor.enable_iommu_platform", Ignored(ONE_MACHINE)),
     (
         "hypervisor.enable_iothreads",
-        Ignored("every device has a thread of its own"),
+        Ignored("every device already has its own thread"),
     ),
     (
         "hypervisor.enable_mem_prealloc",
-        Ignored("memory comes as it is used"),
+        Ignored("memory is allocated on first use"),
     ),
     ("hypervisor.enable_vhost_user_store", Refused(NO_PASSTHROUGH)),
     (
         "hypervisor.enable_virtio_mem",
-        Ignored("memory grows by virtio-mem, always"),
+        Ignored("memory always grows through virtio-mem"),
     ),
     ("hypervisor.entropy_source", Refused(OPENS_PATHS)),
     ("hypervisor.file_mem_backend", Refused(OPENS_PATHS)),
@@ -132,7 +135,7 @@ pub const TABLE: &[(&str, Treatment)] = &[
     ("hypervisor.firmware_hash", Refused(NOT_VERIFIED)),
     ("hypervisor.firmware_volume", Refused(OWN_FILES)),
     ("hypervisor.firmware_volume_hash", Refused(NOT_VERIFIED)),
-    ("hypervisor.guest_hook_path", Refused("the guest has no hooks")),
+    ("hypervisor.guest_hook_path", Refused("the guest runs no hooks")),
     ("hypervisor.hot_plug_vfio", Refused(NO_PASSTHROUGH)),
     ("hypervisor.hypervisor_hash", Refused(NOT_VERIFIED)),
     ("hypervisor.image", Refused(OWN_FILES)),
@@ -145,14 +148,14 @@ pub const TABLE: &[(&str, Treatment)] = &[
     ("hypervisor.kernel_hash", Refused(NOT_VERIFIED)),
     (
         "hypervisor.kernel_params",
-        Refused("a guest is restored after its kernel has read them"),
+        Refused("the kernel of a restored guest has already read its parameters"),
     ),
     ("hypervisor.machine_accelerators", Ignored(ONE_MACHINE)),
     ("hypervisor.machine_type", Ignored(ONE_MACHINE)),
     ("hypervisor.memory_offset", Ignored(ONE_MACHINE)),
     (
         "hypervisor.memory_slots",
-        Ignored("memory grows by virtio-mem, always"),
+        Ignored("memory always grows through virtio-mem"),
     ),
     ("hypervisor.msize_9p", Ignored(IN_PROCESS)),
     (
@@ -182,7 +185,7 @@ pub const TABLE: &[(&str, Treatment)] = &[
     ("hypervisor.use_legacy_serial", Ignored(ONE_MACHINE)),
     (
         "hypervisor.use_vsock",
-        Ignored("the agent is spoken to by vsock, always"),
+        Ignored("the agent is always reached over vsock"),
     ),
     ("hypervisor.vhost_user_reconnect_timeout_sec", Ignored(NO_STORE)),
     ("hypervisor.vhost_user_store_path", Refused(OPENS_PATHS)),
@@ -206,7 +209,7 @@ pub const TABLE: &[(&str, Treatment)] = &[
     ),
     (
         "runtime.experimental_force_guest_pull",
-        Refused("images are pulled by the host, which serves them to the guest"),
+        Refused("the host pulls images and serves them to the guest"),
     ),
     (
         "runtime.internetworking_model",
@@ -214,11 +217,11 @@ pub const TABLE: &[(&str, Treatment)] = &[
     ),
     (
         "runtime.sandbox_cgroup_only",
-        Ignored("all of a sandbox is in its pod's cgroup, always"),
+        Ignored("a sandbox is always entirely in its pod's cgroup"),
     ),
     (
         "runtime.static_sandbox_resource_mgmt",
-        Ignored("a pod has all its containers may use from its start"),
+        Ignored("a pod has the resources of all its containers from its start"),
     ),
 ];
 

@@ -98,10 +98,10 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
         (&warm, 50.0),
     )?;
     report.note(
-        "The guest is a few instructions long and runs when its creation is answered; it has no process. Who \
-         asks shares the processors with thawd. Rows with machines parked are of a thawd that keeps machines with the template in them. Rows in which a \
-         pool missed are those of creations that found one of their parts not ready that was to be, most of them of a \
-         thawd without pools.",
+        "The guest is a few instructions long and has no process; it runs when its creation is answered. The client shares the \
+         processors with thawd. Rows named `parked` are of a thawd that keeps parked machines, which have loaded the template. Rows \
+         named `a pool missed` are of creations for which a pool lacked a part that should have been ready; most are of a thawd \
+         without pools.",
     );
     report
         .write(Path::new("target/bench"))

@@ -74,7 +74,8 @@ async fn measure(storms: &[Storm]) -> Result<Report, String> {
         (&warm, 50.0),
     )?;
     report.note(
-        "Linux, busybox's image, one vCPU, 128 MiB; the process, `sleep`, runs when the creation is answered. Rows as above.",
+        "The guest is Linux with busybox's image, one vCPU and 128 MiB. Its process, `sleep`, runs when the creation is answered. \
+         Rows are named as above.",
     );
     report
         .write(Path::new("target/bench"))

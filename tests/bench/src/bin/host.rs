@@ -86,7 +86,7 @@ fn measure(most: usize) -> Result<Report, String> {
             &name("before"),
         )?;
         report.note(format!(
-            "`start_after_kill_storm_over_before` is of {largest} VMMs at once."
+            "`start_after_kill_storm_over_before` is of {largest} VMMs that are killed at once."
         ));
     }
     report

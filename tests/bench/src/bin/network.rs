@@ -92,12 +92,12 @@ fn measure(rounds: usize) -> Result<Report, String> {
         (&p99.1, 99.0),
     )?;
     report.note(
-        "One thread is guest, VMM and server: what is timed is the kernel's way from the tap to a socket outside and back, \
+        "One thread is guest, VMM and server. The time is that of the kernel's path from the tap to a socket outside and back, \
          through the host's forwarding and masquerading, which is the same in both.",
     );
     if cfg!(debug_assertions) {
         report.note(
-            "Built without optimisation: what is this program's own of it counts for more than it would.",
+            "Built without optimisation, so this program's own share of the time is larger than in a release build.",
         );
     }
     report

@@ -74,11 +74,11 @@ fn measure(plan: &Plan) -> Result<Report, String> {
         &memory::whole_row(Way::Runc),
     )?;
     report.note(
-        "`ctr run` of `true`, from its spawn to its end, the three ways in turn. Every microVM was thawed from a template that \
-         was there: anything else fails the benchmark. thawd's stages are those of runs with its own snapshotter; some run \
-         beside each other.",
+        "Each sample is one `ctr run` of `true`, from its spawn to its exit; the three ways alternate. Every microVM was thawed from \
+         an existing template: anything else fails the benchmark. thawd's stages are those of runs with its own snapshotter; some \
+         stages overlap.",
     );
-    report.note("Memory is each process's proportional share, the mean of ten pods that sleep.");
+    report.note("Memory is the proportional share of each process, as the mean of ten sleeping pods.");
     report
         .write(Path::new("target/bench"))
         .map_err(|e| format!("cannot write target/bench: {e}"))?;

@@ -51,13 +51,13 @@ fn measure(rounds: usize) -> Result<Report, String> {
         )?;
     }
     report.note(
-        "4 sandboxes of each tenant, of a local image of 32 MiB. The guest is a few instructions long and fills 62 MiB before it \
-         becomes a template. Each round is a node that has nothing yet: where tenants share, the first of all creations pulls \
-         the image and builds the template, where they are separate, the first of each tenant does. Nothing is made ahead.",
+        "Each tenant creates 4 sandboxes from a local image of 32 MiB. The guest is a few instructions long and fills 62 MiB before \
+         it becomes a template. Each round starts an empty node. If tenants share, the first creation of all pulls the image and \
+         builds the template; if they are separate, the first creation of each tenant does. Nothing is prepared in advance.",
     );
     report.note(
         "Memory counts each page once: anonymous pages of VMMs, thawd's memory files, and the page cache of files in THAW_DATA. The \
-         guest reads nothing of its image: what is cached of that is what its pull wrote.",
+         guest reads nothing of its image, so only the pull of the image put pages of it into the page cache.",
     );
     report
         .write(Path::new("target/bench"))

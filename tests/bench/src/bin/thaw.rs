@@ -251,15 +251,15 @@ fn ratios(report: &mut Report) -> Result<(), String> {
     if report.percentile((&small(QEMU_BYTE), 50.0)).is_ok() {
         report.ratio("spawn_over_qemu_restore", &small(SPAWN_BYTE), &small(QEMU_BYTE))?;
         report.note(
-            "QEMU ran on this machine's own KVM. Its guest only writes to the serial port and has no data in memory: less \
-             to restore than thaw-vmm's.",
+            "QEMU ran on this machine's own KVM. Its guest only writes to the serial port and has no data in memory, so QEMU restores \
+             less than thaw-vmm.",
         );
     }
     let added =
         report.percentile((&small(FLOOR_POOLED), 50.0))? - report.percentile((&small(FLOOR_SET), 50.0))?;
     report.note(format!(
-        "The floor runs the guest in the thread that claims. A claim of any other process adds two wake-ups, {added:.0} µs \
-         here: `{FLOOR_POOLED}` has them, and `parked_over_pooled_floor` is against it."
+        "The floor runs the guest in the thread that claims it. A claim from any other process adds two wake-ups, {added:.0} µs here. \
+         `{FLOOR_POOLED}` includes them, and `parked_over_pooled_floor` compares with that row."
     ));
     Ok(())
 }

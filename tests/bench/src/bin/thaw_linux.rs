@@ -116,7 +116,7 @@ fn ratios(report: &mut Report) -> Result<(), String> {
         &faults(WITHOUT),
     )?;
     if report.percentile((&exits_of(COLD), 50.0)).is_err() {
-        report.note("KVM exits are not shown: no /sys/kernel/debug/kvm here.");
+        report.note("KVM exits are not shown: this host has no /sys/kernel/debug/kvm.");
     }
     Ok(())
 }

@@ -137,7 +137,7 @@ pub async fn watches(report: &mut Report, watchers: usize, rate: u64, seconds: u
         changes as f64 / took,
     );
     report.note(format!(
-        "{watchers} watchers were each told all of {changes} changes, none lost."
+        "{watchers} watchers each received all {changes} changes; none was lost."
     ));
     Ok(())
 }

@@ -70,8 +70,8 @@ pub fn measure(report: &mut Report, directory: &Path) -> io::Result<()> {
         .ratio(RATIO, Flood::Limited.name(), Flood::None.name())
         .map_err(io::Error::other)?;
     report.note(format!(
-        "`{RATIO}` is of the medians of {ROUNDS} p99s, each of {READS} reads, timed by the guest, on two processors; the \
-         flood is limited to {LIMIT} reads a second."
+        "`{RATIO}` compares the medians of {ROUNDS} p99s. Each p99 is of {READS} reads, timed by the guest, on two processors. The \
+         flood is limited to {LIMIT} reads per second."
     ));
     Ok(())
 }

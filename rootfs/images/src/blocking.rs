@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 
-/// Runs work that reads, hashes or waits for locks on a thread of its own. A panic of the work goes on in the caller.
+/// Runs work that reads, hashes or waits for locks on a blocking thread. A panic of the work continues in the caller.
 pub(crate) async fn blocking<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, Error> + Send + 'static,
 ) -> Result<T, Error> {

@@ -14,7 +14,7 @@ const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// Skippable zstd frames, which seekable files may start with: 0x184D2A50 to 0x184D2A5F.
 const ZSTD_SKIPPABLE: [u8; 3] = [0x2a, 0x4d, 0x18];
-/// The largest zstd window accepted: 128 MiB, what `zstd --ultra` makes and its decoder accepts unasked.
+/// The largest zstd window accepted: 128 MiB, which `zstd --ultra` writes and its decoder accepts by default.
 const ZSTD_WINDOW_LOG: u32 = 27;
 
 fn is_zstd(start: &[u8]) -> bool {
@@ -33,7 +33,7 @@ enum Compression {
     Zstd,
 }
 
-/// Bytes with those put back that told the form.
+/// A reader of all bytes: first those that were read to detect the compression, then the rest.
 type Whole<R> = io::Chain<io::Cursor<Vec<u8>>, R>;
 
 /// The form of `stored`, and its bytes.

@@ -11,7 +11,7 @@ use thaw_imagefs::erofs::WriteError;
 use crate::layer::LayerError;
 use crate::merge::MergeError;
 
-/// Why an image cannot be used. Each message says what is wrong, where, and what to do.
+/// Why an image cannot be used. Each message gives the cause, the place and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(
@@ -81,7 +81,7 @@ pub enum Error {
     RegistryRateLimited {
         registry: String,
         what: String,
-        /// Seconds the registry asks to wait.
+        /// The pause that the registry requests, in seconds.
         retry_after: Option<u64>,
     },
 
@@ -167,7 +167,7 @@ fn after(seconds: &Option<u64>) -> String {
 }
 
 impl Error {
-    /// A stable name of what went wrong, for programs.
+    /// A stable code of the error, for programs.
     pub fn code(&self) -> &'static str {
         match self {
             Self::BadReference { .. } => "bad_reference",
@@ -216,7 +216,7 @@ impl Error {
         }
     }
 
-    /// What the blob cache at `path` says.
+    /// Wraps an error of the blob cache at `path`.
     pub fn blob(layer: Digest, path: &Path, source: BlobError) -> Self {
         match source {
             BlobError::Io(source) => Self::io(path, source),

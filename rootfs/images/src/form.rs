@@ -1,9 +1,9 @@
-//! The form of a layer: which kind of document its tree, and the way to its data, were read from. Form, document and
-//! stored blob give a layer its key in the store.
+//! The form of a layer: the kind of document from which its tree and the location of its data were read. Form, document and stored blob
+//! give a layer its key in the store.
 //!
-//! Invariant: a layer's key names the documents that its tree and data were verified against. Whoever can choose a
-//! document that describes a layer (an index, a table of contents) can thus change only what is stored under that
-//! document's key, never what another image shares.
+//! Invariant: a layer's key names the documents that its tree and data were verified against. An attacker who chooses a document that
+//! describes a layer (an index, a table of contents) can thus change only data under that document's key, never data that another image
+//! shares.
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};

@@ -1,8 +1,8 @@
-//! The guest image: the read-only EROFS a sandbox boots from. It holds the agent and its mount points, and nothing
-//! else; what differs between sandboxes is made at run time under `/run`.
+//! The guest image: the read-only EROFS a sandbox boots from. It holds only the agent and its mount points; everything that differs between
+//! sandboxes is created at run time under `/run`.
 //!
-//! Guests map it as persistent memory with huge pages, so its size is a multiple of 2 MiB. Equal inputs give equal
-//! bytes, since a template's key is its hash.
+//! Guests map it as persistent memory with huge pages, so its size is a multiple of 2 MiB. Equal inputs give equal bytes, because the
+//! image's hash is part of a template's key.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -17,7 +17,7 @@ pub const ALIGNMENT: u64 = 2 << 20;
 /// The largest image.
 pub const MAX_LENGTH: u64 = 8 << 20;
 
-/// Directories: what PID 1 and container processes expect to exist, nearly all of them to be mounted on.
+/// Directories that PID 1 and container processes expect. Most of them are mount points.
 const DIRECTORIES: &[(&str, u16)] = &[
     ("dev", 0o755),
     ("etc", 0o755),
@@ -42,7 +42,7 @@ const FILES: &[(&str, &str)] = &[
     ("etc/machine-id", ""),
 ];
 
-/// What the agent writes under `/run`, and `/var/run` as old programs want it.
+/// Links to files that the agent writes under `/run`, and `/var/run` for old programs.
 const LINKS: &[(&str, &str)] = &[
     ("etc/hosts", "/run/thaw/etc/hosts"),
     ("etc/hostname", "/run/thaw/etc/hostname"),
@@ -66,7 +66,7 @@ pub enum GuestImageError {
     Image(#[from] WriteError),
 }
 
-/// Makes the image `out` with the agent as `/sbin/init`. `out` is replaced at once or not at all.
+/// Makes the image `out` with the agent as `/sbin/init`. `out` is replaced atomically.
 ///
 /// # Errors
 /// See [`GuestImageError`].

@@ -1,6 +1,6 @@
-//! What a format yields: images and layers whose metadata is complete and whose file data can be read in pieces.
+//! Results of a format: images and layers whose metadata is complete and whose file data can be read in pieces.
 //!
-//! Formats make these types and the store keeps them, so that neither knows the other.
+//! Formats create these types and the store keeps them, so that the two do not depend on each other.
 
 use async_trait::async_trait;
 use thaw_imagefs::digest::Digest;
@@ -19,10 +19,10 @@ pub trait ImageFormat: Send + Sync {
     /// Bytes of the documents that [`Self::open`] reads.
     fn document_bytes(&self) -> u64;
 
-    /// Reads and checks the documents; file data stays where it is.
+    /// Reads and checks the documents, but no file data.
     ///
     /// # Errors
-    /// What `ranges` says; `DigestMismatch` or `Malformed` for documents that are not what the manifest says.
+    /// Those of `ranges`; `DigestMismatch` or `Malformed` for documents that contradict the manifest.
     async fn open(&self, ranges: &dyn Ranges) -> Result<LazyImage, Error>;
 }
 
@@ -33,7 +33,7 @@ pub struct LazyImage {
     pub metadata: Vec<u8>,
     /// The ranges past the metadata, by address.
     pub blobs: Vec<LazyBlob>,
-    /// What a start is known to read, in order.
+    /// The reads expected of a start, in order.
     pub load_order: Option<LoadOrder>,
 }
 
@@ -43,7 +43,7 @@ pub struct LazyBlob {
     /// First byte in the synthesized address space.
     pub address: u64,
     pub form: Form,
-    /// What the content was read from: with the stored blob it makes the layer's key.
+    /// The document from which the content was read. With the stored blob it determines the layer's key.
     pub document: Digest,
     pub stored: StoredBlob,
     pub content: Content,
@@ -61,7 +61,7 @@ impl LazyBlob {
 /// A layer whose tree is known from a document and whose file data can be read in pieces.
 pub struct LazyLayer {
     pub form: Form,
-    /// What the index was read from.
+    /// The document from which the index was read.
     pub document: Digest,
     /// The layer as its source stores it.
     pub stored: StoredBlob,

@@ -1,6 +1,6 @@
-//! Images: registries, layers, formats, conversion, the store, and what fills the blob cache.
+//! Images: registries, layers, formats, conversion, the store, and the filler of the blob cache.
 //!
-//! `thaw-imagefs` has the form in which images are served to guests; nothing here is in the process that serves them.
+//! `thaw-imagefs` serves images to guests. The serving process contains no code of this crate.
 
 pub mod accelerated;
 mod blocking;

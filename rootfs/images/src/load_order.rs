@@ -10,12 +10,12 @@
 //! }
 //! ```
 //!
-//! `image` is the digest of the manifest whose run was recorded. Each run is `[blob, offset, length]`: the place of a blob
-//! in `blobs`, and bytes of its data file (docs/blob-cache.md), in the order in which they were first read. `digest` is
-//! what the store calls the data file, `layer` the DiffID of the layer it holds, where it holds one layer's files: a
-//! recording made of one form of an image is then of use to another. `dropped` counts accesses the recording lost.
+//! `image` is the digest of the manifest whose run was recorded. Each run is `[blob, offset, length]`: the place of a blob in `blobs`, and
+//! bytes of its data file (docs/blob-cache.md), in the order in which they were first read. `digest` is the store's name of the data file.
+//! `layer` is the DiffID of the layer whose files it holds, if they belong to one layer: then a recording of one form of an image also
+//! serves another form. `dropped` counts accesses that the recording lost.
 //!
-//! Invariant: a document is hostile until [`LoadOrder::from_json`] has taken it: bounded in size, every run in its blob.
+//! Invariant: a document is hostile until [`LoadOrder::from_json`] has accepted it: its size is bounded and every run lies in its blob.
 
 use serde::{Deserialize, Serialize};
 use thaw_imagefs::digest::Digest;
@@ -30,7 +30,7 @@ pub const MAX_DOCUMENT: usize = 16 << 20;
 const MAX_RUNS: usize = 1 << 20;
 const MAX_BLOBS: usize = 4096;
 
-/// What was read, in the order of first reads.
+/// The data that was read, in the order of first reads.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LoadOrder {
@@ -48,9 +48,9 @@ pub struct LoadOrder {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OrderedBlob {
-    /// What the store calls it.
+    /// Its name in the store.
     pub digest: Digest,
-    /// The DiffID of the layer whose file data it is, where it is one layer's.
+    /// The DiffID of the layer whose file data it holds, if the data belongs to one layer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub layer: Option<Digest>,
     /// Bytes of the data file.
@@ -82,10 +82,10 @@ impl From<Run> for (u32, u64, u64) {
 }
 
 impl LoadOrder {
-    /// An order of these runs.
+    /// Creates an order of these runs.
     ///
     /// # Errors
-    /// `Malformed` when a run is empty or not in its blob, or there are too many.
+    /// `Malformed` if a run is empty or not in its blob, or if there are too many runs.
     pub fn new(image: Digest, blobs: Vec<OrderedBlob>, runs: Vec<Run>, dropped: u64) -> Result<Self, Error> {
         let order = Self {
             version: VERSION,
@@ -145,7 +145,7 @@ impl LoadOrder {
                 return Err(malformed(format!("run {at} is not in its blob")));
             }
         }
-        // Runs may repeat, but not so often that their sum means nothing.
+        // Runs may repeat, but their sum is limited.
         let total = self
             .runs
             .iter()

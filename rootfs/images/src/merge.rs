@@ -1,9 +1,9 @@
-//! Layers become one tree: what the OCI image-spec (layer.md) says a runtime must see.
+//! Merges layers into one tree, by the rules of the OCI image-spec (layer.md).
 //!
-//! Layers are applied bottom first, each in the order of its tar stream. A whiteout or an opaque mark hides what *lower*
-//! layers named and nothing the same layer names, wherever in the stream it stands. As containerd does, symbolic links
-//! in the directory part of a name are followed inside the tree (an image whose `/lib` is a link to `usr/lib` may have
-//! an upper layer that says `lib/x`), and a parent nobody described is made 0755, root.
+//! Layers are applied bottom first, each in the order of its tar stream. A whiteout or an opaque mark hides names of *lower* layers and no
+//! name of its own layer, regardless of its position in the stream. As containerd does, symbolic links in the directory part of a name are
+//! followed inside the tree (an image whose `/lib` is a link to `usr/lib` may have an upper layer with `lib/x`), and a parent that no layer
+//! describes is created with mode 0755 and owner root.
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -74,13 +74,13 @@ type Name = (InodeIndex, Box<[u8]>);
 struct Merger {
     tree: Tree,
     layer: usize,
-    /// What this layer named so far, the directories on the way included; only kept for a layer that hides something.
+    /// The names that this layer added so far, including the directories on their paths. Kept only for a layer that hides names.
     named: Option<HashSet<Name>>,
     /// The directory part resolved last, as entries come in runs. Forgotten when a name changes hands.
     last_parent: Option<(Vec<u8>, InodeIndex)>,
 }
 
-/// What a walk found.
+/// The result of a walk.
 enum Walk {
     Directory(InodeIndex),
     Missing,
@@ -197,7 +197,7 @@ impl Merger {
         Ok(index)
     }
 
-    /// Gives a name to an inode, taking it from whichever had it.
+    /// Gives a name to an inode and removes it from the inode that had it.
     fn set(&mut self, directory: InodeIndex, name: &[u8], inode: InodeIndex) {
         if let Kind::Directory { entries } = &mut self.tree.inodes[directory as usize].kind
             && entries.insert(name.into(), inode).is_some()
@@ -213,8 +213,8 @@ impl Merger {
         }
     }
 
-    /// Removes what lower layers named: one name in a directory, or all. A directory this layer uses too stays, emptied
-    /// of what is not this layer's.
+    /// Removes names of lower layers: one name in a directory, or all. A directory that this layer also uses stays, without the lower
+    /// layers' names.
     fn hide(&mut self, directory: InodeIndex, only: Option<&[u8]>) {
         self.last_parent = None;
         let empty = HashSet::new();

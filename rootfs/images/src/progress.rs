@@ -29,7 +29,7 @@ pub enum Event {
         wait: Duration,
         reason: String,
     },
-    /// The registry, or a mirror of it, has sent nothing for so long. `attempt` says how often it was asked.
+    /// The registry or its mirror has sent nothing for this time. `attempt` is the number of the request.
     Waiting {
         registry: String,
         attempt: u32,
@@ -39,14 +39,14 @@ pub enum Event {
     Assembling,
     /// A damaged layer is being repaired from its source.
     Repairing { layer: Digest },
-    /// The layer is in the store without its file data, which is fetched as it is read. `fetched` bytes of indexes and
-    /// metadata were had for that; `form` says from what.
+    /// The layer is in the store without its file data, which is fetched as it is read. `fetched` is the number of bytes of indexes and
+    /// metadata that were fetched, and `form` their kind.
     Lazy { layer: Digest, form: Form, fetched: u64 },
     /// Bytes of a load order's runs that are ready, of all it has.
     Prefetched { done: u64, total: u64 },
     /// Bytes of file data converted or indexed.
     Converting { done: u64, total: u64 },
-    /// Bytes of a blob sent to where it is pushed; all of them at once where it was there already.
+    /// Bytes of a blob that were pushed: all of them at once if the destination already has the blob.
     Pushing { blob: Digest, sent: u64, total: u64 },
 }
 

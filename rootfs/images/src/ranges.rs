@@ -35,7 +35,8 @@ pub enum Priority {
     Prefetch,
 }
 
-/// Says whether bytes are the right ones, or what is wrong with them. May take a while (it hashes): called off the runtime.
+/// Checks that bytes are the right ones, or returns what is wrong with them. It hashes, which may take long, so it runs outside the
+/// runtime.
 pub type Check = Arc<dyn Fn(&[u8]) -> Result<(), String> + Send + Sync>;
 
 /// A place whose blobs can be read in ranges. Cheap to share; connections and credentials are kept between reads.
@@ -44,7 +45,7 @@ pub trait Ranges: Send + Sync {
     /// Bytes `range` of the stored form of `blob`, accepted by `check`.
     ///
     /// # Errors
-    /// What the last place asked said; `DigestMismatch` or `Malformed` when every place gave wrong bytes.
+    /// That of the last place; `DigestMismatch` or `Malformed` if every place sent wrong bytes.
     async fn read(
         &self,
         blob: &StoredBlob,
@@ -67,7 +68,7 @@ pub(crate) fn checked_range(blob: &StoredBlob, range: &Range<u64>) -> Result<u64
     Ok(length)
 }
 
-/// Has the bytes checked by a thread that may take its time. They come back, or what is wrong with them.
+/// Checks the bytes on a blocking thread. Returns them, or what is wrong with them.
 pub(crate) async fn run_check(check: &Check, bytes: Bytes) -> Result<Result<Bytes, String>, Error> {
     let check = check.clone();
     let run = move || check(&bytes).map(|()| bytes);

@@ -16,7 +16,7 @@ use crate::error::Error;
 pub enum ImageRef {
     /// `oci:DIR[:TAG]`: an OCI image layout directory. DIR ends at the first colon.
     Layout { directory: PathBuf, tag: Option<String> },
-    /// `docker-archive:FILE[:TAG]`: what `docker save` wrote. FILE ends at the first colon; TAG may be `NAME:TAG`.
+    /// `docker-archive:FILE[:TAG]`: a file written by `docker save`. FILE ends at the first colon; TAG may be `NAME:TAG`.
     Archive { file: PathBuf, tag: Option<String> },
     /// `[HOST[:PORT]/]NAME[:TAG][@DIGEST]`.
     Registry(RegistryRef),
@@ -36,7 +36,7 @@ pub struct RegistryRef {
 }
 
 impl RegistryRef {
-    /// Whether its registry is this host's loopback, which is spoken to over plain HTTP without being asked to.
+    /// Whether its registry is on this host's loopback, for which plain HTTP needs no option.
     pub fn is_loopback(&self) -> bool {
         is_loopback(&self.registry)
     }
@@ -51,7 +51,7 @@ pub(crate) fn is_loopback(host: &str) -> bool {
     name == "localhost" || name.parse::<IpAddr>().is_ok_and(|address| address.is_loopback())
 }
 
-/// The registry of names that mention none.
+/// The registry of names that do not contain one.
 pub const DEFAULT_REGISTRY: &str = "docker.io";
 
 const MAX_LENGTH: usize = 4096;
@@ -177,7 +177,7 @@ impl RegistryRef {
         })
     }
 
-    /// What to ask the registry for: the digest, or else the tag.
+    /// The part that identifies the manifest in the repository: the digest, or else the tag.
     pub fn version(&self) -> String {
         match (&self.digest, &self.tag) {
             (Some(digest), _) => digest.to_string(),

@@ -36,7 +36,7 @@ pub use push::{Push, Upload};
 pub use referrers::{Referrer, referrers};
 pub use resolve::resolve;
 
-/// What a reference names, before a platform is chosen.
+/// The target of a reference, before a platform is chosen.
 pub enum Root {
     /// A manifest or an index, its bytes verified if the reference had a digest.
     Document {
@@ -89,7 +89,7 @@ pub struct Resolved {
     pub config: ImageConfiguration,
     /// Bottom first; as many as the config has DiffIDs. Empty if the layers are not tars.
     pub layers: Vec<LayerSource>,
-    /// The manifest's layers, with their annotations; none in forms without manifests.
+    /// The manifest's layers with their annotations; empty for forms without manifests.
     pub descriptors: Vec<Descriptor>,
     pub kind: manifest::Kind,
     /// The manifest it refers to: of a converted image, the original's.
@@ -115,7 +115,7 @@ impl Resolved {
 /// A place images come from.
 #[async_trait]
 pub trait Source: Send + Sync {
-    /// What the reference names.
+    /// Reads the target of the reference.
     async fn root(&self) -> Result<Root, Error>;
 
     /// A manifest or an index by its descriptor, verified.
@@ -124,8 +124,8 @@ pub trait Source: Send + Sync {
     /// A config by its descriptor, verified.
     async fn config(&self, descriptor: &Descriptor) -> Result<Vec<u8>, Error>;
 
-    /// A layer's stored form, unverified, from the first of its places that has it, those before `place` passed over. Errors
-    /// of its reader carry an [`Error`] inside where there is one. See [`Fallback`].
+    /// Opens a layer's stored form, unverified, at the first place that has it, beginning with `place`. Errors of its reader may contain an
+    /// [`Error`]. See [`Fallback`].
     async fn open(&self, layer: &LayerSource, place: usize) -> Result<LayerBody, Error>;
 }
 
@@ -159,7 +159,7 @@ pub struct SourceOptions {
     pub retry: Retry,
     /// Where a compressed archive is expanded, as a file without a name.
     pub scratch: PathBuf,
-    /// Shared with others: its mirrors are asked for whole layers before the registry is. Without, one is made.
+    /// A shared client, whose mirrors are asked for whole layers before the registry. If absent, a new one is created.
     pub client: Option<Arc<Client>>,
 }
 
@@ -197,7 +197,7 @@ impl SourceOptions {
 /// Opens the source a reference names. Nothing is transferred yet.
 ///
 /// # Errors
-/// `NotFound` for a directory or file that is not there, `Malformed` for one that is no image, `Credentials`.
+/// `NotFound` if the directory or file does not exist, `Malformed` if it is not an image, `Credentials`.
 pub async fn open(
     reference: &ImageRef,
     options: &SourceOptions,

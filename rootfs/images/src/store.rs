@@ -8,8 +8,8 @@
 //! ```
 //!
 //! Invariants:
-//! - A directory without `.partial` in its name is complete: it was written under that name, flushed and renamed. Only
-//!   layer data is not flushed; its bits belong to a boot and its chunks have digests instead.
+//! - A directory without `.partial` in its name is complete: it was written under that name, flushed and renamed. Only layer data is not
+//!   flushed; its bits are valid for one boot, and its chunks have digests.
 //! - A process that makes a layer or an image holds its lock exclusively, so it is made once. The next process that gets
 //!   the lock removes the leftovers of a killed one.
 //! - A process that makes anything holds the `store` lock shared; one that deletes holds it exclusively.
@@ -66,7 +66,7 @@ pub struct Store {
 pub struct Image {
     /// Of its manifest: its identity.
     pub digest: Digest,
-    /// What it was pulled as.
+    /// The reference it was pulled by.
     pub reference: String,
     pub config: ImageConfiguration,
     /// The EROFS metadata.
@@ -123,7 +123,7 @@ impl Image {
         Ok(Lease { lock })
     }
 
-    /// What a start is known to read, as the image says itself.
+    /// The load order that the image came with.
     ///
     /// # Errors
     /// `Io`.
@@ -134,15 +134,15 @@ impl Image {
 
 /// Directories of the store.
 const DIRECTORIES: [&str; 4] = ["layers", "images", "refs", "locks"];
-/// What a directory being made or unmade is called, after its name.
+/// The suffix of directories that are being written or removed.
 const PARTIAL: &str = ".partial";
 const REMOVED: &str = ".removed";
 
 impl Store {
-    /// Opens the store at `root`, which is made if need be, and removes what killed processes left.
+    /// Opens the store at `root`, creates the directory if it does not exist, and removes the leftovers of killed processes.
     ///
     /// # Errors
-    /// `DiskFull`, or `Io` when the directories cannot be made.
+    /// `DiskFull`, or `Io` if the directories cannot be created.
     pub fn open(root: &Path) -> Result<Self, Error> {
         for name in DIRECTORIES {
             let path = root.join(name);

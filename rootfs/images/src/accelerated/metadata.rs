@@ -50,7 +50,7 @@ struct Block {
     digest: [u8; 32],
 }
 
-/// What comes before the blocks: enough to read any of them alone.
+/// The head: the part before the blocks, with which each block can be read alone.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MetadataHead {
     /// Bytes of the EROFS image.
@@ -100,7 +100,7 @@ pub fn decode(what: &str, bytes: &[u8]) -> Result<(Vec<u8>, Vec<Placed>), Error>
     if head.blocks.last().map(|block| block.stored.end) != Some(bytes.len() as u64) {
         return Err(cursor.malformed("it does not end with its last block"));
     }
-    // Grows as blocks expand: what the head states is not allocated at once.
+    // Grows as blocks expand, because the head may state any length.
     let mut metadata = Vec::new();
     for index in 0..head.blocks.len() {
         let stored = &head.blocks[index].stored;
@@ -113,10 +113,10 @@ pub fn decode(what: &str, bytes: &[u8]) -> Result<(Vec<u8>, Vec<Placed>), Error>
 }
 
 impl MetadataHead {
-    /// Reads a document's first bytes, as many as [`HEAD_ANNOTATION`] says; `root` is [`ROOT_ANNOTATION`]'s.
+    /// Reads a document's first bytes, whose number is in [`HEAD_ANNOTATION`]; `root` is the value of [`ROOT_ANNOTATION`].
     ///
     /// # Errors
-    /// `Malformed`, also when they have another digest.
+    /// `Malformed`, also if their digest differs.
     pub fn decode(what: &str, head: &[u8], root: &[u8; 32]) -> Result<Self, Error> {
         let mut cursor = Cursor::new(what, head);
         if blake3::hash(head) != *root {

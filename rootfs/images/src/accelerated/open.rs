@@ -18,13 +18,13 @@ use crate::ranges::Ranges;
 use super::metadata;
 use super::table::{MAX_TABLE, Table};
 
-/// Most bytes of all chunk tables of an image, which bounds what opening it costs.
+/// Most bytes of all chunk tables of an image, which bounds the cost of opening it.
 const MAX_TABLES: u64 = 128 << 20;
 
-/// Reads metadata, chunk tables and load order; file data stays where it is.
+/// Reads metadata, chunk tables and load order, but no file data.
 ///
 /// # Errors
-/// What `ranges` says; `DigestMismatch` or `Malformed` for documents that are not what the manifest says.
+/// Those of `ranges`; `DigestMismatch` or `Malformed` for documents that contradict the manifest.
 pub async fn open(manifest: &ConvertedManifest, ranges: &dyn Ranges) -> Result<LazyImage, Error> {
     let documents = Documents::read(manifest, ranges).await?;
     blocking(move || documents.open()).await

@@ -22,7 +22,7 @@ const CHUNK: usize = 36;
 
 /// Largest table: 1.8 million chunks.
 pub const MAX_TABLE: u64 = 64 << 20;
-/// Most bytes of data in a frame, and so what one read costs at most.
+/// Most bytes of data in a frame, which bounds the cost of one read.
 pub const MAX_FRAME: u64 = 8 << 20;
 /// Most bytes of data in a chunk.
 pub const MAX_CHUNK: u64 = 4 << 20;

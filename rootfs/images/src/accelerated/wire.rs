@@ -7,7 +7,7 @@ pub const PAGE: u64 = thaw_imagefs::tree::PAGE;
 /// Set in a stored length whose bytes are one zstd frame; else they are plain.
 pub const ZSTD: u32 = 1 << 31;
 
-/// Reads a document from its start; `what` is the document, for messages.
+/// Reads a document from its start. `what` names the document in messages.
 pub struct Cursor<'a> {
     what: &'a str,
     left: &'a [u8],
@@ -64,7 +64,8 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// A count of entries of `size` bytes each, all of which are there: so nothing is allocated for entries that are not.
+    /// Reads the number of entries of `size` bytes each and checks that the document contains all of them, so that nothing is allocated for
+    /// missing ones.
     pub fn count(&self, count: u32, size: usize) -> Result<usize, Error> {
         let count = count as usize;
         match count.checked_mul(size) {
@@ -73,7 +74,7 @@ impl<'a> Cursor<'a> {
         }
     }
 
-    /// What is left.
+    /// The remaining bytes.
     pub fn rest(&self) -> &'a [u8] {
         self.left
     }

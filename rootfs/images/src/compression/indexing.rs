@@ -1,7 +1,7 @@
-//! Decompressing a stored layer once, and recording from which places it can be read later.
+//! Decompresses a stored layer once and records the places from which it can be read later.
 //!
-//! Each decoder accepts and refuses exactly what a plain decoder would: a gzip member or zstd frame that is cut, or
-//! followed by something else, is an error; an end between two of them is the end.
+//! Each decoder accepts and refuses exactly what a plain decoder would: a truncated gzip member or zstd frame, or other bytes after it, are
+//! an error; the data may end between two of them.
 
 use std::io::{self, BufRead, Read};
 
@@ -77,13 +77,13 @@ impl<R: BufRead> Indexing<R> {
         matches!(self.decoder, Decoder::Plain)
     }
 
-    /// How many gzip members the blob, read to its end, has; none if it is of another form.
+    /// The number of gzip members in the blob, which was read to its end; 0 if it has another form.
     pub fn gzip_members(&self) -> u64 {
         self.members
     }
 
-    /// The spans of the blob, which was read to its end; `None` if it has too few places to start from, as a zstd layer of
-    /// one large frame.
+    /// The spans of the blob, which was read to its end; `None` if there are too few places at which decompression can start, as in a zstd
+    /// layer of one large frame.
     pub fn into_spans(self) -> Option<SpanTable> {
         self.recorder.finish()
     }
@@ -168,7 +168,7 @@ fn gzip(
     *is_between = step.stop == Stop::End || (*is_between && step.read == 0);
     match step.stop {
         Stop::End => inflate.reset(Wrap::Gzip),
-        // The rule and the form of SOCI's checkpoints, so that each can be made of the other.
+        // The same rule and form as SOCI's checkpoints, so that each can be converted to the other.
         Stop::BeforeBlock { bits } if recorder.is_due(recorder.every) => recorder.begin(Expansion::Deflate {
             bits,
             window: packer.pack(&inflate.dictionary()),
@@ -187,7 +187,7 @@ fn zstd(
 ) -> io::Result<(usize, usize)> {
     let mut source = InBuffer::around(input);
     let mut target = OutBuffer::around(output);
-    // What it thinks it needs next; nothing after a frame.
+    // The decoder's estimate of its next input; 0 after a frame.
     let hint = stream.run(&mut source, &mut target)?;
     let (read, written) = (source.pos(), target.pos());
     recorder.progress(&input[..read], written);

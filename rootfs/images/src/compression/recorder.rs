@@ -1,7 +1,7 @@
 //! Records the spans of a stored blob while it is read once, first byte to last.
 //!
-//! Invariant: spans are gapless in the stream and cover the stored blob to its end, each with the SHA-256 of its stored
-//! bytes. If the compression has too few places to start from, there is no index.
+//! Invariant: spans are gapless in the stream and cover the stored blob to its end, each with the SHA-256 of its stored bytes. If there are
+//! too few places at which decompression can start, there is no index.
 
 use sha2::{Digest as _, Sha256};
 
@@ -14,9 +14,9 @@ const SPANS: usize = 1 << 18;
 
 /// A place to begin at.
 struct Begin {
-    /// What of the blob has been read: the first whole byte.
+    /// Offset of the first byte of the blob that is not read completely.
     input: u64,
-    /// What of the stream has been yielded.
+    /// Bytes of the stream so far.
     output: u64,
     expansion: Expansion,
     /// Of the span's stored bytes so far.
@@ -103,7 +103,7 @@ impl Recorder {
         }
     }
 
-    /// Bytes the current span may yield before it has `length`; where none is noted, as many.
+    /// Bytes that the current span may still yield until it has `length`; `length` if there is no current span.
     pub fn until(&self, length: u64) -> usize {
         let next = self.next.as_ref().map(|next| &next.begin);
         let begin = next.or(self.current.as_ref());
@@ -149,7 +149,7 @@ impl Recorder {
         }
     }
 
-    /// The table, at the end of the blob; `None` if the compression has too few places to start from.
+    /// Returns the table at the end of the blob; `None` if there are too few places at which decompression can start.
     pub fn finish(mut self) -> Option<SpanTable> {
         if self.given_up {
             return None;

@@ -11,10 +11,10 @@ use super::body::Body;
 use super::chunks::{Distinct, Place};
 use super::dictionary::Dictionary;
 
-/// The blobs of the converted image: those of dictionaries it needs, then its own.
+/// The blobs of the converted image: first those of dictionaries that it needs, then its own blob.
 pub struct Blobs {
     pub list: Vec<Blob>,
-    /// Dictionary and blob of it, to the place in the list.
+    /// Index in the list, by dictionary and blob of the dictionary.
     known: BTreeMap<(u32, u32), u32>,
 }
 

@@ -42,9 +42,9 @@ impl DataFile for Vec<u8> {
 
 /// A data file of the image that is converted.
 pub struct SourceBlob {
-    /// What the store calls it, by which a load order names it.
+    /// Its name in the store, which load orders use.
     pub id: Digest,
-    /// The DiffID of the layer whose files it holds, where it holds one layer's.
+    /// The DiffID of the layer whose files it holds, if they belong to one layer.
     pub layer: Option<Digest>,
     /// Bytes.
     pub length: u64,
@@ -85,7 +85,7 @@ pub struct Piece {
     pub file_offset: u64,
     /// Index of the distinct chunk.
     pub chunk: u32,
-    /// Where it is in the source.
+    /// Its blob in the source, and its offset there.
     pub source: (u32, u64),
 }
 
@@ -94,16 +94,16 @@ pub struct Piece {
 pub struct Chunks {
     /// By first appearance.
     pub distinct: Vec<Distinct>,
-    /// File by file in the order of their data, so that what a layer stored together stays together.
+    /// File by file in the order of their data, so that data that a layer stored together stays together.
     pub pieces: Vec<Piece>,
     pub files: u64,
-    /// Bytes of file data, of which `zeros` are chunks of nothing but zeros, which become holes.
+    /// Bytes of file data. `zeros` of them are in chunks that contain only zeros, which become holes.
     pub bytes: u64,
     pub zeros: u64,
 }
 
 impl Chunks {
-    /// Cuts all files of `tree`; `told` hears of bytes done, now and then.
+    /// Cuts all files of `tree`. `told` is called with the number of bytes done, from time to time.
     pub fn of(
         tree: &Tree,
         blobs: &[SourceBlob],
@@ -183,7 +183,7 @@ impl Chunks {
         let index = u32::try_from(self.distinct.len())
             .map_err(|_| Error::malformed("the image", "it has more than 2^32 distinct chunks"))?;
         let place = match known.get(&digest) {
-            // A table may lie about lengths; what it says of the bytes is checked whenever they are read.
+            // A table may lie about lengths; its digests are checked whenever the bytes are read.
             Some(known) if known.length == length => Place::Known(*known),
             _ => Place::Source {
                 blob: source.0,
@@ -205,7 +205,7 @@ struct Window {
     buffer: Vec<u8>,
     /// Most bytes a cut may look at.
     most: usize,
-    /// What of the buffer is not cut yet.
+    /// Where the part of the buffer begins that is not cut yet.
     start: usize,
     end: usize,
     /// Of the buffer's end in the data file.
@@ -232,7 +232,7 @@ impl Window {
         (self.offset, self.left) = (offset, length);
     }
 
-    /// Where the next bytes are in the data file, and the bytes; none at the extent's end.
+    /// The next bytes and their offset in the data file; `None` at the extent's end.
     fn pages(&mut self, blob: &SourceBlob) -> Result<Option<(u64, &[u8])>, Error> {
         let have = self.end - self.start;
         if have < self.most && self.left > 0 {

@@ -1,8 +1,7 @@
 //! Cutting files into chunks.
 //!
-//! Cuts are on pages only. A chunk is then whole pages of a data file in every image that refers to it: one piece of
-//! page cache that an EROFS block map can point at and DAX can map. The cost: data that is shifted by less than a page
-//! shares nothing.
+//! Cuts are on pages only. A chunk is then whole pages of a data file in every image that refers to it: one piece of page cache to which an
+//! EROFS block map can point and which DAX can map. The cost: data that is shifted by less than a page shares nothing.
 //!
 //! Invariant: where a run of file data is cut depends only on its bytes (and, for fixed chunks, on its place in the
 //! file), never on where it is stored, so that other images cut the same file alike.
@@ -18,7 +17,7 @@ use crate::accelerated::wire::PAGE;
 pub enum Chunking {
     /// At multiples of `size` in the file: a power of two.
     Fixed { size: u64 },
-    /// After a page whose hash says so: no chunk but a file's last is shorter than `min`, none longer than `max`. All are
+    /// After a page whose hash matches. No chunk except a file's last is shorter than `min`, and none is longer than `max`. All sizes are
     /// powers of two.
     ContentDefined { min: u64, average: u64, max: u64 },
 }
@@ -70,9 +69,9 @@ impl Chunking {
     }
 }
 
-/// As FastCDC's normalised chunking, on pages: before the average, a cut takes a hash with one zero bit more than the
-/// average would want, after it with one less. Each page is judged alone, so that two files with the same run of pages
-/// agree on the cuts in it from the first cut they share.
+/// Follows FastCDC's normalised chunking, on pages: before the average length, a cut requires one more zero bit in the hash than the
+/// average demands, after it one less. Each page is judged alone. Two files with the same run of pages therefore agree on the cuts in it
+/// from the first cut that they share.
 fn content_defined(pages: &[u8], min: u64, average: u64, max: u64) -> usize {
     let bits = (average / PAGE).trailing_zeros();
     let mut length = 0;

@@ -24,7 +24,7 @@ pub struct Facts {
     /// Distinct chunks that dictionaries have.
     pub reused_chunks: u64,
     pub reused_bytes: u64,
-    /// Distinct chunks that are stored anew, and what they take.
+    /// Distinct chunks that are stored anew, and their stored bytes.
     pub new_chunks: u64,
     pub new_bytes: u64,
     pub stored_bytes: u64,
@@ -33,13 +33,13 @@ pub struct Facts {
     pub stored_metadata_bytes: u64,
     pub table_bytes: u64,
     pub load_order_bytes: u64,
-    /// Bytes of the load order's runs that no chunk was found for: of another image, or another form of it.
+    /// Bytes of the load order's runs for which no chunk was found, because they are of another image or another form of it.
     pub unmatched_load_order_bytes: u64,
-    /// What a registry that has the dictionaries' images must be sent: blobs, documents, config and manifest.
+    /// Bytes to push to a registry that has the dictionaries' images: blobs, documents, config and manifest.
     pub push_bytes: u64,
 }
 
-/// Counts what was converted; `metadata` and `document` are the bytes of the EROFS metadata, expanded and as it is stored.
+/// Counts the result of a conversion. `metadata` and `document` are the bytes of the EROFS metadata, expanded and as stored.
 pub fn count(
     chunking: Chunking,
     chunks: &Chunks,

@@ -12,15 +12,15 @@ use super::chunks::{Distinct, Place, SourceBlob};
 use crate::accelerated::table::{Chunk, Frame, Table};
 use crate::accelerated::wire::{PAGE, ZSTD, compress};
 
-/// Bytes of data a frame is filled to, unless one chunk is longer: compression of small files needs company, a read wants
-/// little more than it asks for.
+/// Bytes of data up to which a frame is filled, unless one chunk is longer. Larger frames compress small files better; smaller frames make
+/// a read fetch less.
 pub const FRAME_TARGET: u64 = 256 << 10;
 
 /// Frames in flight per thread.
 const AHEAD: usize = 4;
 
-/// Writes the chunks in the order of `groups`, no frame reaching from one group into another. Returns
-/// the table; `told` hears of bytes of data done, of all.
+/// Writes the chunks in the order of `groups`; no frame spans two groups. Returns the table. `told` is called with the bytes of data done
+/// and the total.
 pub fn write(
     groups: &[Vec<u32>],
     distinct: &[Distinct],
@@ -120,7 +120,7 @@ fn make(
     })
 }
 
-/// A frame's data, compared with what was hashed before: the files must not have changed meanwhile.
+/// A frame's data, compared with the earlier hashes, because the files must not have changed meanwhile.
 fn gather(frame: &[u32], distinct: &[Distinct], sources: &[SourceBlob]) -> Result<Vec<u8>, Error> {
     let mut data = Vec::new();
     for index in frame {

@@ -12,12 +12,12 @@ use crate::store::Image;
 
 use super::chunks::SourceBlob;
 
-/// What a conversion starts from.
+/// The input of a conversion.
 pub struct Input {
     pub tree: Tree,
     /// In the order in which the tree's extents number them.
     pub blobs: Vec<SourceBlob>,
-    /// What a run of the image read: laid out first, in that order, and told to readers.
+    /// The data that a run of the image read. It is laid out first, in that order, and recorded in the converted image for readers.
     pub load_order: Option<LoadOrder>,
 }
 

@@ -31,7 +31,7 @@ pub struct Job<'a> {
     /// Converted images whose chunks need not be stored again; the first that has a chunk gives it.
     pub dictionaries: &'a [ImageRef],
     pub options: Options,
-    /// What a run of the source read.
+    /// The data that a run of the source read.
     pub load_order: Option<LoadOrder>,
     /// How to reach the source, the destination and the dictionaries.
     pub pull: PullOptions,
@@ -61,7 +61,7 @@ impl Job<'_> {
             scratch: self.store.root().to_owned(),
             client: self.pull.client.clone(),
         };
-        // Before anything takes long: whether the result can be written, and what it is made against.
+        // Checked before the long work: whether the result can be written, and which dictionaries it uses.
         let push = Push::open(self.destination, &options, progress.clone()).await?;
         let dictionaries = self.dictionaries(&options, &progress).await?;
 

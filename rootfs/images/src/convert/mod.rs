@@ -50,7 +50,7 @@ use parts::Documents;
 /// How to convert.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How to cut files; none: as the first dictionary was, or [`Chunking::default`].
+    /// How to cut files. `None`: as the first dictionary was cut, or else [`Chunking::default`].
     pub chunking: Option<Chunking>,
     /// Of zstd, 1 to 22.
     pub level: i32,

@@ -1,4 +1,4 @@
-//! What a converted image says of the image it was made of.
+//! What a converted image records about the image it was converted from.
 
 use serde::Deserialize;
 use thaw_imagefs::digest::Digest;
@@ -6,12 +6,12 @@ use thaw_imagefs::digest::Digest;
 use crate::reference::ImageRef;
 use crate::source::{Descriptor, Resolved};
 
-/// What a converted image says of the image it was made of.
+/// What a converted image records about the image it was converted from.
 #[derive(Clone, Debug)]
 pub struct Original {
     /// Of its manifest.
     pub image: Digest,
-    /// Its manifest, where there is one that others can ask for.
+    /// Its manifest, if it is one that others can fetch.
     pub subject: Option<Descriptor>,
     /// Its config, unchanged.
     pub config: Vec<u8>,

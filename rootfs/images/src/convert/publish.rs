@@ -30,8 +30,8 @@ pub struct Pushed {
 }
 
 impl Converted {
-    /// Writes all parts that are not there, then the manifest. A dictionary's blob is taken over within its registry
-    /// where that is possible, else copied by way of a file without a name in `scratch`.
+    /// Writes all missing parts, then the manifest. A dictionary's blob is mounted within its registry if possible, or else copied through
+    /// an unnamed file in `scratch`.
     ///
     /// # Errors
     /// Those of [`Push`], and of the dictionary's place.
@@ -94,10 +94,10 @@ async fn copy(ranges: &dyn Ranges, descriptor: &Descriptor, scratch: &Path) -> R
     Ok(file)
 }
 
-/// The converted image a source's reference names, as a dictionary is named.
+/// The converted image to which a source's reference points, for use as a dictionary.
 ///
 /// # Errors
-/// What the source says; `UnknownMediaType` when what it names is no converted image.
+/// Those of the source; `UnknownMediaType` if the image is not a converted one.
 pub async fn find(source: &dyn Source, what: &str) -> Result<ConvertedManifest, Error> {
     let candidates = match source.root().await? {
         Root::Document { bytes, media_type } => match ConvertedManifest::parse(what, &bytes)? {

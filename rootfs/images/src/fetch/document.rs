@@ -11,7 +11,7 @@ use crate::ranges::{Check, Priority, Ranges};
 /// Reads the whole document that a descriptor refers to, and compares its digest.
 ///
 /// # Errors
-/// What `ranges` says; `Malformed` if it has no bytes or more than `limit`.
+/// Those of `ranges`; `Malformed` if the document is empty or longer than `limit`.
 pub async fn document(
     ranges: &dyn Ranges,
     name: &str,

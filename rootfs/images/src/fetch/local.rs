@@ -1,6 +1,6 @@
 //! Reading ranges from a layout directory or an archive.
 //!
-//! Invariant: a blob is read in place. If it is too short or its bytes are wrong, the error says in which file.
+//! Invariant: a blob is read in place. If it is too short or its bytes are wrong, the error names the file.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -23,7 +23,7 @@ use crate::source::section::Section;
 /// Open files kept.
 const MAX_OPEN: usize = 64;
 
-/// What has the blobs.
+/// The place that has the blobs.
 pub enum Local {
     Layout {
         layout: Arc<Layout>,

@@ -1,8 +1,8 @@
 //! Reading ranges of stored blobs: from a registry and its mirrors, or from a local layout or archive.
 //!
-//! Invariants: the bytes of a successful read have passed its [`Check`](crate::ranges::Check). A wrong answer is
-//! counted against its endpoint, and another is asked. A read ends within the retry budget, with bytes or with an error
-//! that names the blob, the range and the cause. A prefetch never delays a read on demand.
+//! Invariants: the bytes of a successful read have passed its [`Check`](crate::ranges::Check). A wrong answer counts as a fault of its
+//! endpoint, and the next endpoint is asked. A read ends within the retry budget, with bytes or with an error that names the blob, the
+//! range and the cause. A prefetch never delays a read on demand.
 
 mod document;
 mod local;
@@ -35,9 +35,9 @@ pub struct FetchOptions {
     pub client: Arc<Client>,
 }
 
-/// A reader for the blobs of the image `reference` names: its registry and the mirrors of it, its layout directory, or
-/// its archive (whose members go by the digest of what is stored where the archive says it, else by the DiffID).
-/// Nothing is transferred yet, and a registry that cannot be reached is no error yet.
+/// Opens a reader for the blobs of the image to which `reference` points: in its registry and that registry's mirrors, its layout
+/// directory, or its archive (whose members are identified by the digest of their stored form if the archive contains it, or else by the
+/// DiffID). Nothing is transferred yet, and an unreachable registry is not yet an error.
 ///
 /// A prefetch may wait long behind demands. A caller that needs the bytes drops the prefetch and reads anew.
 ///

@@ -1,4 +1,4 @@
-//! Reading ranges from a registry and its mirrors: which endpoint is asked, in which order, and how often.
+//! Reads ranges from a registry and its mirrors: chooses the endpoints, their order and the number of attempts.
 //!
 //! Invariants: mirrors are asked in their order, then the registry, then the URLs of the descriptor. An endpoint that fails is asked again only after
 //! all others and a pause. An endpoint that gave wrong bytes twice is not asked again for this read. The read ends
@@ -21,7 +21,7 @@ use crate::registry::endpoint::{Endpoint, Fault, Kind, Want};
 use crate::registry::retries::Retries;
 use crate::registry::stats::Count;
 
-/// Wrong answers of one endpoint after which it is not asked again for a read.
+/// Wrong answers after which an endpoint is not asked again for the same read.
 const MAX_WRONG: u32 = 2;
 /// Addresses of a descriptor that are tried.
 const MAX_FOREIGN: usize = 4;
@@ -38,16 +38,16 @@ struct Candidate {
     endpoint: Arc<Endpoint>,
     /// It lately did not have the blob.
     missing: bool,
-    /// Asked in this round.
+    /// Already asked in this round.
     tried: bool,
     wrong: u32,
-    /// Not to be asked again.
+    /// Not asked again for this read.
     out: bool,
 }
 
 enum Choice {
     Try(usize, Permit),
-    /// All that can be asked have been, in this round.
+    /// All endpoints that can be asked were asked in this round.
     Pause,
     /// All breakers are open, at least until then.
     Wait(Option<Instant>),
@@ -120,7 +120,7 @@ impl Ranges for Remote {
 }
 
 impl Remote {
-    /// A reader that asks these endpoints, in their order.
+    /// Creates a reader that asks these endpoints in their order.
     pub fn new(client: Arc<Client>, endpoints: Vec<Arc<Endpoint>>) -> Self {
         Self { client, endpoints }
     }
@@ -168,13 +168,13 @@ struct Reading<'a> {
     want: Want<'a>,
     check: Check,
     candidates: Vec<Candidate>,
-    /// What came of an attempt that broke off, and whom it came from: the same endpoint continues it.
+    /// The bytes of an attempt that broke off, and the index of its endpoint, which continues it.
     begun: Option<(usize, BytesMut)>,
     /// The error to report if the read fails.
     last: Option<Error>,
     /// The endpoint that failed last.
     failed: Option<usize>,
-    /// The longest pause a server asked for in this round.
+    /// The longest pause that a server requested in this round.
     asked_pause: Option<Duration>,
     attempt: u32,
 }
@@ -202,7 +202,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    /// Asks one endpoint after the other until one has sent the right bytes, or the time is over.
+    /// Asks one endpoint after another until one has sent the right bytes or the time is over.
     async fn bytes(mut self) -> Result<Bytes, Error> {
         let config = &self.remote.client.config;
         let budget = self.want.budget;

@@ -21,19 +21,19 @@ use crate::store::{BlobFiles, BlobOrigin};
 use super::{Inner, count};
 use thaw_sys::lock::Lock;
 
-/// Chunks that a span may fill unasked, however little it yields.
+/// Chunks that a span may fill in addition to the requested ones, however small the span is.
 const LEAST_CHUNKS: u64 = 256;
 /// Blobs kept open.
 const OPEN: usize = 256;
 
-/// One blob. Its files are those of one moment: once it is emptied, another is opened in its place.
+/// One blob and its open files. If the blob is emptied, another one is opened in its place.
 pub struct Blob {
     pub id: Digest,
     pub files: BlobFiles,
     identity: Option<(u64, u64)>,
-    /// Where it can be read, best first.
+    /// The places from which it can be read, best first.
     pub origins: Vec<BlobOrigin>,
-    /// Pieces by where they are in the stream, where that is not the order of the data file.
+    /// Pieces in the order of the stream, if that differs from the order of the data file.
     by_stream: Option<Vec<u32>>,
 }
 
@@ -78,7 +78,7 @@ impl Inner {
                 count(&self.stats.cut, 1);
             }
         }
-        // Before what is missing is looked for: a change found later would void what was found.
+        // Read before the search for missing chunks, because a later change would invalidate its result.
         let failed = |error| Error::blob(blob.id, &blob.files.directory, error);
         if files
             .ready
@@ -190,7 +190,7 @@ impl Blob {
             if ready.is_ready(chunk) {
                 continue;
             }
-            // Nothing was ever written there, unless zeros are what should be there.
+            // A hole was never written, unless the chunk has no pieces and thus consists of zeros.
             let range = ready.chunk_range(chunk);
             if is_hole(&self.files.data, &range) && !self.pieces(chunk).is_empty() {
                 missing.push(chunk);
@@ -224,7 +224,7 @@ impl Blob {
             return Vec::new();
         };
         let ready = &self.files.ready;
-        // A hostile index may scatter a span over the whole blob; what was asked for is filled anyway.
+        // A hostile index may scatter a span over the whole blob. The requested chunks are filled regardless.
         let most = (stream.end - stream.start) / CHUNK_SIZE * 4 + LEAST_CHUNKS;
         let most = usize::try_from(most).unwrap_or(usize::MAX);
         let mut chunks: Vec<u64> = match &content.pieces {
@@ -284,7 +284,7 @@ fn by_stream(content: &Content) -> Option<Vec<u32>> {
     Some(order)
 }
 
-/// Whether nothing was ever written in `range`.
+/// Whether `range` was never written.
 fn is_hole(data: &File, range: &Range<u64>) -> bool {
     match rustix::fs::seek(data.as_fd(), rustix::fs::SeekFrom::Data(range.start)) {
         Ok(next) => next >= range.end,

@@ -15,7 +15,7 @@ use crate::index::Piece;
 use super::blob::Blob;
 use super::{FillStats, count, within};
 
-/// A span that was read: its index, where it is in the stream, and its bytes.
+/// A span that was read: its index, its range of the stream, and its bytes.
 pub type Expanded = (usize, Range<u64>, Arc<[u8]>);
 
 /// Some chunks of a blob, being put together.
@@ -44,7 +44,7 @@ impl Wanted {
         }
     }
 
-    /// Copies what of `stream`, which is `bytes`, the chunk wants.
+    /// Copies the parts of `stream`, whose content is `bytes`, that the chunk needs.
     fn add(&mut self, stream: &Range<u64>, bytes: &[u8]) {
         for piece in &self.pieces {
             let from = piece.stream_offset.max(stream.start);
@@ -127,7 +127,7 @@ impl Assembly {
         content.spans.spans().get(span).map(|span| span.stream.clone())
     }
 
-    /// Puts a span's bytes where they belong.
+    /// Copies a span's bytes to their chunks.
     pub fn add(&mut self, span: usize, bytes: &[u8]) {
         if let Some(stream) = self.stream(span) {
             self.chunks
@@ -201,7 +201,7 @@ fn commit(blob: &Blob, chunk: u64, bytes: &[u8], again: bool, stats: &FillStats)
     let digest = *blake3::hash(bytes).as_bytes();
     match ready.digest(chunk).map_err(failed)? {
         Some(expected) if expected == digest => {}
-        // What was learned may have been torn by a crash. The bytes were verified by their spans' digests.
+        // A crash may have torn learned data. The bytes were verified by their spans' digests.
         Some(_) | None if ready.is_learned() => {
             ready.record(chunk, &digest).map_err(failed)?;
             reach(Failpoint::ChunkDigestLearned);
@@ -230,7 +230,7 @@ fn commit(blob: &Blob, chunk: u64, bytes: &[u8], again: bool, stats: &FillStats)
     Ok(())
 }
 
-/// Writes a chunk; zeros stay a hole where there is one.
+/// Writes a chunk. Zeros over a hole stay a hole.
 fn write(data: &File, offset: u64, bytes: &[u8]) -> io::Result<()> {
     if bytes.iter().all(|byte| *byte == 0) {
         let mut there = vec![0; bytes.len()];

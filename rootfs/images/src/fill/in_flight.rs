@@ -1,7 +1,7 @@
 //! Reads in flight: callers that want the same run of spans share one read.
 //!
-//! A read is a task of its own: it finishes even if its callers have gone, since what it reads was wanted a moment ago.
-//! A guest does not wait for a prefetch, which may wait long for its turn: it cancels the prefetch and reads anew.
+//! Each read is a task of its own. It finishes even if its callers are gone, because its data was needed a moment ago. A guest's read does
+//! not wait for a prefetch, whose turn may come late: it cancels the prefetch and starts a new read.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -33,7 +33,7 @@ const ATTEMPTS: u32 = 64;
 /// A read that has not finished, as those that wait for it see it.
 pub struct InFlight {
     priority: Priority,
-    /// A guest wants what this prefetch reads.
+    /// Cancelled when a guest needs the data that this prefetch reads.
     overtaken: CancellationToken,
     done: watch::Receiver<Option<Outcome>>,
 }
@@ -68,7 +68,7 @@ impl Drop for Listed {
     }
 }
 
-/// What a search for spans found.
+/// The result of a search for spans.
 #[derive(Default)]
 struct Found {
     /// Spans kept from earlier reads.
@@ -101,7 +101,7 @@ impl Inner {
                     }
                     // Overtaken: the read that overtook it is in flight now.
                     Err(_) if read.overtaken.is_cancelled() => {}
-                    // It began before this call, and the cause of its failure may be gone: try once more.
+                    // The read began before this call, and the cause of its failure may be gone: retry once.
                     Err(_) if joined && attempt == 0 => {}
                     Err(error) => return Err(Error::Shared(error)),
                 }
@@ -193,7 +193,7 @@ impl Inner {
             done,
         });
         for span in run.spans.clone() {
-            // Another read may have a neighbour between two missing spans; its callers go on waiting for that one.
+            // Another read may have a neighbour between two missing spans; its callers still wait for that read.
             let place = in_flight.entry((blob.id, span));
             place
                 .and_modify(|it| {
@@ -217,7 +217,7 @@ impl Inner {
                 () = overtaken.cancelled() => Err(Arc::new(Error::Cancelled)),
                 outcome = inner.read_run(blob, run, &asker) => outcome.map(Arc::new).map_err(Arc::new),
             };
-            // Off the list first: the next caller finds what was read, not a read that is over.
+            // Removed from the list first, so that the next caller finds the data instead of a finished read.
             drop(listed);
             let _ = finish.send(Some(outcome));
         });
@@ -285,8 +285,8 @@ impl Inner {
         u32::try_from((stream >> 10).max(1)).unwrap_or(most).min(most)
     }
 
-    /// Expands what was read. The outer error says that the bytes are wrong, and another place may have better ones; the
-    /// inner one that right bytes cannot be written.
+    /// Expands the bytes of a read. The outer error means that the bytes are wrong, so another place may have the right ones; the inner
+    /// error means that the right bytes cannot be written.
     fn expand_run(&self, blob: &Arc<Blob>, run: &Run, stored: &[u8]) -> Result<Result<Spans, Error>, String> {
         let Some(content) = blob.content() else {
             return Err("the blob has no index".into());

@@ -41,21 +41,21 @@ use in_flight::{InFlight, SpanKey};
 use recent::Recent;
 use thaw_sys::lock::Lock;
 
-/// Chunks filled together: what their assembly takes of memory is bounded by it.
+/// Chunks filled together, which bounds the memory of their assembly.
 const WINDOW: usize = 32;
-/// Bytes of expanded spans gathered before they are copied to where they belong (one span may be larger).
+/// Bytes of expanded spans that are gathered before they are copied to their chunks (one span may be larger).
 const GATHERED: u64 = 32 << 20;
 /// KiB of expanded spans of all reads in flight in the process; a read waits until there is room.
 const MEMORY_KIB: u32 = 256 << 10;
 /// The same for prefetches, which so never take a demand's room.
 const PREFETCH_KIB: u32 = 64 << 10;
 
-/// What a filler did, for metrics.
+/// Counters of a filler, for metrics.
 #[derive(Debug, Default)]
 pub struct FillStats {
-    /// Fills asked for.
+    /// Fills requested.
     pub asked: AtomicU64,
-    /// Of those, already ready when asked for.
+    /// Requested fills whose chunks were already ready.
     pub ready: AtomicU64,
     /// Reads of stored ranges.
     pub reads: AtomicU64,
@@ -67,7 +67,7 @@ pub struct FillStats {
     pub chunks: AtomicU64,
     /// Fills that joined a read in flight.
     pub joined: AtomicU64,
-    /// Prefetches broken off because a guest wanted what they read.
+    /// Prefetches cancelled because a guest needed the same data.
     pub overtaken: AtomicU64,
     /// Spans found among those expanded shortly before.
     pub kept: AtomicU64,
@@ -131,7 +131,7 @@ impl Filler {
         }
     }
 
-    /// The same one, which counts what is read for its own fills alone: for one sandbox.
+    /// The same filler with its own count of fetched bytes, for one sandbox.
     pub fn counting_alone(&self) -> Self {
         Self {
             inner: self.inner.clone(),
@@ -139,8 +139,7 @@ impl Filler {
         }
     }
 
-    /// Bytes of stored ranges read for the fills of this filler and its clones. A read that others had started counts for
-    /// them.
+    /// Bytes of stored ranges read for the fills of this filler and its clones. A read that another filler started counts there.
     pub fn fetched(&self) -> u64 {
         self.fetched.load(Ordering::Relaxed)
     }
@@ -157,8 +156,8 @@ impl Filler {
         &self.inner.stats
     }
 
-    /// Makes `offset..offset + length` of a blob ready, and returns once the bits are set. A range beyond the blob's end
-    /// is cut. Dropping it loses nothing: what was begun for a demand goes on.
+    /// Makes `offset..offset + length` of a blob ready, and returns once the bits are set. A range beyond the blob's end is cut. Dropping
+    /// the future loses nothing: a read begun for a demand continues.
     ///
     /// # Errors
     /// `NotFound` for a blob the store does not have, `DiskFull`, and errors of the source.
@@ -190,15 +189,15 @@ impl Filler {
         Ok(())
     }
 
-    /// Fetches chunks again whatever their bits say, and writes them in place: what [`Store::verify`] found bad while a
-    /// sandbox uses it.
+    /// Fetches chunks again even if they are ready, and writes them in place. It repairs bad chunks that [`Store::verify`] found while a
+    /// sandbox uses the layer.
     ///
     /// # Errors
     /// Those of [`Filler::fill`].
     pub async fn refetch(&self, blob: &Digest, chunks: &[u64]) -> Result<(), Error> {
         let blob = self.inner.blob(blob).await?;
         if blob.content().is_none() {
-            // Unpacking again writes what is missing.
+            // Unpacking again writes the missing chunks.
             chunks
                 .iter()
                 .for_each(|chunk| blob.files.ready.clear(*chunk..chunk + 1));
@@ -241,7 +240,7 @@ impl Inner {
             let (batch, after) = rest.split_at(blob.batch(rest, GATHERED));
             rest = after;
             let expanded = {
-                // What others have written meanwhile need not be gathered.
+                // Chunks that other readers have filled meanwhile need not be gathered.
                 let still = |spans: Vec<usize>| match again {
                     true => spans,
                     false => assembly.still_wanted(&spans),

@@ -88,7 +88,7 @@ mod tests {
         );
         assert!(stored(&[], Priority::Demand).is_empty() && stored(&[99], Priority::Demand).is_empty());
 
-        // A few bytes between are cheaper than another question; out of order, they are asked for apart.
+        // Fetching a few bytes between two ranges is cheaper than another request. Ranges out of order are requested separately.
         let odd = table(&[0..1000, 2000..3000, 3000..5000, 100_000..100_100, 50_000..50_100]);
         let read: Vec<_> = runs(&odd, &[0, 2, 3, 4], Priority::Demand)
             .into_iter()

@@ -5,7 +5,7 @@ use thaw_imagefs::digest::Digest;
 use crate::layer::LayerError;
 use crate::span::SpanError;
 
-/// Why a SOCI index, a ztoc or an eStargz table of contents cannot be used. The layer can still be had whole.
+/// Why a SOCI index, a ztoc or an eStargz table of contents cannot be used. The whole layer can still be pulled.
 #[derive(Debug, thiserror::Error)]
 pub enum IndexError {
     #[error("the {form} is malformed: {why}; the layer is read whole instead, have its index made again")]

@@ -1,7 +1,7 @@
 //! Building a layer's tree from a document other than its tar stream.
 //!
-//! Invariant: the rules are those of unpacking. What the tar stream would be refused for, the document is refused for,
-//! and a name means the same.
+//! Invariant: the rules are those of unpacking. A document is refused for the same reasons as a tar stream, and a name has the same
+//! meaning.
 
 use thaw_imagefs::tree::{Attributes, PAGE, Timestamp};
 
@@ -14,7 +14,7 @@ use crate::span::SpanTable;
 
 /// One entry as a document describes it.
 pub struct Entry<'a> {
-    /// Where it is, for messages.
+    /// Its offset, for messages.
     pub at: u64,
     /// As in the tar stream, perhaps with a slash at its end.
     pub name: &'a [u8],
@@ -24,7 +24,7 @@ pub struct Entry<'a> {
     pub xattrs: Vec<(&'a [u8], &'a [u8])>,
 }
 
-/// What every inode has, but for the extended attributes.
+/// The metadata of every inode, without extended attributes.
 #[derive(Clone, Copy, Default)]
 pub struct Owner {
     pub mode: u16,
@@ -52,7 +52,7 @@ pub enum What<'a> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
     pub length: u64,
-    /// Where in the stream; none for zeros that are not in it.
+    /// The offset in the stream; `None` for zeros, which are not in the stream.
     pub stream_offset: Option<u64>,
 }
 
@@ -148,7 +148,7 @@ impl<'a> Builder<'a> {
         Ok(Change::Leaf(attributes, leaf))
     }
 
-    /// A file of one extent: where its zeros are, only its bytes say.
+    /// Adds a file of one extent, because only the bytes tell where its zeros are.
     fn file(&mut self, entry: &Entry<'_>, parts: &[Part]) -> Result<Leaf, IndexError> {
         let limit = |what, limit| self.refused(LayerError::limit(entry.at, what, limit));
         let size = parts
@@ -177,7 +177,7 @@ impl<'a> Builder<'a> {
         })
     }
 
-    /// Notes where a part is; parts that go on in the stream where the last one ended make one piece with it.
+    /// Records the place of a part. A part that continues another one in the stream is merged with it.
     fn piece(&mut self, data_offset: u64, part: &Part) {
         let Some(stream_offset) = part.stream_offset else {
             return;

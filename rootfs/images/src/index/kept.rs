@@ -1,8 +1,8 @@
 //! The index that a layer's directory stores (`docs/layer-index.md`): file `index`, beside `tree`.
 //!
-//! Invariant: [`decode`] yields an index that is complete and has passed every check of [`Content`], or an error; the
-//! index then counts as absent. A checksum finds torn files. A hostile file with a right checksum costs no more memory
-//! than a small multiple of its length.
+//! Invariant: [`decode`] yields an index that is complete and has passed every check of [`Content`], or an error; the index then counts as
+//! absent. A checksum finds torn files. A hostile file with a correct checksum causes allocations of at most a small multiple of its
+//! length.
 
 mod codec;
 
@@ -26,12 +26,12 @@ const HEADER: usize = 8 + 4 + 32;
 pub struct Kept {
     /// SHA-256 of the stored blob.
     pub stored: Digest,
-    /// Bytes of it.
+    /// Length of the stored blob in bytes.
     pub stored_length: u64,
     pub content: Content,
 }
 
-/// Why a kept index cannot be read; the layer is unpacked again where it is needed.
+/// Why a kept index cannot be read. The layer is then unpacked again when it is needed.
 #[derive(Debug, thiserror::Error)]
 pub enum KeptError {
     #[error("the kept index is of another version or not one at all")]
@@ -60,10 +60,10 @@ pub fn encode(kept: &Kept) -> Vec<u8> {
     bytes
 }
 
-/// Reads what [`encode`] made, hostile or not.
+/// Reads the output of [`encode`]; the bytes may be hostile.
 ///
 /// # Errors
-/// [`KeptError`]; the layer then counts as without one.
+/// [`KeptError`]; the layer then counts as one without an index.
 pub fn decode(bytes: &[u8]) -> Result<Kept, KeptError> {
     let (header, body) = bytes.split_at_checked(HEADER).ok_or(KeptError::Version)?;
     if header[..8] != *MAGIC || header[8..12] != VERSION.to_le_bytes() {

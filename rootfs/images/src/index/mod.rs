@@ -38,7 +38,7 @@ pub struct LayerIndex {
     pub content: Content,
 }
 
-/// How a data file is made from a stored blob; what a lazily filled cache file needs.
+/// How a data file is filled from a stored blob: the information that a lazily filled cache file needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     /// Bytes of the data file, a multiple of 4096.
@@ -47,7 +47,7 @@ pub struct Content {
     pub spans: SpanTable,
 }
 
-/// Why a content is refused: it would read what is not there.
+/// Why a content is refused: it refers to data that does not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the layer's index is malformed: {0}")]
 pub struct ContentError(&'static str);
@@ -56,7 +56,7 @@ impl Content {
     /// Checks that the pieces lie in the data file and the spans hold all of them.
     ///
     /// # Errors
-    /// [`ContentError`] says which rule is broken.
+    /// [`ContentError`] names the broken rule.
     pub fn new(data_length: u64, pieces: Pieces, spans: SpanTable) -> Result<Content, ContentError> {
         let refuse = |why| Err(ContentError(why));
         if !data_length.is_multiple_of(PAGE) {

@@ -90,7 +90,7 @@ pub fn parse(text: &[u8]) -> Option<Timestamp> {
     })
 }
 
-/// Writes a time in UTC, without zeros at its end; `None` if the year does not have four digits.
+/// Writes a time in UTC, without trailing zeros; `None` if the year does not have four digits.
 pub fn format(time: Timestamp) -> Option<String> {
     let (year, month, day) = date(time.seconds.div_euclid(DAY));
     if !(0..=9999).contains(&year) || time.nanoseconds >= 1_000_000_000 {

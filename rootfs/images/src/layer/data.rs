@@ -11,7 +11,7 @@ use super::tree::Extent;
 
 static ZERO_PAGE: [u8; PAGE as usize] = [0; PAGE as usize];
 
-/// A run of bytes of a data file that stands in one piece in the stream. What lies between pieces is zeros.
+/// A contiguous run of a data file's bytes that is also contiguous in the stream. The data between pieces is zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Piece {
     /// Where in the data file.
@@ -27,13 +27,13 @@ pub trait DataSink {
     /// Appends bytes.
     ///
     /// # Errors
-    /// What the storage says, e.g. that it is full.
+    /// Those of the storage, for example that it is full.
     fn append(&mut self, bytes: &[u8]) -> io::Result<()>;
 
     /// Appends `length` zeros, which need not be stored.
     ///
     /// # Errors
-    /// What the storage says.
+    /// Those of the storage.
     fn skip(&mut self, length: u64) -> io::Result<()> {
         let mut left = length;
         while left > 0 {
@@ -77,10 +77,10 @@ impl FileSink {
         }
     }
 
-    /// Writes what is buffered and gives the file its length, holes at its end included.
+    /// Writes the buffered bytes and sets the file's length, including holes at its end.
     ///
     /// # Errors
-    /// What the file system says, e.g. that it is full.
+    /// Those of the file system, for example that it is full.
     pub fn finish(self) -> io::Result<File> {
         let file = self.file.into_inner().map_err(io::IntoInnerError::into_error)?;
         file.set_len(self.length)?;
@@ -297,7 +297,7 @@ impl<'a, D: DataSink> FilePages<'a, D> {
         Ok(())
     }
 
-    /// The current granule is stored, with the zeros held back in it.
+    /// The current granule is stored, including the zeros that were held back.
     fn begin_granule(&mut self) -> Result<(), DataError> {
         let file_offset = self.done - self.held;
         let continues = self

@@ -1,6 +1,6 @@
 //! Decimal numbers in tar: PAX records and sparse maps write them as ASCII digits.
 
-/// The value of ASCII digits; `None` for anything else and for more than 64 bits.
+/// The value of ASCII digits; `None` for other characters and for values of more than 64 bits.
 pub fn decimal(digits: &[u8]) -> Option<u64> {
     if digits.is_empty() {
         return None;

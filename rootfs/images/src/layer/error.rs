@@ -99,7 +99,7 @@ impl LayerError {
         LayerError::LimitExceeded { offset, what, limit }
     }
 
-    /// An error of the stream's source; one that means its early end becomes the layer's.
+    /// An error of the stream's source. An unexpected end becomes the layer's truncation error.
     pub(super) fn read(offset: u64, what: &'static str, source: io::Error) -> LayerError {
         match source.kind() {
             io::ErrorKind::UnexpectedEof => LayerError::truncated(offset, what),

@@ -4,7 +4,7 @@ use super::LayerError;
 use super::sparse::Fragment;
 use super::stream::BLOCK;
 
-/// What an entry is.
+/// The type of an entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TypeFlag {
     Regular,
@@ -41,7 +41,7 @@ impl TypeFlag {
         }
     }
 
-    /// Whether bytes follow the header. For the other types a size means nothing, as every reader of tar has it.
+    /// Whether bytes follow the header. For the other types readers of tar ignore the size.
     pub fn has_content(self) -> bool {
         !matches!(
             self,
@@ -137,7 +137,7 @@ pub fn sparse_block(block: &[u8; BLOCK], into: &mut Vec<Fragment>) -> Result<boo
     Ok(block[504] != 0)
 }
 
-/// Reads pairs of 12-byte numbers until one that begins with NUL.
+/// Reads pairs of 12-byte numbers up to the first that begins with NUL.
 fn fragments(field: &[u8], into: &mut Vec<Fragment>) -> Result<(), &'static str> {
     for pair in field.chunks_exact(24) {
         if pair[0] == 0 {

@@ -66,30 +66,29 @@ impl Default for Limits {
 }
 
 const TREE_BYTES: &str = "bytes of names, links, xattrs and extents";
-/// Largest file: 16 TiB, what ext4 and EROFS's 32-bit block numbers reach.
+/// Largest file: 16 TiB, the limit of ext4 and of EROFS's 32-bit block numbers.
 pub(crate) const MAX_FILE_SIZE: u64 = 1 << 44;
-/// Reads an uncompressed tar stream to its end, padding included. File data goes to `data`, each file on a page of its
-/// own and padded with zeros to a page; pages of zeros are skipped, and where a large enough part of a file is zeros it
-/// is not in the data file at all but a gap between two extents.
+/// Reads an uncompressed tar stream to its end, padding included. File data goes to `data`, each file on a page of its own and padded with
+/// zeros to a page; pages of zeros are skipped. A large enough run of zeros is not in the data file; it is a gap between two extents.
 ///
 /// # Errors
-/// See [`LayerError`]: the stream is truncated, malformed or unsafe, a limit is passed, or `data` cannot be written.
+/// See [`LayerError`]: the stream is truncated, malformed or unsafe, a limit is exceeded, or `data` cannot be written.
 pub fn unpack(tar: impl Read, data: &mut impl DataSink, limits: &Limits) -> Result<LayerTree, LayerError> {
     unpack_indexed(tar, data, limits).map(|unpacked| unpacked.tree)
 }
 
-/// What a layer's stream holds.
+/// The content of a layer's stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unpacked {
     pub tree: LayerTree,
-    /// Where in the stream the bytes of the data file stand. What lies between the pieces is zeros.
+    /// The positions in the stream of the data file's bytes. The data between the pieces is zeros.
     pub pieces: Vec<Piece>,
 }
 
-/// As [`unpack`], and says where in the stream each part of the data file was.
+/// Like [`unpack`], and also returns the position in the stream of each part of the data file.
 ///
 /// # Errors
-/// As those of [`unpack`].
+/// Those of [`unpack`].
 pub fn unpack_indexed(
     tar: impl Read,
     data: &mut impl DataSink,
@@ -173,7 +172,7 @@ impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
         Ok(true)
     }
 
-    /// Reads headers until one that describes a file. None at the end of the archive.
+    /// Reads headers up to one that describes a file. `None` at the end of the archive.
     fn describe(&mut self) -> Result<Option<Described>, LayerError> {
         let mut pax = Pax::default();
         let mut long_name = None;
@@ -228,7 +227,7 @@ impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
                 self.limits.header_bytes,
             ));
         }
-        // Grown as it arrives: a header may promise what never comes.
+        // Grows as bytes arrive, because a header may announce bytes that never come.
         let mut content = Vec::new();
         self.stream.content(header.size, what, |bytes| {
             content.extend_from_slice(bytes);
@@ -237,7 +236,7 @@ impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
         Ok(content)
     }
 
-    /// What the entry says about its path; its content is read.
+    /// The change that the entry makes at its path; its content is read.
     fn change(&mut self, entry: &Described) -> Result<Change, LayerError> {
         let attributes = attributes(entry)?;
         let leaf = match entry.header.type_flag {
@@ -383,7 +382,7 @@ impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
         Ok(())
     }
 
-    /// Counts what the entry keeps in memory.
+    /// Counts the memory that the entry keeps.
     fn account(&mut self, entry: &Described, path: &[u8], change: &Change) -> Result<(), LayerError> {
         self.grow(entry, rules::kept_bytes(path, change))
     }

@@ -1,4 +1,4 @@
-//! Names of entries: what they may be, and what those with a whiteout prefix mean (OCI image-spec, layer.md).
+//! Names of entries: which are valid, and the meaning of those with a whiteout prefix (OCI image-spec, layer.md).
 
 use super::LayerError;
 
@@ -9,10 +9,10 @@ const AUFS: &[u8] = b".wh..wh.";
 
 /// Longest component (Linux's NAME_MAX).
 const MAX_NAME: usize = 255;
-/// Longest path: ample for what Linux can reach by steps, and a bound for hostile ones.
+/// Longest path: more than Linux can resolve in steps, and a bound for hostile paths.
 const MAX_PATH: usize = 64 << 10;
 
-/// What is wrong with a name.
+/// The defect of a name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flaw {
     why: &'static str,
@@ -68,7 +68,7 @@ pub fn clean(name: &[u8]) -> Result<Vec<u8>, Flaw> {
     Ok(path)
 }
 
-/// What an entry's name stands for.
+/// The meaning of an entry's name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     Path(Vec<u8>),
@@ -79,7 +79,7 @@ pub enum Place {
 }
 
 impl Place {
-    /// None for an entry that is AUFS's own.
+    /// `None` for AUFS's own entries.
     pub fn of(name: &[u8]) -> Result<Option<Place>, Flaw> {
         let path = clean(name)?;
         let split = path

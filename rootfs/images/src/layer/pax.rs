@@ -13,11 +13,11 @@ pub struct Pax {
     records: Vec<(Vec<u8>, Vec<u8>)>,
 }
 
-/// What the records say of a sparse file.
+/// The records of a sparse file.
 pub struct SparseMap {
     /// Size with holes.
     pub size: u64,
-    /// The map; none when it stands before the data (form 1.0).
+    /// The map; `None` if it precedes the data (form 1.0).
     pub fragments: Option<Vec<Fragment>>,
 }
 
@@ -115,7 +115,7 @@ impl Pax {
             .filter_map(|(key, value)| Some((key.strip_prefix(XATTR_PREFIX)?, value.as_slice())))
     }
 
-    /// What the GNU.sparse records say; none of a file that is not sparse.
+    /// The GNU.sparse records; `None` for a file that is not sparse.
     pub fn sparse(&self) -> Result<Option<SparseMap>, &'static str> {
         const WHY: &str = "a sparse map entry is not a number";
         if self.get(b"GNU.sparse.major") == Some(b"1") && self.get(b"GNU.sparse.minor") == Some(b"0") {

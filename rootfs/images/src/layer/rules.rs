@@ -1,4 +1,4 @@
-//! What an entry may be, whether a tar stream or a table of contents describes it.
+//! The rules for entries, for tar streams and tables of contents alike.
 
 use thaw_imagefs::tree::{Attributes, Xattr};
 
@@ -14,7 +14,7 @@ const MAX_SYMLINK: usize = 4095;
 const MAX_XATTR_NAME: usize = 255;
 const MAX_XATTR_VALUE: usize = u16::MAX as usize;
 
-/// Where an entry stands; none for one that is left out.
+/// The place of an entry; `None` for one that is left out.
 pub fn place(offset: u64, name: &[u8]) -> Result<Option<Place>, LayerError> {
     Place::of(name).map_err(|flaw| flaw.into_error(offset, name))
 }
@@ -66,8 +66,8 @@ pub fn xattrs<'a>(found: impl Iterator<Item = (&'a [u8], &'a [u8])>) -> Result<V
     Ok(xattrs)
 }
 
-/// Whether Linux can hold the attribute, and the image may set it: others are dropped, as other runtimes drop what the
-/// file system refuses. `trusted.overlay.` belongs to the overlay the image was made on; kept, it would steer ours.
+/// Whether Linux supports the attribute and the image may set it. Others are dropped, as other runtimes drop attributes that the file
+/// system refuses. `trusted.overlay.` belongs to the overlay on which the image was made; if kept, it would affect ours.
 fn is_kept_xattr(name: &[u8]) -> bool {
     let in_namespace = |namespace: &[u8]| name.len() > namespace.len() && name.starts_with(namespace);
     let is_acl = name == b"system.posix_acl_access" || name == b"system.posix_acl_default";

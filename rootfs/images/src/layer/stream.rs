@@ -52,7 +52,7 @@ impl<R: Read> TarStream<R> {
         Ok(bytes)
     }
 
-    /// One block; none when the stream ends right here.
+    /// One block; `None` if the stream ends here.
     fn block_or_end(&mut self, what: &'static str) -> Result<Option<[u8; BLOCK]>, LayerError> {
         let mut block = [0; BLOCK];
         let mut filled = 0;
@@ -76,7 +76,7 @@ impl<R: Read> TarStream<R> {
             .ok_or(LayerError::truncated(self.offset, what))
     }
 
-    /// The next header block; none at the end of the archive, which is two blocks of zeros or the end of the stream.
+    /// The next header block; `None` at the end of the archive, which is two blocks of zeros or the end of the stream.
     pub fn header_block(&mut self) -> Result<Option<[u8; BLOCK]>, LayerError> {
         let Some(block) = self.block_or_end("a header")? else {
             return Ok(None);
@@ -131,7 +131,7 @@ impl<R: Read> TarStream<R> {
         self.padding(what)
     }
 
-    /// Reads what follows the end marker, at most `most` bytes.
+    /// Reads the data after the end marker, at most `most` bytes.
     pub fn drain(&mut self, most: u64) -> Result<(), LayerError> {
         let begin = self.offset;
         while !self.some(u64::MAX, "the padding after its end")?.is_empty() {

@@ -1,4 +1,4 @@
-//! What one layer says: the entries of its tar stream, and where their data lies.
+//! The tree of one layer: the entries of its tar stream, and the places of their data.
 //!
 //! A layer's tree holds no file data, only extents of the layer's data file, in which every file starts on a page and is
 //! padded with zeros to a page.
@@ -8,7 +8,7 @@ use thaw_imagefs::tree::{Attributes, BlobExtent};
 use thaw_protocol::encoding::{self, EncodingError};
 use thaw_protocol::tags;
 
-/// A piece of a file that is stored. Pieces are sorted, do not touch or overlap; what lies between them is zeros.
+/// A stored piece of a file. Pieces are sorted and do not touch or overlap; the data between them is zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
     /// Where in the file; a multiple of [`PAGE`](thaw_imagefs::tree::PAGE).
@@ -36,7 +36,8 @@ impl Extent {
     }
 }
 
-/// What a non-directory is. Directories differ between [`LayerTree`] and [`Tree`](thaw_imagefs::tree::Tree) and are spelled out there.
+/// An inode other than a directory. Directories differ between [`LayerTree`] and [`Tree`](thaw_imagefs::tree::Tree), which define them
+/// separately.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum Leaf {
@@ -57,13 +58,13 @@ tags!(Leaf {
     Socket = 5,
 });
 
-/// What a layer says about one path.
+/// The change that a layer makes at one path.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum Change {
-    /// The directory exists and has these attributes; what it holds already stays.
+    /// The directory exists and has these attributes; its existing entries stay.
     Directory(Attributes),
-    /// Anything else: replaces what was there.
+    /// Any other inode, which replaces the existing one.
     Leaf(Attributes, Leaf),
     /// Another name of the inode at `target`, a path of the same form.
     HardLink { target: Vec<u8> },
@@ -84,7 +85,7 @@ tags!(Change {
 /// One entry of a layer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerEntry {
-    /// Components joined by single slashes, none of them `.`, `..` or empty; the root is the empty path.
+    /// Components separated by single slashes; no component is `.`, `..` or empty. The root is the empty path.
     pub path: Vec<u8>,
     pub change: Change,
 }
@@ -97,7 +98,7 @@ pub struct LayerTree {
     pub data_length: u64,
 }
 
-/// First bytes of a stored [`LayerTree`]: what it is and the version of its form.
+/// First bytes of a stored [`LayerTree`]: the magic and the version of the format.
 const LAYER_TREE_MAGIC: &[u8; 8] = b"thawlt\0\x01";
 
 /// A stored layer tree that cannot be read; the layer must be unpacked again.
@@ -118,10 +119,10 @@ impl LayerTree {
         Ok([LAYER_TREE_MAGIC.as_slice(), &encoding::encode(self)?].concat())
     }
 
-    /// Reads what [`LayerTree::to_bytes`] made.
+    /// Reads the output of [`LayerTree::to_bytes`].
     ///
     /// # Errors
-    /// When it is of another version or damaged.
+    /// If the bytes are damaged or of another version.
     pub fn from_bytes(bytes: &[u8]) -> Result<LayerTree, StoredTreeError> {
         let body = bytes
             .strip_prefix(LAYER_TREE_MAGIC)

@@ -9,7 +9,7 @@ use super::{DataSink, LayerError, Limits, Unpacker, stored_size};
 
 /// One entry, its extension headers applied.
 pub struct Walked<'a> {
-    /// Where its content begins in the stream, or would if it had any.
+    /// Offset in the stream at which its content begins, or would begin if it is empty.
     pub content: u64,
     /// Bytes of content.
     pub size: u64,
@@ -27,7 +27,7 @@ impl Walked<'_> {
     }
 }
 
-/// Nothing is unpacked.
+/// Discards all data.
 struct Nowhere;
 
 impl DataSink for Nowhere {

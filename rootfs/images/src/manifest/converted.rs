@@ -27,7 +27,7 @@ pub const COMPRESSION_ANNOTATION: &str = "vnd.thaw.image.compression";
 /// Blobs of one image, its dictionaries' included.
 pub const MAX_BLOBS: usize = 256;
 
-/// What a converted image's manifest refers to.
+/// The documents and blobs of a converted image's manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ConvertedManifest {
     /// The config of the original, unchanged.
@@ -38,7 +38,7 @@ pub struct ConvertedManifest {
     /// In the order of their addresses.
     pub blobs: Vec<StoredTable>,
     pub load_order: Option<Descriptor>,
-    /// How files were cut, if it says so.
+    /// How files were cut, if the manifest contains it.
     pub chunking: Option<String>,
 }
 
@@ -81,11 +81,10 @@ struct Written<'a> {
 }
 
 impl ConvertedManifest {
-    /// Reads the manifest of a converted image; none when it is a manifest of something else.
+    /// Reads the manifest of a converted image; `None` if it is another kind of manifest.
     ///
     /// # Errors
-    /// `Malformed` if it claims to be a converted image and is not; `UnknownMediaType` for a layer of another kind, as a
-    /// later version may have.
+    /// `Malformed` if it claims to be a converted image and is not; `UnknownMediaType` for a layer of a kind that only a later version has.
     pub fn parse(what: &str, bytes: &[u8]) -> Result<Option<Self>, Error> {
         let head: Head = serde_json::from_slice(bytes).map_err(|error| Error::malformed(what, error))?;
         if head.artifact_type.as_deref() != Some(ARTIFACT_TYPE) {
@@ -136,10 +135,10 @@ impl ConvertedManifest {
         }))
     }
 
-    /// The manifest's bytes, which follow from the parts alone. `level` is what frames were compressed with.
+    /// The manifest's bytes, which depend only on the parts. `level` is the compression level of the frames.
     ///
     /// # Errors
-    /// `Malformed`: never, as all of it can be written as JSON.
+    /// `Malformed`, in theory: all parts can be written as JSON.
     pub fn encode(&self, level: i32) -> Result<Vec<u8>, Error> {
         let mut annotations = BTreeMap::from([(COMPRESSION_ANNOTATION, format!("zstd:{level}"))]);
         annotations.extend(

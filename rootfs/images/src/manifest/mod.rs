@@ -1,6 +1,6 @@
 //! Manifests and indexes: OCI image-spec v1 and Docker's image manifest version 2, schema 2.
 //!
-//! Parsing is lenient in what does not matter (unknown fields, missing media types) and strict in what does.
+//! Parsing accepts harmless deviations (unknown fields, missing media types) and is strict otherwise.
 
 mod converted;
 mod nydus;
@@ -36,7 +36,7 @@ pub const DOCKER_CONFIG: &str = "application/vnd.docker.container.image.v1+json"
 /// Start of both media types of Docker's schema 1.
 const DOCKER_SCHEMA1: &str = "application/vnd.docker.distribution.manifest.v1+";
 
-/// Layers that can be unpacked. Which compression it is, the bytes say: registries are known to mislabel.
+/// Media types of layers that can be unpacked. The bytes determine the compression, because registries are known to mislabel it.
 const LAYERS: [&str; 10] = [
     "application/vnd.oci.image.layer.v1.tar",
     "application/vnd.oci.image.layer.v1.tar+gzip",
@@ -61,7 +61,7 @@ pub struct Platform {
 }
 
 impl Platform {
-    /// What Thaw's guests are.
+    /// The platform of Thaw's guests.
     pub fn linux_amd64() -> Self {
         Self {
             os: "linux".into(),
@@ -123,7 +123,7 @@ impl Descriptor {
         }
     }
 
-    /// The blob it refers to, to read ranges of it.
+    /// The blob to which it refers, for reading ranges of it.
     pub fn stored(&self) -> StoredBlob {
         StoredBlob {
             digest: self.digest,
@@ -149,7 +149,7 @@ pub struct Manifest {
     pub annotations: BTreeMap<String, String>,
 }
 
-/// What the layers of a manifest are.
+/// The kind of a manifest's layers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Changes of a file tree, as tar.
@@ -200,7 +200,7 @@ impl Document {
             });
         }
         let wire: Wire = serde_json::from_slice(bytes).map_err(|error| Error::malformed(what, error))?;
-        // A type in the document must agree with the one outside, or one of them lies about what is signed.
+        // The type in the document must equal the one outside, or one of them misrepresents the signed content.
         match media_type {
             None | Some(OCI_MANIFEST | OCI_INDEX | DOCKER_MANIFEST | DOCKER_LIST) => {}
             Some(other) => {

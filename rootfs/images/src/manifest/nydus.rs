@@ -9,7 +9,7 @@ pub const NYDUS_BLOB_TYPE: &str = "application/vnd.oci.image.layer.nydus.blob.v1
 /// Annotation of the layer that is the bootstrap.
 pub const BOOTSTRAP_ANNOTATION: &str = "containerd.io/snapshot/nydus-bootstrap";
 
-/// What a Nydus image's manifest refers to.
+/// The documents and blobs of a Nydus image's manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NydusManifest {
     pub config: Descriptor,
@@ -25,10 +25,10 @@ struct Wire {
 }
 
 impl NydusManifest {
-    /// Reads the manifest of a Nydus image; none when it is a manifest of something else.
+    /// Reads the manifest of a Nydus image; `None` if it is another kind of manifest.
     ///
     /// # Errors
-    /// `Malformed` when it has Nydus layers and other ones, or not exactly one bootstrap.
+    /// `Malformed` if it mixes Nydus layers with others, or does not have exactly one bootstrap.
     pub fn parse(what: &str, bytes: &[u8]) -> Result<Option<Self>, Error> {
         let wire: Wire = serde_json::from_slice(bytes).map_err(|error| Error::malformed(what, error))?;
         let (Some(config), Some(layers)) = (wire.config, wire.layers) else {

@@ -33,7 +33,7 @@ const INCOMPAT_DEVICE_TABLE: u32 = 0x8;
 /// Flags of the extended superblock.
 const HASH_BLAKE3: u64 = 0x4;
 const HASH_SHA256: u64 = 0x8;
-/// Explicit owners, xattrs, compressors, digests also in the blob, and what its tool declares compatible.
+/// Explicit owners, xattrs, compressors, digests also in the blob, and the flags that Nydus's tool declares compatible.
 const KNOWN_FLAGS: u64 = 0x1ff | 0xff00_0000;
 
 /// A blob's features. Aligned data; metadata, digests, tar headers or a table of contents also in it; version 2 of tables
@@ -74,7 +74,7 @@ pub enum BootstrapError {
 
 use BootstrapError::{Damaged, Unknown, Unsupported};
 
-/// What a bootstrap says.
+/// The content of a bootstrap.
 pub struct Bootstrap {
     pub tree: Tree,
     /// As the tree's extents count them.
@@ -88,7 +88,7 @@ pub struct Blob {
     pub content: Content,
 }
 
-/// What of the blob table matters.
+/// The used fields of an entry of the blob table.
 struct BlobEntry {
     id: Digest,
     compressor: Compressor,
@@ -112,7 +112,7 @@ enum Digester {
 }
 
 impl Bootstrap {
-    /// Reads a bootstrap. `stored` says how long the stored blob with a digest is, if the image has it.
+    /// Reads a bootstrap. `stored` returns the length of the stored blob with a digest, if the image has it.
     ///
     /// # Errors
     /// [`BootstrapError`].
@@ -363,7 +363,7 @@ fn chunk_table(
     Ok(blobs)
 }
 
-/// Spans in order; what a chunk leaves of its last page is zeros.
+/// Sorts the spans. The rest of a chunk's last page is zeros.
 fn content(blob: BlobEntry, stored: &impl Fn(&Digest) -> Option<u64>) -> Result<Blob, BootstrapError> {
     let mut spans = blob.spans;
     spans.sort_by_key(|span| (span.stream.start, span.stream.end, span.stored.start));
@@ -387,7 +387,7 @@ fn content(blob: BlobEntry, stored: &impl Fn(&Digest) -> Option<u64>) -> Result<
 
 fn tree(bytes: &[u8], blobs: &[Blob]) -> Result<Tree, BootstrapError> {
     let reader = Reader::with_devices(bytes)?;
-    // An entry of a chunk table is eight bytes, and tables do not overlap in what tools make.
+    // An entry of a chunk table has eight bytes, and tools write tables that do not overlap.
     let mut budget = bytes.len() as u64 / 8;
     thaw_imagefs::erofs::read_tree_with(&reader, |inode| {
         let corrupt = |what| BootstrapError::from(corrupt(what, inode.nid));

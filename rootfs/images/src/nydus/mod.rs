@@ -26,13 +26,13 @@ pub use bootstrap::{Bootstrap, BootstrapError};
 /// Most bytes of a bootstrap layer, and of the bootstrap in it.
 const MAX_LAYER: u64 = 256 << 20;
 const MAX_BOOTSTRAP: u64 = 512 << 20;
-/// Where it is in the layer's tar.
+/// Its path in the layer's tar.
 const BOOTSTRAP_PATH: &str = "image/image.boot";
 
-/// Reads the bootstrap; file data stays where it is.
+/// Reads the bootstrap, but no file data.
 ///
 /// # Errors
-/// What `ranges` says; `Malformed` for a bootstrap that is damaged or of a kind that is not read.
+/// Those of `ranges`; `Malformed` for a bootstrap that is damaged or of an unsupported kind.
 pub async fn open(manifest: &NydusManifest, ranges: &dyn Ranges) -> Result<LazyImage, Error> {
     let layer = document(ranges, "Nydus bootstrap", &manifest.bootstrap, MAX_LAYER).await?;
     let manifest = manifest.clone();

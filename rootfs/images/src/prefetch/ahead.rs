@@ -17,14 +17,14 @@ use crate::store::Image;
 
 use crate::load_order::{LoadOrder, Run};
 
-/// Pieces asked for at a time.
+/// Pieces that are requested at a time.
 const AT_ONCE: usize = 4;
 /// Bytes of a piece: small enough that a cancellation and a demand's needs are soon felt.
 const PIECE: u64 = 8 * CHUNK_SIZE;
 /// Failures in a row after which the rest is left alone: the source is not there.
 const FAILURES: u32 = 4;
 
-/// A prefetch that goes on. Dropped, it stops.
+/// A running prefetch. Dropping it stops it.
 #[derive(Debug)]
 pub struct Prefetch {
     task: tokio::task::JoinHandle<()>,
@@ -43,7 +43,7 @@ struct Counters {
 pub struct Ahead {
     /// Bytes that are ready.
     pub done: u64,
-    /// Bytes that could not be had.
+    /// Bytes that could not be fetched.
     pub failed: u64,
     pub total: u64,
 }
@@ -56,8 +56,8 @@ pub struct Wanted {
     pub length: u64,
 }
 
-/// The parts of an image that a load order names, in pieces and up to `limit` bytes. Blobs that the image does not have are
-/// left out: the recording may be of another form of it.
+/// The parts of an image that a load order names, in pieces and up to `limit` bytes. Blobs that the image lacks are left out: the recording
+/// may be of another form of the image.
 pub fn wanted(order: &LoadOrder, image: &Image, limit: u64) -> Vec<Wanted> {
     let ours = |run: &Run| {
         let recorded = order.blob(run)?;
@@ -87,8 +87,8 @@ pub fn wanted(order: &LoadOrder, image: &Image, limit: u64) -> Vec<Wanted> {
 }
 
 impl Prefetch {
-    /// Begins. `fill` makes a piece ready, with the priority of a prefetch; a piece that is ready costs nothing. Within a
-    /// tokio runtime.
+    /// Starts a prefetch, within a tokio runtime. `fill` makes a piece ready with the priority of a prefetch; a piece that is already ready
+    /// costs nothing.
     pub fn start<F, Filled>(pieces: Vec<Wanted>, progress: Arc<dyn Progress>, fill: F) -> Prefetch
     where
         F: Fn(Wanted) -> Filled + Send + Sync + 'static,

@@ -15,8 +15,8 @@ pub enum Provenance {
     Shipped,
 }
 
-/// The load order to start an image with: the one recorded on this node, else the one the image came with. First saves what a
-/// recording that was killed has left.
+/// The load order for a start of an image: the one recorded on this node, or else the one that the image came with. First saves the journal
+/// of a killed recording.
 pub fn find(image: &Image) -> Option<(LoadOrder, Provenance)> {
     journal::recover(image);
     let recorded = saved::recorded(image).map(|order| (order, Provenance::Recorded));

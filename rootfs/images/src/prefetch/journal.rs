@@ -1,4 +1,4 @@
-//! The journal of a recording: a file that keeps what was recorded even if the recording process is killed.
+//! The journal of a recording: a file that keeps the recorded reads even if the recording process is killed.
 //!
 //! The file is beside the image and is text: a line with the load order without its runs, then for each first read a
 //! line `BLOB CHUNK`, where BLOB is the index in that order's blobs. The writer holds a lock on it. A journal with
@@ -37,7 +37,7 @@ pub struct Journal {
     file: File,
     path: PathBuf,
     places: HashMap<Digest, usize>,
-    /// First reads that are in it, or left out of it.
+    /// First reads that are in the journal or were left out of it.
     written: usize,
     bytes: u64,
 }
@@ -47,7 +47,7 @@ fn path(image: &Image) -> PathBuf {
 }
 
 impl Journal {
-    /// Begins to record an image, which has these blobs. `None` while another recording of it runs.
+    /// Begins to record an image that has these blobs. `None` while another recording of the image runs.
     ///
     /// # Errors
     /// `DiskFull`, `Io`: the image may have been removed meanwhile; `Malformed` for an image of too many blobs.
@@ -79,7 +79,7 @@ impl Journal {
         Ok(Some(journal))
     }
 
-    /// Appends what the recorder has seen since.
+    /// Appends the reads that the recorder has seen since the last call.
     ///
     /// # Errors
     /// `DiskFull`, `Io`.
@@ -98,7 +98,7 @@ impl Journal {
         }
     }
 
-    /// Ends the recording: its load order is saved, or it has none.
+    /// Ends the recording and saves its load order, if it has one.
     ///
     /// # Errors
     /// `Io`.
@@ -120,7 +120,7 @@ impl Journal {
     }
 }
 
-/// Saves what a killed process left of a recording of the image. A failure is logged, and the next call tries again.
+/// Saves the reads in a killed recording's journal as the image's load order. A failure is logged, and the next call retries.
 pub fn recover(image: &Image) {
     let path = path(image);
     let file = match File::options().read(true).write(true).open(&path) {
@@ -158,7 +158,7 @@ fn settle(image: &Image, file: &File, path: &Path) -> Result<(), Error> {
     Ok(())
 }
 
-/// The order of a journal, as far as it can be read; none without a head.
+/// The load order of a journal, up to the first invalid line; `None` without a valid head.
 fn read(file: &File) -> io::Result<Option<LoadOrder>> {
     let mut lines = BufReader::new(file.take(MAX_JOURNAL));
     let mut line = Vec::new();

@@ -15,7 +15,7 @@ use crate::load_order::{LoadOrder, OrderedBlob, Run};
 /// Chunks of 128 KiB a recorder remembers: of 64 GiB of files, which bounds its memory.
 const MAX_CHUNKS: usize = 1 << 19;
 
-/// Blobs a recorder remembers, which bounds what a lying guest's VMM makes it hold.
+/// Blobs that a recorder remembers, which bounds its memory against a lying guest or VMM.
 const MAX_BLOBS: usize = 1024;
 
 /// Bytes of an access that are recorded: more than any request or mapping of a guest, and few chunks to look at.
@@ -42,7 +42,7 @@ struct Recorded {
 }
 
 impl Recorder {
-    /// The image has these blobs: what is not theirs is not recorded from now on.
+    /// Restricts the recording to these blobs, which are the image's. Reads of other blobs are no longer recorded.
     pub fn only(&mut self, blobs: &[OrderedBlob]) {
         self.known = Some(blobs.iter().map(|blob| (blob.digest, blob.length)).collect());
     }
@@ -104,10 +104,10 @@ impl Recorder {
         self.chunks.is_empty()
     }
 
-    /// The order of the reads of `image`, which has these blobs. What is of no blob of it, or beyond its end, is left out.
+    /// The order of the reads of `image`, which has these blobs. Reads of other blobs, or beyond a blob's end, are left out.
     ///
     /// # Errors
-    /// `Malformed` for an image of more blobs than a load order holds.
+    /// `Malformed` if the image has more blobs than a load order can hold.
     pub fn order(&self, image: Digest, blobs: Vec<OrderedBlob>) -> Result<LoadOrder, Error> {
         let place = |digest: &Digest| (0u32..).zip(&blobs).find(|(_, blob)| blob.digest == *digest);
         let places: Vec<_> = self.blobs.iter().map(|it| place(&it.digest)).collect();

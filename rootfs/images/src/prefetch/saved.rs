@@ -35,7 +35,7 @@ fn read(path: &Path) -> Option<LoadOrder> {
         .ok()
 }
 
-/// Keeps a recorded load order beside its image, in the place of an earlier one. It goes when the image goes.
+/// Keeps a recorded load order beside its image and replaces an earlier one. It is removed with the image.
 ///
 /// # Errors
 /// `DiskFull`, `Io`: the image may have been removed meanwhile.
@@ -45,7 +45,7 @@ pub fn keep(image: &Image, order: &LoadOrder) -> Result<PathBuf, Error> {
     Ok(path)
 }
 
-/// Writes a load order, whole or not at all.
+/// Writes a load order atomically.
 ///
 /// # Errors
 /// `DiskFull`, `Io`.

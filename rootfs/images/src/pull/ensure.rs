@@ -27,7 +27,7 @@ impl Store {
     /// Makes sure one layer of an image is in the store, lazily where possible.
     ///
     /// # Errors
-    /// Those of [`Store::pull`]; `NotFound` when the image has no such layer, as one of another form than tars has none.
+    /// Those of [`Store::pull`]; `NotFound` if the image has no such layer; images without tar layers have none.
     pub async fn ensure_layer(
         &self,
         reference: &ImageRef,

@@ -25,7 +25,7 @@ use crate::source::{Descriptor, LayerSource, Resolved, Source};
 
 use crate::blocking::blocking;
 
-/// Most bytes of a document: bounds what reading one costs.
+/// Most bytes of a document, which bounds the cost of reading it.
 const MAX_DOCUMENT: u64 = 256 << 20;
 
 static UNUSABLE: AtomicU64 = AtomicU64::new(0);
@@ -40,14 +40,14 @@ pub(super) fn warn_unusable(what: &Digest, error: &Error) {
     tracing::warn!(%what, %error, "an index cannot be used; what it describes is read whole");
 }
 
-/// What one image is bound to.
+/// The indexes to which one image is bound.
 pub(super) struct Indexes {
     ranges: Arc<dyn Ranges>,
     soci: Option<soci::Index>,
 }
 
 impl Indexes {
-    /// Looks for what binds; `ranges` is opened only where something does.
+    /// Looks for the image's bindings to indexes. `ranges` is opened only if there are any.
     pub async fn of<F>(
         source: &dyn Source,
         resolved: &Resolved,
@@ -81,7 +81,7 @@ impl Indexes {
         }))
     }
 
-    /// The index of a layer; `None` if it is bound to none.
+    /// The index of a layer; `None` if the layer is not bound to one.
     pub async fn layer(
         &self,
         layer: &LayerSource,
@@ -181,7 +181,7 @@ impl Indexes {
         Ok((index.await?, fetched))
     }
 
-    /// Reads a range; the check is that it can be read as what it should be.
+    /// Reads a range. The check is that the bytes can be parsed.
     async fn read_as<T: Send + 'static>(
         &self,
         stored: &StoredBlob,

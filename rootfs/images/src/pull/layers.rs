@@ -20,7 +20,7 @@ use super::indexes::{Indexes, warn_unusable};
 /// Layers unpacked at a time.
 const CONCURRENT_LAYERS: usize = 3;
 
-/// What making the layers of one image works with.
+/// The context in which the layers of one image are made.
 pub(super) struct Pulling<'a> {
     pub source: &'a dyn Source,
     pub indexes: Option<Indexes>,
@@ -30,7 +30,7 @@ pub(super) struct Pulling<'a> {
 }
 
 impl Store {
-    /// Makes all layers, or none: after the first failure the others are stopped, and waited for. Bottom first.
+    /// Makes all layers or none: after the first failure it stops the others and waits for them. Returns them bottom first.
     pub(super) async fn make_layers(
         &self,
         pulling: &Pulling<'_>,
@@ -76,7 +76,7 @@ impl Store {
         resolved.layers.iter().map(record).collect()
     }
 
-    /// Makes sure the store has a layer, the cheapest way there is.
+    /// Makes sure that the store has a layer, in the cheapest possible way.
     pub(super) async fn make_layer(
         &self,
         pulling: &Pulling<'_>,

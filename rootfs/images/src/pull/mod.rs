@@ -74,11 +74,11 @@ impl Default for PullOptions {
 impl Store {
     /// Makes sure the image a reference names is in the store, and returns it.
     ///
-    /// Layers are streamed: verified, decompressed and unpacked as they arrive, on threads of their own. Several
-    /// processes may pull the same image: each layer is made once. When it fails, nothing of it is left.
+    /// Layers are streamed: verified, decompressed and unpacked as they arrive, on threads of their own. Several processes may pull the
+    /// same image: each layer is made once. A failed pull leaves nothing behind.
     ///
     /// # Errors
-    /// Every variant of [`Error`] but `InUse`.
+    /// Every variant of [`Error`] except `InUse`.
     pub async fn pull(
         &self,
         reference: &ImageRef,
@@ -241,7 +241,7 @@ impl<'a> Pull<'a> {
         .await
     }
 
-    /// What making the image's layers works with.
+    /// The context in which the image's layers are made.
     async fn pulling<'s>(
         &self,
         source: &'s dyn Source,
@@ -290,7 +290,7 @@ impl<'a> Pull<'a> {
         for blob in image.blobs.iter().filter(|blob| seen.insert(blob.id)) {
             let (store, id) = (self.store.clone(), blob.id);
             if blocking(move || store.form(&id)).await? == Some(Form::Tar) {
-                // All of it is wanted: one stream is less than many ranges.
+                // All data is needed, and one stream costs less than many ranges.
                 let options = self.store.source_options(self.options);
                 let progress = self.progress.clone();
                 self.store

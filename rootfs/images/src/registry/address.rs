@@ -29,7 +29,7 @@ impl Address {
     }
 }
 
-/// Without an HTTP client nothing can be asked.
+/// Without an HTTP client no request is possible.
 pub fn no_client(registry: &str, failure: &Failure) -> Error {
     Error::RegistryUnreachable {
         registry: registry.into(),

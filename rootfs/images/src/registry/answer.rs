@@ -1,8 +1,7 @@
-//! Which bytes an answer holds, judged by its head alone.
+//! Determines from an answer's head alone which bytes the answer holds.
 //!
-//! Invariant: if [`judge`] accepts an answer, the wanted bytes, or a beginning of them, follow after no more than the
-//! allowed number of bytes to discard. An answer that names other bytes, or does not say which bytes it holds, is
-//! refused.
+//! Invariant: if [`judge`] accepts an answer, the wanted bytes, or a beginning of them, follow after no more than the allowed number of
+//! bytes to discard. An answer that names other bytes, or none, is refused.
 
 use std::ops::Range;
 
@@ -30,7 +29,7 @@ impl ContentRange {
     }
 }
 
-/// Digits and nothing else: `str::parse` takes a sign too.
+/// Digits only: `str::parse` also accepts a sign.
 fn number(text: &str) -> Option<u64> {
     text.bytes()
         .all(|byte| byte.is_ascii_digit())
@@ -42,16 +41,16 @@ fn number(text: &str) -> Option<u64> {
 pub struct Cut {
     /// Bytes before them.
     pub skip: u64,
-    /// Bytes of them; fewer than wanted, where the server sends a part.
+    /// Number of these bytes; fewer than wanted if the server sends a part.
     pub take: u64,
 }
 
-/// What is wrong with an answer.
+/// The defect of an answer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Misfit {
     /// The server ignores ranges, and the wanted bytes are too far from the start.
     Whole,
-    /// It contradicts what was asked or what the blob is.
+    /// It contradicts the request or the blob.
     Lie(String),
 }
 
@@ -60,7 +59,7 @@ pub enum Misfit {
 pub struct Terms {
     /// Bytes that may be thrown away before those wanted, where the server sends the whole blob.
     pub skip: u64,
-    /// Believe nothing without a `Content-Range`.
+    /// Refuse answers without a `Content-Range`.
     pub strict: bool,
 }
 

@@ -28,13 +28,13 @@ pub enum Credentials {
     DockerConfig,
     /// This configuration file.
     ConfigFile(PathBuf),
-    /// None.
+    /// No credentials.
     Anonymous,
     /// These, for any registry.
     Basic { user: String, password: String },
 }
 
-/// What is shown to one registry. Never printed.
+/// The credentials for one registry. Never printed.
 #[derive(Clone, PartialEq, Eq)]
 pub enum Login {
     Anonymous,
@@ -151,7 +151,7 @@ impl Config {
 }
 
 impl AuthEntry {
-    /// Empty entries only say that a store has the credentials.
+    /// Empty entries only mean that a credential store has the credentials.
     fn login(&self) -> Result<Option<Login>, String> {
         let some = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
         if let Some(token) = some(&self.identitytoken) {
@@ -208,7 +208,7 @@ async fn ask(program: &str, server: &str) -> Result<Login, String> {
         .spawn()
         .map_err(failed)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A helper that exits without reading has its say on stdout.
+        // A helper that exits without reading still reports its result on stdout.
         let _ = stdin.write_all(server.as_bytes()).await;
     }
     let output = tokio::time::timeout(HELPER_TIMEOUT, child.wait_with_output())
@@ -238,7 +238,7 @@ async fn ask(program: &str, server: &str) -> Result<Login, String> {
     })
 }
 
-/// What a 401's `WWW-Authenticate` asks for.
+/// The challenge in a 401's `WWW-Authenticate`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Challenge {
     Basic,

@@ -1,4 +1,4 @@
-//! A circuit breaker: an endpoint that keeps failing is not asked for a while, then tried by one request at a time.
+//! A circuit breaker: an endpoint that keeps failing gets no requests for a while, then one probe at a time.
 //!
 //! Invariants: while the breaker is open, no request passes before its time is over; then one probe passes at a time.
 //! However a probe ends (success, failure, cancellation), the breaker leaves that state, so that it cannot stay open
@@ -31,7 +31,7 @@ enum State {
     Probing { times: u32 },
 }
 
-/// The state machine, without a clock of its own.
+/// The state machine. The caller supplies the time.
 #[derive(Debug)]
 struct Machine {
     rules: Rules,
@@ -42,11 +42,11 @@ struct Machine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Verdict {
     Pass,
-    /// It may, and what becomes of it decides.
+    /// It may be sent, and its result decides the state.
     Probe,
     /// Not before then.
     Until(Instant),
-    /// Not before the probe has come to an end.
+    /// Not before the probe has ended.
     Probing,
 }
 
@@ -71,7 +71,7 @@ impl Machine {
     }
 
     fn succeeded(&mut self, probe: bool) {
-        // One that was on its way when the breaker opened proves less than the probe will.
+        // A request that was sent before the breaker opened proves less than the probe will.
         if probe || matches!(self.state, State::Closed { .. }) {
             self.state = State::Closed { failures: 0 };
         }
@@ -118,7 +118,7 @@ pub struct Breaker {
     stats: Arc<EndpointStats>,
 }
 
-/// What [`Breaker::admit`] says.
+/// The result of [`Breaker::admit`].
 pub enum Admission {
     Pass(Permit),
     /// Try again then, or when any breaker has changed.
@@ -158,7 +158,7 @@ impl Breaker {
     }
 }
 
-/// A request that was let through. Says what became of it; dropped without that, it was given up.
+/// An admitted request. The caller reports its result; dropping the permit means that the request was given up.
 pub struct Permit {
     breaker: Arc<Breaker>,
     probe: bool,
@@ -231,7 +231,7 @@ mod tests {
         assert!(machine.failed(false, now));
         let until = now + Duration::from_secs(1);
         assert_eq!(machine.admit(now), Verdict::Until(until));
-        // One that was under way does not close it.
+        // A request that was sent before does not close it.
         machine.succeeded(false);
         assert_eq!(machine.admit(now), Verdict::Until(until));
         assert_eq!(machine.admit(until), Verdict::Probe);

@@ -1,7 +1,7 @@
 //! A token bucket: how long to wait so that a rate is kept on average.
 //!
-//! Invariant: in any stretch of time the bucket lets through no more than the rate allows in it, plus one burst and the
-//! one taking that was under way. A caller waits once, for a time that is known at once.
+//! Invariant: in any interval the bucket admits no more than the rate allows, plus one burst and one taking that was already admitted. A
+//! caller waits once, for a time that it learns immediately.
 
 use std::time::Duration;
 
@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 const NANOS: u128 = 1_000_000_000;
 
-/// The bucket. It may owe: a caller that takes more than is in it waits until the debt is paid.
+/// The bucket. Its level may be negative: a caller that takes more than it contains waits until the debt is paid.
 #[derive(Debug)]
 pub struct Bucket {
     /// Bytes a second, at least 1.
@@ -42,11 +42,11 @@ impl Bucket {
     /// How long the rate takes for so many bytes.
     fn time(&self, bytes: u64) -> Duration {
         let nanos = u128::from(bytes) * NANOS / u128::from(self.rate);
-        // A year is for ever here, and no clock overflows by it.
+        // A year counts as forever here and overflows no clock.
         Duration::from_nanos(u64::try_from(nanos).unwrap_or(u64::MAX)).min(Duration::from_secs(365 * 86_400))
     }
 
-    /// Takes `bytes` out and says how long to wait before using them.
+    /// Takes `bytes` out and returns how long to wait before using them.
     pub fn take(&mut self, bytes: u64, now: Instant) -> Duration {
         if let Some(full) = now.checked_sub(self.fill_time()) {
             self.empty_at = self.empty_at.max(full);
@@ -56,7 +56,7 @@ impl Bucket {
         wait
     }
 
-    /// Puts back what was taken and not used.
+    /// Puts back bytes that were taken and not used.
     pub fn give_back(&mut self, bytes: u64) {
         if let Some(earlier) = self.empty_at.checked_sub(self.time(bytes)) {
             self.empty_at = earlier;

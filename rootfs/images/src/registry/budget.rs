@@ -25,7 +25,7 @@ impl Budget {
         change(&mut self.0.locked());
     }
 
-    /// What `wait` yields, however long that takes: the time does not count. Returns how long it was, too.
+    /// The output of `wait`, whose duration does not count against the budget. Also returns the duration.
     pub async fn without<T>(&self, wait: impl Future<Output = T>) -> (T, Duration) {
         let start = Instant::now();
         self.change(|deadline| *deadline += FOR_EVER);
@@ -35,7 +35,7 @@ impl Budget {
         (done, waited)
     }
 
-    /// What `work` yields, unless the time is over before.
+    /// The output of `work`, or `None` if the budget ends first.
     pub async fn within<T>(&self, work: impl Future<Output = T>) -> Option<T> {
         let mut work = std::pin::pin!(work);
         loop {

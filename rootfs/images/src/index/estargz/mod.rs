@@ -1,10 +1,10 @@
 //! eStargz and zstd:chunked: layers whose files are gzip members or zstd frames of their own, with a table of contents
 //! at their end.
 //!
-//! The table is bound to the image by an annotation of the layer's descriptor, and each chunk of a file by its digest in
-//! the table. Read as hostile nevertheless; nothing is fetched here.
+//! The table is bound to the image by an annotation of the layer's descriptor, and each chunk of a file by its digest in the table. The
+//! table is still treated as hostile. This module fetches nothing.
 //!
-//! What the tables cannot say: of eStargz, fractions of a second (rounded to the nearest) and names that are not UTF-8.
+//! Tables of eStargz cannot express fractions of a second (rounded to the nearest) and names that are not UTF-8.
 
 mod toc;
 
@@ -31,7 +31,7 @@ const ZSTD_POSITION: [&str; 2] = [
     "io.github.containers.zstd-chunked.manifest-position",
     "io.containers.zstd-chunked.manifest-position",
 ];
-/// The only type of table there is.
+/// The only defined type of table.
 const ZSTD_TYPE: &str = "1";
 
 /// Bytes of the end of an eStargz layer that hold its footer.
@@ -41,10 +41,10 @@ const TOC_NAME: &[u8] = b"stargz.index.json";
 /// No table is larger, stored or uncompressed.
 pub const MAX_TOC: u64 = 256 << 20;
 
-/// A layer's table of contents: which form it has, and what says that it is the right one.
+/// A layer's table of contents: its form, and the digests that identify it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Bound {
-    /// Where the table is, its footer says ([`toc_location`]).
+    /// The footer gives the table's offset ([`toc_location`]).
     Gzip { toc: Digest },
     /// `location` is where the table is stored, `stored` the digest of these bytes.
     Zstd { stored: Digest, location: Range<u64> },
@@ -54,7 +54,7 @@ pub enum Bound {
 /// zstd:chunked as well.
 ///
 /// # Errors
-/// When the annotation is there and is no digest.
+/// If the annotation exists but is not a digest.
 pub fn toc_digest<'a>(
     annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
 ) -> Result<Option<Digest>, IndexError> {
@@ -71,11 +71,11 @@ fn digest_of(value: &str) -> Result<Digest, IndexError> {
         .map_err(|error| IndexError::malformed(FORM, format!("the layer's annotation: {error}")))
 }
 
-/// What binds a layer with these annotations to its table; `None` if it is neither eStargz nor zstd:chunked.
-/// `stored_size` is the layer's.
+/// The binding of a layer with these annotations to its table; `None` if it is neither eStargz nor zstd:chunked. `stored_size` is the
+/// layer's size in bytes.
 ///
 /// # Errors
-/// When an annotation is there and is not what it should be.
+/// If an annotation exists but is invalid.
 pub fn bound<'a>(
     annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
     stored_size: u64,
@@ -138,8 +138,8 @@ fn location(start: u64, end: Option<u64>, limit: u64) -> Result<Range<u64>, Inde
 /// When they are not a footer.
 pub fn toc_location(footer: &[u8], stored_size: u64) -> Result<Range<u64>, IndexError> {
     let refuse = || IndexError::malformed(FORM, "the layer does not end with an eStargz footer");
-    // An empty gzip member: its header with an extra field, a stored block of nothing, its trailer of zeros. The first
-    // form of it had the number in the extra field itself, now there is a subfield "SG" around it.
+    // An empty gzip member: its header with an extra field, an empty stored block, its trailer of zeros. In the first version the extra
+    // field itself contained the number; now a subfield "SG" contains it.
     const HEAD: [u8; 10] = [0x1f, 0x8b, 8, 4, 0, 0, 0, 0, 0, 0xff];
     let with_subfield = [&HEAD[..], b"\x1a\0SG\x16\0"].concat();
     let without = [&HEAD[..], b"\x16\0"].concat();
@@ -184,7 +184,7 @@ pub fn read_toc(
             "it has another name, or more than 256 MiB",
         ));
     }
-    // Grown as it comes: a header may promise what does not.
+    // Grows as bytes arrive, because a header may announce bytes that never come.
     let mut json = Vec::new();
     entry.read_to_end(&mut json).map_err(damaged)?;
     verify(FORM, &json, expected)?;
@@ -213,7 +213,7 @@ pub fn read_zstd_toc(
     verify(FORM, stored, expected)?;
     let damaged = |error: std::io::Error| IndexError::malformed(FORM, error.to_string());
     let mut decoder = zstd::stream::read::Decoder::with_buffer(stored).map_err(damaged)?;
-    // The decoder keeps a window: 32 MiB at most, what tools ask for at their highest level.
+    // The decoder keeps a window: 32 MiB at most, which tools need at their highest level.
     decoder.window_log_max(25).map_err(damaged)?;
     let mut json = Vec::new();
     decoder

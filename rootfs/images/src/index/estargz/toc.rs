@@ -1,4 +1,4 @@
-//! The table itself: JSON, read entry by entry, since what it holds may be many times its size in memory.
+//! The table itself: JSON, read entry by entry, because its entries may take many times its size in memory.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -89,7 +89,7 @@ pub fn read(json: &[u8], end: u64, codec: Codec, limits: &Limits) -> Result<Laye
 
 /// Builds the layer entry by entry.
 ///
-/// The stream is made up: the chunks, one after another, as far as they share a member with what lies between them.
+/// The stream is synthetic: the chunks, one after another. Within a member, the bytes between chunks are part of it too.
 struct Reader<'l> {
     builder: Builder<'l>,
     codec: Codec,
@@ -104,7 +104,7 @@ struct Reader<'l> {
     /// The gzip member or zstd frame whose chunks are coming.
     member: Option<Member>,
     spans: Vec<Span>,
-    /// What stopped it, which JSON's error cannot carry.
+    /// The error that stopped it, which a JSON error cannot carry.
     error: Option<IndexError>,
 }
 
@@ -118,7 +118,7 @@ struct File {
 
 struct Member {
     stored: u64,
-    /// End of its stored bytes where the table says so.
+    /// End of its stored bytes, if the table contains it.
     stored_end: Option<u64>,
     stream: u64,
     /// End of its last chunk, from its start.

@@ -23,7 +23,7 @@ const STREAM_BLAKE3: u8 = 3;
 const CHUNKS_BLAKE3: u8 = 4;
 const PARTS_SHA256: u8 = 5;
 
-/// Most bytes of a compressed window: what zstd makes of 32 KiB it cannot compress, amply.
+/// Most bytes of a compressed window, with ample room for 32 KiB that zstd cannot compress.
 const MAX_WINDOW: usize = WINDOW + 1024;
 
 /// Makes the body.
@@ -43,7 +43,7 @@ impl Writer {
         self.0.extend_from_slice(bytes);
     }
 
-    /// Seven bits a byte, the lowest first; the highest bit says that more follow.
+    /// Seven bits per byte, lowest first; the highest bit means that more bytes follow.
     pub fn number(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.0.push(value as u8 | 0x80);
@@ -134,7 +134,7 @@ impl Writer {
     }
 }
 
-/// Reads the body. Nothing it counts is believed before the bytes are there.
+/// Reads the body. A count is trusted only once its bytes are present.
 pub struct Reader<'a>(&'a [u8]);
 
 const SHORT: KeptError = KeptError::Damaged("it ends early");
@@ -144,7 +144,7 @@ impl<'a> Reader<'a> {
         Reader(body)
     }
 
-    /// Nothing may be left.
+    /// Checks that no bytes are left.
     pub fn end(self) -> Result<(), KeptError> {
         if self.0.is_empty() {
             Ok(())

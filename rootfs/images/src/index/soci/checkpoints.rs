@@ -1,8 +1,8 @@
-//! The checkpoints of a ztoc: a blob of its own form within the FlatBuffer, little-endian throughout.
+//! The checkpoints of a ztoc: a blob with its own format inside the FlatBuffer, little-endian throughout.
 //!
-//! For gzip: `i32` count, `i64` span size, then per checkpoint `i64` stored offset, `i64` stream offset, `u8` bits and
-//! a window of 32 KiB. The first version left the first checkpoint out and took a gzip header for 10 bytes long. For
-//! plain tar: a FlatBuffer within the FlatBuffer, of a version, the span size and the size.
+//! For gzip: `i32` count, `i64` span size, then per checkpoint `i64` stored offset, `i64` stream offset, `u8` bits and a window of 32 KiB.
+//! The first version omitted the first checkpoint and assumed that a gzip header has 10 bytes. For plain tar: a FlatBuffer inside the
+//! FlatBuffer, with a version, the span size and the size.
 //!
 //! A span's digest covers the stored bytes from the one that holds the checkpoint's bits, if it has any, else from its
 //! first whole byte, up to the next checkpoint's first whole byte; the last span's, up to the end of the blob. That is
@@ -57,7 +57,7 @@ pub fn read_gzip(
         return Err(malformed("it has not one digest for each checkpoint"));
     }
     let body = blob.get(HEADER..).unwrap_or_default();
-    // The count was compared with what is there: the product cannot overflow where it matters.
+    // The count was compared with the available bytes, so the product cannot overflow where it matters.
     let is_first_version = match body.len().checked_div(CHECKPOINT) {
         Some(have) if !body.len().is_multiple_of(CHECKPOINT) || have > count => None,
         Some(have) if have == count => Some(false),
@@ -88,7 +88,7 @@ pub fn read_gzip(
         if bits > 7 || (bits > 0 && input == 0) || input > next_input {
             return Err(malformed("a checkpoint is not within the layer"));
         }
-        // Of the first 32 KiB, what comes before the stream's start is not there, and the rest is at the window's end.
+        // In the first 32 KiB of the stream the window is shorter, and its bytes are at the window's end.
         let known = usize::try_from(output).map_or(WINDOW, |output| output.min(WINDOW));
         let window = Window::new(&window[window.len().saturating_sub(known)..]);
         spans.push(Span::deflate(
@@ -125,14 +125,14 @@ pub fn read_tar(blob: &[u8], digests: &[SpanDigest], stored_length: u64) -> Resu
     Ok(starts.zip(digests).map(span).collect())
 }
 
-/// What a ztoc says of a stored layer's spans.
+/// The part of a ztoc that describes a stored layer's spans.
 pub struct Written {
     pub is_gzip: bool,
     pub blob: Vec<u8>,
     pub digests: Vec<[u8; 32]>,
 }
 
-/// The checkpoints of `spans`, which are those of a whole stored layer.
+/// Writes the checkpoints of `spans`, which cover a whole stored layer.
 pub fn write(spans: &SpanTable, span_size: u64, stored_length: u64) -> Result<Written, IndexError> {
     let unfit = |what: &str| IndexError::unsupported(FORM, format!("a layer {what}"));
     let all = spans.spans();
@@ -153,7 +153,7 @@ pub fn write(spans: &SpanTable, span_size: u64, stored_length: u64) -> Result<Wr
     }
     let signed = |value: u64| i64::try_from(value).map_err(|_| unfit("of more than 2^63 bytes"));
     if all.iter().all(|span| span.expansion == Expansion::Plain) {
-        // There is no room for offsets: every span must be where its number says.
+        // The format has no offsets, so every span must be at the multiple of the span size that its index gives.
         let is_even = all.iter().zip(0u64..).all(|(span, index)| {
             span.stored == span.stream
                 && span.stream.start == index * span_size

@@ -1,10 +1,10 @@
-//! FlatBuffers, as much as a ztoc needs, read in place without trust.
+//! The subset of FlatBuffers that a ztoc needs, read in place and treated as hostile.
 //!
-//! Invariant: every offset is checked against the buffer before it is followed, and none is followed backwards but from a
-//! table to its field map, so nothing loops. Strings are bytes: names in tar streams need not be text, which is why the
-//! usual verifier, which wants UTF-8, is of no use here.
+//! Invariant: every offset is checked against the buffer before it is followed, and only the one from a table to its field map may point
+//! backwards, so no loop is possible. Strings are bytes, because names in tar streams need not be text. The usual verifier requires UTF-8
+//! and is therefore unsuitable.
 
-/// What is wrong with a buffer.
+/// The defect of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Flaw(pub &'static str);
 
@@ -78,7 +78,7 @@ impl<'a> Table<'a> {
         })
     }
 
-    /// Where field `id` stands; none if the table does not have it.
+    /// Offset of field `id`; `None` if the table lacks it.
     fn field(&self, id: usize) -> Result<Option<usize>> {
         let slot = 4 + 2 * id;
         if slot + 2 > self.fields_length {
@@ -110,7 +110,7 @@ impl<'a> Table<'a> {
             .map_or(Ok(default), |at| Ok(bytes::<1>(self.buffer, at)?[0]))
     }
 
-    /// A string or a vector of bytes; empty if there is none.
+    /// A string or a vector of bytes; empty if the field is absent.
     pub fn bytes(&self, id: usize) -> Result<&'a [u8]> {
         self.field(id)?
             .map_or(Ok(&[]), |at| byte_vector(self.buffer, follow(self.buffer, at)?))
@@ -122,7 +122,7 @@ impl<'a> Table<'a> {
             .transpose()
     }
 
-    /// A vector of tables or strings; empty if there is none.
+    /// A vector of tables or strings; empty if the field is absent.
     pub fn vector(&self, id: usize) -> Result<Vector<'a>> {
         let Some(at) = self.field(id)? else {
             return Ok(Vector {

@@ -78,10 +78,10 @@ pub fn is_index(config_media_type: &str) -> bool {
 }
 
 impl Index {
-    /// Reads an index manifest. Whether it is the right one, `expected` says.
+    /// Reads an index manifest, whose digest must be `expected`.
     ///
     /// # Errors
-    /// [`IndexError`] when it has another digest, or is no index.
+    /// [`IndexError`] if its digest differs, or if it is not an index.
     pub fn parse(bytes: &[u8], expected: &Digest) -> Result<Index, IndexError> {
         crate::index::error::verify(FORM, bytes, expected)?;
         Index::parse_unverified(bytes)
@@ -113,7 +113,7 @@ impl Index {
         Ok(Index { ztocs })
     }
 
-    /// The ztoc of the stored layer with this digest. Layers too small to gain have none.
+    /// The ztoc of the stored layer with this digest. Small layers, which would not benefit, have none.
     pub fn ztoc_for(&self, layer: &Digest) -> Option<&Descriptor> {
         self.ztocs.get(layer)
     }

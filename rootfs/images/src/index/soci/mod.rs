@@ -1,8 +1,8 @@
 //! SOCI: an image made lazy by documents beside it (awslabs/soci-snapshotter's index, version 2, and ztoc, version 0.9).
 //!
-//! An image manifest names its index by an annotation, the index names one ztoc per layer, and a ztoc has the layer's
-//! table of contents, and zran checkpoints with a SHA-256 of the stored bytes of each span. All of it is bound to the
-//! image by digests, and read as hostile nevertheless. No document is fetched here.
+//! An image manifest names its index by an annotation, the index names one ztoc per layer, and a ztoc has the layer's table of contents,
+//! and zran checkpoints with a SHA-256 of the stored bytes of each span. Digests bind all documents to the image; they are still treated as
+//! hostile. This module fetches nothing.
 
 mod checkpoints;
 mod flat;

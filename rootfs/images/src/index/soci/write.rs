@@ -20,7 +20,7 @@ use super::checkpoints;
 use super::flat::slot;
 use super::schema::{FORM, GZIP, UNCOMPRESSED, VERSION, field};
 
-/// The table of contents of a tar stream, with what a ztoc wants of it and a tree does not have.
+/// The table of contents of a tar stream, with the fields that a ztoc has and a tree lacks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Toc {
     /// In the order of the stream.
@@ -47,10 +47,10 @@ struct TocEntry {
     records: BTreeMap<Vec<u8>, Vec<u8>>,
 }
 
-/// Reads an uncompressed tar stream to its end and notes what a ztoc says of it.
+/// Reads an uncompressed tar stream to its end and collects the contents of a ztoc.
 ///
 /// # Errors
-/// [`IndexError`] when the stream is no layer, or has what a ztoc cannot say (sparse files).
+/// [`IndexError`] if the stream is not a layer, or contains something that a ztoc cannot express (sparse files).
 pub fn scan(tar: impl Read, limits: &Limits) -> Result<Toc, IndexError> {
     let mut entries = Vec::new();
     let mut kept = 0;
@@ -73,7 +73,7 @@ pub fn scan(tar: impl Read, limits: &Limits) -> Result<Toc, IndexError> {
     Ok(Toc { entries })
 }
 
-/// What stops a scan, told by which document was to be made.
+/// The error that stops a scan.
 struct Failure(IndexError);
 
 impl From<LayerError> for Failure {
@@ -88,11 +88,11 @@ impl From<IndexError> for Failure {
     }
 }
 
-/// Reads a stored layer once, to its end, and writes its ztoc: spans of at least `span_size` bytes. None for a
-/// layer that a ztoc cannot make lazy: a zstd one, or one with too few places to begin at.
+/// Reads a stored layer once, to its end, and writes its ztoc: spans of at least `span_size` bytes. `None` for a layer that a ztoc cannot
+/// make lazy: one in zstd, or one with too few places at which decompression can start.
 ///
 /// # Errors
-/// [`IndexError`] when it is no layer, or has what a ztoc cannot say.
+/// [`IndexError`] if it is not a layer, or contains something that a ztoc cannot express.
 pub fn index_layer(
     stored: impl BufRead,
     limits: &Limits,
@@ -188,7 +188,7 @@ impl TocEntry {
     }
 }
 
-/// The mode with the type bits some writers put in it, of which our headers keep none.
+/// The mode, including the type bits that some writers set and our headers drop.
 fn mode(field: &[u8]) -> Option<i64> {
     let digits = field.split(|byte| *byte == 0).next()?.trim_ascii();
     i64::from_str_radix(std::str::from_utf8(digits).ok()?, 8).ok()
@@ -197,12 +197,11 @@ fn mode(field: &[u8]) -> Option<i64> {
 type Buffer<'b> = FlatBufferBuilder<'b>;
 type Text = WIPOffset<UOffsetT>;
 
-/// Writes a ztoc. `spans` are those of the whole stored layer of `stored_size` bytes: deflate spans made at
-/// checkpoints about `span_size` bytes of stream apart, with SHA-256 digests of their stored bytes; or plain ones of
-/// that size. The same of everything gives the same bytes.
+/// Writes a ztoc. `spans` are those of the whole stored layer of `stored_size` bytes: deflate spans made at checkpoints about `span_size`
+/// bytes of stream apart, with SHA-256 digests of their stored bytes; or plain ones of that size. Equal inputs give equal bytes.
 ///
 /// # Errors
-/// [`IndexError`] when the spans are of another kind, or the ztoc would be too large.
+/// [`IndexError`] if the spans are of another kind, or if the ztoc would be too large.
 pub fn write_ztoc(
     toc: &Toc,
     spans: &SpanTable,

@@ -1,7 +1,7 @@
 //! The ztoc, version 0.9: a FlatBuffer of a layer's table of contents and its checkpoints.
 //!
-//! What it cannot say: sparse files (where their holes are), and with that the layout of a data file without zeros:
-//! a file is one extent here, whatever is in it. Everything else of a tree it has.
+//! It cannot express the holes of sparse files, and therefore not the layout of a data file without zeros: every file is one extent here.
+//! It contains everything else of a tree.
 
 use thaw_imagefs::digest::Digest;
 use thaw_imagefs::tree::Timestamp;
@@ -64,7 +64,7 @@ pub fn read_ztoc(bytes: &[u8], stored_size: u64, limits: &Limits) -> Result<Laye
     builder.finish(spans)
 }
 
-/// The files, by where they are in the stream: the order of the tar.
+/// The files in the order of the tar stream.
 fn files<'a>(toc: &Table<'a>) -> Result<Vec<Table<'a>>, IndexError> {
     let mut files = Vec::new();
     for file in toc.vector(field::toc::FILES)?.tables() {

@@ -1,4 +1,4 @@
-//! The client of registries: what all requests of a process share, and the connections and endpoints made from it.
+//! The client of registries: the state that all requests of a process share, and the connections and endpoints created from it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -27,8 +27,8 @@ use super::repository::Repository;
 use super::wire::{Wire, client, patient_client};
 use super::{Config, Options, Stats};
 
-/// What all requests of a process share: configuration, breakers, the prefetches' bandwidth, connections and counters.
-/// One per process: limits hold among those that share it.
+/// The state that all requests of a process share: configuration, breakers, the bandwidth of prefetches, connections and counters. There is
+/// one per process, because its limits apply to all that share it.
 pub struct Client {
     pub(crate) config: Config,
     pub(crate) stats: Arc<Stats>,
@@ -39,7 +39,7 @@ pub struct Client {
     patient: OnceLock<Arc<dyn Wire>>,
 }
 
-/// What a connection to a repository may do.
+/// The uses of a connection to a repository.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Rights {
     Pull,
@@ -55,7 +55,7 @@ struct Breakers {
 
 impl Client {
     /// # Errors
-    /// `Malformed` for a mirror whose address or headers cannot be, or a limit that lets nothing through.
+    /// `Malformed` for a mirror with an invalid address or invalid headers, or for a limit that admits nothing.
     pub fn new(config: Config) -> Result<Arc<Self>, Error> {
         let refuse = |key: &str, problem: &str| {
             Err(Error::malformed(
@@ -130,8 +130,8 @@ impl Client {
         Ok(wire.get_or_init(|| Arc::new(made)).clone())
     }
 
-    /// A connection to the repository a reference names, for its documents, whole layers and uploads. It ignores the
-    /// circuit breaker: a person waits for the answer, and is to see an error at once.
+    /// A connection to a reference's repository, for its documents, whole layers and uploads. It ignores the circuit breaker, because a
+    /// person waits for the answer and must see an error at once.
     pub(crate) async fn repository(
         &self,
         reference: &RegistryRef,
@@ -169,7 +169,7 @@ impl Client {
             let mut breakers = self.breakers.by_endpoint.locked();
             let mut rules = config.breaker();
             if plan.last {
-                // There is no other endpoint to ask, so its recovery must be noticed soon.
+                // There is no alternative endpoint, so its recovery must be noticed soon.
                 rules.longest = rules.longest.min(config.budget() / 10);
                 rules.first = rules.first.min(rules.longest);
             }
@@ -199,7 +199,7 @@ impl Client {
         })
     }
 
-    /// An address of a descriptor, asked without credentials.
+    /// An endpoint for an address in a descriptor, which gets no credentials.
     pub(crate) fn foreign(&self, url: &str) -> Result<Arc<Endpoint>, Error> {
         let parsed =
             Url::parse(url).map_err(|error| Error::malformed(format!("the address {url:?}"), error))?;

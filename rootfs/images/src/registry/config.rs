@@ -12,10 +12,10 @@ use super::breaker::Rules;
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// Mirrors by the registry they stand for (`docker.io`, `host:port`), in the order in which they are asked, before
-    /// the registry itself. Those under `"*"` stand for every registry that has none of its own.
+    /// Mirrors by the registry that they replace (`docker.io`, `host:port`), in the order in which they are asked, before the registry
+    /// itself. Those under `"*"` apply to every registry without mirrors of its own.
     pub mirrors: BTreeMap<String, Vec<Mirror>>,
-    /// Bytes a second that prefetches of the whole process may take. None: no limit.
+    /// Bytes per second that all prefetches of the process may use. `None`: no limit.
     #[serde(deserialize_with = "some_at_least_one")]
     pub prefetch_bandwidth: Option<u64>,
     /// Prefetches of the whole process in flight at once.
@@ -44,7 +44,7 @@ pub struct Config {
     pub breaker_open_ms: u64,
     /// Milliseconds for which it is left alone at most; a registry itself, no longer than a tenth of `budget_ms`.
     pub breaker_longest_ms: u64,
-    /// Milliseconds for which the place a registry redirects to is asked directly, where it does not say itself when it expires.
+    /// Milliseconds for which the target of a registry's redirect is asked directly, if its address does not contain an expiry.
     pub redirect_ms: u64,
     /// Where a server ignores ranges and sends the whole: bytes before the wanted ones that are read and thrown away.
     pub whole_skip: u64,
@@ -79,19 +79,19 @@ pub struct Mirror {
     /// repositories under another one.
     #[serde(deserialize_with = "an_address")]
     pub url: String,
-    /// What it speaks.
+    /// Its protocol.
     #[serde(default)]
     pub kind: MirrorKind,
     /// Headers for every request to it.
     #[serde(default, deserialize_with = "headers")]
     pub headers: BTreeMap<String, String>,
-    /// Show credentials to it even where they travel in the clear (plain HTTP to another host).
+    /// Send credentials to it even without encryption (plain HTTP to another host).
     #[serde(default)]
     pub credentials_in_clear: bool,
 }
 
 impl Mirror {
-    /// At this address, and nothing more said of it.
+    /// A mirror at this address, with default settings.
     fn at(url: String) -> Mirror {
         Mirror {
             url,
@@ -102,16 +102,16 @@ impl Mirror {
     }
 }
 
-/// What a mirror speaks.
+/// The protocol of a mirror.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum MirrorKind {
-    /// The distribution specification, with credentials of its own (filed under its host). The query `ns` names the
-    /// registry that is meant, as containerd does.
+    /// The distribution specification, with credentials of its own (stored under its host). As in containerd, the query `ns` names the
+    /// registry.
     #[default]
     Registry,
-    /// Dragonfly's dfdaemon: told the registry by the header `X-Dragonfly-Registry`, shown the registry's credentials, and
-    /// believed only with a `Content-Range`.
+    /// Dragonfly's dfdaemon. The header `X-Dragonfly-Registry` names the registry, whose credentials it gets. Its answers must have a
+    /// `Content-Range`.
     Dragonfly,
 }
 

@@ -1,7 +1,7 @@
 //! Requests to a registry: retried with bounded backoff, authenticated if the registry asks for it, with typed errors.
 //!
-//! oci-client could send the requests, but it drops the headers of an answer that is an error, so it cannot honour
-//! `Retry-After`, and it cannot resume a body; hence reqwest directly.
+//! oci-client is not used: it drops the headers of error answers, so it cannot honour `Retry-After`, and it cannot resume a body. The
+//! requests therefore use reqwest directly.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,29 +21,29 @@ use super::retries::Retry;
 use super::token::Access;
 use super::wire::{Failure, Sent, Wire, drain, follow, same_origin};
 
-/// Requests before a registry that does not answer at all is given up.
+/// Requests without any answer after which the registry is given up.
 const UNANSWERED_ATTEMPTS: u32 = 3;
-/// How long a registry may send nothing before a line says so, and how long until the next such line.
+/// How long a registry may send nothing before this is reported, and the interval of later reports.
 const SILENCE: Duration = Duration::from_secs(5);
 const SILENCE_AGAIN: Duration = Duration::from_secs(10);
 
-/// One registry and what it wants to see.
+/// A connection to one registry, with its credentials.
 pub struct Connection {
     wire: Arc<dyn Wire>,
     /// As messages name it.
     pub registry: String,
     origin: Url,
-    /// What it is shown, perhaps the same as another is.
+    /// Its credentials, which another connection may share.
     pub access: Arc<Access>,
     retry: Retry,
     progress: Arc<dyn Progress>,
 }
 
-/// Why an exchange did not come to an answer.
+/// Why an exchange got no answer.
 pub enum Unanswered {
     /// The request was not answered.
     Failure(Failure),
-    /// It was not sent: there was nothing to show that the registry would take.
+    /// It was not sent, because there were no credentials that the registry would accept.
     Access(Error),
 }
 
@@ -66,7 +66,7 @@ impl Connection {
         Self::sharing(name, &base, access, wire, retry, progress)
     }
 
-    /// One that is shown what another is: its mirror that passes credentials on.
+    /// A connection that shares another's credentials: to a mirror that passes credentials on.
     pub fn sharing(
         name: String,
         base: &str,
@@ -90,8 +90,8 @@ impl Connection {
         })
     }
 
-    /// One request, authenticated if the registry wants that, and again if it no longer takes what it took before.
-    /// Any answer comes back, but for redirects, which are followed.
+    /// Sends one request with credentials if the registry requires them, and again with renewed ones if it refuses the old ones. Returns
+    /// any answer, but follows redirects.
     pub async fn exchange(&self, request: &Request<'_>) -> Result<Sent, Unanswered> {
         let wire = &*self.wire;
         let mut renewed = false;
@@ -109,7 +109,7 @@ impl Connection {
                 built.headers_mut().insert(AUTHORIZATION, header.clone());
             }
             let sent = follow(wire, built).await?;
-            // Another origin got no credentials, so its answer says nothing about them.
+            // Another origin got no credentials, so its answer does not concern them.
             if !same_origin(&self.origin, &sent.url) {
                 return Ok(sent);
             }
@@ -118,7 +118,7 @@ impl Connection {
                     let headers = sent.response.headers().get_all(WWW_AUTHENTICATE).iter();
                     Challenge::parse(headers.filter_map(|it| it.to_str().ok()))
                 }
-                // Some clouds' registries say so of a password that has expired.
+                // Registries of some clouds answer so when a password has expired.
                 StatusCode::FORBIDDEN if !renewed && shown.was_accepted() => None,
                 StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Ok(sent),
                 status => {
@@ -137,7 +137,7 @@ impl Connection {
         }
     }
 
-    /// Asks until there is an answer or no hope: what is a success comes back as it is.
+    /// Sends a request until it succeeds or retries are exhausted. Returns the successful answer.
     pub async fn ask(&self, request: &Request<'_>) -> Result<Sent, Error> {
         let mut retries = self.retry.begin();
         let mut attempt = 0;
@@ -174,7 +174,7 @@ impl Connection {
         }
     }
 
-    /// [`Self::ask`], for what only has a body if it is 200 or 206.
+    /// Like [`Self::ask`], for a request whose answer has a body only with status 200 or 206.
     pub async fn get(&self, request: &Request<'_>) -> Result<Response, Error> {
         let response = self.ask(request).await?.response;
         match response.status() {
@@ -183,13 +183,13 @@ impl Connection {
         }
     }
 
-    /// Pauses before an attempt is made again, and says so.
+    /// Reports a pause and waits for it before the next attempt.
     pub async fn pause(&self, wait: Duration, reason: String) {
         self.retrying(wait, reason);
         tokio::time::sleep(wait).await;
     }
 
-    /// What comes of `answer`. While nothing comes, says so: a person takes a silent program for one that hangs.
+    /// Waits for `answer`. Reports when nothing arrives for long, because a silent program looks as if it hangs.
     pub async fn wait_for<T>(&self, attempt: u32, answer: impl Future<Output = T>) -> T {
         let began = Instant::now();
         let mut next = began + SILENCE;
@@ -216,7 +216,7 @@ impl Connection {
         }
     }
 
-    /// Says that a pause is made.
+    /// Reports a pause.
     pub fn retrying(&self, wait: Duration, reason: String) {
         self.progress.event(Event::Retrying {
             registry: self.registry.clone(),
@@ -225,7 +225,7 @@ impl Connection {
         });
     }
 
-    /// No answer at all: no name, no route, no TLS, silence.
+    /// The error if there is no answer: no name, no route, no TLS, or silence.
     pub fn unreachable(&self, failure: &Failure) -> Error {
         self.access.unreachable(failure)
     }
@@ -243,7 +243,7 @@ mod tests {
 
     use super::*;
 
-    /// What is told, and when.
+    /// The reported events and their times.
     struct Log(Instant, Mutex<Vec<(u64, Event)>>);
 
     impl Progress for Log {
@@ -280,7 +280,7 @@ mod tests {
             })
             .collect();
         assert_eq!(said, [5, 15, 25].map(|at| (at, "registry.example", 1, at)));
-        // What is sent may take its time, and nothing is said of an answer that comes at once.
+        // Sending may take long without a report, and an answer that comes at once causes none.
         log.1.lock().unwrap().clear();
         let sending = Request {
             method: Method::PUT,

@@ -1,8 +1,7 @@
-//! The download of a layer, from a mirror or the registry, handed to the thread that reads it. It resumes where it
-//! broke off.
+//! Downloads a layer from a mirror or the registry and passes it to the thread that reads it. A download that breaks off is resumed.
 //!
-//! Invariant: pieces arrive in order and without gaps, from the first to the last, or end with an error. A download
-//! that is too slow is cut and resumed; without progress it fails.
+//! Invariant: pieces arrive in order and without gaps, to the last one or to an error. A download that is too slow is cut and resumed;
+//! without progress it fails.
 
 use std::io::{self, Read};
 use std::sync::Arc;
@@ -51,15 +50,15 @@ pub struct Download {
     pub mirrored: Option<Mirrored>,
 }
 
-/// A layer a mirror sends. If it breaks off the registry goes on, and the whole is judged all the same: the registry is
-/// believed, so that the mirror is to blame.
+/// A layer from a mirror. If the mirror breaks off, the registry sends the rest, and the whole is verified. If the digest is wrong, the
+/// mirror is blamed, because the registry is trusted.
 pub struct Mirrored {
     endpoint: Arc<Endpoint>,
     digest: Digest,
     hash: Sha256,
     /// Until it breaks off.
     permit: Option<Permit>,
-    /// Whether all of it has come, and is not the layer.
+    /// Whether the whole layer has arrived with a wrong digest.
     pub wrong: Arc<AtomicBool>,
 }
 
@@ -103,7 +102,7 @@ impl Download {
         self.connection.get(&request).await
     }
 
-    /// The layer from the first of the mirrors, those before `from` passed over, that has it. Which one that is.
+    /// Opens the layer at the first mirror that has it, beginning with `from`. Also returns which mirror that is.
     pub async fn mirror(
         &mut self,
         mirrors: &[Arc<Endpoint>],
@@ -249,7 +248,7 @@ impl Download {
                     self.mirrored.iter_mut().for_each(|it| it.received(&bytes));
                     let too_long = self.size.is_some_and(|size| self.received > size);
                     if too_long {
-                        // Before the reader sees it, who will say so.
+                        // Judged before the reader sees the end, because the reader reports it.
                         self.judge_mirror();
                     }
                     sender

@@ -1,8 +1,8 @@
 //! An endpoint is a place that has blobs: a registry or a mirror of it. This file makes one attempt to read from an
 //! endpoint.
 //!
-//! Invariants: an attempt appends only bytes that the answer's head says are the next wanted ones. A body that comes
-//! too slowly is given up. Whatever a server does, an attempt ends and says which side is to blame.
+//! Invariants: an attempt appends only bytes that the answer's head says are the next wanted ones. A body that comes too slowly is given
+//! up. Every attempt ends, whatever the server does, and tells whether the endpoint is to blame.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -32,11 +32,11 @@ use super::request::Request;
 use super::stats::{Count, EndpointStats};
 use super::wire::{Failure, Wire, drain, same_origin};
 
-/// Answers of less than was asked for, one after the other in one attempt.
+/// Consecutive answers within one attempt that are shorter than requested.
 const MAX_PARTS: u32 = 16;
-/// How long an endpoint is not asked for a blob it does not have, as long as there is another.
+/// How long an endpoint is not asked for a blob that it lacks, if there is another endpoint.
 const MISSING_FOR: Duration = Duration::from_secs(60);
-/// The same where it does not let it be had: that may change with the next token.
+/// The same if the endpoint denies access, which the next token may change.
 const DENIED_FOR: Duration = Duration::from_secs(5);
 const MAX_MISSING: usize = 4096;
 const LAST_PIECE: Duration = Duration::from_secs(1);
@@ -89,14 +89,14 @@ pub struct Fault {
     pub error: Error,
 }
 
-/// What to think of the endpoint.
+/// What a fault means for the endpoint.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// It may be better soon; perhaps it said when.
+    /// It may recover soon, perhaps after a time that it gave.
     Passing(Option<Duration>),
     /// It works, and will not give this blob or range.
     Refused,
-    /// It says things that are not so.
+    /// It sends wrong data.
     Wrong,
 }
 
@@ -274,7 +274,7 @@ impl Endpoint {
             let url = cached.take().unwrap_or_else(|| own.clone());
             let request = Request {
                 range: Some((range.start, Some(range.end))),
-                // Meant for the mirror alone.
+                // These headers are for the mirror only.
                 headers: if from_cache { &[] } else { &self.headers },
                 foreign: matches!(self.place, Place::Foreign(_)),
                 ..Request::get(&url, &want.what)
@@ -307,7 +307,7 @@ impl Endpoint {
                 return Ok(sent.response);
             }
             self.redirects.forget(&want.blob.digest);
-            // What was signed for a time has expired.
+            // A signed address has expired.
             if from_cache && status.is_client_error() && !passing(status) {
                 drain(sent.response).await;
                 continue;

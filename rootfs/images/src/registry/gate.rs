@@ -42,7 +42,7 @@ impl Gate {
         Demand(self)
     }
 
-    /// Waits for a turn to prefetch `bytes`. `None` when the process ends.
+    /// Waits for a turn to prefetch `bytes`. `None` if the process ends.
     pub async fn prefetch(&self, bytes: u64) -> Option<Turn<'_>> {
         let slot = self.slots.acquire().await.ok()?;
         self.idle().await;
@@ -117,7 +117,7 @@ mod tests {
         drop(second);
         let turn = prefetch.await;
         assert!(turn.is_some());
-        // The slot is taken, and demands go on all the same.
+        // The slot is taken, but demands still start.
         assert!(gate.prefetch(10).now_or_never().is_none());
         let _demand = gate.demand();
         drop(turn);
@@ -130,7 +130,7 @@ mod tests {
         let start = Instant::now();
         drop(gate.prefetch(1250).await);
         assert_eq!(start.elapsed(), Duration::ZERO);
-        // Given up while it waited: takes nothing.
+        // A waiting prefetch that is given up takes no bandwidth.
         assert!(gate.prefetch(1_000_000).now_or_never().flatten().is_none());
         drop(gate.prefetch(500).await);
         assert!(

@@ -16,9 +16,9 @@ use super::plan::Plan;
 use super::token::Access;
 use super::{Mirror, MirrorKind, Options};
 
-/// Told to dfdaemon: the registry it fetches from.
+/// Names the registry from which dfdaemon fetches.
 const DRAGONFLY_REGISTRY: HeaderName = HeaderName::from_static("x-dragonfly-registry");
-/// Not to be configured: they are what a request is about.
+/// Headers that cannot be configured, because each request sets them itself.
 const OWN_HEADERS: [HeaderName; 4] = [AUTHORIZATION, CONTENT_LENGTH, HOST, RANGE];
 
 impl Mirror {

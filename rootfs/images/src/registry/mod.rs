@@ -51,10 +51,11 @@ pub struct Options {
     pub retry: Retry,
 }
 
-/// An HTTP client as registries are asked with, for `host`: TLS by the host's certificates, names without glibc.
+/// Creates an HTTP client for requests to the registry `host`. It verifies TLS with this host's certificates and resolves names without
+/// glibc.
 ///
 /// # Errors
-/// `RegistryUnreachable`: this host's certificates cannot be read.
+/// `RegistryUnreachable` if this host's certificates cannot be read.
 pub fn http_client(host: &str) -> Result<reqwest::Client, Error> {
     wire::client().map_err(|failure| address::no_client(host, &failure))
 }

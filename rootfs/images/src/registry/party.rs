@@ -2,9 +2,9 @@
 
 use super::auth::{Credentials, Login};
 
-/// Is told what a connection does apart from its requests.
+/// Observes the actions of a connection other than its requests.
 pub trait Observer: Send + Sync {
-    /// A token was asked for, or a password read again.
+    /// A token was requested, or a password read again.
     fn login(&self) {}
 }
 
@@ -21,10 +21,10 @@ pub struct Party {
     pub registry: String,
     /// Where credentials go: `https://host[:port]/…`.
     pub base: String,
-    /// Tokens may be asked for over plain HTTP.
+    /// Whether tokens may be requested over plain HTTP.
     pub plain: bool,
     pub credentials: Credentials,
-    /// What they are now.
+    /// The current credentials.
     pub login: Login,
     /// `repository:NAME:ACTIONS`.
     pub scope: String,

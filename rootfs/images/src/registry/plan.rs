@@ -8,7 +8,7 @@ use super::endpoint::Place;
 use super::party::Party;
 use super::token::Access;
 
-/// What an endpoint is made of.
+/// The parameters of an endpoint.
 pub(super) struct Plan {
     /// Names its counters and its breaker.
     pub name: String,

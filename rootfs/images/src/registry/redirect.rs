@@ -1,7 +1,6 @@
 //! Cached redirects: the addresses to which a registry redirected reads of blobs.
 //!
-//! Invariant: an address is used no longer than it says that it is valid, and not after it has refused once. There are
-//! never more than [`MAX_PLACES`].
+//! Invariant: an address is not used after its expiry, nor after it has refused a request. There are never more than [`MAX_PLACES`].
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -14,7 +13,7 @@ use thaw_imagefs::digest::Digest;
 use thaw_sys::lock::Lock;
 
 const MAX_PLACES: usize = 1024;
-/// Nothing longer is kept.
+/// Longer addresses are not kept.
 const MAX_URL: usize = 16 << 10;
 /// A place is not used in its last moments: the request takes time, and clocks differ.
 const MARGIN: Duration = Duration::from_secs(10);
@@ -23,7 +22,7 @@ const LONGEST: Duration = Duration::from_secs(3600);
 /// The places of one endpoint's blobs.
 pub struct Redirects {
     places: Mutex<HashMap<Digest, Place>>,
-    /// How long one is used that does not say.
+    /// How long an address without an expiry is used.
     life: Duration,
 }
 
@@ -78,7 +77,7 @@ impl Redirects {
     }
 }
 
-/// How long a signed address is valid: S3 and what is like it (`X-Amz-…`, `X-Goog-…`, `Expires`), Azure (`se`).
+/// How long a signed address is valid: of S3 and similar stores (`X-Amz-…`, `X-Goog-…`, `Expires`) or Azure (`se`).
 fn lifetime(url: &Url, now: SystemTime) -> Option<Duration> {
     let (mut date, mut seconds, mut until) = (None, None, None);
     for (name, value) in url.query_pairs() {

@@ -33,7 +33,7 @@ pub async fn refusal(registry: &str, what: &str, response: Response, attempts: u
     }
 }
 
-/// The error for an answer that says the registry failed.
+/// The error for an answer with which the registry reports its own failure.
 pub async fn failed(registry: &str, what: &str, response: Response, attempts: u32) -> Error {
     let status = response.status().as_u16();
     Error::RegistryFailed {
@@ -105,7 +105,7 @@ pub async fn said(response: Response) -> String {
             });
             said.cloned().collect::<Vec<_>>().join("; ")
         }
-        // A page for people says no more than its status.
+        // An HTML page contains no more than its status.
         Err(_) if body.starts_with(b"<") => String::new(),
         Err(_) => String::from_utf8_lossy(&body).into_owned(),
     };

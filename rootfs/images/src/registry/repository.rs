@@ -36,7 +36,7 @@ impl Repository {
             .headers()
             .get(CONTENT_TYPE)
             .and_then(|it| it.to_str().ok());
-        // Parameters, as in "application/json; charset=utf-8", are none of the type.
+        // Parameters, as in "application/json; charset=utf-8", are not part of the type.
         let media_type = media_type
             .and_then(|it| it.split(';').next())
             .map(|it| it.trim().to_owned());

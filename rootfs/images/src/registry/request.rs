@@ -6,7 +6,7 @@ use reqwest::{Body, Method, Url};
 
 use super::wire::Failure;
 
-/// What is sent with a request.
+/// The body of a request.
 pub enum Payload<'a> {
     Nothing,
     Bytes(Bytes),
@@ -14,7 +14,7 @@ pub enum Payload<'a> {
     Stream(u64, &'a (dyn Fn() -> Body + Send + Sync)),
 }
 
-/// What to ask for.
+/// A request to a registry.
 pub struct Request<'a> {
     pub method: Method,
     pub url: &'a str,

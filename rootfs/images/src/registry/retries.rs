@@ -1,7 +1,7 @@
 //! Retries: the pause before each attempt, and when an operation gives up.
 //!
-//! Every operation on a registry (a request, an upload, a read of a range) has one [`Retries`]. A pause grows
-//! exponentially with jitter, and is at least as long as the server asked for.
+//! Every operation on a registry (a request, an upload, a read of a range) has one [`Retries`]. A pause grows exponentially with jitter,
+//! and is at least as long as the server requested.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::Duration;
@@ -11,14 +11,14 @@ use tokio::time::Instant;
 
 use super::budget::Budget;
 
-/// How patiently a registry is asked.
+/// The rule for retries of requests to a registry.
 #[derive(Clone, Copy, Debug)]
 pub struct Retry {
     /// Requests before giving up; at least 1.
     pub attempts: u32,
     /// The first pause; each further one is twice as long.
     pub first: Duration,
-    /// The longest pause. A registry that asks for a longer one is not waited for.
+    /// The longest pause. If a registry requests a longer one, the operation fails.
     pub longest: Duration,
 }
 
@@ -33,8 +33,8 @@ impl Default for Retry {
 }
 
 impl Retry {
-    /// The retries of one operation, which ends after so many attempts. A pause is up to a quarter longer than the rule
-    /// says, so that many clients do not ask at once.
+    /// The retries of an operation with a limited number of attempts. A pause is up to a quarter longer than the rule's, so that many
+    /// clients do not retry at the same time.
     pub(crate) fn begin(self) -> Retries<'static> {
         Retries {
             backoff: Backoff::new(self.first, self.longest, Jitter::Quarter),
@@ -53,15 +53,15 @@ pub struct Retries<'a> {
 
 /// When an operation is given up.
 enum Limit<'a> {
-    /// After so many attempts, or if the server asks for more than the longest pause.
+    /// Ends after this number of attempts, or if the server requests more than the longest pause.
     Attempts(u32),
     /// When the time is over.
     Time(&'a Budget),
 }
 
 impl<'a> Retries<'a> {
-    /// The retries of an operation that ends with its time. A pause is anything from nothing to what the rule says: the
-    /// readers that wait for one blob are many, and failed together.
+    /// The retries of an operation with a time limit. A pause is random, from zero to the rule's, because the many readers that wait for
+    /// one blob failed together.
     pub fn within(budget: &'a Budget, first: Duration, longest: Duration) -> Self {
         Self {
             backoff: Backoff::new(first, longest, Jitter::Full),
@@ -70,8 +70,8 @@ impl<'a> Retries<'a> {
         }
     }
 
-    /// Counts a failed attempt. Returns the pause before the next one, at least what the server `asked` for, or `None` if
-    /// there is no next one.
+    /// Counts a failed attempt. Returns the pause before the next one, at least what the server requested (`asked`), or `None` if there is
+    /// no next one.
     pub fn next(&mut self, asked: Option<Duration>) -> Option<Duration> {
         self.failed += 1;
         let pause = self.backoff.next().max(asked.unwrap_or_default());
@@ -92,7 +92,7 @@ impl<'a> Retries<'a> {
         self.failed = self.failed.saturating_sub(1);
     }
 
-    /// The operation got further: what failed before no longer counts.
+    /// The operation made progress: earlier failures no longer count.
     pub fn progressed(&mut self) {
         self.failed = 0;
         self.backoff.n = 0;
@@ -102,7 +102,7 @@ impl<'a> Retries<'a> {
 /// How far a pause is from its ceiling.
 #[derive(Clone, Copy, Debug)]
 enum Jitter {
-    /// Anything from nothing to the ceiling.
+    /// Random, from zero to the ceiling.
     Full,
     /// The ceiling and up to a quarter more.
     Quarter,

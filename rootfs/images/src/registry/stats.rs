@@ -48,13 +48,13 @@ pub struct EndpointCounts {
     pub breaker_probes: u64,
     /// Redirects followed (those from the cache not counted).
     pub redirects: u64,
-    /// Tokens asked for, or passwords read again.
+    /// Tokens requested, or passwords read again.
     pub logins: u64,
     /// Answers given up because they came too slowly.
     pub too_slow: u64,
 }
 
-/// What [`EndpointStats`] counts.
+/// A counter of [`EndpointStats`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Count {
     Request,
@@ -85,7 +85,7 @@ impl Stats {
 }
 
 impl EndpointStats {
-    /// What it sent was something else than what was asked for.
+    /// It sent other data than requested.
     pub(crate) fn sent_wrong(&self) {
         self.count(Count::Wrong);
     }

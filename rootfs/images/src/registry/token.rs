@@ -1,9 +1,8 @@
 //! Authentication: passwords and tokens, requested when the registry wants them and renewed while they are used.
 //!
-//! Invariants: one renewal at a time, and all requests that need it wait for it. A refusal replaces credentials only if
-//! they are still the current ones. Each renewal reads the credentials again, so that an expired one (a token, a
-//! cloud's password for some hours) is not used any longer. Credentials are sent without TLS only if that was asked
-//! for.
+//! Invariants: one renewal at a time, and all requests that need it wait for it. A refusal replaces credentials only if they are still the
+//! current ones. Each renewal reads the credentials again, so that expired ones (a token, a cloud's password that is valid for some hours)
+//! are no longer used. Credentials are sent without TLS only if the configuration permits it.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
@@ -24,7 +23,7 @@ use super::refusal::{limited, refusal, said};
 use super::wire::{Failure, Wire, follow, follow_within_origin};
 
 const MAX_TOKEN_BODY: usize = 1 << 20;
-/// A token without a time of its own lives this long (the distribution specification's default).
+/// The lifetime of a token without an expiry (the distribution specification's default).
 const DEFAULT_LIFE: u64 = 60;
 const MAX_LIFE: u64 = 24 * 3600;
 /// A token that is about to expire and cannot be renewed is tried again after this time.
@@ -39,7 +38,7 @@ pub struct Access {
     credentials: Credentials,
     /// `repository:NAME:ACTIONS`.
     scope: String,
-    /// Tokens may be asked for over plain HTTP.
+    /// Whether tokens may be requested over plain HTTP.
     plain: bool,
     /// Read when the source was opened: for the first renewal.
     first: Mutex<Option<Login>>,
@@ -47,9 +46,9 @@ pub struct Access {
     observer: Arc<dyn Observer>,
 }
 
-/// What is shown, from one renewal to the next.
+/// The credentials from one renewal to the next.
 pub struct Epoch {
-    /// None before the registry has asked for anything.
+    /// `None` before the registry has sent a challenge.
     challenge: Option<Challenge>,
     granted: OnceCell<Option<Granted>>,
     accepted: AtomicBool,
@@ -70,7 +69,7 @@ impl Epoch {
         })
     }
 
-    /// The `Authorization` header, if there is one.
+    /// The `Authorization` header, if credentials are used.
     pub fn header(&self) -> Option<&HeaderValue> {
         Some(&self.granted.get()?.as_ref()?.header)
     }
@@ -111,7 +110,7 @@ impl Access {
         }
     }
 
-    /// What to show now.
+    /// Returns the current credentials.
     pub async fn shown(&self, wire: &dyn Wire, what: &str) -> Result<Arc<Epoch>, Error> {
         let epoch = self.current();
         let Some(granted) = self.grant(&epoch, wire, what).await? else {
@@ -124,7 +123,7 @@ impl Access {
         let next = self.current();
         match self.grant(&next, wire, what).await {
             Ok(_) => Ok(next),
-            // The old one may do for a while yet, and when it does not, the registry says so.
+            // The old ones may still be valid; if they are not, the registry refuses them.
             Err(error) => {
                 tracing::warn!(registry = self.name, %error, "a token about to expire cannot be renewed");
                 let renew_at = Some(Instant::now() + RENEWAL_PAUSE);
@@ -140,8 +139,7 @@ impl Access {
         }
     }
 
-    /// Renews credentials that the registry refused, unless another request has done so already. Returns whether there are
-    /// new ones.
+    /// Renews credentials that the registry refused, unless another request has already renewed them. Returns whether there are new ones.
     pub async fn refused(
         &self,
         shown: &Arc<Epoch>,
@@ -260,7 +258,7 @@ impl Access {
         Ok(limited(response, MAX_TOKEN_BODY).await)
     }
 
-    /// No answer at all: no name, no route, no TLS, silence.
+    /// The error if there is no answer: no name, no route, no TLS, or silence.
     pub fn unreachable(&self, failure: &Failure) -> Error {
         let reason = failure.reason.clone();
         let advice = if reason.contains("certificate") {
@@ -278,7 +276,7 @@ impl Access {
     }
 }
 
-/// The request for a token: a POST with a refresh token, else a GET, with a password where there is one.
+/// The request for a token: a POST with a refresh token, or else a GET, with a password if there is one.
 fn token_request(login: &Login, mut url: Url, service: Option<&str>, scopes: &[String]) -> Request {
     if let Login::Identity(token) = login {
         let scope = scopes.join(" ");
@@ -319,14 +317,14 @@ fn token_of(body: &[u8]) -> Option<(String, Duration)> {
     }
     let answer: Answer = serde_json::from_slice(body).ok()?;
     let life = answer.expires_in.as_ref().and_then(serde_json::Value::as_u64);
-    // A life of nothing would mean a token for every request.
+    // A lifetime of zero would require a token for every request.
     let life = life.unwrap_or(DEFAULT_LIFE).clamp(DEFAULT_LIFE, MAX_LIFE);
     let token = answer.token.or(answer.access_token)?;
     let is_sound = !token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic());
     is_sound.then_some((token, Duration::from_secs(life)))
 }
 
-/// The scopes to ask for: ours, and what the registry wants beyond it.
+/// The scopes to request: our own, and any others that the registry wants.
 fn scopes(own: &str, wanted: Option<&str>) -> Vec<String> {
     let (own_name, own_actions) = own.rsplit_once(':').unwrap_or((own, ""));
     let covered = |scope: &str| match scope.rsplit_once(':') {

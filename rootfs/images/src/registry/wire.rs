@@ -1,8 +1,8 @@
 //! Sending requests and following redirects.
 //!
-//! Invariants: a redirect to another origin gets no credentials and no header meant for the first, and a request whose
-//! body is secret is not followed there at all. Redirects from HTTPS to plain HTTP, in a circle, or longer than
-//! [`MAX_REDIRECTS`] are not followed. The head of an answer has bounded size.
+//! Invariants: a redirect to another origin gets no credentials and no header that is meant for the first origin. A request with a secret
+//! body never follows such a redirect. Redirects from HTTPS to plain HTTP, in a circle, or longer than [`MAX_REDIRECTS`] are not followed.
+//! The head of an answer has bounded size.
 
 use std::sync::Once;
 use std::time::Duration;
@@ -21,7 +21,7 @@ const MAX_REDIRECTS: usize = 10;
 /// An unwanted body up to this size is read to its end, so that the connection can be used again.
 const MAX_DRAINED: u64 = 16 << 10;
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(1);
-/// What another origin may see.
+/// Headers that another origin may receive.
 const FOR_EVERYBODY: [HeaderName; 4] = [ACCEPT, ACCEPT_ENCODING, RANGE, CONTENT_LENGTH];
 
 /// Why there was no answer.
@@ -34,7 +34,7 @@ pub struct Failure {
 }
 
 impl Failure {
-    /// One that stays however often it is tried.
+    /// A failure that retries do not change.
     pub fn lasting(reason: impl Into<String>) -> Self {
         Self {
             reason: reason.into(),
@@ -76,7 +76,7 @@ fn cause(error: &reqwest::Error) -> String {
     }
 }
 
-/// Sends one request and yields its answer, whatever its status; follows nothing.
+/// Sends one request and returns its answer, whatever its status. It follows no redirects.
 pub trait Wire: Send + Sync {
     fn send(&self, request: Request) -> BoxFuture<'_, Result<Response, Failure>>;
 }
@@ -87,13 +87,13 @@ impl Wire for Client {
     }
 }
 
-/// An HTTP client that verifies TLS with the host's certificates (or `SSL_CERT_FILE`) and resolves names without glibc's
-/// loadable modules (a static binary has none).
+/// An HTTP client that verifies TLS with the host's certificates (or `SSL_CERT_FILE`) and resolves names without glibc's loadable modules,
+/// which a static binary lacks.
 pub fn client() -> Result<Client, Failure> {
     build(|builder| builder.read_timeout(READ_TIMEOUT))
 }
 
-/// One that leaves it to its user how long to wait: a large body is answered only when it has been sent.
+/// A client without a time limit, which its user sets: the answer to a large body comes only once it was sent.
 pub fn patient_client() -> Result<Client, Failure> {
     build(|builder| builder)
 }
@@ -123,18 +123,19 @@ fn build(set: impl Fn(ClientBuilder) -> ClientBuilder) -> Result<Client, Failure
 #[derive(Debug)]
 pub struct Sent {
     pub response: Response,
-    /// Who gave it.
+    /// The address that sent it.
     pub url: Url,
     /// Redirects on the way.
     pub redirects: usize,
 }
 
-/// Sends a request and follows where it is redirected.
+/// Sends a request and follows redirects.
 pub async fn follow(wire: &dyn Wire, request: Request) -> Result<Sent, Failure> {
     follow_to(wire, request, Reach::Anywhere).await
 }
 
-/// As [`follow`], for a request with credentials in its body: a redirect to another origin is refused, for it would see them.
+/// Like [`follow`], for a request with credentials in its body: a redirect to another origin is refused, because that origin would see
+/// them.
 pub async fn follow_within_origin(wire: &dyn Wire, request: Request) -> Result<Sent, Failure> {
     follow_to(wire, request, Reach::SameOrigin).await
 }

@@ -32,7 +32,7 @@ enum Member {
         offset: u64,
         size: u64,
     },
-    /// Older Docker wrote a layer it had written before as a link to it.
+    /// Older Docker stored a repeated layer as a link to the first copy.
     Link(String),
 }
 
@@ -82,7 +82,7 @@ impl Archive {
         &self.path
     }
 
-    /// The image's layers as they are stored, by DiffID and, where it is known, digest.
+    /// The image's layers in their stored form, by DiffID and, if known, by digest.
     pub(crate) fn sections(&self) -> Result<HashMap<Digest, Section>, Error> {
         let Root::Parts { layers, .. } = Self::root(self)? else {
             return Ok(HashMap::new());
@@ -204,7 +204,7 @@ impl Archive {
         let mut layers = Vec::new();
         for (name, diff_id) in names.into_iter().zip(diff_ids) {
             let section = self.find(&name)?;
-            // In an OCI layout inside, the path is the digest of what is stored; elsewhere names promise nothing.
+            // In an OCI layout inside the archive, the path is the digest of the stored bytes; other names prove nothing.
             let digest = name.strip_prefix("blobs/sha256/").and_then(Digest::from_hex);
             let size = Some(section.end - section.at);
             layers.push(LayerSource {
@@ -239,7 +239,7 @@ fn manifest(config: &[u8], layers: &[LayerSource]) -> Result<Vec<u8>, Error> {
     serde_json::to_vec(&manifest).map_err(|error| Error::malformed("the image's manifest", error))
 }
 
-/// `HEX.json` and `blobs/sha256/HEX` say what they hold.
+/// The digest in a name `HEX.json` or `blobs/sha256/HEX`.
 fn digest_of_name(name: &str) -> Option<Digest> {
     let name = clean(name);
     let last = name

@@ -21,7 +21,7 @@ pub struct Sender {
 
 #[derive(Clone)]
 pub(super) enum Rank {
-    /// There is another place to ask, `next`, if the bytes were `wrong`.
+    /// The next place to ask is `next`, if `wrong` becomes true for the bytes of this one.
     Mirror { next: usize, wrong: Arc<AtomicBool> },
     /// The place the image is from, with its counters if it has any.
     Last(Option<Arc<EndpointStats>>),
@@ -55,10 +55,10 @@ impl<'a> Fallback<'a> {
         }
     }
 
-    /// The layer, from the first place that has it and was not yet asked.
+    /// Opens the layer at the first place that has it and was not yet asked.
     ///
     /// # Errors
-    /// What the last of them says.
+    /// Those of the last place.
     pub async fn open(&mut self) -> Result<LayerBody, Error> {
         let body = self.source.open(self.layer, self.place).await?;
         self.senders.push(body.sender.clone());
@@ -69,7 +69,7 @@ impl<'a> Fallback<'a> {
     /// the name of the former; [`Self::open`] then opens the latter.
     ///
     /// # Errors
-    /// `error`, if there is no other place; with the names of all places that sent wrong bytes, if that is the error.
+    /// `error`, if there is no other place. If it is about wrong bytes, it names all places that sent wrong bytes.
     pub fn failed(&mut self, error: Error) -> Result<String, Error> {
         let Some(Sender { name, rank }) = self.senders.last() else {
             return Err(error);

@@ -96,7 +96,7 @@ impl Layout {
         Ok((what, bytes))
     }
 
-    /// The manifests the tag names, or all there are.
+    /// The manifests with the tag, or all manifests if there is no tag.
     fn select(&self, descriptors: Vec<Descriptor>) -> Result<Vec<Descriptor>, Error> {
         let names: std::collections::BTreeSet<_> = descriptors
             .iter()
@@ -127,8 +127,8 @@ impl Layout {
     }
 }
 
-/// Leaves out referrers (an index of an image's layers, its converted form), which are listed without a name: a reference
-/// without a tag means an image. If there is nothing else, they stay.
+/// Leaves out referrers (an index of an image's layers, its converted form), which are listed without a name, because a reference without a
+/// tag means an image. If only referrers are listed, they stay.
 fn images(descriptors: Vec<Descriptor>, index: &[u8]) -> Vec<Descriptor> {
     #[derive(Deserialize)]
     struct Index {

@@ -43,8 +43,8 @@ enum Target {
 }
 
 impl Push {
-    /// The place `reference` names: a repository of a registry, or a layout directory (made if it is not there).
-    /// Nothing is transferred yet.
+    /// Opens the destination to which `reference` points: a repository of a registry, or a layout directory, which is created if it does
+    /// not exist. Nothing is transferred yet.
     ///
     /// # Errors
     /// `Credentials`, `Io`; `Malformed` for an archive, which cannot be written to.
@@ -71,10 +71,10 @@ impl Push {
         Ok(Self(target))
     }
 
-    /// The size of the blob, if it is there.
+    /// The size of the blob, if it exists.
     ///
     /// # Errors
-    /// What the registry says, or `Io`.
+    /// Those of the registry, or `Io`.
     pub async fn blob_exists(&self, digest: &Digest) -> Result<Option<u64>, Error> {
         match &self.0 {
             Target::Registry(remote) => remote.blob_exists(digest).await,
@@ -82,11 +82,10 @@ impl Push {
         }
     }
 
-    /// Takes the blob over from another repository of the same registry. Returns whether that was possible; if not,
-    /// upload it.
+    /// Mounts the blob from another repository of the same registry. Returns whether that was possible; if not, upload the blob.
     ///
     /// # Errors
-    /// What the registry says, but for its not having the blob or not letting it be had.
+    /// Those of the registry, except that the blob is missing there or access is denied.
     pub async fn mount(&self, digest: &Digest, from_repository: &str) -> Result<bool, Error> {
         match &self.0 {
             Target::Registry(remote) => remote.mount(digest, from_repository).await,
@@ -94,12 +93,11 @@ impl Push {
         }
     }
 
-    /// Writes a blob, whole in one request or, where that fails, in pieces that can be sent again. `content` is read
-    /// from its start, on a thread that may wait.
+    /// Writes a blob in one request or, if that fails, in pieces that can be sent again. `content` is read from its start on a blocking
+    /// thread.
     ///
     /// # Errors
-    /// `DigestMismatch` where `content` is not what `digest` says, `TruncatedLayer` where it ends before `size`, and what
-    /// the registry says.
+    /// `DigestMismatch` if `content` does not have this digest, `TruncatedLayer` if it ends before `size`, and those of the registry.
     pub async fn upload(&self, digest: &Digest, size: u64, content: impl Upload) -> Result<(), Error> {
         let content = Content::new(*digest, size, content);
         match &self.0 {
@@ -108,11 +106,11 @@ impl Push {
         }
     }
 
-    /// Writes a manifest or an index, by its digest and, if given, under a tag. Where it has a `subject`, it is also
-    /// made to be found as referrer of it. Returns its digest.
+    /// Writes a manifest or an index under its digest and, if given, under a tag. If it has a `subject`, it is also registered as a
+    /// referrer of it. Returns its digest.
     ///
     /// # Errors
-    /// What the registry says (`RegistryDenied`, `RegistryFailed`), `Malformed` for bytes that are no JSON, or `Io`.
+    /// Those of the registry (`RegistryDenied`, `RegistryFailed`), `Malformed` if the bytes are not JSON, or `Io`.
     pub async fn manifest(&self, tag: Option<&str>, media_type: &str, bytes: &[u8]) -> Result<Digest, Error> {
         let document = Document::new(media_type, bytes)?;
         match &self.0 {
@@ -191,7 +189,7 @@ pub(super) fn fallback_tag(subject: &Digest) -> String {
     format!("sha256-{}", subject.hex())
 }
 
-/// An index with one more manifest. `None` if it has it already.
+/// An index with one more manifest. `None` if it already has the manifest.
 fn with_manifest(what: &str, index: Option<&[u8]>, descriptor: Value) -> Result<Option<Vec<u8>>, Error> {
     let mut index: Value = match index {
         None => json!({"schemaVersion": 2, "mediaType": crate::manifest::OCI_INDEX, "manifests": []}),

@@ -29,7 +29,7 @@ const MAX_LOOKED_INTO: usize = 1024;
 /// A manifest that refers to another.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Referrer {
-    /// Its `artifactType`, or its config's media type where it has none.
+    /// Its `artifactType`, or its config's media type if it has none.
     pub artifact_type: Option<String>,
     pub descriptor: Descriptor,
 }
@@ -62,10 +62,10 @@ fn parse(what: &str, bytes: &[u8]) -> Result<Vec<Referrer>, Error> {
     Ok(listing.manifests.into_iter().map(Into::into).collect())
 }
 
-/// The manifests whose `subject` is `digest`, in the repository or directory that `reference` names.
+/// The manifests whose `subject` is `digest`, in the repository or directory of `reference`.
 ///
 /// # Errors
-/// What the registry says, or `Io`, `Malformed`.
+/// Those of the registry, `Io` or `Malformed`.
 pub async fn referrers(
     reference: &ImageRef,
     digest: &Digest,
@@ -94,7 +94,7 @@ pub async fn referrers(
     }
 }
 
-/// What the registry lists; `None` if it does not know how to.
+/// The registry's list; `None` if it does not support the API.
 async fn listed(registry: &Repository, digest: &Digest) -> Result<Option<Vec<Referrer>>, Error> {
     let what = format!("the referrers of {digest}");
     let mut url = format!("{}/referrers/{digest}", registry.base);
@@ -162,7 +162,7 @@ fn in_layout(layout: &Layout, digest: &Digest) -> Result<Vec<Referrer>, Error> {
     let listing: Listing = serde_json::from_slice(&index).map_err(|error| Error::malformed(what, error))?;
     let mut referrers: Vec<Referrer> = Vec::new();
     for entry in listing.manifests.into_iter().take(MAX_LOOKED_INTO) {
-        // What is not there or no manifest refers to nothing.
+        // A missing document, or one that is not a manifest, refers to nothing.
         let Ok(bytes) = layout.document("manifest", &entry.descriptor, MAX_MANIFEST) else {
             continue;
         };

@@ -1,7 +1,7 @@
 //! A registry as a source of images (OCI distribution specification).
 //!
-//! A task receives a layer's body, and another thread reads it, through a bounded channel. If the body breaks off, it
-//! is resumed where it stopped: the digest of the whole tells whether the parts fit.
+//! A task receives a layer's body, and another thread reads it, through a bounded channel. If the body breaks off, it is resumed where it
+//! stopped; the digest of the whole shows whether the parts fit.
 
 use std::sync::Arc;
 

@@ -14,10 +14,10 @@ use super::{Descriptor, LayerSource, Platform, Resolved, Root, Source};
 const MAX_DEPTH: usize = 4;
 const MAX_DOCUMENTS: usize = 64;
 
-/// Finds the image for `platform`; everything but the layers is read and verified.
+/// Finds the image for `platform` and reads and verifies everything except its layers.
 ///
 /// # Errors
-/// `WrongArchitecture` with what there is, `UnknownMediaType`, `Malformed`, `DigestMismatch`, and what the source says.
+/// `WrongArchitecture` with the available platforms, `UnknownMediaType`, `Malformed`, `DigestMismatch`, and those of the source.
 pub async fn resolve(source: &dyn Source, platform: &Platform) -> Result<Resolved, Error> {
     let mut walk = Walk {
         source,
@@ -63,7 +63,7 @@ impl Walk<'_> {
         }
     }
 
-    /// Depth-first through an index and those it nests, entries that say they fit before those that say nothing.
+    /// Searches an index and nested ones depth-first. Entries that name a matching platform precede those without a platform.
     async fn choose(&mut self, descriptors: Vec<Descriptor>) -> Result<Option<Resolved>, Error> {
         let mut pending = self.candidates(descriptors, 0);
         let mut unknown = None;
@@ -76,7 +76,7 @@ impl Walk<'_> {
             let what = format!("manifest {}", descriptor.digest);
             let parsed = Document::parse(&what, &bytes, Some(&descriptor.media_type));
             let document = match parsed {
-                // Indexes list what belongs to an image beside it: signatures, SOCI indexes.
+                // Indexes also list documents about an image: signatures, SOCI indexes.
                 Err(error @ Error::UnknownMediaType { .. }) => {
                     unknown.get_or_insert(error);
                     continue;
@@ -101,7 +101,7 @@ impl Walk<'_> {
         }
     }
 
-    /// What may fit, best last.
+    /// The entries that may match, best last.
     fn candidates(&mut self, descriptors: Vec<Descriptor>, depth: usize) -> Vec<(Descriptor, usize)> {
         let mut silent = Vec::new();
         let mut fitting = Vec::new();

@@ -12,9 +12,9 @@ use crate::error::Error;
 #[derive(Clone)]
 pub struct Section {
     pub file: Arc<File>,
-    /// Where it begins, or what is next.
+    /// Offset of its first or next byte.
     pub at: u64,
-    /// Where it is over.
+    /// Offset of its end.
     pub end: u64,
 }
 

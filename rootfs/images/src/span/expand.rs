@@ -11,11 +11,11 @@ use super::{Expansion, SpanDigest, SpanError, SpanTable, StreamPart, length};
 const GZIP_TRAILER: usize = 8;
 
 impl SpanTable {
-    /// Whether `stored` can be the stored bytes of span `index`: their length, and their digest where it is one of the
-    /// stored bytes; where it is one of the stream bytes, they are expanded to see.
+    /// Checks that `stored` can be the stored bytes of span `index`: their length, and their digest. If the digest is one of the stream
+    /// bytes, this expands them.
     ///
     /// # Errors
-    /// [`SpanError`] when they are not.
+    /// [`SpanError`] if they are not.
     pub fn check(&self, index: usize, stored: &[u8]) -> Result<(), SpanError> {
         match &self.spans()[index].digest {
             SpanDigest::None | SpanDigest::StoredSha256(_) => self.check_stored(index, stored),
@@ -77,8 +77,8 @@ impl SpanTable {
 const TOO_SHORT: &str = "it ends early";
 const TOO_LONG: &str = "it yields more than the index says";
 
-/// Fills `stream` exactly. The memory it takes beside is bounded by the form: 32 KiB for deflate, nothing for others, as
-/// all of the output is there to refer back to.
+/// Fills `stream` exactly. The form bounds the additional memory: 32 KiB for deflate, and none for others, which refer back to the output
+/// itself.
 fn expand_into(expansion: &Expansion, stored: &[u8], stream: &mut [u8]) -> Result<(), &'static str> {
     let whole = |length: usize, expected: usize| {
         if length == expected {
@@ -110,7 +110,7 @@ fn expand_into(expansion: &Expansion, stored: &[u8], stream: &mut [u8]) -> Resul
         Expansion::Gzip => gunzip(Inflate::new(Wrap::Gzip)?, Wrap::Gzip, stored, stream),
         Expansion::Zstd => {
             let expected = stream.len();
-            // The output is all there, so no window is allocated, whatever a frame's header asks for.
+            // The output holds all earlier bytes, so no window is allocated, whatever window a frame's header requests.
             match zstd::bulk::decompress_to_buffer(stored, stream) {
                 Ok(length) => whole(length, expected),
                 Err(_) => zstd_start(stored, stream),
@@ -127,7 +127,7 @@ fn expand_into(expansion: &Expansion, stored: &[u8], stream: &mut [u8]) -> Resul
     }
 }
 
-/// Largest window of a frame that is not needed to its end: 32 MiB, what tools ask for at their highest level.
+/// Largest window of a frame that is not read to its end: 32 MiB, which tools need at their highest level.
 const ZSTD_WINDOW_LOG: u32 = 25;
 
 /// Fills `stream` from frames that yield more than that.

@@ -1,7 +1,7 @@
-//! zlib's inflate with what `zran` needs of it and flate2 does not show: stopping between blocks, the window, leftover bits.
+//! zlib's inflate with the functions that `zran` needs and flate2 lacks: stopping between blocks, the window, leftover bits.
 //!
-//! All unsafe code of reading gzip is here. Invariant: `stream` was initialized by `inflateInit2_`, is on the heap and never moved
-//! out of its box, and its pointers into the caller's slices are set before each call and not looked at after it.
+//! This file contains all unsafe code for reading gzip. Invariant: `stream` was initialized by `inflateInit2_`, is on the heap and never
+//! moved out of its box, and its pointers into the caller's slices are set before each call and not used after it.
 
 use libz_rs_sys::{
     Z_BLOCK, Z_BUF_ERROR, Z_NO_FLUSH, Z_OK, Z_STREAM_END, inflate, inflateEnd, inflateGetDictionary,
@@ -10,17 +10,17 @@ use libz_rs_sys::{
 
 use super::window::WINDOW;
 
-/// What surrounds the deflate data, as zlib's `windowBits` says it.
+/// The format around the deflate data, as zlib's `windowBits`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum Wrap {
-    /// Nothing.
+    /// No header or trailer.
     Raw = -15,
     /// A gzip header and a trailer, whose checksum is compared.
     Gzip = 15 + 16,
 }
 
-/// What one call did.
+/// The result of one call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
     /// Bytes of the input consumed.
@@ -37,7 +37,7 @@ pub enum Stop {
     Within,
     /// Before a block, of which this many bits (0 to 7) have been consumed with the byte before.
     BeforeBlock { bits: u8 },
-    /// After the last block, and the trailer if there is one.
+    /// After the last block and its trailer, if the format has one.
     End,
 }
 
@@ -55,8 +55,8 @@ pub struct Inflate {
     stream: Box<z_stream>,
 }
 
-// SAFETY: the stream's state is owned by it alone and made with the allocator that is the process's; the pointers into callers'
-// slices are not used between calls. Nothing of it is bound to a thread.
+// SAFETY: only this value owns the stream's state, which was allocated with the process's allocator; the pointers into callers' slices are
+// not used between calls. No part of it depends on a thread.
 unsafe impl Send for Inflate {}
 
 impl Inflate {
@@ -66,7 +66,7 @@ impl Inflate {
     /// When out of memory.
     pub fn new(wrap: Wrap) -> Result<Inflate, &'static str> {
         let mut stream = Box::new(z_stream::default());
-        // SAFETY: the stream is valid and exclusive; the version is the library's own and the size that of its type.
+        // SAFETY: the stream is valid and exclusive; the version and the size are the library's own.
         let result = unsafe {
             inflateInit2_(
                 &raw mut *stream,
@@ -96,10 +96,10 @@ impl Inflate {
         }
     }
 
-    /// What came before, at most 32 KiB. At the start of a raw stream only.
+    /// Sets the preceding output, at most 32 KiB. Only at the start of a raw stream.
     ///
     /// # Errors
-    /// When it is longer, or the stream is elsewhere.
+    /// If it is longer, or the stream is at another position.
     pub fn set_dictionary(&mut self, bytes: &[u8]) -> Result<(), &'static str> {
         if bytes.len() > WINDOW {
             return Err("its window is larger than 32 KiB");
@@ -124,7 +124,7 @@ impl Inflate {
     /// Inflates `input` into `output`.
     ///
     /// # Errors
-    /// What is wrong with the data.
+    /// The defect of the data.
     pub fn step(&mut self, input: &[u8], output: &mut [u8], until: Until) -> Result<Step, &'static str> {
         // More than 4 GiB is taken in several calls.
         let (available_in, available_out) = (clamp(input.len()), clamp(output.len()));

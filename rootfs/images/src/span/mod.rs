@@ -1,12 +1,12 @@
 //! A stored blob cut into *spans*, each of which can be fetched and expanded without the others.
 //!
-//! A blob as a registry stores it (gzip, zstd, plain tar, compressed chunks) yields a *stream* of bytes. A [`SpanTable`]
-//! says which stored bytes yield which stream bytes, and what is needed to expand them: for deflate, the bits before and
-//! the last 32 KiB of output (a *zran* checkpoint); for whole gzip members, zstd frames, LZ4 blocks and plain bytes, nothing.
+//! A blob as a registry stores it (gzip, zstd, plain tar, compressed chunks) yields a *stream* of bytes. A [`SpanTable`] maps stream bytes
+//! to the stored bytes that yield them, with the state that expanding them requires: for deflate, the bits before and the last 32 KiB of
+//! output (a *zran* checkpoint); for whole gzip members, zstd frames, LZ4 blocks and plain bytes, none.
 //!
-//! Invariant: a table is hostile until checked. [`SpanTable::new`] accepts only spans that are sorted by stream offset, do
-//! not overlap in the stream, lie in the blob, and take and yield no more than [`MAX_SPAN`] bytes; [`SpanTable::expand`]
-//! yields exactly a span's stream bytes, verified against its digest, or an error, and never more memory than that.
+//! Invariant: a table is hostile until checked. [`SpanTable::new`] accepts only spans that are sorted by stream offset, do not overlap in
+//! the stream, lie in the blob, and take and yield no more than [`MAX_SPAN`] bytes; [`SpanTable::expand`] yields exactly a span's stream
+//! bytes, verified against its digest, or an error, and never uses more memory than that.
 
 mod expand;
 pub(crate) mod inflate;
@@ -27,9 +27,9 @@ use crate::ranges::Check;
 /// Most bytes a span may yield or take: bounds the memory one read costs.
 pub const MAX_SPAN: u64 = 64 << 20;
 
-/// Bytes of stream from one checkpoint we record to the next, at least. What a guest waits for at a miss grows with it (a
-/// span is fetched and inflated from its start), the index shrinks with it: 1 MiB costs a quarter of the wait of SOCI's
-/// 4 MiB, for an index of about one percent of the stream.
+/// Least bytes of stream between two checkpoints that we record. A larger value makes a guest wait longer at a miss, because a span is
+/// fetched and inflated from its start; a smaller value makes the index larger. 1 MiB costs a quarter of the wait of SOCI's 4 MiB, with an
+/// index of about one percent of the stream.
 pub const SPAN: u64 = 1 << 20;
 
 /// How a span's stored bytes become its stream bytes.
@@ -37,11 +37,11 @@ pub const SPAN: u64 = 1 << 20;
 pub enum Expansion {
     /// They are the stream bytes.
     Plain,
-    /// Raw deflate resumed within a gzip member (zlib's `examples/zran.c`), at a checkpoint as zran and SOCI write it:
-    /// `in`, the offset of the first whole byte; `bits`, how many high bits of byte `in - 1` come before it; `window`, the
-    /// up to 32 KiB before the checkpoint in the stream. The span's first stored byte is the one that holds those bits:
-    /// `stored.start` is `in - 1` where `bits` is not 0, else `in`; so two neighbours may share a byte. A span may go on
-    /// into the gzip members that follow, and stored bytes after its last stream byte are passed over.
+    /// Raw deflate resumed within a gzip member (zlib's `examples/zran.c`), at a checkpoint as zran and SOCI write it: `in`, the offset of
+    /// the first whole byte; `bits`, how many high bits of byte `in - 1` come before it; `window`, the up to 32 KiB before the checkpoint
+    /// in the stream. The span's first stored byte is the one that holds those bits: `stored.start` is `in - 1` if `bits` is not 0, or else
+    /// `in`; so two neighbours may share a byte. A span may continue into the next gzip members, and stored bytes after its last stream
+    /// byte are ignored.
     Deflate { bits: u8, window: Window },
     /// One or more whole gzip members, or the start of them: stored bytes may end after the span's last stream byte.
     Gzip,
@@ -51,12 +51,12 @@ pub enum Expansion {
     Lz4,
 }
 
-/// What a span is compared with.
+/// How a span is verified.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SpanDigest {
-    /// None: the caller compares the digest of the data that the span becomes part of.
+    /// Not at all: the caller compares the digest of the data to which the span belongs.
     None,
-    /// SHA-256 of the stored bytes (SOCI, and what a first unpacking records).
+    /// SHA-256 of the stored bytes (for SOCI, and as a first unpacking records it).
     StoredSha256([u8; 32]),
     /// SHA-256 of the stream bytes (eStargz, Nydus).
     StreamSha256([u8; 32]),
@@ -65,8 +65,8 @@ pub enum SpanDigest {
     /// Length and BLAKE3 of each piece the stream bytes consist of, in order (converted images, whose spans are frames of
     /// several chunks). The lengths must sum to the span's.
     StreamChunksBlake3(Arc<[(u32, [u8; 32])]>),
-    /// SHA-256 of parts of the stream bytes, in order (eStargz with several files in a gzip member). What lies between
-    /// parts is compared with nothing, and no piece of a data file is made of it; the last part ends the span.
+    /// SHA-256 of parts of the stream bytes, in order (eStargz with several files in a gzip member). Bytes between parts are not verified,
+    /// and no piece of a data file uses them; the last part ends the span.
     StreamPartsSha256(Arc<[StreamPart]>),
 }
 
@@ -102,7 +102,7 @@ pub struct Checkpoint<'a> {
     pub window: &'a Window,
 }
 
-/// Why a span cannot be had from what was fetched, or a table is refused.
+/// Why a span cannot be expanded from the fetched bytes, or why a table is refused.
 #[derive(Debug, thiserror::Error)]
 pub enum SpanError {
     #[error("span {span}: its bytes have another digest than the index says")]
@@ -113,7 +113,7 @@ pub enum SpanError {
     Table(&'static str),
 }
 
-/// All spans of one stored blob, by stream offset. There may be gaps between them, of which nothing can be read.
+/// All spans of one stored blob, by stream offset. There may be gaps between them, which cannot be read.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SpanTable {
     spans: Vec<Span>,
@@ -124,7 +124,7 @@ pub struct SpanTable {
 pub struct Run {
     /// Indices of the spans.
     pub spans: Range<usize>,
-    /// What to fetch.
+    /// The stored bytes to fetch.
     pub stored: Range<u64>,
 }
 
@@ -146,7 +146,7 @@ impl Span {
         }
     }
 
-    /// The checkpoint it is resumed at; none if it is not of that kind.
+    /// The checkpoint at which it is resumed; `None` for other kinds of span.
     pub fn checkpoint(&self) -> Option<Checkpoint<'_>> {
         match &self.expansion {
             Expansion::Deflate { bits, window } => Some(Checkpoint {
@@ -268,10 +268,10 @@ impl SpanTable {
         runs
     }
 
-    /// The stored bytes of span `index` within those of a run it is part of.
+    /// The stored bytes of span `index`, from the bytes of a run that contains it.
     ///
     /// # Errors
-    /// When they are not there.
+    /// If the run does not contain them.
     pub fn of_run<'a>(&self, index: usize, run: &Run, stored: &'a [u8]) -> Result<&'a [u8], SpanError> {
         let range = &self.spans[index].stored;
         let from = range.start.checked_sub(run.stored.start);
@@ -284,7 +284,7 @@ impl SpanTable {
             })
     }
 
-    /// Checks all spans of a run against its stored bytes: what [`crate::ranges::Ranges::read`] wants to know.
+    /// A check of all spans of a run against its stored bytes, for [`crate::ranges::Ranges::read`].
     pub fn run_check(self: &Arc<SpanTable>, run: &Run) -> Check {
         let (table, run) = (Arc::clone(self), run.clone());
         Arc::new(move |stored| {

@@ -5,7 +5,7 @@ use std::sync::Arc;
 /// How far back deflate can refer.
 pub const WINDOW: usize = 32 << 10;
 
-/// Windows are many and seldom used: the level costs some fifty microseconds a window and leaves two fifths of it.
+/// Windows are numerous and seldom used: this level takes about fifty microseconds per window and reduces it to two fifths.
 const LEVEL: i32 = 1;
 
 /// Up to 32 KiB of output before a checkpoint, kept compressed in memory.
@@ -13,7 +13,7 @@ const LEVEL: i32 = 1;
 pub struct Window(Arc<[u8]>);
 
 impl Window {
-    /// The end of `bytes`, at most 32 KiB: what comes before cannot be referred to.
+    /// The last bytes of `bytes`, at most 32 KiB. Earlier ones cannot be referred to.
     pub fn new(bytes: &[u8]) -> Window {
         Packer::default().pack(bytes)
     }
@@ -54,7 +54,7 @@ impl Packer {
         if self.0.is_none() {
             self.0 = zstd::bulk::Compressor::new(LEVEL).ok();
         }
-        // Only memory could be lacking, and then for anything else, too. What is there instead is no zstd frame.
+        // Only a lack of memory could make this fail, which would affect everything else too. The replacement is not a valid zstd frame.
         let compressed = self.0.as_mut().and_then(|packer| packer.compress(bytes).ok());
         Window(compressed.unwrap_or_else(|| vec![0]).into())
     }

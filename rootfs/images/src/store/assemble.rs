@@ -17,7 +17,7 @@ use super::make::Partial;
 use super::record::{self, BlobRecord, LayerRecord, Record};
 use super::{Image, Store};
 
-/// What an image is made of.
+/// The parts of an image.
 pub(crate) struct Parts {
     pub digest: Digest,
     pub reference: String,

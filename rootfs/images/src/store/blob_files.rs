@@ -58,7 +58,7 @@ impl Store {
         ReadyFile::open(file).map_err(|error| Error::blob(*diff_id, &self.layer_directory(diff_id), error))
     }
 
-    /// The images that have a layer, and which of theirs it is.
+    /// The images that have a layer, and its index in each.
     pub(super) fn records_with(&self, key: &Digest) -> Result<Vec<(Record, usize)>, Error> {
         let mut found = Vec::new();
         for digest in self.names("images")? {

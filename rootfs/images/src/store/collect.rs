@@ -55,7 +55,8 @@ impl Store {
         self.collect_locks(&images, &layers)
     }
 
-    /// Lock files of what is gone. Those of readers that look at a layer without the `store` lock are left alone.
+    /// Removes lock files of images and layers that no longer exist. It leaves alone those of readers that look at a layer without the
+    /// `store` lock.
     fn collect_locks(&self, images: &HashSet<Digest>, layers: &HashSet<Digest>) -> Result<(), Error> {
         for name in self.entries("locks")? {
             let needed = match name.split_once('-') {

@@ -1,8 +1,8 @@
 //! Eviction: frees space by removing the data of unused layers, then unused images.
 //!
-//! Invariants: nothing that a sandbox may hold is touched: a layer is emptied only while the leases of all images that
-//! have it are held exclusively. An emptied layer is a new directory in place of the old one, with the same tree, index
-//! and digests. A process that still has the old files open keeps them, unlinked and unchanged.
+//! Invariants: data that a sandbox may use is never touched. A layer is emptied only while the leases of all images that have it are held
+//! exclusively. An emptied layer is a new directory in place of the old one, with the same tree, index and digests. A process that still
+//! has the old files open keeps them, unlinked and unchanged.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -22,7 +22,7 @@ use super::manage::Standing;
 use super::record::{self, Record};
 use super::{Store, layer, sync_parent};
 
-/// What was removed.
+/// The result of a removal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Pruned {
     /// Images removed altogether.
@@ -34,8 +34,8 @@ pub struct Pruned {
 }
 
 impl Store {
-    /// Gives back the data of an image's layers and keeps their trees and indexes: the next start reads lazily. Layers
-    /// that an image in use has too are left alone.
+    /// Removes the data of an image's layers and keeps their trees and indexes, so that the next start reads lazily. Layers that an image
+    /// in use shares are left alone.
     ///
     /// # Errors
     /// `InUse` while a sandbox holds a lease, `NotFound`, `Io`. Waits for running pulls.
@@ -50,8 +50,8 @@ impl Store {
         Ok(pruned)
     }
 
-    /// Gives back what no sandbox uses: with `keep_indexes` the data of the layers, without it the images altogether (but
-    /// those put together of layers, whose owner removes them).
+    /// Removes what no sandbox uses: with `keep_indexes` the data of the layers, without it the whole images (except those assembled from
+    /// layers, which their owner removes).
     ///
     /// # Errors
     /// `Io`. Waits for running pulls.
@@ -71,8 +71,8 @@ impl Store {
         Ok(pruned)
     }
 
-    /// Evicts images, those leased longest ago first, then removes them in the same order, until the store takes no more
-    /// than `limit` bytes of disk or all that is left is in use. Does nothing while a pull runs.
+    /// Evicts images, those leased longest ago first, then removes them in the same order, until the store occupies at most `limit` bytes
+    /// of disk or everything left is in use. Does nothing while a pull runs.
     ///
     /// # Errors
     /// `Io`.
@@ -138,7 +138,7 @@ impl Store {
         Ok(())
     }
 
-    /// Keeps all images that have a layer from being leased; none if one is.
+    /// Locks all images that have a layer against leases; `None` if one is leased.
     pub(super) fn hold_unused(&self, key: &Digest) -> Result<Option<Vec<Lock>>, Error> {
         let mut held = Vec::new();
         for digest in self.names("images")? {
@@ -156,7 +156,7 @@ impl Store {
         Ok(Some(held))
     }
 
-    /// Puts an empty layer in a layer's place. Whether there was one that could be read.
+    /// Replaces a layer with an empty one. Returns whether there was a readable layer.
     fn empty_layer(&self, key: &Digest) -> Result<bool, Error> {
         let _lock = self.lock_exclusive(&format!("layer-{}", key.hex()))?;
         let target = self.layer_directory(key);

@@ -1,6 +1,6 @@
 //! Unpacking a layer, verified twice: its stored form against the manifest's digest, its tar against the DiffID.
 //!
-//! The layer's directory gets its name, and nothing of the layer is served, only after both agree.
+//! Only if both match does the layer's directory get its name, and only then is the layer served.
 
 use std::fs::File;
 use std::io::{self, BufReader, Read};
@@ -36,7 +36,7 @@ const BUFFER: usize = 256 << 10;
 /// Bytes received between two reports of progress.
 const REPORT: u64 = 1 << 20;
 
-/// What one unpacking works with.
+/// The input of one unpacking.
 pub struct Job {
     pub layer: LayerSource,
     pub body: Box<dyn Read + Send>,
@@ -94,7 +94,7 @@ pub fn run(job: Job, sink: &mut impl DataSink, path: &Path) -> Result<LayerTree,
     go(job, sink, path, false).map(|(tree, _)| tree)
 }
 
-/// As [`run`], and yields the index of the stored form; `None` if it has too few places to start from.
+/// Like [`run`], and also returns the index of the stored form; `None` if there are too few places at which decompression can start.
 pub fn run_indexed(
     job: Job,
     sink: &mut impl DataSink,
@@ -169,8 +169,7 @@ struct Received {
     length: u64,
 }
 
-/// The index of what was received. It is made of what was read and checked, so that it is refused is a mistake of ours; the
-/// layer is then kept without one.
+/// The index of the received layer. It comes from verified data, so a refusal is a bug of Thaw; the layer is then kept without an index.
 fn index(data_length: u64, pieces: Vec<Piece>, spans: SpanTable, received: &Received) -> Option<Kept> {
     let content = Content::new(data_length, Pieces::Map(pieces), spans)
         .inspect_err(
@@ -203,7 +202,7 @@ impl Read for Decoder<'_> {
 struct Stream {
     unpacked: Unpacked,
     spans: Option<SpanTable>,
-    /// `None` for a stored layer that is the tar itself, which is hashed once.
+    /// `None` if the stored layer is the tar itself, which is hashed once.
     diff_id: Option<Digest>,
 }
 
@@ -323,7 +322,7 @@ impl Stored {
         io::Error::other("the layer's source failed")
     }
 
-    /// Reads what decompression left, then compares length and digest.
+    /// Reads the bytes that decompression left over, then compares length and digest.
     fn check(mut self, layer: &LayerSource) -> Result<Received, Error> {
         let drained = io::copy(&mut self, &mut io::sink());
         if let Some(error) = self.fault.take() {

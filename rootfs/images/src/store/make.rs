@@ -28,7 +28,7 @@ use super::record::{LayerRecord, Origin, write_synced};
 use super::{PARTIAL, Store, sync_parent};
 use crate::blocking::blocking;
 
-/// Refuses to learn digests of bytes nothing was compared with.
+/// Whether all spans are verified, so that digests of the bytes may be learned.
 pub(crate) fn all_verified(content: &Content) -> bool {
     let spans = content.spans.spans();
     spans.iter().all(|span| span.digest != SpanDigest::None)
@@ -40,7 +40,7 @@ impl Store {
         Ok(self.layer_is_whole(key)? && self.layer_tree(key).is_ok())
     }
 
-    /// Makes a layer of which nothing but the tree is there yet.
+    /// Creates a layer that has only its tree so far.
     pub(crate) fn place_layer(&self, layer: &LazyLayer, making: Arc<Lock>) -> Result<(), Error> {
         let LazyLayer { stored, index, .. } = layer;
         self.place_content(&layer.key(), stored, &index.tree, &index.content, None, making)
@@ -121,8 +121,8 @@ impl Store {
         making.finish()
     }
 
-    /// Streams a layer into its directory, unless another process has made it meanwhile. If a place sends wrong bytes, the
-    /// next one is asked.
+    /// Streams a layer into its directory, unless another process has created it meanwhile. If a place sends wrong bytes, the next one is
+    /// asked.
     pub(crate) async fn stream_layer(
         &self,
         source: &dyn Source,
@@ -217,7 +217,7 @@ pub(super) struct Making {
 }
 
 impl Making {
-    /// Waits for the layer's lock. `None` if the layer is there, perhaps made by the process that held the lock.
+    /// Waits for the layer's lock. `None` if the layer exists, perhaps created by the process that held the lock.
     pub fn begin(store: &Store, key: &Digest, making: Arc<Lock>) -> Result<Option<Self>, Error> {
         let lock = store.lock_exclusive(&format!("layer-{}", key.hex()))?;
         let target = store.layer_directory(key);
@@ -247,14 +247,14 @@ impl Making {
     }
 }
 
-/// A directory being written beside its place; removed unless it gets there.
+/// A directory that is being written next to its final place. It is removed unless it is moved there.
 pub(super) struct Partial {
     pub path: PathBuf,
     kept: bool,
 }
 
 impl Partial {
-    /// Makes it, and removes what a dead process left. The lock of its place is held.
+    /// Creates it, and removes the leftovers of a killed process. The caller holds the lock of the final place.
     pub fn create(target: &Path) -> Result<Self, Error> {
         let mut name = target.file_name().unwrap_or_default().to_owned();
         name.push(PARTIAL);

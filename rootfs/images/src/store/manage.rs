@@ -1,4 +1,4 @@
-//! Inspection of the store for operators: what uses its space, and whether its content is undamaged.
+//! Inspection of the store for operators: its disk usage, and whether its content is undamaged.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -19,7 +19,7 @@ use super::lock::Lock;
 use super::record::{self, Record};
 use super::{Store, layer};
 
-/// What one image takes.
+/// The disk usage of one image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ImageUsage {
     pub digest: Digest,
@@ -30,7 +30,7 @@ pub struct ImageUsage {
     pub layers: usize,
     /// Bytes of file data a guest sees, holes included.
     pub logical: u64,
-    /// Bytes on the disk: metadata, indexes and what is stored of its layers.
+    /// Bytes on the disk: metadata, indexes and stored layer data.
     pub stored: u64,
     /// Of those, in layers other images have too.
     pub shared: u64,
@@ -38,7 +38,7 @@ pub struct ImageUsage {
     pub leased: bool,
 }
 
-/// What the whole store takes.
+/// The disk usage of the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     pub images: Vec<ImageUsage>,
@@ -61,7 +61,7 @@ pub struct LayerInspection {
     pub chunks: u64,
     /// Chunks that may be served now.
     pub ready_chunks: u64,
-    /// Bytes of its index; none without one.
+    /// Bytes of its index; `None` if it has no index.
     pub index_bytes: Option<u64>,
     /// Spans of its index.
     pub spans: Option<u64>,
@@ -83,12 +83,12 @@ pub struct Inspection {
     pub layers: Vec<LayerInspection>,
 }
 
-/// What verifying an image found.
+/// The result of the verification of an image.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct VerifyReport {
     /// Chunks compared with their digests.
     pub checked: u64,
-    /// Chunks that were ready and are not what they were: layer and chunk.
+    /// Chunks that were ready but do not match their digests: layer and chunk.
     pub bad: Vec<(Digest, u64)>,
     /// Layers whose files are damaged beyond their chunks (torn or truncated).
     pub damaged: Vec<Digest>,
@@ -97,14 +97,14 @@ pub struct VerifyReport {
 }
 
 impl VerifyReport {
-    /// Whether nothing was wrong.
+    /// Whether no defect was found.
     pub fn is_sound(&self) -> bool {
         self.bad.is_empty() && self.damaged.is_empty()
     }
 }
 
 impl Store {
-    /// What the store and each image take.
+    /// The disk usage of the store and of each image.
     ///
     /// # Errors
     /// `Io`.
@@ -190,7 +190,7 @@ impl Store {
     /// # Errors
     /// `NotFound`, `Io`.
     pub fn verify(&self, digest: &Digest) -> Result<VerifyReport, Error> {
-        // Shared: nothing is collected or emptied meanwhile, and pulls go on.
+        // Shared: no layer is removed or emptied meanwhile, but pulls continue.
         let _store = self.lock_shared("store")?;
         let image = self.standing_of(digest)?;
         let mut report = VerifyReport::default();
@@ -275,7 +275,7 @@ impl Store {
         }))
     }
 
-    /// What a layer takes.
+    /// The disk usage of a layer.
     pub(super) fn taken(&self, key: &Digest) -> Result<Taken, Error> {
         let directory = self.layer_directory(key);
         let data = std::fs::metadata(directory.join(layer::DATA)).ok();
@@ -296,7 +296,7 @@ pub(super) struct Standing {
     pub used: SystemTime,
 }
 
-/// What a layer takes.
+/// The disk usage of a layer.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Taken {
     pub logical: u64,

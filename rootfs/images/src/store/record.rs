@@ -33,7 +33,7 @@ const VERSION: u32 = 2;
 pub struct Record {
     pub version: u32,
     pub digest: Digest,
-    /// Where it came from, paths absolute: layers are repaired from there.
+    /// The reference it came from, with absolute paths. Layers are repaired from there.
     pub reference: String,
     pub plain_http: bool,
     /// Assembled from layers for a caller that removes it itself: eviction empties it, but never removes it.
@@ -56,14 +56,14 @@ pub struct BlobRecord {
 /// A layer, or a data blob, of an image.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerRecord {
-    /// What the store calls it.
+    /// Its name in the store.
     pub key: Digest,
     pub form: Form,
-    /// Where its bytes can be had again, in what the record's reference names.
+    /// Where its bytes can be fetched again, within the record's reference.
     pub origin: Origin,
 }
 
-/// Where a layer's bytes can be had again.
+/// Where a layer's bytes can be fetched again.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Origin {
@@ -74,7 +74,7 @@ pub enum Origin {
 }
 
 impl Origin {
-    /// The blob to read ranges of, where the source says enough of it.
+    /// The blob for reading ranges, if the source describes it completely.
     pub fn stored(&self) -> Option<StoredBlob> {
         match self {
             Self::Blob(stored) => Some(stored.clone()),
@@ -87,7 +87,7 @@ impl Origin {
     }
 }
 
-/// The load order an image came with; `None` if it has none, or one that cannot be read.
+/// The load order that an image came with; `None` if it has none, or one that cannot be read.
 pub fn read_load_order(directory: &Path) -> Result<Option<LoadOrder>, Error> {
     let bytes = read(&directory.join(LOAD_ORDER))?;
     Ok(bytes.and_then(|bytes| LoadOrder::from_json(&bytes).ok()))
@@ -171,7 +171,7 @@ pub fn write_synced(path: &Path, bytes: &[u8]) -> io::Result<()> {
 }
 
 impl Store {
-    /// What a reference named last.
+    /// The image to which a reference last pointed.
     pub(super) fn referred(&self, reference: &str) -> Result<Option<Digest>, Error> {
         let path = self.reference_path(reference);
         let referred: Option<Referred> = read(&path)?.and_then(|bytes| serde_json::from_slice(&bytes).ok());
@@ -201,7 +201,7 @@ impl Store {
             .join(Digest::of(reference.as_bytes()).hex())
     }
 
-    /// The image a file under `refs/` names; none for a damaged one.
+    /// The image in a file under `refs/`; `None` if the file is damaged.
     pub(super) fn reference_target(&self, name: &str) -> Result<Option<Digest>, Error> {
         let bytes = read(&self.root.join("refs").join(name))?;
         Ok(bytes
@@ -228,7 +228,7 @@ mod tests {
         let record = read(PREVIOUS).unwrap();
         assert_eq!(record.reference, "oci:/srv/images:tiny");
         assert_eq!((record.layers.len(), record.blobs.len()), (1, 1));
-        // What this release writes, that one reads: it is the same.
+        // The record that this release writes equals the one of that release.
         let written = serde_json::to_value(&record).unwrap();
         assert_eq!(
             written,

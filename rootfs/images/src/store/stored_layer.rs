@@ -16,10 +16,10 @@ use super::record::{LayerRecord, Origin, Record};
 use super::{Image, Store};
 use crate::blocking::blocking;
 
-/// A layer in the store. As long as one is held, nothing is collected: put it into an image soon.
+/// A layer in the store. While a value exists, nothing is collected, so make the layer part of an image soon.
 #[derive(Clone, Debug)]
 pub struct StoredLayer {
-    /// What the store calls it.
+    /// Its name in the store.
     pub key: Digest,
     pub diff_id: Digest,
     pub form: Form,
@@ -41,8 +41,8 @@ impl StoredLayer {
 }
 
 impl Store {
-    /// Puts layers, bottom first, together to an image, whose digest is made from their keys and the config. `reference`
-    /// is where their bytes can be had again.
+    /// Assembles layers, bottom first, into an image, whose digest is computed from their keys and the config. Their bytes can be fetched
+    /// again from `reference`.
     ///
     /// # Errors
     /// `Merge`, `Metadata`, `DiskFull`, `Io`.
@@ -71,7 +71,7 @@ impl Store {
         };
         let store = self.clone();
         blocking(move || {
-            // The image's own reference goes on naming what was pulled by it.
+            // The image's own reference still points to what was pulled by it.
             store.make_image_directory(parts)
         })
         .await

@@ -69,7 +69,8 @@ impl Writer {
         locked.map_err(|error| Error::io(&self.directory, error))
     }
 
-    /// Removes the unfinished files of killed writers. The index is locked; blobs are checked only while none is being written.
+    /// Removes the unfinished files of killed writers. The caller holds the lock of the index. Blobs are checked only while none is being
+    /// written.
     fn sweep(&self) -> Result<(), Error> {
         remove_writing(&self.directory).map_err(|error| Error::io(&self.directory, error))?;
         let blobs = self.blobs();
@@ -80,7 +81,7 @@ impl Writer {
         }
     }
 
-    /// Writes a file that is there whole or not at all.
+    /// Replaces a file atomically.
     fn replace(&self, path: &Path, bytes: &[u8]) -> Result<(), Error> {
         self.write(path, |file| {
             file.write_all(bytes).map_err(|error| Error::io(path, error))

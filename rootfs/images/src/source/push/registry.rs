@@ -30,7 +30,7 @@ use super::{Document, fallback_tag, with_manifest};
 
 /// Tests hash without optimisation: they get by with less.
 const CHUNK: u64 = if cfg!(test) { 1 << 16 } else { 16 << 20 };
-/// No registry gets larger chunks than that, whatever it asks for.
+/// The largest chunk that is sent, even if a registry requests larger ones.
 const MAX_CHUNK: u64 = 1 << 30;
 /// For a request without a body to speak of.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
@@ -79,7 +79,7 @@ impl Remote {
         })
     }
 
-    /// [`crate::registry::connection::Connection::ask`], for what takes no time.
+    /// Like [`crate::registry::connection::Connection::ask`], for a request that takes little time.
     async fn ask(&self, request: &Request<'_>) -> Result<Sent, Error> {
         let connection = &self.registry.connection;
         timeout(REQUEST_TIMEOUT, connection.ask(request))
@@ -145,7 +145,7 @@ impl Remote {
             Err(Broken::Perhaps(error)) => error,
         };
         tracing::debug!(what, %error, "an upload broke off; it goes on in chunks");
-        // The registry will not say so until it has everything.
+        // The registry reports a mismatch only once it has everything.
         let verified = content.clone();
         let verify = tokio::task::spawn_blocking(move || verified.read(|_| Ok(())));
         verify.await.map_err(|_| Error::Cancelled)??;
@@ -180,7 +180,7 @@ impl Remote {
         Ok(Session { place, chunk })
     }
 
-    /// Where an answer says that the upload goes on.
+    /// The address at which the upload continues, from an answer.
     fn place(&self, sent: &Sent, what: &str) -> Result<Url, Error> {
         let location = header(sent.response.headers(), &LOCATION).unwrap_or_default();
         let refuse = |problem: &str| {
@@ -191,7 +191,7 @@ impl Remote {
             return Err(refuse("does not say where to upload to"));
         }
         let mut place = sent.url.join(location).map_err(|_| refuse("is no address"))?;
-        // Behind a proxy that ends TLS, registries are known not to know that they are reached by it.
+        // Some registries behind a proxy that ends TLS do not know that they are reached over TLS.
         let downgraded = sent.url.scheme() == "https" && place.scheme() == "http";
         if downgraded && (place.host() != sent.url.host() || place.set_scheme("https").is_err()) {
             return Err(refuse("would send the blob in the clear"));
@@ -232,7 +232,7 @@ impl Remote {
                 let again = passing(status)
                     || matches!(
                         status,
-                        // An upload it no longer knows, one that is too large, one it has more or less of than we think.
+                        // The registry no longer knows the upload, it is too large, or its length differs from ours.
                         StatusCode::NOT_FOUND
                             | StatusCode::PAYLOAD_TOO_LARGE
                             | StatusCode::RANGE_NOT_SATISFIABLE
@@ -353,7 +353,7 @@ impl Remote {
         Ok(received(sent.response.headers()).unwrap_or(0))
     }
 
-    /// Whether what was stored is what was meant.
+    /// Checks that the registry stored the blob with this digest.
     fn stored(&self, sent: &Sent, digest: &Digest, what: &str) -> Result<(), Error> {
         let said = header(sent.response.headers(), &CONTENT_DIGEST).and_then(|it| it.parse::<Digest>().ok());
         match said {
@@ -421,11 +421,11 @@ fn header<'a>(headers: &'a HeaderMap, name: &HeaderName) -> Option<&'a str> {
     headers.get(name).and_then(|it| it.to_str().ok())
 }
 
-/// `Range: 0-LAST`: what the registry has of an upload.
+/// `Range: 0-LAST`: the part of an upload that the registry has.
 fn received(headers: &HeaderMap) -> Option<u64> {
     let range = header(headers, &RANGE)?;
     let last = range.strip_prefix("bytes=").unwrap_or(range).strip_prefix("0-")?;
-    // The same for nothing and for one byte: then the byte is sent again.
+    // The header is the same for zero bytes and for one byte; in the latter case the byte is sent again.
     last.parse::<u64>()
         .ok()
         .map(|last| if last == 0 { 0 } else { last.saturating_add(1) })

@@ -1,4 +1,4 @@
-//! Opens a block device of the host for a VMM, which may open nothing itself.
+//! Opens a block device of the host for a VMM, which cannot open files itself.
 //!
 //! A specification names a device by its numbers, and by a path in the container that may not exist on the host. The kernel says which
 //! node in `/dev` has these numbers. Invariant: the opened node is compared with the numbers before it is handed on, so another device
@@ -29,7 +29,7 @@ pub enum BlockError {
         path: PathBuf,
         error: io::Error,
     },
-    /// There is something else at the node's path.
+    /// The node's path has another file.
     #[error("block device {major}:{minor}: {} is another file: thawd needs the kernel's own nodes in /dev", path.display())]
     Another { major: u32, minor: u32, path: PathBuf },
 }
@@ -84,7 +84,7 @@ fn open_below(
     }
 }
 
-/// The name of a device's node below `/dev`, as its uevent says.
+/// The name of a device's node below `/dev`, from its uevent.
 fn node_of(uevent: &str) -> Option<&str> {
     let name = uevent.lines().find_map(|line| line.strip_prefix("DEVNAME="))?;
     let plain = |part: &str| !part.is_empty() && part != "." && part != "..";

@@ -2,10 +2,10 @@
 //!
 //! If the host does not allow one, that is not an error but a reason ([`Unavailable`]): the sandbox runs in its caller's cgroup.
 //!
-//! A name that begins with a slash is a foreign cgroup, below each hierarchy's root: containerd made it for a pod. Every other name is
-//! ours and says who made the cgroup: `<pid>.<start time>.<number>`. A cgroup is made before it is known for which sandbox, and cgroup v2
-//! cannot rename. Invariant: a cgroup is in the record of its sandbox, or its maker lives, or [`Hierarchy::sweep`] removes it. The kernel
-//! does not remove one that has processes.
+//! A name that begins with a slash is a foreign cgroup, below each hierarchy's root: containerd made it for a pod. Every other name is ours
+//! and identifies the process that created the cgroup: `<pid>.<start time>.<number>`. It does not contain the sandbox, because cgroups are
+//! created ahead of time and cgroup v2 cannot rename. Invariant: a cgroup is in the record of its sandbox, or its creator is alive, or
+//! [`Hierarchy::sweep`] removes it. The kernel does not remove a cgroup with processes.
 
 use std::fs::{self, File};
 use std::io;
@@ -42,7 +42,7 @@ pub enum Hierarchy {
     V2 { root: PathBuf, favordynmods: bool },
     /// cgroup v1: where each controller is mounted.
     V1 { roots: Vec<PathBuf> },
-    /// None is mounted.
+    /// No cgroup file system is mounted.
     None,
 }
 
@@ -207,7 +207,7 @@ fn name(maker: ProcessRecord, number: u64) -> String {
     format!("{}.{}.{number}", maker.pid, maker.start_time)
 }
 
-/// Who made the cgroup with this name, and its number.
+/// The process that created the cgroup with this name, and its number.
 fn parse_name(name: &str) -> Option<(ProcessRecord, u64)> {
     let mut parts = name.split('.');
     let maker = ProcessRecord {
@@ -280,7 +280,8 @@ impl Cgroup {
         }
     }
 
-    /// Removes it. Its processes must have been killed. Blocks until the kernel counts none of them: not for a caller's path.
+    /// Removes it. Its processes must have been killed. Blocks until the kernel no longer counts any of them, so callers must not wait for
+    /// it.
     pub fn destroy(self) {
         for directory in &self.directories {
             if let Err(e) = remove(directory)
@@ -293,7 +294,7 @@ impl Cgroup {
         self.remove_parents();
     }
 
-    /// Fails while there are other cgroups, as intended. The parents of a foreign cgroup are not removed.
+    /// Removing a parent fails while it contains other cgroups, as intended. The parents of a foreign cgroup are not removed.
     fn remove_parents(&self) {
         if !self.is_ours() {
             return;
@@ -326,7 +327,7 @@ fn remove(directory: &Path) -> io::Result<()> {
     }
 }
 
-/// cgroup v2 says in `cgroup.events` whether there are processes, and raises `POLLPRI` when that changes.
+/// cgroup v2 shows in `cgroup.events` whether there are processes, and raises `POLLPRI` when that changes.
 fn wait_until_empty(events: &File) -> io::Result<()> {
     let end = Instant::now() + LIMIT;
     loop {

@@ -12,7 +12,7 @@ use crate::plan::{Sizing, Watermarks};
 pub(crate) struct Demand {
     sizing: Sizing,
     marks: Watermarks,
-    /// Oldest first. No more than the high watermark: more would change nothing.
+    /// Oldest first. Limited to the high watermark, because more would change nothing.
     claims: VecDeque<Instant>,
 }
 
@@ -23,7 +23,7 @@ pub(crate) struct Target {
     pub refill: usize,
     /// Refilling ends with so many.
     pub full: usize,
-    /// When the target may fall, if nothing is claimed until then.
+    /// When the target may fall if no claim comes before.
     pub falls: Option<Instant>,
 }
 

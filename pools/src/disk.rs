@@ -1,8 +1,7 @@
 //! The writable layer: a preformatted ext4 for the guest's `/dev/vda`.
 //!
 //! `mkfs.ext4` runs once per size; its result is kept as a template, and each sandbox gets a clone of it: FICLONE if the file system has
-//! it, else a copy of the template's data extents. Invariant: a clone never has a name, so nothing is left on the host when its owner is
-//! killed.
+//! it, else a copy of the template's data extents. Invariant: a clone never has a name, so a killed owner leaves nothing on the host.
 //!
 //! The template has no journal, because the disk dies with its sandbox. Nothing is initialised lazily, so the guest does no background
 //! work for it. A mounted disk can be grown: a disk of any size is one of a few sizes with more room behind it ([`Disk::enlarge`]).

@@ -1,7 +1,7 @@
 //! Resource limits of a sandbox, which the kernel enforces on its cgroup.
 //!
-//! Invariant: a VMM whose guest stays within its size never reaches the limits of memory and processes, so the kernel kills only one
-//! that does not. `docs/operations.md` has the measurements behind the numbers; a test checks [`MEASURED_OVERHEAD`].
+//! Invariant: a VMM whose guest stays within its size never reaches the limits of memory and processes, so the kernel kills only a VMM
+//! whose guest does not. `docs/operations.md` has the measurements behind the numbers; a test checks [`MEASURED_OVERHEAD`].
 
 use std::fs;
 use std::io;
@@ -12,7 +12,7 @@ use crate::cgroup::{Cgroup, controllers};
 
 /// Bytes that do not grow with the guest: heaps and stacks of the VMM and thaw-share, sockets, page tables of windows.
 const FIXED: u64 = 128 << 20;
-/// The most of them that a VMM uses while its guest touches all its memory: four times what was measured.
+/// Most of these bytes that a VMM uses while its guest touches all its memory: four times the measured value.
 pub const MEASURED_OVERHEAD: u64 = 32 << 20;
 /// A guest's page tables and KVM's own records of its memory take at most one part in so many of its memory.
 const TABLES: u64 = 32;
@@ -30,7 +30,7 @@ const IN_MEMORY: [u32; 3] = [0x0102_1994, 0x8584_58f6, 0x794c_7630];
 const MEMORY: [&str; 2] = ["memory.max", "memory.limit_in_bytes"];
 /// The v1 limit of memory and swap together: never less than that of memory alone.
 const WITH_SWAP: &str = "memory.memsw.limit_in_bytes";
-/// The file of a CPU limit of cgroup v2, and those of v1.
+/// The CPU limit's file of cgroup v2, and its files of v1.
 const CPU: &str = "cpu.max";
 const CPU_V1: [&str; 2] = ["cpu.cfs_period_us", "cpu.cfs_quota_us"];
 /// The limits of one sandbox.
@@ -53,14 +53,14 @@ pub enum LimitError {
     },
 }
 
-/// What a memory limit must have room for.
+/// The memory that a limit must allow for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Needs {
     /// All of the guest's memory, MiB.
     pub memory_mib: u32,
     /// Bytes that its VMM and thaw-share may keep in files in memory.
     pub in_files: u64,
-    /// It has a thaw-share, for which the kernel keeps a file open for each one that the guest caches.
+    /// It has a thaw-share, for which the kernel keeps a file open for each file that the guest caches.
     pub shares: bool,
 }
 
@@ -115,7 +115,7 @@ impl Cgroup {
     /// Sets the limits of memory, swap and processes. A foreign cgroup keeps its own.
     ///
     /// # Errors
-    /// Names the file that is missing or cannot be written; limits that were set before it stay.
+    /// Names the file that is missing or cannot be written; limits that were already set stay.
     pub fn limit(&self, limits: &Limits) -> Result<(), LimitError> {
         if !self.is_ours() {
             return Ok(());
@@ -135,7 +135,7 @@ impl Cgroup {
     /// if it is off. A foreign cgroup keeps its own limit.
     ///
     /// # Errors
-    /// As of [`Cgroup::limit`].
+    /// Those of [`Cgroup::limit`].
     pub fn limit_cpu(&self, millis: u32) -> Result<(), LimitError> {
         if !self.is_ours() {
             return Ok(());
@@ -156,11 +156,11 @@ impl Cgroup {
         }
     }
 
-    /// Raises the limit for a VMM that writes its guest's memory to a file in memory: by that size, and by what its processes have
-    /// written to such files so far. If there is no limit, none is set.
+    /// Raises the limit for a VMM that writes its guest's memory to a file in memory: by that size, and by the bytes that its processes
+    /// have already written to such files. If there is no limit, none is set.
     ///
     /// # Errors
-    /// As of [`Cgroup::limit`].
+    /// Those of [`Cgroup::limit`].
     pub fn make_room(&self, needs: Needs) -> Result<(), LimitError> {
         if !self.is_ours() || MEMORY.iter().all(|name| self.number(name).is_none()) {
             return Ok(());

@@ -74,7 +74,7 @@ pub enum Sizing {
 /// How a pool is filled and emptied.
 #[derive(Clone, Debug)]
 pub struct Plan<W> {
-    /// What the pool makes ahead.
+    /// The specification of the resources that the pool prepares.
     pub want: W,
     pub watermarks: Watermarks,
     pub sizing: Sizing,

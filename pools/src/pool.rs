@@ -181,7 +181,7 @@ impl<K: Kind> Pool<K> {
         self.shared.doom(resource);
     }
 
-    /// What the pool has, and what it did.
+    /// The pool's level and counters.
     pub fn statistics(&self) -> PoolStatistics {
         let watermarks = self.shared.plan.as_ref().map(|plan| plan.watermarks);
         let state = self.shared.lock();
@@ -197,8 +197,8 @@ impl<K: Kind> Pool<K> {
         }
     }
 
-    /// Stops making ahead, destroys what is ready or waits to be destroyed, and ends its threads. Blocks until that is done. Claims then
-    /// work as of an empty pool.
+    /// Stops preparing resources, destroys the ready ones and those that wait for the destroyer, and ends its threads. Blocks until that is
+    /// done. Later claims work as in an empty pool.
     pub fn close(&self) {
         let ready = {
             let mut state = self.shared.lock();

@@ -132,7 +132,7 @@ pub struct Stat {
 }
 
 impl Stat {
-    /// Of the process that has this pid now; `None` of a zombie.
+    /// The record of the process that currently has this pid; `None` for a zombie.
     pub fn of(pid: i32) -> Option<Stat> {
         Stat::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }

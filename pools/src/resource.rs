@@ -8,7 +8,7 @@ use std::time::Duration;
 pub trait Kind: Send + Sync + 'static {
     /// Its name in traces and metrics.
     const NAME: &'static str;
-    /// What a caller specifies of a resource.
+    /// A caller's specification of a resource.
     type Want: PartialEq + Send + Sync + 'static;
     /// A resource. If it is dropped without [`Kind::destroy`], the next start finds everything that remains of it.
     type Resource: Send + 'static;
@@ -39,7 +39,7 @@ pub enum SlowReason {
     NoPool,
     /// The pool was empty: more were claimed than were made in time.
     Empty,
-    /// The pool's resources are not what the caller specified.
+    /// The pool's resources do not match the caller's specification.
     OtherWant,
     /// The ready resource failed its check.
     Unfit,

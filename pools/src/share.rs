@@ -31,7 +31,7 @@ pub const SHARE_VARIABLE: &str = "THAW_SHARE";
 /// Bytes that the relay's buffers hold each way: the largest message.
 const BUFFER: usize = 2 << 20;
 
-/// Where the binary is: `$THAW_SHARE`, else beside the running program.
+/// The path of the binary: `$THAW_SHARE`, or else in the directory of the running program.
 pub fn find() -> Result<PathBuf, Error> {
     vmm::find_program(SHARE_VARIABLE, "thaw-share", |looked| Error::ShareMissing {
         looked,
@@ -48,7 +48,7 @@ pub struct Serving {
 /// State that a guest's next thaw-share takes over from the one before.
 #[derive(Clone, Copy, Debug)]
 pub struct Lasting<'a> {
-    /// A file, readable and writable, that says which file each node id of the guest means.
+    /// A read-write file that records which file each node id of the guest refers to.
     pub ledger: BorrowedFd<'a>,
     /// The mounts of the one before ([`mounts`]), which the next serves as they are.
     pub mounts: Option<BorrowedFd<'a>>,

@@ -19,7 +19,7 @@ const STACK: usize = 64 * 1024;
 /// Signals are 1 to 64.
 const SIGNALS: i32 = 64;
 
-/// What the program inherits; nothing else is passed on.
+/// The program's arguments, environment and descriptors. It inherits nothing else.
 pub struct Program<'a> {
     pub path: &'a CStr,
     /// `NAME=value`.
@@ -63,7 +63,7 @@ impl Birth {
 /// one.
 ///
 /// # Errors
-/// If no process can be made, or the program cannot be executed.
+/// If no process can be created, or the program cannot be executed.
 pub fn spawn(program: &Program<'_>) -> io::Result<Started> {
     let mut refused = None;
     for birth in [Birth::Pid, Birth::UserAndPid, Birth::Ours] {
@@ -95,7 +95,7 @@ enum Step {
     Program,
 }
 
-/// Everything the child needs, where it finds it.
+/// Everything that the child needs, prepared before it exists.
 struct Prepared {
     path: *const libc::c_char,
     arguments: [*const libc::c_char; 2],
@@ -106,7 +106,7 @@ struct Prepared {
     birth: Birth,
     uid_map: CString,
     gid_map: CString,
-    /// What the child writes about its failure before it ends.
+    /// The child's report of its failure, written before it exits.
     failed: Option<(Step, i32)>,
 }
 
@@ -146,8 +146,8 @@ impl Prepared {
         let flags =
             libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD | self.birth.flags();
         let blocked = Blocked::all();
-        // SAFETY: the child runs `child` on a stack of its own and we do not run before it has executed or ended, so it
-        // has `self` to itself; all signals are blocked, so it runs no handler of ours.
+        // SAFETY: the child runs `child` on its own stack, and we do not run until it has executed or ended, so it has exclusive use of
+        // `self`; all signals are blocked, so it runs none of our handlers.
         let pid = unsafe {
             libc::clone(
                 child,
@@ -212,7 +212,7 @@ impl Drop for Blocked {
 /// Runs in the child. Returns only on failure; the child then ends.
 extern "C" fn child(prepared: *mut libc::c_void) -> libc::c_int {
     let prepared = prepared.cast::<Prepared>();
-    // SAFETY: the parent gave us its `Prepared` and stands still: nobody else looks at it, or at what it points to.
+    // SAFETY: the parent gave us its `Prepared` and is suspended, so nothing else uses it or the data it points to.
     unsafe {
         let failed = become_program(&*prepared);
         let errno = *libc::__errno_location();
@@ -224,10 +224,10 @@ extern "C" fn child(prepared: *mut libc::c_void) -> libc::c_int {
 /// Executes the program, or returns the step that failed; errno has the reason.
 ///
 /// # Safety
-/// For a child that shares its parent's memory: `prepared` is whole, and nobody else touches it.
+/// For a child that shares its parent's memory: `prepared` is complete, and nothing else uses it.
 unsafe fn become_program(prepared: &Prepared) -> Step {
-    // SAFETY: plain system calls on open descriptors and on memory that `prepared` keeps; glibc's wrappers used here touch
-    // nothing but errno. Resetting every signal (those that cannot be are refused) leaves no handler of the parent's.
+    // SAFETY: plain system calls on open descriptors and on memory that `prepared` keeps; the glibc wrappers used here change nothing but
+    // errno. Every signal is reset (the kernel refuses that for those that cannot be), so none of the parent's handlers remains.
     unsafe {
         if prepared.birth == Birth::UserAndPid
             && (!write(c"/proc/self/setgroups", c"deny")
@@ -290,7 +290,7 @@ unsafe fn limit_files(most: libc::rlim_t) -> bool {
 /// As [`become_program`].
 unsafe fn write(path: &CStr, text: &CStr) -> bool {
     let length = text.count_bytes();
-    // SAFETY: the pointers are to strings that end, and the length is the text's.
+    // SAFETY: the pointers are to NUL-terminated strings, and the length is the text's.
     unsafe {
         let fd = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
         if fd == -1 {

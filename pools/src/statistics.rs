@@ -1,4 +1,4 @@
-//! Counters of a pool: atomics, so that nobody waits for them.
+//! Counters of a pool, which are atomics so that updating them never waits.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -78,7 +78,7 @@ pub(crate) struct Counters {
     pub make: Histogram,
 }
 
-/// What a pool has, and what it did since it was made.
+/// The pool's level, and its counters since it was created.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
 pub struct PoolStatistics {
     /// The name of its kind.
@@ -140,7 +140,7 @@ impl PoolStatistics {
         self
     }
 
-    /// These once the pool is closed: it has nothing any more, and its counts stay.
+    /// These statistics after the pool is closed: its level is 0, and its counters stay.
     pub fn closed(self) -> PoolStatistics {
         PoolStatistics {
             destroyed: self.destroyed + (self.ready + self.doomed) as u64,
@@ -174,7 +174,7 @@ impl Counters {
         add(&self.misses[reason as usize]);
     }
 
-    /// The statistics of a pool of this kind that has nothing now.
+    /// The statistics of a pool of this kind that is empty.
     pub(crate) fn snapshot(&self, kind: &'static str) -> PoolStatistics {
         let misses = SlowReason::ALL.map(|reason| (reason, get(&self.misses[reason as usize])));
         let hits = get(&self.hits);

@@ -1,7 +1,7 @@
-//! Resource usage of a sandbox: as its cgroup's controllers count it; what they do not count, as the kernel counts it for the VMM's
-//! process.
+//! Resource usage of a sandbox, from its cgroup's controllers or, for values that they do not count, from the kernel's counters of the
+//! VMM's process.
 //!
-//! Invariants: if another process has the VMM's pid now, its numbers are not reported. What is not counted is absent, not zero.
+//! Invariants: if another process has the VMM's pid now, its numbers are not reported. A value that is not counted is absent, not zero.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,13 +10,13 @@ use rustix::param::{clock_ticks_per_second, page_size};
 
 use crate::process::{ProcessRecord, Stat};
 
-/// Usage since the sandbox was made, except where "now" is said.
+/// Usage since the sandbox was created, except where "now" is stated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Usage {
     /// CPU time, including the guest's, nanoseconds.
     pub cpu_ns: Option<u64>,
-    /// Memory now, bytes: what the cgroup is charged if it has a memory controller; else the process's resident memory, including what it
-    /// shares with others.
+    /// Memory now, in bytes: the cgroup's charge if it has a memory controller, or else the process's resident memory, including shared
+    /// pages.
     pub memory_bytes: Option<u64>,
     /// Bytes read from disks.
     pub read_bytes: Option<u64>,
@@ -34,7 +34,7 @@ impl Usage {
         counted.fold(process, |other, counted| counted.or(other))
     }
 
-    /// These numbers, and those of `other` where they are absent.
+    /// These numbers, with absent ones taken from `other`.
     fn or(self, other: Usage) -> Usage {
         Usage {
             cpu_ns: self.cpu_ns.or(other.cpu_ns),
@@ -48,7 +48,7 @@ impl Usage {
 
 fn of_process(vmm: ProcessRecord) -> Usage {
     let io = fs::read_to_string(format!("/proc/{}/io", vmm.pid)).unwrap_or_default();
-    // Checked last: if the process is the same now, what was read before is of it.
+    // Checked last: if it is still the same process, the earlier reads are of it.
     let Some(stat) = Stat::of(vmm.pid).filter(|stat| stat.start_time == vmm.start_time) else {
         return Usage::default();
     };
@@ -62,7 +62,7 @@ fn of_process(vmm: ProcessRecord) -> Usage {
     }
 }
 
-/// The numbers in a cgroup's directory, of v2 or of a v1 controller; those of missing files are absent.
+/// The numbers in a cgroup's directory of v2 or of a v1 controller. Those of missing files are absent.
 fn of_cgroup(directory: &Path) -> Usage {
     let read = |name: &str| fs::read_to_string(directory.join(name)).unwrap_or_default();
     let number = |name: &str| read(name).trim().parse::<u64>().ok();

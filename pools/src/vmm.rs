@@ -32,12 +32,12 @@ const OOM_SCORE: i32 = 200;
 /// Bytes of the largest file that such a process may write: the largest disk, which is larger than any guest's memory.
 pub const LARGEST_FILE: u64 = (*DISK_MIB.end() as u64) << 20;
 
-/// Where the binary is: `$THAW_VMM`, else beside the running program.
+/// The path of the binary: `$THAW_VMM`, or else in the directory of the running program.
 pub fn find() -> Result<PathBuf, Error> {
     find_program(VMM_VARIABLE, "thaw-vmm", |looked| Error::VmmMissing { looked })
 }
 
-/// Where a program of ours is: what `variable` names, else beside the running program.
+/// The path of one of our programs: the value of `variable`, or else in the directory of the running program.
 pub(crate) fn find_program(
     variable: &str,
     name: &str,
@@ -92,8 +92,8 @@ pub fn may_listen(path: &Path) -> bool {
     )
 }
 
-/// Whether a live process serves the stream socket at `path`. A child that its dead server had forked may still hold the socket until
-/// it executes another program: that does not count.
+/// Whether a live process serves the stream socket at `path`. A forked child of a dead server, which may hold the socket until it executes
+/// another program, does not count.
 pub fn is_served(path: &Path) -> bool {
     let Ok(socket) = connect(path, SocketType::STREAM) else {
         return false;
@@ -136,12 +136,12 @@ pub struct VmmProcess {
     kill_on_drop: bool,
 }
 
-/// What a VMM does if the host cannot give it a whole jail.
+/// What a VMM does if the host lacks a part of its jail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Jail {
     /// It ends, with [`JAIL_LACKS_CODE`](thaw_protocol::control::JAIL_LACKS_CODE).
     Whole,
-    /// It continues with what the host gives, and logs what is missing.
+    /// It continues with the parts that the host supports, and logs the missing ones.
     AsHostAllows,
 }
 
@@ -179,7 +179,7 @@ pub fn spawn(program: &Path, socket: &OwnedFd, log: &OwnedFd, jail: Jail) -> Res
     };
     let spawn::Started { pid, pidfd } = started().map_err(fail)?;
     let number = pid.as_raw_nonzero().get();
-    // Not reaped yet, so the number is still its own.
+    // Not reaped yet, so the pid still belongs to it.
     let record = ProcessRecord::of(number).unwrap_or(ProcessRecord {
         pid: number,
         start_time: 0,
@@ -258,7 +258,7 @@ impl VmmProcess {
         }
     }
 
-    /// Waits for its end and reaps it. The status is `None` if another process reaps it.
+    /// Waits until it ends and reaps it. The status is `None` if another process reaps it.
     pub fn wait(&mut self) -> io::Result<Option<ExitStatus>> {
         let Some(child) = self.child else {
             crate::process::await_end(&self.pidfd);
@@ -308,7 +308,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let program = script(directory.path(), "ls -l /proc/self/fd; env; echo pid $$");
         let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
-        // One that anything careless would inherit.
+        // A descriptor that a careless spawn would inherit.
         let stray = rustix::fs::memfd_create("stray", rustix::fs::MemfdFlags::empty()).unwrap();
         let log = log();
         let mut vmm = spawn(&program, &listener, &log, Jail::Whole).unwrap();
@@ -453,7 +453,7 @@ mod tests {
         assert!(is_served(&path));
         drop(listener);
         assert!(!is_served(&path));
-        // One that listens, and is killed while a child has its socket.
+        // A process that listens and is killed while its child has the socket.
         let script = "import os, socket, sys, time\ns = socket.socket(socket.AF_UNIX)\ns.bind(sys.argv[1])\ns.listen()\n\
                       if os.fork() == 0:\n    print('ready', flush=True)\ntime.sleep(60)";
         let mut server = std::process::Command::new("python3")

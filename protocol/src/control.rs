@@ -118,7 +118,8 @@ impl Command {
         }
     }
 
-    /// How long a VMM may take to answer. What takes it milliseconds can take seconds on a host where a thousand start at once.
+    /// How long a VMM may take to answer. Work that takes milliseconds can take seconds on a host where a
+    /// thousand VMMs start at once.
     pub fn time_limit(&self) -> Duration {
         match self {
             Command::Restore { .. } | Command::Freeze { .. } | Command::WorkingSet => MEMORY_LIMIT,

@@ -33,7 +33,7 @@ pub const HANDSHAKE_PORT: u32 = 1023;
 /// vsock port of the agent's ttrpc API, as in Kata.
 pub const AGENT_PORT: u32 = 1024;
 /// vsock port for connections to the guest's loopback. The host sends a TCP port (two bytes, big-endian) and
-/// is connected to what listens there. The agent closes the connection if nothing does.
+/// is connected to the listener on it. Without a listener the agent closes the connection.
 pub const FORWARD_PORT: u32 = 1025;
 /// The vsock CID of every guest.
 pub const GUEST_CID: u32 = 3;
@@ -157,7 +157,7 @@ pub struct Identity {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum FromAgent {
-    /// Asks for a [`Time`], which the host sends at once. At most one per handshake.
+    /// Requests a [`Time`], which the host sends at once. At most one per handshake.
     WhatTime,
     /// The last message: the identity is in force, or failed.
     Acknowledged(Box<Acknowledgement>),
@@ -175,12 +175,12 @@ pub struct Time {
     pub wall_clock_ns: u64,
 }
 
-/// From the agent: the identity is in force, or what failed.
+/// From the agent: the identity is in force, or the part that failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Acknowledgement {
     pub version: u32,
     pub nonce: [u8; 16],
-    /// `None` on success. Otherwise what could not be applied; the host then destroys the machine.
+    /// `None` on success. Otherwise the part that could not be applied; the host then destroys the machine.
     pub failure: Option<String>,
     /// Guest CLOCK_BOOTTIME nanoseconds when the agent's `main` began.
     pub agent_started: u64,
@@ -189,7 +189,7 @@ pub struct Acknowledgement {
     /// Guest CLOCK_BOOTTIME nanoseconds when the agent had read the identity, and when it was in force.
     pub received: u64,
     pub applied: u64,
-    /// Guest nanoseconds from asking for the time to receiving it. The clock is off by at most half of them.
+    /// Guest nanoseconds from requesting the time to receiving it. The clock is off by at most half of them.
     pub time_round_trip_ns: u64,
     /// Guest CLOCK_REALTIME nanoseconds just before the agent sent this.
     pub wall_clock_ns: u64,
@@ -340,7 +340,7 @@ mod tests {
         let wrong = |e: &PacketError| matches!(e, PacketError::Version(_));
         for version in [HANDSHAKE_VERSION - 1, HANDSHAKE_VERSION + 1, u32::MAX] {
             let version = encode(&version).unwrap();
-            // A tag, the version, and what no release has sent yet.
+            // A tag, the version, and fields that no release has sent yet.
             for (frame, read) in [
                 (vec![0], 0),
                 (vec![0x80, 0], 0),

@@ -1,4 +1,4 @@
-//! The wire: every format two Thaw processes share is defined here, once, and nothing else is.
+//! The wire: the only place that defines formats which two Thaw processes share.
 //!
 //! | module | between | carried by |
 //! |---|---|---|
@@ -13,10 +13,10 @@
 //! | [`limits`] | (types of [`control`]) | |
 //! | [`api`] | thawd and its callers | HTTP on a unix socket, JSON bodies |
 //!
-//! Messages without a format of their own above are [postcard](https://docs.rs/postcard) encodings of the types here
-//! ([`encoding`]), in which an enum's variants have numbers of their own ([`tags`](mod@tags)).
-//! [`versions`] says which version of each this release speaks and understands.
-//! All decoding is of untrusted bytes: it returns an error and never panics, and every frame has a size limit.
+//! Messages without a format of their own above are [postcard](https://docs.rs/postcard) encodings of the
+//! types here ([`encoding`]), in which an enum's variants have numbers of their own ([`tags`](mod@tags)).
+//! [`versions`] lists the versions of each that this release speaks and understands. All decoding is of
+//! untrusted bytes: it returns an error and never panics, and every frame has a size limit.
 
 pub mod access;
 #[cfg(feature = "agent")]

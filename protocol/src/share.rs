@@ -97,7 +97,7 @@ pub fn is_good_name(name: &str) -> bool {
     NAME.contains(&name.len()) && !name.starts_with('.') && name.bytes().all(plain)
 }
 
-/// What thaw-share serves.
+/// The parameters of a thaw-share.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Serve {
     pub shares: Vec<Share>,
@@ -238,7 +238,7 @@ mod tests {
             assert_eq!(taken(length, 0).is_ok(), is_taken, "a message of {length} bytes");
         }
         let (least, most) = (*REPLY.start(), *REPLY.end());
-        // A reply has room for its header (fuse_out_header, 16 bytes), or there is to be none.
+        // A reply has room for its header (fuse_out_header, 16 bytes), or the request expects none.
         assert_eq!(least, 16);
         for (room, is_taken) in [
             (0, true),

@@ -47,7 +47,7 @@ impl Agent {
         Ok(Agent(AgentClient::over(stream)))
     }
 
-    /// Whether the agent answers any call at all.
+    /// Whether the agent answers calls.
     pub async fn answers(&self) -> bool {
         let answered = with_limit(CALL_LIMIT, || "answer".into(), self.0.check()).await;
         matches!(answered, Ok(()) | Err(Error::Agent { .. }))
@@ -70,8 +70,7 @@ impl Agent {
         self.0.create(&request).await.map_err(Error::from_agent)
     }
 
-    /// As [`Agent::create`], but fails after `limit` if there is one. If the guest creates the container
-    /// later all the same, it is removed.
+    /// As [`Agent::create`], but fails after `limit` if there is one. If the guest creates the container after the limit, it is removed.
     pub async fn create_within(&self, limit: Option<Duration>, id: &str, guest: Guest) -> Result<()> {
         let Some(limit) = limit else {
             return self.create(id, guest).await;
@@ -228,7 +227,7 @@ async fn connect_vsock(vsock: &Path) -> std::io::Result<UnixStream> {
         .write_all(format!("CONNECT {AGENT_PORT}\n").as_bytes())
         .await?;
     let mut answer = Vec::new();
-    // Read byte by byte: what follows the line belongs to the agent's protocol.
+    // Read byte by byte, because the bytes after the line belong to the agent's protocol.
     while answer.last() != Some(&b'\n') {
         if answer.len() == MAX_ANSWER {
             return Err(std::io::ErrorKind::InvalidData.into());

@@ -1,5 +1,4 @@
-//! The `delete` command: containerd runs it in a bundle whose shim is gone, to end and remove what that shim
-//! had.
+//! The `delete` command: containerd runs it in a bundle whose shim is gone, to end and remove that shim's resources.
 
 use std::io::Write;
 use std::path::Path;
@@ -43,7 +42,7 @@ pub fn run(arguments: &Arguments) -> Result<()> {
         .with_context(|| "answer containerd".into())
 }
 
-/// Removes what is left of a container. Failures are logged, because containerd does not retry.
+/// Removes the leftovers of a container. Failures are logged, because containerd does not retry.
 pub async fn clean(arguments: &Arguments, thawd: &Thawd) {
     let bundle = &arguments.bundle;
     let spec = match spec::read_if_any(&bundle.join("config.json")) {

@@ -1,5 +1,4 @@
-//! Errors as containerd receives them: a code for programs (containerd's errdefs), and a sentence that says
-//! what failed, where, and what to do.
+//! Errors as containerd receives them: a code for programs (containerd's errdefs), and a sentence with the failure, its place and a remedy.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -40,7 +39,7 @@ pub enum Error {
     System { what: String, source: std::io::Error },
 }
 
-/// Adds to a system call's error what it was for.
+/// Adds context to a system call's error.
 pub trait WithContext<T> {
     fn with_context(self, what: impl FnOnce() -> String) -> Result<T>;
 }

@@ -1,4 +1,4 @@
-//! What of the host a container can use: files and block devices.
+//! Resources of the host that a container can use: files and block devices.
 
 use std::fmt;
 

@@ -101,7 +101,7 @@ impl Machine {
         Machine::of(thawd, made, pod.bundle, kata).await
     }
 
-    /// Thaws a container's microVM from its snapshot, with the network it had, and records it in the bundle.
+    /// Thaws a container's microVM from its snapshot, with its previous network, and records it in the bundle.
     pub async fn thaw(thawd: &Thawd, pod: PodOf<'_>, kata: Settings, snapshot: &Path) -> Result<Machine> {
         let spec = pod.spec;
         if network(spec)?.mode == Mode::NAMESPACE.into() {

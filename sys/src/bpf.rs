@@ -20,11 +20,11 @@ const PROG_LOAD: libc::c_int = 5;
 const LINK_CREATE: libc::c_int = 28;
 const MAP_TYPE_HASH: u32 = 1;
 const MAP_NO_PREALLOC: u32 = 1;
-/// Of an update: `EEXIST` where there is such a key.
+/// Flag of an update: fail with `EEXIST` if the key exists.
 const NO_EXIST: u64 = 1;
 const CGROUP_SOCK_OPS: u32 = 3;
 const LICENCE: &[u8] = b"Apache-2.0\0";
-/// Bytes of the verifier's log that are asked for, and how many of its last bytes an error message has.
+/// Requested bytes of the verifier's log, and the number of its last bytes in an error message.
 const LOG: usize = 64 << 10;
 const LOG_SHOWN: usize = 200;
 // include/uapi/linux/membarrier.h
@@ -41,7 +41,7 @@ struct MapCreate {
     flags: u32,
 }
 
-/// For MAP_UPDATE_ELEM; MAP_DELETE_ELEM reads the beginning of it.
+/// For MAP_UPDATE_ELEM; MAP_DELETE_ELEM reads only the beginning.
 #[repr(C)]
 struct MapElement {
     map: u32,
@@ -76,8 +76,8 @@ struct LinkCreate {
 
 /// Makes the system call; its result is a descriptor for the commands that make one.
 fn bpf<T>(command: libc::c_int, attribute: &T) -> io::Result<libc::c_int> {
-    // SAFETY: the kernel reads as many bytes as are stated, which are those of `attribute`; addresses in it are of memory that the
-    // callers below keep until this returns, of the sizes beside them.
+    // SAFETY: the kernel reads the stated number of bytes, which is the size of `attribute`; the addresses in it are of memory of the
+    // stated sizes, which the callers below keep until this returns.
     let answer = unsafe {
         libc::syscall(
             libc::SYS_bpf,
@@ -93,11 +93,11 @@ fn bpf<T>(command: libc::c_int, attribute: &T) -> io::Result<libc::c_int> {
 }
 
 fn descriptor(answer: libc::c_int) -> OwnedFd {
-    // SAFETY: the kernel has just made this descriptor for us; nothing else owns it.
+    // SAFETY: the kernel has just created this descriptor for us; nothing else owns it.
     unsafe { OwnedFd::from_raw_fd(answer) }
 }
 
-/// A hash table of `T` that programs look up for every packet, by a key of 16 bits: what a filter can pass to a program
+/// A hash table of `T` that programs look up for every packet, by a key of 16 bits, which is what a filter can pass to a program
 /// (`tc_classid`). `T` consists of 32-bit words, so it has no padding.
 #[derive(Debug)]
 pub struct Table<T> {
@@ -126,7 +126,7 @@ impl<T: Copy> Table<T> {
     /// Adds an entry under an unused key, and returns the key.
     ///
     /// # Errors
-    /// `E2BIG`: there are 65,535 entries.
+    /// `E2BIG`: the table already has 65,535 entries.
     pub fn insert(&self, value: &T) -> io::Result<u16> {
         loop {
             let key = self.next.fetch_add(1, Ordering::Relaxed);
@@ -186,7 +186,7 @@ fn membarrier(command: libc::c_int) -> io::Result<libc::c_int> {
     }
 }
 
-/// What a program is run for: `BPF_PROG_TYPE_*`.
+/// The type of a program: `BPF_PROG_TYPE_*`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u32)]
 pub enum ProgramType {

@@ -1,5 +1,5 @@
-//! Connection tracking (ctnetlink): reads the kernel's table of connections, ends some of them, and adds them to the table of
-//! another network namespace, which did not see them begin.
+//! Connection tracking (ctnetlink): reads the kernel's table of connections, ends some of them, and adds them to the table of another
+//! network namespace that did not see them begin.
 //!
 //! Hand-written on [`crate::netlink`]: the maintained crates cover routes and addresses, not this subsystem.
 
@@ -45,7 +45,7 @@ const LIBERAL: [u8; 2] = [8, 8];
 /// IPv4.
 const FAMILY: [u8; GENERIC] = [libc::AF_INET as u8, 0, 0, 0];
 
-/// One direction of a connection. Ports are 0 where the protocol has none.
+/// One direction of a connection. Ports are 0 for protocols without ports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Tuple {
     pub source: Ipv4Addr,
@@ -71,13 +71,13 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// The addresses at its ends: who began it, who that called, and who answers.
+    /// The addresses at its ends: its initiator, the address that the initiator called, and the address that answers.
     pub fn ends(&self) -> [Ipv4Addr; 3] {
         let Connection { original, reply, .. } = self;
         [original.source, original.destination, reply.source]
     }
 
-    /// Whether an address is at either end of it.
+    /// Whether either of its ends has this address.
     pub fn concerns(&self, address: Ipv4Addr) -> bool {
         self.ends().contains(&address)
     }

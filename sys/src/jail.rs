@@ -1,8 +1,7 @@
 //! Steps by which a process gives up its access to the host. thaw-vmm and thaw-share choose their own and the order
 //! (docs/jail.md); the guest's agent uses some for containers.
 //!
-//! Hand-written on rustix: crates for sandboxes come with a policy of their own and hide the order of the steps, which is what a jail
-//! has to get right.
+//! Hand-written on rustix: crates for sandboxes come with a policy of their own and hide the order of the steps, on which a jail depends.
 
 use std::ffi::CStr;
 use std::io;
@@ -40,8 +39,8 @@ pub fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
     unsafe { thread::unshare_unsafe(flags) }
 }
 
-/// Leaves the host's mount, network, IPC, UTS and cgroup namespaces: of the mounts the process gets a copy, of the rest nothing.
-/// While the process has one thread.
+/// Leaves the host's mount, network, IPC, UTS and cgroup namespaces. The process gets a copy of the mounts and new, empty namespaces for
+/// the rest. Only while the process has one thread.
 pub fn leave_namespaces() -> Result<(), StepError> {
     let namespaces = UnshareFlags::NEWNS
         | UnshareFlags::NEWNET
@@ -62,7 +61,7 @@ pub fn make_mounts_private() -> Result<(), StepError> {
 
 /// Mounts a tmpfs over the root directory and enters it: the working directory is then the future root.
 pub fn mount_root(flags: MountFlags, options: &CStr) -> Result<(), StepError> {
-    // Any directory will do, and only the root itself is sure to exist; the mount over it is what "/.." leads to.
+    // Any directory works, and only the root itself certainly exists; "/.." leads to the mount over it.
     step(
         "mounting the new root",
         mount::mount("none", "/", "tmpfs", flags, options),
@@ -90,7 +89,7 @@ pub fn limit(resource: Resource, most: u64) -> Result<(), Errno> {
     process::setrlimit(resource, limit)
 }
 
-/// Empties the capability bounding set, if the process may. One that may not gains nothing by it: `no_new_privs` bars all of it.
+/// Empties the capability bounding set, if the process may. Otherwise the capabilities in it are useless, because of `no_new_privs`.
 pub fn empty_bounding_set() -> Result<(), StepError> {
     let capabilities = step("reading our capabilities", thread::capabilities(None))?.effective;
     if !capabilities.contains(CapabilitySet::SETPCAP) {

@@ -14,10 +14,10 @@
 //! | [`lock`] | locks that ignore the poison of a panicked thread |
 //! | [`prefix`] | IPv4 networks in CIDR notation, as rules use them |
 //!
-//! Netlink is hand-written: `netlink-packet-route` and `rtnetlink` cover routes but neither nftables, connection tracking nor the
-//! actions of filters, so the attributes would be encoded here all the same; and `rtnetlink` needs an async runtime, which the guest's
-//! agent cannot use where it forks. BPF programs are assembled here because they are a few dozen instructions each: object files would
-//! need a C compiler to build and a loader (`aya`) to run.
+//! Netlink is hand-written: `netlink-packet-route` and `rtnetlink` cover routes but neither nftables, connection tracking nor the actions
+//! of filters, so the attributes would still be encoded here. `rtnetlink` also needs an async runtime, which the guest's agent cannot use
+//! where it forks. BPF programs are assembled here because they are a few dozen instructions each: object files would need a C compiler to
+//! build and a loader (`aya`) to run.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

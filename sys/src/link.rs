@@ -41,7 +41,7 @@ const NDA_LLADDR: u16 = 2;
 /// Bytes of `struct ifinfomsg`.
 const LINK: usize = 16;
 
-/// `struct ifinfomsg` for the link of this index (0: none yet): sets those of `flags` that are in `mask`.
+/// `struct ifinfomsg` for the link with this index (0: not known yet). It sets those of `flags` that are in `mask`.
 fn link(index: u32, flags: u32, mask: u32) -> [u8; LINK] {
     let mut body = [0; LINK];
     body[4..8].copy_from_slice(&index.to_ne_bytes());
@@ -50,13 +50,13 @@ fn link(index: u32, flags: u32, mask: u32) -> [u8; LINK] {
     body
 }
 
-/// Makes two interfaces joined to one another, both down: `here` in the socket's namespace, `there` in another.
+/// Creates two interfaces that are connected to each other, both down: `here` in the socket's namespace, `there` in another.
 ///
 /// # Errors
-/// `EEXIST`: there is one of that name.
+/// `EEXIST`: an interface with that name exists.
 pub fn make_pair(socket: &mut Socket, here: &str, there: &str, namespace: BorrowedFd<'_>) -> io::Result<()> {
     let fd = namespace.as_raw_fd().to_ne_bytes();
-    // The peer's attributes follow a header of its own.
+    // The peer's attributes follow a header of their own.
     let attributes = Attributes::default()
         .text(IFLA_IFNAME, there)
         .bytes(IFLA_NET_NS_FD, &fd);
@@ -72,7 +72,7 @@ pub fn make_pair(socket: &mut Socket, here: &str, there: &str, namespace: Borrow
     socket.request(&Message::new(NEW_LINK, flags, &link(0, 0, 0), attributes))
 }
 
-/// The name of the link that an event says was deleted; `None` for every other event.
+/// The name of the link whose deletion the event reports; `None` for any other event.
 pub fn deleted(kind: u16, payload: &[u8]) -> Option<&str> {
     let attributes = payload.get(LINK..).filter(|_| kind == DELETE_LINK)?;
     let name = Parsed(attributes).get(IFLA_IFNAME)?;
@@ -82,7 +82,7 @@ pub fn deleted(kind: u16, payload: &[u8]) -> Option<&str> {
 /// The index of an interface.
 ///
 /// # Errors
-/// `ENODEV`: there is no interface of that name.
+/// `ENODEV`: no interface has that name.
 pub fn index(socket: &mut Socket, name: &str) -> io::Result<u32> {
     let links = survey::links(socket)?;
     let found = links.iter().find(|link| link.name == name);
@@ -90,7 +90,7 @@ pub fn index(socket: &mut Socket, name: &str) -> io::Result<u32> {
     Ok(found.index)
 }
 
-/// What to change of an interface; what is `None` stays.
+/// Changes to an interface; a field that is `None` changes nothing.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Change<'a> {
     pub mac: Option<[u8; 6]>,
@@ -167,10 +167,10 @@ pub fn set_up_as(socket: &mut Socket, index: u32, mac: [u8; 6]) -> io::Result<()
     )
 }
 
-/// Deletes an interface by its name, and with it the one it is joined to.
+/// Deletes an interface by its name, and with it the other end of its pair.
 ///
 /// # Errors
-/// `ENODEV`: there is no interface of that name.
+/// `ENODEV`: no interface has that name.
 pub fn delete(socket: &mut Socket, name: &str) -> io::Result<()> {
     let attributes = Attributes::default().text(IFLA_IFNAME, name);
     socket.request(&Message::new(DELETE_LINK, 0, &link(0, 0, 0), attributes))
@@ -211,7 +211,7 @@ pub fn add_address(socket: &mut Socket, index: u32, ip: impl Into<IpAddr>, prefi
     socket.request(&address(NEW_ADDRESS, CREATE | EXCLUSIVE, &to, IFA_F_NODAD))
 }
 
-/// The flags an address is given: of its own, only whether the kernel makes a route to its prefix.
+/// The flags of a new address. From `address` comes only whether the kernel creates a route to its prefix.
 fn flags_of(address: &Address) -> u32 {
     let unchecked = if address.ip.is_ipv6() { IFA_F_NODAD } else { 0 };
     address.flags & IFA_F_NOPREFIXROUTE | unchecked
@@ -266,7 +266,7 @@ fn route(kind: u16, how: u16, route: &Route) -> Message {
 /// Adds a default route to the main table.
 ///
 /// # Errors
-/// `EEXIST`: there is one.
+/// `EEXIST`: one exists.
 pub fn add_default_route(socket: &mut Socket, index: u32, gateway: impl Into<IpAddr>) -> io::Result<()> {
     let gateway = gateway.into();
     let to = Route {

@@ -1,8 +1,8 @@
 //! Locks whose data stays usable after a panic.
 //!
 //! A thread that panics while it holds a standard lock poisons it. Thaw's processes either end at a panic or keep data behind locks that
-//! every statement leaves consistent, so nothing here looks at the poison. `parking_lot` has no poison either, but would add four
-//! crates to each process that a guest can reach.
+//! every statement leaves consistent, so this module ignores the poison. `parking_lot` has no poison either, but would add four crates to
+//! each process that a guest can reach.
 
 use std::sync::{Mutex, MutexGuard, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
@@ -26,10 +26,10 @@ impl<T: ?Sized> Lock for Mutex<T> {
 pub trait Share {
     type Data: ?Sized;
 
-    /// Waits until nobody writes.
+    /// Waits until no thread writes.
     fn reading(&self) -> RwLockReadGuard<'_, Self::Data>;
 
-    /// Waits until nobody else has the lock.
+    /// Waits until no other thread has the lock.
     fn writing(&self) -> RwLockWriteGuard<'_, Self::Data>;
 }
 

@@ -14,7 +14,7 @@ use rustix::net::{AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, So
 pub const REQUEST: u16 = 1;
 pub const ACKNOWLEDGE: u16 = 4;
 pub const DUMP: u16 = 0x300;
-/// Replaces what exists.
+/// Replaces an existing entry.
 pub const REPLACE: u16 = 0x100;
 /// Fails if it exists already.
 pub const EXCLUSIVE: u16 = 0x200;
@@ -160,7 +160,7 @@ impl Socket {
             SocketFlags::CLOEXEC,
             protocol,
         )?;
-        // A transaction is one datagram. What every process may ask for is enough for the largest.
+        // A transaction is one datagram. The size that every process may request is enough for the largest one.
         rustix::net::sockopt::set_socket_send_buffer_size(&socket, SEND_BUFFER)?;
         Ok(Socket {
             socket,
@@ -238,7 +238,7 @@ impl Socket {
         Ok(())
     }
 
-    /// Receives a datagram into the buffer and returns its length; `None` if there is none and `flags` say not to wait.
+    /// Receives a datagram into the buffer and returns its length; `None` if `flags` forbid waiting and there is no datagram.
     fn receive(&mut self, flags: RecvFlags) -> io::Result<Option<usize>> {
         self.buffer.resize(BUFFER, 0);
         let buffer = self.buffer.as_mut_slice();

@@ -1,11 +1,11 @@
 //! nftables, by netlink messages to the kernel (nfnetlink).
 //!
-//! Hand-written: the crate `nftables` runs nft(8), which must then be installed and costs a process for each transaction, on the path
-//! of a creation that publishes ports. libnftnl is a C library, which a static binary would have to link.
+//! Hand-written: the crate `nftables` runs nft(8), which must then be installed and costs a process per transaction, which would delay a
+//! creation that publishes ports. libnftnl is a C library, which a static binary would have to link.
 //!
-//! Invariants: a [`Transaction`] is applied as a whole or not at all, and packets see the rules of before or of after it;
-//! it concerns one IPv4 table. It takes the lock of its network namespace's rules, and neither RTNL nor any lock of the
-//! whole host, as long as it adds no chain to a hook.
+//! Invariants: a [`Transaction`] is applied as a whole or not at all, and packets see the rules either from before or from after it. It
+//! changes one IPv4 table. It takes the lock of its network namespace's rules, and neither RTNL nor any lock of the whole host, as long as
+//! it adds no chain to a hook.
 
 use std::io;
 use std::net::Ipv4Addr;
@@ -36,13 +36,13 @@ const ELEMENT_DATA: u16 = 2;
 const ELEMENTS: u16 = 3;
 /// Bytes of `struct nfgenmsg`.
 pub const GENERIC: usize = 4;
-/// nft(8)'s numbers for types, for it to show a map as it was meant.
+/// nft(8)'s numbers of types, with which nft(8) displays a map correctly.
 const TYPE_ADDRESS: u32 = 7;
 const TYPE_PROTOCOL: u32 = 12;
 const TYPE_SERVICE: u32 = 13;
 const TYPE_BITS: u32 = 6;
 
-/// Where in a packet's way a chain is asked.
+/// The hook of a chain: the point in a packet's path at which it is evaluated.
 #[derive(Clone, Copy, Debug)]
 pub enum Hook {
     /// `type nat hook prerouting priority dstnat`.
@@ -111,7 +111,7 @@ fn shape(fields: &[Field]) -> (u32, u32) {
     (kind, fields.len() as u32 * 4)
 }
 
-/// An element of a map: where it leads.
+/// The target of a map's element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     pub address: Ipv4Addr,
@@ -138,7 +138,7 @@ fn generic(family: u8, resource: u16) -> [u8; GENERIC] {
 }
 
 impl<'a> Transaction<'a> {
-    /// Of this table, which is made where it is missing.
+    /// A transaction on this table, which it creates if it does not exist.
     pub fn new(table: &'a str) -> Transaction<'a> {
         let begin = Message::new(
             BATCH_BEGIN,
@@ -168,7 +168,7 @@ impl<'a> Transaction<'a> {
         self.flush(name);
     }
 
-    /// Adds a chain at a hook, or empties it. What none of its rules decides is accepted, or dropped.
+    /// Adds a chain at a hook, or empties it. A packet that none of its rules decides is accepted or dropped.
     pub fn hooked(&mut self, name: &str, hook: Hook, accept: bool) {
         let (kind, number, priority) = hook.numbers();
         let hook = Attributes::default()
@@ -184,7 +184,7 @@ impl<'a> Transaction<'a> {
         self.flush(name);
     }
 
-    /// Removes the table, with all that is in it.
+    /// Removes the table with everything in it.
     pub fn delete(&mut self) {
         let attributes = Attributes::default().text(1, self.table);
         self.push(DELETE_TABLE, 0, attributes);
@@ -263,7 +263,7 @@ impl<'a> Transaction<'a> {
     }
 }
 
-/// The elements of a map: each key's bytes, four to a field, and where it leads. None where there is no such map.
+/// The elements of a map: each key's bytes, four to a field, and its target. Empty if the map does not exist.
 pub fn elements(socket: &mut Socket, table: &str, map: &str) -> io::Result<Vec<(Vec<u8>, Target)>> {
     let attributes = Attributes::default().text(1, table).text(2, map);
     let body = generic(libc::AF_INET as u8, 0);
@@ -293,7 +293,7 @@ pub fn elements(socket: &mut Socket, table: &str, map: &str) -> io::Result<Vec<(
     }
 }
 
-/// Removes elements by their keys' bytes, as [`elements`] gives them. One that is gone already is no error.
+/// Removes elements by their keys' bytes, as [`elements`] returns them. A missing element is not an error.
 pub fn remove_raw(socket: &mut Socket, table: &str, map: &str, key: &[u8]) -> io::Result<()> {
     let mut transaction = Transaction::new(table);
     let value = Attributes::default().bytes(DATA_VALUE, key);

@@ -26,7 +26,7 @@ impl Prefix {
         }
     }
 
-    /// The network an address is in. None where `length` is above 32.
+    /// The network that contains an address. `None` if `length` is above 32.
     pub const fn around(address: Ipv4Addr, length: u8) -> Option<Prefix> {
         match mask(length) {
             Some(mask) => Some(Prefix {

@@ -1,6 +1,6 @@
 //! Reads the interfaces, addresses, routes and neighbours of a network namespace, IPv4 and IPv6, by rtnetlink(7).
 //!
-//! Invariants: entries that are not understood are left out, never guessed; nothing here changes anything.
+//! Invariants: unknown entries are left out, never guessed; this module only reads.
 
 use std::io;
 use std::net::IpAddr;
@@ -41,7 +41,7 @@ const RTPROT_KERNEL: u8 = 2;
 pub const RT_TABLE_MAIN: u32 = 254;
 /// Of an address: the kernel makes no route to its prefix.
 pub const IFA_F_NOPREFIXROUTE: u32 = 0x200;
-/// Of a route: its gateway is on the link, whatever the addresses say.
+/// Flag of a route: its gateway is on the link, regardless of the addresses.
 pub const RTNH_F_ONLINK: u32 = 4;
 /// Of a neighbour: it never expires.
 pub const NUD_PERMANENT: u16 = 0x80;
@@ -99,7 +99,7 @@ pub struct Route {
     pub to: Option<(IpAddr, u8)>,
     pub gateway: Option<IpAddr>,
     pub source: Option<IpAddr>,
-    /// The interface it leads to; `None` for a route with several next hops.
+    /// The interface of the route; `None` for a route with several next hops.
     pub by: Option<u32>,
     /// Lower is preferred.
     pub priority: u32,
@@ -124,7 +124,7 @@ pub struct Neighbour {
     pub flags: u8,
 }
 
-/// Dumps what `get` asks for and reads each answer of the kind `new`: its fixed body and its attributes.
+/// Dumps the objects of the request `get` and parses each answer of the kind `new`: its fixed body and its attributes.
 fn survey<const BODY: usize, T>(
     socket: &mut Socket,
     (get, new): (u16, u16),

@@ -1,6 +1,6 @@
 //! Ingress queueing disciplines and filters of tc(8), by rtnetlink(7): redirects arriving frames, or passes them to a BPF program.
 //!
-//! Invariant: a later process recognises what was made here without a record, because a redirect carries [`COOKIE`]. Every change takes
+//! Invariant: a later process recognises the redirects of this module without a record, because each carries [`COOKIE`]. Every change takes
 //! RTNL.
 
 use std::io;
@@ -78,7 +78,7 @@ pub fn add_ingress(socket: &mut Socket, link: u32) -> io::Result<()> {
 /// Removes an interface's ingress discipline and all its filters.
 ///
 /// # Errors
-/// `ENOENT`, or `EINVAL` on older kernels: it has none.
+/// `ENOENT`, or `EINVAL` on older kernels: the interface has no ingress discipline.
 pub fn delete_ingress(socket: &mut Socket, link: u32) -> io::Result<()> {
     let body = body(link, INGRESS_HANDLE, INGRESS, 0);
     socket.request(&Message::new(DELETE_DISCIPLINE, 0, &body, Attributes::default()))
@@ -179,7 +179,7 @@ fn whose(attributes: Parsed<'_>) -> Option<bool> {
     Some(action.and_then(|action| action.get(ACT_COOKIE)) == Some(COOKIE))
 }
 
-/// Removes what [`redirect`] made, and nothing else.
+/// Removes what [`redirect`] added, and nothing else.
 pub fn delete_redirect(socket: &mut Socket, link: u32) -> io::Result<()> {
     let body = body(link, 0, ARRIVING, PRIORITY << 16 | EVERY_PROTOCOL);
     let attributes = Attributes::default().text(TCA_KIND, "u32");

@@ -68,7 +68,7 @@ pub enum PodError {
     /// It has more interfaces than a guest.
     #[error("the pod has {} network interfaces ({}) and a guest has one: attach one network to it", names.len(), names.join(", "))]
     Several { names: Vec<String> },
-    /// It has more addresses than the filter of what a guest sends can compare.
+    /// It has more addresses than the filter of the guest's frames can compare.
     #[error(
         "the pod has {count} addresses of a family and a guest has at most {}",
         MAX_POD_ADDRESSES

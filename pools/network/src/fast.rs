@@ -81,8 +81,8 @@ pub(super) enum FastPath {
 }
 
 impl FastPath {
-    /// Installs it before a guest has the slot. `route` is a socket in the slot's namespace, where the uplink has the index `uplink`. On an
-    /// error nothing of it remains.
+    /// Installs it before a guest has the slot. `route` is a socket in the slot's namespace, where the uplink has the index `uplink`. An
+    /// error leaves nothing behind.
     pub fn install(
         route: &mut Socket,
         programs: &Arc<Programs>,
@@ -146,10 +146,10 @@ fn remove(route: &mut Socket, uplink: u32) -> io::Result<()> {
     Ok(())
 }
 
-/// Tries, in a namespace of its own, whether this kernel supports the fast path.
+/// Tests, in a namespace of its own, whether this kernel supports the fast path.
 ///
 /// # Errors
-/// What the kernel lacks.
+/// The feature that the kernel lacks.
 pub(super) fn try_out() -> Result<(), Error> {
     bpf::can_wait().map_err(Error::system(
         "wait for programs (membarrier(2), not with nohz_full)",
@@ -161,7 +161,7 @@ pub(super) fn try_out() -> Result<(), Error> {
     conntrack::find(&mut host, |_| false)
         .map_err(Error::system("read connections (load nf_conntrack_netlink)"))?;
     let mut install = || -> io::Result<()> {
-        // The other end is in the same namespace; what matters is that the uplink is one of a pair.
+        // The other end is in the same namespace, which does not matter: the uplink only has to be one of a pair.
         link::make_pair(&mut route, "here", UPLINK_NAME, tapped.namespace.as_fd())?;
         let uplink = link::index(&mut route, UPLINK_NAME)?;
         let wiring = Wiring::new(Ipv4Addr::UNSPECIFIED, Ipv4Addr::UNSPECIFIED, uplink);

@@ -1,9 +1,9 @@
 //! The host's side of all slots: forwarding, one nftables table, and the numbers that are taken.
 //!
-//! A slot's number is part of the name of its interface in the host's namespace, so the kernel gives each number once, whichever process
-//! asks. The interface goes with the slot's namespace, however its owner ends. Invariants of the table (docs/networking.md): packets from a
-//! slot reach neither this host, except its name servers, nor another slot; packets to a slot go to a published port, come from this host,
-//! or answer the slot.
+//! A slot's number is part of the name of its interface in the host's namespace, so the kernel assigns each number once among all
+//! processes. The kernel removes the interface with the slot's namespace, even if its owner is killed. Invariants of the table
+//! (docs/networking.md): packets from a slot reach neither this host, except its name servers, nor another slot; packets to a slot go to a
+//! published port, come from this host, or answer the slot.
 
 use std::collections::HashSet;
 use std::net::{IpAddr, Ipv4Addr};
@@ -418,7 +418,7 @@ impl Host {
     pub fn sweep(&self) -> Result<(), Error> {
         let range = self.setup.range;
         self.remove_published(|targets| {
-            // Read after the ports: a slot made since then had none of them.
+            // Read after the ports: a slot created since then has none of these ports.
             let here = self.slots_here()?;
             let is_gone =
                 |target: &Ipv4Addr| range.number(*target).is_none_or(|number| !here.contains(&number));

@@ -8,10 +8,10 @@
 //! Invariant: only descriptors hold a slot's namespace and its tap. When the last of them is closed the kernel removes both, the pair of
 //! interfaces and the slot's address, so nothing can leak, and a slot lives as long as its VMM.
 //!
-//! Every guest sees the same MAC, address and gateway, so a clone has nothing to change. What differs between slots is translated
+//! Every guest sees the same MAC, address and gateway, so a clone has nothing to change. The differences between slots are translated
 //! within their namespaces: by two BPF programs (`fast`) if the kernel supports them and the policy is the default one, by nftables
-//! otherwise. All steps that take RTNL, the kernel's host-wide network lock, happen when a slot is made. A policy or published ports
-//! later take one nftables transaction each, which does not take RTNL.
+//! otherwise. All steps that take RTNL, the kernel's host-wide network lock, happen when a slot is made. A policy or published ports later
+//! take one nftables transaction each, which does not take RTNL.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
@@ -189,10 +189,10 @@ impl Kind for Networks {
     }
 }
 
-/// Tries, in a namespace of its own, whether this kernel supports what connects slots to the outside.
+/// Tests, in a namespace of its own, whether this kernel supports the features that connect slots to the outside.
 ///
 /// # Errors
-/// What the kernel lacks; `EPERM` without privilege.
+/// The feature that the kernel lacks; `EPERM` without privilege.
 pub fn try_out() -> Result<(), Error> {
     let host = Host::new(Setup::default());
     let mut made = tap::in_thread()?;
@@ -208,10 +208,10 @@ pub fn try_out() -> Result<(), Error> {
     Ok(())
 }
 
-/// Tries, in a namespace of its own, whether this kernel supports redirecting packets past a slot's namespace.
+/// Tests, in a namespace of its own, whether this kernel supports redirecting packets past a slot's namespace.
 ///
 /// # Errors
-/// What the kernel lacks; `EPERM` without privilege.
+/// The feature that the kernel lacks; `EPERM` without privilege.
 pub fn try_fast_path() -> Result<(), Error> {
     fast::try_out()
 }

@@ -149,7 +149,7 @@ impl Port {
         address.into_iter().chain(rest).collect()
     }
 
-    /// Binds the port, so that nothing else can. Replaces port 0 by the port that the kernel chose.
+    /// Binds the port, so that no other process can. Replaces port 0 by the port that the kernel chose.
     fn reserve(&mut self) -> Result<OwnedFd, Error> {
         let failed = |source: std::io::Error| match source.raw_os_error() {
             Some(libc::EADDRINUSE) => Error::PortInUse {
@@ -168,7 +168,7 @@ impl Port {
         let bound = rustix::net::socket_with(AddressFamily::INET, kind, SocketFlags::CLOEXEC, None)
             .and_then(|socket| rustix::net::bind(&socket, &address).map(|()| socket));
         let socket = bound.map_err(|e| failed(e.into()))?;
-        // Only asked for its address, never used for traffic.
+        // Bound only to learn its address, never used for traffic.
         let (socket, port) = match self.protocol {
             Protocol::Tcp => {
                 let bound = TcpListener::from(socket);
@@ -191,7 +191,7 @@ impl Port {
 pub(super) struct Publication {
     pub port: Port,
     host: Arc<Host>,
-    /// `None` of an adopted one whose port another process has bound meanwhile.
+    /// `None` if the slot is adopted and another process has bound the port meanwhile.
     _reserved: Option<OwnedFd>,
     keep: bool,
 }

@@ -19,7 +19,7 @@ pub(super) fn nameservers() -> Vec<Ipv4Addr> {
     usable(&read(Path::new(FILE)), || read(Path::new(UPSTREAM)))
 }
 
-/// The servers at addresses where a guest may reach nothing but DNS: link-local ones, and the platform's (as on Azure).
+/// The servers at addresses where a guest may reach only DNS: link-local ones, and the platform's (as on Azure).
 pub(super) fn barred(servers: &[IpAddr]) -> Vec<Ipv4Addr> {
     let v4 = servers.iter().filter_map(|server| match server {
         IpAddr::V4(v4) => Some(*v4),

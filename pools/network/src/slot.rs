@@ -51,8 +51,8 @@ pub(super) fn is_barred(range: Range, to: Ipv4Addr) -> bool {
     undecided(range).iter().any(|prefix| prefix.contains(to))
 }
 
-/// All of a slot's rules, with the default policy. `barred`: name servers at barred addresses. `fast`: the slot is to have a fast path,
-/// so the namespace may see connections only from their middle on.
+/// All rules of a slot, with the default policy. `barred`: name servers at barred addresses. `fast`: the slot will have a fast path, so the
+/// namespace may see connections only from their middle on.
 pub(super) fn rules(range: Range, number: u32, barred: &[Ipv4Addr], fast: bool) -> Transaction<'static> {
     let own = range.slot(number);
     let (guest, uplink) = (Interface::Named(TAP_NAME), Interface::Named(UPLINK_NAME));
@@ -102,7 +102,7 @@ pub(super) fn rules(range: Range, number: u32, barred: &[Ipv4Addr], fast: bool) 
     t
 }
 
-/// Replaces the policy, and nothing else.
+/// Replaces the policy and nothing else.
 pub(super) fn change(policy: &Policy) -> Transaction<'static> {
     let mut t = Transaction::new(TABLE);
     t.flush(EGRESS);

@@ -1,4 +1,4 @@
-//! Connections that the host still tracks of an earlier slot with the same number.
+//! Connections of an earlier slot with the same number that the host still tracks.
 //!
 //! Finding them means walking the host's whole connection table, which takes milliseconds, so it is not done for each slot. Invariant,
 //! while this process listens for removed slots: a number is examined again if a slot of it was removed since the last walk. The event

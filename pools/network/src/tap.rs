@@ -1,7 +1,7 @@
 //! A network namespace with a tap in it, the same for every guest, ready for a VMM.
 //!
 //! It is made on a thread of its own, or without privilege in a short-lived child in a user namespace, so the caller's namespace does not
-//! change. Invariant: the tap is fully configured here, so that nobody needs an ioctl(2) on it later, which would take RTNL.
+//! change. Invariant: the tap is fully configured here, so that no later ioctl(2) on it is needed, which would take RTNL.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -23,7 +23,7 @@ use thaw_sys::netlink::Socket;
 const NETMASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 252);
 /// Bytes of the header before each frame: `virtio_net_hdr_v1`.
 const VNET_HEADER: libc::c_int = 12;
-/// What may be left to the guest: checksums, and segmentation of IPv4 and IPv6, with and without ECN.
+/// Work that may be left to the guest: checksums, and segmentation of IPv4 and IPv6, with and without ECN.
 const OFFLOADS: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_TSO_ECN;
 /// `_IOW('T', 218, unsigned int)`.
 const TUNSETIFINDEX: libc::c_ulong = 0x4004_54da;
@@ -43,7 +43,7 @@ pub(super) struct Tapped {
     pub namespace: OwnedFd,
 }
 
-/// A tap in a namespace that is to be connected to the outside.
+/// A tap in a namespace that will be connected to the outside.
 #[derive(Debug)]
 pub(super) struct Privileged {
     pub tapped: Tapped,
@@ -168,7 +168,7 @@ pub(super) fn namespace_of(tap: &OwnedFd) -> Result<(OwnedFd, Socket, Socket), F
     if fd == -1 {
         return Err(at(Step::OpenNamespace)(errno(&io::Error::last_os_error())));
     }
-    // SAFETY: the kernel has made this descriptor for us, and nobody else knows of it.
+    // SAFETY: the kernel has just created this descriptor for us, and nothing else uses it.
     let namespace = unsafe { OwnedFd::from_raw_fd(fd) };
     let sockets = || Ok((Socket::route()?, Socket::netfilter()?));
     let (route, filter) = on_a_thread(|| {
@@ -211,7 +211,7 @@ pub(super) fn in_user_namespace() -> Result<Tapped, Failure> {
             drop(theirs);
             let result = receive_result(ours.as_fd());
             let mut status = 0;
-            // SAFETY: `status` is a valid place for the status of a child nobody else waits for.
+            // SAFETY: `status` is a valid place for the status, and nothing else waits for this child.
             while unsafe { libc::waitpid(pid, &mut status, 0) } == -1
                 && io::Error::last_os_error().kind() == io::ErrorKind::Interrupted
             {}
@@ -330,7 +330,7 @@ fn configure(address: Ipv4Addr, mac: [u8; 6]) -> Result<(), rustix::io::Errno> {
     let socket =
         rustix::net::socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)?;
     let mut request = interface(TAP_NAME);
-    // SAFETY: sockaddr is integers: all zeroes is a value of it.
+    // SAFETY: sockaddr consists of integers, so all zeroes is a valid value.
     let mut hardware: libc::sockaddr = unsafe { std::mem::zeroed() };
     hardware.sa_family = libc::ARPHRD_ETHER;
     for (to, from) in hardware.sa_data.iter_mut().zip(mac) {
@@ -362,7 +362,7 @@ fn configure(address: Ipv4Addr, mac: [u8; 6]) -> Result<(), rustix::io::Errno> {
 }
 
 fn interface(name: &str) -> libc::ifreq {
-    // SAFETY: ifreq is integers, arrays of them and a union of such: all zeroes is a value of it.
+    // SAFETY: ifreq consists of integers, arrays of them and a union of such, so all zeroes is a valid value.
     let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
     for (to, from) in request.ifr_name.iter_mut().zip(name.as_bytes()) {
         *to = *from as libc::c_char;

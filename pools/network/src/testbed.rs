@@ -15,7 +15,7 @@ use crate::tap::{enter, make_tap, move_into, on_a_thread};
 use thaw_sys::netlink::Socket;
 use thaw_sys::nft;
 
-/// The host's outside address, and that of a server there.
+/// The host's outside address, and the address of a server outside.
 pub(super) const HOST: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
 pub(super) const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
 /// Only a lost packet takes that long.
@@ -28,7 +28,7 @@ pub(super) struct World {
     pub networks: Networks,
 }
 
-/// Runs a test on two hosts of its own, if the real host allows it: slots of the first have a fast path, those of the second do not.
+/// Runs a test on two separate hosts, if the real host allows it: slots of the first have a fast path, those of the second do not.
 pub(super) fn on_a_host(test: impl Fn(&mut World) + Sync) {
     for fast_path in [FastPathSetting::Auto, FastPathSetting::Off] {
         let ran = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {

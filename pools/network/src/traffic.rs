@@ -23,7 +23,7 @@ pub struct Traffic {
 }
 
 impl NetworkSlot {
-    /// What its guest received and sent. `None` if we may not enter its namespace, as without root. Blocks.
+    /// The traffic that its guest received and sent. `None` if we may not enter its namespace, as without root. Blocks.
     pub fn traffic(&self) -> Option<Traffic> {
         let look = || {
             let kind = Some(LinkNameSpaceType::Network);
@@ -35,7 +35,8 @@ impl NetworkSlot {
     }
 }
 
-/// Parses the tap's line: eight numbers of what the host received from it, bytes and packets first, then eight of what it sent.
+/// Parses the tap's line: eight numbers of the traffic that the host received from it, bytes and packets first, then eight of the traffic
+/// that it sent.
 fn parse(devices: &str) -> Option<Traffic> {
     let mut lines = devices.lines().filter_map(|line| line.split_once(':'));
     let (_, counts) = lines.find(|(name, _)| name.trim() == TAP_NAME)?;

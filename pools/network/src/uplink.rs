@@ -93,12 +93,12 @@ impl Uplink {
         self.in_force().fast.is_some()
     }
 
-    /// Gives a slot that no guest has had yet a sandbox's policy and ports. Blocks for an nftables transaction each; takes no RTNL.
+    /// Gives a sandbox's policy and ports to a slot that no guest has used yet. Blocks for one nftables transaction each; takes no RTNL.
     pub fn assign(&mut self, terms: Terms) -> Result<(), Error> {
         let Terms { policy, ports } = terms;
         if !policy.allows_all() {
             let in_force = self.policy.get_mut().unwrap_or_else(PoisonError::into_inner);
-            // No guest has sent anything, so there is nothing to wait for, to hand over or to end.
+            // No guest has sent anything, so there is no connection to wait for, to hand over or to end.
             if let Some(mut fast) = in_force.fast.take() {
                 fast.turn_off().map_err(Error::system(LEAVE))?;
             }
@@ -168,7 +168,7 @@ impl Uplink {
         Ok(())
     }
 
-    /// Publishes ports of the host for it: all, or none.
+    /// Publishes all of these ports of the host for it, or none.
     pub fn publish(&mut self, ports: &[Port]) -> Result<(), Error> {
         let published = Publication::all(&self.host, self.address(), ports)?;
         self.published.extend(published);
@@ -232,7 +232,7 @@ fn tap_of(process: ProcessRecord) -> std::io::Result<OwnedFd> {
     Err(gone())
 }
 
-/// What a sandbox wants of its slot.
+/// A sandbox's network settings for its slot.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms {
     pub policy: Policy,
@@ -240,7 +240,7 @@ pub struct Terms {
 }
 
 impl Terms {
-    /// Parses a request; the error says what is invalid.
+    /// Parses a request; the error names the invalid part.
     pub fn read(policy: Option<&NetworkPolicy>, ports: &[PublishedPort]) -> Result<Terms, String> {
         if ports.len() > crate::publish::MAX_PORTS {
             return Err(format!(

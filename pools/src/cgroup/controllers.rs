@@ -8,8 +8,8 @@ use std::path::Path;
 /// The controllers that limit every sandbox, each with a file that shows that it is enabled.
 pub(super) const ALWAYS: [(&str, &str); 2] = [("+memory", "memory.max"), ("+pids", "pids.max")];
 
-/// Enables controllers for a directory of ours, two below the root, where the host allows it. Where it does not, setting the limit
-/// names what is missing.
+/// Enables controllers for a directory of ours, two levels below the root, if the host allows it. If it does not, setting the limit names
+/// the missing one.
 pub(crate) fn enable(root: &Path, directory: &Path, controllers: &[(&str, &str)]) {
     for (controller, sign) in controllers {
         if directory.join(sign).exists() {

@@ -31,7 +31,7 @@ fn step<T>(step: &'static str, result: Result<T, Errno>) -> Result<T, AttachErro
 /// for as long as the file systems take.
 ///
 /// # Errors
-/// Why it cannot be shared; nothing has changed then.
+/// Why it cannot be shared. An error changes nothing.
 pub fn attach(
     share: BorrowedFd<'_>,
     whose: BorrowedFd<'_>,
@@ -64,7 +64,7 @@ pub fn detach(share: BorrowedFd<'_>, name: &str) -> Result<(), AttachError> {
         }
         let at = format!("/{name}");
         match unmount(&at, UnmountFlags::DETACH | UnmountFlags::NOFOLLOW) {
-            // Nothing is mounted, or nothing is there.
+            // Nothing is mounted there, or the path does not exist.
             Ok(()) | Err(Errno::INVAL | Errno::NOENT) => {}
             Err(e) => return step("unmounting it", Err(e)),
         }

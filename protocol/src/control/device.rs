@@ -1,4 +1,4 @@
-//! The devices of a machine and what they are attached to.
+//! The devices of a machine and their backends.
 
 use serde::{Deserialize, Serialize};
 
@@ -75,7 +75,7 @@ impl DeviceId {
     ];
 }
 
-/// The host side of a device. Each variant says which descriptors the request carries.
+/// The host side of a device. Each variant documents the descriptors that its request carries.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(remote = "Self")]
 pub enum Backend {

@@ -84,7 +84,7 @@ pub fn settings(annotations: &BTreeMap<String, String>, options: &Options) -> Re
 /// The operator's configuration.
 #[derive(Debug)]
 struct Kata {
-    /// The file's path, or what stands in for it.
+    /// The file's path, or the text that stands for it.
     by: String,
     defaults: Settings,
     enabled: Vec<Regex>,
@@ -93,8 +93,7 @@ struct Kata {
 }
 
 impl Kata {
-    /// Reads the file that the runtime's options name, else the first of Kata's files that exists. Having
-    /// none is not an error.
+    /// Reads the file that the runtime's options name, or else the first of Kata's files that exists. A missing file is not an error.
     pub fn of(options: &Options) -> Result<Kata, KataError> {
         match options {
             Options::File(path) => return Kata::read(path),
@@ -251,7 +250,7 @@ fn parsed(file: &str, text: &str) -> Result<Table, KataError> {
     })
 }
 
-/// The drop-in files of `path`. None if there is no such directory.
+/// The drop-in files of `path`; `None` if there is no such directory.
 fn drop_ins(path: &Path) -> Result<Vec<PathBuf>, KataError> {
     let directory = path.with_file_name(DROP_INS);
     let list = || -> io::Result<Vec<PathBuf>> {

@@ -30,7 +30,7 @@ use crate::spec::{self, Guest};
 use crate::stdio::{Stdio, StreamOwner, Streams, Targets};
 use crate::warning;
 
-/// A container for the guest, as far as it is known before there is a guest.
+/// A container for the guest, with everything that is known before the guest exists.
 struct Prepared {
     rootfs: Rootfs,
     guest: Guest,
@@ -175,7 +175,7 @@ impl Pod {
         self.machine.get_or_try_init(make).await
     }
 
-    /// Creates the container in the guest. A failure leaves nothing of it there.
+    /// Creates the container in the guest. A failure leaves nothing there.
     async fn make(&self, machine: &Machine, container: &Arc<Container>, creation: Creation) -> Result<()> {
         if let Creation::Restored = creation {
             return self.connect_restored(machine, container).await;
@@ -213,8 +213,8 @@ impl Pod {
         Ok(())
     }
 
-    /// Asks thawd to give the microVM the host files and devices that the container needs. `used` lists what
-    /// was given, also after an error.
+    /// Asks thawd to give the microVM the host files and devices that the container needs. `used` lists those that were given, also after
+    /// an error.
     async fn supply(
         &self,
         machine: &Machine,

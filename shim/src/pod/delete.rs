@@ -121,7 +121,7 @@ impl Pod {
                 self.end_machine();
                 Ok(())
             }
-            // An earlier call removed it after its limit had passed.
+            // An earlier call removed it after that call's time limit.
             Err(Error::Agent {
                 code: Code::INVALID_ARGUMENT,
                 ..

@@ -187,7 +187,7 @@ mod tests {
             ..Default::default()
         });
         assert!(spec(&request, &users, None).is_err());
-        // What another client wrote stays.
+        // Settings of another client stay.
         let given = Spec::default();
         let made = spec(&request, &PodSandboxConfig::new(), Some(given)).unwrap();
         assert!(made.linux.namespace("network").is_none());

@@ -1,8 +1,7 @@
-//! Converts a bundle's `config.json` to what the guest's agent creates: a specification, storages and copied
-//! files.
+//! Converts a bundle's `config.json` to the input of the guest's agent: a specification, storages and copied files.
 //!
-//! Invariant: what a microVM does not support is refused here by name, with a remedy, before any call to the
-//! guest. What has no meaning in one is left out as docs/shim.md describes, and nothing else.
+//! Invariant: a setting that a microVM does not support is refused here by name, with a remedy, before any call to the guest. Only settings
+//! that have no meaning in a microVM are left out, as docs/shim.md describes.
 
 pub mod config;
 mod devices;

@@ -1,6 +1,6 @@
-//! A container's mounts. The guest's kernel makes its own file systems and the pod's shared memory; the few
-//! small files that a runtime provides are copied; images of the store are shown; everything else of the host
-//! is shared. What cannot be shared is refused by name.
+//! A container's mounts. The guest's kernel makes its own file systems and the pod's shared memory; the few small files that a runtime
+//! provides are copied; images of the store are shown; everything else of the host is shared. A source that cannot be shared is refused by
+//! name.
 
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,4 @@
-//! The streams of a process, copied between the guest's agent and what containerd named: fifos, files or a
-//! logging program.
+//! The streams of a process, copied between the guest's agent and containerd's fifos, files or logging program.
 //!
 //! Invariants:
 //! - Bytes are copied unchanged.
@@ -28,7 +27,7 @@ use crate::warning;
 /// Bytes of input copied at once.
 const PIECE: usize = 32 * 1024;
 
-/// What containerd named for a process's streams. An empty name means none.
+/// containerd's names for a process's streams. An empty name means that there is no such stream.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stdio {
     pub stdin: String,

@@ -42,7 +42,7 @@ pub enum When {
     AtMost = 0xb0,
 }
 
-/// What to do with a register and a number.
+/// An operation on a register and a number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Operation {
@@ -217,7 +217,7 @@ impl Assembler {
         self.put(JMP | When::Equal as u8, register as u8, 0, 0, 0);
     }
 
-    /// Jumps if a register, all 64 bits of it, is above another.
+    /// Jumps if a register, compared with all 64 bits, is above another.
     pub fn jump_when_above(&mut self, register: Register, other: Register, label: &'static str) {
         self.open.push((self.written.len(), label));
         self.put(JMP | JGT | BY_REGISTER, register as u8, other as u8, 0, 0);

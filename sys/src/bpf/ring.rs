@@ -36,7 +36,7 @@ impl<const WORDS: usize> Ring<WORDS> {
         WORDS * 4
     };
 
-    /// A new ring, and its descriptor: readable while the ring has an event, and what programs write to
+    /// Creates a ring and its descriptor, which is readable while the ring has an event, and to which programs write
     /// ([`super::assembler::Assembler::load_map`]).
     pub fn new() -> io::Result<(OwnedFd, Self)> {
         let map = MapCreate {
@@ -90,7 +90,7 @@ impl<const WORDS: usize> Ring<WORDS> {
             // Its writer wakes us when it is whole.
             return None;
         }
-        // SAFETY: programs write events of this length, and none is overwritten before it is taken.
+        // SAFETY: programs write events of this length, and an event is not overwritten before it is taken.
         let event = unsafe { head.byte_add(HEAD).cast::<[u32; WORDS]>().read() };
         read.store(at + (HEAD + Self::EVENT) as u64, Ordering::Release);
         Some(event)

@@ -1,6 +1,6 @@
-//! One rule of an IPv4 table, built of the expressions the kernel evaluates in order: matches, then what happens.
+//! One rule of an IPv4 table, built of the expressions that the kernel evaluates in order: matches, then a verdict.
 //!
-//! The names are those of nft(8): each method says how the tool would write it.
+//! The names are those of nft(8): each method documents the tool's syntax.
 
 use std::net::Ipv4Addr;
 use std::ops::RangeInclusive;
@@ -70,7 +70,7 @@ pub enum Interface<'a> {
 }
 
 impl Interface<'_> {
-    /// What is compared: the kernel compares as many bytes as there are.
+    /// The compared bytes; the kernel compares this number of bytes.
     fn bytes(self) -> Vec<u8> {
         match self {
             Interface::Named(name) => {

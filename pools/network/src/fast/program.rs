@@ -7,9 +7,9 @@
 //! the guest's; one hop is counted; the frame gets the MAC addresses of the next interface. The translation is the same for every
 //! connection, so there is no state.
 //!
-//! Invariant: a packet is redirected only if the namespace's rules ([`crate::slot`]) would accept it whatever came before it. Every
-//! other packet is passed on to them unchanged: it is not IPv4, has options, is a fragment, has no hop left, is from a wrong address,
-//! is to or from an address for which connections decide, or is neither TCP, UDP nor ICMP.
+//! Invariant: a packet is redirected only if the namespace's rules ([`crate::slot`]) would accept it regardless of earlier packets. Every
+//! other packet is passed on to them unchanged: it is not IPv4, has options, is a fragment, has no hop left, is from a wrong address, is to
+//! or from an address for which the rules depend on the connection, or is neither TCP, UDP nor ICMP.
 
 use std::net::Ipv4Addr;
 
@@ -28,7 +28,7 @@ pub(crate) struct Wiring {
     host: u32,
     /// The index of the uplink in its namespace.
     uplink: u32,
-    /// What to add to a header's checksum when the guest's address becomes the slot's, and the other way round.
+    /// The difference to add to a header's checksum when the guest's address becomes the slot's, and the reverse.
     outward: u32,
     inward: u32,
 }
@@ -102,7 +102,7 @@ const TCP_SUM: u32 = 0x14;
 const UDP_SUM: u32 = 0x34;
 /// The place on the stack for the address of the slot's [`Wiring`].
 const WIRING: i16 = -16;
-/// `TC_ACT_OK`, to go on as without us; `TC_ACT_SHOT`.
+/// `TC_ACT_OK`: continue as without this program; `TC_ACT_SHOT`: drop.
 const PASS: u32 = 0;
 const DROP: u32 = 2;
 
@@ -125,7 +125,7 @@ fn halves(address: Ipv4Addr) -> [u32; 2] {
     [u16::from_ne_bytes([a, b]), u16::from_ne_bytes([c, d])].map(u32::from)
 }
 
-/// What to add to a header's checksum, before it is complemented, when one address becomes another (RFC 1624, 3).
+/// The difference to add to a header's checksum, before it is complemented, when one address replaces another (RFC 1624, 3).
 fn difference(old: Ipv4Addr, new: Ipv4Addr) -> u32 {
     let old: u32 = halves(old).iter().map(|half| 0xffff - half).sum();
     old + halves(new).iter().sum::<u32>()
@@ -140,7 +140,7 @@ fn load_wiring(a: &mut Assembler, to: Register, offset: i16) {
     a.load(Size::Four, to, to, offset);
 }
 
-/// Loads the address that is translated, and what it becomes.
+/// Loads the address that is translated and its replacement.
 fn load_addresses(a: &mut Assembler, way: Way, old: Register, new: Register) {
     let (slots, guests) = match way {
         Way::Out => (new, old),
@@ -158,7 +158,7 @@ struct Offsets {
     other: i16,
     /// The address that is translated in the header that an ICMP error is about.
     inner: i16,
-    /// What the translation adds to a header's checksum: of the wiring.
+    /// Field of the wiring with the difference that the translation adds to a header's checksum.
     difference: i16,
 }
 
@@ -211,7 +211,7 @@ fn find_slot(a: &mut Assembler, slots: &Table<Wiring>) {
     a.store(Size::Eight, R10, WIRING, R0);
 }
 
-/// Passes what is no plain IPv4 packet for this end, or has no hop left.
+/// Passes frames that are not plain IPv4 packets for this end, or have no hop left.
 fn check_frame(a: &mut Assembler, way: Way) {
     let [b0, b1, b2, b3, b4, b5] = match way {
         Way::Out => GATEWAY_MAC,
@@ -234,7 +234,7 @@ fn check_frame(a: &mut Assembler, way: Way) {
     a.jump_when(R1, When::AtMost, 1, "pass");
 }
 
-/// Passes what is from or for another address than the one that is translated. Keeps the protocol in `R9`.
+/// Passes packets from or for another address than the translated one. Keeps the protocol in `R9`.
 fn check_own_address(a: &mut Assembler, way: Way) {
     a.load(Size::Four, R1, R7, way.offsets().own);
     load_addresses(a, way, R2, R3);
@@ -242,10 +242,10 @@ fn check_own_address(a: &mut Assembler, way: Way) {
     a.load(Size::One, R9, R7, IP_PROTOCOL);
 }
 
-/// Passes what is to or from where connections decide, or nothing is let through.
+/// Passes packets to or from addresses for which the rules depend on the connection or admit nothing.
 fn check_peer(a: &mut Assembler, barred: &[Prefix], way: Way) {
     if way == Way::In {
-        // An error may be from anywhere: what it is about tells that it is the guest's.
+        // An ICMP error may come from any address: the packet it contains shows that it is for the guest.
         a.jump_when(R9, When::NotEqual, ICMP, "no error");
         a.load(Size::One, R1, R7, TRANSPORT);
         for kind in ERRORS {
@@ -265,7 +265,7 @@ fn check_peer(a: &mut Assembler, barred: &[Prefix], way: Way) {
     }
 }
 
-/// Goes on to what each protocol needs.
+/// Continues with the checks of each protocol.
 fn check_protocol(a: &mut Assembler, way: Way) {
     a.jump_when(R9, When::Equal, TCP, "tcp");
     a.jump_when(R9, When::Equal, UDP, "udp");
@@ -282,7 +282,8 @@ fn check_protocol(a: &mut Assembler, way: Way) {
     a.jump("pass");
 }
 
-/// The host begins connections and the guest does not; what answers none there is, the host's rules deny.
+/// Only the host begins connections between the two, so a guest's SYN is passed to the rules. The host's rules deny a guest's answers
+/// without a connection.
 fn check_host_connection(a: &mut Assembler, way: Way) {
     a.label("host");
     a.jump_when(R9, When::NotEqual, TCP, "pass");
@@ -314,8 +315,8 @@ fn translate_transport_checksum(a: &mut Assembler, way: Way) {
     a.jump("header");
 }
 
-/// Translates the header that an ICMP error is about. The address within is the other way round; the sum of that header stays, and
-/// with it that of the whole.
+/// Translates the header inside an ICMP error. Its addresses are reversed. The checksum of that header stays the same, and so does that of
+/// the whole.
 fn translate_inner_header(a: &mut Assembler, way: Way) {
     let Offsets {
         inner, difference, ..
@@ -415,7 +416,7 @@ mod tests {
     }
 
     proptest::proptest! {
-        /// What [`adjust`] computes, of any header whose address changes and that loses a hop.
+        /// The arithmetic of [`adjust`], for any header whose address changes and that loses a hop.
         #[test]
         fn adjusted_header_checksum_stays_right(mut header: [u8; 20], old: u32, new: u32) {
             let (old, new) = (Ipv4Addr::from_bits(old), Ipv4Addr::from_bits(new));

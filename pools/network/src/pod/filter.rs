@@ -1,4 +1,4 @@
-//! The filter on what a pod's guest sends: a BPF program that sees every frame of its tap and redirects or drops it.
+//! The filter of the frames that a pod's guest sends: a BPF program that sees every frame of its tap and redirects or drops it.
 //!
 //! The guest is on an Ethernet that it shares with other pods, so it could answer for them, act as their router, or assign them addresses.
 //! A frame is passed only if all of this holds:
@@ -12,10 +12,10 @@
 //!   advertisement of an address of the pod. So no guest is a router, redirects, or queries listeners.
 //! - UDP is neither from a DHCP server's port nor to a client's, of either family.
 //!
-//! Invariants: between IPv6 and the checked header there is nothing but a fragment header, or hop-by-hop options of 8 bytes before
-//! reports of listeners. Frames with other extension headers are dropped, and frames that end within a checked header. Of a fragmented
-//! packet the first fragment is checked; fragmented neighbour discovery is dropped. Later fragments of a packet whose first was dropped
-//! have no effect.
+//! Invariants: between IPv6 and the checked header there is at most a fragment header, or hop-by-hop options of 8 bytes before reports of
+//! listeners. Frames with other extension headers are dropped, and frames that end within a checked header. Of a fragmented packet the
+//! first fragment is checked; fragmented neighbour discovery is dropped. Later fragments of a packet whose first was dropped have no
+//! effect.
 //!
 //! The program sees what the guest wrote. A checksum that the guest left unfinished is written when the frame leaves the host, at the place
 //! that the header before the frame names; no program sees that header.
@@ -37,7 +37,7 @@ pub(super) struct Identity {
 
 impl Identity {
     /// # Errors
-    /// There are more addresses than a program can compare.
+    /// If there are more addresses than a program can compare.
     pub fn new(mac: [u8; 6], addresses: impl IntoIterator<Item = IpAddr>) -> Result<Identity, PodError> {
         let mut identity = Identity {
             mac,
@@ -159,7 +159,7 @@ fn ipv4(a: &mut Assembler, identity: &Identity) {
     one_of(a, 12, &identity.v4, "own ipv4");
     a.jump("drop");
     a.label("own ipv4");
-    // Words of the header, of which there are five at least.
+    // Length of the header in words; at least five.
     a.operate(Operation::And, R7, 0x0f);
     a.jump_when(R7, When::AtMost, 4, "drop");
     a.add(R7, R7);
@@ -183,7 +183,7 @@ fn ipv4(a: &mut Assembler, identity: &Identity) {
     a.jump("send");
 }
 
-/// `R9`: the packet is from no address. `R8`: what is in it.
+/// `R9`: the packet is from the unspecified address. `R8`: its content.
 fn ipv6(a: &mut Assembler, identity: &Identity) {
     a.label("ipv6");
     fetch(a, ETHERNET, IPV6);

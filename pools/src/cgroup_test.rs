@@ -159,7 +159,7 @@ fn v2_cgroup_is_removed_once_its_processes_end() {
     let mut child = std::process::Command::new("sleep").arg("60").spawn().unwrap();
     let added = cgroup.add(child.id() as i32);
     let busy = fs::remove_dir(&directories[0]).is_err_and(|e| is_busy(&e));
-    // Killed, and nobody has waited for it to be gone.
+    // Killed, but its end has not been waited for.
     child.kill().unwrap();
     cgroup.destroy();
     child.wait().unwrap();

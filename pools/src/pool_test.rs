@@ -11,9 +11,9 @@ struct Serials {
     alive: Mutex<BTreeSet<u64>>,
     /// Makers, but no claimer, wait while it is shut.
     gate: Gate,
-    /// Makers at work, and the most there were.
+    /// Makers at work, and their maximum.
     making: AtomicUsize,
-    /// Every so manieth cannot be made, or is unfit when it is looked at; 0: none.
+    /// One in this many resources cannot be made, or is unfit when it is checked; 0: none.
     unmakeable: u64,
     unfit: u64,
     broken: AtomicBool,
@@ -128,7 +128,7 @@ fn pool_fills_to_high_mark_once_below_low_mark() {
     assert!(claimed.iter().all(|c| c.slow.is_none()));
     let serials: Vec<u64> = claimed.iter().map(|c| c.resource).collect();
     assert!(serials.iter().all(|s| *s <= 4), "{serials:?}");
-    // At the low mark nothing is made; below it, up to the high one.
+    // At the low mark nothing is made; below it, the pool fills up to the high one.
     let seen = pool.statistics();
     assert_eq!((seen.ready, seen.making, seen.made), (2, 0, 4));
     pool.claim(&"this").unwrap();
@@ -145,7 +145,7 @@ fn claim_does_not_wait_for_a_stuck_maker() {
     until(&pool, |s| s.ready == 4 && s.making == 0);
     kind.gate.set(true);
     let slow: Vec<_> = (0..6).map(|_| pool.claim(&"this").unwrap().slow).collect();
-    // All makers have come to the gate, and no more than there are.
+    // All makers have reached the gate, and there are no more of them.
     until(&pool, |s| s.making == 2);
     assert!(slow[..4].iter().all(Option::is_none), "{slow:?}");
     assert_eq!(slow[4..], [Some(SlowReason::Empty); 2]);
@@ -253,7 +253,7 @@ proptest! {
                 let want = match step { Step::ClaimOther => "that", _ => "this" };
                 match step {
                     Step::Claim | Step::ClaimOther => held.extend(pool.claim(&want).map(|c| {
-                        // What was made ahead passed its check.
+                        // A resource that was made ahead of time has passed its check.
                         assert!(c.slow.is_some() || !every(c.resource, unfit));
                         c.resource
                     })),

@@ -1,4 +1,5 @@
-//! Every message and every variant of it, against the bytes that earlier releases write for it: the files in `golden/`.
+//! Every message and each of its variants, compared with the bytes that earlier releases write: the files in
+//! `golden/`.
 //!
 //! A line there never changes; a new variant adds one.
 
@@ -36,7 +37,8 @@ impl Golden {
         assert_eq!(decode::<T>(&bytes).unwrap(), value, "{name}");
     }
 
-    /// Every tag of an enum has a line, and the least that has none is refused, also before bytes that would do.
+    /// Every tag of an enum has a line. The lowest tag without a line is refused, also before bytes that
+    /// would be valid.
     fn covers<T: Tagged + DeserializeOwned + Debug>(&self, name: &'static str) {
         let prefix = format!("{name}::");
         for (tag, variant) in T::TAGS {

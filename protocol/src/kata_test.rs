@@ -1,5 +1,5 @@
-//! Every service, method, message, field, number and type of the agent's API against the table of Kata Containers 3.15.0's,
-//! `kata-3.15.0.txt`: facts, one a line, taken from what Kata publishes and never from here.
+//! Every service, method, message, field, number and type of the agent's API compared with the table of Kata
+//! Containers 3.15.0, `kata-3.15.0.txt`: facts, one per line, taken only from Kata's publications.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -77,7 +77,7 @@ fn message(tokens: &mut Tokens, within: &str, facts: &mut Vec<String>) {
     fields(tokens, &name, facts);
 }
 
-/// Those of a message, or of an alternative in it.
+/// The facts of the fields of a message, or of an alternative in it.
 fn fields(tokens: &mut Tokens, message_name: &str, facts: &mut Vec<String>) {
     loop {
         match tokens.next().as_str() {
@@ -129,7 +129,8 @@ fn service(tokens: &mut Tokens, name: &str, facts: &mut Vec<String>) {
     }
 }
 
-/// Whether a fact is of a field that is Thaw's own: their numbers begin where Kata has none, and who does not know them skips them.
+/// Whether a fact is about a field of Thaw's own. Their numbers begin where Kata has none, and a peer that
+/// does not know them skips them.
 fn is_our_own(fact: &str) -> bool {
     let number = fact
         .split_once(" = ")

@@ -32,7 +32,7 @@ pub struct RateLimit {
 pub enum DeviceLimits {
     /// A virtio-blk device.
     Disk(RateLimit),
-    /// virtio-net: what the guest sends, and what it receives.
+    /// virtio-net: the limits of sending and of receiving.
     Network { send: RateLimit, receive: RateLimit },
 }
 

@@ -51,7 +51,7 @@ use serde::{Deserialize, Serialize};
 pub const SETUP_FD: i32 = 3;
 /// The virtio-fs tag by which the guest mounts the device.
 pub const TAG: &str = "shared";
-/// How long a guest may cache what it looked up, in milliseconds (FUSE entry and attribute timeout).
+/// How long a guest may cache lookups, in milliseconds (FUSE entry and attribute timeout).
 pub const FRESH_MS: u64 = 1000;
 
 /// How long a guest's requests wait for a new thaw-share after the old one died, in milliseconds.

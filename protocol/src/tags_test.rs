@@ -65,7 +65,7 @@ fn damaged_bytes_are_told_from_unknown_tags() {
             "{error}"
         );
     }
-    // After one of these no other failure is told as one.
+    // A later failure of another kind is not reported as an unknown tag.
     assert!(matches!(
         decode::<Shape>(&[2]),
         Err(EncodingError::UnknownTag { .. })

@@ -131,7 +131,7 @@ fn mounts_are_made_in_the_guest_shared_or_refused_by_name() {
     assert_eq!(made.storages[0].driver, "ephemeral");
     assert_eq!(made.spec.Mounts[3].source, made.storages[0].mount_point);
     assert_eq!(made.spec.Mounts[4].source, "/dev/null");
-    // Of the options the host has those that are its own, the guest all.
+    // The host has only the options that it handles itself; the guest has all of them.
     let [bound] = &made.shared_mounts[..] else {
         panic!("{:?}", made.shared_mounts)
     };

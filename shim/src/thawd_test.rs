@@ -9,7 +9,7 @@ use ttrpc::r#async::{Server, TtrpcContext};
 
 use super::*;
 
-/// What it answers a greeting, and what it was asked.
+/// Its answer to a greeting, and the requests that it received.
 struct Other {
     answer: ttrpc::Result<u32>,
     asked: Mutex<Vec<String>>,
@@ -38,7 +38,7 @@ impl Pods for Other {
     }
 }
 
-/// Makes a pod there; what thawd was asked. A thawd of the release before versions has no such method.
+/// Creates a pod there; returns the requests that thawd received. A thawd from before versions has no such method.
 async fn create(answer: Option<ttrpc::Result<u32>>) -> (Result<CreatePodResponse>, Vec<String>) {
     let directory = tempfile::tempdir().unwrap();
     let socket = directory.path().join("pods.sock");

@@ -44,7 +44,7 @@ fn connection_round_trips() {
     assert!(read.concerns(SLOT) && read.concerns(REMOTE) && !read.concerns(GUEST));
 }
 
-/// What a namespace is told: who began it, and who answers whom.
+/// The connection that a namespace gets: its original and reply direction, and the translated source and destination.
 fn told(connection: &Connection) -> (Tuple, Tuple, Option<Ipv4Addr>, Option<Ipv4Addr>) {
     let attributes = within(connection, TRANSLATION).unwrap();
     let parsed = Parsed(attributes.as_bytes());

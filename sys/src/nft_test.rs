@@ -6,7 +6,7 @@ use super::rule::{Interface, TCP};
 use super::*;
 use crate::prefix::Prefix;
 
-/// Runs a test in a namespace of its own, where this host allows it.
+/// Runs a test in a namespace of its own, if this host allows it.
 fn alone(test: impl FnOnce(&mut Socket) + Send) {
     thaw_test_skip::beside(|| {
         // SAFETY: the flag does not unshare the file descriptor table.
@@ -41,7 +41,7 @@ fn transaction_is_atomic() {
             t.commit(socket)
         };
         make(socket).unwrap();
-        // Again: nothing changes.
+        // A second time nothing changes.
         make(socket).unwrap();
         let insert = |socket: &mut Socket, ports: &[u16]| {
             let mut t = Transaction::new("t");
@@ -63,7 +63,7 @@ fn transaction_is_atomic() {
     });
 }
 
-/// Rules, and what `nft list ruleset` shows of each.
+/// Rules, and the line of `nft list ruleset` for each.
 fn rules() -> Vec<(Rule, &'static str)> {
     let prefix = |text: &str| text.parse::<Prefix>().unwrap();
     vec![
@@ -160,7 +160,7 @@ fn rules_are_listed_by_nft_as_written() {
             "snat to 10.0.0.1",
         ];
         for text in rules.iter().map(|(_, text)| *text).chain(others) {
-            // The tool leaves out what follows from the rest.
+            // The tool leaves out implied parts.
             let text = text
                 .strip_prefix("meta l4proto tcp reject")
                 .map_or(text, |_| "reject with tcp reset");

@@ -1,15 +1,15 @@
-//! What the fast path does with a packet is what the namespace's rules do with it: the same packets through a slot that has one and
-//! through a slot that has left it, whose addresses and rules are the same.
+//! The fast path treats a packet as the namespace's rules do. The same packets go through a slot with a fast path and through a slot that
+//! has left it; both have the same addresses and rules.
 //!
-//! A packet is put where a guest or the host would have put it, and what comes out on either side is compared byte by byte. The
-//! host is deaf: a program drops what arrives at its end, so that nothing answers but the slot.
+//! A packet is sent where a guest or the host would send it, and the output on both sides is compared byte by byte. The host is deaf: a
+//! program drops everything that arrives at its end, so that only the slot answers.
 //!
-//! Four differences there are:
-//! - The fast path does not verify a header's checksum and length; the host drops what is wrong there.
-//! - Of a packet that connection tracking does not understand, the namespace does not translate the address, so that the host takes it for
-//!   forged, while the fast path does.
-//! - What the guest sends the host of a TCP connection nobody knows, the fast path leaves to the host's rules.
-//! - The guest's ICMP errors about TCP connections that the host has begun reach the host through the namespace alone.
+//! There are four differences:
+//! - The fast path does not verify a header's checksum and length; the host drops packets in which they are wrong.
+//! - The namespace does not translate the address of a packet that connection tracking does not understand, so the host considers it
+//!   forged. The fast path translates it.
+//! - The fast path leaves packets from the guest to the host that belong to no known TCP connection to the host's rules.
+//! - The guest's ICMP errors about TCP connections that the host has begun reach the host only through the namespace.
 
 use std::os::fd::{AsRawFd, FromRawFd};
 
@@ -32,7 +32,7 @@ mod frames;
 #[path = "fast_test/sequences.rs"]
 mod sequences;
 
-/// Sequences of packets; `THAW_PACKETS` says another number.
+/// Number of sequences of packets; `THAW_PACKETS` overrides it.
 const SEQUENCES: usize = 1500;
 const VNET_HEADER: usize = 12;
 const PROTOCOL: i16 = 16;
@@ -90,7 +90,7 @@ impl Bench {
         let mut route = Socket::route().unwrap();
         let index = link::index(&mut route, &host::Host::link_name(0)).unwrap();
         deafen(&mut route, index);
-        // Its errors are not counted: which of them came first would decide.
+        // Its ICMP errors have no rate limit; otherwise their order would matter.
         within(&slot.namespace, || {
             std::fs::write("/proc/sys/net/ipv4/icmp_ratemask", "0").unwrap();
         });
@@ -211,7 +211,7 @@ impl Bench {
     }
 }
 
-/// What arrives at an interface is seen by packet sockets, and by nobody else but ARP.
+/// Makes packets that arrive at an interface visible only to packet sockets and ARP.
 fn deafen(route: &mut Socket, link: u32) {
     let mut a = Assembler::default();
     a.load(Size::Four, Register::R1, Register::R1, PROTOCOL);
@@ -238,15 +238,15 @@ fn packet_socket(link: u32) -> OwnedFd {
     // SAFETY: socket(2) takes numbers alone.
     let fd = unsafe { libc::socket(libc::AF_PACKET, kind, every.into()) };
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
-    // SAFETY: the kernel has made this descriptor for us, and nobody else knows of it.
+    // SAFETY: the kernel has just created this descriptor for us, and nothing else uses it.
     let socket = unsafe { OwnedFd::from_raw_fd(fd) };
-    // SAFETY: sockaddr_ll is integers: all zeroes is a value of it.
+    // SAFETY: sockaddr_ll consists of integers, so all zeroes is a valid value.
     let mut address: libc::sockaddr_ll = unsafe { std::mem::zeroed() };
     address.sll_family = libc::AF_PACKET as u16;
     address.sll_protocol = every;
     address.sll_ifindex = link as i32;
     let on = 1i32;
-    // SAFETY: both calls read what they are given, of the sizes said, before they return.
+    // SAFETY: both calls read their arguments, of the stated sizes, before they return.
     let done = unsafe {
         libc::setsockopt(
             fd,
@@ -264,7 +264,7 @@ fn packet_socket(link: u32) -> OwnedFd {
     socket
 }
 
-/// On a host of its own; none where this one does not allow it.
+/// Plays the sequences on a host of its own; `None` if this host does not allow it.
 fn play_all(is_fast: bool, sequences: &[Sequence]) -> Option<Vec<Vec<Outcome>>> {
     thaw_test_skip::beside(|| {
         if let Err(e) = enter(UnshareFlags::NEWNET) {
@@ -275,7 +275,7 @@ fn play_all(is_fast: bool, sequences: &[Sequence]) -> Option<Vec<Vec<Outcome>>> 
             thaw_test_skip::skip(e);
             return None;
         }
-        // What one processor does for us it does in order.
+        // One processor does its work in order.
         let mut one = CpuSet::new();
         one.set(sched_getcpu());
         sched_setaffinity(None, &one).unwrap();
@@ -296,7 +296,7 @@ fn fast_path_and_nftables_agree_on_any_packet() {
     for ((sequence, fast), slow) in sequences.iter().zip(fast).zip(slow) {
         let said =
             |number: usize| format!("packet {number} of {sequence:?}\nfast: {fast:x?}\nslow: {slow:x?}");
-        // Of what was not let through there is no connection, so what follows it is understood no more.
+        // A dropped first packet creates no connection, so the following packets are not understood.
         let began = slow.first().is_some_and(|first| match sequence.packets[0].way {
             Way::Out => !first.host.is_empty(),
             Way::In => !first.guest.is_empty(),
@@ -315,7 +315,7 @@ fn fast_path_and_nftables_agree_on_any_packet() {
             }
         }
     }
-    // Not all of them were dropped alike.
+    // Many packets were forwarded, so the two paths did not agree merely by dropping everything.
     assert!(
         forwarded > number / 4,
         "{forwarded} of {number} sequences came out anywhere"

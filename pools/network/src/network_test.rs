@@ -37,12 +37,12 @@ fn guest_reaches_outside_and_nothing_forbidden() {
         for guest in [&guest, &other] {
             assert_eq!(talk(guest.connect((OUTSIDE, 80)).unwrap(), &server).ip(), HOST);
         }
-        // The host itself, by every address of it.
+        // The host itself, at each of its addresses.
         let _host = (listen(HOST, 9000), listen(Ipv4Addr::UNSPECIFIED, 9001));
         let gateway = Ipv4Addr::from_bits(address(&one).to_bits() - 1);
         guest.connect((HOST, 9000)).unwrap_err();
         refused(guest.connect((gateway, 9001)));
-        // Metadata and other link-local addresses, though the host had a way there.
+        // Metadata and other link-local addresses, although the host has a route to them.
         for metadata in METADATA {
             refused(guest.connect((metadata, 80)));
         }
@@ -50,7 +50,7 @@ fn guest_reaches_outside_and_nothing_forbidden() {
         let served = other.run(|| listen(GUEST_ADDRESS, 80));
         refused(guest.connect((address(&two), 80)));
         talk(connect((address(&two), 80).into()).unwrap(), &served);
-        // What is outside does not reach it, even told the way.
+        // A host outside cannot reach it, even with a route to it.
         world.outside(|| {
             let mut route = Socket::route().unwrap();
             let lan = link::index(&mut route, "lan").unwrap();
@@ -58,7 +58,7 @@ fn guest_reaches_outside_and_nothing_forbidden() {
             let lost = TcpStream::connect_timeout(&(address(&two), 80).into(), Duration::from_millis(300));
             lost.unwrap_err();
         });
-        // What a guest sends under another's address does not leave; what it sends after that does.
+        // A guest's packet with another address does not leave; its next correct one does.
         let server = world.outside(|| UdpSocket::bind((OUTSIDE, 7)).unwrap());
         server.set_read_timeout(Some(PATIENCE)).unwrap();
         guest.run(|| {
@@ -250,7 +250,7 @@ fn policy_change_applies_to_existing_connections() {
         uplink.set_policy(policy(&["deny=203.0.113.0/24:443"])).unwrap();
         refused(guest.connect((OUTSIDE, 443)));
         talk(guest.connect((OUTSIDE, 80)).unwrap(), &denied);
-        // No policy opens what is barred.
+        // No policy opens a barred address.
         uplink.set_policy(policy(&["allow=0.0.0.0/0"])).unwrap();
         for metadata in METADATA {
             refused(guest.connect((metadata, 80)));
@@ -284,7 +284,7 @@ fn port_of_dead_owner_is_published_again() {
         let uplink = slot.uplink.as_mut().unwrap();
         uplink.publish(&[port("8080:80")]).unwrap();
         let name = host::Host::link_name(world.networks.host.setup.range.number(uplink.address()).unwrap());
-        // As after kill -9: descriptors are closed, and nothing else is done.
+        // As after kill -9: descriptors are closed, and nothing else happens.
         uplink.keep();
         drop(slot);
         let inet = UdpSocket::bind("0.0.0.0:0").unwrap();

@@ -1,5 +1,5 @@
-//! What must be alike whether packets are redirected past a slot's namespace or go through it, and that a slot leaves its
-//! fast path without losing a connection it may keep or keeping one it may not.
+//! Behaviour that is the same whether packets are redirected past a slot's namespace or pass through it. A slot that leaves its fast path
+//! keeps the connections that it may keep, and no others.
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{SocketAddr, UdpSocket};
@@ -17,7 +17,7 @@ fn udp(address: Ipv4Addr, port: u16) -> UdpSocket {
 }
 
 fn set<T>(socket: &UdpSocket, level: i32, option: i32, value: T) {
-    // SAFETY: `value` is what the option takes, and outlives the call.
+    // SAFETY: `value` has the option's type and outlives the call.
     let set = unsafe {
         libc::setsockopt(
             socket.as_raw_fd(),
@@ -38,13 +38,13 @@ fn hops(socket: &UdpSocket) -> (Vec<u8>, i32) {
         iov_base: bytes.as_mut_ptr().cast(),
         iov_len: bytes.len(),
     };
-    // SAFETY: all zeroes is a value of it.
+    // SAFETY: all zeroes is a valid value.
     let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
     message.msg_iov = &raw mut part;
     message.msg_iovlen = 1;
     message.msg_control = space.as_mut_ptr().cast();
     message.msg_controllen = size_of_val(&space) as _;
-    // SAFETY: all of `message` points to memory of the sizes it says, which outlives the call.
+    // SAFETY: every pointer in `message` is to memory of the stated size that outlives the call.
     let length = unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, 0) };
     assert!(length >= 0, "{}", std::io::Error::last_os_error());
     bytes.truncate(length as usize);
@@ -107,7 +107,7 @@ fn icmp_errors_reach_the_guest_they_are_about() {
         };
         nobody(guest.run(|| udp(GUEST_ADDRESS, 0)), (OUTSIDE, 9).into());
         nobody(world.outside(|| udp(OUTSIDE, 0)), (HOST, 5353).into());
-        // Too large for the host's next hop: the host says so, from an address no guest may send to.
+        // Too large for the host's next hop: the host reports this from an address to which no guest may send.
         let mut route = Socket::route().unwrap();
         let wan = link::index(&mut route, "wan").unwrap();
         link::set_mtu(&mut route, wan, 1300).unwrap();
@@ -122,7 +122,7 @@ fn icmp_errors_reach_the_guest_they_are_about() {
         socket.send(&[0; 1400]).unwrap();
         let error = socket.recv(&mut [0; 9]).unwrap_err();
         assert_eq!(error.raw_os_error(), Some(libc::EMSGSIZE), "{error}");
-        // The last hop of a packet is one that answers.
+        // The router at which a packet's TTL ends answers.
         let socket = guest.run(|| udp(GUEST_ADDRESS, 0));
         set(&socket, libc::IPPROTO_IP, libc::IP_TTL, 2i32);
         set(&socket, libc::IPPROTO_IP, libc::IP_RECVERR, 1i32);
@@ -196,7 +196,7 @@ fn policy_keeps_allowed_connections_whoever_speaks() {
             say(&mut served, &mut client);
             say(&mut client, &mut served);
         }
-        // One more, which changes nothing of it.
+        // Another policy change, which does not affect the connections.
         uplink.set_policy(policy(&["default=deny"])).unwrap();
         talk(connect((own, 80).into()).unwrap(), &inside);
         refused(guest.connect((OUTSIDE, 443)));
@@ -218,7 +218,7 @@ fn policy_ends_denied_connections_whoever_speaks() {
         assert_eq!(client.recv(&mut said).unwrap(), 4);
 
         uplink.set_policy(policy(&["deny=203.0.113.2:7"])).unwrap();
-        // What comes after it from there is no beginning that the guest may answer.
+        // A later packet from there does not begin a connection that the guest may answer.
         server.send_to(b"answer me", peer).unwrap();
         let heard = world.outside(|| udp(OUTSIDE, 8));
         let _ = client.send_to(b"after", (OUTSIDE, 7));
@@ -227,7 +227,7 @@ fn policy_ends_denied_connections_whoever_speaks() {
             .or_else(|_| client.send_to(b"else", (OUTSIDE, 8)))
             .unwrap();
         assert_eq!(heard.recv(&mut said).unwrap(), 4);
-        // What went before that would be there by now.
+        // An earlier packet would have arrived by now.
         server.set_nonblocking(true).unwrap();
         assert_eq!(server.recv(&mut said).unwrap_err().kind(), ErrorKind::WouldBlock);
     });
@@ -267,7 +267,7 @@ fn later_owner_takes_slot_off_its_fast_path() {
         let adopted = world.networks.adopt(record, &described).unwrap();
         let uplink = adopted.uplink.as_ref().unwrap();
         assert_eq!(uplink.is_fast(), was_fast);
-        // That of a record which says nothing of one.
+        // The default policy, which a record without a policy implies.
         uplink.set_policy(policy(&[])).unwrap();
         assert_eq!(uplink.is_fast(), was_fast);
         uplink
@@ -309,7 +309,7 @@ fn new_slot_has_no_connections_of_the_earlier_one() {
         let uplink = next.uplink.as_ref().unwrap();
         assert_eq!(uplink.address(), own);
         if !uplink.is_fast() {
-            // Its namespace lets nothing through that it has not seen begin.
+            // Its namespace admits no connection whose beginning it did not see.
             return;
         }
         assert_eq!(tracked(), []);

@@ -282,7 +282,7 @@ fn remove(route: &mut Socket) -> Result<(), Error> {
     remove().map_err(Error::system("take a sandbox's taps out of a pod's network"))
 }
 
-/// Treats what is gone already as removed.
+/// Treats an object that no longer exists as removed.
 fn gone(removed: io::Result<()>) -> io::Result<()> {
     match removed {
         Err(e) if matches!(e.raw_os_error(), Some(libc::ENODEV | libc::ENOENT)) => Ok(()),

@@ -1,4 +1,4 @@
-//! That what a sandbox waits for takes no RTNL: somebody else holds it meanwhile, and does not let go.
+//! The operations for which a sandbox waits do not take RTNL: another thread holds it meanwhile.
 
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -23,15 +23,15 @@ const SIOCETHTOOL: libc::c_ulong = 0x8946;
 const ETHTOOL_GSTRINGS: u32 = 0x1b;
 
 fn ioctl<T>(fd: &OwnedFd, code: libc::c_ulong, argument: &mut T) -> io::Result<()> {
-    // SAFETY: each caller passes what its request takes, which outlives the call.
+    // SAFETY: each caller passes the argument that its request expects, which outlives the call.
     match unsafe { libc::ioctl(fd.as_raw_fd(), code as _, std::ptr::from_mut(argument)) } {
         -1 => Err(io::Error::last_os_error()),
         _ => Ok(()),
     }
 }
 
-/// Holds RTNL until it is dropped: a thread of ours asks the kernel for something that it copies under that lock out of a page
-/// that is not there, and that nobody gives it before.
+/// Holds RTNL until it is dropped: one of our threads makes a request whose data the kernel copies under that lock from a missing page,
+/// which this test does not provide before.
 struct Held {
     faults: OwnedFd,
     page: usize,
@@ -39,9 +39,9 @@ struct Held {
 }
 
 impl Held {
-    /// None where this host has no userfaultfd(2) for faults of the kernel.
+    /// `None` if this host has no userfaultfd(2) for faults of the kernel.
     fn now() -> Option<Held> {
-        // One that blocks cannot be polled. SAFETY: userfaultfd(2) takes flags alone.
+        // A blocking descriptor cannot be polled. SAFETY: userfaultfd(2) takes only flags.
         let fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | libc::O_NONBLOCK) };
         if fd == -1 {
             return None;
@@ -49,7 +49,7 @@ impl Held {
         // SAFETY: the kernel has made this descriptor for us.
         let faults = unsafe { OwnedFd::from_raw_fd(fd as i32) };
         ioctl(&faults, UFFDIO_API, &mut [UFFD_API, 0, 0]).ok()?;
-        // SAFETY: new memory, of nobody's; it stays until the process ends.
+        // SAFETY: new memory that nothing else uses; it stays until the process ends.
         let pages = unsafe {
             rustix::mm::mmap_anonymous(
                 std::ptr::null_mut(),
@@ -72,7 +72,7 @@ impl Held {
         .ok()?;
         let holder = std::thread::spawn(move || {
             let socket = std::net::UdpSocket::bind("0.0.0.0:0").unwrap();
-            // SAFETY: all zeroes is a value of it.
+            // SAFETY: all zeroes is a valid value.
             let mut asked: libc::ifreq = unsafe { std::mem::zeroed() };
             (asked.ifr_name[0], asked.ifr_name[1]) = (b'l' as _, b'o' as _);
             asked.ifr_ifru.ifru_data = request as *mut libc::c_char;
@@ -85,7 +85,7 @@ impl Held {
             page,
             holder: Some(holder),
         };
-        // The fault is told of: the lock is held.
+        // The fault is reported, so the lock is held.
         let patience = Timespec::try_from(PATIENCE).unwrap();
         let mut faults = [PollFd::new(&held.faults, PollFlags::IN)];
         assert_eq!(poll(&mut faults, Some(&patience)).unwrap(), 1, "no fault");
@@ -130,7 +130,7 @@ fn claim_and_assign_take_no_rtnl() {
         };
         let (done, is_done) = mpsc::channel();
         std::thread::scope(|scope| {
-            // What does take it waits as long as it is held.
+            // An operation that takes the lock waits until it is released.
             let waits = scope.spawn(|| link::set_up(&mut route, wan).unwrap());
             let pool = &pool;
             scope.spawn(move || {

@@ -88,7 +88,7 @@ fn device_file_system_must_be_a_known_one() {
 }
 
 proptest! {
-    /// Whatever is written, nothing comes out that could be read as another option, and no relative path.
+    /// For any input, the result contains no other option and no relative path.
     #[test]
     fn source_has_absolute_paths_and_plain_words(
         kind in "bind|overlay|ext4|erofs|none|[a-z]{0,4}",

@@ -35,7 +35,7 @@ fn fsck(image: &Path) {
     );
 }
 
-/// Mounts an image and calls `with` on the directory. Where this user may not mount, says so and does not.
+/// Mounts an image and calls `with` on the directory. Without permission to mount, prints so and skips the call.
 fn mounted(image: &Path, with: impl FnOnce(&Path)) {
     let directory = tempfile::tempdir().unwrap();
     let mount = Command::new("mount")
@@ -316,7 +316,7 @@ fn a_directory_is_read_on_from_any_entry() {
             .collect();
         assert_eq!(after, all[index + 1..]);
     }
-    // Positions nobody gave out.
+    // Positions that no entry returned.
     for position in [1, 5, 13, 4095, root.size, u64::MAX] {
         assert!(
             reader

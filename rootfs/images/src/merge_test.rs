@@ -154,7 +154,7 @@ fn a_whiteout_hides_lower_layers_only() {
             ["a/", "a/b=1", "a/c=1", "d/", "d/f=2"]
         );
     }
-    // Of nothing at all.
+    // Without any layer.
     assert_eq!(
         merge([lower.clone(), vec![whiteout("q/r"), whiteout("q")]]).unwrap(),
         merge([lower]).unwrap()

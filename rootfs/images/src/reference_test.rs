@@ -97,7 +97,7 @@ proptest! {
         prop_assert_eq!(reference.to_string().parse::<ImageRef>().unwrap(), reference);
     }
 
-    /// Any text is a reference or an error, and what is a reference round-trips.
+    /// Any text is a reference or an error, and every reference round-trips.
     #[test]
     fn any_text_is_survived(text in ".{0,60}") {
         if let Ok(reference) = text.parse::<ImageRef>() {

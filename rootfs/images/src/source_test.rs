@@ -1,4 +1,4 @@
-//! Resolving: which image a reference and a platform name, and what is refused.
+//! Resolving: which image a reference and a platform select, and which references are refused.
 
 use serde_json::{Value, json};
 
@@ -49,7 +49,7 @@ async fn a_platform_is_found_through_nested_indexes() {
         ["/bin/true"]
     );
 
-    // The same without a platform in the descriptors: the config says.
+    // The same without a platform in the descriptors: the config contains it.
     let bare: Vec<_> = [arm, amd]
         .into_iter()
         .map(|mut it| {
@@ -197,7 +197,7 @@ async fn endless_indexes_are_refused() {
     );
 }
 
-/// The same image in the forms `docker save` has had.
+/// The same image in every form that `docker save` has written.
 #[tokio::test]
 async fn archives_of_every_form_are_one_image() {
     let directory = tempfile::tempdir().unwrap();

@@ -26,7 +26,7 @@ use crate::source::{Credentials, Platform, Retry};
 use super::*;
 
 impl Image {
-    /// One of which nothing is there but its directory.
+    /// A layer of which only the directory exists.
     pub(crate) fn bare(directory: &Path) -> Self {
         Self {
             digest: Digest::of(b"image"),
@@ -39,7 +39,7 @@ impl Image {
     }
 }
 
-/// Remembers what it was told.
+/// Records its events.
 #[derive(Default)]
 struct Log(Mutex<Vec<Event>>);
 
@@ -68,7 +68,7 @@ impl Log {
     }
 }
 
-/// A store and a directory beside it.
+/// A store, and a directory for images.
 struct Bench {
     directory: tempfile::TempDir,
     store: Store,
@@ -114,7 +114,7 @@ impl Bench {
             .await
     }
 
-    /// Names of all layers, images and references there are, complete or not.
+    /// Names of all existing layers, images and references, complete or not.
     fn leftovers(&self) -> Vec<String> {
         ["layers", "images", "refs"]
             .iter()

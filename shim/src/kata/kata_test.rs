@@ -194,7 +194,7 @@ fn files_that_say_what_cannot_be_are_refused_with_their_name() {
         let said = of(text).unwrap_err().to_string();
         assert!(said.starts_with("configuration.toml: "), "{said}");
     }
-    // Sections that are no tables are nobody's.
+    // Sections that are not tables are ignored.
     assert!(of("hypervisor = 1\nagent = []\nruntime = true\n").is_ok());
 }
 

@@ -1,4 +1,4 @@
-//! Frames as they are put on a link, and what of a frame that came out is compared.
+//! Frames on a link, and the parts of received frames that are compared.
 
 use super::*;
 
@@ -16,7 +16,7 @@ pub(super) fn folded(mut sum: u32) -> u16 {
     !(sum as u16)
 }
 
-/// What the host makes of a frame: what it drops is none, because of its header or because it is not from the slot.
+/// The host's view of a frame. `None` if the host drops it, because of its header or because it is not from the slot.
 pub(super) fn taken(mut frame: Vec<u8>, slot: Ipv4Addr) -> Option<Vec<u8>> {
     let header = frame.get(ETHERNET..ETHERNET + HEADER)?;
     let length = usize::from(header[0] & 15) * 4;
@@ -28,8 +28,8 @@ pub(super) fn taken(mut frame: Vec<u8>, slot: Ipv4Addr) -> Option<Vec<u8>> {
     (is_right && !is_forged).then_some(frame)
 }
 
-/// Whether the namespace's kernel may have made the frame. Ours have one number, but the kernel draws the numbers of its ICMP messages,
-/// and one in 65,536 of them is ours.
+/// Whether the frame may come from the namespace's kernel. Our packets have one fixed number, but the kernel draws the numbers of its ICMP
+/// messages at random, and one in 65,536 equals ours.
 pub(super) fn may_be_the_namespaces(frame: &[u8]) -> bool {
     is_icmp(frame) || frame.get(ETHERNET + 4..ETHERNET + 6) != Some(&NUMBER.to_be_bytes())
 }
@@ -84,7 +84,7 @@ pub(super) fn frame(packet: &Packet, from: Ipv4Addr, to: Ipv4Addr, port: u16) ->
     frame
 }
 
-/// An IPv4 header without its checksum; each option is four bytes of nothing.
+/// An IPv4 header without its checksum; each option is four zero bytes.
 pub(super) fn header(
     protocol: u8,
     ttl: u8,

@@ -11,7 +11,7 @@ use super::*;
 pub(super) enum Way {
     /// By the guest.
     Out,
-    /// By the host, for the guest.
+    /// Sent by the host to the guest.
     In,
 }
 
@@ -34,7 +34,7 @@ pub(super) enum Who {
     At(Ipv4Addr),
 }
 
-/// What is particular to a packet beside who it is from and to.
+/// The properties of a packet besides its source and destination.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Oddity {
     pub(super) mac: bool,
@@ -43,7 +43,7 @@ pub(super) struct Oddity {
     pub(super) fragment: u16,
     pub(super) options: u8,
     pub(super) header_sum: bool,
-    /// More or fewer bytes in its header than there are.
+    /// The number of bytes by which the length in its header is wrong.
     pub(super) length: i8,
 }
 
@@ -57,7 +57,7 @@ pub(super) const PLAIN: Oddity = Oddity {
     length: 0,
 };
 
-/// What is behind the IPv4 header.
+/// The content after the IPv4 header.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Body {
     Tcp {
@@ -65,7 +65,7 @@ pub(super) enum Body {
         seq: u32,
         ack: u32,
     },
-    /// `sum`: 0 is none, 1 is right, 2 is wrong.
+    /// `sum`: 0 is absent, 1 is right, 2 is wrong.
     Udp {
         sum: u8,
     },
@@ -92,12 +92,12 @@ pub(super) struct Packet {
     pub(super) broken: bool,
 }
 
-/// Packets of one connection, none like another's.
+/// Packets of one connection. No two sequences use the same connection.
 #[derive(Clone, Debug)]
 pub(super) struct Sequence {
-    /// Who the guest speaks with.
+    /// The guest's peer.
     pub(super) peer: Who,
-    /// Who the guest says it is, or is taken for.
+    /// The guest's own address, as it states it or as its peer assumes it.
     pub(super) own: Who,
     pub(super) port: u16,
     pub(super) packets: Vec<Packet>,
@@ -139,7 +139,7 @@ pub(super) fn packet(way: Way, body: Body) -> Packet {
     }
 }
 
-/// A beginning, what the other side says to it, and one more.
+/// A first packet, the other side's answer, and one more packet.
 pub(super) fn conversation() -> impl Strategy<Value = (Vec<Packet>, bool)> {
     let way = prop_oneof![Just(Way::Out), Just(Way::In)];
     let kind = 0..4u8;
@@ -169,9 +169,9 @@ pub(super) fn conversation() -> impl Strategy<Value = (Vec<Packet>, bool)> {
             },
         };
         let mut packets = vec![packet(way, begin), packet(way.back(), reply), packet(way, end)];
-        // What was answered by an error does not go on.
+        // A packet that was answered by an error has no successors.
         packets.truncate(if answer > 1 { length.min(1) + 1 } else { length + 1 });
-        // Segments that carry nothing stay within the other's window.
+        // Segments without data stay within the other side's window.
         let carries = !matches!(begin, Body::Tcp { .. });
         packets
             .iter_mut()
@@ -221,7 +221,7 @@ pub(super) fn single() -> impl Strategy<Value = (Vec<Packet>, bool)> {
                 ttl,
                 fragment,
                 options,
-                // The host sends none that is wrong.
+                // The host sends no wrong checksum.
                 header_sum: header_sum && way == Way::Out,
                 length: if way == Way::Out { length } else { 0 },
             };
@@ -250,13 +250,13 @@ pub(super) fn is_sound(packet: &Packet) -> bool {
     begins && !packet.broken && packet.odd.length == 0
 }
 
-/// What the guest sends the host, and begins nothing.
+/// Whether the guest sends it to the host without beginning a connection.
 pub(super) fn is_for_the_host_to_decide(packet: &Packet) -> bool {
     let begins = matches!(packet.body, Body::Tcp { flags, .. } if flags & (SYN | ACK) == SYN);
     packet.way == Way::Out && matches!(packet.body, Body::Tcp { .. }) && !begins
 }
 
-/// What the guest sends that is an ICMP error about TCP.
+/// Whether it is an ICMP error about TCP from the guest.
 pub(super) fn is_error_about_tcp(packet: &Packet) -> bool {
     packet.way == Way::Out && matches!(packet.body, Body::Error { about: TCP, .. })
 }

@@ -118,7 +118,7 @@ fn automatic_addresses_and_neighbours_are_left_out() {
     };
     let surveyed = Surveyed {
         addresses,
-        // Reachable is what the kernel has learnt.
+        // A reachable neighbour is one that the kernel has learnt.
         neighbours: vec![neighbour(1, NUD_PERMANENT), neighbour(2, 2)],
         ..Surveyed::default()
     };
@@ -172,7 +172,7 @@ fn prefix_is_on_link_if_the_kernel_says_so() {
         ]),
         routes: vec![
             kernels("10.1.0.0", 16, 2),
-            // Another's, as a plugin has it that deletes the route of an address.
+            // A route of another interface, as with a plugin that deletes the route of an address.
             kernels("10.9.2.0", 24, 3),
             kernels("fd00::", 64, 2),
         ],

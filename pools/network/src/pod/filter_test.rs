@@ -1,4 +1,4 @@
-//! Frames as a guest's driver writes them to the tap of a pod, and what of them comes to the other end of the pod's interface.
+//! Frames as a guest's driver writes them to the tap of a pod, and the frames that arrive at the other end of the pod's interface.
 
 use std::net::{Ipv4Addr, UdpSocket};
 use std::num::NonZeroU32;
@@ -27,7 +27,7 @@ const ICMP: u8 = 1;
 const IGMP: u8 = 2;
 const ICMPV6: u8 = 58;
 
-/// A pod with a guest's tap, and somebody who sees all that comes from it.
+/// A pod with a guest's tap, and a peer that sees everything that comes from it.
 struct Link {
     attached: PodNetwork,
     seen: UdpSocket,
@@ -65,7 +65,7 @@ impl Link {
         destination
     }
 
-    /// Whether a frame comes to the other end: before one does that is let through.
+    /// Whether a frame arrives at the other end, before a later frame that certainly passes.
     fn passes(&mut self, frame: &[u8]) -> bool {
         self.passing(&[frame.to_vec()])[0]
     }
@@ -380,7 +380,7 @@ fn wrong(frame: &[u8]) -> Vec<Vec<u8>> {
         ]
         .map(|byte| with(at, byte))
     });
-    // Of its own kind alone; without a whole header it is no frame.
+    // Truncated copies of the frame itself. Without a whole header it would not be a frame.
     let cut = (8..frame.len()).map(|length| frame[..length].to_vec());
     bytes.chain(cut).collect()
 }

@@ -1,5 +1,5 @@
-//! Pods as a CNI plugin makes them: a namespace with one end of a pair, a host with the other; and a guest, a namespace
-//! that is what the description says.
+//! Pods as a CNI plugin creates them: a namespace with one end of a pair, and a host with the other; and a guest, which is a namespace
+//! configured by the description.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
@@ -15,10 +15,10 @@ pub(super) const POD4: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 5);
 pub(super) const HOST4: Ipv4Addr = Ipv4Addr::new(10, 88, 0, 1);
 pub(super) const POD6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x88, 0, 0, 0, 0, 0, 5);
 pub(super) const HOST6: Ipv6Addr = Ipv6Addr::new(0xfd00, 0x88, 0, 0, 0, 0, 0, 1);
-/// Somebody the plugin has told the pod of.
+/// A neighbour that the plugin has configured in the pod.
 const KNOWN: (Ipv4Addr, [u8; 6]) = (Ipv4Addr::new(10, 88, 0, 9), [2, 0, 0, 0, 0, 9]);
 
-/// Runs a test in a host's namespace of its own, where this host allows it.
+/// Runs a test in a namespace that plays the host, if this host allows it.
 pub(super) fn on_a_host(test: impl FnOnce() + Send) {
     thaw_test_skip::beside(|| match enter(UnshareFlags::NEWNET) {
         Ok(_) => test(),
@@ -64,7 +64,7 @@ pub(super) fn pod() -> OwnedFd {
     pod
 }
 
-/// All that may not be another afterwards. What IPv6 does by itself comes when it comes.
+/// Everything that must be unchanged afterwards. Objects that IPv6 creates by itself are left out.
 fn snapshot(pod: &OwnedFd) -> impl PartialEq + std::fmt::Debug + use<> {
     inside(pod, || {
         let mut route = Socket::route().unwrap();
@@ -84,7 +84,7 @@ fn snapshot(pod: &OwnedFd) -> impl PartialEq + std::fmt::Debug + use<> {
     })
 }
 
-/// A guest that has the tap of an interface, and is told what it is as an agent would be.
+/// A guest that has the tap of an interface and is configured like an agent would configure it.
 struct Guest {
     namespace: OwnedFd,
     _wire: Wire,
@@ -209,7 +209,7 @@ fn taps_of_a_dead_maker_are_found_and_removed() {
         let before = snapshot(&pod);
         let attached = attach(&pod).unwrap().unwrap();
         assert_eq!(refused(attach(&pod)), PodError::InUse);
-        // As after kill -9, of the maker and of the VMM: descriptors are closed, and nothing else is done.
+        // As after kill -9 of the owner and of the VMM: descriptors are closed, and nothing else happens.
         attached.keep();
         assert_ne!(snapshot(&pod), before);
         detach(pod.as_fd()).unwrap();
@@ -221,7 +221,7 @@ fn taps_of_a_dead_maker_are_found_and_removed() {
         drop(PodNetwork::adopt(pod.try_clone().unwrap()).unwrap());
         assert_eq!(snapshot(&pod), before);
         drop(vmm);
-        // Of one that had begun.
+        // The leftovers of an owner that was killed after its first step.
         inside(&pod, || {
             let mut route = Socket::route().unwrap();
             let eth0 = link::index(&mut route, "eth0").unwrap();
@@ -280,7 +280,7 @@ fn host_network_and_directed_interfaces_are_refused() {
     on_a_host(|| {
         let own = open(Path::new("/proc/thread-self/ns/net")).unwrap();
         assert_eq!(refused(PodNetwork::attach(own)), PodError::HostNetwork);
-        // The real one, where it is for us to see.
+        // The real host's namespace, if we may see it.
         if let Ok(real) = open(Path::new("/proc/1/ns/net")) {
             let why = detach(real.as_fd()).unwrap_err().to_string();
             assert_eq!(why, PodError::HostNetwork.to_string());

@@ -67,7 +67,7 @@ impl Memory {
 }
 
 impl LazyImage {
-    /// The data files of the image's blobs, and where they are in its address space.
+    /// The data files of the image's blobs, and their places in its address space.
     pub(crate) fn expanded(&self, memory: &Memory) -> (Summary, Vec<Vec<u8>>) {
         let data = self.blobs.iter().map(|blob| memory.data(blob).unwrap());
         let placed = self.blobs.iter().map(|blob| BlobPlacement {

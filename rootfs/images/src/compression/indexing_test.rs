@@ -169,7 +169,7 @@ fn plain_is_cut_at_multiples() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
-    /// Damage is damage to both decoders, and what they yield before it the same.
+    /// Both decoders refuse damage, and yield the same bytes before it.
     #[test]
     fn damage_is_what_it_was(
         kind in 0..3,

@@ -1,4 +1,4 @@
-//! What is converted reads back as it was; what was tampered with does not.
+//! A converted image reads back unchanged; a tampered one does not.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ use crate::manifest::{ARTIFACT_TYPE, BLOB_TYPE, ConvertedManifest, Descriptor, M
 use super::*;
 
 impl Memory {
-    /// Takes what a push would send, and returns how many bytes that is.
+    /// Stores what a push would send, and returns its number of bytes.
     fn take(&self, converted: Converted) -> (ConvertedManifest, Facts) {
         let mut blobs = self.blobs.lock().unwrap();
         let mut sent = converted.manifest.len() as u64;
@@ -189,7 +189,7 @@ proptest! {
         assert_reads_back(&memory, &plain, &made);
         prop_assert_eq!(facts.unique_chunks, facts.new_chunks);
 
-        // Against itself nothing is new; against another image, the same is read.
+        // Against itself nothing is new; against another image, the same bytes are read.
         let own = memory.dictionary(&plain);
         let (manifest, facts) = memory.take(run(input(&made), chunking, &[own]));
         prop_assert_eq!((facts.new_chunks, facts.stored_bytes), (0, 0));
@@ -201,7 +201,7 @@ proptest! {
         assert_reads_back(&memory, &manifest, &made);
     }
 
-    /// Any damage to any document is an error: all of them are pinned by the manifest.
+    /// Any damage to any document is an error, because the manifest has the digests of all documents.
     #[test]
     fn damaged_documents_are_refused(seed: u64, place: prop::sample::Index, flip in 1u8..) {
         let memory = Memory::default();
@@ -358,7 +358,7 @@ fn a_load_order_is_laid_out_first_and_told() {
         layer: None,
         length: 4096,
     };
-    // Of files 40, 3 and 40 again, from the middle of each; and of a blob nobody knows.
+    // Of files 40, 3 and 40 again, from the middle of each; and of an unknown blob.
     let size = 40960;
     let runs = [
         (0, 40 * size + 8192, 4096),

@@ -121,7 +121,7 @@ async fn pull(store: &Store, reference: &ImageRef) -> Image {
     image
 }
 
-/// What another tool says of a converted image.
+/// Checks what another tool reads from a converted image.
 fn assert_skopeo_reads(converted: &ImageRef, outcome: &Outcome, copy: &Path) {
     let raw = Command::new("skopeo")
         .args(["inspect", "--raw"])
@@ -180,7 +180,7 @@ async fn an_image_is_converted_pushed_and_pulled_lazily() {
     let expected = contents(&store.find(&original).unwrap().unwrap());
     assert_eq!(contents(&image), expected);
 
-    // One file more, against what there is.
+    // One more file, against the existing images.
     let changed = [
         base[0].clone(),
         base[1].clone(),

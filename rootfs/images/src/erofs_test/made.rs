@@ -1,4 +1,4 @@
-//! Trees and images of them: of tars that have everything a layer can have, by a generator.
+//! Generated trees and their images, from tars with everything that a layer can contain.
 
 use thaw_imagefs::tree::Tree;
 
@@ -42,7 +42,7 @@ struct RandomLayer<'a> {
     linkable: Vec<String>,
 }
 
-/// What an entry is.
+/// The type and content of an entry.
 struct Entry {
     name: String,
     type_flag: u8,
@@ -150,7 +150,7 @@ impl RandomLayer<'_> {
         }
     }
 
-    /// Remembers what the entry adds and replaces.
+    /// Records the names that the entry adds and replaces.
     fn note(&mut self, entry: &Entry) {
         let Entry { name, type_flag, .. } = entry;
         if !matches!(type_flag, b'1' | b'5') {
@@ -161,7 +161,7 @@ impl RandomLayer<'_> {
             self.linkable
                 .retain(|other| *other != name.trim_end_matches('/') && !other.starts_with(name));
         }
-        // A directory that something else replaces takes what was in it.
+        // An entry that replaces a directory removes the directory's entries.
         if *type_flag != b'5' {
             let prefix = format!("{name}/");
             self.directories.retain(|other| !other.starts_with(&prefix));
@@ -184,7 +184,7 @@ impl RandomLayer<'_> {
         self.tar.extend_from_slice(&padded(&entry.content));
     }
 
-    /// Removes some of the names there are, by whiteouts.
+    /// Removes some of the existing names, by whiteouts.
     fn remove_some(&mut self) {
         let numbers = &mut self.numbers;
         let removed = self.names.iter().filter(|_| numbers.one_in(10));

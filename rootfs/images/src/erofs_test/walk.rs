@@ -1,4 +1,4 @@
-//! What a tree holds, path by path, in a form in which trees, images and mounted directories can be compared.
+//! The contents of a tree, path by path, in a form for comparing trees, images and mounted directories.
 
 use std::collections::BTreeMap;
 use std::os::unix::ffi::OsStrExt;
@@ -35,7 +35,7 @@ fn join(path: &[u8], name: &[u8]) -> Vec<u8> {
     [path, b"/", name].concat()
 }
 
-/// Sets each node's `same_as` from what tells inodes apart.
+/// Sets each node's `same_as` from the keys that distinguish inodes.
 fn finish<K: Ord>(nodes: BTreeMap<Vec<u8>, (K, Node)>) -> Walk {
     let mut first: BTreeMap<K, Vec<u8>> = BTreeMap::new();
     nodes

@@ -1,4 +1,4 @@
-//! What registries and mirrors do wrong.
+//! Faults of registries and mirrors.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,7 +17,7 @@ fn blob() -> Vec<u8> {
     pattern(1 << 20)
 }
 
-/// A reader whose registry, and nobody else, answers as `handler` says.
+/// A reader with only a registry, which answers with `handler`.
 async fn alone(
     config: Config,
     handler: impl Fn(&reqwest::Request, u64) -> Reply + Send + Sync + 'static,
@@ -253,7 +253,7 @@ async fn a_short_body_is_continued() {
     let content = blob.clone();
     let (network, _, reader) = alone(Config::default(), move |request, call| {
         let (first, last) = wanted(request);
-        // Half of what was asked for, said honestly; then a body that ends without saying why.
+        // Half of the requested range, declared correctly; then a body that ends early without a declaration.
         let half = first + (last - first) / 2;
         match call {
             0 => Reply::status(206)
@@ -387,7 +387,7 @@ async fn readers_of_a_registry_that_is_away_wait_for_one_probe() {
     for result in futures_util::future::join_all(reads).await {
         result.unwrap();
     }
-    // The first of each, before the breaker had opened; then one probe at a time; then one each.
+    // One request of each read before the breaker opened; then one probe at a time; then one request of each.
     let seen = network.seen.lock().unwrap().len();
     assert!(seen < 50 + 50 + 20, "{seen}");
 }

@@ -1,4 +1,4 @@
-//! Over real connections: what the HTTP client itself has to stand, and places without a network.
+//! Over real connections: the HTTP client's own behaviour, and places without a network.
 
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -8,7 +8,7 @@ use crate::source::fixture::{Answer, Asked, Blobs, Layer, Server, TAR_GZIP, cont
 
 use super::*;
 
-/// Quick to give up: nothing here takes long but by mistake.
+/// Short time limits, because everything here is quick unless something is wrong.
 fn config() -> Config {
     Config {
         pause_ms: 1,
@@ -128,8 +128,8 @@ async fn a_server_that_ignores_ranges_does_not_cost_the_whole_blob() {
     assert!(counts(&client, &whole.address.to_string()).demand_bytes < 1 << 20);
 }
 
-/// A stand-in for Dragonfly's dfdaemon: told the registry by the header, it fetches from there with the client's own
-/// authorization, and answers with a range.
+/// A stand-in for Dragonfly's dfdaemon: it fetches from the registry that the header names, with the client's own authorization, and
+/// answers with a range.
 fn dfdaemon(broken: bool) -> Server {
     Server::keeping(move |asked| {
         let Some(registry) = asked.headers.get("x-dragonfly-registry") else {
@@ -228,7 +228,7 @@ async fn layouts_and_archives_are_read_in_place() {
         .await
         .unwrap();
     assert_eq!(bytes, stored_bytes[3..50]);
-    // One that is not there, one that is not what it should be, one that is too short.
+    // One that is missing, one with other content, one that is too short.
     let other = pattern(100);
     let error = read(&*of_layout, &other, 0..10, Priority::Demand)
         .await
@@ -330,7 +330,7 @@ async fn layer_from_broken_mirror_continues_from_registry() {
         let counted = counts(&client, &near.address.to_string());
         assert_eq!(counted.wrong_bytes, u64::from(wrong.is_some()));
         if wrong.is_some() {
-            // Whoever reads it sees that, and asks the next.
+            // A reader notices that, and asks the next place.
             assert_ne!(first, blob);
             fallback.failed(Error::Cancelled).unwrap();
             assert_eq!(whole(&mut fallback).await, blob);

@@ -35,7 +35,7 @@ async fn a_prefetch_never_begins_while_a_demand_is_under_way() {
     let position = seen
         .iter()
         .position(|it| it.header("range") == Some("bytes=50000-59999"));
-    // Between two demands of one reader there is a moment without any: the prefetch may take it, not before.
+    // Between two demands of one reader there is a moment without any. The prefetch starts then at the earliest.
     assert!(position.unwrap() >= 1, "{position:?}");
     assert_eq!(counts(&client, "registry.example").prefetch_bytes, 10_000);
     assert_eq!(counts(&client, "registry.example").demand_bytes, 500);
@@ -67,12 +67,12 @@ async fn running_prefetch_yields_to_demand_without_penalty() {
         for _ in 0..2 {
             read(&*reader, &blob, 4096..8192, Priority::Demand).await.unwrap();
             let bytes = counts(&client, "registry.example").prefetch_bytes;
-            // What was on its way when the demand came, and no more.
+            // Only the bytes that were on their way when the demand came.
             assert!(bytes <= 5 * (64 << 10), "{bytes}");
         }
     };
     let (elapsed, ()) = tokio::join!(prefetch, demands);
-    // 16 seconds of its own, 28 of the demands': more than its budget, and no retry.
+    // 16 seconds of its own and 28 of the demands': more than its budget, without a retry.
     assert!(elapsed > Duration::from_secs(30), "{elapsed:?}");
     assert_eq!(network.to("registry.example").len(), 3);
 }

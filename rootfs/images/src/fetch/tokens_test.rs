@@ -21,7 +21,7 @@ fn base64(user: &str) -> String {
     crate::registry::auth::basic(user, "p")
 }
 
-/// What a registry and its token service think.
+/// The state of a registry and its token service.
 struct Issuer {
     blob: Vec<u8>,
     /// The user whose password is good, if it has to be one.
@@ -111,12 +111,12 @@ async fn credentials_that_changed_mid_run_are_read_again() {
     let client = Client::with_wire(Config::default(), network);
     let reader = reader(&client, REFERENCE, Credentials::ConfigFile(path.clone())).await;
     read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
-    // The password of yesterday is no good any more; a tool has written today's.
+    // Yesterday's password is no longer valid; a tool has written today's.
     *issuer.user.lock().unwrap() = Some("tuesday");
     issuer.revoke();
     write("tuesday");
     read(&*reader, &blob, 10..20, Priority::Demand).await.unwrap();
-    // Nobody has written tomorrow's.
+    // No tool has written tomorrow's.
     *issuer.user.lock().unwrap() = Some("wednesday");
     issuer.revoke();
     let error = read(&*reader, &blob, 20..30, Priority::Demand).await.unwrap_err();
@@ -358,7 +358,7 @@ async fn dragonfly_gets_the_token_on_loopback_only() {
             shown,
             "{url}"
         );
-        // Where it may not be shown credentials, the registry itself is asked.
+        // If the mirror may not receive credentials, the registry itself is asked.
         assert_eq!(network.to("registry.example").is_empty(), shown, "{url}");
     }
 }

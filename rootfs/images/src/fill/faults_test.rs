@@ -22,7 +22,7 @@ async fn wrong_bytes_are_refused_and_another_place_is_asked() {
     assert!(seen(&filler.stats().mismatches) > 0);
     bench.check();
 
-    // Nobody has the right ones: an error, and nothing is served.
+    // No place has the right bytes: an error, and nothing is served.
     let bench = Bench::new(std::slice::from_ref(&layer)).await;
     let (filler, blob) = (bench.filler(), bench.blob());
     let path = bench.stored(&layer);
@@ -76,13 +76,13 @@ async fn layers_without_a_fitting_index_are_unpacked_again() {
     assert_eq!(bench.check(), blob.length.div_ceil(CHUNK_SIZE));
     assert_eq!(seen(&filler.stats().repairs), 1);
 
-    // A torn index counts as none.
+    // A torn index counts as missing.
     let bench = Bench::one().await;
     let index = bench.blob().data.with_file_name("index");
     let mut bytes = std::fs::read(&index).unwrap();
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
-    // Linked by the emptied layer: written beside and renamed, as nobody else does.
+    // The emptied layer links to the same file, so the file is removed and the torn one is a new file.
     std::fs::remove_file(&index).unwrap();
     std::fs::write(&index, &bytes).unwrap();
     bench.assert_filled_by_repair().await;
@@ -92,7 +92,7 @@ async fn layers_without_a_fitting_index_are_unpacked_again() {
 async fn index_of_another_stored_form_is_not_used() {
     let one = layer(1, TAR_GZIP, 1 << 20);
     let bench = Bench::full(std::slice::from_ref(&one)).await;
-    // The same tar, compressed otherwise, in an image of its own; the first image goes.
+    // The same tar with another compression, in an image of its own; the first image is removed.
     let tar = {
         let mut tar = Vec::new();
         std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&one.stored[..]), &mut tar).unwrap();
@@ -128,7 +128,7 @@ async fn a_cut_file_is_noticed_and_what_is_gone_is_fetched_again() {
     let view = open(blob);
     let data = std::fs::File::options().write(true).open(&blob.data).unwrap();
     data.set_len(CHUNK_SIZE + 1).unwrap();
-    // The bits are still set; the reader sees it nevertheless, and asks.
+    // The bits are still set, but the reader notices and requests a fill.
     assert!(view.is_ready(0, 4096) && !view.is_ready(2 * CHUNK_SIZE, 4096));
     filler
         .fill(&blob.id, 2 * CHUNK_SIZE, 4096, Priority::Demand)
@@ -148,7 +148,7 @@ async fn a_cut_file_is_noticed_and_what_is_gone_is_fetched_again() {
     let report = bench.store.verify(&bench.image.digest).unwrap();
     assert_eq!(report.damaged, [blob.id]);
     assert!(bench.store.image(&bench.image.digest).unwrap().is_some());
-    // What is left of it is compared, and only what is gone is fetched.
+    // The remaining data is compared, and only the lost data is fetched.
     assert_eq!(bench.check(), 0);
     let before = seen(&filler.stats().chunks);
     filler
@@ -166,7 +166,7 @@ async fn layer_overwritten_between_starts_is_fetched_again() {
     fill().await.unwrap();
     let chunks = blob.length.div_ceil(CHUNK_SIZE);
     assert_eq!(bench.check(), chunks);
-    // Nothing of a warm image is compared again, whoever opens it.
+    // No data of a warm image is compared again, whichever process opens it.
     bench.assert_has_image_when_reopened();
     assert_eq!(bench.check(), chunks);
     let data = std::fs::File::options().write(true).open(&blob.data).unwrap();
@@ -254,7 +254,7 @@ fn a_full_disk_is_an_error_and_no_damage() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().to_owned();
     let done = std::thread::spawn(move || {
-        // SAFETY: a mount namespace of its own changes nothing the other threads' memory safety rests on.
+        // SAFETY: a mount namespace of its own does not affect the memory safety of other threads.
         if unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.is_err() {
             return false;
         }

@@ -26,7 +26,7 @@ use crate::store::{Image, ImageBlob};
 use super::*;
 use thaw_sys::lock::Lock;
 
-/// A store, an image in a layout beside it, and what its blobs hold.
+/// A store, an image in a layout, and the contents of its blobs.
 struct Bench {
     directory: tempfile::TempDir,
     store: Store,
@@ -51,7 +51,7 @@ fn layer(seed: u64, media_type: &str, length: usize) -> Layer {
     let tar = fixture::tar(&files);
     let mut layer = Layer::new(media_type, &tar);
     if media_type == TAR_GZIP {
-        // The fastest level may make one deflate block of it all, in which there is no place to begin at.
+        // The fastest level may write a single deflate block, at which decompression cannot start in the middle.
         let mut encoder = GzEncoder::new(Vec::new(), flate2::Compression::new(6));
         encoder.write_all(&tar).unwrap();
         layer.stored = encoder.finish().unwrap();
@@ -76,7 +76,7 @@ fn open(blob: &ImageBlob) -> BlobFile {
 }
 
 impl Bench {
-    /// Pulls an image of these layers whole, and empties it: all is to be filled, and known what with.
+    /// Pulls an image of these layers completely and empties it, so that everything has to be filled and the content is known.
     async fn new(layers: &[Layer]) -> Self {
         let bench = Self::full(layers).await;
         bench.store.evict(&bench.image.digest).unwrap();
@@ -149,7 +149,7 @@ impl Bench {
         self.directory.path().join("layout/blobs/sha256").join(hex)
     }
 
-    /// Every ready chunk of every blob holds what it should. Returns how many are ready.
+    /// Checks the content of every ready chunk of every blob. Returns the number of ready chunks.
     fn check(&self) -> u64 {
         let mut ready = 0;
         for (blob, whole) in self.image.blobs.iter().zip(&self.whole) {
@@ -186,7 +186,7 @@ struct Scripted {
     failures: AtomicU64,
 }
 
-/// Takes one, where there is one.
+/// Decrements the counter if it is above zero.
 fn take(counter: &AtomicU64) -> bool {
     counter
         .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |it| it.checked_sub(1))

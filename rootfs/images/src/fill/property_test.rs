@@ -1,4 +1,4 @@
-//! Whatever is filled, emptied, torn and begun anew, in whatever order: what is ready is right.
+//! Ready chunks are right after any sequence of fills, evictions, torn files and restarts.
 
 use std::sync::OnceLock;
 

@@ -1,4 +1,4 @@
-//! Several who want the same at once: tasks, a prefetch and a guest, processes.
+//! Several callers that want the same data at once: tasks, a prefetch and a guest, processes.
 
 use super::*;
 use thaw_sys::lock::Lock;
@@ -75,7 +75,7 @@ async fn a_guest_does_not_wait_for_a_prefetch() {
     while scripted.reads(Priority::Prefetch) == 0 {
         tokio::task::yield_now().await;
     }
-    // The prefetch waits for its turn, and would for long; the guest asks itself.
+    // The prefetch waits long for its turn; the guest reads by itself.
     let demand = tokio::spawn({
         let (filler, id) = (filler.clone(), blob.id);
         async move { filler.fill(&id, 1 << 20, 4096, Priority::Demand).await }
@@ -111,13 +111,13 @@ async fn a_fill_that_is_dropped_lands_nevertheless() {
         .await
         .unwrap();
     assert_eq!(scripted.reads(Priority::Demand), 1);
-    // It is taken off the list after those who wait are told.
+    // The read leaves the list after its callers are notified.
     while !filler.inner.in_flight.locked().is_empty() {
         tokio::task::yield_now().await;
     }
 }
 
-/// As several processes do: nothing is shared but the files.
+/// Like several processes: only the files are shared.
 #[tokio::test(flavor = "multi_thread")]
 async fn fetchers_that_race_write_the_same() {
     let bench = Bench::new(&[layer(1, TAR_GZIP, 2 << 20), layer(2, TAR_GZIP, 1 << 20)]).await;

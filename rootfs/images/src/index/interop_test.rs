@@ -31,7 +31,7 @@ fn name(layer: &Path) -> String {
     layer.file_name().unwrap().to_string_lossy().into_owned()
 }
 
-/// What a ztoc has no word for, a sparse file or several gzip members, is said to be so, and nothing else is.
+/// Only layers that a ztoc cannot express (a sparse file, several gzip members) are refused, with this reason.
 fn known(made: Result<LayerIndex, IndexError>, layer: &Path) -> Option<LayerIndex> {
     let is_known = layer.join("inexpressible").exists();
     match made {

@@ -67,7 +67,7 @@ fn kept() -> Kept {
     }
 }
 
-/// The checksum made right again, as one who means harm would.
+/// Corrects the checksum, as an attacker would.
 fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
     if bytes.len() >= HEADER {
         let checksum = *blake3::hash(&bytes[HEADER..]).as_bytes();
@@ -119,7 +119,7 @@ fn what_is_torn_or_foreign_is_absent() {
 }
 
 proptest! {
-    /// Whatever the bytes behind a right checksum, there is an answer, and what is accepted keeps its rules.
+    /// Any bytes with a correct checksum are accepted or refused, and accepted ones satisfy the invariants.
     #[test]
     fn hostile_indexes_are_refused_or_whole(flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..6)) {
         let mut bytes = encode(&kept());

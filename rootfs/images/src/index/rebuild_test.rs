@@ -93,7 +93,7 @@ fn store(tar: &[u8], codec: Codec) -> Vec<u8> {
             .chunks(member)
             .flat_map(|member| {
                 let mut encoder = GzEncoder::new(Vec::new(), Compression::new(level));
-                // Blocks end where it is flushed, too.
+                // Each flush also ends a block.
                 for part in member.chunks(700_000) {
                     encoder.write_all(part).unwrap();
                     encoder.flush().unwrap();
@@ -108,7 +108,7 @@ fn store(tar: &[u8], codec: Codec) -> Vec<u8> {
     }
 }
 
-/// What a miss does: range of the data file, pieces, spans, stored bytes, expanded, in place.
+/// The steps of a miss: range of the data file, pieces, spans, stored bytes, expanded, in place.
 fn rebuild(content: &Content, stored: &[u8], range: std::ops::Range<u64>) -> Vec<u8> {
     let mut data = vec![0; (range.end - range.start) as usize];
     for piece in content.pieces.within(range.clone()) {
@@ -214,7 +214,7 @@ fn holes_are_no_pieces() {
     let Pieces::Map(pieces) = &content.pieces else {
         panic!()
     };
-    // Two parts of each file, and what of them is zeros within 64 KiB of bytes that are not, where the tar has it.
+    // Two parts of each file. Zeros between data within 64 KiB are stored, if the tar has them.
     assert_eq!(pieces.len(), 4);
     assert!(pieces.iter().map(|piece| piece.length).sum::<u64>() <= 2 * 5010 + (128 << 10));
     assert!(data.len() < 300 << 10);

@@ -1,4 +1,4 @@
-//! Layers for the tests of every form, and the comparison with what unpacking makes of them.
+//! Layers for the tests of every form, and the comparison with the result of unpacking them.
 
 use crate::index::LayerIndex;
 use crate::layer::testing::{END, header, padded, pax, seal};
@@ -35,8 +35,8 @@ fn owned(name: &str, kind: u8, size: u64, link: &str) -> [u8; 512] {
     block
 }
 
-/// A layer of everything that forms are known to get wrong; its parts, each a header with its extensions, and content.
-/// `exact` adds what only a form with fractions of seconds and names that are not text can carry.
+/// A layer with everything that forms are known to get wrong: its parts, each a header with its extensions, and content. `exact` adds
+/// entries for forms that support fractions of seconds and names that are not text.
 pub fn tricky(exact: bool) -> Vec<(Vec<u8>, Vec<u8>)> {
     let long = format!("d/{}/{}", "n".repeat(200), "m".repeat(255));
     let bare = |block: [u8; 512]| (block.to_vec(), Vec::new());
@@ -170,7 +170,7 @@ pub fn read(index: &LayerIndex, expanded: &[Vec<u8>], offset: u64, length: usize
     data
 }
 
-/// Compares tree and files with those of unpacking `tar`. Entries are compared in the order of the stream.
+/// Compares tree and files with the result of unpacking `tar`. Entries are compared in the order of the stream.
 #[track_caller]
 pub fn assert_like_unpacked(index: &LayerIndex, stored: &[u8], tar: &[u8]) {
     let mut data = Vec::new();

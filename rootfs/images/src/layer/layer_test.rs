@@ -1,4 +1,4 @@
-//! Layers as real tools write them, and as nobody should.
+//! Layers as real tools write them, and malformed ones.
 
 use std::process::{Command, Stdio};
 
@@ -214,7 +214,7 @@ fn every_cut_but_one_between_entries_is_truncation() {
             ),
         }
     }
-    // Without its end marker, with half of it, and with padding behind it.
+    // Without its end marker, with half of it, and with padding after it.
     for end in [0, 512, 1024] {
         assert!(unpack_bytes(&tar[..whole + end]).is_ok());
     }
@@ -234,7 +234,7 @@ fn limits_hold_before_memory_is_taken() {
     let directory = header("d", b'5', 0, "");
     assert!(with(&[&directory, &directory]).is_ok());
     refused(&[&directory, &directory, &directory]);
-    // Terabytes are promised and nothing follows.
+    // The header announces terabytes and nothing follows.
     let mut huge = header("pax", b'x', 0, "");
     huge[124..136].copy_from_slice(b"77777777777\0");
     seal(&mut huge);
@@ -385,7 +385,7 @@ fn a_stored_tree_comes_back() {
 }
 
 proptest! {
-    /// Whatever the bytes, there is an answer and no panic, and a tree has only clean paths.
+    /// Arbitrary bytes give a result without a panic, and a tree has only clean paths.
     #[test]
     fn damaged_archives_never_panic(flips in prop::collection::vec((0usize..4096, any::<u8>()), 1..8), reseal in any::<bool>()) {
         let mut tar = [

@@ -1,4 +1,4 @@
-//! Bootstraps made by hand, and images that Nydus made where there are any (tests/interop/nydus).
+//! Handmade bootstraps, and images of Nydus if there are any (tests/interop/nydus).
 
 use std::path::{Path, PathBuf};
 
@@ -44,8 +44,8 @@ const CHUNK_TABLE: usize = 8192;
 const INODES: usize = 12288;
 const CHUNK_SIZE: u32 = 4096;
 
-/// An image of `file`, whose two chunks stand in the wrong order in the blob, one of them compressed.
-/// Bootstrap, blob, and what the file has.
+/// An image of `file`, whose two chunks are in the wrong order in the blob; one of them is compressed. Returns bootstrap, blob, and the
+/// file's content.
 pub fn image() -> (Vec<u8>, Vec<u8>, Vec<u8>) {
     let content: Vec<u8> = (0..6000u32).map(|at| (at / 7) as u8).collect();
     let (first, second) = content.split_at(4096);
@@ -319,7 +319,7 @@ fn manifests_are_told_apart() {
     }
 }
 
-/// Every file of an image that Nydus made is its source's: tests/interop/nydus/test makes one and says where it is.
+/// Every file of an image that Nydus created equals its source. tests/interop/nydus/test creates one and passes its path.
 #[test]
 fn an_image_of_nydus_reads_as_its_source() {
     let variable = |name| std::env::var_os(name).map(PathBuf::from);

@@ -40,14 +40,14 @@ fn what_a_killed_process_had_recorded_is_used() {
         recorder.access(&Digest::of(b"another"), chunk * CHUNK_SIZE, 1);
         journal.follow(&recorder).unwrap();
     }
-    // While it goes on nobody takes it, and nobody records into it.
+    // While the recording runs, no other process takes its journal or records the same image.
     assert_eq!(runs(&image), None);
     assert!(Journal::begin(&image, blobs.clone()).unwrap().is_none());
     drop(journal);
     assert_eq!(runs(&image), Some(vec![(1, 5), (0, 2), (0, 7)]));
     assert_eq!(length(&image), 0);
 
-    // There is one now: what is left of another is worth less.
+    // The image has a load order now, which is worth more than the rest of another recording.
     let mut journal = Journal::begin(&image, blobs.clone()).unwrap().unwrap();
     let mut recorder = Recorder::default();
     recorder.access(&blobs[0].digest, 0, 1);
@@ -67,7 +67,7 @@ fn what_is_ended_in_order_leaves_nothing() {
     journal.follow(&recorder).unwrap();
     journal.end().unwrap();
     assert_eq!((runs(&image), length(&image)), (None, 0));
-    // Nor does one that had nothing yet.
+    // An empty recording leaves nothing either.
     drop(Journal::begin(&image, blobs).unwrap());
     assert_eq!((runs(&image), length(&image)), (None, 0));
 }
@@ -86,7 +86,7 @@ fn the_next_recording_finds_what_the_last_one_left() {
 }
 
 proptest! {
-    /// Cut anywhere it is a beginning of what was recorded; damaged anywhere it is some order, or none.
+    /// A truncated journal yields a beginning of the recording; a damaged one yields some order, or none.
     #[test]
     fn a_torn_journal_is_read_as_far_as_it_goes(cut in 0usize..600, at in 0usize..600, byte in any::<u8>()) {
         let directory = tempfile::tempdir().unwrap();

@@ -13,7 +13,7 @@ use super::auth::{Credentials, Login};
 use super::party::Party;
 use super::wire::{Failure, Wire};
 
-/// What is answered.
+/// A scripted answer.
 pub struct Reply {
     after: Duration,
     status: u16,
@@ -36,7 +36,7 @@ impl Reply {
         }
     }
 
-    /// Nothing, ever.
+    /// No answer, ever.
     pub fn silence() -> Self {
         Self {
             after: Duration::from_secs(86_400),
@@ -58,7 +58,7 @@ impl Reply {
         Self::status(307).header(LOCATION, location)
     }
 
-    /// The range a request asks for.
+    /// The range that a request asks for.
     pub fn range(request: &Request, blob: &[u8]) -> Self {
         let (first, last) = wanted(request);
         Self::status(206)
@@ -66,7 +66,7 @@ impl Reply {
             .body(&blob[first..=last])
     }
 
-    /// All from where a request asks.
+    /// Everything from the start of the requested range.
     pub fn range_from(request: &Request, blob: &[u8]) -> Self {
         let range = request.headers()[RANGE].to_str().unwrap();
         let first: usize = range
@@ -116,7 +116,7 @@ impl Reply {
     }
 }
 
-/// First and last byte of the range asked for.
+/// First and last byte of the requested range.
 pub fn wanted(request: &Request) -> (usize, usize) {
     let range = request.headers()[RANGE].to_str().unwrap();
     let (first, last) = range.strip_prefix("bytes=").unwrap().split_once('-').unwrap();
@@ -194,7 +194,7 @@ impl Wire for Network {
     }
 }
 
-/// Nobody in particular, at `registry.example`.
+/// An anonymous client of `registry.example`.
 pub(crate) fn anonymous() -> Party {
     Party {
         name: "registry.example".into(),

@@ -33,7 +33,7 @@ pub fn tar(files: &[(&str, &[u8])]) -> Vec<u8> {
     builder.into_inner().unwrap()
 }
 
-/// Bytes that do not compress to nothing, different for each seed.
+/// Incompressible bytes, different for each seed.
 pub fn noise(seed: u64, length: usize) -> Vec<u8> {
     let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
     let mut next = || {
@@ -58,7 +58,7 @@ pub fn zstd(bytes: &[u8]) -> Vec<u8> {
     zstd::stream::encode_all(bytes, 1).unwrap()
 }
 
-/// A layer as a test makes it: what its descriptor says may be changed before the image is made.
+/// A layer of a test. Its descriptor can be changed before the image is created.
 #[derive(Clone)]
 pub struct Layer {
     pub media_type: String,
@@ -142,7 +142,7 @@ pub fn tagged(mut descriptor: Value, tag: &str) -> Value {
     descriptor
 }
 
-/// What a client asked.
+/// A client's request.
 #[derive(Clone, Debug, Default)]
 pub struct Asked {
     pub method: String,
@@ -155,7 +155,7 @@ pub struct Asked {
     pub bytes: Vec<u8>,
 }
 
-/// What it is answered.
+/// The answer to a request.
 #[derive(Clone, Debug)]
 pub struct Answer {
     pub status: u16,
@@ -163,7 +163,7 @@ pub struct Answer {
     pub body: Vec<u8>,
     /// Bytes of the body sent before the connection is closed.
     pub cut: Option<usize>,
-    /// Hold the connection open after what is sent.
+    /// Hold the connection open after the body.
     pub stall: bool,
 }
 
@@ -184,7 +184,7 @@ impl Answer {
     }
 }
 
-/// An HTTP server on loopback that answers as `handler` says.
+/// An HTTP server on loopback that answers with `handler`.
 pub struct Server {
     pub address: SocketAddr,
     pub asked: Arc<Mutex<Vec<Asked>>>,
@@ -243,7 +243,7 @@ impl Server {
     }
 }
 
-/// What a registry without authentication answers.
+/// The answers of a registry without authentication.
 pub fn content(blobs: &Blobs, tag: &str, manifest: Digest, asked: &Asked) -> Answer {
     let path = asked.path.split('?').next().unwrap_or_default();
     let last = path.rsplit('/').next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Pushing to a registry that does what the distribution specification says, and to one that does not do all of it.
+//! Pushing to a registry that follows the distribution specification, and to one that lacks parts of it.
 
 use std::io::Cursor;
 use std::sync::{Arc, Mutex};
@@ -316,7 +316,7 @@ async fn an_archive_cannot_be_written_to() {
     assert_eq!(opened.err().unwrap().code(), "malformed");
 }
 
-/// `THAW_TEST_REGISTRY=host:port`: an empty registry on loopback that takes what is pushed (tests/images/registry).
+/// `THAW_TEST_REGISTRY=host:port`: an empty registry on loopback that accepts pushes (tests/images/registry).
 #[tokio::test]
 #[ignore = "wants a registry, in THAW_TEST_REGISTRY"]
 async fn a_real_registry_takes_it_and_gives_it_back() {
@@ -332,7 +332,7 @@ async fn a_real_registry_takes_it_and_gives_it_back() {
         .unwrap();
     assert_eq!(push.blob_exists(&digest).await.unwrap(), Some(300_000));
 
-    // In chunks, as if the one request had failed.
+    // In chunks, as if the single request had failed.
     let Target::Registry(remote) = &push.0 else {
         panic!("no registry")
     };
@@ -371,7 +371,7 @@ async fn a_real_registry_takes_it_and_gives_it_back() {
         [referrer]
     );
 
-    // And ranges of it.
+    // And its ranges.
     let client = crate::registry::Client::new(Default::default()).unwrap();
     let source = options();
     let options = crate::fetch::FetchOptions { source, client };

@@ -212,7 +212,7 @@ fn a_window_is_the_last_32_kib() {
 }
 
 proptest! {
-    /// Damaged or not, a span yields exactly its length or nothing.
+    /// A span, damaged or not, yields exactly its length or an error.
     #[test]
     fn hostile_spans_are_refused_or_whole(
         kind in 0..4,

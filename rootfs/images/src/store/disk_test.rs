@@ -1,4 +1,4 @@
-//! A full disk: a typed error that names the place, and nothing left.
+//! A full disk gives a typed error that names the place, and leaves nothing behind.
 
 use std::io;
 
@@ -18,7 +18,7 @@ fn a_full_disk_leaves_nothing() {
     let root = directory.path().to_owned();
     // Threads of the runtime are made by this one, so they share its mount namespace.
     let done = std::thread::spawn(move || {
-        // SAFETY: a mount namespace of its own changes nothing the other threads' memory safety rests on.
+        // SAFETY: a mount namespace of its own does not affect the memory safety of other threads.
         if unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.is_err() {
             return false;
         }

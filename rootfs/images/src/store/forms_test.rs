@@ -14,7 +14,7 @@ use crate::ranges::Priority;
 use super::*;
 
 impl Bench {
-    /// Pulls what must not be transferred.
+    /// Pulls an image of which no file data may be transferred.
     async fn pull_lazily(&self, blobs: &Blobs, image: &Value, form: Form) -> Image {
         let log = Arc::new(Log::default());
         let reference = self.layout(blobs, std::slice::from_ref(image));
@@ -35,7 +35,7 @@ impl Bench {
         data
     }
 
-    /// Damages a blob where it is read from: nothing of it may be served.
+    /// Damages a blob at its source: no byte of it may be served.
     async fn refused(&self, image: &Image, stored: &[u8], at: usize) {
         self.store.evict(&image.digest).unwrap();
         let mut damaged = stored.to_vec();
@@ -46,7 +46,7 @@ impl Bench {
         let filled = filler.fill(&blob.id, 0, u64::MAX, Priority::Demand).await;
         assert!(filled.is_err());
         assert!(!open_blob(blob).is_ready(0, blob.length));
-        // With the right bytes there again, it goes on.
+        // With the right bytes restored, reads continue.
         std::fs::write(&place, stored).unwrap();
         self.bytes(image).await;
     }
@@ -85,7 +85,7 @@ async fn an_estargz_layer_is_read_by_its_own_table() {
 
     let bench = Bench::new();
     let pulled = bench.pull_lazily(&blobs, &image, Form::Estargz).await;
-    // Its table is no file of it: metadata and data are those of the layer without.
+    // Its table is not one of its files: metadata and data equal those of the layer without a table.
     let metadata = |image: &Image| std::fs::read(&image.metadata).unwrap();
     assert!(metadata(&pulled) == metadata(&unpacked));
     assert!(bench.filled(&pulled).await == expected);
@@ -108,7 +108,7 @@ async fn a_nydus_image_is_opened_and_filled() {
     let bench = Bench::new();
     let pulled = bench.pull_lazily(&blobs, &image, Form::Nydus).await;
     let data = bench.filled(&pulled).await;
-    // The second of the file's two chunks lies first in the blob; the data file has both where the bootstrap says.
+    // The second of the file's two chunks comes first in the blob; the data file has both at the places in the bootstrap.
     assert!(
         content
             .chunks(4096)

@@ -27,7 +27,7 @@ impl Bench {
         Filler::new(self.store.clone(), fetch)
     }
 
-    /// Every byte of an image's data files, all of it filled.
+    /// All bytes of an image's data files, after everything was filled.
     pub(super) async fn bytes(&self, image: &Image) -> Vec<Vec<u8>> {
         let filler = self.filler();
         for blob in &image.blobs {
@@ -53,7 +53,7 @@ impl Bench {
     }
 }
 
-/// An image bound to a SOCI index, in a layout; what its annotation says may be changed.
+/// An image bound to a SOCI index, in a layout. `change` may alter the annotation.
 fn soci_image(bench: &Bench, layers: &[Layer], change: impl Fn(&mut Blobs, Digest)) -> (Blobs, Value) {
     let mut blobs = Blobs::default();
     let plain = blobs.image("amd64", layers);
@@ -66,7 +66,7 @@ fn soci_image(bench: &Bench, layers: &[Layer], change: impl Fn(&mut Blobs, Diges
         )
         .unwrap();
         let toc = soci::scan(&tar[..], &Limits::default()).unwrap();
-        // The spans of a first unpacking are what a ztoc has.
+        // The spans of a first unpacking equal those of a ztoc.
         let kept = bench.store.blob_files(&layer.diff_id).unwrap().kept.unwrap();
         let size = layer.stored.len() as u64;
         let ztoc = soci::write_ztoc(&toc, &kept.content.spans, 1 << 20, size, "test").unwrap();
@@ -126,7 +126,7 @@ async fn an_image_bound_to_a_soci_index_is_not_transferred() {
     );
     assert!(bench.store.verify(&pulled.digest).unwrap().is_sound());
 
-    // Again: nothing is asked for. In full: all of it is there at the end.
+    // A second pull requests nothing. After a full pull everything is in the store.
     bench.pull(&reference).await.unwrap();
     let full = Bench::new();
     let options = PullOptions {
@@ -228,7 +228,7 @@ async fn a_converted_image_is_opened_and_filled() {
         data.iter()
             .any(|data| data.windows(64).any(|it| it == &noise[..64]))
     );
-    // What was learned is what is compared with from now on.
+    // From now on data is compared with the learned digests.
     assert!(bench.store.verify(&pulled.digest).unwrap().is_sound());
     let file = std::fs::File::options()
         .write(true)
@@ -320,7 +320,7 @@ async fn the_quota_takes_what_was_used_longest_ago_first() {
     drop(images[0].lease().unwrap());
     bench.store.collect_to(stored - 700_000).unwrap();
     assert!(bench.is_untouched(&images[2]) && !bench.is_untouched(&images[0]));
-    // While somebody pulls, nothing is taken.
+    // During a pull nothing is removed.
     let pulling = bench.store.lock_shared("store").unwrap();
     assert_eq!(bench.store.collect_to(0).unwrap(), Pruned::default());
     drop(pulling);
@@ -344,7 +344,7 @@ async fn layers_alone_and_images_of_them() {
         stored.push(one.await.unwrap());
     }
     assert_eq!(stored[1].diff_id, layers[1].diff_id);
-    // Nothing of it is collected before it is put into an image.
+    // The layer is not collected before it becomes part of an image.
     Store::open(bench.store.root()).unwrap();
     assert_eq!(bench.store.names("layers").unwrap().len(), 2);
     let which = WhichLayer::Diff(Digest::of(b"none"));
@@ -379,7 +379,7 @@ async fn layers_alone_and_images_of_them() {
         bench.store.stored_layer(&key).unwrap().unwrap().diff_id,
         layers[0].diff_id
     );
-    // What somebody made so, goes when he says; its space may go before.
+    // The owner removes an assembled image; only its data may be removed earlier.
     assert_eq!(bench.store.prune(false).unwrap().images, 0);
     assert!(bench.store.image(&low.digest).unwrap().is_some() && bench.is_untouched(&low));
     bench.store.remove(&low.digest).unwrap();
@@ -388,7 +388,7 @@ async fn layers_alone_and_images_of_them() {
 
 #[tokio::test]
 async fn an_index_beside_the_image_is_warn_unusable() {
-    // What an image index lists besides images.
+    // Documents that an image index lists besides images.
     let bench = Bench::new();
     let mut blobs = Blobs::default();
     let image = blobs.image("amd64", &[Layer::new(TAR_GZIP, &fixture::tar(&[("a", b"b")]))]);

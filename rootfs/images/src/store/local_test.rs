@@ -1,4 +1,4 @@
-//! Pulling from directories and archives; what the store keeps and removes.
+//! Pulls from directories and archives, and what the store keeps and removes.
 
 use std::io::Read;
 use std::os::unix::fs::FileExt;
@@ -65,7 +65,7 @@ async fn a_changed_layout_is_seen_and_shared_layers_are_unpacked_once() {
     assert_eq!((log.started(), log.cached()), (1, 1));
     assert_eq!(pulled.blobs.len(), 3);
 
-    // Removing the second takes only what it alone had.
+    // Removing the second image removes only the layers that it does not share.
     bench.store.remove(&pulled.digest).unwrap();
     assert_eq!(bench.store.names("layers").unwrap().len(), 3);
     assert!(bench.store.image(&digest_of(&first)).unwrap().is_some());
@@ -160,7 +160,7 @@ async fn what_killed_processes_leave_is_removed_at_the_next_open() {
     std::fs::write(root.join("refs").join(&hex), "{}").unwrap();
     std::fs::write(root.join(format!("locks/layer-{hex}")), "").unwrap();
 
-    // While somebody pulls, nothing is touched.
+    // During a pull nothing is touched.
     let pulling = bench.store.lock_shared("store").unwrap();
     Store::open(&root).unwrap();
     assert_eq!(bench.leftovers().len(), before.len() + 6);
@@ -232,7 +232,7 @@ async fn a_torn_cache_is_repaired_from_the_source_and_never_served() {
         .unwrap();
     assert!(now == whole);
 
-    // With the source gone, the torn bytes stay unserved and the error says what is missing.
+    // Without the source, the torn bytes stay unserved and the error names what is missing.
     let third = Store {
         boot: BootId([10; 16]),
         ..bench.store.clone()

@@ -1,4 +1,4 @@
-//! Mirrors that send something else than the layer they were asked for.
+//! Mirrors that send other bytes than the requested layer.
 
 use crate::fetch::tests::{counts, mirrored};
 use crate::registry::Client;
@@ -6,7 +6,7 @@ use crate::source::fixture::{Answer, Server, content};
 
 use super::*;
 
-/// An image of one layer, its registry, and as many mirrors as there are ways for them to answer.
+/// An image of one layer, its registry, and one mirror for each kind of answer.
 struct Places {
     registry: Server,
     mirrors: Vec<Server>,
@@ -114,7 +114,7 @@ async fn wrong_layer_from_mirror_is_read_from_the_next() {
         (&[flipped, other], 1),
         // The second one has it.
         (&[flipped, true_to_it], 0),
-        // The registry sends the rest of what the first began, then the whole.
+        // The registry sends the rest of the first mirror's bytes, then the whole.
         (&[flipped_and_cut], 2),
     ];
     for (mirrors, from_registry) in cases {
@@ -154,7 +154,7 @@ async fn a_mirror_that_keeps_sending_wrong_layers_is_left_alone() {
     let all = places(true_to_it, &[flipped]);
     let mirror = all.mirrors[0].address.to_string();
     for opened in [0, 0, 1] {
-        // It is not asked again soon for a blob it sent wrong; each process opens its endpoints anew.
+        // A mirror that sent a wrong blob is not asked again soon for it; each process opens its endpoints anew.
         all.pull(&Bench::new(), &Arc::default()).await.unwrap();
         assert_eq!(counts(&all.client, &mirror).breaker_opens, opened);
     }

@@ -20,7 +20,7 @@ fn two_layers() -> (Blobs, Digest, [Layer; 2]) {
     MADE.get_or_init(make).clone()
 }
 
-/// A registry whose answers `change` may alter; it sees what would be answered.
+/// A registry whose answers `change` may alter; it receives the original answer.
 fn altered(change: impl Fn(&Asked, Answer) -> Answer + Send + Sync + 'static) -> (Server, Blobs, [Layer; 2]) {
     let (blobs, manifest, layers) = two_layers();
     let served = blobs.clone();
@@ -46,7 +46,7 @@ async fn an_image_is_pulled_and_then_needs_no_registry() {
         pulled.digest
     );
     assert_eq!(server.count(""), asked);
-    // By digest too; `always` asks again but transfers no layer.
+    // Also by digest; `always` asks the registry again but transfers no layer.
     bench
         .pull(&format!("{}/team/app@{manifest}", server.address))
         .await
@@ -231,7 +231,7 @@ async fn a_registry_is_asked_again_when_it_says_when() {
         1
     );
 
-    // One that wants an hour is not waited for.
+    // A registry that requests a pause of an hour is not waited for.
     let (server, ..) = altered(|_, _| Answer::new(429, "").header("retry-after", "3600"));
     let error = Bench::new().pull(&reference(&server)).await.unwrap_err();
     assert!(
@@ -379,7 +379,7 @@ async fn nobody_there_is_unreachable() {
     let error = bench.pull(&format!("{closed}/x:y")).await.unwrap_err();
     assert_eq!(error.code(), "registry_unreachable", "{error}");
     assert!(error.to_string().contains("refused"), "{error}");
-    // A plain HTTP server asked for TLS.
+    // A request over TLS to a plain HTTP server.
     let (server, ..) = altered(|_, answer| answer);
     let url = format!("host.invalid:{}/x:y", server.address.port());
     assert_eq!(bench.pull(&url).await.unwrap_err().code(), "registry_unreachable");
@@ -412,7 +412,7 @@ async fn many_pulls_of_one_image_fetch_each_layer_once() {
     let server = Server::registry(blobs, "v1", manifest);
     let bench = Bench::new();
     let pulls = (0..8).map(|_| {
-        // Each as its own process would: by its own opening of the store.
+        // Each opens the store itself, like a process of its own.
         let store = Store::open(bench.store.root()).unwrap();
         let reference: ImageRef = reference(&server).parse().unwrap();
         async move {
@@ -452,7 +452,7 @@ async fn a_dropped_pull_stops_and_leaves_nothing() {
         pulled = bench.pull_logged(&name, &log) => panic!("{pulled:?}"),
         () = async { while unpacked(&log) == 0 { tokio::time::sleep(Duration::from_millis(5)).await; } } => {}
     }
-    // The threads let go of the store; then whoever opens it next removes the layer that was complete.
+    // The threads release the store; the next process that opens it removes the complete layer.
     let store = bench.store.clone();
     tokio::task::spawn_blocking(move || drop(store.lock_exclusive("store").unwrap()))
         .await

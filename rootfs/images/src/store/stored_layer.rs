@@ -71,7 +71,7 @@ impl Store {
         };
         let store = self.clone();
         blocking(move || {
-            // The image's own reference still points to what was pulled by it.
+            // The image's own reference still points to the image that was pulled by it.
             store.make_image_directory(parts)
         })
         .await

@@ -1,8 +1,8 @@
-//! The rules of the filter once more, as its documentation states them, for frames that a test makes.
+//! The rules of the filter once more, as its documentation states them, for the frames of tests.
 
 use super::*;
 
-/// Whether a frame, from its destination on, may be sent. `None` if it is cut or of no kind that may.
+/// Whether a frame, from its destination on, may be sent. `None` if it is truncated or of a kind that is never sent.
 pub(super) fn may_be_sent(mac: [u8; 6], frame: &[u8]) -> Option<bool> {
     let (ethernet, packet) = frame.split_at_checked(14)?;
     if ethernet[6..12] != mac {

@@ -1,4 +1,4 @@
-//! Tables against what unpacking makes of the same layer, and as nobody should write them.
+//! Tables compared with the result of unpacking the same layer, and malformed tables.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -19,7 +19,7 @@ use super::*;
 /// A layer written as the tools write it.
 pub struct Made {
     pub stored: Vec<u8>,
-    /// What the annotation of its descriptor has the digest of.
+    /// The bytes whose digest is in the annotation of its descriptor.
     pub toc: Vec<u8>,
     location: Range<u64>,
 }
@@ -34,7 +34,7 @@ fn zstd_frame(bytes: &[u8]) -> Vec<u8> {
     zstd::stream::encode_all(bytes, 3).unwrap()
 }
 
-/// The table's entry of a header, without what it says of chunks.
+/// The table's entry for a header, without chunks.
 fn entry_of(head: &[u8], size: u64) -> Value {
     let mut entry = Value::Null;
     let one = [head, &vec![0; padded(&vec![0; size as usize]).len()], &END].concat();
@@ -92,7 +92,7 @@ impl From<crate::layer::LayerError> for LayerErrorOnly {
     }
 }
 
-/// Members of what stands between chunks and of a chunk with what follows it; `chunk` bytes a chunk at most.
+/// Members: the bytes between chunks, and each chunk with the bytes that follow it. A chunk has at most `chunk` bytes.
 fn make(parts: &[(Vec<u8>, Vec<u8>)], chunk: usize, compress: fn(&[u8]) -> Vec<u8>) -> (Vec<u8>, Vec<Value>) {
     let mut stored = Vec::new();
     let mut open: Vec<u8> = Vec::new();
@@ -404,7 +404,7 @@ fn annotations_bind() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// Whatever the bytes, there is an answer.
+    /// Arbitrary bytes are accepted or refused, without a panic.
     #[test]
     fn damaged_tables_never_panic(flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8)) {
         let (_, entries) = make(&tricky(false), 4096, zstd_frame);

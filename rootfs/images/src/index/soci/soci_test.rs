@@ -1,4 +1,4 @@
-//! Ztocs against what unpacking makes of the same layer, and as nobody should write them.
+//! Ztocs compared with the result of unpacking the same layer, and malformed ztocs.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -74,7 +74,7 @@ fn a_gzip_layer_is_as_unpacked() {
         // The fastest level makes blocks of megabytes, and a checkpoint is only between blocks.
         assert!(level == 1 || index.content.spans.spans().len() > 2);
         assert_like_unpacked(&index, &stored, &tar);
-        // What comes back is what went in, checkpoints and all.
+        // The ztoc reads back unchanged, including checkpoints.
         let toc = scan(&tar[..], &Limits::default()).unwrap();
         let again = write_ztoc(&toc, &index.content.spans, 1 << 20, stored.len() as u64, TOOL).unwrap();
         assert!(again == ztoc);
@@ -129,7 +129,7 @@ fn checkpoints_that_lie_are_refused() {
     assert_eq!(good.spans()[1].stored, 499..1000);
     // The first version has the first checkpoint left out.
     assert_eq!(read(&[(500, 2000, 3)], 2).unwrap(), good);
-    // A checkpoint behind the archive's end yields nothing.
+    // A checkpoint after the archive's end yields nothing.
     assert_eq!(
         read(&[(10, 0, 0), (500, 6000, 3)], 2).unwrap().stream_length(),
         5000
@@ -310,7 +310,7 @@ fn layers() -> impl Strategy<Value = Vec<u8>> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
 
-    /// What a ztoc is written from is what is read from it.
+    /// A written ztoc reads back unchanged.
     #[test]
     fn a_layer_comes_back(tar in layers(), span in 1000usize..30_000) {
         let ztoc = plain_ztoc(&tar, span);
@@ -319,7 +319,7 @@ proptest! {
         assert_like_unpacked(&index, &tar, &tar);
     }
 
-    /// Whatever the bytes, there is an answer, and what is accepted keeps its promises.
+    /// Arbitrary bytes are accepted or refused, and accepted ones satisfy the invariants.
     #[test]
     fn damaged_ztocs_never_panic(flips in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..16)) {
         let tar = tar(&tricky(true));

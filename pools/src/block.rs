@@ -1,8 +1,8 @@
 //! Opens a block device of the host for a VMM, which cannot open files itself.
 //!
-//! A specification names a device by its numbers, and by a path in the container that may not exist on the host. The kernel says which
-//! node in `/dev` has these numbers. Invariant: the opened node is compared with the numbers before it is handed on, so another device
-//! is never passed.
+//! A specification names a device by its numbers, and by a path in the container that may not exist on the host. The kernel names the node
+//! in `/dev` with these numbers. Invariant: the opened node is compared with the numbers before it is handed on, so another device is never
+//! passed.
 
 use std::fs;
 use std::io;

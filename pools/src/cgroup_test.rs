@@ -67,7 +67,7 @@ fn cgroup_takes_all_processes_of_another() {
     roots.iter().for_each(|root| fs::create_dir(root).unwrap());
     let hierarchy = Hierarchy::V1 { roots: roots.into() };
     let (from, to) = (hierarchy.make("from").unwrap(), hierarchy.make("to").unwrap());
-    // The last one written is seen: these are no cgroups.
+    // The last written value is visible, because these are not cgroups.
     for (directory, pids) in from.directories().iter().zip(["7\n8\n", "7\n9\n"]) {
         fs::write(directory.join("cgroup.procs"), pids).unwrap();
     }
@@ -97,7 +97,7 @@ fn sweep_removes_cgroups_of_dead_makers_alone() {
     for leftover in [name(dead, 0), name(dead, 7), name(dead, 8)] {
         hierarchy.make(&leftover).unwrap();
     }
-    // As the kernel keeps one in which a sandbox lives on.
+    // As the kernel keeps a cgroup in which a sandbox is still alive.
     fs::write(
         root.path().join(PARENT).join(name(dead, 8)).join("inhabited"),
         b"",

@@ -21,7 +21,7 @@ pub(crate) struct Demand {
 pub(crate) struct Target {
     /// Refilling begins if fewer are ready.
     pub refill: usize,
-    /// Refilling ends with so many.
+    /// The level at which refilling ends.
     pub full: usize,
     /// When the target may fall if no claim comes before.
     pub falls: Option<Instant>,

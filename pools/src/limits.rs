@@ -14,7 +14,7 @@ use crate::cgroup::{Cgroup, controllers};
 const FIXED: u64 = 128 << 20;
 /// Most of these bytes that a VMM uses while its guest touches all its memory: four times the measured value.
 pub const MEASURED_OVERHEAD: u64 = 32 << 20;
-/// A guest's page tables and KVM's own records of its memory take at most one part in so many of its memory.
+/// The fraction of a guest's memory that its page tables and KVM's own records of it take at most: one part in this many.
 const TABLES: u64 = 32;
 /// Bytes of kernel memory for each file that thaw-share holds: an inode, its name, an open file.
 const SHARED_FILE: u64 = 2 << 10;
@@ -91,13 +91,13 @@ pub fn is_in_memory(file: impl AsFd) -> bool {
     rustix::fs::fstatfs(file).is_ok_and(|s| is_memory(s.f_type as u32))
 }
 
-/// Bytes of memory that a file takes once it is written in full: its size if it lies in memory, else 0.
+/// Bytes of memory that a file takes once it is completely written: its size if it is in memory, otherwise 0.
 pub fn file_in_memory(file: impl AsFd) -> u64 {
     let size = rustix::fs::fstat(&file).map_or(0, |stat| u64::try_from(stat.st_size).unwrap_or(0));
     if is_in_memory(file) { size } else { 0 }
 }
 
-/// Bytes of memory that the file system at a path takes once it is full: its size if it lies in memory, else 0.
+/// Bytes of memory that the file system at a path takes once it is full: its size if it is in memory, otherwise 0.
 pub fn tree_in_memory(path: &Path) -> u64 {
     match rustix::fs::statfs(path) {
         Ok(s) if is_memory(s.f_type as u32) => {

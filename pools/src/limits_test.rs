@@ -132,7 +132,7 @@ fn missing_controllers_are_enabled_from_the_root_down() {
     let controls = [root.path(), &parent].map(|d| d.join("cgroup.subtree_control"));
     controls.iter().for_each(|c| fs::write(c, "").unwrap());
     unified(root.path()).make("a").unwrap();
-    // These are no cgroups: the second word lies over the first.
+    // These are not cgroups, so the second word overwrites the first.
     let asked = controls.map(|c| fs::read_to_string(c).unwrap());
     assert_eq!(asked, ["+pidsry", "+pidsry"]);
 }

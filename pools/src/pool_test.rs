@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-/// Serial numbers: each is made once, and is alive until it is destroyed.
+/// Serial numbers: each is made once and alive until it is destroyed.
 #[derive(Default)]
 struct Serials {
     next: AtomicU64,

@@ -71,7 +71,7 @@ pub(crate) fn status_of_ended(pidfd: BorrowedFd<'_>, record: ProcessRecord) -> O
 }
 
 fn status_of_pidfd(pidfd: BorrowedFd<'_>) -> Option<i32> {
-    // SAFETY: it is numbers alone, of which all zero are valid.
+    // SAFETY: it consists of numbers, for which zero is valid.
     let mut info: libc::pidfd_info = unsafe { std::mem::zeroed() };
     let wanted = u64::from(libc::PIDFD_INFO_EXIT);
     info.mask = wanted;
@@ -137,7 +137,7 @@ impl Stat {
         Stat::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
     }
 
-    /// Of the calling process.
+    /// The record of the calling process.
     pub fn of_self() -> Option<Stat> {
         Stat::parse(&std::fs::read_to_string("/proc/self/stat").ok()?)
     }

@@ -140,7 +140,7 @@ impl Prepared {
 
     fn start(mut self) -> Result<Started, Failed> {
         let mut stack = vec![0u8; STACK];
-        // The stack grows down, and begins where the ABI wants it.
+        // The stack grows down and is aligned as the ABI requires.
         let top = stack.as_mut_ptr_range().end as usize & !0xf;
         let mut pidfd: RawFd = -1;
         let flags =
@@ -169,7 +169,7 @@ impl Prepared {
                 _ => Failed::Start(error),
             });
         };
-        // SAFETY: the clone has just made it for us.
+        // SAFETY: the clone has just created it for us.
         let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
         // SAFETY: volatile, because the child has written it behind the compiler's back.
         match unsafe { (&raw const self.failed).read_volatile() } {
@@ -270,7 +270,7 @@ unsafe fn become_program(prepared: &Prepared) -> Step {
 /// Limits the size of files the process writes, unless it is limited to less already.
 ///
 /// # Safety
-/// As [`become_program`].
+/// That of [`become_program`].
 unsafe fn limit_files(most: libc::rlim_t) -> bool {
     // SAFETY: the calls write to and read from a limit of ours.
     unsafe {
@@ -287,7 +287,7 @@ unsafe fn limit_files(most: libc::rlim_t) -> bool {
 /// Writes a file of `/proc` in one call.
 ///
 /// # Safety
-/// As [`become_program`].
+/// That of [`become_program`].
 unsafe fn write(path: &CStr, text: &CStr) -> bool {
     let length = text.count_bytes();
     // SAFETY: the pointers are to NUL-terminated strings, and the length is the text's.

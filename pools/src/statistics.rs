@@ -85,7 +85,7 @@ pub struct PoolStatistics {
     pub kind: &'static str,
     /// How many are ready.
     pub ready: usize,
-    /// How many are being made ahead.
+    /// How many are being prepared.
     pub making: usize,
     /// How many wait to be destroyed.
     pub doomed: usize,

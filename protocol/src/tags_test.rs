@@ -90,7 +90,7 @@ fn json_keeps_the_names_of_variants() {
     assert!(serde_json::from_str::<Shape>(r#""Unit""#).is_err());
     assert!(serde_json::from_str::<Shape>("300").is_err());
 
-    // As records and the API have them.
+    // As in records and the API.
     let disks: BTreeMap<DeviceId, u8> = [(DeviceId::Blk1, 1), (DeviceId::Blk3, 3)].into();
     let text = serde_json::to_string(&disks).unwrap();
     assert_eq!(text, r#"{"Blk1":1,"Blk3":3}"#);

@@ -4,7 +4,7 @@ use rustix::process::{Pid, PidfdFlags, pidfd_open};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// Waits until process `pid` ends, or for ever if the kernel provides no pidfd.
+/// Waits until process `pid` ends, or forever if the kernel provides no pidfd.
 pub async fn wait_exit(pid: i32) {
     let Some(number) = Pid::from_raw(pid) else {
         return std::future::pending().await;

@@ -7,7 +7,7 @@ use std::time::Duration;
 /// Pauses that double with each failure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Backoff {
-    /// After one failure.
+    /// The pause after one failure.
     pub first: Duration,
     /// However many failed.
     pub longest: Duration,

@@ -179,7 +179,7 @@ pub fn can_wait() -> io::Result<()> {
 }
 
 fn membarrier(command: libc::c_int) -> io::Result<libc::c_int> {
-    // SAFETY: membarrier(2) takes numbers alone.
+    // SAFETY: membarrier(2) takes only numbers.
     match unsafe { libc::syscall(libc::SYS_membarrier, command, 0, 0) } {
         -1 => Err(io::Error::last_os_error()),
         answer => Ok(answer as libc::c_int),
@@ -199,7 +199,7 @@ pub enum ProgramType {
 /// Loads a program for frames that arrive at an interface ([`crate::tc::run`]).
 ///
 /// # Errors
-/// As [`load_as`].
+/// Those of [`load_as`].
 pub fn load(instructions: &[u64]) -> io::Result<OwnedFd> {
     load_as(ProgramType::SchedCls, instructions)
 }

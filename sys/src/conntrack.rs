@@ -58,7 +58,7 @@ pub struct Tuple {
 /// A connection.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Connection {
-    /// From the side that began it.
+    /// The direction from the initiator.
     pub original: Tuple,
     pub reply: Tuple,
     /// The original direction as the kernel names it.

@@ -1,6 +1,6 @@
 //! Changes to interfaces, addresses, routes and neighbours, by rtnetlink(7). [`crate::survey`] reads them.
 //!
-//! Every change takes RTNL, a lock of the whole host: callers make them ahead of time where somebody would wait for them.
+//! Every change takes RTNL, a lock of the whole host: callers make them ahead of time if a sandbox would otherwise wait for them.
 
 use std::io;
 use std::net::IpAddr;

@@ -11,7 +11,7 @@ use rustix::mount::MountAttrFlags;
 pub struct Attributes {
     pub set: MountAttrFlags,
     pub clear: MountAttrFlags,
-    /// `MS_PRIVATE` and the like, as for mount(2); 0 leaves it as it is.
+    /// `MS_PRIVATE` or similar, as for mount(2); 0 keeps the propagation.
     pub propagation: u64,
 }
 

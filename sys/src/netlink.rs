@@ -35,7 +35,7 @@ const BUFFER: usize = 64 << 10;
 /// The default of `net.core.wmem_max`, which the kernel doubles.
 const SEND_BUFFER: usize = 212_992;
 
-/// A list of attributes, as it is sent.
+/// A list of encoded attributes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attributes {
     bytes: Vec<u8>,
@@ -76,7 +76,7 @@ impl Attributes {
         self.bytes(kind | NESTED, inner)
     }
 
-    /// As they are sent.
+    /// The encoded attributes.
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes
     }
@@ -182,7 +182,7 @@ impl Socket {
         self.batch_until(messages, messages.len().saturating_sub(1))
     }
 
-    /// The same, where the message at index `last` is the last that the kernel acknowledges.
+    /// The same, for a batch in which the message at index `last` is the last that the kernel acknowledges.
     pub fn batch_until(&mut self, messages: &[Message], last: usize) -> io::Result<()> {
         let mut bytes = Vec::with_capacity(messages.iter().map(|m| HEADER + m.payload.len()).sum());
         let first = self.sequence.wrapping_add(1);
@@ -311,7 +311,7 @@ impl<'a> Parsed<'a> {
         self.get(kind).map(Parsed)
     }
 
-    /// A value of exactly so many bytes.
+    /// A value of exactly this number of bytes.
     pub fn array<const N: usize>(self, kind: u16) -> Option<[u8; N]> {
         self.get(kind)?.try_into().ok()
     }

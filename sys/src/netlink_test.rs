@@ -23,7 +23,7 @@ fn what_is_written_is_read_back() {
 #[test]
 fn kernel_refuses_nonsense_and_dumps_links() {
     let mut socket = Socket::route().unwrap();
-    // RTM_DELLINK of no link.
+    // RTM_DELLINK of a link that does not exist.
     let message = Message::new(17, 0, &[0; 16], Attributes::default());
     socket.request(&message).unwrap_err();
     let mut links = 0;

@@ -67,7 +67,7 @@ const fn mask(length: u8) -> Option<u32> {
     }
 }
 
-/// Why a text is no network.
+/// Why a text is not a network.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum PrefixError {
     #[error("{0:?} is no IPv4 network: write it as 192.0.2.0/24")]
@@ -81,7 +81,7 @@ pub enum PrefixError {
 impl FromStr for Prefix {
     type Err = PrefixError;
 
-    /// `ADDRESS/LENGTH`, or an address alone.
+    /// `ADDRESS/LENGTH`, or only an address.
     fn from_str(text: &str) -> Result<Prefix, PrefixError> {
         let malformed = || PrefixError::Malformed(text.to_owned());
         let (address, length) = text.split_once('/').unwrap_or((text, "32"));

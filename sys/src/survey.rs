@@ -39,11 +39,11 @@ const RTM_F_CLONED: u32 = 0x200;
 const RTN_UNICAST: u8 = 1;
 const RTPROT_KERNEL: u8 = 2;
 pub const RT_TABLE_MAIN: u32 = 254;
-/// Of an address: the kernel makes no route to its prefix.
+/// Flag of an address: the kernel creates no route to its prefix.
 pub const IFA_F_NOPREFIXROUTE: u32 = 0x200;
 /// Flag of a route: its gateway is on the link, regardless of the addresses.
 pub const RTNH_F_ONLINK: u32 = 4;
-/// Of a neighbour: it never expires.
+/// State of a neighbour that never expires.
 pub const NUD_PERMANENT: u16 = 0x80;
 /// Bytes of `struct ifinfomsg`, `ifaddrmsg`, `rtmsg` and `ndmsg`.
 const LINK: usize = 16;
@@ -56,7 +56,7 @@ const NEIGHBOUR: usize = 12;
 pub struct Link {
     pub index: u32,
     pub name: String,
-    /// The driver, of a link that is made by request: `veth`, `tun`.
+    /// The driver, for a link that was created by request: `veth`, `tun`.
     pub kind: Option<String>,
     pub mac: Option<[u8; 6]>,
     pub mtu: u32,
@@ -64,7 +64,7 @@ pub struct Link {
     pub flags: u32,
     /// Carries Ethernet frames; the loopback does not.
     pub ethernet: bool,
-    /// Part of another: of a bridge, a bond.
+    /// It is part of another link: of a bridge or a bond.
     pub enslaved: bool,
 }
 
@@ -106,7 +106,7 @@ pub struct Route {
     pub scope: u8,
     /// `RTNH_F_*`.
     pub flags: u32,
-    /// The kernel made it, for an address.
+    /// The kernel created it for an address.
     pub kernel: bool,
     /// It has several next hops, or a gateway of the other family.
     pub complex: bool,

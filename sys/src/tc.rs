@@ -84,7 +84,7 @@ pub fn delete_ingress(socket: &mut Socket, link: u32) -> io::Result<()> {
     socket.request(&Message::new(DELETE_DISCIPLINE, 0, &body, Attributes::default()))
 }
 
-/// The indices of interfaces that have an ingress discipline, whoever made it.
+/// The indices of interfaces that have an ingress discipline, of any origin.
 pub fn with_ingress(socket: &mut Socket) -> io::Result<Vec<u32>> {
     let mut found = Vec::new();
     let message = Message::new(GET_DISCIPLINE, 0, &body(0, 0, 0, 0), Attributes::default());
@@ -143,7 +143,7 @@ pub fn run(socket: &mut Socket, link: u32, program: RawFd, class: u16) -> io::Re
 /// Which filters an interface has on arriving frames.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Filters {
-    /// One made by [`redirect`].
+    /// One added by [`redirect`].
     pub ours: bool,
     /// Another.
     pub others: bool,

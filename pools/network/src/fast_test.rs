@@ -45,10 +45,10 @@ const TCP: u8 = 6;
 const UDP: u8 = 17;
 const SYN: u8 = 0x02;
 const ACK: u8 = 0x10;
-/// Where markers go and come from; they have options, so the fast path leaves them to the namespace.
+/// Where markers enter and leave. They have options, so the fast path leaves them to the namespace.
 const MARKED: u16 = 4;
 
-/// A slot whose two ends are in this test's hands.
+/// A slot whose two ends this test controls.
 struct Bench {
     slot: NetworkSlot,
     host: OwnedFd,
@@ -73,7 +73,7 @@ impl Outcome {
 }
 
 impl Bench {
-    /// In the thread's namespace, a host; the slot's range is for one slot alone.
+    /// A host in the thread's namespace; the slot's range has room for only one slot.
     fn new(world: &mut World, is_fast: bool) -> Bench {
         let setup = Setup {
             range: "198.18.0.0/30".parse().unwrap(),
@@ -143,7 +143,7 @@ impl Bench {
         }
     }
 
-    /// All that came out, once a marker each way has: queues keep their order.
+    /// All frames that came out, up to a marker on each side, because queues keep their order.
     fn outcome(&mut self) -> Outcome {
         let mut outcome = Outcome {
             host: Vec::new(),
@@ -231,11 +231,11 @@ fn deafen(route: &mut Socket, link: u32) {
     tc::run(route, link, program.as_raw_fd(), 1).unwrap();
 }
 
-/// Sends and sees whole frames of an interface, not those it has sent.
+/// Sends and receives whole frames of an interface, except those that it has sent.
 fn packet_socket(link: u32) -> OwnedFd {
     let kind = libc::SOCK_RAW | libc::SOCK_NONBLOCK | libc::SOCK_CLOEXEC;
     let every = (libc::ETH_P_ALL as u16).to_be();
-    // SAFETY: socket(2) takes numbers alone.
+    // SAFETY: socket(2) takes only numbers.
     let fd = unsafe { libc::socket(libc::AF_PACKET, kind, every.into()) };
     assert!(fd >= 0, "{}", std::io::Error::last_os_error());
     // SAFETY: the kernel has just created this descriptor for us, and nothing else uses it.

@@ -158,9 +158,9 @@ fn published_port_leads_to_guest_from_everywhere() {
         ] {
             talk(connect((address, port).into()).unwrap(), &server);
         }
-        // Published on the loopback alone.
+        // Published only on the loopback.
         world.outside(|| connect((HOST, 8081).into()).unwrap_err());
-        // Guests do not reach one another in this way either.
+        // Guests cannot reach one another in this way either.
         let two = world.slot();
         Guest::of(&two).connect((HOST, 8080)).unwrap_err();
         drop(guest);

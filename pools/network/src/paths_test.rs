@@ -30,7 +30,7 @@ fn set<T>(socket: &UdpSocket, level: i32, option: i32, value: T) {
     assert_eq!(set, 0, "{}", std::io::Error::last_os_error());
 }
 
-/// One datagram, and how many hops it could have gone on.
+/// One datagram, and its remaining hops.
 fn hops(socket: &UdpSocket) -> (Vec<u8>, i32) {
     let mut bytes = vec![0u8; 9000];
     let mut space = [0u64; 8];
@@ -313,7 +313,7 @@ fn new_slot_has_no_connections_of_the_earlier_one() {
             return;
         }
         assert_eq!(tracked(), []);
-        // Both are heard by whoever listens at that port, were they to come.
+        // A listener at that port would receive both, if they arrived.
         let guest = Guest::of(&next);
         let client = guest.run(|| udp(GUEST_ADDRESS, 7));
         server.send_to(b"stale", peer).unwrap();

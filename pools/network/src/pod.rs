@@ -255,7 +255,7 @@ fn redirect_loopback() -> Option<TcpListener> {
         .ok()
 }
 
-/// Removes everything of ours from the socket's namespace, which is also the thread's.
+/// Removes everything of ours from the socket's namespace, in which the thread is too.
 fn remove(route: &mut Socket) -> Result<(), Error> {
     if let Err(e) = loopback::remove() {
         // A process that cannot remove a table could not have made it.
@@ -265,7 +265,7 @@ fn remove(route: &mut Socket) -> Result<(), Error> {
     let mut remove = || -> io::Result<()> {
         for index in tc::with_ingress(route)? {
             let filters = tc::filters(route, index)?;
-            // One without filters does nothing: whoever was to add ours has died before.
+            // A discipline without filters has no effect: the process that was about to add ours was killed.
             let removed = match (filters.ours, filters.others) {
                 (_, false) => tc::delete_ingress(route, index),
                 (true, true) => tc::delete_redirect(route, index),

@@ -46,7 +46,7 @@ impl Held {
         if fd == -1 {
             return None;
         }
-        // SAFETY: the kernel has made this descriptor for us.
+        // SAFETY: the kernel has just created this descriptor for us.
         let faults = unsafe { OwnedFd::from_raw_fd(fd as i32) };
         ioctl(&faults, UFFDIO_API, &mut [UFFD_API, 0, 0]).ok()?;
         // SAFETY: new memory that nothing else uses; it stays until the process ends.

@@ -41,7 +41,8 @@ pub struct MachineSpec {
     pub memory_mib: u32,
     /// Used by a cold boot. A restored machine has the CPUID of its snapshot.
     pub cpu: CpuBaseline,
-    /// Exit when the control connection closes, for a sandbox that must not outlive the process that made it.
+    /// Exit when the control connection closes, for a sandbox that must not outlive the process that created
+    /// it.
     pub tethered: bool,
 }
 

@@ -100,7 +100,7 @@ pub enum Error {
     Unreadable {
         blob: Digest,
         start: u64,
-        /// Not included.
+        /// End of the range, exclusive.
         end: u64,
         source: Box<Error>,
     },
@@ -197,7 +197,7 @@ impl Error {
         }
     }
 
-    /// The error itself, where it is shared.
+    /// The error itself, also if it is shared.
     pub fn inner(&self) -> &Self {
         match self {
             Self::Shared(error) => error.inner(),

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
 use thaw_imagefs::digest::Digest;
 
-/// Where a layer's tree, and the way to its data, came from.
+/// The kind of document from which a layer's tree and the location of its data were read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Form {

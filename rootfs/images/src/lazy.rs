@@ -47,7 +47,7 @@ pub struct LazyBlob {
     pub document: Digest,
     pub stored: StoredBlob,
     pub content: Content,
-    /// BLAKE3 of each 128 KiB of the data file, where all are known in advance.
+    /// BLAKE3 of each 128 KiB of the data file, if all are known in advance.
     pub digests: Option<Vec<[u8; 32]>>,
 }
 

@@ -57,7 +57,7 @@ pub struct OrderedBlob {
     pub length: u64,
 }
 
-/// Bytes of one data file that were read one after the other.
+/// Consecutively read bytes of one data file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "(u32, u64, u64)", into = "(u32, u64, u64)")]
 pub struct Run {

@@ -41,10 +41,10 @@ pub enum MergeError {
     TooManyInodes,
 }
 
-/// Applies layers, bottom first. The data of a file lies in the data file of the layer the extents' `blob` counts.
+/// Applies layers, bottom first. The extents' `blob` is the index of the layer whose data file has a file's data.
 ///
 /// # Errors
-/// When a layer does not fit on those below it; see [`MergeError`].
+/// If a layer does not fit on those below it; see [`MergeError`].
 pub fn flatten(layers: &[LayerTree]) -> Result<Tree, MergeError> {
     let mut merger = Merger {
         tree: Tree::new(Attributes::implied_directory()),
@@ -76,7 +76,7 @@ struct Merger {
     layer: usize,
     /// The names that this layer added so far, including the directories on their paths. Kept only for a layer that hides names.
     named: Option<HashSet<Name>>,
-    /// The directory part resolved last, as entries come in runs. Forgotten when a name changes hands.
+    /// The directory part that was resolved last, because entries come in runs. Cleared when a name gets another inode.
     last_parent: Option<(Vec<u8>, InodeIndex)>,
 }
 
@@ -241,7 +241,7 @@ impl Merger {
         }
     }
 
-    /// The directory an entry goes into, made when missing.
+    /// The directory of an entry, which is created if it is missing.
     fn parent(&mut self, path: &[u8], entry: &[u8]) -> Result<InodeIndex, MergeError> {
         if let Some((last, index)) = &self.last_parent
             && last == path

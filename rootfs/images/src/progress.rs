@@ -11,9 +11,9 @@ use crate::form::Form;
 pub enum Event {
     /// The reference names this image, of this many distinct layers.
     Resolved { digest: Digest, layers: usize },
-    /// The store has the layer (or another process has just made it).
+    /// The store has the layer (or another process has just added it).
     Cached { layer: Digest },
-    /// The layer's transfer begins; its size as stored in the source, where known.
+    /// The layer's transfer begins; its stored size in the source, if known.
     Started { layer: Digest, total: Option<u64> },
     /// Bytes received from the source and bytes of tar unpacked.
     Advanced {

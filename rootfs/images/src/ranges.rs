@@ -21,17 +21,17 @@ pub struct StoredBlob {
     pub digest: Digest,
     /// Bytes.
     pub size: u64,
-    /// Where else it may be (foreign layers).
+    /// Other addresses of the blob (foreign layers).
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub urls: Vec<String>,
 }
 
-/// Whether somebody waits for a read.
+/// Whether a caller waits for a read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Priority {
     /// A guest waits.
     Demand,
-    /// No caller waits yet: bounded in bandwidth, and behind every demand.
+    /// No caller waits yet: bounded in bandwidth, and after every demand.
     Prefetch,
 }
 

@@ -29,7 +29,7 @@ pub struct RegistryRef {
     pub registry: String,
     /// `library/busybox`: components joined by slashes.
     pub repository: String,
-    /// `latest` where neither tag nor digest was given.
+    /// `latest` if the reference has neither tag nor digest.
     pub tag: Option<String>,
     /// Wins over the tag.
     pub digest: Option<Digest>,
@@ -42,7 +42,7 @@ impl RegistryRef {
     }
 }
 
-/// Loopback is the one place where plain HTTP is safe without asking.
+/// Only on loopback is plain HTTP safe by default.
 pub(crate) fn is_loopback(host: &str) -> bool {
     let name = match host.strip_prefix('[') {
         Some(rest) => rest.split(']').next().unwrap_or(rest),

@@ -60,9 +60,9 @@ pub struct LayerSource {
     pub diff_id: Digest,
     /// SHA-256 of the stored form; unknown in forms without manifests.
     pub digest: Option<Digest>,
-    /// Bytes of the stored form, where known.
+    /// Bytes of the stored form, if known.
     pub size: Option<u64>,
-    /// Where else it may be (foreign layers).
+    /// Other addresses of the layer (foreign layers).
     #[serde(default)]
     pub urls: Vec<String>,
     /// The member of an archive that holds it.
@@ -80,7 +80,7 @@ impl LayerSource {
 /// One platform's image, verified down to its config.
 #[derive(Debug)]
 pub struct Resolved {
-    /// Of the manifest: the image's identity.
+    /// Digest of the manifest: the image's identity.
     pub digest: Digest,
     /// The manifest as it was read.
     pub manifest: Vec<u8>,
@@ -112,7 +112,7 @@ impl Resolved {
     }
 }
 
-/// A place images come from.
+/// A source of images.
 #[async_trait]
 pub trait Source: Send + Sync {
     /// Reads the target of the reference.
@@ -133,13 +133,13 @@ pub trait Source: Send + Sync {
 pub struct LayerBody {
     /// May block: it belongs on a thread that may wait.
     pub reader: Box<dyn Read + Send>,
-    /// The task that receives it, if it comes over a network; aborting it makes the reader fail at once.
+    /// The task that receives it, if it comes over a network. Aborting the task makes the reader fail at once.
     pub transfer: Option<AbortHandle>,
     pub sender: Sender,
 }
 
 impl LayerBody {
-    /// Of a file at `place`.
+    /// The body of a file at `place`.
     fn local(reader: impl Read + Send + 'static, place: &Path) -> Self {
         Self {
             reader: Box::new(reader),

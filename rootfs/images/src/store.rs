@@ -64,7 +64,7 @@ pub struct Store {
 /// An image in the store.
 #[derive(Clone, Debug)]
 pub struct Image {
-    /// Of its manifest: its identity.
+    /// Digest of its manifest: its identity.
     pub digest: Digest,
     /// The reference it was pulled by.
     pub reference: String,
@@ -116,7 +116,7 @@ impl Image {
         let path = self.directory.join(record::LEASE);
         let lock = Lock::shared_existing(&path).map_err(|error| Error::io(&path, error))?;
         let lock = lock.ok_or_else(gone)?;
-        // Eviction removes the image first that was used longest ago. Failing to note the time on a full disk does no harm.
+        // Eviction removes the least recently used image first. A failure to note the time on a full disk does no harm.
         if let Err(error) = record::touch(&path) {
             tracing::debug!(image = %self.digest, %error, "cannot note the lease's time");
         }
@@ -186,7 +186,7 @@ impl Store {
         }
     }
 
-    /// The image with this manifest digest, its layers' bits made to mean this boot, if it is whole.
+    /// The image with this manifest digest, if it is complete. Its layers' bits are made valid for this boot.
     ///
     /// # Errors
     /// `Io`.
@@ -229,7 +229,7 @@ impl Store {
         }))
     }
 
-    /// Removes an image, the references to it, and the layers no other image has.
+    /// Removes an image, the references to it, and the layers that no other image has.
     ///
     /// # Errors
     /// `InUse` while a sandbox holds a lease, `NotFound`, `Io`. Waits for running pulls.

@@ -27,7 +27,7 @@ pub enum Size {
     Four = 0x00,
     Two = 0x08,
     One = 0x10,
-    /// A pointer that is kept on the stack.
+    /// A pointer stored on the stack.
     Eight = 0x18,
 }
 

@@ -1,6 +1,6 @@
 use super::*;
 
-/// As Linux's `samples/bpf` have them.
+/// Encodings from Linux's `samples/bpf`.
 #[test]
 #[cfg(target_endian = "little")]
 fn instructions_are_written_as_the_kernel_reads_them() {

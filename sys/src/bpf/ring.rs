@@ -12,9 +12,9 @@ const MAP_TYPE_RINGBUF: u32 = 27;
 const PAGE: usize = 4096;
 /// Bytes of the ring.
 const RING: usize = 4 * PAGE;
-/// Before each event, its length in four bytes and four more.
+/// Bytes before each event: its length in four bytes, and four more.
 const HEAD: usize = 8;
-/// In the length: the event is being written.
+/// Flag in the length: the event is being written.
 const BUSY: u32 = 1 << 31;
 
 /// A ring of 16 KiB. Every event is `WORDS` words of 32 bits; programs drop events that do not fit.
@@ -48,7 +48,7 @@ impl<const WORDS: usize> Ring<WORDS> {
         };
         let map = bpf(MAP_CREATE, &map).map(descriptor)?;
         let both = ProtFlags::READ | ProtFlags::WRITE;
-        // SAFETY: a new mapping, where the kernel chooses; the page is shared with the kernel alone.
+        // SAFETY: a new mapping at an address that the kernel chooses; only the kernel shares the page.
         let read = unsafe { mmap(std::ptr::null_mut(), PAGE, both, MapFlags::SHARED, &map, 0) }?;
         let (size, at) = (PAGE + 2 * RING, PAGE as u64);
         // SAFETY: likewise.

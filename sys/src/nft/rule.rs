@@ -16,7 +16,7 @@ const DATA_VALUE: u16 = 1;
 const DATA_VERDICT: u16 = 2;
 const VERDICT_CODE: u16 = 1;
 const VERDICT_CHAIN: u16 = 2;
-/// NFT_REG32_00: registers of four bytes; a value of more takes those that follow.
+/// NFT_REG32_00: registers of four bytes; a larger value occupies the following ones too.
 const REG: u32 = 8;
 const REG_VERDICT: u32 = 0;
 const META_IIFNAME: u32 = 6;
@@ -310,7 +310,7 @@ impl Rule {
             .expression("nat", nat)
     }
 
-    /// `dnat ip to meta l4proto . th dport map @map`, where `by_address` with `ip daddr .` before it.
+    /// `dnat ip to meta l4proto . th dport map @map`; `by_address` adds `ip daddr .` to the key.
     pub fn dnat_by(self, map: &str, by_address: bool) -> Rule {
         let (rule, next) = match by_address {
             true => (self.payload(NETWORK_HEADER, DESTINATION_ADDRESS, 4, REG), REG + 1),

@@ -51,7 +51,7 @@ impl Wiring {
     }
 }
 
-/// Which way a packet goes.
+/// The direction of a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Out,
@@ -97,7 +97,7 @@ const SYN_OR_ACK: i32 = 0x12;
 const ECHOES: [u32; 2] = [0, 8];
 /// Unreachable, time exceeded, parameter problem.
 const ERRORS: [u32; 3] = [3, 11, 12];
-/// `BPF_F_PSEUDO_HDR`, of four bytes; with `BPF_F_MARK_MANGLED_0`: 0 is no checksum.
+/// `BPF_F_PSEUDO_HDR`, of four bytes; with `BPF_F_MARK_MANGLED_0`: 0 means no checksum.
 const TCP_SUM: u32 = 0x14;
 const UDP_SUM: u32 = 0x34;
 /// The place on the stack for the address of the slot's [`Wiring`].
@@ -150,7 +150,7 @@ fn load_addresses(a: &mut Assembler, way: Way, old: Register, new: Register) {
     load_wiring(a, slots, SLOT);
 }
 
-/// Offsets in a frame and in a slot's wiring, which differ by the way.
+/// Offsets in a frame and in a slot's wiring, which depend on the direction.
 struct Offsets {
     /// The address that is translated.
     own: i16,
@@ -310,7 +310,7 @@ fn translate_transport_checksum(a: &mut Assembler, way: Way) {
     load_addresses(a, way, R3, R4);
     a.call(Helper::L4ChecksumReplace);
     a.jump_when(R0, When::NotEqual, 0, "pass");
-    // The call may have moved the packet. It is as long as it was.
+    // The call may have moved the packet, whose length is unchanged.
     bounds(a, SHORTEST, "drop");
     a.jump("header");
 }

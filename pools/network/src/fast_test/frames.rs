@@ -57,7 +57,7 @@ pub(super) fn is_icmp(frame: &[u8]) -> bool {
     frame.get(ETHERNET + 9) == Some(&ICMP)
 }
 
-/// The frame as it is put there.
+/// The frame as it is sent.
 pub(super) fn frame(packet: &Packet, from: Ipv4Addr, to: Ipv4Addr, port: u16) -> Vec<u8> {
     let odd = packet.odd;
     let (protocol, body) = body(packet, from, to, port);

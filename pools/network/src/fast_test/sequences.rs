@@ -9,7 +9,7 @@ use super::*;
 /// Where a packet is put.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Way {
-    /// By the guest.
+    /// Sent by the guest.
     Out,
     /// Sent by the host to the guest.
     In,
@@ -72,7 +72,7 @@ pub(super) enum Body {
     Echo {
         reply: bool,
     },
-    /// About a packet the other way.
+    /// About a packet in the other direction.
     Error {
         kind: u8,
         about: u8,
@@ -277,7 +277,7 @@ pub(super) fn sequences(number: usize) -> Vec<Sequence> {
                 Who::HostEnd if is_for_the_host_to_decide(&packets[0]) => Who::At(OUTSIDE),
                 peer => peer,
             },
-            // A conversation has two ways, and one party cannot be forged in both.
+            // A conversation has two directions, and one party cannot be forged in both.
             own: own.filter(|_| packets.len() == 1).unwrap_or(usual),
             port: 1024u16.wrapping_add(number as u16),
             packets,

@@ -124,7 +124,7 @@ fn udp(from: u16, to: u16) -> Vec<u8> {
     [from.to_be_bytes(), to.to_be_bytes(), [0, 8], [0, 0]].concat()
 }
 
-/// Of ICMPv6, with a target as discovery of neighbours has it.
+/// An ICMPv6 message with a target, as in neighbour discovery.
 fn message(kind: u8, target: Ipv6Addr) -> Vec<u8> {
     [&[kind, 0, 0, 0, 0, 0, 0, 0][..], &target.octets()].concat()
 }

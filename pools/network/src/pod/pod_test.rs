@@ -102,7 +102,7 @@ impl Guest {
             link::set_up_as(&mut route, index, config.mac).unwrap();
             for address in &config.addresses {
                 match link::add_address(&mut route, index, address.ip, address.prefix) {
-                    // The kernel makes the same of the same MAC.
+                    // The kernel derives the same address from the same MAC.
                     Err(e) if e.raw_os_error() == Some(libc::EEXIST) => {}
                     added => added.unwrap(),
                 }
@@ -171,7 +171,7 @@ fn pod_is_attached_and_restored_when_detached() {
             let client = TcpStream::connect_timeout(&SocketAddr::new(own, 8080), PATIENCE).unwrap();
             assert_eq!(talk(client, &server).ip(), host);
         }
-        // As much as a frame holds, and streams that are cut into such.
+        // The largest datagram, and streams that are segmented to that size.
         let server = UdpSocket::bind((HOST4, 7)).unwrap();
         server.set_read_timeout(Some(PATIENCE)).unwrap();
         let full = vec![7; MTU as usize - 28];
@@ -214,7 +214,7 @@ fn taps_of_a_dead_maker_are_found_and_removed() {
         assert_ne!(snapshot(&pod), before);
         detach(pod.as_fd()).unwrap();
         assert_eq!(snapshot(&pod), before);
-        // Of the maker alone: the VMM has the tap. Whoever comes next does not wait for it to go.
+        // Only the owner is killed: the VMM has the tap. The next owner does not wait for the VMM to end.
         let attached = attach(&pod).unwrap().unwrap();
         let vmm = attached.tap().unwrap().try_clone().unwrap();
         attached.keep();

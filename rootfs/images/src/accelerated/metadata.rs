@@ -41,10 +41,10 @@ pub struct Placed {
     pub table: Digest,
 }
 
-/// Block of the EROFS image as it is stored.
+/// A stored block of the EROFS image.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Block {
-    /// In the document.
+    /// Its range in the document.
     stored: Range<u64>,
     is_zstd: bool,
     digest: [u8; 32],
@@ -55,7 +55,7 @@ struct Block {
 pub struct MetadataHead {
     /// Bytes of the EROFS image.
     pub metadata_length: u64,
-    /// By address.
+    /// Sorted by address.
     pub blobs: Vec<Placed>,
     blocks: Vec<Block>,
 }
@@ -129,7 +129,7 @@ impl MetadataHead {
         }
     }
 
-    /// Which block has a byte of the EROFS image, and where that block is in the document.
+    /// The block that contains a byte of the EROFS image, and the block's range in the document.
     pub fn block(&self, offset: u64) -> Option<(usize, Range<u64>)> {
         let index = usize::try_from(offset >> BLOCK_LOG2).ok()?;
         Some((index, self.blocks.get(index)?.stored.clone()))

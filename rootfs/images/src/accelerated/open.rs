@@ -96,7 +96,7 @@ impl Documents {
         })
     }
 
-    /// Decodes and checks them all, and against each other.
+    /// Decodes and checks all documents, and their consistency.
     ///
     /// # Errors
     /// `Malformed`.

@@ -176,7 +176,7 @@ impl Table {
         })
     }
 
-    /// Chunks and where each is in the data file.
+    /// Chunks and their places in the data file.
     pub fn placed(&self) -> impl Iterator<Item = (Range<u64>, &Chunk)> {
         let mut offset = 0;
         self.chunks.iter().map(move |chunk| {
@@ -189,7 +189,7 @@ impl Table {
     /// How the data file is made from the stored blob: spans are frames, compared chunk by chunk.
     ///
     /// # Errors
-    /// `Malformed`, of a table that was not decoded.
+    /// `Malformed`, for a table that was not decoded.
     pub fn content(&self, what: &str) -> Result<Content, Error> {
         let (mut stored, mut stream) = (0, 0);
         let spans = self.framed().map(|(frame, chunks)| {

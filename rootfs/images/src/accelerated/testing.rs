@@ -51,7 +51,7 @@ impl Memory {
         self.blobs.lock().unwrap()[digest].clone()
     }
 
-    /// The data file of a blob, made from its spans; between them are zeros.
+    /// The data file of a blob, filled from its spans, with zeros between them.
     pub(crate) fn data(&self, blob: &LazyBlob) -> Result<Vec<u8>, String> {
         let stored = self.get(&blob.stored.digest);
         let spans = &blob.content.spans;

@@ -4,7 +4,7 @@ use crate::error::Error;
 
 /// Bytes of a page; see [`thaw_imagefs::tree::PAGE`].
 pub const PAGE: u64 = thaw_imagefs::tree::PAGE;
-/// Set in a stored length whose bytes are one zstd frame; else they are plain.
+/// Flag of a stored length whose bytes are one zstd frame; otherwise they are plain.
 pub const ZSTD: u32 = 1 << 31;
 
 /// Reads a document from its start. `what` names the document in messages.
@@ -80,8 +80,8 @@ impl<'a> Cursor<'a> {
     }
 }
 
-/// Compresses `data` into one zstd frame if that makes it smaller by a sixteenth, else leaves it plain. The bytes follow
-/// from `data`, `level` and the release of the zstd library alone.
+/// Compresses `data` into one zstd frame if that saves at least a sixteenth; otherwise leaves it plain. The bytes depend only on `data`,
+/// `level` and the release of the zstd library.
 pub fn compress(data: Vec<u8>, level: i32) -> std::io::Result<(u32, Vec<u8>)> {
     let packed = zstd::bulk::compress(&data, level)?;
     let (stored, flag) = match packed.len() <= data.len() - data.len() / 16 && packed.len() < data.len() {

@@ -13,7 +13,7 @@ use crate::span::{Expansion, Packer, SPAN, SpanTable};
 use super::recorder::Recorder;
 use super::{Compression, Whole, ZSTD_WINDOW_LOG, form};
 
-/// A stored blob, uncompressed as it is read, and indexed.
+/// A reader that decompresses a stored blob and indexes it.
 pub struct Indexing<R> {
     stored: Whole<R>,
     decoder: Decoder,
@@ -148,7 +148,7 @@ fn gzip(
     input: &[u8],
     output: &mut [u8],
 ) -> io::Result<(usize, usize, bool)> {
-    // Stopping before every block costs several percent: it does so only where a checkpoint may be.
+    // Stopping before every block costs several percent, so it does so only where a checkpoint is possible.
     let (length, until) = match recorder.until(recorder.every) {
         length @ 1.. if !recorder.is_due(recorder.every) => (length.min(output.len()), Until::Full),
         _ => (output.len(), Until::Block),
@@ -160,7 +160,7 @@ fn gzip(
         )
     })?;
     if (step.read, step.written, step.stop) == (0, 0, Stop::Within) && !input.is_empty() {
-        // It cannot be, and must not become a loop.
+        // This cannot happen, but must not become an endless loop.
         let message = "the gzip stream is damaged: nothing comes of it";
         return Err(io::Error::new(io::ErrorKind::InvalidData, message));
     }

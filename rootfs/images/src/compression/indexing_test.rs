@@ -56,7 +56,7 @@ fn index(stored: &[u8], step: usize) -> io::Result<(Vec<u8>, Option<SpanTable>)>
     Ok((bytes, indexing.into_spans()))
 }
 
-/// Every span yields its part of the stream, refuses its bytes where one is another, and its neighbours touch.
+/// Every span yields its part of the stream and refuses its bytes if one is changed, and neighbours touch.
 fn check(stored: &[u8], bytes: &[u8], table: &SpanTable) {
     let mut end = 0;
     for (number, span) in table.spans().iter().enumerate() {
@@ -99,7 +99,7 @@ fn gzip_of_every_level_is_indexed() {
             "level {level}: {}",
             table.spans().len()
         );
-        // As SOCI has them: the first right after the header, the others more than a span after one another.
+        // As in SOCI: the first right after the header, the others more than a span apart.
         let first = table.spans()[0].checkpoint().unwrap();
         assert_eq!((first.input, first.output, first.bits), (10, 0, 0));
         assert!(first.window.bytes().unwrap().is_empty());

@@ -7,7 +7,7 @@ use sha2::{Digest as _, Sha256};
 
 use crate::span::{Expansion, Span, SpanDigest, SpanTable};
 
-/// Most bytes a span may take or yield: where a form has no place to begin at for longer, an index would be useless.
+/// Most bytes that a span may take or yield. If a form has no place to start at for longer, an index would be useless.
 const MOST: u64 = 16 << 20;
 /// Most spans: 256 GiB of stream.
 const SPANS: usize = 1 << 18;
@@ -19,14 +19,14 @@ struct Begin {
     /// Bytes of the stream so far.
     output: u64,
     expansion: Expansion,
-    /// Of the span's stored bytes so far.
+    /// Hash of the span's stored bytes so far.
     hasher: Sha256,
 }
 
 /// A place to begin at that is not sure to be used.
 struct Next {
     begin: Begin,
-    /// The hasher of the span before as it was here.
+    /// The hasher of the previous span, as it was at this place.
     before: Sha256,
 }
 
@@ -37,7 +37,7 @@ pub struct Recorder {
     spans: Vec<Span>,
     /// The span that is being read.
     current: Option<Begin>,
-    /// A place that becomes a span once something is yielded after it; else its bytes belong to the one before.
+    /// A place that becomes a span once bytes are yielded after it; until then its bytes belong to the previous span.
     next: Option<Next>,
     input: u64,
     output: u64,
@@ -93,7 +93,7 @@ impl Recorder {
         }
     }
 
-    /// Whether a place to begin at would be used: at the start, and where the span is longer than `least`.
+    /// Whether a place to start at would be used: at the start, or if the span is longer than `least`.
     pub fn is_due(&self, least: u64) -> bool {
         match (&self.current, &self.next) {
             _ if self.given_up => false,

@@ -18,7 +18,7 @@ pub struct Blobs {
     known: BTreeMap<(u32, u32), u32>,
 }
 
-/// A blob, its chunk table, and where its bytes are.
+/// A blob, its chunk table, and the place of its bytes.
 pub struct Blob {
     pub stored: StoredTable,
     /// Bytes of the data file.

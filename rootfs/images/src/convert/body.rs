@@ -6,6 +6,6 @@ use std::fs::File;
 pub enum Body {
     Bytes(Vec<u8>),
     File(File),
-    /// In the dictionary with this index.
+    /// A blob of the dictionary with this index.
     Dictionary(usize),
 }

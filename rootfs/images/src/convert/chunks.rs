@@ -64,9 +64,9 @@ impl SourceBlob {
 /// Where a distinct chunk's bytes are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
-    /// In a blob of a dictionary.
+    /// It is in a blob of a dictionary.
     Known(Known),
-    /// In a data file of the source: it must be stored.
+    /// It is in a data file of the source and must be stored.
     Source { blob: u32, offset: u64 },
 }
 
@@ -92,7 +92,7 @@ pub struct Piece {
 /// A tree's files in chunks.
 #[derive(Debug, Default)]
 pub struct Chunks {
-    /// By first appearance.
+    /// In order of first appearance.
     pub distinct: Vec<Distinct>,
     /// File by file in the order of their data, so that data that a layer stored together stays together.
     pub pieces: Vec<Piece>,
@@ -200,7 +200,7 @@ impl Chunks {
     }
 }
 
-/// Reads an extent so that at least one chunk's worth of it is at hand.
+/// Reads an extent so that the buffer has at least one chunk's worth of it.
 struct Window {
     buffer: Vec<u8>,
     /// Most bytes a cut may look at.
@@ -208,7 +208,7 @@ struct Window {
     /// Where the part of the buffer begins that is not cut yet.
     start: usize,
     end: usize,
-    /// Of the buffer's end in the data file.
+    /// Offset in the data file of the buffer's end.
     offset: u64,
     /// Bytes of the extent that are not in the buffer yet.
     left: u64,

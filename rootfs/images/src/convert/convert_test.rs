@@ -167,7 +167,7 @@ fn assert_reads_back(memory: &Memory, manifest: &ConvertedManifest, made: &Made)
     let (summary, data) = opened.expanded(memory);
     let reader = Reader::new(&opened.metadata[..]).unwrap();
     assert_same(&made.walk(), &walk_image(&reader, &summary, &data));
-    // And the way back, from which an image is converted again.
+    // The tree read back, from which an image can be converted again.
     let tree = thaw_imagefs::erofs::read_tree(&reader, &summary.blobs).unwrap();
     assert_same(&made.walk(), &walk_tree(&tree, &data));
 }
@@ -222,7 +222,7 @@ proptest! {
         prop_assert!(memory.open(&manifest).is_ok());
     }
 
-    /// Documents that hostile hands made, digests and all, are errors or images whose every byte is still compared.
+    /// Documents from an attacker, with correct digests, are errors or images whose every byte is still verified.
     #[test]
     fn hostile_documents_never_panic(
         seed: u64,
@@ -266,7 +266,7 @@ fn identical_files_are_stored_once_and_zeros_not_at_all() {
         assert_eq!(facts.zero_bytes, 1 << 20);
         assert_eq!(facts.logical_bytes, (3 << 20) + 4096);
         assert!(facts.stored_bytes < (1 << 20) + 4096);
-        // In one piece, so without a chunk table in the metadata.
+        // In one piece, so the metadata needs no chunk table.
         assert_eq!(facts.metadata_bytes, 4096);
     }
 }

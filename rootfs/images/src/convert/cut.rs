@@ -32,7 +32,7 @@ impl Default for Chunking {
     }
 }
 
-/// Why a text names no chunking.
+/// Why a text is not a valid chunking.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is no chunking: use fixed, fixed:SIZE, cdc or cdc:MIN:AVERAGE:MAX, with sizes that are powers of two from 4K to 4M in ascending order"

@@ -17,7 +17,7 @@ pub struct Dictionary {
     pub(super) blobs: Vec<DictionaryBlob>,
     /// How it was cut: only an image cut alike shares much with it.
     pub chunking: Option<Chunking>,
-    /// Where its blobs are, to copy them to where an image that refers to them is pushed.
+    /// A reader of its blobs, to copy them to the destination of an image that refers to them.
     pub(super) ranges: Arc<dyn Ranges>,
     /// Its repository, if it is in a registry, as [`crate::source::push::Push::mount`] takes it.
     pub repository: Option<String>,
@@ -35,7 +35,7 @@ pub(super) struct DictionaryBlob {
 pub struct Known {
     pub dictionary: u32,
     pub blob: u32,
-    /// In the blob's data file.
+    /// Its offset in the blob's data file.
     pub offset: u64,
     pub length: u64,
 }
@@ -44,7 +44,7 @@ impl Dictionary {
     /// Reads the chunk tables of a converted image.
     ///
     /// # Errors
-    /// As [`super::open`].
+    /// Those of [`super::open`].
     pub async fn open(manifest: &ConvertedManifest, ranges: Arc<dyn Ranges>) -> Result<Self, Error> {
         let mut blobs = Vec::with_capacity(manifest.blobs.len());
         for stored in &manifest.blobs {

@@ -16,7 +16,7 @@ pub struct Facts {
     /// Chunks of all files, and their bytes.
     pub chunks: u64,
     pub logical_bytes: u64,
-    /// Of those bytes, chunks of zeros, which become holes.
+    /// The part of those bytes in chunks of zeros, which become holes.
     pub zero_bytes: u64,
     /// Distinct chunks.
     pub unique_chunks: u64,
@@ -28,7 +28,7 @@ pub struct Facts {
     pub new_chunks: u64,
     pub new_bytes: u64,
     pub stored_bytes: u64,
-    /// EROFS metadata, expanded and as it is stored.
+    /// EROFS metadata, expanded and as stored.
     pub metadata_bytes: u64,
     pub stored_metadata_bytes: u64,
     pub table_bytes: u64,

@@ -15,7 +15,7 @@ use super::chunks::SourceBlob;
 /// The input of a conversion.
 pub struct Input {
     pub tree: Tree,
-    /// In the order in which the tree's extents number them.
+    /// In the order of the indexes in the tree's extents.
     pub blobs: Vec<SourceBlob>,
     /// The data that a run of the image read. It is laid out first, in that order, and recorded in the converted image for readers.
     pub load_order: Option<LoadOrder>,

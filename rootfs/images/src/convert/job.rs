@@ -22,7 +22,7 @@ use super::original::Original;
 use super::publish::{Pushed, find};
 use super::{Facts, Options, convert};
 
-/// A conversion: what to convert, and where to write it.
+/// A conversion: its source and destination.
 pub struct Job<'a> {
     pub store: &'a Store,
     pub source: &'a ImageRef,
@@ -40,9 +40,9 @@ pub struct Job<'a> {
 /// The result of a conversion.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Outcome {
-    /// Of the source's manifest.
+    /// Digest of the source's manifest.
     pub source: Digest,
-    /// Of the converted image's manifest.
+    /// Digest of the converted image's manifest.
     pub digest: Digest,
     pub facts: Facts,
     pub pushed: Pushed,

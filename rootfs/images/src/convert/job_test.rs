@@ -1,4 +1,4 @@
-//! From a layout to a layout, as the command does it; then pulled lazily by another store.
+//! From a layout to a layout, like the command; then pulled lazily by another store.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::FileExt;
@@ -199,7 +199,7 @@ async fn an_image_is_converted_pushed_and_pulled_lazily() {
     let stored = std::fs::read_dir(path("other").join("layers")).unwrap().count();
     assert_eq!(stored, 2);
 
-    // And elsewhere, where the base is not: it is copied.
+    // To a destination without the base, which is then copied.
     let alone = reference(&path("alone"), "changed");
     let outcome = job(&store, &changed, &alone, std::slice::from_ref(&converted), None).await;
     assert!(outcome.pushed.bytes > 700_000 && outcome.pushed.present == 0);

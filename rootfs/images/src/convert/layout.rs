@@ -1,4 +1,4 @@
-//! In which order chunks are stored, and which extents files have afterwards.
+//! The order in which chunks are stored, and the files' extents after it.
 
 use std::collections::HashSet;
 
@@ -99,7 +99,7 @@ impl Ordered {
     }
 }
 
-/// The chunks to store: those a start reads, in its order; then the others as they appeared.
+/// The chunks to store: first those that a start reads, in its order; then the others in order of appearance.
 pub fn groups(chunks: &Chunks, order: Option<&Ordered>) -> Vec<Vec<u32>> {
     let is_new = |index: &u32| matches!(chunks.distinct[*index as usize].place, Place::Source { .. });
     let first: Vec<u32> = order

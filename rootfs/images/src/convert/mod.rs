@@ -52,7 +52,7 @@ use parts::Documents;
 pub struct Options {
     /// How to cut files. `None`: as the first dictionary was cut, or else [`Chunking::default`].
     pub chunking: Option<Chunking>,
-    /// Of zstd, 1 to 22.
+    /// The compression level of zstd, 1 to 22.
     pub level: i32,
 }
 
@@ -65,7 +65,7 @@ impl Default for Options {
     }
 }
 
-/// Converts. The blob is written to a file without a name in `scratch`. Takes long: call it where that is allowed.
+/// Converts an image. The blob is written to an unnamed file in `scratch`. This takes long, so call it on a blocking thread.
 ///
 /// # Errors
 /// `Io` and `DiskFull`; `Malformed` for a tree whose data is not in its blobs; `Metadata`.
@@ -83,7 +83,7 @@ pub fn convert(
         .chunking
         .or_else(|| dictionaries.iter().find_map(|dictionary| dictionary.chunking))
         .unwrap_or_default();
-    // Cutting and hashing count as half of the work, compressing as the other.
+    // Cutting and hashing count as half of the work, compressing as the other half.
     let known = dictionary::known(dictionaries);
     let chunks = Chunks::of(&input.tree, &input.blobs, chunking, &known, &|done| {
         told(done / 2)

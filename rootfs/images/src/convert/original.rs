@@ -9,7 +9,7 @@ use crate::source::{Descriptor, Resolved};
 /// What a converted image records about the image it was converted from.
 #[derive(Clone, Debug)]
 pub struct Original {
-    /// Of its manifest.
+    /// Digest of its manifest.
     pub image: Digest,
     /// Its manifest, if it is one that others can fetch.
     pub subject: Option<Descriptor>,
@@ -24,7 +24,7 @@ struct Head {
 }
 
 impl Original {
-    /// Of an image as it was resolved. An archive's manifest is made by Thaw and is not stored anywhere.
+    /// Describes a resolved image. The manifest of an archive is written by Thaw and is not stored anywhere.
     pub fn of(resolved: &Resolved, reference: &ImageRef) -> Self {
         let head: Option<Head> = serde_json::from_slice(&resolved.manifest).ok();
         let media_type = head

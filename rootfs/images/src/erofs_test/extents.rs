@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A file whose pieces lie in several blobs, one behind the other and with a hole.
+/// A file whose pieces are in several blobs, in sequence and with a hole.
 #[test]
 fn files_may_lie_in_several_blobs() {
     let page = |number: u8| vec![number; PAGE as usize];
@@ -58,7 +58,7 @@ fn files_may_lie_in_several_blobs() {
     mounted(file.path(), |root| {
         assert_same(&made.walk(), &walk_directory(root))
     });
-    // A blob shorter than the image was made for has data that is in no blob.
+    // If a blob is shorter than the one for which the image was built, some data is in no blob.
     let mut blobs = summary.blobs.clone();
     blobs[1].length -= PAGE;
     assert!(matches!(

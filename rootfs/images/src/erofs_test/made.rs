@@ -30,7 +30,7 @@ impl Numbers {
 
 const ACL: &[u8] = b"\x02\0\0\0\x01\0\x06\0\xff\xff\xff\xff\x02\0\x04\0\xe8\x03\0\0\x04\0\x04\0\xff\xff\xff\xff\x10\0\x04\0\xff\xff\xff\xff\x20\0\x04\0\xff\xff\xff\xff";
 
-/// A layer of everything, while its entries are made up.
+/// A layer with entries of all types, while they are generated.
 struct RandomLayer<'a> {
     numbers: &'a mut Numbers,
     /// Names that later layers may remove.
@@ -156,7 +156,7 @@ impl RandomLayer<'_> {
         if !matches!(type_flag, b'1' | b'5') {
             self.names.push(name.clone());
         }
-        // A file that a later entry replaces may be linked to no more.
+        // A file that a later entry replaces can no longer be a link target.
         if *type_flag != b'0' {
             self.linkable
                 .retain(|other| *other != name.trim_end_matches('/') && !other.starts_with(name));

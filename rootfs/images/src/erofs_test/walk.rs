@@ -16,7 +16,7 @@ pub struct Node {
     nlink: u64,
     mtime: (i64, u32),
     device: (u32, u32),
-    /// Of files and symbolic links.
+    /// Size of files and symbolic links.
     size: u64,
     /// Target of a symbolic link, hash of a file.
     content: Vec<u8>,

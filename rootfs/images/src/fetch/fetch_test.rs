@@ -1,5 +1,4 @@
-//! Faults by name. Those that are about time run on a clock of their own, without a network; those that are about HTTP
-//! on loopback, without a clock.
+//! Faults by name. Tests about time use a simulated clock and no network; tests about HTTP use loopback and no clock.
 
 #[path = "faults_test.rs"]
 mod faults;

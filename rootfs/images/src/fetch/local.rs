@@ -20,7 +20,7 @@ use crate::source::archive::Archive;
 use crate::source::layout::Layout;
 use crate::source::section::Section;
 
-/// Open files kept.
+/// Number of files that are kept open.
 const MAX_OPEN: usize = 64;
 
 /// The place that has the blobs.

@@ -24,13 +24,13 @@ use crate::source::layout::Layout;
 
 pub(crate) use document::document;
 
-/// As the counters name files of this host.
+/// The counters' name for files of this host.
 const LOCAL: &str = "local";
 
 /// How to read one image's blobs.
 #[derive(Clone)]
 pub struct FetchOptions {
-    /// How to reach the registry. Credentials are read again whenever the registry refuses those it accepted before.
+    /// How to reach the registry. Credentials are read again whenever the registry refuses those that it accepted before.
     pub source: SourceOptions,
     pub client: Arc<Client>,
 }

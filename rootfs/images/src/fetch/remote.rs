@@ -162,7 +162,7 @@ impl Remote {
     }
 }
 
-/// One read under way.
+/// One read in progress.
 struct Reading<'a> {
     remote: &'a Remote,
     want: Want<'a>,
@@ -183,7 +183,7 @@ struct Reading<'a> {
 enum Attempt {
     Read(Bytes),
     Failed(Kind),
-    /// The read's time is over.
+    /// The read's time has passed.
     TimedOut,
 }
 

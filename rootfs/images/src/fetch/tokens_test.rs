@@ -233,7 +233,7 @@ async fn redirect_is_cached_without_credentials_until_it_expires() {
             .await
             .unwrap();
     }
-    // One refused for want of credentials, one redirected; then straight to where that led.
+    // One refused without credentials, one redirected; later ones go directly to the redirect's target.
     assert_eq!(network.to("registry.example").len(), 2);
     let there = network.to("cdn.example");
     assert_eq!(there.len(), 5);
@@ -252,7 +252,7 @@ async fn redirect_is_cached_without_credentials_until_it_expires() {
     );
     let counts = counts(&client, "registry.example");
     assert_eq!((counts.redirects, counts.retries, counts.wrong_bytes), (2, 0, 0));
-    // In time it is forgotten anyway.
+    // The address is forgotten after its time.
     tokio::time::advance(Duration::from_secs(301)).await;
     read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
     assert_eq!(network.to("registry.example").len(), 4);

@@ -23,7 +23,7 @@ use thaw_sys::lock::Lock;
 
 /// Chunks that a span may fill in addition to the requested ones, however small the span is.
 const LEAST_CHUNKS: u64 = 256;
-/// Blobs kept open.
+/// Number of blobs that are kept open.
 const OPEN: usize = 256;
 
 /// One blob and its open files. If the blob is emptied, another one is opened in its place.
@@ -180,7 +180,7 @@ impl Blob {
         missing
     }
 
-    /// Makes those ready whose bytes are there already; returns the others.
+    /// Makes chunks ready whose bytes already exist; returns the others.
     pub fn compare(&self, chunks: Vec<u64>) -> Result<Vec<u64>, Error> {
         let path = || self.files.directory.join("data");
         let mut missing = Vec::new();
@@ -218,7 +218,7 @@ impl Blob {
         fits.count().clamp(1, spans.len().max(1))
     }
 
-    /// Chunks that want something of `stream`; not all where pieces overlap in the stream, which costs a later read.
+    /// Chunks that need a part of `stream`. If pieces overlap in the stream, some may be missing, which costs a later read.
     pub fn chunks_within(&self, stream: &Range<u64>) -> Vec<u64> {
         let Some(content) = self.content() else {
             return Vec::new();
@@ -246,7 +246,7 @@ impl Blob {
                         let to = (piece.stream_offset + piece.length).min(stream.end) - piece.stream_offset;
                         ready.chunks_of(piece.data_offset + from, to.saturating_sub(from))
                     })
-                    // Many small files share a chunk, one after the other.
+                    // Many small files share a chunk, one after another.
                     .filter(|chunk| last.replace(*chunk) != Some(*chunk))
                     .take(most)
                     .collect()

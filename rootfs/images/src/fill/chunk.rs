@@ -22,7 +22,7 @@ pub type Expanded = (usize, Range<u64>, Arc<[u8]>);
 pub struct Assembly {
     blob: Arc<Blob>,
     chunks: Vec<Wanted>,
-    /// Write even those that are ready.
+    /// Write also chunks that are ready.
     again: bool,
 }
 
@@ -107,7 +107,7 @@ impl Assembly {
         spans.into_iter().collect()
     }
 
-    /// Of these spans, those that a chunk which is not ready yet consists of.
+    /// Those of these spans that chunks which are not ready yet need.
     pub fn still_wanted(&self, spans: &[usize]) -> Vec<usize> {
         let missing = |wanted: &&Wanted| !self.blob.files.ready.is_ready(wanted.chunk);
         let wanted = |span: &&usize| {
@@ -136,10 +136,10 @@ impl Assembly {
         }
     }
 
-    /// Compares and writes the chunks that are not ready. All spans have been added, or were of ready chunks alone.
+    /// Compares and writes the chunks that are not ready. All spans have been added, except those that only ready chunks need.
     ///
     /// # Errors
-    /// `ChunkDigest`, `DiskFull`, `Io`; chunks that are right are written nevertheless.
+    /// `ChunkDigest`, `DiskFull`, `Io`; correct chunks are still written.
     pub fn commit(&self, stats: &FillStats) -> Result<(), Error> {
         let mut result = Ok(());
         for wanted in &self.chunks {
@@ -152,11 +152,11 @@ impl Assembly {
     }
 }
 
-/// Writes every chunk that `spans`, neighbours whose stream begins at `stream.start`, yield whole. Returns the spans of
-/// which some other chunk still wants a part.
+/// Writes every chunk that `spans`, neighbours whose stream begins at `stream.start`, yield completely. Returns the spans of which another
+/// chunk still needs a part.
 ///
 /// # Errors
-/// As [`Assembly::commit`].
+/// Those of [`Assembly::commit`].
 pub fn commit_whole(
     blob: &Blob,
     stream: &Range<u64>,

@@ -1,4 +1,4 @@
-//! Sources that lie or are gone, disks that are full, files changed behind the store's back, hosts that die.
+//! Sources that lie or are gone, full disks, files changed without the store's knowledge, hosts that crash.
 
 use std::time::Duration;
 
@@ -172,7 +172,7 @@ async fn layer_overwritten_between_starts_is_fetched_again() {
     let data = std::fs::File::options().write(true).open(&blob.data).unwrap();
     tokio::time::sleep(Duration::from_millis(30)).await;
     data.write_all_at(b"?", 2 * CHUNK_SIZE + 77).unwrap();
-    // The next sandbox of the image: no byte of the layer is served as it is.
+    // The next sandbox of the image gets no byte of the damaged layer.
     bench.assert_has_image_when_reopened();
     assert_eq!(bench.check(), 0);
     let before = seen(&filler.stats().chunks);
@@ -182,7 +182,7 @@ async fn layer_overwritten_between_starts_is_fetched_again() {
         (chunks, 1)
     );
     assert!(bench.store.verify(&bench.image.digest).unwrap().is_sound());
-    // And while a sandbox runs: with the next miss.
+    // The same while a sandbox runs, at its next miss.
     tokio::time::sleep(Duration::from_millis(30)).await;
     data.write_all_at(b"?", 3 * CHUNK_SIZE + 77).unwrap();
     filler.fill(&blob.id, 0, 1, Priority::Demand).await.unwrap();
@@ -209,7 +209,7 @@ async fn flipped_bits_are_found_and_replaced() {
         .unwrap();
     assert!(verify().is_sound());
 
-    // In use: bits stay, and the right bytes are written over the wrong ones.
+    // In use: the bits stay, and the right bytes replace the wrong ones.
     let lease = bench.image.lease().unwrap();
     flip(5 * CHUNK_SIZE + 77);
     let report = verify();

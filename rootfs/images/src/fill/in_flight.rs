@@ -30,7 +30,7 @@ type Outcome = Result<Arc<Spans>, Arc<Error>>;
 /// How often a prefetch that is overtaken begins again.
 const ATTEMPTS: u32 = 64;
 
-/// A read that has not finished, as those that wait for it see it.
+/// An unfinished read, as its waiting callers see it.
 pub struct InFlight {
     priority: Priority,
     /// Cancelled when a guest needs the data that this prefetch reads.
@@ -80,7 +80,7 @@ struct Found {
 }
 
 impl Inner {
-    /// The bytes of spans: kept from before, from reads others have begun, or read now. Those that `still` drops, because
+    /// The bytes of spans: kept from earlier reads, from reads that other callers started, or read now. Spans that `still` drops, because
     /// their chunks have become ready meanwhile, are left out.
     pub async fn gather(
         self: &Arc<Self>,
@@ -114,8 +114,8 @@ impl Inner {
         Err(Error::Cancelled)
     }
 
-    /// Finds or starts the reads that yield the spans; those kept from before go into `got`. Returns the reads, each with
-    /// whether another caller started it, and the spans that are still wanted.
+    /// Finds or starts the reads that yield the spans; those kept from earlier reads go into `got`. Returns the reads, each with whether
+    /// another caller started it, and the spans that are still needed.
     fn join_or_start(
         self: &Arc<Self>,
         blob: &Arc<Blob>,
@@ -140,7 +140,7 @@ impl Inner {
         (reads, wanted)
     }
 
-    /// Looks for spans among those kept and the reads in flight. A demand cancels the prefetches that read its spans.
+    /// Looks for spans among the kept ones and the reads in flight. A demand cancels the prefetches that read its spans.
     fn search(
         &self,
         blob: &Blob,

@@ -94,7 +94,7 @@ pub struct Filler {
 /// Counts bytes of stored ranges.
 type Fetched = Arc<AtomicU64>;
 
-/// For whom a fill is.
+/// The originator of a fill.
 #[derive(Clone)]
 struct Asker {
     priority: Priority,
@@ -214,7 +214,7 @@ impl Filler {
 }
 
 impl Inner {
-    /// Makes some chunks ready. With `again`, even those that are.
+    /// Makes some chunks ready. With `again`, also those that are ready.
     async fn fill_window(
         self: &Arc<Self>,
         blob: &Arc<Blob>,
@@ -223,7 +223,7 @@ impl Inner {
         again: bool,
     ) -> Result<(), Error> {
         if !again {
-            // After a reboot, or in a hole that should be one, the bytes may be there.
+            // After a reboot, or in a hole that belongs there, the bytes may already exist.
             let (checked, wanted) = (blob.clone(), chunks);
             chunks = blocking(move || checked.compare(wanted)).await?;
         }
@@ -269,7 +269,7 @@ impl Inner {
         .await
     }
 
-    /// Unpacks a layer again that has no index.
+    /// Unpacks a layer without an index again.
     async fn repair(&self, blob: &Blob, chunks: &[u64]) -> Result<(), Error> {
         count(&self.stats.repairs, 1);
         let options = SourceOptions {

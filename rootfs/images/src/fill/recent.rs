@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use super::in_flight::SpanKey;
 
-/// Bytes kept.
+/// Bytes that are kept.
 const MOST: u64 = 32 << 20;
-/// A larger span is not kept: it would push out all others.
+/// A larger span is not kept, because it would displace all others.
 const LARGEST: u64 = 8 << 20;
 
-/// The spans, those used last at the end of `order`. Bounded in bytes.
+/// The spans, the most recently used at the end of `order`. Bounded in bytes.
 #[derive(Default)]
 pub struct Recent {
     spans: HashMap<SpanKey, Arc<[u8]>>,

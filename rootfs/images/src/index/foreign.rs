@@ -16,7 +16,7 @@ use crate::span::SpanTable;
 pub struct Entry<'a> {
     /// Its offset, for messages.
     pub at: u64,
-    /// As in the tar stream, perhaps with a slash at its end.
+    /// As in the tar stream, possibly with a slash at its end.
     pub name: &'a [u8],
     pub what: What<'a>,
     pub owner: Owner,

@@ -97,7 +97,7 @@ fn what_is_torn_or_foreign_is_absent() {
     let whole = encode(&kept());
     for length in 0..whole.len() {
         assert!(decode(&whole[..length]).is_err());
-        // And damaged, where the checksum is right.
+        // The same damage with a correct checksum.
         assert!(decode(&sealed(whole[..length].to_vec())).is_err());
     }
     for place in 0..whole.len() {

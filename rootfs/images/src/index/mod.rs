@@ -97,7 +97,7 @@ impl Content {
 }
 
 impl Pieces {
-    /// The pieces that reach into `data` of a data file, cut to it, in order.
+    /// The pieces that intersect `data` of a data file, cut to it, in order.
     pub fn within(&self, data: Range<u64>) -> Vec<Piece> {
         let cut = |piece: &Piece| {
             let start = piece.data_offset.max(data.start);

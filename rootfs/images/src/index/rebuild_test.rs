@@ -1,4 +1,4 @@
-//! A data file can be made again from pieces of its stored form, whatever the tar holds and however it is stored.
+//! A data file can be rebuilt from pieces of its stored form, for any tar and any form.
 
 use std::io::{BufReader, Read, Write};
 
@@ -16,13 +16,13 @@ use crate::span::Expansion;
 use super::kept::{self, Kept};
 use super::{Content, Pieces};
 
-/// A part of a file: so many bytes of a kind.
+/// A part of a file: its kind and its number of bytes.
 type Part = (u8, usize);
 
 #[derive(Clone, Debug)]
 struct File {
     parts: Vec<Part>,
-    /// As a GNU sparse file (PAX 0.1), zeros left out of the tar.
+    /// As a GNU sparse file (PAX 0.1), whose zeros are not in the tar.
     is_sparse: bool,
 }
 
@@ -64,7 +64,7 @@ fn tar_of(files: &[File]) -> Vec<u8> {
             }
             end += part.len();
         }
-        // As GNU tar ends every map.
+        // GNU tar ends every map in this way.
         map.push(format!("{end},0"));
         tar.extend(pax(&[
             ("GNU.sparse.size", end.to_string().as_bytes()),

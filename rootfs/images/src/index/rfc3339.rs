@@ -17,7 +17,7 @@ fn days(year: i64, month: i64, day: i64) -> i64 {
     era * 146_097 + of_era * 365 + of_era / 4 - of_era / 100 + of_year - 719_468
 }
 
-/// Year, month and day of so many days after the epoch.
+/// Year, month and day of a number of days after the epoch.
 fn date(days: i64) -> (i64, i64, i64) {
     let days = days + 719_468;
     let era = days.div_euclid(146_097);
@@ -47,7 +47,7 @@ pub fn parse(text: &[u8]) -> Option<Timestamp> {
     is(10, b'T')?;
     is(13, b':')?;
     is(16, b':')?;
-    // A date that is not in the calendar does not come back the same.
+    // An invalid date converts to another date.
     let day_number = days(year, month, day);
     let in_day = hour < 24 && minute < 60 && second < 60;
     if !(1..=12).contains(&month) || date(day_number) != (year, month, day) || !in_day {

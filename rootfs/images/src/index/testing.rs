@@ -113,7 +113,7 @@ pub fn tar(parts: &[(Vec<u8>, Vec<u8>)]) -> Vec<u8> {
     tar
 }
 
-/// The tree without where its data is.
+/// The tree without the places of its data.
 pub fn placeless(tree: &LayerTree) -> LayerTree {
     let mut tree = tree.clone();
     tree.data_length = 0;
@@ -143,7 +143,7 @@ pub fn files(tree: &LayerTree, read: impl Fn(u64, usize) -> Vec<u8>) -> Vec<(Vec
     tree.entries.iter().filter_map(content).collect()
 }
 
-/// The stream bytes of every span of `index`, made from its stored blob.
+/// The stream bytes of every span of `index`, expanded from its stored blob.
 pub fn expanded(index: &LayerIndex, stored: &[u8]) -> Vec<Vec<u8>> {
     let spans = &index.content.spans;
     let expand = |(number, span): (usize, &crate::span::Span)| {
@@ -153,7 +153,7 @@ pub fn expanded(index: &LayerIndex, stored: &[u8]) -> Vec<Vec<u8>> {
     spans.spans().iter().enumerate().map(expand).collect()
 }
 
-/// A range of the data file of `index`, made from its spans as a filled cache file is.
+/// A range of the data file of `index`, filled from its spans like a cache file.
 pub fn read(index: &LayerIndex, expanded: &[Vec<u8>], offset: u64, length: usize) -> Vec<u8> {
     let (content, spans) = (&index.content, &index.content.spans);
     let mut data = vec![0; length];

@@ -16,7 +16,7 @@ static ZERO_PAGE: [u8; PAGE as usize] = [0; PAGE as usize];
 pub struct Piece {
     /// Where in the data file.
     pub data_offset: u64,
-    /// Bytes; of a file's last page, only those the file has.
+    /// Number of bytes; the last page of a file counts only with the file's bytes.
     pub length: u64,
     /// Where in the stream.
     pub stream_offset: u64,
@@ -156,7 +156,7 @@ pub struct FilePages<'a, D> {
 }
 
 impl<'a, D: DataSink> FilePages<'a, D> {
-    /// A file of `size` bytes, to be stored from `data_end` on, where the sink is; the data file may grow to `data_limit`.
+    /// A file of `size` bytes, which will be stored from `data_end` on, the sink's position. The data file may grow to `data_limit`.
     pub fn new(sink: &'a mut D, data_end: u64, size: u64, data_limit: u64) -> FilePages<'a, D> {
         let granule = size
             .div_ceil(MOST_GRANULES)

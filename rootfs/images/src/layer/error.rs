@@ -1,4 +1,4 @@
-//! Why a layer was refused, and where in its stream.
+//! Why a layer was refused, and at which offset of its stream.
 
 use std::io;
 

@@ -68,7 +68,7 @@ pub struct Header {
     pub type_flag: TypeFlag,
     pub device_major: u32,
     pub device_minor: u32,
-    /// Of a GNU sparse file: its size with holes, the fragments in this block, whether a block with more follows.
+    /// For a GNU sparse file: its size with holes, the fragments in this block, and whether a block with more follows.
     pub real_size: u64,
     pub sparse: Vec<Fragment>,
     pub sparse_continues: bool,

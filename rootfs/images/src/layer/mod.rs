@@ -320,7 +320,7 @@ impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
         Ok(Leaf::File { size, extents })
     }
 
-    /// Notes where the parts of a file that are in the data file stand in the stream: fragment `i` at `sources[i]`.
+    /// Records the positions in the stream of a file's parts that are in the data file: fragment `i` at `sources[i]`.
     fn add_pieces(
         &mut self,
         entry: &Described,
@@ -370,7 +370,7 @@ impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
         Ok(fragments)
     }
 
-    /// Passes over the content of an entry that is not kept.
+    /// Skips the content of an entry that is not kept.
     fn skip_content(&mut self, entry: &Described) -> Result<(), LayerError> {
         if entry.header.type_flag == TypeFlag::GnuSparse {
             self.gnu_sparse_map(entry)?;

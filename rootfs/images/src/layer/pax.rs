@@ -85,7 +85,7 @@ impl Pax {
         self.get(b"linkpath")
     }
 
-    /// The real name of a sparse file; its `path` is a made-up one.
+    /// The real name of a sparse file; its `path` is an artificial one.
     pub fn sparse_name(&self) -> Option<&[u8]> {
         self.get(b"GNU.sparse.name")
     }
@@ -137,7 +137,7 @@ impl Pax {
                 .map(decimal)
                 .collect::<Option<_>>()
                 .ok_or(WHY)?,
-            // Form 0.0: two records a fragment, in turn.
+            // Form 0.0: two records per fragment, alternating.
             None => {
                 let mut numbers = Vec::new();
                 for (key, value) in &self.records {

@@ -6,7 +6,7 @@ use super::LayerError;
 
 pub const BLOCK: usize = 512;
 
-/// Bytes handed on at a time.
+/// Bytes that are passed on at a time.
 const BUFFER: usize = 256 << 10;
 
 pub struct TarStream<R> {

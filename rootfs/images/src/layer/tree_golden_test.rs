@@ -1,5 +1,5 @@
-//! Stored layer trees against the bytes that earlier releases write for them: `golden/tree.txt`, a line for a tree of one
-//! change. A line there never changes; a new variant adds one.
+//! Stored layer trees compared with the bytes that earlier releases write: `golden/tree.txt`, a line for a tree of one change. A line there
+//! never changes; a new variant adds one.
 
 use std::collections::BTreeMap;
 

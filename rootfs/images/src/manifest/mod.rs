@@ -20,11 +20,11 @@ pub use converted::{
 };
 pub use nydus::{BOOTSTRAP_ANNOTATION, NYDUS_BLOB_TYPE, NydusManifest};
 
-/// No manifest or index is larger (the distribution specification's limit).
+/// Largest manifest or index (the distribution specification's limit).
 pub const MAX_MANIFEST: u64 = 4 << 20;
-/// No config is larger.
+/// Largest config.
 pub const MAX_CONFIG: u64 = 8 << 20;
-/// No image has more layers.
+/// Most layers of an image.
 pub const MAX_LAYERS: usize = 4096;
 
 pub const OCI_MANIFEST: &str = "application/vnd.oci.image.manifest.v1+json";
@@ -54,7 +54,7 @@ const LAYERS: [&str; 10] = [
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Platform {
     pub os: String,
-    /// As Go names it: `amd64`.
+    /// Go's name of it: `amd64`.
     pub architecture: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub variant: Option<String>,
@@ -181,10 +181,10 @@ struct Wire {
 }
 
 impl Document {
-    /// Reads a manifest or index. `labelled` is the media type its descriptor or the registry gave.
+    /// Reads a manifest or index. `labelled` is the media type from its descriptor or the registry.
     ///
     /// # Errors
-    /// `UnknownMediaType` for schema 1 and anything else that is neither, `Malformed`.
+    /// `UnknownMediaType` for schema 1 and other types, `Malformed`.
     pub fn parse(what: &str, bytes: &[u8], labelled: Option<&str>) -> Result<Self, Error> {
         let head: Head = serde_json::from_slice(bytes).map_err(|error| Error::malformed(what, error))?;
         let label = labelled.filter(|label| label.starts_with("application/vnd."));
@@ -251,7 +251,7 @@ impl Document {
     }
 }
 
-/// Read before the rest, so that a document of another kind is named and not called malformed.
+/// Read before the rest, so that the error for a document of another kind names the kind.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Head {
@@ -285,7 +285,7 @@ impl Manifest {
                 "this is an artifact, not a container image",
             ));
         }
-        // The parsers of the other kinds have checked their own.
+        // The parsers of the other kinds have already checked their layers.
         let layers = match self.kind {
             Kind::Layers => &self.layers[..],
             _ => &[],

@@ -77,7 +77,7 @@ use BootstrapError::{Damaged, Unknown, Unsupported};
 /// The content of a bootstrap.
 pub struct Bootstrap {
     pub tree: Tree,
-    /// As the tree's extents count them.
+    /// In the order of the indexes in the tree's extents.
     pub blobs: Vec<Blob>,
 }
 

@@ -21,7 +21,7 @@ use crate::load_order::{LoadOrder, Run};
 const AT_ONCE: usize = 4;
 /// Bytes of a piece: small enough that a cancellation and a demand's needs are soon felt.
 const PIECE: u64 = 8 * CHUNK_SIZE;
-/// Failures in a row after which the rest is left alone: the source is not there.
+/// Consecutive failures after which the rest is skipped, because the source is unavailable.
 const FAILURES: u32 = 4;
 
 /// A running prefetch. Dropping it stops it.

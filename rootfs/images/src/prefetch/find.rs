@@ -5,7 +5,7 @@ use crate::store::Image;
 use super::{journal, saved};
 use crate::load_order::LoadOrder;
 
-/// Where a load order comes from.
+/// The origin of a load order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Provenance {

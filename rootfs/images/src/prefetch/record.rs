@@ -21,7 +21,7 @@ const MAX_BLOBS: usize = 1024;
 /// Bytes of an access that are recorded: more than any request or mapping of a guest, and few chunks to look at.
 const MAX_ACCESS: u64 = 16 << 20;
 
-/// Accesses so far, of an image that need not be known yet.
+/// Accesses so far, of an image that may not be known yet.
 #[derive(Debug, Default)]
 pub struct Recorder {
     /// Bytes of each blob of the image, once it is known.

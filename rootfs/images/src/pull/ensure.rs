@@ -24,7 +24,7 @@ pub enum WhichLayer {
 }
 
 impl Store {
-    /// Makes sure one layer of an image is in the store, lazily where possible.
+    /// Makes sure that one layer of an image is in the store, lazily if possible.
     ///
     /// # Errors
     /// Those of [`Store::pull`]; `NotFound` if the image has no such layer; images without tar layers have none.

@@ -59,7 +59,7 @@ impl Indexes {
         let index = soci::bound_index(&resolved.annotations).map_err(form)?;
         let table = |layer: &Descriptor| {
             let bound = estargz::bound(layer.annotations.iter().flatten(), layer.size);
-            // A broken annotation is warned of when its layer's turn comes.
+            // A broken annotation is reported when its layer is processed.
             !matches!(bound, Ok(None))
         };
         if index.is_none() && !resolved.descriptors.iter().any(table) {

@@ -54,7 +54,7 @@ pub struct PullOptions {
     pub retry: Retry,
     /// Whether file data may stay in the registry until it is read. Otherwise the store has all of it after the pull.
     pub lazy: bool,
-    /// The client of registries, to share its limits and connections; without, one is made for the pull.
+    /// The client of registries, whose limits and connections are shared; if absent, one is created for the pull.
     pub client: Option<Arc<Client>>,
 }
 
@@ -72,7 +72,7 @@ impl Default for PullOptions {
 }
 
 impl Store {
-    /// Makes sure the image a reference names is in the store, and returns it.
+    /// Makes sure that the image of a reference is in the store, and returns it.
     ///
     /// Layers are streamed: verified, decompressed and unpacked as they arrive, on threads of their own. Several processes may pull the
     /// same image: each layer is made once. A failed pull leaves nothing behind.
@@ -305,7 +305,7 @@ impl<'a> Pull<'a> {
     }
 }
 
-/// The format of an image that is not made of tar layers.
+/// The format of an image without tar layers.
 fn format(kind: &manifest::Kind) -> Option<&dyn ImageFormat> {
     match kind {
         manifest::Kind::Layers => None,

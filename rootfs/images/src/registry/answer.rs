@@ -57,7 +57,7 @@ pub enum Misfit {
 /// What an endpoint may do.
 #[derive(Clone, Copy, Debug)]
 pub struct Terms {
-    /// Bytes that may be thrown away before those wanted, where the server sends the whole blob.
+    /// Bytes before the wanted ones that may be discarded if the server sends the whole blob.
     pub skip: u64,
     /// Refuse answers without a `Content-Range`.
     pub strict: bool,

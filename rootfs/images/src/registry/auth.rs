@@ -20,7 +20,7 @@ use crate::reference::DEFAULT_REGISTRY;
 const HUB_KEY: &str = "https://index.docker.io/v1/";
 const HELPER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Where credentials for registries come from.
+/// The source of credentials for registries.
 #[derive(Clone, Default)]
 pub enum Credentials {
     /// `$DOCKER_CONFIG/config.json`, or `~/.docker/config.json`; `None` if there is no such file.

@@ -340,7 +340,7 @@ mod tests {
                     _ => {}
                 }
             }
-            // Whatever happened: once all is done and time has passed, somebody may pass.
+            // In any case, once all requests are done and time has passed, a request may pass.
             for probe in open { if probe { machine.abandoned(now) } }
             let verdict = machine.admit(now + RULES.longest);
             prop_assert!(matches!(verdict, Verdict::Pass | Verdict::Probe));

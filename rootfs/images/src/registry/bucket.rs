@@ -39,7 +39,7 @@ impl Bucket {
         self.time(self.burst)
     }
 
-    /// How long the rate takes for so many bytes.
+    /// How long the rate takes for this number of bytes.
     fn time(&self, bytes: u64) -> Duration {
         let nanos = u128::from(bytes) * NANOS / u128::from(self.rate);
         // A year counts as forever here and overflows no clock.
@@ -94,7 +94,7 @@ mod tests {
             let start = Instant::now();
             let mut now = start;
             let mut bucket = Bucket::new(rate, start);
-            // When each take may be used: one after the other, as the readers of a queue do.
+            // When each take may be used: one after another, like the readers of a queue.
             let mut used = Vec::new();
             for (bytes, gap) in takes {
                 now += Duration::from_millis(gap);

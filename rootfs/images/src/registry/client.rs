@@ -35,7 +35,7 @@ pub struct Client {
     pub(crate) gate: Gate,
     breakers: Breakers,
     wire: OnceLock<Arc<dyn Wire>>,
-    /// For uploads, which are answered only when they have been sent.
+    /// For uploads, which are answered only once they are sent.
     patient: OnceLock<Arc<dyn Wire>>,
 }
 

@@ -27,22 +27,21 @@ pub struct Config {
     /// Milliseconds within which a server has to begin its answer.
     #[serde(deserialize_with = "at_least_one")]
     pub answer_ms: u64,
-    /// Milliseconds within which a server has to send `window_bytes` of a body, or its rest; else it is too slow.
+    /// Milliseconds within which a server has to send `window_bytes` of a body, or its rest; otherwise it is too slow.
     #[serde(deserialize_with = "at_least_one")]
     pub window_ms: u64,
-    /// Bytes of a body that have to come in each window.
+    /// Bytes of a body that must arrive in each window.
     pub window_bytes: u64,
     /// Milliseconds of the longest first pause between attempts; later ones are up to twice as long each.
     pub pause_ms: u64,
     /// Milliseconds of the longest pause between attempts.
     pub longest_pause_ms: u64,
-    /// Failures in a row after which a registry or mirror is left alone for a while.
+    /// Consecutive failures after which a registry or mirror gets no requests for a while.
     #[serde(deserialize_with = "at_least_one")]
     pub breaker_failures: u32,
-    /// Milliseconds for which it is left alone the first time; then one request tries it, and if that fails it is
-    /// twice as long.
+    /// Milliseconds for which it gets no requests the first time. Then one request probes it; each failed probe doubles the time.
     pub breaker_open_ms: u64,
-    /// Milliseconds for which it is left alone at most; a registry itself, no longer than a tenth of `budget_ms`.
+    /// Longest such time in milliseconds; for a registry itself at most a tenth of `budget_ms`.
     pub breaker_longest_ms: u64,
     /// Milliseconds for which the target of a registry's redirect is asked directly, if its address does not contain an expiry.
     pub redirect_ms: u64,
@@ -75,8 +74,8 @@ impl Default for Config {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Mirror {
-    /// `http://HOST[:PORT]` or `https://…`, and a path up to and with `/v2/…` where the mirror keeps the registry's
-    /// repositories under another one.
+    /// `http://HOST[:PORT]` or `https://…`, with a path up to and including `/v2/…` if the mirror keeps the registry's repositories under
+    /// another path.
     #[serde(deserialize_with = "an_address")]
     pub url: String,
     /// Its protocol.

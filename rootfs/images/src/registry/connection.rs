@@ -30,7 +30,7 @@ const SILENCE_AGAIN: Duration = Duration::from_secs(10);
 /// A connection to one registry, with its credentials.
 pub struct Connection {
     wire: Arc<dyn Wire>,
-    /// As messages name it.
+    /// Its name in messages.
     pub registry: String,
     origin: Url,
     /// Its credentials, which another connection may share.

@@ -25,10 +25,10 @@ use super::wire::Failure;
 
 /// How often a body that breaks off is resumed without a byte of progress.
 const MAX_RESUMES: u32 = 3;
-/// A body that brings less than so many bytes while so long waited for is too slow...
+/// A body is too slow if it brings fewer than [`WINDOW_BYTES`] in this much waiting time.
 const WINDOW: Duration = Duration::from_secs(30);
 const WINDOW_BYTES: u64 = 64 << 10;
-/// ...and resuming it is without progress, unless it brought so many before.
+/// Resuming a slow body counts as progress only if it has brought at least this number of bytes.
 const WORTH_RESUMING: u64 = 1 << 20;
 /// Pieces between the network and the reader: some hundred KiB.
 pub const CHANNEL: usize = 16;
@@ -56,14 +56,14 @@ pub struct Mirrored {
     endpoint: Arc<Endpoint>,
     digest: Digest,
     hash: Sha256,
-    /// Until it breaks off.
+    /// Held until the mirror breaks off.
     permit: Option<Permit>,
     /// Whether the whole layer has arrived with a wrong digest.
     pub wrong: Arc<AtomicBool>,
 }
 
 impl Mirrored {
-    /// As messages name it.
+    /// Its name in messages.
     pub fn name(&self) -> &str {
         &self.endpoint.connection.registry
     }
@@ -164,7 +164,7 @@ impl Download {
             } else {
                 fruitless + 1
             };
-            // Resuming needs to know where the end is.
+            // Resuming requires the total length.
             let Some(expected) = self.size else {
                 return broken.map_or(Ok(()), |failure| Err(self.connection.unreachable(&failure)));
             };
@@ -191,7 +191,7 @@ impl Download {
         }
     }
 
-    /// How many bytes of a resumed body are not wanted: all received, where the server ignores ranges.
+    /// Unwanted bytes of a resumed body: everything already received, if the server ignores ranges.
     fn overlap(&self, response: &Response) -> Result<u64, Error> {
         if self.received == 0 || response.status() == StatusCode::OK {
             return Ok(self.received);
@@ -223,7 +223,7 @@ impl Download {
         sender: &mpsc::Sender<Piece>,
     ) -> Result<Option<Failure>, Error> {
         let connection = self.connection.clone();
-        // Only the time spent on the network counts: the reader may be slower.
+        // Only time spent on the network counts, because the reader may be slower.
         let (mut waited, mut came) = (Duration::ZERO, 0);
         loop {
             let start = Instant::now();

@@ -44,7 +44,7 @@ const LAST_PIECE: Duration = Duration::from_secs(1);
 /// How slow a server may be.
 #[derive(Clone, Copy, Debug)]
 pub struct Pace {
-    /// Until an answer begins.
+    /// Until the start of an answer.
     pub answer: Duration,
     /// Bytes of a body, or its rest, in each...
     pub bytes: u64,
@@ -76,7 +76,7 @@ pub struct Endpoint {
 pub struct Want<'a> {
     pub blob: &'a StoredBlob,
     pub range: Range<u64>,
-    /// As messages name it.
+    /// Its name in messages.
     pub what: String,
     pub priority: Priority,
     pub gate: &'a Gate,
@@ -156,7 +156,7 @@ impl Endpoint {
         }
     }
 
-    /// Its bytes were wrong: wherever it found them, it looks anew.
+    /// Its bytes were wrong: forget its redirect, so that the next read asks the registry.
     pub fn distrust(&self, blob: &Digest) {
         self.stats.count(Count::Wrong);
         self.redirects.forget(blob);
@@ -212,7 +212,7 @@ impl Endpoint {
         tracing::warn!(mirror = self.connection.registry, %blob, "wrong bytes");
     }
 
-    /// Reads the wanted bytes behind those already there.
+    /// Reads the wanted bytes that follow those in `got`.
     pub async fn read(&self, want: &Want<'_>, got: &mut BytesMut) -> Result<(), Fault> {
         for _ in 0..MAX_PARTS {
             let rest = want.range.start + got.len() as u64..want.range.end;
@@ -262,7 +262,7 @@ impl Endpoint {
         }
     }
 
-    /// An answer that is a success: from where the registry lately redirected to, else from itself.
+    /// A successful answer: from the last target of the registry's redirect, or else from the registry itself.
     async fn ask(&self, want: &Want<'_>, range: &Range<u64>) -> Result<Response, Fault> {
         let own = match &self.place {
             Place::Repository { base, query } => format!("{base}/blobs/{}{query}", want.blob.digest),

@@ -13,16 +13,16 @@ use tokio::time::Instant;
 use super::bucket::Bucket;
 
 pub struct Gate {
-    /// Reads on demand under way.
+    /// Reads on demand in progress.
     demands: watch::Sender<usize>,
     slots: Semaphore,
     bucket: Option<Mutex<Bucket>>,
 }
 
-/// A read on demand is under way.
+/// A read on demand in progress.
 pub struct Demand<'a>(&'a Gate);
 
-/// A prefetch is under way.
+/// A prefetch in progress.
 pub struct Turn<'a> {
     _slot: SemaphorePermit<'a>,
 }
@@ -59,14 +59,14 @@ impl Gate {
         Some(Turn { _slot: slot })
     }
 
-    /// Whether any demand is under way.
+    /// Whether any demand is in progress.
     pub fn is_busy(&self) -> bool {
         *self.demands.borrow() > 0
     }
 
     /// Waits for a moment without demands.
     pub async fn idle(&self) {
-        // The sender is ours: it is not gone.
+        // The sender belongs to us, so it still exists.
         let _ = self.demands.subscribe().wait_for(|demands| *demands == 0).await;
     }
 }

@@ -15,9 +15,9 @@ impl Observer for Unobserved {}
 
 /// A registry's address and the credentials to use there.
 pub struct Party {
-    /// As messages name it.
+    /// Its name in messages.
     pub name: String,
-    /// As its credentials are filed: `docker.io`, `host:port`.
+    /// The name under which its credentials are stored: `docker.io`, `host:port`.
     pub registry: String,
     /// Where credentials go: `https://host[:port]/…`.
     pub base: String,

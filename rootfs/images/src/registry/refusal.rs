@@ -10,7 +10,7 @@ use crate::error::Error;
 
 const MAX_ERROR_BODY: usize = 8 << 10;
 
-/// The error for an answer that is not a success, after so many attempts.
+/// The error for an unsuccessful answer, after this number of attempts.
 pub async fn refusal(registry: &str, what: &str, response: Response, attempts: u32) -> Error {
     let registry = registry.to_owned();
     match response.status() {

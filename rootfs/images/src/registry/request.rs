@@ -10,7 +10,7 @@ use super::wire::Failure;
 pub enum Payload<'a> {
     Nothing,
     Bytes(Bytes),
-    /// So many bytes, made anew whenever they are sent.
+    /// This many bytes, generated anew each time they are sent.
     Stream(u64, &'a (dyn Fn() -> Body + Send + Sync)),
 }
 
@@ -23,7 +23,7 @@ pub struct Request<'a> {
     pub range: Option<(u64, Option<u64>)>,
     pub headers: &'a [(HeaderName, HeaderValue)],
     pub payload: Payload<'a>,
-    /// As messages name it.
+    /// Its name in messages.
     pub what: &'a str,
     /// Foreign URLs get no credentials (CVE-2020-15157).
     pub foreign: bool,

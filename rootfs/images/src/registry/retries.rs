@@ -55,7 +55,7 @@ pub struct Retries<'a> {
 enum Limit<'a> {
     /// Ends after this number of attempts, or if the server requests more than the longest pause.
     Attempts(u32),
-    /// When the time is over.
+    /// When the time has passed.
     Time(&'a Budget),
 }
 
@@ -82,7 +82,7 @@ impl<'a> Retries<'a> {
         (!over).then_some(pause)
     }
 
-    /// As [`Self::next`], for a failure that is given up after `most` attempts.
+    /// Like [`Self::next`], for a failure that is given up after `most` attempts.
     pub fn next_of(&mut self, most: u32) -> Option<Duration> {
         self.next(None).filter(|_| self.failed < most)
     }
@@ -132,7 +132,7 @@ impl Backoff {
         }
     }
 
-    /// No pause of this sequence is longer.
+    /// The longest pause of this sequence.
     fn longest(&self) -> Duration {
         match self.jitter {
             Jitter::Full => self.ceiling.longest,

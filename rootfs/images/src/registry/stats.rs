@@ -46,7 +46,7 @@ pub struct EndpointCounts {
     pub breaker_opens: u64,
     /// Requests that tried whether the endpoint is back.
     pub breaker_probes: u64,
-    /// Redirects followed (those from the cache not counted).
+    /// Redirects followed, except cached ones.
     pub redirects: u64,
     /// Tokens requested, or passwords read again.
     pub logins: u64,
@@ -68,7 +68,7 @@ pub(crate) enum Count {
 }
 
 impl Stats {
-    /// The counters of `endpoint`, made at its first mention.
+    /// The counters of `endpoint`, created at its first use.
     pub(crate) fn endpoint(&self, endpoint: &str) -> Arc<EndpointStats> {
         let mut endpoints = self.0.locked();
         endpoints.entry(endpoint.to_owned()).or_default().clone()

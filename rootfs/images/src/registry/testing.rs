@@ -102,7 +102,7 @@ impl Reply {
         self
     }
 
-    /// Breaks off after so many bytes of the body.
+    /// Breaks off after this number of bytes of the body.
     pub fn cut(mut self, bytes: usize) -> Self {
         let body: Vec<u8> = self.pieces.iter().flat_map(|(_, it)| it.to_vec()).collect();
         self.pieces = vec![(Duration::ZERO, Bytes::copy_from_slice(&body[..bytes]))];

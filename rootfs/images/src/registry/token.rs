@@ -31,9 +31,9 @@ const RENEWAL_PAUSE: Duration = Duration::from_secs(5);
 
 /// One registry's credentials in use.
 pub struct Access {
-    /// As messages name it.
+    /// Its name in messages.
     name: String,
-    /// As credentials are filed.
+    /// The name under which its credentials are stored.
     registry: String,
     credentials: Credentials,
     /// `repository:NAME:ACTIONS`.

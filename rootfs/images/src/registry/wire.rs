@@ -14,7 +14,7 @@ use reqwest::{Client, ClientBuilder, Method, Request, Response, StatusCode, Url}
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 /// Longest silence within a body.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
-/// Idle connections kept to one host.
+/// Idle connections that are kept to one host.
 const IDLE_CONNECTIONS: usize = 32;
 const MAX_HEADERS: usize = 100;
 const MAX_REDIRECTS: usize = 10;
@@ -101,7 +101,7 @@ pub fn patient_client() -> Result<Client, Failure> {
 fn build(set: impl Fn(ClientBuilder) -> ClientBuilder) -> Result<Client, Failure> {
     static PROVIDER: Once = Once::new();
     PROVIDER.call_once(|| {
-        // Only the first provider of a process counts; whichever it is, it does.
+        // Only the first provider of a process takes effect; any provider is fine.
         let _ = rustls::crypto::ring::default_provider().install_default();
     });
     let builder = || {
@@ -119,13 +119,13 @@ fn build(set: impl Fn(ClientBuilder) -> ClientBuilder) -> Result<Client, Failure
     Ok(client.or_else(|_| builder().tls_certs_only([]).build())?)
 }
 
-/// An answer that is no redirect.
+/// An answer that is not a redirect.
 #[derive(Debug)]
 pub struct Sent {
     pub response: Response,
     /// The address that sent it.
     pub url: Url,
-    /// Redirects on the way.
+    /// Number of redirects that were followed.
     pub redirects: usize,
 }
 

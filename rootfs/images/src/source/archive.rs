@@ -173,7 +173,7 @@ impl Archive {
         }
     }
 
-    /// The config, verified where its name is its digest.
+    /// The config, verified if its name is its digest.
     fn read_config(&self, name: &str) -> Result<Vec<u8>, Error> {
         let bytes = self.read(name, MAX_CONFIG)?;
         let got = Digest::of(&bytes);
@@ -261,7 +261,7 @@ fn clean(name: &str) -> String {
     parts.join("/")
 }
 
-/// A plain archive as it is, a compressed one expanded.
+/// A plain archive as it is, or a compressed one expanded.
 fn expand(path: &Path, file: File, scratch: &Path) -> Result<File, Error> {
     let mut magic = [0; 4];
     let length = file

@@ -14,7 +14,7 @@ use super::{LayerBody, LayerSource, Source};
 /// The place that sends a layer.
 #[derive(Clone)]
 pub struct Sender {
-    /// As messages name it.
+    /// Its name in messages.
     pub(super) name: String,
     pub(super) rank: Rank,
 }
@@ -28,7 +28,7 @@ pub(super) enum Rank {
 }
 
 impl Sender {
-    /// Of a place that is alone.
+    /// The only place.
     pub(super) fn only(name: String) -> Self {
         Self {
             name,

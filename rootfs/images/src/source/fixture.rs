@@ -1,4 +1,4 @@
-//! Images for tests, made from plain code, and a small registry to serve them.
+//! Images for tests, and a small registry that serves them.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -198,7 +198,7 @@ impl Server {
         Self::serving(false, handler)
     }
 
-    /// As many requests per connection as the client likes.
+    /// Serves any number of requests per connection.
     pub fn keeping(handler: impl Fn(&Asked) -> Answer + Send + Sync + 'static) -> Self {
         Self::serving(true, handler)
     }

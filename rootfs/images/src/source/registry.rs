@@ -139,7 +139,7 @@ impl Source for Registry {
                 Ok(()) => Piece::End,
                 Err(error) => Piece::Failed(error),
             };
-            // The reader may be gone; the error is then of no use.
+            // The reader may be gone, and then the error is useless.
             let _ = sender.send(end).await;
         });
         let transfer = task.abort_handle();

@@ -29,11 +29,11 @@ impl SpanTable {
     /// The stream bytes of span `index`, made from its stored bytes and verified.
     ///
     /// # Errors
-    /// [`SpanError`] when they do not expand to exactly the span's length, or have another digest.
+    /// [`SpanError`] if they do not expand to exactly the span's length, or if their digest differs.
     pub fn expand(&self, index: usize, stored: &[u8]) -> Result<Vec<u8>, SpanError> {
         self.check_stored(index, stored)?;
         let span = &self.spans()[index];
-        // At most MAX_SPAN, and touched only as far as something expands to it.
+        // At most MAX_SPAN, and touched only as far as bytes expand to it.
         let mut stream = vec![0; length(&span.stream) as usize];
         expand_into(&span.expansion, stored, &mut stream).map_err(|why| SpanError::Expansion {
             span: index,

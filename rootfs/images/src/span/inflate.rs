@@ -35,7 +35,7 @@ pub struct Step {
 pub enum Stop {
     /// It wants more input or more room.
     Within,
-    /// Before a block, of which this many bits (0 to 7) have been consumed with the byte before.
+    /// Before a block, whose first bits (0 to 7 of them) are in the byte before.
     BeforeBlock { bits: u8 },
     /// After the last block and its trailer, if the format has one.
     End,

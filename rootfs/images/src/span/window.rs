@@ -40,7 +40,7 @@ impl Window {
     }
 }
 
-/// Makes many windows with one compressor.
+/// Creates many windows with one compressor.
 #[derive(Default)]
 pub(crate) struct Packer(Option<zstd::bulk::Compressor<'static>>);
 

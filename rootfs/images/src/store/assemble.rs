@@ -23,14 +23,14 @@ pub(crate) struct Parts {
     pub reference: String,
     pub plain_http: bool,
     pub config: Vec<u8>,
-    /// In the store, bottom first; of a ready-made image its data blobs.
+    /// In the store, bottom first; for a ready-made image its data blobs.
     pub layers: Vec<LayerRecord>,
     pub ready_made: Option<LazyImage>,
     pub pinned: bool,
 }
 
 impl Store {
-    /// Writes the image's directory, unless it is there, and lets its reference name it.
+    /// Writes the image's directory, unless it exists, and makes its reference point to it.
     pub(crate) fn assemble_image(&self, parts: Parts) -> Result<Image, Error> {
         let reference = parts.reference.clone();
         let image = self.make_image_directory(parts)?;

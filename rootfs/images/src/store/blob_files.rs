@@ -72,16 +72,16 @@ impl Store {
         Ok(found)
     }
 
-    /// In which form an image has a layer.
+    /// The form in which an image has a layer.
     pub(crate) fn form(&self, key: &Digest) -> Result<Option<Form>, Error> {
         let found = self.records_with(key)?;
         Ok(found.first().map(|(record, at)| record.layers[*at].form))
     }
 
-    /// Opens a blob's files and index, its bits made to mean this boot and its data file as long as it should be.
+    /// Opens a blob's files and index. Makes its bits valid for this boot and sets the length of its data file.
     ///
     /// # Errors
-    /// `NotFound` for a blob the store does not have, `Io`.
+    /// `NotFound` for a blob that the store lacks, `Io`.
     pub(crate) fn blob_files(&self, key: &Digest) -> Result<BlobFiles, Error> {
         if !self.layer_is_whole(key)? {
             return Err(Error::NotFound {

@@ -1,4 +1,4 @@
-//! Garbage collection: removes leftovers of killed processes, layers that no image has, and references to no image.
+//! Garbage collection: removes leftovers of killed processes, layers that no image has, and references that point to no image.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -12,7 +12,7 @@ use super::record::Record;
 use super::{PARTIAL, REMOVED, Store};
 
 impl Store {
-    /// Collects garbage unless a layer or an image is being made; the next call then does.
+    /// Collects garbage unless a layer or an image is being created; a later call then does it.
     pub(crate) fn collect_if_idle(&self) -> Result<(), Error> {
         match self.try_lock("store")? {
             Some(_store) => self.collect(),
@@ -31,7 +31,7 @@ impl Store {
                     images.insert(digest);
                     layers.extend(record.layers.iter().map(|layer| layer.key));
                 }
-                // Of another version or torn: of no use to anyone.
+                // Of another version or torn, and therefore useless.
                 None => self.remove_directory(&directory)?,
             }
         }

@@ -16,7 +16,7 @@ use super::*;
 fn a_full_disk_leaves_nothing() {
     let directory = tempfile::tempdir().unwrap();
     let root = directory.path().to_owned();
-    // Threads of the runtime are made by this one, so they share its mount namespace.
+    // This thread creates the runtime's threads, so they share its mount namespace.
     let done = std::thread::spawn(move || {
         // SAFETY: a mount namespace of its own does not affect the memory safety of other threads.
         if unsafe { unshare_unsafe(UnshareFlags::NEWNS) }.is_err() {

@@ -71,7 +71,7 @@ impl Store {
         Ok(pruned)
     }
 
-    /// Evicts images, those leased longest ago first, then removes them in the same order, until the store occupies at most `limit` bytes
+    /// Evicts images, the least recently leased first, then removes them in the same order, until the store occupies at most `limit` bytes
     /// of disk or everything left is in use. Does nothing while a pull runs.
     ///
     /// # Errors
@@ -108,7 +108,7 @@ impl Store {
         Ok(pruned)
     }
 
-    /// Removes an image unless it has come into use. Its layers are left to be collected.
+    /// Removes an image unless it has come into use. Its layers are left for the collection.
     fn remove_unused(&self, digest: &Digest) -> Result<bool, Error> {
         let directory = self.image_directory(digest);
         let lease = directory.join(record::LEASE);

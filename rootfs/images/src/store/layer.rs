@@ -44,8 +44,8 @@ pub struct Job {
     pub cancelled: CancellationToken,
 }
 
-/// Unpacks into an empty directory, and makes it a layer's: data, ready, tree; and index, where the stored form has
-/// places to begin at.
+/// Unpacks into an empty directory and creates a layer's files: data, ready, tree; and index, if decompression of the stored form can start
+/// in the middle.
 pub fn unpack_into(job: Job, directory: &Path, boot: BootId) -> Result<(), Error> {
     let diff_id = job.layer.diff_id;
     let path = directory.join(DATA);
@@ -261,7 +261,7 @@ enum Failure {
     Sink(Error),
     /// The sink knows other bytes of this layer.
     Unknown(Error),
-    /// The compressed stream makes no sense.
+    /// The compressed stream is invalid.
     Stream(io::Error),
     /// The tar makes no sense, or is refused.
     Layer(LayerError),
@@ -277,7 +277,7 @@ impl Failure {
     }
 }
 
-/// The first typed error of a stream, which would lose its type on the way through readers.
+/// The first typed error of a stream, which would otherwise lose its type in the chain of readers.
 #[derive(Clone, Default)]
 struct Fault(Arc<Mutex<Option<Error>>>);
 

@@ -265,7 +265,7 @@ async fn space_is_given_back_but_never_what_is_in_use() {
     assert!(usage.stored < lines[0].stored + lines[1].stored);
     assert!(usage.logical >= 3 * 400_000 && lines[0].logical < usage.logical);
 
-    // The shared layer is in use by the other.
+    // The other image uses the shared layer.
     let lease = two.lease().unwrap();
     let held = open_blob(&two.blobs[0]);
     let pruned = bench.store.evict(&one.digest).unwrap();
@@ -278,7 +278,7 @@ async fn space_is_given_back_but_never_what_is_in_use() {
     assert!(open_blob(&two.blobs[0]).is_ready(0, 1) && open_blob(&two.blobs[1]).is_ready(0, 1));
     drop(lease);
 
-    // Emptied: whoever has the old files keeps them; the tree and the index stay.
+    // Emptied: processes that hold the old files keep them; the tree and the index stay.
     let pruned = bench.store.prune(true).unwrap();
     assert_eq!((pruned.images, pruned.layers), (0, 2));
     assert!(held.is_ready(0, held.len()) && bench.is_untouched(&two));

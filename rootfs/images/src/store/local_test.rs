@@ -177,7 +177,7 @@ async fn a_leased_image_stays() {
     let (blobs, image, _) = three_layers();
     let pulled = bench.pull(&bench.layout(&blobs, &[image])).await.unwrap();
     let (one, two) = (pulled.lease().unwrap(), pulled.lease().unwrap());
-    // A duplicate, as a VMM would hold it, keeps the lease alone.
+    // A duplicate descriptor, like a VMM's, keeps the lease by itself.
     let duplicate = one.descriptor().try_clone_to_owned().unwrap();
     drop((one, two));
     assert_eq!(bench.store.remove(&pulled.digest).unwrap_err().code(), "in_use");
@@ -295,7 +295,7 @@ async fn never_means_never() {
     pull().await.unwrap();
 }
 
-/// A pull runs wherever its caller wants it to.
+/// A pull runs on any runtime of its caller.
 #[test]
 fn pulls_are_send() {
     fn is_send(_: &impl Send) {}

@@ -46,7 +46,7 @@ impl Store {
         self.place_content(&layer.key(), stored, &index.tree, &index.content, None, making)
     }
 
-    /// Makes the layer of a ready-made image's data blob.
+    /// Creates the layer of a ready-made image's data blob.
     pub(crate) fn place_blob(&self, blob: &LazyBlob, making: Arc<Lock>) -> Result<LayerRecord, Error> {
         let key = blob.key();
         let tree = LayerTree {
@@ -159,7 +159,7 @@ impl Store {
         if cancelled.is_cancelled() {
             return Err(Error::Cancelled);
         }
-        // Not raced with cancellation: its directory must be gone before the pull reports its failure.
+        // Not raced with cancellation, because its directory must be removed before the pull reports its failure.
         let begun = blocking(move || Making::begin(&store, &diff_id, making)).await?;
         let Some(making) = begun else {
             progress.event(Event::Cached { layer: diff_id });
@@ -208,7 +208,7 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// A layer being made: its lock held, and the store kept from collecting it.
+/// A layer in creation: holds its lock, and keeps the store from collecting it.
 pub(super) struct Making {
     partial: Partial,
     target: PathBuf,

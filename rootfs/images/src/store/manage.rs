@@ -32,7 +32,7 @@ pub struct ImageUsage {
     pub logical: u64,
     /// Bytes on the disk: metadata, indexes and stored layer data.
     pub stored: u64,
-    /// Of those, in layers other images have too.
+    /// The part in layers that other images share.
     pub shared: u64,
     /// Whether a sandbox uses it.
     pub leased: bool,
@@ -53,7 +53,7 @@ pub struct Usage {
 pub struct LayerInspection {
     pub key: Digest,
     pub form: Form,
-    /// The blob in the registry, where known.
+    /// The blob in the registry, if known.
     pub stored_digest: Option<Digest>,
     pub stored_size: Option<u64>,
     /// Bytes of file data.
@@ -92,7 +92,7 @@ pub struct VerifyReport {
     pub bad: Vec<(Digest, u64)>,
     /// Layers whose files are damaged beyond their chunks (torn or truncated).
     pub damaged: Vec<Digest>,
-    /// Of the bad chunks, those that are missing now and will be fetched again, because no sandbox uses the image.
+    /// The bad chunks that are missing now and will be fetched again, because no sandbox uses the image.
     pub cleared: u64,
 }
 
@@ -184,8 +184,8 @@ impl Store {
         })
     }
 
-    /// Compares every ready chunk of an image with its digest. Bad ones of layers no sandbox uses are made missing, so
-    /// that they are fetched again at their next use; [`crate::fill::Filler::refetch`] replaces them at once.
+    /// Compares every ready chunk of an image with its digest. Bad chunks of layers that no sandbox uses are marked missing, so that they
+    /// are fetched again at their next use; [`crate::fill::Filler::refetch`] replaces them at once.
     ///
     /// # Errors
     /// `NotFound`, `Io`.

@@ -25,7 +25,7 @@ pub const METADATA: &str = "metadata.erofs";
 pub const LEASE: &str = "lease";
 pub const LOAD_ORDER: &str = "load-order.json";
 
-/// Records of version 1, which knew neither keys nor forms, count as absent: their images are made again.
+/// Records of version 1, which had neither keys nor forms, count as absent: their images are created again.
 const VERSION: u32 = 2;
 
 /// `record.json`.
@@ -39,7 +39,7 @@ pub struct Record {
     /// Assembled from layers for a caller that removes it itself: eviction empties it, but never removes it.
     #[serde(default)]
     pub pinned: bool,
-    /// Bottom first; of an image with ready-made metadata, its data blobs.
+    /// Bottom first; for an image with ready-made metadata, its data blobs.
     pub layers: Vec<LayerRecord>,
     pub metadata_length: u64,
     pub blobs: Vec<BlobRecord>,

@@ -180,7 +180,7 @@ async fn basic_authentication_works() {
     );
 }
 
-/// Every way a registry can refuse or fail, on the manifest and on a layer.
+/// Every way in which a registry can refuse or fail, for the manifest and for a layer.
 #[tokio::test]
 async fn failures_are_told_apart_and_leave_nothing() {
     for (status, code, asked_times) in [

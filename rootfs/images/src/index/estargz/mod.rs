@@ -21,8 +21,8 @@ const FORM: &str = "eStargz table of contents";
 
 /// The annotation of a layer's descriptor: the digest of the table, uncompressed.
 pub const TOC_DIGEST: &str = "containerd.io/snapshot/stargz/toc.digest";
-/// The same of zstd:chunked: the digest of the table as stored, and `OFFSET:LENGTH:UNCOMPRESSED LENGTH:TYPE`; under the
-/// names of today and those from before.
+/// The same for zstd:chunked: the digest of the stored table, and `OFFSET:LENGTH:UNCOMPRESSED LENGTH:TYPE`, under their current and earlier
+/// names.
 const ZSTD_CHECKSUM: [&str; 2] = [
     "io.github.containers.zstd-chunked.manifest-checksum",
     "io.containers.zstd-chunked.manifest-checksum",
@@ -38,7 +38,7 @@ const ZSTD_TYPE: &str = "1";
 pub const FOOTER: u64 = 51;
 /// Name of the table in the tar stream.
 const TOC_NAME: &[u8] = b"stargz.index.json";
-/// No table is larger, stored or uncompressed.
+/// Largest table, both stored and uncompressed.
 pub const MAX_TOC: u64 = 256 << 20;
 
 /// A layer's table of contents: its form, and the digests that identify it.
@@ -46,7 +46,7 @@ pub const MAX_TOC: u64 = 256 << 20;
 pub enum Bound {
     /// The footer gives the table's offset ([`toc_location`]).
     Gzip { toc: Digest },
-    /// `location` is where the table is stored, `stored` the digest of these bytes.
+    /// `location` is the range of the stored table, `stored` the digest of these bytes.
     Zstd { stored: Digest, location: Range<u64> },
 }
 
@@ -195,7 +195,7 @@ pub fn read_toc(
 /// stored layer, where the table begins.
 ///
 /// # Errors
-/// [`IndexError`] when it lies, or describes a layer that would be refused.
+/// [`IndexError`] if it contradicts itself, or describes a layer that would be refused.
 pub fn read_json(json: &[u8], end: u64, limits: &Limits) -> Result<LayerIndex, IndexError> {
     toc::read(json, end, toc::Codec::Gzip, limits)
 }
@@ -203,7 +203,7 @@ pub fn read_json(json: &[u8], end: u64, limits: &Limits) -> Result<LayerIndex, I
 /// Reads a zstd:chunked layer's table from its stored bytes.
 ///
 /// # Errors
-/// As those of [`read_toc`].
+/// Those of [`read_toc`].
 pub fn read_zstd_toc(
     stored: &[u8],
     expected: &Digest,
@@ -223,7 +223,7 @@ pub fn read_zstd_toc(
     if json.len() as u64 > MAX_TOC {
         return Err(IndexError::unsupported(FORM, "more than 256 MiB"));
     }
-    // The table stands in a skippable frame, whose header comes before it.
+    // The table is in a skippable frame, after the frame's header.
     let end = location.start.saturating_sub(8);
     toc::read(&json, end, toc::Codec::Zstd, limits)
 }

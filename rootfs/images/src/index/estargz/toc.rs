@@ -30,7 +30,7 @@ pub enum Codec {
     Zstd,
 }
 
-/// An entry as it is written. Numbers that are not given are zero.
+/// An entry as written. Absent numbers are zero.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 #[derive(Default)]
@@ -93,7 +93,7 @@ pub fn read(json: &[u8], end: u64, codec: Codec, limits: &Limits) -> Result<Laye
 struct Reader<'l> {
     builder: Builder<'l>,
     codec: Codec,
-    /// Entries that may still come.
+    /// Entries that may still follow.
     left: u64,
     /// Entries so far.
     seen: u64,
@@ -148,7 +148,7 @@ fn malformed(why: &str) -> IndexError {
 }
 
 impl Wire<'_> {
-    /// The same, kept beyond the table's text.
+    /// The same entry, independent of the table's text.
     fn detached(self) -> Wire<'static> {
         let own = |text: Cow<'_, str>| Cow::Owned(text.into_owned());
         Wire {
@@ -214,7 +214,7 @@ impl Reader<'_> {
         let stream_offset = if wire.chunk_type == "zeros" {
             None
         } else {
-            // A file of one chunk may have the digest of the file alone.
+            // A file of one chunk may have only the digest of the file.
             let is_whole = length == file.head.size && wire.kind == "reg";
             let text = match (&*wire.chunk_digest, is_whole) {
                 ("", true) => &wire.digest,
@@ -259,7 +259,7 @@ impl Reader<'_> {
         }
         self.close_member(wire.offset)?;
         let stream = self.stream_end;
-        // Of files in several chunks, only the end of the last is known; it is no earlier than this one's.
+        // Only the end of the last chunk of a file with several chunks is known; it is not before the end of this one.
         let is_whole = wire.kind == "reg" && length == wire.size;
         self.member = Some(Member {
             stored: wire.offset,

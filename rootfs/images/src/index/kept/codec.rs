@@ -1,4 +1,4 @@
-//! Numbers, pieces and spans as the kept index has them: small differences to the one before, as LEB128.
+//! Numbers, pieces and spans in the kept index: small differences to the previous one, as LEB128.
 
 use std::sync::Arc;
 

@@ -15,11 +15,11 @@ const INDEX_DIGEST: &str = "com.amazon.soci.index-digest";
 /// Annotations of a ztoc's descriptor: the layer it is of.
 const LAYER_DIGEST: &str = "com.amazon.soci.image-layer-digest";
 const LAYER_MEDIA_TYPE: &str = "com.amazon.soci.image-layer-mediaType";
-/// An annotation of the index: the tool that made it.
+/// An annotation of the index: the tool that built it.
 const BUILD_TOOL: &str = "com.amazon.soci.build-tool-identifier";
 /// Media type of the index's config, by which an index (version 2) differs from an image.
 pub const ARTIFACT_TYPE: &str = "application/vnd.amazon.soci.index.v2+json";
-/// The same of version 1, whose index refers to its image rather than the other way round.
+/// The type in version 1, whose index refers to its image instead of the reverse.
 const ARTIFACT_TYPE_V1: &str = "application/vnd.amazon.soci.index.v1+json";
 const ZTOC_MEDIA_TYPE: &str = "application/octet-stream";
 /// The config of an index: an empty JSON object.
@@ -34,10 +34,10 @@ pub struct Index {
 /// A ztoc as an index names it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ztoc {
-    /// Of the stored layer.
+    /// Digest of the stored layer.
     pub layer: Digest,
     pub layer_media_type: String,
-    /// Of the ztoc.
+    /// Digest of the ztoc.
     pub digest: Digest,
     /// Bytes of the ztoc.
     pub size: u64,
@@ -55,10 +55,10 @@ struct Wire {
     annotations: Option<BTreeMap<String, String>>,
 }
 
-/// The digest of the index an image manifest with these annotations is bound to.
+/// The digest of the index to which an image manifest with these annotations is bound.
 ///
 /// # Errors
-/// When the annotation is there and is no digest.
+/// If the annotation exists but is not a digest.
 pub fn bound_index<'a>(
     annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
 ) -> Result<Option<Digest>, IndexError> {
@@ -90,7 +90,7 @@ impl Index {
     /// Reads an index manifest.
     ///
     /// # Errors
-    /// [`IndexError`] when it is no index.
+    /// [`IndexError`] if it is not an index.
     pub fn parse_unverified(bytes: &[u8]) -> Result<Index, IndexError> {
         let wire: Wire =
             serde_json::from_slice(bytes).map_err(|error| IndexError::malformed(FORM, error.to_string()))?;
@@ -106,7 +106,7 @@ impl Index {
                 Some(Err(error)) => {
                     return Err(IndexError::malformed(FORM, format!("{LAYER_DIGEST}: {error}")));
                 }
-                // Not a ztoc: whatever else a later version keeps here.
+                // Not a ztoc: a later version may store other documents here.
                 None => continue,
             };
         }

@@ -19,7 +19,7 @@ pub use ztoc::read_ztoc;
 pub const DEFAULT_SPAN: u64 = 4 << 20;
 /// Layers smaller than this get no ztoc from SOCI's own tool.
 pub const DEFAULT_LEAST_LAYER: u64 = 10 << 20;
-/// No ztoc is larger: 40 bytes of checkpoint for each KiB of a 4 TiB layer, or 4 million files.
+/// Largest ztoc: 40 bytes of checkpoint for each KiB of a 4 TiB layer, or 4 million files.
 pub const MAX_ZTOC: u64 = 1 << 30;
 
 #[cfg(test)]

@@ -154,7 +154,7 @@ fn checkpoints_that_lie_are_refused() {
     assert!(checkpoints::read_gzip(&[], &digests, 1000, 5000).is_err());
     let plain =
         |span: i64, size: i64| checkpoints::read_tar(&tar_checkpoints(span, size), &digests, stored_length);
-    // As SOCI's tool (0.4.1) writes them.
+    // As written by SOCI's tool (0.4.1).
     let theirs = b"\x14\0\0\0\0\0\0\0\0\0\x0a\0\x1c\0\x18\0\x0c\0\x04\0\x0a\0\0\0\
         \xe8\x03\0\0\0\0\0\0\x58\x02\0\0\0\0\0\0\0\0\0\0\x02\0\0\0";
     let read = checkpoints::read_tar(theirs, &digests, stored_length).unwrap();
@@ -343,7 +343,7 @@ proptest! {
 fn cut_ztocs_are_refused() {
     let tar = tar(&tricky(true));
     let ztoc = plain_ztoc(&tar, 30_000);
-    // Of the last string, only the NUL and the padding behind it can be missing.
+    // Only the NUL of the last string and the padding after it can be missing.
     for length in 0..ztoc.len() - 8 {
         assert!(read_all(&ztoc[..length], &tar).is_err(), "cut at {length}");
     }

@@ -137,7 +137,7 @@ fn push(builder: &mut Builder<'_>, file: &Table<'_>, work: &mut Budget) -> Resul
         let (key, value) = (xattr.bytes(field::xattr::KEY)?, xattr.bytes(field::xattr::VALUE)?);
         work.spend(key.len() + value.len())?;
         is_sparse |= key.starts_with(SPARSE_PREFIX);
-        // The field has all PAX records of the entry, not the attributes alone.
+        // The field has all PAX records of the entry, not only the attributes.
         if let Some(name) = key.strip_prefix(XATTR_PREFIX) {
             xattrs.push((name, value));
         }

@@ -159,7 +159,7 @@ impl Content {
                 Some(Err(said))
             }
         };
-        // The receiver is gone; the error is then of no use.
+        // The receiver is gone, so the error is useless.
         last.map(|last| sender.blocking_send(last).ok());
     }
 }

@@ -20,7 +20,7 @@ pub(super) struct State {
     pub(super) absolute: bool,
     /// Answered to the next requests of a method, in their order.
     pub(super) faults: Vec<(&'static str, u16)>,
-    /// How much of a chunk is kept when one is refused.
+    /// How much of a refused chunk is kept.
     pub(super) kept: usize,
     pub(super) chunk: Option<u64>,
     pub(super) password: bool,

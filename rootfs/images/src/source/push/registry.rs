@@ -32,11 +32,12 @@ use super::{Document, fallback_tag, with_manifest};
 const CHUNK: u64 = if cfg!(test) { 1 << 16 } else { 16 << 20 };
 /// The largest chunk that is sent, even if a registry requests larger ones.
 const MAX_CHUNK: u64 = 1 << 30;
-/// For a request without a body to speak of.
+/// Time limit of a request with a small body.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
-/// For the network to want a piece, or the registry to answer after the last one: some hash the whole only then.
+/// Time limit for the network to accept a piece, or for the registry to answer after the last one: some registries hash the whole only
+/// then.
 const STALL: Duration = Duration::from_secs(300);
-/// Rounds of reading and writing the index of referrers, where others write it too.
+/// Rounds of reading and writing the index of referrers, if other clients write it too.
 const FALLBACK_ROUNDS: u32 = 4;
 
 const OCI_SUBJECT: HeaderName = HeaderName::from_static("oci-subject");

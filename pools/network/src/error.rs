@@ -29,10 +29,10 @@ pub enum Error {
     /// This host does not forward packets, and the configuration does not let Thaw turn that on.
     #[error("net.ipv4.ip_forward is 0; set it to 1, or [network] forwarding = true")]
     ForwardingOff,
-    /// Another process or sandbox has a port that was to be published.
+    /// Another process or sandbox has a port that should be published.
     #[error("port {port} of this host is in use; publish another")]
     PortInUse { port: String },
-    /// A port was to be published on an address that this host does not have.
+    /// A port should be published on an address that this host lacks.
     #[error("{port}: this host has no such address")]
     NotOurAddress { port: String },
     /// A guest cannot join the network of its pod.

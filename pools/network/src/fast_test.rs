@@ -38,7 +38,7 @@ const VNET_HEADER: usize = 12;
 const PROTOCOL: i16 = 16;
 const ETHERNET: usize = 14;
 const HEADER: usize = 20;
-/// The identification of the packets put there.
+/// The identification of the packets that the test sends.
 const NUMBER: u16 = 0x1234;
 const ICMP: u8 = 1;
 const TCP: u8 = 6;
@@ -65,7 +65,7 @@ struct Outcome {
 }
 
 impl Outcome {
-    /// Whether all that came out here did there.
+    /// Whether everything that came out here also came out there.
     fn is_within(&self, all: &Outcome) -> bool {
         let within = |some: &[Vec<u8>], all: &[Vec<u8>]| some.iter().all(|frame| all.contains(frame));
         within(&self.host, &all.host) && within(&self.guest, &all.guest)
@@ -137,7 +137,7 @@ impl Bench {
             Way::Out => rustix::io::write(&self.slot.tap, &[&[0; VNET_HEADER], frame].concat()),
             Way::In => rustix::io::write(&self.host, frame),
         };
-        // The tap takes no frame that is too short for its header.
+        // The tap refuses frames that are too short for its header.
         if !matches!(put, Ok(_) | Err(Errno::INVAL)) {
             panic!("{put:?}");
         }

@@ -354,7 +354,7 @@ fn later_owner_adopts_slot_of_a_vmm() {
 #[test]
 fn range_in_use_and_forwarding_off_are_refused() {
     on_a_host(|world| {
-        // A new namespace has it as the host has it.
+        // A new namespace inherits the host's setting.
         std::fs::write("/proc/sys/net/ipv4/ip_forward", "0").unwrap();
         let refuse = |setup: Setup| Networks::new(setup).make(&()).unwrap_err();
         let setup = Setup {
@@ -399,7 +399,7 @@ fn traffic_of_a_guest_is_counted() {
 
 #[test]
 fn tap_without_its_device_is_unfit() {
-    // Never given one by TUNSETIFF, as one whose namespace was taken away.
+    // A tap without an interface, like one whose namespace was removed.
     let Ok(tap) = File::options().read(true).write(true).open("/dev/net/tun") else {
         return thaw_test_skip::skip("cannot open /dev/net/tun");
     };

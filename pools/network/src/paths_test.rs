@@ -74,7 +74,7 @@ fn datagrams_of_any_size_lose_two_hops_each_way() {
         for socket in [&server, &client] {
             set(socket, libc::IPPROTO_IP, libc::IP_RECVTTL, 1i32);
         }
-        // The last is of fragments.
+        // The last one is fragmented.
         for size in [0, 1, 2, 1000, 1472, 4000] {
             let sent: Vec<u8> = (0..size).map(|n| n as u8).collect();
             client.send_to(&sent, (OUTSIDE, 7)).unwrap();
@@ -178,7 +178,7 @@ fn policy_keeps_allowed_connections_whoever_speaks() {
             served.set_read_timeout(Some(PATIENCE)).unwrap();
             (client, served)
         };
-        // Begun by the guest, by the world, by the host; the last two are answers, which no policy is about.
+        // Begun by the guest, by the world, by the host; the guest only answers the last two, to which no policy applies.
         let began = pair(guest.connect((OUTSIDE, 443)).unwrap(), &outside);
         let published = pair(world.outside(|| connect((HOST, 8080).into()).unwrap()), &inside);
         let hosts = pair(connect((own, 80).into()).unwrap(), &inside);

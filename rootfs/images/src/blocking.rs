@@ -1,4 +1,4 @@
-//! Running work that blocks, on a thread that may block.
+//! Runs blocking work on a thread that may block.
 
 use crate::error::Error;
 

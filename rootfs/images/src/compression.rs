@@ -54,7 +54,7 @@ fn form<R: BufRead>(mut stored: R) -> io::Result<(Compression, Whole<R>)> {
 /// The uncompressed bytes of `stored`.
 ///
 /// # Errors
-/// Of the first read.
+/// Those of the first read.
 pub fn decoder<'a, R: BufRead + Send + 'a>(stored: R) -> io::Result<Box<dyn Read + Send + 'a>> {
     let (form, stored) = form(stored)?;
     Ok(match form {

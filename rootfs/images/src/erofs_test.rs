@@ -1,4 +1,4 @@
-//! One tree three ways: as merged, as our reader sees its image, and as the kernel does.
+//! One tree in three views: the merged tree, its image as our reader sees it, and as the kernel sees it.
 
 mod extents;
 mod made;
@@ -237,12 +237,12 @@ fn a_hundred_thousand_files() {
     const FILES: usize = 100_000;
     let mut tar = Vec::new();
     for index in 0..FILES {
-        // Half in one directory, the others spread.
+        // Half of them in one directory, the others spread.
         let name = match index % 2 {
             0 => format!("one/file-{index}"),
             _ => format!("many/{:03}/{index}", index % 1000),
         };
-        // Some have content; each that has takes a page.
+        // Some have content; each of these takes a page.
         let content: &[u8] = if index % 100 > 97 { b"0123456789" } else { b"" };
         tar.extend_from_slice(&header(&name, b'0', content.len() as u64, ""));
         tar.extend_from_slice(&padded(content));

@@ -15,7 +15,7 @@ use thaw_imagefs::digest::Digest;
 pub enum Form {
     /// Its tar, unpacked whole and compared with its DiffID.
     Tar,
-    /// A SOCI index the image is bound to.
+    /// A SOCI index to which the image is bound.
     Soci,
     /// The table of contents of an eStargz layer.
     Estargz,

@@ -32,7 +32,7 @@ const DIRECTORIES: &[(&str, u16)] = &[
     ("var/tmp", 0o1777),
 ];
 
-/// Small files. `machine-id` is there to be mounted on.
+/// Small files. `machine-id` is a mount point.
 const FILES: &[(&str, &str)] = &[
     (
         "etc/passwd",
@@ -104,12 +104,12 @@ pub fn build(agent: &Path, out: &Path) -> Result<Summary, GuestImageError> {
     Ok(summary)
 }
 
-/// Its pages are all there: a hole of a file that is mapped would cost each reader a page.
+/// Allocates all pages, because a hole of a mapped file would cost each reader a page.
 fn pad(file: &File, length: u64) -> io::Result<()> {
     file.set_len(length)?;
     rustix::fs::fallocate(file, rustix::fs::FallocateFlags::empty(), 0, length)
         .or_else(|error| match error {
-            // A file system without fallocate: the holes stay, which is only slower.
+            // The file system does not support fallocate: the holes stay, which is only slower.
             rustix::io::Errno::OPNOTSUPP => Ok(()),
             error => Err(error),
         })
@@ -169,7 +169,7 @@ fn contents(program: &[u8]) -> (Tree, Vec<u8>) {
     (tree, data)
 }
 
-/// Adds an inode to a directory that is there.
+/// Adds an inode to an existing directory.
 fn add(tree: &mut Tree, path: &str, mode: u16, kind: Kind) {
     let (parent, name) = path.rsplit_once('/').unwrap_or(("", path));
     let index = tree.inodes.len() as InodeIndex;

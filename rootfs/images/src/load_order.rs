@@ -61,7 +61,7 @@ pub struct OrderedBlob {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(from = "(u32, u64, u64)", into = "(u32, u64, u64)")]
 pub struct Run {
-    /// Which of [`LoadOrder::blobs`].
+    /// Index in [`LoadOrder::blobs`].
     pub blob: u32,
     /// First byte in the data file.
     pub offset: u64,
@@ -112,7 +112,7 @@ impl LoadOrder {
     /// The document. The same order gives the same bytes.
     ///
     /// # Errors
-    /// `Malformed`: not of an order this module has checked.
+    /// `Malformed`: never for an order that this module has checked.
     pub fn to_json(&self) -> Result<Vec<u8>, Error> {
         self.check()?;
         serde_json::to_vec(self).map_err(malformed)

@@ -16,7 +16,7 @@ const MAX_LINKS: usize = 40;
 /// Components walked in one name, links included.
 const MAX_STEPS: usize = 32 << 10;
 
-/// Why layers do not make a tree. Layers count from 0, the bottom.
+/// Why layers cannot be merged. Layers count from 0, the bottom.
 #[derive(Debug, thiserror::Error)]
 pub enum MergeError {
     #[error(
@@ -268,7 +268,7 @@ impl Merger {
         }
     }
 
-    /// Walks a path from the root, symbolic links followed inside the tree: its `..` stops at the root.
+    /// Walks a path from the root and follows symbolic links inside the tree, where `..` stops at the root.
     fn walk(&mut self, path: &[u8], entry: &[u8], make: bool) -> Result<Walk, MergeError> {
         let layer = self.layer;
         let too_far = || MergeError::SymlinkLoop {

@@ -9,7 +9,7 @@ use crate::form::Form;
 /// An event. Byte counts are totals so far, so a missed event loses nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The reference names this image, of this many distinct layers.
+    /// The reference points to this image, which has this many distinct layers.
     Resolved { digest: Digest, layers: usize },
     /// The store has the layer (or another process has just added it).
     Cached { layer: Digest },
@@ -35,7 +35,7 @@ pub enum Event {
         attempt: u32,
         waited: Duration,
     },
-    /// All layers are there; the metadata is being written.
+    /// All layers are complete; the metadata is being written.
     Assembling,
     /// A damaged layer is being repaired from its source.
     Repairing { layer: Digest },

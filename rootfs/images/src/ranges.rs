@@ -12,7 +12,7 @@ use thaw_imagefs::digest::Digest;
 
 use crate::error::Error;
 
-/// Most bytes one read may want: bounds the memory it costs.
+/// Most bytes of one read, which bounds its memory.
 pub const MAX_READ: u64 = 256 << 20;
 /// A blob as its source stores it.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]

@@ -57,10 +57,10 @@ pub const DEFAULT_REGISTRY: &str = "docker.io";
 const MAX_LENGTH: usize = 4096;
 
 impl ImageRef {
-    /// The reference with an absolute path, if it is local: it then means the same from another directory.
+    /// The reference with an absolute path, if it is local, so that it means the same from another directory.
     ///
     /// # Errors
-    /// `Io`: the working directory is unknown.
+    /// `Io` if the working directory is unknown.
     pub fn absolute(&self) -> Result<Self, Error> {
         let mut reference = self.clone();
         let path = match &mut reference {
@@ -238,7 +238,7 @@ fn check_registry(registry: &str) -> Result<(), &'static str> {
     }
 }
 
-/// Path components as the distribution specification has them: lower-case words joined by `.`, `_`, `__` or dashes.
+/// Path components by the distribution specification: lower-case words joined by `.`, `_`, `__` or dashes.
 fn check_repository(path: &str) -> Result<(), &'static str> {
     let component = |component: &str| {
         let bytes = component.as_bytes();

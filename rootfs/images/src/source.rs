@@ -43,9 +43,9 @@ pub enum Root {
         media_type: Option<String>,
         bytes: Vec<u8>,
     },
-    /// Several, of which one is chosen by platform.
+    /// Several manifests, of which the platform selects one.
     Choice(Vec<Descriptor>),
-    /// A form without manifests: the parts are named directly. `manifest` is one written in its place, for identity.
+    /// A form without manifests: it names the parts directly. `manifest` is a synthetic one, for identity.
     Parts {
         manifest: Vec<u8>,
         config: Vec<u8>,
@@ -129,9 +129,9 @@ pub trait Source: Send + Sync {
     async fn open(&self, layer: &LayerSource, place: usize) -> Result<LayerBody, Error>;
 }
 
-/// A layer's stored form, arriving.
+/// A layer's stored form as it arrives.
 pub struct LayerBody {
-    /// May block: it belongs on a thread that may wait.
+    /// May block, so use it on a blocking thread.
     pub reader: Box<dyn Read + Send>,
     /// The task that receives it, if it comes over a network. Aborting the task makes the reader fail at once.
     pub transfer: Option<AbortHandle>,
@@ -157,7 +157,7 @@ pub struct SourceOptions {
     pub plain_http: bool,
     pub credentials: Credentials,
     pub retry: Retry,
-    /// Where a compressed archive is expanded, as a file without a name.
+    /// Directory in which a compressed archive is expanded, as an unnamed file.
     pub scratch: PathBuf,
     /// A shared client, whose mirrors are asked for whole layers before the registry. If absent, a new one is created.
     pub client: Option<Arc<Client>>,

@@ -96,7 +96,7 @@ pub struct Lease {
 }
 
 impl Lease {
-    /// The descriptor, for another process that holds the lease too.
+    /// The descriptor, to pass to another process that will hold the lease too.
     pub fn descriptor(&self) -> std::os::fd::BorrowedFd<'_> {
         self.lock.descriptor()
     }
@@ -106,7 +106,7 @@ impl Image {
     /// Keeps the image while a sandbox uses it.
     ///
     /// # Errors
-    /// `NotFound` when it was removed meanwhile: pull again.
+    /// `NotFound` if it was removed meanwhile: pull again.
     pub fn lease(&self) -> Result<Lease, Error> {
         let gone = || Error::NotFound {
             what: format!("image {}", self.digest),
@@ -175,7 +175,7 @@ impl Store {
         Ok(images)
     }
 
-    /// The image a reference named when it was last pulled, if it is whole.
+    /// The image to which a reference pointed when it was last pulled, if the image is complete.
     ///
     /// # Errors
     /// `Io`.
@@ -252,7 +252,7 @@ impl Store {
         self.collect()
     }
 
-    /// Whether the layer is complete. Damage after a crash is found here: the layer then counts as absent.
+    /// Whether the layer is complete. This detects damage after a crash; the layer then counts as absent.
     fn layer_is_whole(&self, key: &Digest) -> Result<bool, Error> {
         let path = self.layer_directory(key).join(layer::READY);
         if !path.exists() {
@@ -290,7 +290,7 @@ impl Store {
         }
     }
 
-    /// Opens a layer's ready file, its bits meaning this boot and its data file as long as promised.
+    /// Opens a layer's ready file. Makes its bits valid for this boot and sets the length of its data file.
     fn activate(&self, key: &Digest) -> Result<ReadyFile, BlobError> {
         let directory = self.layer_directory(key);
         let writable = |name| {
@@ -354,7 +354,7 @@ impl Store {
         Ok(names)
     }
 
-    /// Writes a small file so that it is whole or not there, whenever the host dies.
+    /// Writes a small file atomically, even if the host crashes.
     fn write_atomically(&self, path: &Path, bytes: &[u8]) -> Result<(), Error> {
         static COUNTER: AtomicU64 = AtomicU64::new(0);
         let number = COUNTER.fetch_add(1, Ordering::Relaxed);

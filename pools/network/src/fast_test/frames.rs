@@ -34,7 +34,7 @@ pub(super) fn may_be_the_namespaces(frame: &[u8]) -> bool {
     is_icmp(frame) || frame.get(ETHERNET + 4..ETHERNET + 6) != Some(&NUMBER.to_be_bytes())
 }
 
-/// Without its number, which its maker has drawn, and with whether its header's sum is right in the sum's place.
+/// The frame without its random number, and with whether its header checksum is right in the checksum's place.
 pub(super) fn without_number(frame: &mut [u8]) {
     let length = frame.get(ETHERNET).map_or(0, |first| usize::from(first & 15) * 4);
     let Some(header) = frame.get_mut(ETHERNET..ETHERNET + length.max(HEADER)) else {
@@ -45,7 +45,7 @@ pub(super) fn without_number(frame: &mut [u8]) {
     header[10..12].copy_from_slice(&[0, is_right.into()]);
 }
 
-/// Whether it depends on the time: errors of the namespace, which the kernel sends so often and no more, and answers with the time.
+/// Whether it depends on the time: rate-limited errors of the namespace, and answers that contain the time.
 pub(super) fn depends_on_time(frame: &[u8]) -> bool {
     const INTERNET_CONTROL: u8 = 0xc0;
     const TIMESTAMP_REPLY: u8 = 14;
@@ -106,7 +106,7 @@ pub(super) fn header(
 
 pub(super) fn body(packet: &Packet, from: Ipv4Addr, to: Ipv4Addr, port: u16) -> (u8, Vec<u8>) {
     let payload: Vec<u8> = (0..packet.payload as u8).map(|n| n ^ 0x5a).collect();
-    // The guest's own port of a conversation is its number; the peer's is the same.
+    // The guest's own port of a conversation is its number, and so is the peer's.
     let ports = [port.to_be_bytes(), port.to_be_bytes()].concat();
     let (protocol, mut bytes, at, has_addresses) = match packet.body {
         Body::Tcp { flags, seq, ack } => {

@@ -24,7 +24,7 @@ impl Way {
     }
 }
 
-/// An address, as it depends on the slot.
+/// An address, some of which depend on the slot.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Who {
     Guest,
@@ -101,7 +101,7 @@ pub(super) struct Sequence {
     pub(super) own: Who,
     pub(super) port: u16,
     pub(super) packets: Vec<Packet>,
-    /// Connection tracking understands each.
+    /// Connection tracking understands each packet.
     pub(super) is_sound: bool,
 }
 
@@ -237,14 +237,14 @@ pub(super) fn single() -> impl Strategy<Value = (Vec<Packet>, bool)> {
     )
 }
 
-/// Whether connection tracking takes it for the first packet of something.
+/// Whether connection tracking accepts it as the first packet of a connection.
 pub(super) fn is_sound(packet: &Packet) -> bool {
     let begins = match packet.body {
         Body::Tcp { flags, .. } => matches!(flags & 0x3f, SYN | ACK | 0x18),
         Body::Udp { sum } => sum < 2,
         Body::Echo { reply } => !reply,
         Body::Error { .. } => false,
-        // Those that connection tracking looks into want a header.
+        // Connection tracking inspects these protocols and requires a header.
         Body::Other { protocol } => ![1, 6, 17, 33, 47, 58, 132, 136].contains(&protocol),
     };
     begins && !packet.broken && packet.odd.length == 0

@@ -60,7 +60,7 @@ impl Surveyed {
             .routes
             .into_iter()
             .filter(|route| route.table == RT_TABLE_MAIN);
-        // The guest's kernel makes these of its addresses itself.
+        // The guest's kernel creates these from its addresses.
         let (made, told): (Vec<Route>, Vec<Route>) = main.partition(|route| route.kernel);
         let made = made.into_iter().filter(|route| route.by.is_some_and(of_link));
         let on_link: Vec<(IpAddr, u8)> = made.filter_map(|route| route.to).collect();

@@ -41,7 +41,7 @@ impl Link {
         let protocol = NonZeroU32::new(every).map(Protocol::from_raw);
         let (family, flags) = (AddressFamily::PACKET, SocketFlags::CLOEXEC);
         let seen = rustix::net::socket_with(family, SocketType::RAW, flags, protocol).unwrap();
-        // Any socket is read and waited for alike.
+        // Every kind of socket is read and awaited in the same way.
         let seen = UdpSocket::from(seen);
         seen.set_read_timeout(Some(PATIENCE)).unwrap();
         Link {
@@ -70,7 +70,7 @@ impl Link {
         self.passing(&[frame.to_vec()])[0]
     }
 
-    /// Which of some frames do, of as many as fit into a socket.
+    /// Which of some frames pass; there must be no more than fit into a socket.
     fn passing(&mut self, frames: &[Vec<u8>]) -> Vec<bool> {
         let looked_for: Vec<_> = frames.iter().map(|frame| self.send(frame)).collect();
         let last = self.send(&ethernet(self.mac(), 0x0800, &ipv4(POD4, TCP, &[0; 20])));

@@ -30,7 +30,7 @@ fn namespace() -> OwnedFd {
     on_a_thread::<_, Failure>(|| enter(UnshareFlags::NEWNET)).unwrap()
 }
 
-/// Joins a pod to the host by one more interface.
+/// Joins a pod to the host by another interface.
 fn join(pod: &OwnedFd, here: &str, there: &str) -> (u32, u32) {
     let mut route = Socket::route().unwrap();
     link::make_pair(&mut route, here, there, pod.as_fd()).unwrap();
@@ -156,7 +156,7 @@ fn pod_is_attached_and_restored_when_detached() {
 
         let guest = Guest::of(&attached);
         for host in [IpAddr::V4(HOST4), IpAddr::V6(HOST6)] {
-            // Out, which begins with ARP and neighbour discovery from within …
+            // Outward, which begins with ARP and neighbour discovery from within …
             let server = TcpListener::bind((host, 80)).unwrap();
             let client = inside(&guest.namespace, || {
                 TcpStream::connect_timeout(&SocketAddr::new(host, 80), PATIENCE).unwrap()
@@ -166,7 +166,7 @@ fn pod_is_attached_and_restored_when_detached() {
                 IpAddr::V6(_) => IpAddr::V6(POD6),
             };
             assert_eq!(talk(client, &server).ip(), own);
-            // … and in, by the pod's own address.
+            // … and inward, by the pod's own address.
             let server = inside(&guest.namespace, || TcpListener::bind((own, 8080)).unwrap());
             let client = TcpStream::connect_timeout(&SocketAddr::new(own, 8080), PATIENCE).unwrap();
             assert_eq!(talk(client, &server).ip(), host);
@@ -193,7 +193,7 @@ fn pod_is_attached_and_restored_when_detached() {
         drop(attached);
         assert_eq!(snapshot(&pod), before);
         detach(pod.as_fd()).unwrap();
-        // The pod's own stack has its interface back.
+        // The pod's own stack has its interface again.
         let server = TcpListener::bind((HOST4, 82)).unwrap();
         let client = inside(&pod, || {
             TcpStream::connect_timeout(&(HOST4, 82).into(), PATIENCE).unwrap()

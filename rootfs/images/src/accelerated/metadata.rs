@@ -32,7 +32,7 @@ pub const MAX_DOCUMENT: u64 = 256 << 20;
 /// Largest EROFS image in one.
 pub const MAX_METADATA: u64 = 256 << 20;
 
-/// Where a blob is in the address space.
+/// The place of a blob in the address space.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Placed {
     pub address: u64,
@@ -63,7 +63,7 @@ pub struct MetadataHead {
 /// The document, and the length of its head.
 ///
 /// # Errors
-/// Of the compressor, which is out of memory then.
+/// Those of the compressor, which means that it is out of memory.
 pub fn encode(metadata: &[u8], blobs: &[Placed], level: i32) -> std::io::Result<(Vec<u8>, usize)> {
     let blocks = metadata.len().div_ceil(1 << BLOCK_LOG2);
     let mut head = Vec::with_capacity(HEAD + blobs.len() * BLOB + blocks * BLOCK);

@@ -45,7 +45,7 @@ impl ImageFormat for ConvertedManifest {
     }
 }
 
-/// The documents of a converted image, compared with the manifest's digests and otherwise not looked at.
+/// The documents of a converted image, whose digests match the manifest; nothing else is checked yet.
 pub struct Documents {
     pub metadata: (Descriptor, Vec<u8>),
     /// Table, its bytes, and the blob it describes.
@@ -151,7 +151,7 @@ impl Documents {
     }
 }
 
-/// A load order, checked to be of these blobs.
+/// A load order, checked to refer to these blobs.
 fn decode_order(descriptor: &Descriptor, bytes: &[u8], blobs: &[LazyBlob]) -> Result<LoadOrder, Error> {
     let order = LoadOrder::from_json(bytes)?;
     let keys: HashMap<Digest, u64> = blobs
@@ -174,7 +174,7 @@ fn decode_order(descriptor: &Descriptor, bytes: &[u8], blobs: &[LazyBlob]) -> Re
     }
 }
 
-/// A table, checked to be of the blob it stands before.
+/// A table, checked to describe the blob that follows it.
 pub fn decode_table(descriptor: &Descriptor, bytes: &[u8], data: &Descriptor) -> Result<Table, Error> {
     let what = format!("chunk table {}", descriptor.digest);
     let table = Table::decode(&what, bytes)?;

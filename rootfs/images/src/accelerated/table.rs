@@ -92,7 +92,7 @@ impl Table {
         out
     }
 
-    /// Reads a document, all of whose sums must agree.
+    /// Reads a document, whose totals must be consistent.
     ///
     /// # Errors
     /// `Malformed`.
@@ -166,7 +166,7 @@ impl Table {
         Ok(table)
     }
 
-    /// Frames and the chunks in them. A frame that counts chunks that are not there has fewer.
+    /// Frames and their chunks. A frame that claims missing chunks has fewer.
     fn framed(&self) -> impl Iterator<Item = (&Frame, &[Chunk])> {
         let mut left = &self.chunks[..];
         self.frames.iter().map(move |frame| {

@@ -18,7 +18,7 @@ pub struct Indexing<R> {
     stored: Whole<R>,
     decoder: Decoder,
     recorder: Recorder,
-    /// Whether the last member or frame is whole, and no other begun.
+    /// Whether the last member or frame is complete and no other has begun.
     is_between: bool,
     /// Gzip members read to their end.
     members: u64,
@@ -31,10 +31,10 @@ enum Decoder {
 }
 
 impl<R: BufRead> Indexing<R> {
-    /// Tells the form by the first bytes of `stored`.
+    /// Detects the form from the first bytes of `stored`.
     ///
     /// # Errors
-    /// Of the first read; or when out of memory.
+    /// Those of the first read, or if there is no memory.
     pub fn new(stored: R) -> io::Result<Indexing<R>> {
         Indexing::every(SPAN, stored)
     }
@@ -51,7 +51,7 @@ impl<R: BufRead> Indexing<R> {
                 recorder.begin(Expansion::Plain);
                 Decoder::Plain
             }
-            // Where the first member's data begins, the decoder finds.
+            // The decoder finds where the first member's data begins.
             Compression::Gzip => {
                 let inflate = Inflate::new(Wrap::Gzip).map_err(io::Error::other)?;
                 Decoder::Gzip(inflate, Packer::default())

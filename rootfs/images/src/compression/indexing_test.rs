@@ -9,7 +9,7 @@ use crate::span::SpanDigest;
 
 use super::*;
 
-/// Bytes that compress somewhat, as files do, with stretches that do not and that do well.
+/// Bytes that compress moderately, like files, with stretches that compress badly or well.
 fn content(length: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
     let mut bytes = Vec::with_capacity(length + 64);
@@ -42,7 +42,7 @@ fn zstd_frames(bytes: &[u8], frame: usize) -> Vec<u8> {
         .collect()
 }
 
-/// Reads in uneven steps, from a source that yields little at a time.
+/// Reads in uneven steps, from a source that yields few bytes at a time.
 fn index(stored: &[u8], step: usize) -> io::Result<(Vec<u8>, Option<SpanTable>)> {
     let mut indexing = Indexing::new(io::BufReader::with_capacity(step.max(1), stored))?;
     let mut bytes = Vec::new();

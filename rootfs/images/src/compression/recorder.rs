@@ -23,16 +23,16 @@ struct Begin {
     hasher: Sha256,
 }
 
-/// A place to begin at that is not sure to be used.
+/// A possible start, which may not be used.
 struct Next {
     begin: Begin,
     /// The hasher of the previous span, as it was at this place.
     before: Sha256,
 }
 
-/// Sees every stored byte once, and how much each yields.
+/// Receives every stored byte once, with the number of bytes that each run yields.
 pub struct Recorder {
-    /// Bytes of stream from one span to the next, at least.
+    /// Least bytes of stream between the starts of two spans.
     pub every: u64,
     spans: Vec<Span>,
     /// The span that is being read.

@@ -83,7 +83,7 @@ impl Blobs {
         Ok(Self { list, known })
     }
 
-    /// Where each distinct chunk is: the blob, and the offset in its data file.
+    /// The place of each distinct chunk: the blob, and the offset in its data file.
     pub fn places(&self, distinct: &[Distinct], groups: &[Vec<u32>]) -> Vec<(u32, u64)> {
         let own = self.list.len().saturating_sub(1) as u32;
         let mut places: Vec<(u32, u64)> = distinct

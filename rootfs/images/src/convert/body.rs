@@ -1,4 +1,4 @@
-//! Where the bytes of a part of a converted image are.
+//! The places of the bytes of a converted image's parts.
 
 use std::fs::File;
 

@@ -19,7 +19,7 @@ const REPORT: u64 = 4 << 20;
 /// Bytes that can be read from several threads.
 pub trait DataFile: Send + Sync {
     /// # Errors
-    /// Also `UnexpectedEof`.
+    /// Those of the read, and `UnexpectedEof`.
     fn read_exact_at(&self, buffer: &mut [u8], offset: u64) -> io::Result<()>;
 }
 
@@ -52,7 +52,7 @@ pub struct SourceBlob {
 }
 
 impl SourceBlob {
-    /// Reads, with an error that names the blob.
+    /// Reads bytes; an error names the blob.
     pub fn read(&self, buffer: &mut [u8], offset: u64) -> Result<(), Error> {
         self.data.read_exact_at(buffer, offset).map_err(|error| {
             let path = format!("the data file of layer {}", self.id);
@@ -61,7 +61,7 @@ impl SourceBlob {
     }
 }
 
-/// Where a distinct chunk's bytes are.
+/// The place of a distinct chunk's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Place {
     /// It is in a blob of a dictionary.
@@ -168,7 +168,7 @@ impl Chunks {
         Ok(chunks)
     }
 
-    /// The distinct chunk with this digest, a new one if it is the first of its kind.
+    /// The distinct chunk with this digest; a new one if it is the first with it.
     fn find(
         &mut self,
         by_digest: &mut HashMap<[u8; 32], u32>,
@@ -203,7 +203,7 @@ impl Chunks {
 /// Reads an extent so that the buffer has at least one chunk's worth of it.
 struct Window {
     buffer: Vec<u8>,
-    /// Most bytes a cut may look at.
+    /// Most bytes that a cut needs.
     most: usize,
     /// Where the part of the buffer begins that is not cut yet.
     start: usize,

@@ -40,7 +40,7 @@ impl Default for Chunking {
 pub struct ChunkingError(String);
 
 impl Chunking {
-    /// Whether the sizes are such as can be written.
+    /// Whether the sizes are valid.
     fn is_sound(&self) -> bool {
         let is_size = |size: u64| size.is_power_of_two() && (PAGE..=MAX_CHUNK).contains(&size);
         match *self {
@@ -59,8 +59,8 @@ impl Chunking {
         }
     }
 
-    /// Length of the chunk that `pages`, which stand at `file_offset` of a file, begin with. `pages` are whole, at least
-    /// one, and as many as [`Chunking::max`] unless no more follow.
+    /// Length of the chunk with which `pages`, at `file_offset` of a file, begin. `pages` are whole pages, at least one, and
+    /// [`Chunking::max`] bytes unless the file ends before.
     pub fn cut(&self, pages: &[u8], file_offset: u64) -> usize {
         match *self {
             Self::Fixed { size } => pages.len().min((size - file_offset % size) as usize),
@@ -95,8 +95,8 @@ fn content_defined(pages: &[u8], min: u64, average: u64, max: u64) -> usize {
     length
 }
 
-/// A page's 64-bit hash: its little-endian words folded by rotation, exclusive or and multiplication. The high bits are
-/// the good ones.
+/// A page's 64-bit hash: its little-endian words folded by rotation, exclusive or and multiplication. The high bits are the well-mixed
+/// ones.
 fn page_hash(page: &[u8]) -> u64 {
     const MULTIPLIER: u64 = 0x517c_c1b7_2722_0a95;
     let (words, _) = page.as_chunks::<8>();

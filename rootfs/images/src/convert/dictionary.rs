@@ -1,4 +1,4 @@
-//! Chunk dictionaries: the blobs of images converted before, whose chunks need not be stored again.
+//! Chunk dictionaries: the blobs of earlier converted images, whose chunks need not be stored again.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -12,14 +12,14 @@ use crate::accelerated::table::{MAX_TABLE, Table};
 use crate::fetch::document;
 use crate::manifest::{ConvertedManifest, StoredTable};
 
-/// A converted image whose chunks may be referred to.
+/// A converted image to whose chunks another image may refer.
 pub struct Dictionary {
     pub(super) blobs: Vec<DictionaryBlob>,
-    /// How it was cut: only an image cut alike shares much with it.
+    /// How it was cut, because only an image that is cut in the same way shares many chunks with it.
     pub chunking: Option<Chunking>,
     /// A reader of its blobs, to copy them to the destination of an image that refers to them.
     pub(super) ranges: Arc<dyn Ranges>,
-    /// Its repository, if it is in a registry, as [`crate::source::push::Push::mount`] takes it.
+    /// Its repository, if it is in a registry, in the form for [`crate::source::push::Push::mount`].
     pub repository: Option<String>,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct DictionaryBlob {
     pub document: Vec<u8>,
 }
 
-/// Where a dictionary has a chunk.
+/// The place of a chunk in a dictionary.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Known {
     pub dictionary: u32,
@@ -64,7 +64,7 @@ impl Dictionary {
     }
 }
 
-/// All chunks of all dictionaries; of a chunk that several have, the place in the first.
+/// All chunks of all dictionaries. A chunk that several dictionaries have gets its place in the first.
 pub(super) fn known(dictionaries: &[Dictionary]) -> HashMap<[u8; 32], Known> {
     let mut known = HashMap::new();
     for (dictionary, one) in (0..).zip(dictionaries) {

@@ -30,10 +30,10 @@ impl Input {
         });
         lengths.map(|extent| extent.length).sum()
     }
-    /// An image of the store, of which every byte is there.
+    /// An image of the store with all its file data.
     ///
     /// # Errors
-    /// `NotFound` when file data is missing: pull the image whole first. `Malformed`, `Io`.
+    /// `NotFound` if file data is missing: pull the full image first. `Malformed`, `Io`.
     pub fn of_image(image: &Image, load_order: Option<LoadOrder>) -> Result<Self, Error> {
         let metadata = std::fs::read(&image.metadata).map_err(|error| Error::io(&image.metadata, error))?;
         let mut placements = Vec::with_capacity(image.blobs.len());

@@ -1,4 +1,4 @@
-//! A conversion from reference to reference, as `thaw image convert` runs it.
+//! A conversion from one reference to another, for `thaw image convert`.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -28,7 +28,7 @@ pub struct Job<'a> {
     pub source: &'a ImageRef,
     pub destination: &'a ImageRef,
     pub platform: &'a Platform,
-    /// Converted images whose chunks need not be stored again; the first that has a chunk gives it.
+    /// Converted images whose chunks need not be stored again. The first image that has a chunk provides it.
     pub dictionaries: &'a [ImageRef],
     pub options: Options,
     /// The data that a run of the source read.

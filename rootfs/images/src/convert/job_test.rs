@@ -59,7 +59,7 @@ async fn job(
     job.run(Arc::new(Silent)).await.unwrap()
 }
 
-/// Every file of an image of which all is there, by path.
+/// Every file of a complete image, by path.
 fn contents(image: &Image) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let metadata = std::fs::read(&image.metadata).unwrap();
     let reader = Reader::new(&metadata[..]).unwrap();
@@ -195,7 +195,7 @@ async fn an_image_is_converted_pushed_and_pulled_lazily() {
     let image = pull(&other, &small).await;
     let expected = contents(&store.find(&changed).unwrap().unwrap());
     assert_eq!(contents(&image), expected);
-    // The base's chunks are one file on the disk for both.
+    // Both images share one file on the disk for the base's chunks.
     let stored = std::fs::read_dir(path("other").join("layers")).unwrap().count();
     assert_eq!(stored, 2);
 
@@ -205,7 +205,7 @@ async fn an_image_is_converted_pushed_and_pulled_lazily() {
     assert!(outcome.pushed.bytes > 700_000 && outcome.pushed.present == 0);
     let third = Store::open(&path("third")).unwrap();
     assert_eq!(contents(&pull(&third, &alone).await), expected);
-    // A converted image is a source too.
+    // A converted image can be a source too.
     let twice = reference(&path("twice"), "changed");
     let outcome = job(&store, &alone, &twice, &[], None).await;
     assert_eq!(outcome.facts.files, 5);

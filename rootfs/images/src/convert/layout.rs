@@ -22,7 +22,7 @@ pub struct Ordered {
 
 impl Ordered {
     pub fn of(order: &LoadOrder, sources: &[SourceBlob], chunks: &Chunks) -> Self {
-        // The document's blobs, as the source counts them.
+        // The document's blobs, by their indexes in the source.
         let blobs: Vec<Option<u32>> = order
             .blobs
             .iter()
@@ -66,7 +66,7 @@ impl Ordered {
         ordered
     }
 
-    /// The load order of the converted image, and how many bytes of the original's were not found.
+    /// The load order of the converted image, and the number of bytes of the original's that were not found.
     pub fn document(
         self,
         image: Digest,

@@ -128,7 +128,7 @@ pub fn convert(
     parts::assemble(original, chunking, options.level, blobs, documents, facts)
 }
 
-/// Writes the chunks that are new into frames, in a file without a name.
+/// Writes the new chunks in frames to an unnamed file.
 fn compress(
     groups: &[Vec<u32>],
     chunks: &Chunks,

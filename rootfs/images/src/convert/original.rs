@@ -43,7 +43,7 @@ impl Original {
         }
     }
 
-    /// An OCI config, whatever the original called it: Docker's has the same fields.
+    /// An OCI config, whatever media type the original had, because Docker's config has the same fields.
     pub(super) fn config_descriptor(&self) -> Descriptor {
         Descriptor::of(crate::source::OCI_CONFIG, &self.config)
     }

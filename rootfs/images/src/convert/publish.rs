@@ -21,9 +21,9 @@ const STEP: u64 = 8 << 20;
 /// The result of a push.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Pushed {
-    /// Bytes sent: of blobs that were not there, and of the manifest.
+    /// Bytes sent: of missing blobs, and of the manifest.
     pub bytes: u64,
-    /// Blobs sent, found there, and taken over from another repository of the registry.
+    /// Numbers of blobs: sent, already present, and mounted from another repository of the registry.
     pub sent: u64,
     pub present: u64,
     pub mounted: u64,
@@ -75,7 +75,7 @@ impl Converted {
     }
 }
 
-/// The stored form of a blob, whole. The destination compares its digest.
+/// The complete stored form of a blob. The destination compares its digest.
 async fn copy(ranges: &dyn Ranges, descriptor: &Descriptor, scratch: &Path) -> Result<std::fs::File, Error> {
     let io = |error| Error::io(scratch, error);
     let mut file = tempfile::tempfile_in(scratch).map_err(io)?;

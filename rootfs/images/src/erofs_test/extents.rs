@@ -1,4 +1,4 @@
-//! Files whose data is in several pieces.
+//! Files with data in several pieces.
 
 use super::*;
 

@@ -10,7 +10,7 @@ use crate::merge::flatten;
 use super::walk::{Walk, walk_tree};
 use super::{Summary, write, write_with_data};
 
-/// A small generator of numbers: the tests want variety, not chance.
+/// A small generator of numbers: the tests need variety, not randomness.
 struct Numbers(u64);
 
 impl Numbers {
@@ -36,7 +36,7 @@ struct RandomLayer<'a> {
     /// Names that later layers may remove.
     names: &'a mut Vec<String>,
     tar: Vec<u8>,
-    /// Where entries may be, each with a slash at its end.
+    /// Directories for entries, each with a slash at its end.
     directories: Vec<String>,
     /// Files that may be linked to.
     linkable: Vec<String>,
@@ -95,7 +95,7 @@ impl RandomLayer<'_> {
             ));
         }
         let kind = numbers.next(12);
-        // Linux has these on files and directories only.
+        // Linux supports these only on files and directories.
         let is_file_or_directory = kind < 7;
         if is_file_or_directory && numbers.one_in(6) {
             records.push(("SCHILY.xattr.system.posix_acl_access", ACL.to_vec()));
@@ -202,7 +202,7 @@ impl RandomLayer<'_> {
     }
 }
 
-/// A layer of everything: its tar.
+/// The tar of a layer with entries of all types.
 fn random_layer(numbers: &mut Numbers, names: &mut Vec<String>, entries: usize) -> Vec<u8> {
     let mut layer = RandomLayer {
         numbers,
@@ -264,7 +264,7 @@ impl Made {
         (image, summary)
     }
 
-    /// The image with its data, as a file.
+    /// The image and its data in one file.
     pub(super) fn whole(&self) -> (tempfile::NamedTempFile, Summary) {
         let file = tempfile::NamedTempFile::new().unwrap();
         let mut readers: Vec<&[u8]> = self.data.iter().map(|data| &data[..]).collect();

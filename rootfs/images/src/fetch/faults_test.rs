@@ -130,7 +130,7 @@ async fn a_slow_loris_is_left_for_another_mirror() {
     let blob = blob();
     let content = blob.clone();
     let network = Network::new(move |request| match request.url().host_str() {
-        // A byte a second: never silent, never done.
+        // A byte per second: never silent, never finished.
         Some("slow.example") => Reply::range(request, &content).trickle(1, Duration::from_secs(1)),
         _ => Reply::range(request, &content),
     });
@@ -148,7 +148,7 @@ async fn a_slow_loris_is_left_for_another_mirror() {
 async fn a_slow_but_honest_link_is_waited_for() {
     let blob = blob();
     let content = blob.clone();
-    // 10 KiB a second: above the least there has to be.
+    // 10 KiB per second: above the required minimum.
     let (_, client, reader) = alone(Config::default(), move |request, _| {
         Reply::range(request, &content).trickle(10 << 10, Duration::from_secs(1))
     })
@@ -351,7 +351,7 @@ async fn a_mirror_that_is_down_is_left_alone_and_tried_again_by_one() {
     }
     assert_eq!(network.to("down.example").len(), 3);
     assert_eq!(counts(&client, "down.example").breaker_opens, 1);
-    // Half open: of many at once only one tries it.
+    // Half open: only one of many requests probes it.
     tokio::time::advance(Duration::from_secs(2)).await;
     for result in futures_util::future::join_all((0..5).map(|_| one())).await {
         result.unwrap();
@@ -359,7 +359,7 @@ async fn a_mirror_that_is_down_is_left_alone_and_tried_again_by_one() {
     assert_eq!(network.to("down.example").len(), 4);
     assert_eq!(counts(&client, "down.example").breaker_probes, 1);
     assert_eq!(counts(&client, "down.example").breaker_opens, 2);
-    // Back: the probe closes it, and all go there again.
+    // It works again: the probe closes the breaker, and all requests go there again.
     back.next();
     tokio::time::advance(Duration::from_secs(3)).await;
     let before = network.to("registry.example").len();

@@ -26,7 +26,7 @@ use crate::source::{Credentials, SourceOptions};
 
 use super::{FetchOptions, open};
 
-/// Bytes no two places of which look alike.
+/// Bytes in which no two places look alike.
 pub fn pattern(length: usize) -> Vec<u8> {
     (0..length)
         .map(|i| (i ^ (i >> 8).wrapping_mul(31)) as u8)
@@ -49,7 +49,7 @@ pub fn stored(bytes: &[u8]) -> StoredBlob {
     }
 }
 
-/// Accepts these bytes only.
+/// Accepts only these bytes.
 pub fn exactly(expected: &[u8]) -> Check {
     let expected = expected.to_vec();
     Arc::new(move |bytes| {

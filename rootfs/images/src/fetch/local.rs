@@ -58,7 +58,7 @@ impl LocalRanges {
         Ok(Self { local, stats })
     }
 
-    /// The blob's place; may block.
+    /// The blob's place. May block.
     fn opener(&self, digest: Digest) -> impl FnOnce() -> Result<(Section, PathBuf), Error> + Send + 'static {
         let (found, layout) = match &self.local {
             Local::Archive { path, members } => {

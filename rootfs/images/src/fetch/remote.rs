@@ -36,7 +36,7 @@ pub struct Remote {
 /// An endpoint in one read.
 struct Candidate {
     endpoint: Arc<Endpoint>,
-    /// It lately did not have the blob.
+    /// It recently lacked the blob.
     missing: bool,
     /// Already asked in this round.
     tried: bool,
@@ -49,7 +49,7 @@ enum Choice {
     Try(usize, Permit),
     /// All endpoints that can be asked were asked in this round.
     Pause,
-    /// All breakers are open, at least until then.
+    /// All breakers are open, at least until this time.
     Wait(Option<Instant>),
     Nobody,
 }

@@ -24,7 +24,7 @@ fn base64(user: &str) -> String {
 /// The state of a registry and its token service.
 struct Issuer {
     blob: Vec<u8>,
-    /// The user whose password is good, if it has to be one.
+    /// The user whose password is valid, if one is required.
     user: Mutex<Option<&'static str>>,
     /// The token that is good.
     valid: Mutex<String>,
@@ -177,7 +177,7 @@ async fn token_without_renewal_is_used_until_refused() {
     for _ in 0..3 {
         read(&*reader, &blob, 0..10, Priority::Demand).await.unwrap();
     }
-    // Tried once, not at every read.
+    // Tried once, not for every read.
     assert_eq!(network.to("auth.example").len(), 2);
 }
 

@@ -37,7 +37,7 @@ pub struct Blob {
     by_stream: Option<Vec<u32>>,
 }
 
-/// The open ones, with when each was used last.
+/// The open blobs, with the last use of each.
 #[derive(Default)]
 pub struct Blobs {
     open: Mutex<Open>,
@@ -51,14 +51,14 @@ struct Open {
 
 type Reader = Arc<OnceCell<Arc<dyn Ranges>>>;
 
-/// Readers of images' places, by reference.
+/// Readers of the images' sources, by reference.
 #[derive(Default)]
 pub struct Origins {
     pub readers: Mutex<HashMap<(String, bool), Reader>>,
 }
 
 impl Inner {
-    /// Opens a blob, or finds it open, and sees that its data file is whole.
+    /// Opens a blob, or finds it open, and makes sure that its data file is complete.
     pub async fn blob(self: &Arc<Self>, id: &Digest) -> Result<Arc<Blob>, Error> {
         let identity = self.store.blob_identity(id);
         let blob = match self.blobs.get(id).filter(|blob| blob.identity == identity) {
@@ -103,7 +103,7 @@ impl Inner {
         if let Some(kept) = &files.kept {
             origins = self.store.blob_origins(&id, &kept.stored)?;
             if origins.is_empty() {
-                // The images that have the layer store it otherwise than the one the index is of.
+                // The images with this layer store it in another form than the index's.
                 files.kept = None;
             }
         }
@@ -258,7 +258,7 @@ impl Blob {
     }
 }
 
-/// The first of `0..length` of which `before` does not hold, if it holds up to there.
+/// The first index in `0..length` for which `before` is false; `before` must be true for all earlier ones.
 fn partition(length: usize, before: impl Fn(usize) -> bool) -> usize {
     let (mut low, mut high) = (0, length);
     while low < high {

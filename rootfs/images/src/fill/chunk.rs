@@ -18,7 +18,7 @@ use super::{FillStats, count, within};
 /// A span that was read: its index, its range of the stream, and its bytes.
 pub type Expanded = (usize, Range<u64>, Arc<[u8]>);
 
-/// Some chunks of a blob, being put together.
+/// Some chunks of a blob that are being assembled.
 pub struct Assembly {
     blob: Arc<Blob>,
     chunks: Vec<Wanted>,
@@ -91,7 +91,7 @@ impl Assembly {
         self.chunks.iter().all(|wanted| ready.is_ready(wanted.chunk))
     }
 
-    /// The spans the chunks consist of, in order.
+    /// The spans of which the chunks consist, in order.
     pub fn spans(&self) -> Vec<usize> {
         let Some(content) = self.blob.content() else {
             return Vec::new();

@@ -68,7 +68,7 @@ async fn a_source_that_comes_back_is_read_again() {
 
 #[tokio::test]
 async fn layers_without_a_fitting_index_are_unpacked_again() {
-    // A single zstd frame has no place to begin at.
+    // Decompression of a single zstd frame cannot start in the middle.
     let bench = Bench::new(&[layer(1, TAR_ZSTD, 1 << 20)]).await;
     let (filler, blob) = (bench.filler(), bench.blob());
     std::fs::remove_file(blob.data.with_file_name("index")).ok();
@@ -143,7 +143,7 @@ async fn a_cut_file_is_noticed_and_what_is_gone_is_fetched_again() {
         .unwrap();
     assert_eq!(bench.check(), blob.length.div_ceil(CHUNK_SIZE));
 
-    // Cut between two starts: seen when the image is looked up.
+    // Truncated between two starts: noticed when the image is looked up.
     data.set_len(3 * CHUNK_SIZE).unwrap();
     let report = bench.store.verify(&bench.image.digest).unwrap();
     assert_eq!(report.damaged, [blob.id]);

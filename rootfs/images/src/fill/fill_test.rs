@@ -1,4 +1,4 @@
-//! Filling from indexes: right bytes only, once, whatever fails meanwhile.
+//! Fills from indexes write only right bytes, once, whatever fails meanwhile.
 
 #[path = "faults_test.rs"]
 mod faults;
@@ -174,15 +174,15 @@ fn seen(counter: &AtomicU64) -> u64 {
     counter.load(Ordering::Relaxed)
 }
 
-/// A place that answers when it is let, and may lie first.
+/// A source that answers when the test permits it, and may lie first.
 struct Scripted {
     stored: Vec<u8>,
     /// A read takes one.
     permits: Semaphore,
     reads: Mutex<Vec<(Range<u64>, Priority)>>,
-    /// Answers that are wrong before the next right one.
+    /// Wrong answers before the next right one.
     lies: AtomicU64,
-    /// Reads that fail before the next that does not.
+    /// Failing reads before the next successful one.
     failures: AtomicU64,
 }
 
@@ -204,7 +204,7 @@ impl Scripted {
         })
     }
 
-    /// Lets a filler read from here in place of the image's layout.
+    /// Makes a filler read from here instead of the image's layout.
     fn serve(self: &Arc<Self>, bench: &Bench, filler: &Filler) {
         let reader: Arc<dyn Ranges> = self.clone();
         let cell = Arc::new(tokio::sync::OnceCell::new_with(Some(reader)));
@@ -261,7 +261,7 @@ impl Ranges for Scripted {
 async fn an_emptied_layer_is_read_in_pieces_as_it_is_wanted() {
     let bench = Bench::one().await;
     let (filler, blob) = (bench.filler(), bench.blob());
-    // One page: the span around it, and all it yields.
+    // One page: the span that contains it, and everything that the span yields.
     filler
         .fill(&blob.id, 1 << 20, 4096, Priority::Demand)
         .await

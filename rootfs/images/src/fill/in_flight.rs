@@ -27,7 +27,7 @@ type Spans = Vec<Expanded>;
 
 type Outcome = Result<Arc<Spans>, Arc<Error>>;
 
-/// How often a prefetch that is overtaken begins again.
+/// How often an overtaken prefetch begins again.
 const ATTEMPTS: u32 = 64;
 
 /// An unfinished read, as its waiting callers see it.
@@ -48,7 +48,7 @@ impl InFlight {
     }
 }
 
-/// Lists a read under its spans. Dropped, however the read ends, it takes the read off the list.
+/// Lists a read under its spans. Dropping it removes the read from the list, however the read ends.
 struct Listed {
     inner: Arc<Inner>,
     blob: Digest,
@@ -73,7 +73,7 @@ impl Drop for Listed {
 struct Found {
     /// Spans kept from earlier reads.
     kept: Vec<(usize, Arc<[u8]>)>,
-    /// Reads of others to wait for.
+    /// Other callers' reads to wait for.
     joined: Vec<Arc<InFlight>>,
     /// Spans to read.
     missing: Vec<usize>,
@@ -128,7 +128,7 @@ impl Inner {
             return (Vec::new(), wanted);
         };
         let mut in_flight = self.in_flight.locked();
-        // Under the lock: a read is taken off the list only after it has set its bits.
+        // Under the lock: a read leaves the list only after it has set its bits.
         let wanted = still(wanted);
         let found = self.search(blob, &wanted, asker.priority, &in_flight);
         got.extend(found.kept);
@@ -224,7 +224,7 @@ impl Inner {
         read
     }
 
-    /// Reads a run, expands it, and writes every chunk it yields whole.
+    /// Reads a run, expands it, and writes every chunk that it yields completely.
     async fn read_run(self: &Arc<Self>, blob: Arc<Blob>, run: Run, asker: &Asker) -> Result<Spans, Error> {
         let priority = asker.priority;
         let memory = match priority {

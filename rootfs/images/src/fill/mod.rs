@@ -47,7 +47,7 @@ const WINDOW: usize = 32;
 const GATHERED: u64 = 32 << 20;
 /// KiB of expanded spans of all reads in flight in the process; a read waits until there is room.
 const MEMORY_KIB: u32 = 256 << 10;
-/// The same for prefetches, which so never take a demand's room.
+/// The same for prefetches, so that they never take the room of a demand.
 const PREFETCH_KIB: u32 = 64 << 10;
 
 /// Counters of a filler, for metrics.
@@ -73,9 +73,9 @@ pub struct FillStats {
     pub kept: AtomicU64,
     /// Chunks or spans refused for a wrong digest.
     pub mismatches: AtomicU64,
-    /// Cache files found cut short.
+    /// Cache files that were found truncated.
     pub cut: AtomicU64,
-    /// Layers unpacked again, for want of an index.
+    /// Layers unpacked again because they lacked an index.
     pub repairs: AtomicU64,
 }
 
@@ -87,7 +87,7 @@ fn count(counter: &AtomicU64, by: u64) {
 #[derive(Clone)]
 pub struct Filler {
     inner: Arc<Inner>,
-    /// Bytes of stored ranges that were read for whom this one is.
+    /// Bytes of stored ranges that were read for this filler's owner.
     fetched: Fetched,
 }
 

@@ -1,11 +1,11 @@
-//! Which ranges of a stored blob to read to get some spans.
+//! Chooses the ranges of a stored blob to read for some spans.
 
 use std::ops::Range;
 
 use crate::ranges::Priority;
 use crate::span::{Run, SpanTable};
 
-/// Bytes between spans that are read and not used, rather than asking twice.
+/// Largest gap between spans that is read and discarded instead of a second request.
 const GAP: u64 = 32 << 10;
 /// Spans passed over so.
 const PASSED: usize = 64;

@@ -12,7 +12,7 @@ enum Step {
     /// Offset and length as shares of the blob.
     Fill(usize, f64, f64, bool),
     Evict,
-    /// The host dies; a page of each of these chunks did not reach the disk.
+    /// The host crashes; a page of each of these chunks did not reach the disk.
     Reboot(Vec<prop::sample::Index>),
     /// A digest, or the ready file's header, did not.
     Torn(prop::sample::Index),
@@ -57,7 +57,7 @@ proptest! {
                         let priority = if *prefetch { Priority::Prefetch } else { Priority::Demand };
                         match filler.fill(&blob.id, share(*at), share(*length), priority).await {
                             Ok(()) => assert!(open(blob).missing(share(*at), share(*length)).next().is_none()),
-                            // Torn: it is pulled again before it is started again.
+                            // Torn: the image is pulled again before its next start.
                             Err(error) => {
                                 assert_eq!(error.code(), "not_found", "{error}");
                                 assert!(store.image(&bench.image.digest).unwrap().is_none());
@@ -81,7 +81,7 @@ proptest! {
                         }
                         store = store.after_boot(BootId([number as u8 + 10; 16]));
                         filler = Filler::new(store.clone(), fetch_options());
-                        // Whoever starts an image looks it up first, which clears the bits.
+                        // A start looks up the image first, which clears the bits.
                         store.image(&bench.image.digest).unwrap();
                     }
                     Step::Torn(at) => {

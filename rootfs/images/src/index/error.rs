@@ -40,7 +40,7 @@ impl IndexError {
     }
 }
 
-/// Compares a document with the digest it is named by.
+/// Compares a document with its expected digest.
 pub(crate) fn verify(form: &'static str, bytes: &[u8], expected: &Digest) -> Result<(), IndexError> {
     let got = Digest::of(bytes);
     if got == *expected {

@@ -20,7 +20,7 @@ pub struct Entry<'a> {
     pub name: &'a [u8],
     pub what: What<'a>,
     pub owner: Owner,
-    /// Extended attributes, by full name; names given twice count the last time.
+    /// Extended attributes, by full name; if a name occurs twice, the last value counts.
     pub xattrs: Vec<(&'a [u8], &'a [u8])>,
 }
 
@@ -211,7 +211,7 @@ impl<'a> Builder<'a> {
     }
 }
 
-/// Numbers as documents have them, and as an inode has them.
+/// Converts an owner and mode from a document's numbers to an inode's.
 pub fn owner(mode: i64, uid: u32, gid: u32, mtime: Timestamp) -> Owner {
     Owner {
         mode: (mode & 0o7777) as u16,

@@ -1,4 +1,4 @@
-//! The forms as other tools make them: `tests/interop/run` makes the layers and runs this.
+//! Documents of other tools: `tests/interop/run` creates the layers and runs this.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -82,7 +82,7 @@ fn ztocs() {
     }
 }
 
-/// Entries by path, the last of each: other tools put them in another order.
+/// The last entry of each path, because other tools order entries differently.
 fn by_path(tree: &LayerTree) -> BTreeMap<Vec<u8>, String> {
     let tree = testing::placeless(tree);
     tree.entries

@@ -18,10 +18,10 @@ pub const INDEX: &str = "index";
 
 const MAGIC: &[u8; 8] = b"THAWINDX";
 const VERSION: u32 = 1;
-/// Magic, version, and the checksum of all that follows it.
+/// Magic, version, and the checksum of everything after it.
 const HEADER: usize = 8 + 4 + 32;
 
-/// The index of a layer, and the stored form it is of: the same DiffID may be stored in many ways.
+/// The index of a layer, and the stored form that it describes, because the same DiffID may be stored in many ways.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kept {
     /// SHA-256 of the stored blob.

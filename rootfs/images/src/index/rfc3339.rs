@@ -30,7 +30,7 @@ fn date(days: i64) -> (i64, i64, i64) {
     (year, month, of_year - (153 * shifted + 2) / 5 + 1)
 }
 
-/// Reads `YYYY-MM-DDTHH:MM:SS[.FRACTION](Z|±HH:MM)`; digits past nanoseconds are cut.
+/// Reads `YYYY-MM-DDTHH:MM:SS[.FRACTION](Z|±HH:MM)`; digits after nanoseconds are dropped.
 pub fn parse(text: &[u8]) -> Option<Timestamp> {
     let number = |range: std::ops::Range<usize>| {
         text.get(range)?.iter().try_fold(0i64, |value, digit| {

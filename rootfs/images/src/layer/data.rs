@@ -96,7 +96,7 @@ impl DataSink for FileSink {
 
     fn skip(&mut self, length: u64) -> io::Result<()> {
         self.length += length;
-        // A page is cheaper copied than sought over, which flushes the buffer.
+        // Copying a page is cheaper than seeking over it, which flushes the buffer.
         if length <= PAGE {
             self.file.write_all(&ZERO_PAGE[..length as usize])
         } else {
@@ -105,7 +105,7 @@ impl DataSink for FileSink {
     }
 }
 
-/// Why file data could not be moved.
+/// Why file data could not be copied.
 pub enum DataError {
     Store(io::Error),
     TooLong(u64),
@@ -195,7 +195,7 @@ impl<'a, D: DataSink> FilePages<'a, D> {
         Ok(())
     }
 
-    /// Zeros up to `offset` of the file, which is not behind it.
+    /// Adds zeros up to `offset` of the file, which must not be before the current position.
     pub fn zeros_until(&mut self, offset: u64) -> Result<(), DataError> {
         let mut left = offset - (self.done + self.filled as u64);
         if self.filled > 0 {
@@ -214,7 +214,7 @@ impl<'a, D: DataSink> FilePages<'a, D> {
         Ok(())
     }
 
-    /// Ends the file: zeros to its size, then to a page. Its extents, and the end of the data file.
+    /// Ends the file: zeros up to its size, then up to a page. Returns its extents and the end of the data file.
     pub fn finish(mut self) -> Result<(Vec<Extent>, u64), DataError> {
         self.zeros_until(self.size)?;
         if self.filled > 0 {
@@ -242,7 +242,7 @@ impl<'a, D: DataSink> FilePages<'a, D> {
         self.granule - self.done % self.granule
     }
 
-    /// Whole pages of data: runs of pages that are zero and of pages that are not take turns.
+    /// Adds whole pages of data, in alternating runs of zero and nonzero pages.
     fn pages(&mut self, mut pages: &[u8]) -> Result<(), DataError> {
         let is_zero = |page: &[u8]| page == ZERO_PAGE;
         while !pages.is_empty() {
@@ -286,7 +286,7 @@ impl<'a, D: DataSink> FilePages<'a, D> {
                 self.sink.skip(now)?;
             } else {
                 self.held += now;
-                // Granules that are zeros from end to end are passed in one step.
+                // Granules that consist of zeros are skipped in one step.
                 if now == self.granule_left() && left - now >= self.granule {
                     now += (left - now) / self.granule * self.granule;
                 }

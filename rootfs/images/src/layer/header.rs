@@ -1,4 +1,4 @@
-//! One tar header block: ustar (POSIX.1-1988) and GNU's old form, which differ behind byte 345.
+//! One tar header block: ustar (POSIX.1-1988) and GNU's old form, which differ after byte 345.
 
 use super::LayerError;
 use super::sparse::Fragment;
@@ -131,7 +131,7 @@ impl Header {
     }
 }
 
-/// Reads a block of 21 sparse fragments; whether another follows.
+/// Reads a block of 21 sparse fragments. Returns whether another block follows.
 pub fn sparse_block(block: &[u8; BLOCK], into: &mut Vec<Fragment>) -> Result<bool, &'static str> {
     fragments(&block[..504], into)?;
     Ok(block[504] != 0)

@@ -41,7 +41,7 @@ use pax::Pax;
 use sparse::Fragment;
 use stream::TarStream;
 
-/// How much a layer may hold before it is refused.
+/// Limits of a layer's content, beyond which it is refused.
 #[derive(Clone, Copy, Debug)]
 pub struct Limits {
     /// Entries.
@@ -127,7 +127,7 @@ struct Unpacker<'a, R, D> {
 /// One entry with its extension headers applied.
 struct Described {
     offset: u64,
-    /// The header as it stands in the stream.
+    /// The header as it is in the stream.
     block: [u8; stream::BLOCK],
     header: Header,
     pax: Pax,
@@ -142,7 +142,7 @@ impl Described {
 }
 
 impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
-    /// Reads one entry with the extension headers before it. False at the end of the archive.
+    /// Reads one entry with the extension headers before it. Returns false at the end of the archive.
     fn next_entry(&mut self) -> Result<bool, LayerError> {
         let Some(entry) = self.describe()? else {
             return Ok(false);
@@ -265,7 +265,7 @@ impl<R: Read, D: DataSink> Unpacker<'_, R, D> {
         Ok(Change::Leaf(attributes, leaf))
     }
 
-    /// Moves a file's content to the data file.
+    /// Copies a file's content to the data file.
     fn file(&mut self, entry: &Described) -> Result<Leaf, LayerError> {
         let stored = stored_size(entry)?;
         let mut map_bytes = 0;

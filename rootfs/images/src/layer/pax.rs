@@ -7,7 +7,7 @@ use super::sparse::Fragment;
 
 const XATTR_PREFIX: &[u8] = b"SCHILY.xattr.";
 
-/// The records of one extended header, in order; the last of a key counts, an empty value takes back.
+/// The records of one extended header, in order. The last value of a key counts, and an empty value removes the key.
 #[derive(Default)]
 pub struct Pax {
     records: Vec<(Vec<u8>, Vec<u8>)>,
@@ -171,7 +171,7 @@ impl Pax {
     }
 }
 
-/// `[-]SECONDS[.FRACTION]`, the fraction cut to nanoseconds.
+/// `[-]SECONDS[.FRACTION]`, with the fraction truncated to nanoseconds.
 fn timestamp(value: &[u8]) -> Option<Timestamp> {
     let (negative, magnitude) = match value.strip_prefix(b"-") {
         Some(rest) => (true, rest),

@@ -13,7 +13,7 @@ pub struct Fragment {
     pub length: u64,
 }
 
-/// Fragments must ascend, not overlap, lie in the file and have exactly the bytes the stream holds.
+/// Checks that fragments ascend, do not overlap, lie in the file and have exactly the bytes of the stream.
 pub fn check(fragments: &[Fragment], size: u64, stored: u64) -> Result<(), &'static str> {
     let mut end = 0u64;
     let mut total = 0u64;
@@ -37,8 +37,8 @@ pub fn check(fragments: &[Fragment], size: u64, stored: u64) -> Result<(), &'sta
     Ok(())
 }
 
-/// The map before the data of a PAX 1.0 sparse file: decimal numbers on lines of their own, first how many fragments,
-/// then offset and length of each, padded to a block. Also the bytes it took.
+/// The map before the data of a PAX 1.0 sparse file: decimal numbers on separate lines, first the number of fragments, then offset and
+/// length of each, padded to a block. Also returns its number of bytes.
 pub fn read_map<R: Read>(
     stream: &mut TarStream<R>,
     limit: u64,

@@ -1,4 +1,4 @@
-//! The byte stream in blocks of 512. Every error has an offset, and an early end is never taken for the archive's end.
+//! The byte stream in blocks of 512. Every error has an offset, and a truncated stream is never mistaken for the archive's end.
 
 use std::io::{self, Read};
 
@@ -95,7 +95,7 @@ impl<R: Read> TarStream<R> {
         }
     }
 
-    /// Hands on the next `length` bytes, which the stream must have.
+    /// Passes on the next `length` bytes, which the stream must have.
     pub fn bytes(
         &mut self,
         length: u64,
@@ -114,13 +114,13 @@ impl<R: Read> TarStream<R> {
         Ok(())
     }
 
-    /// Passes over the padding to the next block.
+    /// Skips the padding up to the next block.
     pub fn padding(&mut self, what: &'static str) -> Result<(), LayerError> {
         let padding = self.offset.next_multiple_of(BLOCK as u64) - self.offset;
         self.bytes(padding, what, |_| Ok(()))
     }
 
-    /// Hands on an entry's content and passes over its padding.
+    /// Passes on an entry's content and skips its padding.
     pub fn content(
         &mut self,
         length: u64,

@@ -6,7 +6,7 @@ use thaw_imagefs::tree::PAGE;
 
 use super::tree::Extent;
 
-/// A ustar header with a right checksum.
+/// A ustar header with a correct checksum.
 pub fn header(name: &str, type_flag: u8, size: u64, link: &str) -> [u8; 512] {
     let mut block = [0; 512];
     block[..name.len()].copy_from_slice(name.as_bytes());

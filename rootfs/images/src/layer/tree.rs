@@ -11,11 +11,11 @@ use thaw_protocol::tags;
 /// A stored piece of a file. Pieces are sorted and do not touch or overlap; the data between them is zeros.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Extent {
-    /// Where in the file; a multiple of [`PAGE`](thaw_imagefs::tree::PAGE).
+    /// Offset in the file; a multiple of [`PAGE`](thaw_imagefs::tree::PAGE).
     pub file_offset: u64,
-    /// Where in the layer's data file; a multiple of [`PAGE`](thaw_imagefs::tree::PAGE).
+    /// Offset in the layer's data file; a multiple of [`PAGE`](thaw_imagefs::tree::PAGE).
     pub data_offset: u64,
-    /// Bytes, a multiple of [`PAGE`](thaw_imagefs::tree::PAGE); may reach past the end of the file by less than a page.
+    /// Number of bytes, a multiple of [`PAGE`](thaw_imagefs::tree::PAGE); may exceed the end of the file by less than a page.
     pub length: u64,
 }
 
@@ -90,7 +90,7 @@ pub struct LayerEntry {
     pub change: Change,
 }
 
-/// One layer: its entries in the order of the tar stream, which decides when a path is named twice.
+/// One layer: its entries in the order of the tar stream, which decides if a path occurs twice.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LayerTree {
     pub entries: Vec<LayerEntry>,
@@ -111,10 +111,10 @@ pub enum StoredTreeError {
 }
 
 impl LayerTree {
-    /// The form in which the store keeps it.
+    /// Encodes it for the store.
     ///
     /// # Errors
-    /// Only when out of memory for the encoding.
+    /// Only if there is no memory for the encoding.
     pub fn to_bytes(&self) -> Result<Vec<u8>, StoredTreeError> {
         Ok([LAYER_TREE_MAGIC.as_slice(), &encoding::encode(self)?].concat())
     }

@@ -17,7 +17,7 @@ pub struct Walked<'a> {
     pub link: &'a [u8],
     pub header: &'a Header,
     pub pax: &'a Pax,
-    /// The header as it stands in the stream.
+    /// The header as it is in the stream.
     pub block: &'a [u8; BLOCK],
 }
 
@@ -36,7 +36,7 @@ impl DataSink for Nowhere {
     }
 }
 
-/// Shows each entry of a tar stream to `visit` and reads the stream to its end. The offset behind the end marker.
+/// Passes each entry of a tar stream to `visit` and reads the stream to its end. Returns the offset after the end marker.
 pub fn walk<E: From<LayerError>>(
     tar: impl Read,
     limits: &Limits,

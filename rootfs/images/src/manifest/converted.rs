@@ -21,10 +21,10 @@ pub const LOAD_ORDER_TYPE: &str = "application/vnd.thaw.image.load-order.v1+json
 
 /// How files were cut.
 pub const CHUNKING_ANNOTATION: &str = "vnd.thaw.image.chunking";
-/// How frames were compressed.
+/// The compression of the frames.
 pub const COMPRESSION_ANNOTATION: &str = "vnd.thaw.image.compression";
 
-/// Blobs of one image, its dictionaries' included.
+/// Most blobs of one image, including those of dictionaries.
 pub const MAX_BLOBS: usize = 256;
 
 /// The documents and blobs of a converted image's manifest.

@@ -50,7 +50,7 @@ const LAYERS: [&str; 10] = [
     "application/vnd.docker.image.rootfs.foreign.diff.tar.gzip",
 ];
 
-/// Which machine an image is for.
+/// The machine for which an image is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Platform {
     pub os: String,
@@ -70,7 +70,7 @@ impl Platform {
         }
     }
 
-    /// Whether an image for `self` runs on `wanted`: same system and architecture, and no variant but the baseline.
+    /// Whether an image for `self` runs on `wanted`: same system and architecture, and only the baseline variant.
     pub fn fits(&self, wanted: &Self) -> bool {
         self.os == wanted.os
             && self.architecture == wanted.architecture
@@ -111,7 +111,7 @@ impl Descriptor {
         Self::new(media_type, Digest::of(bytes), bytes.len() as u64)
     }
 
-    /// Describes a blob, without anything that is optional.
+    /// Describes a blob, without optional fields.
     pub fn new(media_type: &str, digest: Digest, size: u64) -> Self {
         Self {
             media_type: media_type.into(),

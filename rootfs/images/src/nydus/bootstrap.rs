@@ -83,7 +83,7 @@ pub struct Bootstrap {
 
 /// A data blob.
 pub struct Blob {
-    /// SHA-256 of the stored blob, by which the manifest has it.
+    /// SHA-256 of the stored blob, which identifies it in the manifest.
     pub id: Digest,
     pub content: Content,
 }
@@ -268,12 +268,12 @@ fn blob_table(
     Ok(blobs)
 }
 
-/// The 64 hex digits an entry begins with.
+/// The 64 hex digits at the start of an entry.
 fn blob_id(entry: &[u8]) -> Option<Digest> {
     Digest::from_hex(std::str::from_utf8(entry.get(..64)?).ok()?)
 }
 
-/// The device table must name the blobs in their order: chunk indexes count devices.
+/// Checks that the device table names the blobs in their order, because chunk indexes refer to devices.
 fn devices(raw: &Raw, blobs: &[BlobEntry]) -> Result<(), BootstrapError> {
     let slot = usize::from(raw.u16(SUPER + 88).unwrap_or_default());
     if !blobs.is_empty() && slot != DEVICES / DEVICE {
@@ -293,7 +293,7 @@ fn devices(raw: &Raw, blobs: &[BlobEntry]) -> Result<(), BootstrapError> {
     Ok(())
 }
 
-/// Sorts the chunks to their blobs.
+/// Assigns the chunks to their blobs.
 fn chunk_table(
     raw: &Raw,
     extended: &Extended,
@@ -347,7 +347,7 @@ fn chunk_table(
             Compressor::Gzip => Expansion::Gzip,
             Compressor::Zstd => Expansion::Zstd,
         };
-        // The image's algorithm and each blob's: a blob taken over from elsewhere may have another.
+        // The image's algorithm and each blob's own, because a blob from another image may have a different one.
         let digest = match (blob.digester, extended.digester) {
             (Digester::Blake3, Digester::Blake3) => SpanDigest::StreamBlake3(digest),
             (Digester::Sha256, Digester::Sha256) => SpanDigest::StreamSha256(digest),
@@ -434,7 +434,7 @@ fn tree(bytes: &[u8], blobs: &[Blob]) -> Result<Tree, BootstrapError> {
     })
 }
 
-/// Whether chunks have all of a range of the data file, but for the ends of pages.
+/// Whether the chunks cover a range of the data file, except the ends of pages.
 fn covers(content: &Content, start: u64, end: u64) -> bool {
     let spans = content.spans.spans();
     let mut at = start;
@@ -454,7 +454,7 @@ fn corrupt(what: &'static str, nid: Nid) -> ReadError {
     ReadError::Corrupt { what, nid }
 }
 
-/// Little-endian numbers at byte offsets, if they are there.
+/// Little-endian numbers at byte offsets, if the bytes exist.
 struct Raw<'a>(&'a [u8]);
 
 impl<'a> Raw<'a> {

@@ -19,7 +19,7 @@ use crate::load_order::{LoadOrder, Run};
 
 /// Pieces that are requested at a time.
 const AT_ONCE: usize = 4;
-/// Bytes of a piece: small enough that a cancellation and a demand's needs are soon felt.
+/// Bytes of a piece: small enough that cancellations and demands take effect soon.
 const PIECE: u64 = 8 * CHUNK_SIZE;
 /// Consecutive failures after which the rest is skipped, because the source is unavailable.
 const FAILURES: u32 = 4;

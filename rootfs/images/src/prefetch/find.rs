@@ -1,4 +1,4 @@
-//! Which load order an image is started with.
+//! Chooses the load order for a start.
 
 use crate::store::Image;
 

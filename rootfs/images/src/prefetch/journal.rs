@@ -27,7 +27,7 @@ use super::saved;
 use crate::load_order::{LoadOrder, OrderedBlob};
 
 const JOURNAL: &str = "recording";
-/// Most bytes: more than the lines of all chunks a recorder remembers.
+/// Most bytes: more than the lines of all chunks that a recorder remembers.
 const MAX_JOURNAL: u64 = 16 << 20;
 
 /// The file, to be appended to.
@@ -88,7 +88,7 @@ impl Journal {
         for (blob, chunk) in recorder.reads(self.written) {
             self.written += 1;
             if let Some(place) = self.places.get(blob) {
-                // Into a string: it cannot fail.
+                // Writing to a string cannot fail.
                 let _ = writeln!(lines, "{place} {chunk}");
             }
         }
@@ -139,7 +139,7 @@ pub fn recover(image: &Image) {
     }
 }
 
-/// Saves the recording that is left in a locked file, and empties the file.
+/// Saves the recording in a locked file, and empties the file.
 fn settle(image: &Image, file: &File, path: &Path) -> Result<(), Error> {
     let io = |error| Error::io(path, error);
     if file.metadata().map_err(io)?.len() == 0 {

@@ -12,13 +12,13 @@ use crate::error::Error;
 
 use crate::load_order::{LoadOrder, OrderedBlob, Run};
 
-/// Chunks of 128 KiB a recorder remembers: of 64 GiB of files, which bounds its memory.
+/// Chunks of 128 KiB that a recorder remembers, equal to 64 GiB of files, which bounds its memory.
 const MAX_CHUNKS: usize = 1 << 19;
 
 /// Blobs that a recorder remembers, which bounds its memory against a lying guest or VMM.
 const MAX_BLOBS: usize = 1024;
 
-/// Bytes of an access that are recorded: more than any request or mapping of a guest, and few chunks to look at.
+/// Bytes of an access that are recorded: more than any request or mapping of a guest, and few chunks to process.
 const MAX_ACCESS: u64 = 16 << 20;
 
 /// Accesses so far, of an image that may not be known yet.
@@ -28,7 +28,7 @@ pub struct Recorder {
     known: Option<HashMap<Digest, u64>>,
     blobs: Vec<Recorded>,
     places: HashMap<Digest, usize>,
-    /// Place of the blob, and chunk.
+    /// Index of the blob, and chunk.
     chunks: Vec<(usize, u64)>,
     dropped: u64,
     foreign: u64,
@@ -47,7 +47,7 @@ impl Recorder {
         self.known = Some(blobs.iter().map(|blob| (blob.digest, blob.length)).collect());
     }
 
-    /// Accesses since [`Recorder::only`] that were of no blob of the image, or beyond its end.
+    /// Accesses since [`Recorder::only`] to other blobs than the image's, or beyond a blob's end.
     pub fn foreign(&self) -> u64 {
         self.foreign
     }

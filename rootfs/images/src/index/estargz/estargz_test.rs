@@ -182,7 +182,7 @@ fn a_layer_is_as_unpacked() {
     }
 }
 
-/// Several files in one member, as a least chunk size makes them.
+/// Several files in one member, as tools write them for a minimum chunk size.
 #[test]
 fn files_may_share_a_member() {
     let parts: Vec<_> = tricky(false)
@@ -249,7 +249,7 @@ fn footers() {
     let mut old = footer(1000);
     old.splice(10..16, [22, 0]);
     assert_eq!(old.len(), 47);
-    // The last 51 bytes hold the older footer, too, which has 47.
+    // The last 51 bytes also contain the older footer, which has 47.
     assert_eq!(
         toc_location(&[&[1, 2, 3, 4][..], &old].concat(), 5000).unwrap(),
         1000..4953

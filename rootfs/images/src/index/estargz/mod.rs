@@ -34,7 +34,7 @@ const ZSTD_POSITION: [&str; 2] = [
 /// The only defined type of table.
 const ZSTD_TYPE: &str = "1";
 
-/// Bytes of the end of an eStargz layer that hold its footer.
+/// Bytes at the end of an eStargz layer that contain its footer.
 pub const FOOTER: u64 = 51;
 /// Name of the table in the tar stream.
 const TOC_NAME: &[u8] = b"stargz.index.json";
@@ -132,10 +132,10 @@ fn location(start: u64, end: Option<u64>, limit: u64) -> Result<Range<u64>, Inde
     }
 }
 
-/// Where an eStargz layer's table is stored, from the last [`FOOTER`] bytes of the layer of `stored_size` bytes.
+/// The offset of an eStargz layer's table, from the last [`FOOTER`] bytes of the layer of `stored_size` bytes.
 ///
 /// # Errors
-/// When they are not a footer.
+/// If they are not a footer.
 pub fn toc_location(footer: &[u8], stored_size: u64) -> Result<Range<u64>, IndexError> {
     let refuse = || IndexError::malformed(FORM, "the layer does not end with an eStargz footer");
     // An empty gzip member: its header with an extra field, an empty stored block, its trailer of zeros. In the first version the extra
@@ -160,10 +160,10 @@ pub fn toc_location(footer: &[u8], stored_size: u64) -> Result<Range<u64>, Index
     location(offset, end, end.unwrap_or(0))
 }
 
-/// Reads an eStargz layer's table from its stored bytes, which stand at `location` ([`toc_location`]).
+/// Reads an eStargz layer's table from its stored bytes, which are at `location` ([`toc_location`]).
 ///
 /// # Errors
-/// [`IndexError`] when it has another digest, lies, or describes a layer that would be refused.
+/// [`IndexError`] if its digest differs, if it contradicts itself, or if it describes a layer that would be refused.
 pub fn read_toc(
     stored: &[u8],
     expected: &Digest,

@@ -20,7 +20,7 @@ use crate::span::{Expansion, Span, SpanDigest, SpanTable, StreamPart};
 
 use super::{FORM, TOC_NAME};
 
-/// Files that steer a prefetch and are not part of the image.
+/// Files that control a prefetch and are not part of the image.
 const LANDMARKS: [&[u8]; 2] = [b".prefetch.landmark", b".no.prefetch.landmark"];
 
 /// How chunks are compressed.
@@ -97,18 +97,18 @@ struct Reader<'l> {
     left: u64,
     /// Entries so far.
     seen: u64,
-    /// The file whose chunks are coming.
+    /// The file whose chunks follow.
     open: Option<File>,
     /// End of the stream so far.
     stream_end: u64,
-    /// The gzip member or zstd frame whose chunks are coming.
+    /// The gzip member or zstd frame whose chunks follow.
     member: Option<Member>,
     spans: Vec<Span>,
     /// The error that stopped it, which a JSON error cannot carry.
     error: Option<IndexError>,
 }
 
-/// A regular file whose chunks are not all there yet.
+/// A regular file whose chunks are incomplete so far.
 struct File {
     head: Wire<'static>,
     parts: Vec<Part>,
@@ -127,7 +127,7 @@ struct Member {
     chunks: Vec<(u64, u64, [u8; 32])>,
 }
 
-/// The chunks as a span's digests have them.
+/// The chunks in the form of a span's digests.
 fn parts(chunks: &[(u64, u64, [u8; 32])]) -> Result<Arc<[StreamPart]>, IndexError> {
     let mut end = 0;
     let part = |&(start, length, sha256): &(u64, u64, [u8; 32])| {

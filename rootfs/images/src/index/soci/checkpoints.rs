@@ -18,7 +18,7 @@ use super::schema::FORM;
 
 const HEADER: usize = 4 + 8;
 const CHECKPOINT: usize = 8 + 8 + 1 + WINDOW;
-/// Size of a gzip header without a name, as the first version has it.
+/// Size of a gzip header without a name, which the first version assumes.
 const SHORT_GZIP_HEADER: u64 = 10;
 const TAR_VERSION: i32 = 2;
 
@@ -77,7 +77,7 @@ pub fn read_gzip(
         let (next_input, next_output) = points
             .get(index + 1)
             .map_or((stored_length, stream_length), |next| (next.0, next.1));
-        // The tool that makes them stops counting the stream at the archive's end marker, and checkpoints may follow.
+        // The tool stops counting the stream at the archive's end marker, and checkpoints may follow.
         let stream = output..next_output.min(stream_length);
         if next_output < output && index + 1 < points.len() {
             return Err(malformed("its checkpoints are out of order"));

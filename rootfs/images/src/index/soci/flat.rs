@@ -28,14 +28,14 @@ fn u32_at(buffer: &[u8], at: usize) -> Result<usize> {
     usize::try_from(u32::from_le_bytes(bytes(buffer, at)?)).map_err(|_| OUTSIDE)
 }
 
-/// Follows the offset that stands at `at`.
+/// Follows the offset at `at`.
 fn follow(buffer: &[u8], at: usize) -> Result<usize> {
     let target = at.checked_add(u32_at(buffer, at)?).ok_or(OUTSIDE)?;
     // A length or a table starts with four bytes.
     bytes::<4>(buffer, target).map(|_| target)
 }
 
-/// Where field `id` stands in a table's field map, as the library that writes wants it.
+/// The position of field `id` in a table's field map, in the form that the writing library expects.
 pub const fn slot(id: usize) -> u16 {
     4 + 2 * id as u16
 }
@@ -50,7 +50,7 @@ pub struct Table<'a> {
 }
 
 impl<'a> Table<'a> {
-    /// The table a buffer is of.
+    /// The root table of a buffer.
     pub fn root(buffer: &'a [u8]) -> Result<Table<'a>> {
         Table::new(buffer, follow(buffer, 0)?)
     }

@@ -12,7 +12,7 @@ const FORM: &str = "SOCI index";
 
 /// The annotation of an image manifest that binds it to its index.
 const INDEX_DIGEST: &str = "com.amazon.soci.index-digest";
-/// Annotations of a ztoc's descriptor: the layer it is of.
+/// Annotation of a ztoc's descriptor: the layer that it describes.
 const LAYER_DIGEST: &str = "com.amazon.soci.image-layer-digest";
 const LAYER_MEDIA_TYPE: &str = "com.amazon.soci.image-layer-mediaType";
 /// An annotation of the index: the tool that built it.
@@ -31,7 +31,7 @@ pub struct Index {
     ztocs: BTreeMap<Digest, Descriptor>,
 }
 
-/// A ztoc as an index names it.
+/// A ztoc in an index.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ztoc {
     /// Digest of the stored layer.
@@ -133,7 +133,7 @@ impl Index {
 /// same bytes.
 ///
 /// # Errors
-/// Only when out of memory for the encoding.
+/// Only if there is no memory for the encoding.
 pub fn index_manifest(ztocs: &[Ztoc], build_tool: &str) -> Result<Vec<u8>, IndexError> {
     let of_ztoc = |ztoc: &Ztoc| Descriptor {
         annotations: Some(BTreeMap::from([

@@ -1,6 +1,6 @@
-//! The schema of a ztoc, version 0.9: the numbers of its FlatBuffer's fields and the values they take.
+//! The schema of a ztoc, version 0.9: the numbers of its FlatBuffer's fields and their values.
 
-/// How messages name the document.
+/// The document's name in messages.
 pub const FORM: &str = "ztoc";
 pub const VERSION: &[u8] = b"0.9";
 
@@ -45,6 +45,6 @@ pub mod field {
     }
 }
 
-/// Compression algorithms, of which the first is a table's default.
+/// Compression algorithms; the first is a table's default.
 pub const GZIP: u8 = 1;
 pub const UNCOMPRESSED: u8 = 2;

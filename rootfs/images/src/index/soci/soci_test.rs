@@ -127,7 +127,7 @@ fn checkpoints_that_lie_are_refused() {
     let good = read(&[(10, 0, 0), (500, 2000, 3)], 2).unwrap();
     assert_eq!(good.spans()[0].stored, 10..500);
     assert_eq!(good.spans()[1].stored, 499..1000);
-    // The first version has the first checkpoint left out.
+    // The first version omits the first checkpoint.
     assert_eq!(read(&[(500, 2000, 3)], 2).unwrap(), good);
     // A checkpoint after the archive's end yields nothing.
     assert_eq!(
@@ -279,7 +279,7 @@ fn an_image_names_its_index() {
     assert_eq!(bound_index(&BTreeMap::new()).unwrap(), None);
 }
 
-/// Entries whose names do not meet, with content.
+/// Entries with content whose names do not conflict.
 fn layers() -> impl Strategy<Value = Vec<u8>> {
     let entry = (0usize..6, 0usize..20_000, any::<u32>(), "[a-z]{1,40}");
     prop::collection::vec(entry, 0..12).prop_map(|entries| {

@@ -31,7 +31,7 @@ pub struct Toc {
 struct TocEntry {
     name: Vec<u8>,
     kind: &'static str,
-    /// Where its content is, or would be.
+    /// Offset of its content, or where the content would be.
     offset: u64,
     size: u64,
     link: Vec<u8>,
@@ -173,7 +173,7 @@ impl TocEntry {
         })
     }
 
-    /// About the bytes it takes.
+    /// An estimate of its bytes.
     fn length(&self) -> u64 {
         let records = self
             .records

@@ -108,7 +108,7 @@ fn spans(root: &Table<'_>, stored_size: u64) -> Result<SpanTable, IndexError> {
     SpanTable::new(spans, stored_size).map_err(|source| IndexError::Spans { form: FORM, source })
 }
 
-/// Bounds the work a buffer can cause: its parts may be referred to many times, and an honest one's are not.
+/// Bounds the work that a buffer can cause: hostile buffers may refer to the same part many times, which honest ones do not.
 struct Budget(usize);
 
 impl Budget {

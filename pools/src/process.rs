@@ -4,9 +4,13 @@
 //! used only through a pidfd whose start time was checked after the pidfd was opened.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 use serde::{Deserialize, Serialize};
+
+/// How long a killed process may take to end: it may be stuck in the kernel.
+pub(crate) const END_LIMIT: Duration = Duration::from_secs(10);
 
 /// A process: its pid and its start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -47,17 +51,24 @@ impl ProcessRecord {
         if rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).is_err() {
             return false;
         }
-        await_end(&pidfd);
+        await_end(&pidfd, END_LIMIT);
         true
+    }
+
+    /// Waits until it has ended, for at most `limit`.
+    pub fn await_end(&self, limit: Duration) {
+        if let Some(pidfd) = self.open() {
+            await_end(&pidfd, limit);
+        }
     }
 }
 
-/// Waits until the process of a pidfd has ended, for at most ten seconds (a process stuck in the kernel).
-pub(crate) fn await_end(pidfd: &OwnedFd) {
+/// Waits until the process of a pidfd has ended, for at most `limit`.
+pub(crate) fn await_end(pidfd: &OwnedFd, limit: Duration) {
     use rustix::event::{PollFd, PollFlags, Timespec, poll};
     let limit = Timespec {
-        tv_sec: 10,
-        tv_nsec: 0,
+        tv_sec: limit.as_secs().try_into().unwrap_or(i64::MAX),
+        tv_nsec: limit.subsec_nanos().into(),
     };
     while let Err(rustix::io::Errno::INTR) = poll(&mut [PollFd::new(pidfd, PollFlags::IN)], Some(&limit)) {}
 }

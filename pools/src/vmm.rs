@@ -261,7 +261,7 @@ impl VmmProcess {
     /// Waits until it ends and reaps it. The status is `None` if another process reaps it.
     pub fn wait(&mut self) -> io::Result<Option<ExitStatus>> {
         let Some(child) = self.child else {
-            crate::process::await_end(&self.pidfd);
+            crate::process::await_end(&self.pidfd, crate::process::END_LIMIT);
             return Ok(None);
         };
         let reaped =
@@ -370,7 +370,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
         let ended = |vmm: &VmmProcess| {
-            process::await_end(&vmm.pidfd);
+            process::await_end(&vmm.pidfd, process::END_LIMIT);
             (vmm.ended(), vmm.ended())
         };
         let program = script(directory.path(), "exit 7");
@@ -424,7 +424,7 @@ mod tests {
                 true => adopted.kill(),
                 false => fs::write(&fifo, "x\n").unwrap(),
             }
-            process::await_end(&adopted.pidfd);
+            process::await_end(&adopted.pidfd, process::END_LIMIT);
             assert_eq!(adopted.ended(), Some(end), "before its parent reaps it");
             vmm.wait().unwrap();
             assert_eq!(adopted.ended(), keeps_status().then_some(end), "after that");

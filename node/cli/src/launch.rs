@@ -298,8 +298,11 @@ impl Launched {
                 };
                 let Err(e) = deleted else { return };
                 // If thawd has ended, the sandbox has no owner, and this process may end it.
-                let ended =
-                    RunDirectory::open(&self.run).is_ok_and(|run| run.end(&self.id, &Hierarchy::detect()));
+                let end = |run: RunDirectory| match may_have_failed {
+                    true => run.end_unless_failed(&self.id, &Hierarchy::detect()),
+                    false => run.end(&self.id, &Hierarchy::detect()),
+                };
+                let ended = RunDirectory::open(&self.run).is_ok_and(end);
                 if !ended && e.kind != ErrorKind::SandboxNotFound {
                     tracing::warn!("{e}");
                 }

@@ -50,6 +50,8 @@ const CONTROL_SOCKET: &str = "control.sock";
 /// How long to wait until a child that a dead owner had forked executes its program, and the pause between two checks.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 const LOCK_STEP: Duration = Duration::from_millis(5);
+/// How long a VMM whose machine seems to have ended may take to end.
+const OWN_END_LIMIT: Duration = Duration::from_secs(5);
 /// A running sandbox whose record cannot be read.
 #[derive(Debug)]
 pub struct Unreadable {
@@ -258,6 +260,18 @@ impl RunDirectory {
         }
         remove_if_empty(&self.sandboxes, &all);
         cleaned
+    }
+
+    /// As [`end`](RunDirectory::end), for a sandbox whose machine seems to have ended by itself: its VMM gets some
+    /// seconds to end, and the sandbox is then listed as failed. A VMM closes its connections some time before the kernel has ended its process.
+    pub fn end_unless_failed(&self, id: &str, cgroups: &Hierarchy) -> bool {
+        let vmm = read_record(&self.directory(id))
+            .ok()
+            .and_then(|record| record.vmm);
+        if let Some(vmm) = vmm {
+            vmm.await_end(OWN_END_LIMIT);
+        }
+        self.end(id, cgroups)
     }
 
     /// Ends a sandbox without an owner and removes its resources. Returns whether it existed and has ended.

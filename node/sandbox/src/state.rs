@@ -255,7 +255,11 @@ impl RunDirectory {
                         "sandbox {id} runs on without an owner, for its record cannot be read: {why}; `thaw rm {id}` ends it"
                     );
                 }
-                Found::Left(left) => cleaned += usize::from(remove(&path, left, cgroups)),
+                Found::Left(left) => {
+                    // Its VMM may have ended since `note_failures` looked.
+                    self.note_failure_in(&path, cgroups);
+                    cleaned += usize::from(remove(&path, left, cgroups));
+                }
             }
         }
         remove_if_empty(&self.sandboxes, &all);

@@ -24,8 +24,9 @@ use tokio::net::UnixStream;
 use ttrpc::Result;
 use ttrpc::context::Context;
 
-/// Bytes requested per read.
-const READ_SIZE: u32 = 64 * 1024;
+/// Bytes requested per read: as many as the agent returns at once. A read takes a round trip to the guest, whatever its size, so the rate of
+/// output is this size by the time of a round trip.
+pub const READ_SIZE: u32 = 256 * 1024;
 
 /// Names one process of the guest: a container's init process, whose `exec` equals the container's id, or an
 /// exec.

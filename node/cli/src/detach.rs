@@ -1,6 +1,7 @@
 //! `-d`: runs the same command in a child process, which owns the sandbox until its container has ended.
 //!
-//! The child has its own process group, so the terminal's signals do not reach it. Its only standard stream is a pipe for progress, which
+//! The child, the keeper, has the same command line after `--keeper`. The sandbox's owner keeps the container's output; if that is thawd,
+//! the keeper only waits for the container's end. The keeper has its own process group, so the terminal's signals do not reach it. Its only standard stream is a pipe for progress, which
 //! this process reads until the container runs.
 
 use std::ffi::OsString;
@@ -35,7 +36,7 @@ impl Until {
 /// Runs this process's own command line detached, and prints the sandbox's id.
 pub(super) async fn detached_self(until: Until, ui: &Ui) -> Result<u8, Error> {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
-    let id = detached(&without_flag(arguments), until, ui).await?;
+    let id = detached(&arguments, until, ui).await?;
     say(&id, ui);
     Ok(0)
 }
@@ -48,21 +49,13 @@ pub(super) fn say(id: &str, ui: &Ui) {
     });
 }
 
-/// Removes the flag. No flag's value looks like it, and the container's command comes later.
-fn without_flag(mut arguments: Vec<OsString>) -> Vec<OsString> {
-    if let Some(at) = arguments.iter().position(|a| a == "-d" || a == "--detach") {
-        arguments.remove(at);
-    }
-    arguments
-}
-
 /// Runs `thaw` with these arguments in a child process. Returns the sandbox's id at the event `until`.
 pub(super) async fn detached(arguments: &[OsString], until: Until, ui: &Ui) -> Result<String, Error> {
     let fail = |e: std::io::Error| Error::system("cannot start a process for the sandbox", &e);
     let program = std::env::current_exe().map_err(fail)?;
     let mut command = Command::new(program);
     command
-        .arg("--json")
+        .args(["--json", "--keeper"])
         .args(arguments)
         .process_group(0)
         .stdin(Stdio::null())
@@ -113,13 +106,6 @@ fn failure(line: &Value) -> Option<Error> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn only_the_first_flag_is_left_out() {
-        let words = |line: &str| -> Vec<OsString> { line.split(' ').map(OsString::from).collect() };
-        assert_eq!(without_flag(words("run -d x ls -d")), words("run x ls -d"));
-        assert_eq!(without_flag(words("thaw dir --detach")), words("thaw dir"));
-    }
 
     #[test]
     fn a_keepers_error_is_ours() {

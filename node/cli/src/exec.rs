@@ -35,6 +35,7 @@ pub(super) async fn exec(arguments: &ExecArguments) -> Result<u8, Error> {
             false => Stdin::Close,
         },
         tty: arguments.process.tty,
+        output: true,
     };
     let status = attach(&agent, &process, how, signals).await?;
     Ok(status as u8)

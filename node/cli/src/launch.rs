@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use oci_spec::image::ImageConfiguration;
 use thaw_daemon::api::client::Client;
+use thaw_daemon::api::daemon::Keep;
 use thaw_daemon::api::server::OwnerService;
 use thaw_images::store::Image;
 use thaw_pools::cgroup::Hierarchy;
@@ -17,7 +18,7 @@ use thaw_sandbox::image::record::Recording;
 use thaw_sandbox::images::Images;
 use thaw_sandbox::paths::Paths;
 use thaw_sandbox::slow::Slow;
-use thaw_sandbox::state::failed::Retention;
+use thaw_sandbox::state::ended::Retention;
 use thaw_sandbox::state::{RunDirectory, Terms, vsock_socket};
 use thaw_sandbox::trace::Trace;
 use thaw_sandbox::{NetworkSource, Node, Sandbox, SandboxSpec, ThawSpec, network};
@@ -36,6 +37,28 @@ enum OwnedBy {
     Daemon(Client),
 }
 
+/// What is kept of a container beyond what this command passes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Keeping {
+    #[default]
+    Nothing,
+    /// Its output, while its sandbox exists: `-d --rm`.
+    Output,
+    /// Its output and, after its end, its record and exit status too: `-d`.
+    End,
+}
+
+/// How a sandbox is closed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Close {
+    /// Nothing is kept of it.
+    Remove,
+    /// It is listed as failed if its machine ended by itself.
+    Failed,
+    /// It is listed as exited with this status, and its output is kept.
+    Exited(i32),
+}
+
 /// A sandbox that this command launched.
 pub(super) struct Launched {
     pub id: String,
@@ -45,6 +68,7 @@ pub(super) struct Launched {
     pub config: Option<ImageConfiguration>,
     /// The host ports that are forwarded to it.
     pub published: Vec<PublishedPort>,
+    pub keeping: Keeping,
     run: PathBuf,
     owner: OwnedBy,
     recording: Option<PendingRecording>,
@@ -206,6 +230,7 @@ impl Launched {
             directory,
             config,
             published: created.sandbox.network.map(|n| n.published).unwrap_or_default(),
+            keeping: Keeping::default(),
             run: paths.run,
             owner: OwnedBy::Daemon(client),
             recording: None,
@@ -245,6 +270,7 @@ impl Launched {
                 .as_ref()
                 .map(|n| n.published.clone())
                 .unwrap_or_default(),
+            keeping: Keeping::default(),
             run,
             recording: None,
             owner: OwnedBy::ThisProcess {
@@ -279,12 +305,31 @@ impl Launched {
         }
     }
 
-    /// Ends the sandbox and removes everything it has. If `may_have_failed`, a sandbox that ended by itself is listed as failed.
-    pub(super) async fn close(self, may_have_failed: bool) {
+    /// Has the sandbox's owner keep what is to be kept of its container, which has started.
+    pub(super) async fn keep_output(&self) -> Result<(), Error> {
+        match (&self.owner, self.keeping) {
+            (_, Keeping::Nothing) => Ok(()),
+            (OwnedBy::ThisProcess { service, .. }, _) => service.monitor(),
+            (OwnedBy::Daemon(client), _) => client.monitor(&self.id).await,
+        }
+    }
+
+    /// Ends the sandbox and removes everything it has, except what `close` keeps.
+    pub(super) async fn close(self, close: Close) {
         match self.owner {
             OwnedBy::ThisProcess { sandbox, service, .. } => {
-                if may_have_failed && sandbox.ended().is_some() {
-                    note_failed(&self.run, &sandbox).await;
+                let ended = match close {
+                    Close::Failed if sandbox.ended().is_some() => {
+                        Some(sandbox.record().failed(None, sandbox.failure().await))
+                    }
+                    Close::Exited(status) => {
+                        service.output_kept().await;
+                        Some(sandbox.record().exited(status))
+                    }
+                    Close::Failed | Close::Remove => None,
+                };
+                if let Some(ended) = ended {
+                    note_ended(&self.run, &ended);
                 }
                 // Ends the machine first, so that no request waits for its reply.
                 sandbox.kill();
@@ -292,15 +337,19 @@ impl Launched {
                 sandbox.destroy().await;
             }
             OwnedBy::Daemon(client) => {
-                let deleted = match may_have_failed {
-                    true => client.delete_unless_failed(&self.id).await,
-                    false => client.delete(&self.id).await,
+                let keep = Keep {
+                    failed: close != Close::Remove,
+                    exited: matches!(close, Close::Exited(_)),
                 };
-                let Err(e) = deleted else { return };
+                let Err(e) = client.delete_keeping(&self.id, keep).await else {
+                    return;
+                };
                 // If thawd has ended, the sandbox has no owner, and this process may end it.
-                let end = |run: RunDirectory| match may_have_failed {
-                    true => run.end_unless_failed(&self.id, &Hierarchy::detect()),
-                    false => run.end(&self.id, &Hierarchy::detect()),
+                let cgroups = Hierarchy::detect();
+                let end = |run: RunDirectory| match close {
+                    Close::Remove => run.end(&self.id, &cgroups),
+                    Close::Failed => run.end_unless_failed(&self.id, &cgroups),
+                    Close::Exited(status) => run.end_exited(&self.id, status, &cgroups),
                 };
                 let ended = RunDirectory::open(&self.run).is_ok_and(end);
                 if !ended && e.kind != ErrorKind::SandboxNotFound {
@@ -311,12 +360,11 @@ impl Launched {
     }
 }
 
-/// Lists a sandbox of this process, which has ended, as failed.
-async fn note_failed(run: &Path, sandbox: &Sandbox) {
-    let failed = sandbox.record().failed(None, sandbox.failure().await);
+/// Lists a sandbox of this process as ended.
+fn note_ended(run: &Path, ended: &thaw_protocol::api::Sandbox) {
     let noted = RunDirectory::open(run).and_then(|run| {
-        run.note_failed(&failed)?;
-        run.expire_failed(Retention::of(&Config::from_env()?.sandbox));
+        run.note_ended(ended)?;
+        run.expire_ended(Retention::of(&Config::from_env()?.sandbox));
         Ok(())
     });
     if let Err(e) = noted {

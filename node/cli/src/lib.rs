@@ -11,6 +11,7 @@ use thaw_sandbox::paths::VARIABLES;
 
 use crate::ui::Ui;
 
+mod attach;
 mod detach;
 mod doctor;
 mod exec;
@@ -20,6 +21,7 @@ mod interrupt;
 mod launch;
 mod limit;
 pub mod logging;
+mod logs;
 mod memory_mode;
 mod network;
 mod ps;
@@ -33,15 +35,20 @@ mod thaw;
 mod top;
 pub mod ui;
 mod values;
+mod wait;
 
+pub use attach::AttachArguments;
 pub use image::ImageCommand;
 pub use install::InstallArguments;
 pub use limit::{ChangeLimits, LimitArguments};
+pub use logs::LogsArguments;
 pub use network::{ChangeArguments, NetworkArguments};
 pub use ready::ReadyArguments;
 pub use size::{ByteSize, CpuLimit};
 pub use template::TemplateCommand;
+pub use thaw::{ForkArguments, ThawArguments};
 pub use values::{NetworkMode, Pull, RootServing};
+pub use wait::WaitArguments;
 
 /// Runs each container in a microVM of its own.
 #[derive(Debug, Parser)]
@@ -75,6 +82,9 @@ pub struct Global {
     /// Die at this failpoint, like thawd's flag of this name; for tests of recovery
     #[arg(long, global = true, value_name = "NAME", hide = true)]
     pub failpoint: Option<String>,
+    /// This process is the child that `-d` starts
+    #[arg(long, global = true, hide = true)]
+    pub keeper: bool,
 }
 
 #[derive(Debug, Subcommand)]
@@ -90,6 +100,12 @@ pub enum Command {
         #[arg(short, long)]
         all: bool,
     },
+    /// Show the output of a detached container
+    Logs(LogsArguments),
+    /// Wait until containers end, and print their exit statuses
+    Wait(WaitArguments),
+    /// Attach to the process of a detached container
+    Attach(AttachArguments),
     /// Show the resource usage of running sandboxes, refreshed
     Top(TopArguments),
     /// Stop a sandbox's CPUs
@@ -162,7 +178,7 @@ with the host, the image or the registry: see docs/exit-codes.md.";
 #[derive(Debug, Args)]
 #[command(after_help = RUN_EXAMPLES, disable_help_flag = true, override_usage = "thaw run [OPTIONS] IMAGE [COMMAND [ARGUMENT]...]")]
 pub struct RunArguments {
-    /// Accepted for compatibility with docker: a container always leaves nothing after its end
+    /// With --detach: keep nothing after the container's end. Without --detach, nothing is kept anyway
     #[arg(long)]
     pub rm: bool,
     #[command(flatten)]
@@ -224,7 +240,8 @@ pub struct RunArguments {
     pub cold: bool,
     #[arg(long, value_name = "MODE", value_parser = memory_mode::parse_memory_mode, help = MEMORY_MODE_HELP)]
     pub memory_mode: Option<MemoryMode>,
-    /// Print the sandbox's id once its container runs, and leave it running; its output is discarded
+    /// Print the sandbox's id once its container runs, and leave it running. Its output is kept for `thaw logs`, also after its end,
+    /// with its exit status, until `thaw rm`, unless --rm is given. With -i its stdin stays open for `thaw attach`
     #[arg(short, long)]
     pub detach: bool,
     /// At the end, show how long each step of the start took
@@ -275,37 +292,6 @@ pub struct FreezeArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(disable_help_flag = true)]
-pub struct ThawArguments {
-    /// The snapshot that `thaw freeze` wrote
-    pub directory: std::path::PathBuf,
-    /// Pass stdin to the process
-    #[arg(short, long)]
-    pub interactive: bool,
-    /// Print the sandbox's id once it runs, and leave it running; its output is discarded
-    #[arg(short, long, conflicts_with = "interactive")]
-    pub detach: bool,
-    /// The guest's host name [default: the sandbox's id]
-    #[arg(short = 'h', long, value_name = "NAME")]
-    pub hostname: Option<String>,
-    /// A name for the sandbox
-    #[arg(long, value_name = "NAME", value_parser = parse_name)]
-    pub name: Option<String>,
-    #[command(flatten)]
-    pub through: NetworkArguments,
-    #[command(flatten)]
-    pub limits: LimitArguments,
-    #[arg(long, value_name = "MODE", value_parser = memory_mode::parse_memory_mode, help = MEMORY_MODE_HELP)]
-    pub memory_mode: Option<MemoryMode>,
-    /// At the end, show how long each step of the start took
-    #[arg(long)]
-    pub timings: bool,
-    /// Print help
-    #[arg(long, action = clap::ArgAction::Help)]
-    pub help: Option<bool>,
-}
-
-#[derive(Debug, Args)]
 #[command(
     after_help = "Example:\n  thaw top --once --json | jq '.sandboxes[] | select(.cpu_percent > 50) | .id'"
 )]
@@ -316,18 +302,6 @@ pub struct TopArguments {
     /// Show one interval and exit
     #[arg(long)]
     pub once: bool,
-}
-
-#[derive(Debug, Args)]
-pub struct ForkArguments {
-    /// The sandbox: id, name, or the beginning of an id
-    pub sandbox: String,
-    /// How many clones
-    #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
-    pub count: u16,
-    /// Sign it with this Ed25519 key: PEM, as `openssl genpkey -algorithm ed25519` writes it
-    #[arg(long, value_name = "FILE")]
-    pub sign: Option<std::path::PathBuf>,
 }
 
 /// Options of a process.
@@ -432,16 +406,19 @@ pub fn main() -> u8 {
 
 fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Error> {
     match &cli.command {
-        Command::Run(arguments) => in_runtime(run::run(arguments, ui)),
+        Command::Run(arguments) => in_runtime(run::run(arguments, cli.global.keeper, ui)),
         Command::Exec(arguments) => in_runtime(exec::exec(arguments)),
         Command::Ps { all } => ps::ps(*all, ui),
         Command::Top(arguments) => in_runtime(top::top(arguments, cli.global.json)),
         Command::Pause { sandbox } => in_runtime(running::pause(sandbox)),
         Command::Resume { sandbox } => in_runtime(running::resume(sandbox)),
         Command::Network(arguments) => in_runtime(network::change(arguments)),
+        Command::Logs(arguments) => in_runtime(logs::logs(arguments)),
+        Command::Wait(arguments) => in_runtime(wait::wait(arguments)),
+        Command::Attach(arguments) => in_runtime(attach::attach(arguments, ui)),
         Command::Limit(arguments) => in_runtime(limit::change(arguments)),
         Command::Freeze(arguments) => in_runtime(running::freeze(arguments, cli.global.json)),
-        Command::Thaw(arguments) => in_runtime(thaw::thaw(arguments, ui)),
+        Command::Thaw(arguments) => in_runtime(thaw::thaw(arguments, cli.global.keeper, ui)),
         Command::Fork(arguments) => in_runtime(thaw::fork(arguments, ui)),
         Command::Rm { sandboxes } => in_runtime(running::remove(sandboxes)),
         Command::Image(command) => in_runtime(image::image(command, ui, cli.global.json)),

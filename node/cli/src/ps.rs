@@ -1,11 +1,11 @@
 //! `thaw ps`: lists the run directory, so it needs no thawd, and shows the sandboxes of thawd and of every `thaw run`.
 
 use thaw_pools::cgroup::Hierarchy;
-use thaw_protocol::api::{FAILED, PublishedPort, Sandbox};
+use thaw_protocol::api::{EXITED, FAILED, PublishedPort, Sandbox};
 use thaw_sandbox::config::Config;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::paths::Paths;
-use thaw_sandbox::state::failed::{Retention, failed_at, now};
+use thaw_sandbox::state::ended::{Retention, ended_at, now};
 use thaw_sandbox::state::{Living, Record, RunDirectory, Unreadable, vsock_socket};
 
 use crate::ui::{Mode, Ui};
@@ -17,7 +17,7 @@ pub(super) fn ps(all: bool, ui: &Ui) -> Result<u8, Error> {
     // The cleaning has logged why records could not be read.
     let (running, unreadable) = (run.running(), run.unreadable());
     let failed = match all {
-        true => listed(run.failed(), Retention::of(&Config::from_env()?.sandbox)),
+        true => listed(run.ended(), Retention::of(&Config::from_env()?.sandbox)),
         false => Vec::new(),
     };
     match ui.mode() {
@@ -114,12 +114,16 @@ impl Row {
     }
 
     fn of_failed(failed: &Sandbox, now: u64) -> Row {
-        let reason = failed.failure.as_ref().map_or("unknown", |f| &f.reason);
-        let ago = age(now.saturating_sub(failed_at(failed)));
+        let ago = age(now.saturating_sub(ended_at(failed)));
+        let state = match (&failed.failure, failed.exit_code) {
+            (Some(failure), _) => format!("{FAILED} {ago} ago: {}", failure.reason),
+            (None, Some(status)) => format!("{EXITED} ({status}) {ago} ago"),
+            (None, None) => format!("{} {ago} ago", failed.state),
+        };
         Row {
             id: failed.id.clone(),
             name: failed.name.clone(),
-            state: format!("{FAILED} {ago} ago: {reason}"),
+            state,
             age: age(now.saturating_sub(failed.created)),
             cpus: failed.cpus.to_string(),
             memory: mebibytes(failed.memory_mib),
@@ -204,6 +208,7 @@ fn describe_failed(failed: &Sandbox) -> serde_json::Value {
         "cpus": failed.cpus,
         "memory_mib": failed.memory_mib,
         "exit_code": failed.exit_code,
+        "ended": failed.ended_at(),
         "failure": failed.failure,
     })
 }

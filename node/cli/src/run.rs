@@ -13,7 +13,7 @@ use thaw_sandbox::trace::Trace;
 
 use super::detach::Until;
 use super::interrupt::interrupted;
-use super::launch::Launched;
+use super::launch::{Close, Keeping, Launched};
 use super::{ProcessArguments, RunArguments, detach};
 use crate::stdio::{AttachOptions, Signals, Stdin, attach, terminal};
 use crate::ui::Ui;
@@ -23,33 +23,34 @@ const OOM_REPORT_TIMEOUT: Duration = Duration::from_millis(500);
 /// 128 + SIGKILL.
 const KILLED: i32 = 137;
 
-pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Error> {
+/// Runs a container. `is_keeper`: this is the process that `-d` starts.
+pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> Result<u8, Error> {
     let Some((image, command)) = arguments.image_and_command.split_first() else {
         return Err(Error::new(ErrorKind::Runtime, "no image"));
     };
     let probe = arguments.ready.probe()?;
-    if arguments.detach {
-        if arguments.process.interactive {
-            return Err(Error::new(ErrorKind::Runtime, "-d and -i exclude each other"));
-        }
+    if arguments.detach && !is_keeper {
         let until = match probe {
             None => Until::Started,
             Some(_) => Until::Ready,
         };
         return detach::detached_self(until, ui).await;
     }
-    check_tty(&arguments.process)?;
+    if !is_keeper {
+        check_tty(&arguments.process)?;
+    }
     let env = environment(&arguments.process)?;
     let trace = Trace::new();
     // Until the container runs, a signal ends this process; dropping the future removes what was made so far.
-    let sandbox = tokio::select! {
+    let mut sandbox = tokio::select! {
         sandbox = Launched::create(arguments, image, command, ui, &trace) => sandbox?,
         status = interrupted() => return Ok(status),
     };
+    sandbox.keeping = keeping(is_keeper, arguments.rm);
     ui.fact(serde_json::json!({"event": "sandbox", "id": sandbox.id}));
     sandbox.print_ports(&arguments.through.publish, ui);
     let Some(config) = sandbox.config.clone() else {
-        sandbox.close(false).await;
+        sandbox.close(Close::Remove).await;
         return Err(Error::new(
             ErrorKind::ImageMalformed,
             "the image's configuration cannot be read",
@@ -68,13 +69,7 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Error> 
         size: terminal::size(),
         volumes: arguments.volumes()?,
     };
-    let how = AttachOptions {
-        stdin: match arguments.process.interactive {
-            true => Stdin::Pass,
-            false => Stdin::Close,
-        },
-        tty: arguments.process.tty,
-    };
+    let how = attach_options(&arguments.process, sandbox.keeping);
     let result = match Signals::new() {
         Ok(signals) => tokio::select! {
             // Once the container has started, it gets the signals.
@@ -97,6 +92,29 @@ pub(super) async fn run(arguments: &RunArguments, ui: &Ui) -> Result<u8, Error> 
     conclude(sandbox, result, arguments.timings.then_some(&trace), ui).await
 }
 
+/// What is kept of the container of `-d`.
+pub(super) fn keeping(is_keeper: bool, rm: bool) -> Keeping {
+    match (is_keeper, rm) {
+        (false, _) => Keeping::Nothing,
+        (true, true) => Keeping::Output,
+        (true, false) => Keeping::End,
+    }
+}
+
+fn attach_options(process: &ProcessArguments, keeping: Keeping) -> AttachOptions {
+    let passes = keeping == Keeping::Nothing;
+    AttachOptions {
+        stdin: match (process.interactive, passes) {
+            (true, true) => Stdin::Pass,
+            // Open, for `thaw attach`.
+            (true, false) => Stdin::Leave,
+            (false, _) => Stdin::Close,
+        },
+        tty: process.tty && passes,
+        output: passes,
+    }
+}
+
 /// Closes the sandbox, reports how its container ended, and returns the exit status.
 pub(super) async fn conclude(
     mut sandbox: Launched,
@@ -113,7 +131,12 @@ pub(super) async fn conclude(
     }
     let (id, account) = (sandbox.id.clone(), timings.map(Trace::account));
     let recording = sandbox.take_recording();
-    sandbox.close(result.is_err()).await;
+    let close = match (&result, sandbox.keeping) {
+        (Err(_), _) => Close::Failed,
+        (Ok(end), Keeping::End) => Close::Exited(end.status),
+        (Ok(_), Keeping::Nothing | Keeping::Output) => Close::Remove,
+    };
+    sandbox.close(close).await;
     if let Some(recording) = recording {
         recording.finish(ui).await;
     }
@@ -170,6 +193,7 @@ async fn start(
         let _stage = trace.stage("start");
         container::start(&agent, &running, &sandbox.directory).await?;
     }
+    sandbox.keep_output().await?;
     sandbox.note_fetched(trace);
     Ok(Started {
         agent,
@@ -192,6 +216,7 @@ impl Started {
     ) -> Result<Started, Error> {
         let _stage = trace.stage("connect");
         let agent = agent_client::connect(&sandbox.vsock, READY_LIMIT).await?;
+        sandbox.keep_output().await?;
         Ok(Started {
             out_of_memory: watch_memory(&agent),
             agent,

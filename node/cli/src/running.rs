@@ -102,7 +102,7 @@ async fn remove_one(wanted: &str) -> Result<String, Error> {
 
 /// Removes the record of a failed sandbox, and returns its id. Fails with `not_found` if there is none.
 async fn remove_failed(run: &RunDirectory, wanted: &str, not_found: Error) -> Result<String, Error> {
-    let id = run.find_failed(wanted)?.ok_or(not_found)?.id;
+    let id = run.find_ended(wanted)?.ok_or(not_found)?.id;
     if let Some(client) = Client::connect(&Paths::from_env().daemon_socket()) {
         match client.delete(&id).await {
             // thawd never owned it.
@@ -110,7 +110,7 @@ async fn remove_failed(run: &RunDirectory, wanted: &str, not_found: Error) -> Re
             done => done?,
         }
     }
-    run.forget_failed(&id);
+    run.forget_ended(&id);
     Ok(id)
 }
 

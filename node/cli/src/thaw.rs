@@ -2,9 +2,12 @@
 //! clones from that snapshot.
 
 use std::ffi::OsString;
+use std::path::PathBuf;
 
+use clap::Args;
 use futures_util::future::join_all;
 use thaw_protocol::api::{FreezeSandbox, RateLimits, ThawSandbox};
+use thaw_protocol::control::MemoryMode;
 use thaw_sandbox::config::Config;
 use thaw_sandbox::container::Running;
 use thaw_sandbox::error::Error;
@@ -14,16 +17,63 @@ use thaw_sandbox::trace::Trace;
 
 use super::detach::Until;
 use super::interrupt::interrupted;
-use super::launch::Launched;
-use super::memory_mode::memory_mode;
-use super::run::{Started, conclude};
+use super::launch::{Keeping, Launched};
+use super::memory_mode::{memory_mode, parse_memory_mode};
+use super::run::{Started, conclude, keeping};
 use super::running::{Owner, absolute};
-use super::{ForkArguments, ThawArguments, detach};
+use super::{LimitArguments, MEMORY_MODE_HELP, NetworkArguments, detach, parse_name};
 use crate::stdio::{AttachOptions, Signals, Stdin};
 use crate::ui::Ui;
 
-pub(super) async fn thaw(arguments: &ThawArguments, ui: &Ui) -> Result<u8, Error> {
-    if arguments.detach {
+#[derive(Debug, Args)]
+#[command(disable_help_flag = true)]
+pub struct ThawArguments {
+    /// The snapshot that `thaw freeze` wrote
+    pub directory: PathBuf,
+    /// Pass stdin to the process
+    #[arg(short, long)]
+    pub interactive: bool,
+    /// Print the sandbox's id once it runs, and leave it running. Its output and its exit status are kept as by `thaw run --detach`
+    #[arg(short, long, conflicts_with = "interactive")]
+    pub detach: bool,
+    /// With --detach: keep nothing after the container's end
+    #[arg(long)]
+    pub rm: bool,
+    /// The guest's host name [default: the sandbox's id]
+    #[arg(short = 'h', long, value_name = "NAME")]
+    pub hostname: Option<String>,
+    /// A name for the sandbox
+    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    pub name: Option<String>,
+    #[command(flatten)]
+    pub through: NetworkArguments,
+    #[command(flatten)]
+    pub limits: LimitArguments,
+    #[arg(long, value_name = "MODE", value_parser = parse_memory_mode, help = MEMORY_MODE_HELP)]
+    pub memory_mode: Option<MemoryMode>,
+    /// At the end, show how long each step of the start took
+    #[arg(long)]
+    pub timings: bool,
+    /// Print help
+    #[arg(long, action = clap::ArgAction::Help)]
+    pub help: Option<bool>,
+}
+
+#[derive(Debug, Args)]
+pub struct ForkArguments {
+    /// The sandbox: id, name, or the beginning of an id
+    pub sandbox: String,
+    /// How many clones
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u16).range(1..=1000))]
+    pub count: u16,
+    /// Sign it with this Ed25519 key: PEM, as `openssl genpkey -algorithm ed25519` writes it
+    #[arg(long, value_name = "FILE")]
+    pub sign: Option<PathBuf>,
+}
+
+/// Thaws a sandbox. `is_keeper`: this is the process that `-d`, or `thaw fork`, starts.
+pub(super) async fn thaw(arguments: &ThawArguments, is_keeper: bool, ui: &Ui) -> Result<u8, Error> {
+    if arguments.detach && !is_keeper {
         return detach::detached_self(Until::Started, ui).await;
     }
     let trace = Trace::new();
@@ -39,10 +89,11 @@ pub(super) async fn thaw(arguments: &ThawArguments, ui: &Ui) -> Result<u8, Error
         labels: Default::default(),
         timeout_s: None,
     };
-    let sandbox = tokio::select! {
+    let mut sandbox = tokio::select! {
         sandbox = Launched::thaw(request, &trace) => sandbox?,
         status = interrupted() => return Ok(status),
     };
+    sandbox.keeping = keeping(is_keeper, arguments.rm);
     ui.fact(serde_json::json!({"event": "sandbox", "id": sandbox.id}));
     sandbox.print_ports(&arguments.through.publish, ui);
     let result = attach(arguments, &sandbox, &trace, ui).await;
@@ -64,7 +115,8 @@ async fn attach(
             true => Stdin::Pass,
             false => Stdin::Leave,
         },
-        tty: running.tty,
+        tty: running.tty && sandbox.keeping == Keeping::Nothing,
+        output: sandbox.keeping == Keeping::Nothing,
     };
     started.attach(sandbox, how, signals).await
 }

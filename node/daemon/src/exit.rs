@@ -1,6 +1,6 @@
 //! How `thaw` and `thawd` end: the exit code of each kind of error, what it means, and what to do about it.
 //!
-//! A container's own exit code is passed through; 125, 126, 127 and 137 have the same meaning as under `docker run`. Thaw's own codes are
+//! A container's own exit code is passed through; a closed output pipe gives 141; 125, 126, 127 and 137 have the same meaning as under `docker run`. Thaw's own codes are
 //! in 64..=120. `docs/exit-codes.md` is made from this table; a test compares them.
 
 use thaw_sandbox::error::{Error, ErrorKind};
@@ -109,6 +109,7 @@ pub fn document() -> String {
     let mut text = String::from(
         "# Exit codes of `thaw`\n\n\
          `thaw run` and `thaw exec` exit with their process's own code, or 128 and the signal's number if a signal ended it.\n\
+         If the reader of their output has closed its pipe, they exit with 141, as `thaw logs` and `thaw attach` do.\n\
          Everything else is one line on stderr, `thaw: <what>: <where>; <what to do>` (with `--json` an object\n\
          `{\"error\": {\"code\", \"exit\", \"message\"}}`), and one of:\n\n\
          | exit | code | means | what to do |\n|---:|---|---|---|\n",

@@ -1,4 +1,9 @@
-//! The last output of a container, in two files in its sandbox's directory.
+//! The last output of a container, in two files: in its sandbox's directory, and after the sandbox's end beside its record
+//! ([`crate::state::ended`]).
+//!
+//! A file is a sequence of frames. A frame is its kind (one byte), the length of its data (four bytes), for kinds 3 and 4 the time of its
+//! arrival in nanoseconds since the Unix epoch (eight bytes), and the data. Numbers are little-endian. Kinds 1 (stdout) and 2 (stderr) have
+//! no time: the previous release wrote them, and this one reads them.
 //!
 //! Invariants: both files consist of complete frames of at most [`MOST_OF_FRAME`] bytes, and together hold at most twice [`MOST_OF_FILE`].
 //! A position that a reader got is the beginning of a frame. If that frame was dropped, reading begins at the oldest frame. A frame that a
@@ -9,6 +14,7 @@ use std::io;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use thaw_failpoint::{Failpoint, reach};
 use thaw_sys::lock::Lock;
@@ -16,17 +22,24 @@ use tokio::sync::watch;
 
 use crate::agent_client::Output;
 
-/// The current file in a sandbox's directory, and the previous one.
+/// The current file in a sandbox's directory. The previous one has [`BEFORE`] at its end.
 const FILE: &str = "output";
-const FILE_BEFORE: &str = "output.before";
+const BEFORE: &str = ".before";
 /// Maximum size of a file, bytes. The run directory is usually in memory.
 const MOST_OF_FILE: u64 = 1 << 20;
 /// Maximum number of bytes of output in one frame.
 const MOST_OF_FRAME: usize = 64 << 10;
-/// A frame begins with its stream (one byte) and its length (four bytes, little-endian).
+/// Size of a frame's kind and length.
 const HEAD: usize = 5;
-const STDOUT: u8 = 1;
-const STDERR: u8 = 2;
+/// Size of a frame's time.
+const TIME: usize = 8;
+/// Largest frame with its head.
+const LARGEST: usize = HEAD + TIME + MOST_OF_FRAME;
+/// The kinds of frames.
+const UNTIMED_STDOUT: u8 = 1;
+const UNTIMED_STDERR: u8 = 2;
+const STDOUT: u8 = 3;
+const STDERR: u8 = 4;
 
 /// The extent of a journal.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -37,10 +50,19 @@ pub struct Extent {
     pub over: bool,
 }
 
+/// A piece of output.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Frame {
+    pub output: Output,
+    /// When it arrived, in nanoseconds since the Unix epoch; 0 if the previous release wrote it.
+    pub at: u64,
+    pub data: Vec<u8>,
+}
+
 /// Some frames, and the position after them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Frames {
-    pub frames: Vec<(Output, Vec<u8>)>,
+    pub frames: Vec<Frame>,
     /// Position of the first frame: later than requested if the requested frames were dropped.
     pub start: u64,
     pub next: u64,
@@ -62,7 +84,8 @@ struct Parts {
 /// The output of one container.
 #[derive(Debug)]
 pub struct Journal {
-    directory: PathBuf,
+    /// The current file.
+    file: PathBuf,
     parts: Mutex<Parts>,
     extent: watch::Sender<Extent>,
 }
@@ -70,21 +93,63 @@ pub struct Journal {
 impl Journal {
     /// Whether a sandbox's directory has a journal: if so, the owner of the sandbox monitors its container.
     pub fn exists(directory: &Path) -> bool {
-        // While the files are rotated, there may be only the previous one.
-        directory.join(FILE).exists() || directory.join(FILE_BEFORE).exists()
+        is_at(&directory.join(FILE))
     }
 
-    /// Opens the journal, or creates it.
+    /// Opens the journal in a sandbox's directory, or creates it.
     pub fn open(directory: &Path) -> io::Result<Journal> {
-        let before = match Part::open(&directory.join(FILE_BEFORE), 0, false) {
+        let journal = Journal::at(directory.join(FILE))?;
+        reach(Failpoint::JournalBegun);
+        Ok(journal)
+    }
+
+    /// Opens the journal that [`Journal::keep`] moved to `file`, if there is one. It is complete.
+    pub fn kept(file: &Path) -> io::Result<Option<Journal>> {
+        if !is_at(file) {
+            return Ok(None);
+        }
+        let journal = Journal::at(file.to_owned())?;
+        journal.close();
+        Ok(Some(journal))
+    }
+
+    /// Moves the files of the journal in a sandbox's directory, if it has one, to `file` and beside it. A process that has the journal open
+    /// can still read it.
+    pub fn keep(directory: &Path, file: &Path) -> io::Result<()> {
+        let current = directory.join(FILE);
+        for (from, to) in [(before(&current), before(file)), (current, file.to_owned())] {
+            match fs::rename(from, to) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Removes the files of a kept journal, and returns their size.
+    pub fn remove(file: &Path) -> u64 {
+        let removed = [before(file), file.to_owned()].map(|path| {
+            let size = path.metadata().map_or(0, |m| m.len());
+            fs::remove_file(path).map_or(0, |()| size)
+        });
+        removed.iter().sum()
+    }
+
+    /// The size of the files of a kept journal.
+    pub fn size(file: &Path) -> u64 {
+        let sizes = [before(file), file.to_owned()].map(|path| path.metadata().map_or(0, |m| m.len()));
+        sizes.iter().sum()
+    }
+
+    fn at(file: PathBuf) -> io::Result<Journal> {
+        let before = match Part::open(&before(&file), 0, false) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => None,
             before => Some(before?),
         };
         let start = before.as_ref().map_or(0, |b| b.length);
-        let now = Part::open(&directory.join(FILE), start, true)?;
-        reach(Failpoint::JournalBegun);
+        let now = Part::open(&file, start, true)?;
         Ok(Journal {
-            directory: directory.to_owned(),
+            file,
             extent: watch::Sender::new(Extent {
                 end: now.start + now.length,
                 over: false,
@@ -96,12 +161,14 @@ impl Journal {
     /// Appends output. Blocks.
     pub fn append(&self, output: Output, data: &[u8]) -> io::Result<()> {
         let mut parts = self.parts();
+        let kind = match output {
+            Output::Stdout => STDOUT,
+            Output::Stderr => STDERR,
+        };
+        let at = now();
         for piece in data.chunks(MOST_OF_FRAME) {
-            let stream = match output {
-                Output::Stdout => STDOUT,
-                Output::Stderr => STDERR,
-            };
-            let frame = [&[stream], &(piece.len() as u32).to_le_bytes()[..], piece].concat();
+            let length = (piece.len() as u32).to_le_bytes();
+            let frame = [&[kind], &length[..], &at.to_le_bytes()[..], piece].concat();
             if parts.now.length + frame.len() as u64 > MOST_OF_FILE {
                 self.turn(&mut parts)?;
             }
@@ -119,10 +186,9 @@ impl Journal {
 
     /// Rotates the files.
     fn turn(&self, parts: &mut Parts) -> io::Result<()> {
-        let (file, before) = (self.directory.join(FILE), self.directory.join(FILE_BEFORE));
-        fs::rename(&file, &before)?;
+        fs::rename(&self.file, before(&self.file))?;
         let start = parts.now.start + parts.now.length;
-        let now = Part::open(&file, start, true)?;
+        let now = Part::open(&self.file, start, true)?;
         parts.before = Some(std::mem::replace(&mut parts.now, now));
         Ok(())
     }
@@ -148,7 +214,7 @@ impl Journal {
             let start = from.max(part.start);
             (part.file.clone(), start - part.start, start, part.length)
         };
-        let wanted = length.saturating_sub(at).min((HEAD + MOST_OF_FRAME) as u64);
+        let wanted = length.saturating_sub(at).min(LARGEST as u64);
         let mut bytes = vec![0; wanted as usize];
         file.read_exact_at(&mut bytes, at)?;
         let (frames, used) = decode(&bytes);
@@ -169,8 +235,8 @@ impl Journal {
                 break;
             }
             at = read.next;
-            for (_, data) in read.frames {
-                tail.extend_from_slice(&data);
+            for frame in read.frames {
+                tail.extend_from_slice(&frame.data);
                 tail.drain(..tail.len().saturating_sub(most as usize));
             }
         }
@@ -189,7 +255,7 @@ impl Part {
         let file = options.open(path)?;
         let mut length = 0;
         let end = file.metadata()?.len().min(MOST_OF_FILE);
-        let mut bytes = vec![0; HEAD + MOST_OF_FRAME];
+        let mut bytes = vec![0; LARGEST];
         loop {
             let wanted = (end - length).min(bytes.len() as u64) as usize;
             file.read_exact_at(&mut bytes[..wanted], length)?;
@@ -208,114 +274,60 @@ impl Part {
     }
 }
 
+/// The previous file of a journal.
+fn before(file: &Path) -> PathBuf {
+    let mut name = file.as_os_str().to_owned();
+    name.push(BEFORE);
+    name.into()
+}
+
+fn is_at(file: &Path) -> bool {
+    // While the files are rotated, there may be only the previous one.
+    file.exists() || before(file).exists()
+}
+
+/// Nanoseconds since the Unix epoch.
+fn now() -> u64 {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX))
+}
+
 /// The complete frames at the beginning of `bytes`, and their total length.
-fn decode(mut bytes: &[u8]) -> (Vec<(Output, Vec<u8>)>, usize) {
+fn decode(mut bytes: &[u8]) -> (Vec<Frame>, usize) {
     let (all, mut frames) = (bytes.len(), Vec::new());
-    while let Some((head, rest)) = bytes.split_first_chunk::<HEAD>() {
-        let [stream, length @ ..] = *head;
-        let length = u32::from_le_bytes(length) as usize;
-        let output = match stream {
-            STDOUT => Output::Stdout,
-            STDERR => Output::Stderr,
-            _ => break,
-        };
-        if length == 0 || length > MOST_OF_FRAME || length > rest.len() {
-            break;
-        }
-        let (data, rest) = rest.split_at(length);
-        frames.push((output, data.to_vec()));
+    while let Some((frame, rest)) = decode_frame(bytes) {
+        frames.push(frame);
         bytes = rest;
     }
     (frames, all - bytes.len())
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use proptest::prelude::*;
-
-    fn all(journal: &Journal) -> Vec<(Output, Vec<u8>)> {
-        let (mut at, mut all) = (0, Vec::new());
-        loop {
-            let frames = journal.read(at).unwrap();
-            if frames.frames.is_empty() {
-                return all;
-            }
-            at = frames.next;
-            all.extend(frames.frames);
-        }
+/// The frame at the beginning of `bytes`, and the bytes after it.
+fn decode_frame(bytes: &[u8]) -> Option<(Frame, &[u8])> {
+    let (head, rest) = bytes.split_first_chunk::<HEAD>()?;
+    let [kind, length @ ..] = *head;
+    let length = u32::from_le_bytes(length) as usize;
+    let (output, is_timed) = match kind {
+        UNTIMED_STDOUT => (Output::Stdout, false),
+        UNTIMED_STDERR => (Output::Stderr, false),
+        STDOUT => (Output::Stdout, true),
+        STDERR => (Output::Stderr, true),
+        _ => return None,
+    };
+    let (at, rest) = match is_timed {
+        true => rest
+            .split_first_chunk::<TIME>()
+            .map(|(at, rest)| (u64::from_le_bytes(*at), rest))?,
+        false => (0, rest),
+    };
+    if length == 0 || length > MOST_OF_FRAME || length > rest.len() {
+        return None;
     }
-
-    fn size(directory: &Path) -> u64 {
-        [FILE, FILE_BEFORE]
-            .iter()
-            .filter_map(|name| directory.join(name).metadata().ok())
-            .map(|m| m.len())
-            .sum()
-    }
-
-    #[test]
-    fn one_whose_next_file_was_not_begun_is_there_and_goes_on() {
-        let directory = tempfile::tempdir().unwrap();
-        let journal = Journal::open(directory.path()).unwrap();
-        assert!(Journal::exists(directory.path()));
-        journal.append(Output::Stdout, b"before").unwrap();
-        drop(journal);
-        // State after thawd is killed between the two steps of the rotation.
-        fs::rename(directory.path().join(FILE), directory.path().join(FILE_BEFORE)).unwrap();
-        assert!(Journal::exists(directory.path()));
-        let journal = Journal::open(directory.path()).unwrap();
-        journal.append(Output::Stdout, b"after").unwrap();
-        let kept: Vec<Vec<u8>> = all(&journal).into_iter().map(|(_, data)| data).collect();
-        assert_eq!(kept, [b"before".to_vec(), b"after".to_vec()]);
-    }
-
-    #[test]
-    fn the_last_of_it_is_kept_and_no_more() {
-        let directory = tempfile::tempdir().unwrap();
-        let journal = Journal::open(directory.path()).unwrap();
-        for number in 0..100u8 {
-            journal.append(Output::Stdout, &vec![number; 100_000]).unwrap();
-            assert!(size(directory.path()) <= 2 * MOST_OF_FILE);
-        }
-        let kept = all(&journal);
-        assert_eq!(kept.last().unwrap().1[0], 99);
-        let bytes: usize = kept.iter().map(|(_, data)| data.len()).sum();
-        assert!(bytes as u64 > MOST_OF_FILE);
-        let numbers: Vec<u8> = kept.iter().map(|(_, data)| data[0]).collect();
-        assert!(numbers.is_sorted());
-        // A late reader begins at the oldest frame.
-        assert!(journal.read(0).unwrap().start > 0);
-        let end = journal.extent().borrow().end;
-        assert_eq!(journal.read(end).unwrap().next, end);
-        drop(journal);
-        assert_eq!(all(&Journal::open(directory.path()).unwrap()), kept);
-    }
-
-    proptest! {
-        #[test]
-        fn whatever_a_crash_left_is_opened_and_goes_on(
-            pieces in prop::collection::vec(prop::collection::vec(any::<u8>(), 1..50), 0..8),
-            cut in 0usize..500,
-            noise in prop::collection::vec(any::<u8>(), 0..50),
-        ) {
-            let directory = tempfile::tempdir().unwrap();
-            let journal = Journal::open(directory.path()).unwrap();
-            for piece in &pieces {
-                journal.append(Output::Stderr, piece).unwrap();
-            }
-            drop(journal);
-            let path = directory.path().join(FILE);
-            let mut bytes = fs::read(&path).unwrap();
-            bytes.truncate(cut);
-            bytes.extend(noise);
-            fs::write(&path, bytes).unwrap();
-            let journal = Journal::open(directory.path()).unwrap();
-            let before = all(&journal);
-            journal.append(Output::Stdout, b"x").unwrap();
-            let mut after = all(&journal);
-            prop_assert_eq!(after.pop(), Some((Output::Stdout, b"x".to_vec())));
-            prop_assert_eq!(after, before);
-        }
-    }
+    let (data, rest) = rest.split_at(length);
+    let data = data.to_vec();
+    Some((Frame { output, at, data }, rest))
 }
+
+#[cfg(test)]
+#[path = "journal_test.rs"]
+mod tests;

@@ -43,7 +43,7 @@ pub use terms::{Asked, Behalf, Terms, Timeout};
 pub use unreadable::Living;
 use unreadable::Remains;
 
-pub mod failed;
+pub mod ended;
 
 /// The control socket's name in a sandbox's directory.
 const CONTROL_SOCKET: &str = "control.sock";

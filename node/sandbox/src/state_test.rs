@@ -134,7 +134,7 @@ fn sandbox_that_ends_after_cleaning_is_removed_on_adoption() {
     assert!(run.adopt(&cgroups).is_empty());
     assert!(cgroups.names().is_empty());
     assert!(!run.directory("late").exists());
-    let [failed] = &run.failed()[..] else {
+    let [failed] = &run.ended()[..] else {
         panic!("it is not listed as failed")
     };
     assert_eq!(failed.id, "late");

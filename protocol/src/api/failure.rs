@@ -5,6 +5,9 @@ use serde::{Deserialize, Serialize};
 /// [`Sandbox::state`](super::Sandbox::state) of a sandbox that failed.
 pub const FAILED: &str = "failed";
 
+/// [`Sandbox::state`](super::Sandbox::state) of a sandbox whose container's process has ended.
+pub const EXITED: &str = "exited";
+
 /// How a sandbox failed, and its last output.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

@@ -12,10 +12,11 @@
 //! | `GET /v1/sandboxes/{id}` | — | [`Sandbox`] |
 //! | `GET /v1/sandboxes/{id}/metrics` | — | [`Usage`] |
 //! | `PATCH /v1/sandboxes/{id}` | [`ChangeSandbox`] | [`Sandbox`] |
-//! | `DELETE /v1/sandboxes/{id}`, with `?failed=keep` | — | 204 |
+//! | `DELETE /v1/sandboxes/{id}`, with `?failed=keep`, `?exited=keep` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/freeze` | [`FreezeSandbox`] | [`FrozenSandbox`] |
-//! | `GET /v1/sandboxes/{id}/logs` | — | the output of its container |
+//! | `GET /v1/sandboxes/{id}/logs` | — | the output of its container, or [`LogEvent`]s, one a line |
+//! | `POST /v1/sandboxes/{id}/monitor` | — | 204 |
 //! | `GET`, `PUT /v1/sandboxes/{id}/files?path=…` | —, the file | the file, 204 |
 //! | `POST /v1/sandboxes/{id}/exec` | [`ExecProcess`] | [`ExecResult`], or [`ExecEvent`]s, one a line |
 //! | `GET /v1/sandboxes/{id}/exec` | — | 101, a WebSocket: [`ExecProcess`], then [`ExecInput`]s; [`ExecEvent`]s |
@@ -41,6 +42,7 @@ mod failure;
 mod labels;
 mod limits;
 mod list;
+mod logs;
 mod network;
 mod problem;
 mod readiness;
@@ -54,9 +56,10 @@ pub use exec::{
     Encoding, ExecEvent, ExecInput, ExecProcess, ExecResult, Exit, Piece, STDERR_CHANNEL, STDOUT_CHANNEL,
     TerminalSize,
 };
-pub use failure::{FAILED, SandboxFailure};
+pub use failure::{EXITED, FAILED, SandboxFailure};
 pub use limits::{ChangeSandbox, RATE_BYTES, RATE_OPS, RateLimit, RateLimits};
 pub use list::{Bookmark, SandboxList, WatchEvent};
+pub use logs::{LogEvent, LogStream};
 pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
 pub use readiness::{

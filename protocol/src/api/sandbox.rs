@@ -74,9 +74,9 @@ pub struct Sandbox {
     pub created: u64,
     pub cpus: u8,
     pub memory_mib: u32,
-    /// `running`, `paused`, `exited` (its container's process ended), `ended` (its machine ended, and its
-    /// resources on the host are being removed) or `failed` (it ended without a request, and only this record
-    /// is left).
+    /// `running`, `paused`, `exited` (its container's process ended; with `ended`, only this record and the
+    /// output are left), `ended` (its machine ended, and its resources on the host are being removed) or
+    /// `failed` (it ended without a request, and only this record and the output are left).
     pub state: String,
     /// Why it ended.
     pub reason: Option<String>,
@@ -87,6 +87,10 @@ pub struct Sandbox {
     /// started or thawed that container.
     #[serde(default)]
     pub exit_code: Option<i32>,
+    /// When its container's process ended, in seconds since the Unix epoch, if the sandbox was then removed and
+    /// its record kept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ended: Option<u64>,
     /// Whether its container is ready, if the request had a readiness probe.
     #[serde(default)]
     pub readiness: Option<Readiness>,
@@ -110,4 +114,11 @@ pub struct Sandbox {
     /// Why its volumes no longer work: the process that served them died and is not restarted.
     #[serde(default)]
     pub volumes_error: Option<String>,
+}
+
+impl Sandbox {
+    /// When it ended or failed, in seconds since the Unix epoch, if only its record and its output are left.
+    pub fn ended_at(&self) -> Option<u64> {
+        self.ended.or(self.failure.as_ref().map(|failure| failure.at))
+    }
 }

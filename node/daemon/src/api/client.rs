@@ -3,8 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use http_body_util::{BodyExt, Full, Limited};
-use hyper::body::Bytes;
-use hyper::{Method, Request, StatusCode};
+use hyper::body::{Bytes, Incoming};
+use hyper::client::conn::http1::{SendRequest, handshake};
+use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::TokioIo;
 use rustix::net::SocketType;
 use serde::de::DeserializeOwned;
@@ -14,6 +15,14 @@ use thaw_protocol::api::{
     NetworkPolicy, NodeUsage, Problem, Sandbox, SandboxList, ThawSandbox,
 };
 use thaw_sandbox::error::{Error, ErrorKind};
+use tokio::task::JoinHandle;
+
+use super::daemon::Keep;
+use super::logs::{Selection, format_moment};
+
+mod logs;
+
+pub use logs::Logs;
 
 /// Sandboxes in one page of a list, so that an answer has at most [`MAX_ANSWER`] bytes.
 const PIECE: usize = 16;
@@ -86,10 +95,47 @@ impl Client {
             .map(drop)
     }
 
-    /// Deletes a sandbox, except that one that ended by itself stays listed as failed.
-    pub async fn delete_unless_failed(&self, id: &str) -> Result<(), Error> {
-        let path = format!("/v1/sandboxes/{}?failed=keep", escape(id));
-        self.exchange(Method::DELETE, &path, None).await.map(drop)
+    /// Deletes a sandbox, except that the records that `keep` names stay listed.
+    pub async fn delete_keeping(&self, id: &str, keep: Keep) -> Result<(), Error> {
+        let mut path = format!("/v1/sandboxes/{}?", escape(id));
+        for (name, is_kept) in [("failed", keep.failed), ("exited", keep.exited)] {
+            if is_kept {
+                path.push_str(&format!("{name}=keep&"));
+            }
+        }
+        let path = path.trim_end_matches(['?', '&']);
+        self.exchange(Method::DELETE, path, None).await.map(drop)
+    }
+
+    /// Lets the owner keep the output and the exit status of the container that this process started.
+    pub async fn monitor(&self, id: &str) -> Result<(), Error> {
+        let path = format!("/v1/sandboxes/{}/monitor", escape(id));
+        self.exchange(Method::POST, &path, None).await.map(drop)
+    }
+
+    /// The kept output of a sandbox's container.
+    pub async fn logs(&self, id: &str, selection: &Selection) -> Result<Logs, Error> {
+        let mut path = format!("/v1/sandboxes/{}/logs?format=events", escape(id));
+        if selection.follow {
+            path.push_str("&follow=1");
+        }
+        if selection.timestamps {
+            path.push_str("&timestamps=1");
+        }
+        if let Some(lines) = selection.tail {
+            path.push_str(&format!("&tail={lines}"));
+        }
+        if selection.since > 0 {
+            path.push_str(&format!("&since={}", format_moment(selection.since)));
+        }
+        let (response, connection) = self.send(Method::GET, &path, None).await?;
+        let status = response.status();
+        if status.is_success() {
+            return Ok(Logs::new(response.into_body(), connection));
+        }
+        let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+        let body = body.map_err(|e| self.broken(&e))?.to_bytes();
+        Err(self.failure(status, &body))
     }
 
     /// Stops a sandbox's CPUs.
@@ -142,14 +188,32 @@ impl Client {
     }
 
     async fn exchange(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Bytes, Error> {
+        let (response, _connection) = self.send(method, path, body).await?;
+        let status = response.status();
+        let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
+        let body = body.map_err(|e| self.broken(&e))?.to_bytes();
+        if status.is_success() {
+            Ok(body)
+        } else {
+            Err(self.failure(status, &body))
+        }
+    }
+
+    /// Sends a request over a connection of its own, which lasts as long as the second value.
+    async fn send(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<Vec<u8>>,
+    ) -> Result<(Response<Incoming>, Connection), Error> {
         let stream = vmm::connect(&self.socket, SocketType::STREAM).map_err(|e| self.broken(&e))?;
         let stream = std::os::unix::net::UnixStream::from(stream);
         stream.set_nonblocking(true).map_err(|e| self.broken(&e))?;
         let stream = tokio::net::UnixStream::from_std(stream).map_err(|e| self.broken(&e))?;
-        let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream))
+        let (mut sender, connection) = handshake(TokioIo::new(stream))
             .await
             .map_err(|e| self.broken(&e))?;
-        let connection = tokio::spawn(connection);
+        let connection = tokio::spawn(async move { drop(connection.await) });
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -158,15 +222,11 @@ impl Client {
             .body(Full::new(Bytes::from(body.unwrap_or_default())))
             .map_err(|e| self.broken(&e))?;
         let response = sender.send_request(request).await.map_err(|e| self.broken(&e))?;
-        let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
-        connection.abort();
-        let body = body.map_err(|e| self.broken(&e))?.to_bytes();
-        if status.is_success() {
-            Ok(body)
-        } else {
-            Err(self.failure(status, &body))
-        }
+        let connection = Connection {
+            _sender: sender,
+            task: connection,
+        };
+        Ok((response, connection))
     }
 
     fn failure(&self, status: StatusCode, body: &[u8]) -> Error {
@@ -189,6 +249,19 @@ impl Client {
             ErrorKind::DaemonUnreachable,
             format!("thawd at {}: {error}", self.socket.display()),
         )
+    }
+}
+
+/// A connection, which ends with this value.
+#[derive(Debug)]
+struct Connection {
+    _sender: SendRequest<Full<Bytes>>,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.task.abort();
     }
 }
 

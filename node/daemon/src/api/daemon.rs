@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use thaw_protocol::api::Sandbox as Described;
 use thaw_sandbox::config::SandboxConfig;
 use thaw_sandbox::error::{Error, ErrorKind};
-use thaw_sandbox::state::failed::Retention;
+use thaw_sandbox::state::ended::Retention;
 use thaw_sandbox::{Node, Sandbox, Tenants};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
@@ -38,6 +38,7 @@ mod usage;
 
 use create::Creations;
 use describe::describe;
+pub use fail::Keep;
 use fail::{Failing, Kept};
 use thaw_sys::lock::Lock;
 
@@ -105,7 +106,7 @@ impl Daemon {
         );
         *daemon.spans() = Spans::start(&node.images.config.tracing)?;
         daemon.adopt(&tenants).await;
-        daemon.keep_failed().await;
+        daemon.keep_ended().await;
         Ok(daemon)
     }
 
@@ -248,13 +249,13 @@ impl Daemon {
 
     /// The error for a sandbox without a machine: it failed, or never existed.
     fn absent(&self, id: &str) -> Error {
-        match self.cache.get(id).and_then(|shown| shown.failure.clone()) {
-            Some(failure) => {
-                let what = format!("sandbox {id} has failed: {}", failure.message);
-                Error::new(ErrorKind::SandboxNotFound, what).remedy("see `thaw ps -a`; `thaw rm` removes it")
-            }
-            None => no_such_sandbox(id),
-        }
+        let shown = self.cache.get(id);
+        let what = match shown.as_ref().map(|shown| (&shown.failure, shown.ended_at())) {
+            Some((Some(failure), _)) => format!("sandbox {id} has failed: {}", failure.message),
+            Some((None, Some(_))) => format!("sandbox {id} has ended"),
+            _ => return no_such_sandbox(id),
+        };
+        Error::new(ErrorKind::SandboxNotFound, what).remedy("see `thaw ps -a`; `thaw rm` removes it")
     }
 
     fn table(&self) -> MutexGuard<'_, BTreeMap<String, Held>> {

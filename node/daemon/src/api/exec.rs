@@ -174,7 +174,7 @@ fn told(said: Option<Said>, instance: String) -> ExecEvent {
     }
 }
 
-fn piece(data: Vec<u8>) -> Piece {
+pub(super) fn piece(data: Vec<u8>) -> Piece {
     match String::from_utf8(data) {
         Ok(data) => Piece {
             data,

@@ -1,24 +1,28 @@
-//! The handler for a container's output.
-//!
-//! Invariant: a caller costs a position in the journal and one frame, however slow it is; it misses output that is overwritten meanwhile.
+//! The handlers for a container's output: reads what is kept of it, and begins to keep it.
 
 use std::sync::Arc;
 
 use axum::body::{Body as Stream, Bytes};
 use axum::extract::State;
-use axum::http::header;
+use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use serde::Deserialize;
-use thaw_protocol::api::Problem;
+use thaw_protocol::api::{LogEvent, LogStream, Problem};
 use thaw_sandbox::agent_client::Output;
-use thaw_sandbox::journal::{Extent, Frames, Journal};
-use tokio::sync::watch;
 use utoipa::{IntoParams, ToSchema};
 
 use super::daemon::Daemon;
+use super::exec::piece;
 use super::extract::Parameters;
 use super::problem::{ApiCode, Refusal};
+use super::sandboxes::LINES;
 use super::scope::Wanted;
+
+mod moment;
+mod reader;
+
+pub use moment::{format_moment, parse_moment};
+pub use reader::{LogReader, Selection};
 
 /// What of the output is asked for.
 #[derive(Debug, Default, Deserialize, IntoParams)]
@@ -30,25 +34,67 @@ pub struct LogParameters {
     follow: Option<String>,
     /// Of the existing output, send only this number of last lines.
     tail: Option<u64>,
+    /// Send only output that arrived at or after this time: RFC 3339, or seconds since the Unix epoch with up to nine decimals.
+    #[param(
+        pattern = r"^[0-9]{1,10}(\.[0-9]{1,9})?$|^20[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?Z$"
+    )]
+    since: Option<String>,
+    /// `1` or `true`: put the time of arrival before each line, RFC 3339 in UTC with nine decimals.
+    #[param(pattern = "^(0|1|true|false)$")]
+    timestamps: Option<String>,
     /// Send only this stream [default: both, in order of arrival].
     #[param(inline)]
-    stream: Option<StreamName>,
+    stream: Option<LogStream>,
+    /// How to send it [default: `bytes`].
+    #[param(inline)]
+    format: Option<LogFormat>,
 }
 
-/// An output stream.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+/// How output is sent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, ToSchema)]
 #[serde(rename_all = "lowercase")]
-enum StreamName {
-    Stdout,
-    Stderr,
+enum LogFormat {
+    /// The bytes alone.
+    #[default]
+    Bytes,
+    /// One LogEvent per line, with the stream of each piece.
+    Events,
+}
+
+impl LogParameters {
+    fn selection(&self) -> Result<Selection, Refusal> {
+        let since = self.since.as_deref().map(|text| {
+            let what = "since is a time of RFC 3339, or seconds since the Unix epoch";
+            parse_moment(text).ok_or_else(|| Refusal::new(ApiCode::BadParameter, what))
+        });
+        Ok(Selection {
+            only: self.stream.map(|stream| match stream {
+                LogStream::Stdout => Output::Stdout,
+                LogStream::Stderr => Output::Stderr,
+            }),
+            follow: flag("follow", self.follow.as_deref())?,
+            tail: self.tail,
+            since: since.transpose()?.unwrap_or(0),
+            timestamps: flag("timestamps", self.timestamps.as_deref())?,
+        })
+    }
+}
+
+fn flag(name: &str, value: Option<&str>) -> Result<bool, Refusal> {
+    match value {
+        Some("1" | "true") => Ok(true),
+        None | Some("0" | "false") => Ok(false),
+        Some(_) => Err(Refusal::new(ApiCode::BadParameter, format!("{name} is 1 or 0"))),
+    }
 }
 
 /// Returns the output of the container's process: all of it, or at least its last 1 MiB.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/logs", operation_id = "getContainerLogs", tag = "processes",
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), LogParameters), responses(
-    (status = 200, description = "The bytes as they were written", body = Vec<u8>, content_type = "application/octet-stream"),
+    (status = 200, description = "The bytes as they were written, or with `format=events` one LogEvent per line", content(
+        (Vec<u8> = "application/octet-stream"), (LogEvent = "application/x-ndjson"))),
     (status = 400, description = "A parameter is invalid", body = Problem, content_type = "application/problem+json"),
-    (status = 404, description = "There is no such sandbox, or thawd does not keep its container's output", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such sandbox, or its container's output is not kept", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn logs(
@@ -56,144 +102,54 @@ pub async fn logs(
     wanted: Wanted,
     Parameters(asked): Parameters<LogParameters>,
 ) -> Result<Response, Refusal> {
-    let follow = match asked.follow.as_deref() {
-        Some("1" | "true") => true,
-        None | Some("0" | "false") => false,
-        Some(_) => return Err(Refusal::new(ApiCode::BadParameter, "follow is 1 or 0")),
+    let selection = asked.selection()?;
+    let journal = daemon.journal(&wanted).await?;
+    let broken = |e| Refusal::new(ApiCode::Broken, format!("cannot read the output: {e}"));
+    let reader = LogReader::open(journal, selection, daemon.closing()).await;
+    let format = asked.format.unwrap_or_default();
+    let pieces = futures_util::stream::unfold(reader.map_err(broken)?, move |mut reader| async move {
+        let pieces = reader.next().await?;
+        Some((pieces.map(|pieces| encoded(pieces, format)), reader))
+    });
+    let kind = match format {
+        LogFormat::Bytes => "application/octet-stream",
+        LogFormat::Events => LINES,
     };
-    let journal = daemon.journal(&wanted)?;
-    let only = asked.stream.map(|stream| match stream {
-        StreamName::Stdout => Output::Stdout,
-        StreamName::Stderr => Output::Stderr,
-    });
-    let mut reader = Reader::new(journal, only, follow, daemon.closing());
-    if let Some(lines) = asked.tail {
-        let broken = |e| Refusal::new(ApiCode::Broken, format!("cannot read the output: {e}"));
-        reader.skip_to_last(lines).await.map_err(broken)?;
-    }
-    let pieces = futures_util::stream::unfold(reader, async |mut reader| {
-        reader.next().await.map(|piece| (piece, reader))
-    });
-    let kind = [(header::CONTENT_TYPE, "application/octet-stream")];
-    Ok((kind, Stream::from_stream(pieces)).into_response())
+    Ok(([(header::CONTENT_TYPE, kind)], Stream::from_stream(pieces)).into_response())
 }
 
-/// The position of one caller.
-struct Reader {
-    journal: Arc<Journal>,
-    extent: watch::Receiver<Extent>,
-    closing: watch::Receiver<bool>,
-    only: Option<Output>,
-    follow: bool,
-    at: u64,
-    /// Where to end: without following, the end of the journal at the request.
-    end: u64,
-    /// Lines to skip first.
-    skip: u64,
-}
-
-impl Reader {
-    fn new(
-        journal: Arc<Journal>,
-        only: Option<Output>,
-        follow: bool,
-        closing: watch::Receiver<bool>,
-    ) -> Reader {
-        let extent = journal.extent();
-        let end = extent.borrow().end;
-        Reader {
-            journal,
-            extent,
-            closing,
-            only,
-            follow,
-            at: 0,
-            end,
-            skip: 0,
-        }
-    }
-
-    async fn frames(&self) -> std::io::Result<Frames> {
-        let (journal, at) = (self.journal.clone(), self.at);
-        tokio::task::spawn_blocking(move || journal.read(at)).await?
-    }
-
-    fn wants(&self, output: Output) -> bool {
-        self.only.is_none_or(|only| only == output)
-    }
-
-    /// Skips everything before the last `lines` lines.
-    async fn skip_to_last(&mut self, lines: u64) -> std::io::Result<()> {
-        let (mut all, mut open, mut first) = (0, false, None);
-        while self.at < self.end {
-            let read = self.frames().await?;
-            if read.frames.is_empty() {
-                break;
-            }
-            self.at = read.next;
-            first.get_or_insert(read.start);
-            for (_, data) in read.frames.iter().filter(|(output, _)| self.wants(*output)) {
-                all += newlines(data);
-                open = data.last() != Some(&b'\n');
-            }
-        }
-        // Text after the last newline counts as a line.
-        (self.at, self.skip) = (first.unwrap_or(0), (all + u64::from(open)).saturating_sub(lines));
-        Ok(())
-    }
-
-    /// The next piece; `None` at the end.
-    async fn next(&mut self) -> Option<std::io::Result<Bytes>> {
-        loop {
-            let extent = *self.extent.borrow_and_update();
-            let end = if self.follow { extent.end } else { self.end };
-            if self.at >= end {
-                if !self.follow || extent.over || *self.closing.borrow() {
-                    return None;
-                }
-                tokio::select! {
-                    _ = self.extent.changed() => {}
-                    _ = self.closing.changed() => {}
-                }
-                continue;
-            }
-            let read = match self.frames().await {
-                Ok(read) if read.frames.is_empty() => return None,
-                Ok(read) => read,
-                Err(e) => return Some(Err(e)),
-            };
-            if read.start > self.at && self.at > 0 {
-                // The lines to skip were overwritten.
-                self.skip = 0;
-            }
-            self.at = read.next;
-            let mut piece = Vec::new();
-            for (output, data) in read.frames {
-                if self.wants(output) {
-                    piece.extend_from_slice(leave_out(&data, &mut self.skip));
-                }
-            }
-            if !piece.is_empty() {
-                return Some(Ok(piece.into()));
+fn encoded(pieces: Vec<(Output, Vec<u8>)>, format: LogFormat) -> Bytes {
+    let mut body = Vec::new();
+    for (output, data) in pieces {
+        match format {
+            LogFormat::Bytes => body.extend(data),
+            LogFormat::Events => {
+                let event = LogEvent {
+                    stream: match output {
+                        Output::Stdout => LogStream::Stdout,
+                        Output::Stderr => LogStream::Stderr,
+                    },
+                    piece: piece(data),
+                };
+                body.extend(serde_json::to_vec(&event).unwrap_or_default());
+                body.push(b'\n');
             }
         }
     }
+    body.into()
 }
 
-fn newlines(data: &[u8]) -> u64 {
-    data.iter().filter(|b| **b == b'\n').count() as u64
-}
-
-/// The rest of a text after `lines` lines. Subtracts the skipped lines from `lines`.
-fn leave_out<'a>(mut data: &'a [u8], lines: &mut u64) -> &'a [u8] {
-    while *lines > 0 {
-        let Some(at) = data.iter().position(|b| *b == b'\n') else {
-            return &[];
-        };
-        data = &data[at + 1..];
-        *lines -= 1;
-    }
-    data
+/// Keeps the output and the exit status of the container that the caller started over the sandbox's vsock socket.
+///
+/// From then on no other reader gets the output.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/monitor", operation_id = "monitorContainer", tag = "processes",
+    params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    (status = 204, description = "The output is kept"),
+    (status = 404, description = "There is no such sandbox, or it has no container", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn monitor(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<StatusCode, Refusal> {
+    daemon.monitor(&wanted)?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 #[cfg(test)]

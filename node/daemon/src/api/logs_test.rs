@@ -2,7 +2,8 @@ use axum::Router;
 use axum::http::StatusCode;
 use futures_util::poll;
 use http_body_util::BodyExt;
-use thaw_protocol::api::{CreatedSandbox, Sandbox};
+use thaw_protocol::api::{CreatedSandbox, Piece, Sandbox};
+use thaw_sandbox::journal::Journal;
 
 use super::*;
 use crate::api::fake::Fake;
@@ -24,7 +25,7 @@ async fn with_container() -> (Arc<Fake>, Router, Arc<Daemon>, Arc<Journal>) {
     let made = whole(made).await;
     assert_eq!(status, StatusCode::CREATED, "{made:?}");
     let _: CreatedSandbox = serde_json::from_slice(&made).unwrap();
-    let journal = daemon.journal(&Wanted::on_node("web")).unwrap();
+    let journal = daemon.journal(&Wanted::on_node("web")).await.unwrap();
     (fake, routes, daemon, journal)
 }
 
@@ -58,6 +59,42 @@ async fn output_is_given_as_it_came_by_stream_and_by_the_last_lines() {
     journal.append(Output::Stdout, b"\nend\n").unwrap();
     assert_eq!(logs(&routes, "?tail=1").await, "end\n");
     assert!(logs(&routes, "").await.len() > 1 << 20);
+}
+
+#[tokio::test]
+async fn output_has_its_time_and_its_stream_if_asked() {
+    let (_fake, routes, _daemon, journal) = with_container().await;
+    journal.append(Output::Stdout, b"a\nb").unwrap();
+    journal.append(Output::Stderr, b"\xff").unwrap();
+    let later = journal.read(0).unwrap().frames[1].at + 1;
+    journal.append(Output::Stdout, b"c\n").unwrap();
+    let stamped = logs(&routes, "?timestamps=1&stream=stdout").await;
+    let lines: Vec<_> = stamped
+        .lines()
+        .map(|line| line.split_once(' ').unwrap())
+        .collect();
+    assert_eq!((lines.len(), lines[0].1, lines[1].1), (2, "a", "bc"));
+    assert!(
+        lines
+            .iter()
+            .all(|(time, _)| time.len() == 30 && parse_moment(time).is_some())
+    );
+    let since = format_moment(later);
+    assert_eq!(logs(&routes, &format!("?since={since}")).await, "c\n");
+    assert_eq!(logs(&routes, &format!("?since={since}&tail=5")).await, "c\n");
+    assert_eq!(logs(&routes, "?since=2100-01-01T00:00:00Z").await, "");
+    let events = logs(&routes, "?format=events").await;
+    let events: Vec<LogEvent> = events
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let streams: Vec<_> = events.iter().map(|event| event.stream).collect();
+    assert_eq!(streams, [LogStream::Stdout, LogStream::Stderr, LogStream::Stdout]);
+    let bytes = Piece {
+        data: "/w==".into(),
+        encoding: thaw_protocol::api::Encoding::Base64,
+    };
+    assert_eq!(events[1].piece, bytes);
 }
 
 #[tokio::test]
@@ -150,7 +187,11 @@ async fn what_cannot_be_told_is_refused() {
         ("GET", "/v1/sandboxes/web/logs?tail=-1", 400, "bad-parameter"),
         ("GET", "/v1/sandboxes/web/logs?tail=x", 400, "bad-parameter"),
         ("GET", "/v1/sandboxes/web/logs?stream=stdin", 400, "bad-parameter"),
-        ("GET", "/v1/sandboxes/web/logs?since=1", 400, "bad-parameter"),
+        ("GET", "/v1/sandboxes/web/logs?since=x", 400, "bad-parameter"),
+        ("GET", "/v1/sandboxes/web/logs?timestamps=2", 400, "bad-parameter"),
+        ("GET", "/v1/sandboxes/web/logs?format=text", 400, "bad-parameter"),
+        ("GET", "/v1/sandboxes/web/logs?until=1", 400, "bad-parameter"),
+        ("POST", "/v1/sandboxes/nobody/monitor", 404, "sandbox-not-found"),
         (
             "GET",
             "/v1/sandboxes/web/logs?tail=1&tail=2",

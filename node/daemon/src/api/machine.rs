@@ -55,6 +55,8 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     async fn pause(&self) -> Result<(), Error>;
     async fn resume(&self) -> Result<(), Error>;
     async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Error>;
+    /// Monitors the container that a caller started in it, from now on.
+    fn monitor(&self) -> Result<(), Error>;
     /// What its container wrote, if thawd monitors it.
     fn journal(&self) -> Option<Arc<Journal>>;
     /// Waits until its container's process ends, and returns the exit status; for ever if thawd does not monitor it. The future may

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
@@ -17,6 +17,7 @@ use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::state::{HostDisk, Record};
 use thaw_sandbox::{FreezeOptions, Node, READY_LIMIT, Sandbox, usage};
+use thaw_sys::lock::Lock;
 
 use super::container_monitor::ContainerMonitor;
 use super::files::{Files, GuestFiles};
@@ -30,7 +31,7 @@ pub struct Microvm {
     node: Node,
     sandbox: Arc<Sandbox>,
     /// The monitor of its container, if the API started that.
-    monitor: Option<ContainerMonitor>,
+    monitor: Mutex<Option<ContainerMonitor>>,
     readiness: Option<Readiness>,
 }
 
@@ -45,7 +46,7 @@ impl Microvm {
         Microvm {
             node,
             sandbox: Arc::new(sandbox),
-            monitor,
+            monitor: Mutex::new(monitor),
             readiness,
         }
     }
@@ -55,7 +56,7 @@ impl Microvm {
         Microvm {
             node,
             sandbox,
-            monitor: None,
+            monitor: Mutex::default(),
             readiness: None,
         }
     }
@@ -77,7 +78,7 @@ impl Microvm {
             node,
             readiness: ready::noted(&sandbox.directory()),
             sandbox: Arc::new(sandbox),
-            monitor,
+            monitor: Mutex::new(monitor),
         }
     }
 
@@ -173,12 +174,21 @@ impl Machine for Microvm {
         self.sandbox.set_rate_limits(change).await
     }
 
+    fn monitor(&self) -> Result<(), Error> {
+        // Locked meanwhile: two monitors would write to one journal.
+        let mut monitor = self.monitor.locked();
+        if monitor.is_none() {
+            *monitor = Some(ContainerMonitor::resume(&self.sandbox)?);
+        }
+        Ok(())
+    }
+
     fn journal(&self) -> Option<Arc<Journal>> {
-        self.monitor.as_ref().map(|a| a.journal.clone())
+        self.monitor.locked().as_ref().map(|a| a.journal.clone())
     }
 
     fn exit(&self) -> BoxFuture<'static, i32> {
-        let exit = self.monitor.as_ref().map(|a| a.exit.clone());
+        let exit = self.monitor.locked().as_ref().map(|a| a.exit.clone());
         Box::pin(async move {
             if let Some(mut exit) = exit
                 && let Ok(status) = exit.wait_for(Option::is_some).await

@@ -48,7 +48,7 @@ api_codes! {
     NoRole = FORBIDDEN, "no-role", "this certificate has no role on this node", "have this node's administrator put it into the file of roles, or send a token";
     RoleTooLow = FORBIDDEN, "role-too-low", "the caller's role does not allow this", "ask with a token or a certificate of the role that the detail names";
     NoSuchRoute = NOT_FOUND, "no-such-route", "nothing is served at this path", "see /openapi.json for what is";
-    NoLogs = NOT_FOUND, "output-not-kept", "what this sandbox's container writes is not kept here", "ask who started it: thawd keeps the output of containers it starts";
+    NoLogs = NOT_FOUND, "output-not-kept", "what this sandbox's container writes is not kept here", "ask who started it: output is kept of containers that the API or `thaw run -d` starts";
     NoFile = NOT_FOUND, "file-not-found", "there is no such file or directory in the container", "see what is there with a process of it";
     WrongMethod = METHOD_NOT_ALLOWED, "wrong-method", "this path does not take this method", "use one of those in the Allow header";
     TooSlow = REQUEST_TIMEOUT, "request-too-slow", "the body did not come in time", "send it at once";

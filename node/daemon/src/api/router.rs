@@ -68,6 +68,7 @@ fn table() -> Table {
         .add(Admin, routes!(sandboxes::thaw))
         .add(Operate, routes!(exec::run, exec::open_session))
         .add(Read, routes!(logs::logs))
+        .add(Operate, routes!(logs::monitor))
         .add(Operate, routes!(transfer::read, transfer::write))
         .add(Operate, routes!(sandboxes::fork))
         .add(Admin, routes!(images::images, images::pull))

@@ -21,7 +21,7 @@ use thaw_sandbox::state::{Asked, Behalf};
 use utoipa::IntoParams;
 
 use super::check;
-use super::daemon::{Daemon, no_such_sandbox};
+use super::daemon::{Daemon, Keep, no_such_sandbox};
 use super::extract::{Body, Key, Parameters};
 use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
@@ -319,7 +319,7 @@ fn encoded(value: &impl serde::Serialize) -> Result<Bytes, Refusal> {
     Ok(encoded.into())
 }
 
-/// What becomes of a sandbox that failed.
+/// What stays of a deleted sandbox.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields)]
 #[into_params(parameter_in = Query)]
@@ -327,9 +327,29 @@ pub struct DeleteParameters {
     /// `keep`: keep the record of a sandbox that ended without a request, in state `failed`. If absent, the record is removed too.
     #[param(pattern = "^keep$")]
     failed: Option<String>,
+    /// `keep`: if its container's process has exited, keep the record, in state `exited`, and the output. If absent, both are removed too.
+    #[param(pattern = "^keep$")]
+    exited: Option<String>,
 }
 
-/// Ends a sandbox and removes all its resources, or removes the record of a failed sandbox.
+impl DeleteParameters {
+    fn keep(&self) -> Result<Keep, Refusal> {
+        let kept = |name: &str, value: &Option<String>| match value.as_deref() {
+            None => Ok(false),
+            Some("keep") => Ok(true),
+            Some(_) => Err(Refusal::new(
+                ApiCode::BadParameter,
+                format!("{name} is keep, or left out"),
+            )),
+        };
+        Ok(Keep {
+            failed: kept("failed", &self.failed)?,
+            exited: kept("exited", &self.exited)?,
+        })
+    }
+}
+
+/// Ends a sandbox and removes all its resources, or removes the record of an ended sandbox.
 #[utoipa::path(delete, path = "/v1/sandboxes/{id}", operation_id = "deleteSandbox", tag = "sandboxes", params(DeleteParameters, ("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 204, description = "The sandbox is deleted"),
     (status = 400, description = "A parameter is invalid", body = Problem, content_type = "application/problem+json"),
@@ -340,16 +360,12 @@ pub async fn delete(
     wanted: Wanted,
     Parameters(asked): Parameters<DeleteParameters>,
 ) -> Result<StatusCode, Refusal> {
-    let keep = match asked.failed.as_deref() {
-        None => false,
-        Some("keep") => true,
-        Some(_) => return Err(Refusal::new(ApiCode::BadParameter, "failed is keep, or left out")),
-    };
+    let keep = asked.keep()?;
     let deleting = daemon.clone();
     let deleted = async move {
-        match keep {
-            true => deleting.delete_unless_failed(&wanted).await,
-            false => deleting.delete(&wanted).await,
+        match keep == Keep::default() {
+            true => deleting.delete(&wanted).await,
+            false => deleting.delete_keeping(&wanted, keep).await,
         }
     };
     daemon.finish(deleted).await?;

@@ -14,6 +14,7 @@ use axum::Router;
 use rustix::net::SocketType;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::vmm;
+use thaw_sandbox::agent_client::OUTPUT_LINGERS;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::{Node, Sandbox};
 use tokio::net::UnixListener;
@@ -26,6 +27,7 @@ use super::limits::{Bounds, Gate};
 use super::peer::{Access, Peer, user_of};
 use super::problem::{ApiCode, RETRY_AFTER_S};
 use super::router::router;
+use super::scope::Wanted;
 use super::scrape::Scrape;
 use super::tcp::Tcp;
 
@@ -187,6 +189,8 @@ async fn serve_all(
 pub struct OwnerService {
     end: tokio::sync::oneshot::Sender<()>,
     served: tokio::task::JoinHandle<()>,
+    daemon: Arc<Daemon>,
+    id: String,
 }
 
 impl OwnerService {
@@ -194,12 +198,14 @@ impl OwnerService {
     pub fn start(node: Node, sandbox: Arc<Sandbox>) -> Result<OwnerService, Error> {
         let access = Access::default();
         let listener = listen(&thaw_sandbox::state::owner_socket(&sandbox.directory()), access)?;
+        let id = sandbox.record().id.clone();
         let daemon = Daemon::of_one(node, sandbox);
+        let serving = daemon.clone();
         let (end, ended) = tokio::sync::oneshot::channel::<()>();
         let served = tokio::spawn(async move {
             let end = async { drop(ended.await) };
             serve_all(
-                &daemon,
+                &serving,
                 listener,
                 access,
                 OverTcp::default(),
@@ -208,7 +214,24 @@ impl OwnerService {
             )
             .await;
         });
-        Ok(OwnerService { end, served })
+        Ok(OwnerService {
+            end,
+            served,
+            daemon,
+            id,
+        })
+    }
+
+    /// Keeps the output and the exit status of its container, from now on.
+    pub fn monitor(&self) -> Result<(), Error> {
+        self.daemon.monitor(&Wanted::on_node(&self.id))
+    }
+
+    /// After the end of its container's process: waits until all output is kept.
+    pub async fn output_kept(&self) {
+        if self.daemon.exited(&self.id, OUTPUT_LINGERS).await.is_none() {
+            tracing::warn!("the end of the container's output did not arrive");
+        }
     }
 
     /// Stops serving, and waits until the last request has ended.

@@ -10,7 +10,7 @@ mod foreign;
 #[cfg(test)]
 mod interop_test;
 pub mod kept;
-mod rfc3339;
+pub mod rfc3339;
 pub mod soci;
 #[cfg(test)]
 pub(crate) mod testing;

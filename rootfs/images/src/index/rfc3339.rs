@@ -1,4 +1,4 @@
-//! Times as Go writes them in tables of contents: RFC 3339 with up to nine digits of a second.
+//! Times of RFC 3339 with up to nine digits of a second, as Go writes them in tables of contents, and as people name them.
 //!
 //! Hand-written: this is one format, and its text comes from registries. The crates `time`, `chrono` and `jiff` parse many formats, which
 //! is more code that a hostile registry could reach.
@@ -6,6 +6,8 @@
 use thaw_imagefs::tree::Timestamp;
 
 const DAY: i64 = 86400;
+/// Nanoseconds.
+const SECOND: u64 = 1_000_000_000;
 
 /// Days from the epoch to a date of the proleptic Gregorian calendar. Years are counted from March, so that the leap
 /// day is a year's last, in eras of 400 years, which all have the same number of days.
@@ -107,6 +109,23 @@ pub fn format(time: Timestamp) -> Option<String> {
     Some(text)
 }
 
+/// As [`parse`], in nanoseconds since the Unix epoch; `None` also for a time before it or after the year 2554.
+pub fn parse_nanoseconds(text: &str) -> Option<u64> {
+    let time = parse(text.as_bytes())?;
+    let seconds = u64::try_from(time.seconds).ok()?;
+    seconds.checked_mul(SECOND)?.checked_add(time.nanoseconds.into())
+}
+
+/// Nanoseconds since the Unix epoch as a time in UTC, always with nine decimals.
+pub fn format_nanoseconds(at: u64) -> String {
+    let time = Timestamp {
+        seconds: (at / SECOND) as i64,
+        nanoseconds: 0,
+    };
+    let whole = format(time).unwrap_or_default();
+    format!("{}.{:09}Z", whole.trim_end_matches('Z'), at % SECOND)
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
@@ -158,6 +177,12 @@ mod tests {
     }
 
     proptest! {
+        #[test]
+        fn nanoseconds_are_read_as_they_were_written(at: u64) {
+            let text = format_nanoseconds(at);
+            prop_assert_eq!((parse_nanoseconds(&text), text.len()), (Some(at), 30));
+        }
+
         #[test]
         fn text_and_back(seconds in -62_167_219_200i64..253_402_300_800, nanoseconds in 0u32..1_000_000_000) {
             let time = Timestamp { seconds, nanoseconds };

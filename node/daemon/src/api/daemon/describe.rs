@@ -19,6 +19,7 @@ pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described
         state: String::new(),
         reason: None,
         failure: None,
+        ended: None,
         exit_code: None,
         readiness: machine.readiness(),
         vsock: machine.vsock().display().to_string(),

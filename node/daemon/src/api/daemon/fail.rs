@@ -1,54 +1,75 @@
-//! Failed sandboxes: those whose machine ended by itself, and how long they stay listed.
+//! Ended sandboxes that stay listed, and for how long: those whose machine ended by itself, which have failed, and those whose container
+//! exited, if the caller that deleted them kept the record.
 //!
-//! Invariants: a failure is recorded before anything of its sandbox is removed, and listed when everything is removed, so that its name
-//! and its ports are free by then; deleting a sandbox that is failing leaves nothing of it. A failed sandbox is in the cache and not in
+//! Invariants: an end is recorded before anything of its sandbox is removed, and listed when everything is removed, so that its name
+//! and its ports are free by then; deleting a sandbox that is failing leaves nothing of it. An ended sandbox is in the cache and not in
 //! the table.
 
 use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
-use thaw_protocol::api::{FAILED, Sandbox as Described};
+use thaw_protocol::api::Sandbox as Described;
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::state::RunDirectory;
-use thaw_sandbox::state::failed::{Retention, failed_at, log_failure, now};
+use thaw_sandbox::state::ended::{Retention, ended_at, log_failure, now};
 use thaw_sys::lock::Lock;
 use tokio::sync::{Notify, watch};
 
 use super::Daemon;
-use crate::api::machine::Condition;
+use crate::api::machine::{Condition, Machine};
 use crate::api::scope::Wanted;
 
 /// How long a VMM may take to answer whether its machine has ended.
 const ASK_LIMIT: Duration = Duration::from_secs(1);
+/// How long the monitor of a container that is said to have exited may take to report it.
+const EXIT_LIMIT: Duration = Duration::from_secs(5);
 /// Maximum sleep of the retention timer, whose clock stops while the host sleeps.
 const LONGEST_WAIT: Duration = Duration::from_secs(60 * 60);
 
-/// The sandboxes that are failing. A sandbox's channel closes once it has failed.
+/// The records that a deletion keeps.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Keep {
+    /// That of a sandbox that has failed.
+    pub failed: bool,
+    /// That of a sandbox whose container's process has exited, with its output.
+    pub exited: bool,
+}
+
+impl Keep {
+    fn keeps(self, shown: &Described) -> bool {
+        match &shown.failure {
+            Some(_) => self.failed,
+            None => self.exited && shown.ended_at().is_some(),
+        }
+    }
+}
+
+/// The sandboxes that are ending and whose record is kept. A sandbox's channel closes once it is listed as ended.
 pub(super) type Failing = HashMap<String, watch::Receiver<()>>;
 
-/// Where failed sandboxes are recorded, and for how long.
+/// Where ended sandboxes are recorded, and for how long.
 #[derive(Debug)]
 pub(super) struct Kept {
     /// `None`: only in memory.
     pub run: Option<RunDirectory>,
     pub retention: Retention,
-    /// Signals another failure.
+    /// Signals another end.
     pub more: Notify,
 }
 
 impl Daemon {
-    /// Lists the sandboxes that failed under earlier thawds, and starts to remove each when its retention is over.
-    pub(super) async fn keep_failed(self: &Arc<Daemon>) {
+    /// Lists the sandboxes that ended under earlier thawds, and starts to remove each when its retention is over.
+    pub(super) async fn keep_ended(self: &Arc<Daemon>) {
         if let Some(run) = self.kept.run.clone() {
             let retention = self.kept.retention;
             let read = move || {
-                run.expire_failed(retention);
-                Ok(run.failed())
+                run.expire_ended(retention);
+                Ok(run.ended())
             };
-            for failed in blocking(read).await.unwrap_or_default() {
-                self.cache.put(failed);
+            for ended in blocking(read).await.unwrap_or_default() {
+                self.cache.put(ended);
             }
         }
         tokio::spawn(expire(Arc::downgrade(self)));
@@ -56,40 +77,54 @@ impl Daemon {
 
     /// Records why a sandbox's machine ended by itself, removes what the sandbox has, and lists it as failed.
     pub(super) async fn fail(self: &Arc<Daemon>, id: &str) {
-        // Dropped when it has failed. A concurrent deletion waits for that.
-        let (_failing, waiting) = watch::channel(());
-        let machine = {
-            let mut failing = self.failing();
-            let Some(held) = self.table().remove(id) else {
-                return;
-            };
-            failing.insert(id.to_owned(), waiting);
-            held.machine.clone()
+        let Some((machine, _failing)) = self.begin_end(id) else {
+            return;
         };
         let failure = machine.failure().await;
         self.metrics.failed(&failure.reason);
         let exit_code = self.cache.get(id).and_then(|shown| shown.exit_code);
         let failed = machine.record().failed(exit_code, failure);
         log_failure(&failed);
-        self.note_failed(&failed).await;
+        self.finish_end(machine, failed).await;
+    }
+
+    /// Removes what a sandbox has whose container's process has exited, and lists the sandbox as exited, with its output.
+    async fn keep_exited(self: &Arc<Daemon>, id: &str, status: i32) {
+        let Some((machine, _failing)) = self.begin_end(id) else {
+            return;
+        };
+        let exited = machine.record().exited(status);
+        self.finish_end(machine, exited).await;
+    }
+
+    /// Takes the machine of a sandbox whose end is to be recorded. A concurrent deletion waits until the returned sender is dropped.
+    fn begin_end(&self, id: &str) -> Option<(Arc<dyn Machine>, watch::Sender<()>)> {
+        let (sender, waiting) = watch::channel(());
+        let mut failing = self.failing();
+        let held = self.table().remove(id)?;
+        failing.insert(id.to_owned(), waiting);
+        Some((held.machine.clone(), sender))
+    }
+
+    /// Records the end of a sandbox, removes what it has, and lists it.
+    async fn finish_end(&self, machine: Arc<dyn Machine>, ended: Described) {
+        let id = ended.id.clone();
+        self.note_ended(&ended).await;
         machine.destroy().await;
         let is_wanted = {
             let mut failing = self.failing();
-            failing.remove(id);
+            failing.remove(&id);
             let is_kept = self.kept.retention.seconds > 0 && self.kept.retention.most > 0;
-            match is_kept {
-                true => self.cache.update(id, |shown| *shown = failed),
-                false => {
-                    self.cache.update(id, |shown| *shown = failed);
-                    self.cache.remove(id);
-                    false
-                }
+            let was_there = self.cache.update(&id, |shown| *shown = ended);
+            if !is_kept {
+                self.cache.remove(&id);
             }
+            is_kept && was_there
         };
         match is_wanted {
             true => self.kept.more.notify_one(),
             // It was deleted meanwhile.
-            false => self.forget(id).await,
+            false => self.forget(&id).await,
         }
     }
 
@@ -98,20 +133,32 @@ impl Daemon {
     /// # Errors
     /// There is no such sandbox.
     pub async fn delete_unless_failed(self: &Arc<Daemon>, wanted: &Wanted) -> Result<(), Error> {
+        let keep = Keep {
+            failed: true,
+            exited: false,
+        };
+        self.delete_keeping(wanted, keep).await
+    }
+
+    /// Ends a sandbox and removes everything it has, except the record of its end if `keep` says so.
+    ///
+    /// # Errors
+    /// There is no such sandbox.
+    pub async fn delete_keeping(self: &Arc<Daemon>, wanted: &Wanted, keep: Keep) -> Result<(), Error> {
         let Some(id) = self.cache.find(wanted).map(|shown| shown.id.clone()) else {
             return self.delete(wanted).await;
         };
         if self.factory.is_some() {
-            let machine = self.table().get(&id).map(|held| held.machine.clone());
-            if let Some(machine) = machine {
-                let condition = tokio::time::timeout(ASK_LIMIT, machine.condition()).await;
-                drop(machine);
-                if let Ok(Condition::Ended(_)) = condition {
-                    self.fail(&id).await;
-                }
+            if keep.failed {
+                self.fail_if_ended(&id).await;
+            }
+            if keep.exited
+                && let Some(status) = self.exited(&id, EXIT_LIMIT).await
+            {
+                self.keep_exited(&id, status).await;
             }
             self.until_failed(&id).await;
-            if self.cache.get(&id).is_some_and(|shown| shown.state == FAILED) {
+            if self.cache.get(&id).is_some_and(|shown| keep.keeps(&shown)) {
                 return Ok(());
             }
         }
@@ -120,6 +167,17 @@ impl Daemon {
             scope: wanted.scope.clone(),
         };
         self.delete(&found).await
+    }
+
+    /// Lists a sandbox as failed if its machine has ended.
+    async fn fail_if_ended(self: &Arc<Daemon>, id: &str) {
+        let machine = self.table().get(id).map(|held| held.machine.clone());
+        let Some(machine) = machine else { return };
+        let condition = tokio::time::timeout(ASK_LIMIT, machine.condition()).await;
+        drop(machine);
+        if let Ok(Condition::Ended(_)) = condition {
+            self.fail(id).await;
+        }
     }
 
     /// Waits until a sandbox that is failing has failed.
@@ -131,8 +189,8 @@ impl Daemon {
         }
     }
 
-    /// Removes a sandbox that has failed or is failing, and returns whether there is one.
-    pub(super) async fn delete_failed(&self, id: &str) -> bool {
+    /// Removes a sandbox that has ended or is failing, and returns whether there is one.
+    pub(super) async fn delete_ended(&self, id: &str) -> bool {
         let (there, waiting) = {
             let failing = self.failing();
             (self.cache.remove(id), failing.get(id).cloned())
@@ -146,10 +204,10 @@ impl Daemon {
         there
     }
 
-    async fn note_failed(&self, failed: &Described) {
+    async fn note_ended(&self, ended: &Described) {
         let Some(run) = self.kept.run.clone() else { return };
-        let (id, failed) = (failed.id.clone(), failed.clone());
-        if let Err(e) = blocking(move || run.note_failed(&failed)).await {
+        let (id, ended) = (ended.id.clone(), ended.clone());
+        if let Err(e) = blocking(move || run.note_ended(&ended)).await {
             tracing::error!(sandbox = id, "a later thawd will not list it: {e}");
         }
     }
@@ -157,13 +215,13 @@ impl Daemon {
     async fn forget(&self, id: &str) {
         let Some(run) = self.kept.run.clone() else { return };
         let id = id.to_owned();
-        let _ = blocking(move || Ok(run.forget_failed(&id))).await;
+        let _ = blocking(move || Ok(run.forget_ended(&id))).await;
     }
 
     /// The same where waiting is not possible.
     pub(super) fn forget_now(&self, id: &str) {
         if let Some(run) = &self.kept.run {
-            run.forget_failed(id);
+            run.forget_ended(id);
         }
     }
 
@@ -171,11 +229,11 @@ impl Daemon {
         self.failing.locked()
     }
 
-    /// Removes failed sandboxes whose retention is over, and returns the time until the next one is due.
-    async fn expire_failed(&self) -> Option<Duration> {
+    /// Removes ended sandboxes whose retention is over, and returns the time until the next one is due.
+    async fn expire_ended(&self) -> Option<Duration> {
         let retention = self.kept.retention;
-        let failed = self.cache.failed();
-        let known: Vec<&Described> = failed.iter().map(|failed| &**failed).collect();
+        let ended = self.cache.ended();
+        let known: Vec<&Described> = ended.iter().map(|ended| &**ended).collect();
         for id in retention.overdue(&known, now()) {
             self.cache.remove(id);
             self.forget(id).await;
@@ -183,22 +241,22 @@ impl Daemon {
         // Also those that `thaw run` recorded, whose sandboxes thawd never owned.
         if let Some(run) = self.kept.run.clone() {
             let _ = blocking(move || {
-                run.expire_failed(retention);
+                run.expire_ended(retention);
                 Ok(())
             })
             .await;
         }
-        let first = self.cache.failed().first().map(|first| failed_at(first))?;
+        let first = self.cache.ended().first().map(|first| ended_at(first))?;
         let left = first.saturating_add(retention.seconds).saturating_sub(now());
         Some(Duration::from_secs(left))
     }
 }
 
-/// Removes failed sandboxes as their retention ends. Ends with the daemon.
+/// Removes ended sandboxes as their retention ends. Ends with the daemon.
 async fn expire(daemon: Weak<Daemon>) {
     loop {
         let next = match daemon.upgrade() {
-            Some(daemon) => daemon.expire_failed().await,
+            Some(daemon) => daemon.expire_ended().await,
             None => return,
         };
         let wait = next.unwrap_or(LONGEST_WAIT).min(LONGEST_WAIT);

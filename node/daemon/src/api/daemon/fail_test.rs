@@ -1,7 +1,9 @@
 use std::time::Duration;
 
-use thaw_protocol::api::{CreateSandbox, WatchEvent};
+use thaw_protocol::api::{CreateSandbox, EXITED, FAILED, StartContainer, WatchEvent};
+use thaw_sandbox::agent_client::Output;
 use thaw_sandbox::error::ErrorKind;
+use thaw_sandbox::journal::Journal;
 use thaw_sandbox::state::Behalf;
 
 use super::*;
@@ -95,7 +97,7 @@ async fn a_dead_sandbox_is_listed_as_failed_until_deleted() {
     assert_eq!((failure.reason.as_str(), failure.signal), ("signal", Some(9)));
     assert_eq!(failure.console, ["last words"]);
     assert_eq!(fake.living(), 0, "its resources went back");
-    assert_eq!(run.failed()[0].id, id);
+    assert_eq!(run.ended()[0].id, id);
     let text = {
         let mut families = crate::metrics::Families::default();
         daemon.count(&mut families);
@@ -180,7 +182,7 @@ async fn a_deletion_that_keeps_failures_deletes_only_what_lives() {
         daemon.delete_unless_failed(&on_node(&dies)).await.unwrap();
         assert_eq!(daemon.cache.get(&dies).unwrap().state, FAILED);
     }
-    assert_eq!((run.failed().len(), fake.living()), (1, 0));
+    assert_eq!((run.ended().len(), fake.living()), (1, 0));
 }
 
 #[tokio::test]
@@ -191,7 +193,7 @@ async fn failures_expire_by_number_and_by_age() {
         most: 1,
     };
     let (_fake, daemon) = daemon(&run, retention);
-    daemon.keep_failed().await;
+    daemon.keep_ended().await;
     let first = made(&daemon, "a").await;
     kill(&daemon, &first);
     until_failed(&daemon, &first).await;
@@ -199,7 +201,7 @@ async fn failures_expire_by_number_and_by_age() {
     kill(&daemon, &second);
     until_failed(&daemon, &second).await;
     until(&daemon, &first, |shown| shown.is_none()).await;
-    assert_eq!(run.failed().len(), 1);
+    assert_eq!(run.ended().len(), 1);
     // Its retention is over.
     daemon.cache.update(&second, |shown| {
         if let Some(failure) = &mut shown.failure {
@@ -238,10 +240,49 @@ async fn a_later_daemon_lists_what_failed_before() {
     let shown = first.cache.get(&id).unwrap();
     drop(first);
     let (_fake, second) = daemon(&run, LONG);
-    second.keep_failed().await;
+    second.keep_ended().await;
     let again = Described {
         resource_version: shown.resource_version,
         ..Described::clone(&second.cache.find(&on_node("web")).unwrap())
     };
     assert_eq!(again, *shown);
+}
+
+#[tokio::test]
+async fn exited_sandbox_keeps_its_output_until_it_is_deleted() {
+    let (root, run) = place();
+    let (fake, daemon) = daemon(&run, LONG);
+    let request = CreateSandbox {
+        container: Some(StartContainer::default()),
+        ..named("web")
+    };
+    let id = daemon
+        .create(request, Behalf::default())
+        .await
+        .unwrap()
+        .sandbox
+        .id;
+    std::fs::create_dir_all(run.directory(&id)).unwrap();
+    let journal = Journal::open(&run.directory(&id)).unwrap();
+    journal.append(Output::Stdout, b"last words").unwrap();
+    fake.exit.send_replace(Some(7));
+    let keep = Keep {
+        failed: true,
+        exited: true,
+    };
+    for _ in 0..2 {
+        daemon.delete_keeping(&on_node("web"), keep).await.unwrap();
+        let shown = daemon.cache.get(&id).unwrap();
+        assert_eq!((shown.state.as_str(), shown.exit_code), (EXITED, Some(7)));
+        assert!(shown.ended.is_some());
+    }
+    assert_eq!((fake.living(), run.ended().len()), (0, 1));
+    let kept = daemon.journal(&on_node("web")).await.unwrap();
+    assert_eq!(kept.read(0).unwrap().frames[0].data, b"last words");
+    // The name is free, and means the living one.
+    let living = made(&daemon, "web").await;
+    assert!(daemon.journal(&on_node("web")).await.is_err());
+    daemon.delete(&on_node(living)).await.unwrap();
+    daemon.delete(&on_node("web")).await.unwrap();
+    assert!(daemon.cache.get(&id).is_none() && !root.path().join("failed").exists());
 }

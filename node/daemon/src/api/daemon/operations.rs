@@ -3,18 +3,20 @@
 //! Invariant: operations that change a sandbox take turns. An operation that waits for a file system or a device of the host takes no turn.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::share::Source;
 use thaw_protocol::api::{FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits};
 use thaw_protocol::control::DeviceId;
+use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::container::Options;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::state::{HostDisk, Record};
 
 use super::describe::set;
-use super::{Daemon, Described, no_such_sandbox};
+use super::{Daemon, Described, lifetime, no_such_sandbox};
 use crate::api::limits::Permit;
 use crate::api::machine::Machine;
 use crate::api::problem::{ApiCode, Refusal};
@@ -52,7 +54,7 @@ impl Daemon {
             })
         };
         let Some(machine) = machine else {
-            return match self.delete_failed(&id).await {
+            return match self.delete_ended(&id).await {
                 true => Ok(()),
                 false => Err(no_such_sandbox(&wanted.text)),
             };
@@ -185,14 +187,54 @@ impl Daemon {
     /// What a sandbox's container wrote.
     ///
     /// # Errors
-    /// [`ApiCode::NoLogs`]: thawd did not start the container.
-    pub fn journal(&self, wanted: &Wanted) -> Result<Arc<Journal>, Refusal> {
+    /// [`ApiCode::NoLogs`]: thawd did not keep it, or no longer does.
+    pub async fn journal(&self, wanted: &Wanted) -> Result<Arc<Journal>, Refusal> {
         let id = self.id(wanted)?;
-        let not_kept = || {
-            let what = format!("sandbox {id}: thawd started no container in it");
-            Refusal::new(ApiCode::NoLogs, what)
+        let not_kept = |why: &str| Refusal::new(ApiCode::NoLogs, format!("sandbox {id}: {why}"));
+        if self
+            .cache
+            .get(&id)
+            .is_some_and(|shown| shown.ended_at().is_some())
+        {
+            let kept = self.kept_journal(&id).await?;
+            return kept
+                .ok_or_else(|| not_kept("its output was not kept, or has been removed to limit its size"));
+        }
+        let journal = self.find(&id)?.0.journal();
+        journal.ok_or_else(|| not_kept("whoever started its container reads the output"))
+    }
+
+    /// The output of an ended sandbox.
+    async fn kept_journal(&self, id: &str) -> Result<Option<Arc<Journal>>, Error> {
+        let Some(run) = &self.kept.run else {
+            return Ok(None);
         };
-        self.find(&id)?.0.journal().ok_or_else(not_kept)
+        let file = run.ended_output(id);
+        let journal = blocking(move || {
+            let kept = Journal::kept(&file);
+            kept.map_err(|e| Error::system(format!("cannot read {}", file.display()), &e))
+        });
+        Ok(journal.await?.map(Arc::new))
+    }
+
+    /// Keeps the output and the exit status of the container that the caller started, from now on.
+    pub fn monitor(self: &Arc<Daemon>, wanted: &Wanted) -> Result<(), Error> {
+        let id = self.id(wanted)?;
+        let machine = self.find(&id)?.0;
+        machine.monitor()?;
+        if let Some(held) = self.table().get_mut(&id) {
+            // The container's end is now known.
+            held.lifetime.abort();
+            let lifetime = lifetime::watch(Arc::downgrade(self), machine.as_ref());
+            held.lifetime = tokio::spawn(lifetime).abort_handle();
+        }
+        Ok(())
+    }
+
+    /// The exit status of a monitored container's process, once all its output is kept. Returns `None` if it does not end within `limit`.
+    pub(in crate::api) async fn exited(&self, id: &str, limit: Duration) -> Option<i32> {
+        let exit = self.find(id).ok()?.0.exit();
+        tokio::time::timeout(limit, exit).await.ok()
     }
 
     /// Starts a process in a sandbox's container, with a session that holds `permit` until it ends or its caller hangs up. That goes on

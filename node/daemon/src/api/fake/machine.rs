@@ -147,6 +147,10 @@ impl Machine for FakeMachine {
         })
     }
 
+    fn monitor(&self) -> Result<(), Error> {
+        Ok(())
+    }
+
     fn journal(&self) -> Option<Arc<Journal>> {
         self.output.as_ref().map(|(journal, _)| journal.clone())
     }

@@ -5,7 +5,7 @@ use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::Instant;
 
 use thaw_protocol::api::{FAILED, Sandbox};
-use thaw_sandbox::state::failed::failed_at;
+use thaw_sandbox::state::ended::ended_at;
 use thaw_sys::lock::Share;
 use tokio::sync::watch;
 
@@ -55,10 +55,10 @@ pub struct Cache {
 pub(super) struct State {
     versions: Versions,
     pub objects: BTreeMap<String, Arc<Sandbox>>,
-    /// Ids by name. If a failed sandbox and a living one have the same name, it leads to the living one.
+    /// Ids by name. If an ended sandbox and a living one have the same name, it leads to the living one.
     names: HashMap<Name, String>,
-    /// The ids of failed sandboxes.
-    failed: BTreeSet<String>,
+    /// The ids of ended sandboxes: those that failed, and those that exited and of which only the record is left.
+    over: BTreeSet<String>,
     pub index: Index,
     pub ring: Ring,
 }
@@ -77,32 +77,32 @@ impl State {
         self.versions.last()
     }
 
-    /// Adds a sandbox to the names and to the failed ones.
+    /// Adds a sandbox to the names and to the ended ones.
     fn enter(&mut self, sandbox: &Sandbox) {
-        let has_failed = sandbox.state == FAILED;
-        if has_failed {
-            self.failed.insert(sandbox.id.clone());
+        let is_over = sandbox.ended_at().is_some();
+        if is_over {
+            self.over.insert(sandbox.id.clone());
         }
         let Some(name) = name_of(sandbox) else { return };
         let other = self.names.get(&name).and_then(|id| self.objects.get(id));
-        let is_taken = other.is_some_and(|other| other.id != sandbox.id && other.state != FAILED);
-        if !(has_failed && is_taken) {
+        let is_taken = other.is_some_and(|other| other.id != sandbox.id && other.ended_at().is_none());
+        if !(is_over && is_taken) {
             self.names.insert(name, sandbox.id.clone());
         }
     }
 
-    /// Removes a sandbox from these. Its name may then lead to a failed sandbox.
+    /// Removes a sandbox from these. Its name may then lead to an ended sandbox.
     fn leave(&mut self, sandbox: &Sandbox) {
-        self.failed.remove(&sandbox.id);
+        self.over.remove(&sandbox.id);
         let Some(name) = name_of(sandbox) else { return };
         if self.names.get(&name) != Some(&sandbox.id) {
             return;
         }
         self.names.remove(&name);
-        let of_that_name = self.failed.iter().filter_map(|id| self.objects.get(id));
+        let of_that_name = self.over.iter().filter_map(|id| self.objects.get(id));
         let last = of_that_name
             .filter(|s| s.id != sandbox.id && name_of(s).as_ref() == Some(&name))
-            .max_by_key(|s| failed_at(s));
+            .max_by_key(|s| ended_at(s));
         if let Some(last) = last {
             self.names.insert(name, last.id.clone());
         }
@@ -127,7 +127,7 @@ impl Cache {
                 versions,
                 objects: BTreeMap::new(),
                 names: HashMap::new(),
-                failed: BTreeSet::new(),
+                over: BTreeSet::new(),
                 index: Index::default(),
                 ring: Ring::new(version),
             }),
@@ -171,13 +171,13 @@ impl Cache {
         true
     }
 
-    /// The failed sandboxes, in the order in which they failed.
-    pub fn failed(&self) -> Vec<Arc<Sandbox>> {
+    /// The ended sandboxes, in the order in which they ended.
+    pub fn ended(&self) -> Vec<Arc<Sandbox>> {
         let state = self.read();
-        let failed = state.failed.iter().filter_map(|id| state.objects.get(id));
-        let mut failed: Vec<_> = failed.cloned().collect();
-        failed.sort_by_key(|s| (failed_at(s), s.resource_version));
-        failed
+        let over = state.over.iter().filter_map(|id| state.objects.get(id));
+        let mut over: Vec<_> = over.cloned().collect();
+        over.sort_by_key(|s| (ended_at(s), s.resource_version));
+        over
     }
 
     /// The sandbox with this id.

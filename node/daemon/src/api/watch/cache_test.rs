@@ -403,10 +403,11 @@ fn name_like_an_id_of_another_tenant_is_ones_own() {
 }
 
 #[test]
-fn failed_sandbox_lends_its_name_within_its_tenant_alone() {
+fn ended_sandbox_lends_its_name_within_its_tenant_alone() {
     let cache = cache();
     cache.put(Sandbox {
-        state: FAILED.into(),
+        state: "exited".into(),
+        ended: Some(1),
         ..of_tenant("1", Some("acme"))
     });
     cache.put(of_tenant("2", Some("other")));

@@ -1,9 +1,12 @@
-//! Records of failed sandboxes: one file each, `failed/ID.json` beside the directory of all sandboxes.
+//! Records of ended sandboxes: those that failed, and detached ones whose container has exited. One file each, `failed/ID.json` beside the
+//! directory of all sandboxes, and the container's output, `failed/ID.output` and `failed/ID.output.before` ([`Journal`]). The directory has
+//! this name since it had only failed sandboxes.
 //!
 //! Invariants: a sandbox's file is written before anything of the sandbox is removed, so a `kill -9` never loses a failure. A sandbox whose
 //! end was requested is marked before its VMM is ended ([`SandboxDirectory::note_end`]), so its remains do not count as a failure. The
-//! number and the age of the files are limited ([`Retention`]). [`MOST_FAILED`](crate::config::MOST_FAILED) limits their number whatever
-//! the configuration says. The directory is removed with its last file, under its lock.
+//! number and the age of the files are limited ([`Retention`]), and so are the bytes of kept output ([`MOST_OUTPUT`]).
+//! [`MOST_FAILED`](crate::config::MOST_FAILED) limits their number whatever the configuration says. The directory is removed with its last
+//! file, under its lock.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -13,22 +16,25 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::Hierarchy;
-use thaw_protocol::api::{FAILED, Readiness, Sandbox, SandboxFailure};
+use thaw_protocol::api::{EXITED, FAILED, Readiness, Sandbox, SandboxFailure};
 
 use super::{Record, RunDirectory, SandboxDirectory, lock_all, read_record, remove_if_empty, try_lock};
 use crate::config::SandboxConfig;
 use crate::container::ready;
 use crate::error::{Error, ErrorKind};
 use crate::failure::Evidence;
+use crate::journal::Journal;
 
 /// File in a sandbox's directory that notes that its end was requested.
 const ENDING: &str = "ending";
 /// Version of the file format. A file of another version is not read, and is removed when it expires.
 const VERSION: u32 = 1;
+/// Maximum number of bytes of kept output of all ended sandboxes. The run directory is usually in memory.
+const MOST_OUTPUT: u64 = 64 << 20;
 /// Number of console lines in the log entry of a failure.
 const LOGGED_LINES: usize = 10;
 
-/// How long failed sandboxes stay listed, and how many.
+/// How long ended sandboxes stay listed, and how many.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Retention {
     pub seconds: u64,
@@ -44,11 +50,11 @@ impl Retention {
         }
     }
 
-    /// The ids of the sandboxes in `failed` (oldest first) that are due for removal.
-    pub fn overdue<'a>(self, failed: &[&'a Sandbox], now: u64) -> Vec<&'a str> {
-        let excess = failed.len().saturating_sub(self.most);
-        let is_old = |sandbox: &Sandbox| failed_at(sandbox).saturating_add(self.seconds) <= now;
-        let overdue = failed.iter().enumerate();
+    /// The ids of the sandboxes in `ended` (oldest first) that are due for removal.
+    pub fn overdue<'a>(self, ended: &[&'a Sandbox], now: u64) -> Vec<&'a str> {
+        let excess = ended.len().saturating_sub(self.most);
+        let is_old = |sandbox: &Sandbox| ended_at(sandbox).saturating_add(self.seconds) <= now;
+        let overdue = ended.iter().enumerate();
         overdue
             .filter(|(n, sandbox)| *n < excess || is_old(sandbox))
             .map(|(_, sandbox)| sandbox.id.as_str())
@@ -56,9 +62,9 @@ impl Retention {
     }
 }
 
-/// When a sandbox failed, seconds since the Unix epoch.
-pub fn failed_at(sandbox: &Sandbox) -> u64 {
-    sandbox.failure.as_ref().map_or(0, |failure| failure.at)
+/// When an ended sandbox ended, seconds since the Unix epoch.
+pub fn ended_at(sandbox: &Sandbox) -> u64 {
+    sandbox.ended_at().unwrap_or(0)
 }
 
 /// Seconds since the Unix epoch.
@@ -68,7 +74,7 @@ pub fn now() -> u64 {
 }
 
 #[derive(Serialize, Deserialize)]
-struct FailedRecord {
+struct EndedRecord {
     version: u32,
     sandbox: Sandbox,
 }
@@ -76,6 +82,27 @@ struct FailedRecord {
 impl Record {
     /// The description of this sandbox as a failed one.
     pub fn failed(&self, exit_code: Option<i32>, failure: SandboxFailure) -> Sandbox {
+        Sandbox {
+            state: FAILED.into(),
+            reason: Some(failure.message.clone()),
+            exit_code,
+            failure: Some(failure),
+            ..self.kept()
+        }
+    }
+
+    /// The description of this sandbox as one whose container's process has just ended, and of which the record is kept.
+    pub fn exited(&self, exit_code: i32) -> Sandbox {
+        Sandbox {
+            state: EXITED.into(),
+            exit_code: Some(exit_code),
+            ended: Some(now()),
+            ..self.kept()
+        }
+    }
+
+    /// What is described of an ended sandbox, however it ended.
+    fn kept(&self) -> Sandbox {
         Sandbox {
             id: self.id.clone(),
             tenant: self.terms.tenant.clone().map(String::from),
@@ -85,12 +112,8 @@ impl Record {
             created: self.created,
             cpus: self.vcpus,
             memory_mib: self.memory_mib,
-            state: FAILED.into(),
-            reason: Some(failure.message.clone()),
-            exit_code,
             labels: self.terms.labels.clone(),
             timeout_s: self.terms.timeout.map(|t| t.seconds),
-            failure: Some(failure),
             ..Sandbox::default()
         }
     }
@@ -112,34 +135,43 @@ fn note_end(directory: &Path) {
 
 impl RunDirectory {
     /// The directory of the files, as a directory with a lock.
-    fn failed_directory(&self) -> RunDirectory {
+    fn ended_directory(&self) -> RunDirectory {
         RunDirectory {
             sandboxes: self.sandboxes.with_file_name("failed"),
         }
     }
 
-    fn failed_file(&self, id: &str) -> PathBuf {
+    fn ended_file(&self, id: &str) -> PathBuf {
         self.sandboxes.with_file_name("failed").join(format!("{id}.json"))
     }
 
-    /// Writes the record of a failed sandbox, completely or not at all. Blocks.
+    /// The file of the kept output of an ended sandbox's container ([`Journal::kept`]).
+    pub fn ended_output(&self, id: &str) -> PathBuf {
+        self.ended_file(id).with_extension("output")
+    }
+
+    /// Keeps the output of an ended sandbox and writes its record, completely or not at all. Blocks.
     ///
     /// # Errors
     /// The run directory cannot be written.
-    pub fn note_failed(&self, sandbox: &Sandbox) -> Result<(), Error> {
-        let directory = self.failed_directory();
+    pub fn note_ended(&self, sandbox: &Sandbox) -> Result<(), Error> {
+        let directory = self.ended_directory();
         let fail = |e: io::Error| {
-            let place = self.failed_file(&sandbox.id);
+            let place = self.ended_file(&sandbox.id);
             Error::system(format!("cannot write {}", place.display()), &e)
         };
         let _all = directory.make_and_lock_all().map_err(fail)?;
         let (new, path) = (
             directory.sandboxes.join(format!("{}.new", sandbox.id)),
-            self.failed_file(&sandbox.id),
+            self.ended_file(&sandbox.id),
         );
         reach(Failpoint::FailedDirectoryMade);
+        // Before the record: what has a record may be removed at once.
+        if let Err(e) = Journal::keep(&self.directory(&sandbox.id), &self.ended_output(&sandbox.id)) {
+            tracing::warn!(sandbox = sandbox.id, "its output is not kept: {e}");
+        }
         let write = || -> io::Result<()> {
-            let record = FailedRecord {
+            let record = EndedRecord {
                 version: VERSION,
                 sandbox: sandbox.clone(),
             };
@@ -156,16 +188,28 @@ impl RunDirectory {
         })
     }
 
-    /// Every failed sandbox that is still listed, oldest failure first. Blocks.
-    pub fn failed(&self) -> Vec<Sandbox> {
-        let Ok(entries) = fs::read_dir(self.failed_directory().sandboxes) else {
+    /// Ends a sandbox without an owner whose container has exited, removes its resources, and keeps its record and its output. Returns
+    /// whether it existed and has ended.
+    pub fn end_exited(&self, id: &str, status: i32, cgroups: &Hierarchy) -> bool {
+        let path = self.directory(id);
+        if let (Some(_lock), Ok(record)) = (try_lock(&path), read_record(&path))
+            && let Err(e) = self.note_ended(&record.exited(status))
+        {
+            tracing::warn!("{e}");
+        }
+        self.end(id, cgroups)
+    }
+
+    /// Every ended sandbox that is still listed, the one that ended first before the others. Blocks.
+    pub fn ended(&self) -> Vec<Sandbox> {
+        let Ok(entries) = fs::read_dir(self.ended_directory().sandboxes) else {
             return Vec::new();
         };
         let read = |path: PathBuf| -> Option<Sandbox> {
             if path.extension()? != "json" {
                 return None;
             }
-            match serde_json::from_slice::<FailedRecord>(&fs::read(&path).ok()?) {
+            match serde_json::from_slice::<EndedRecord>(&fs::read(&path).ok()?) {
                 Ok(record) if record.version == VERSION => Some(record.sandbox),
                 Ok(other) => {
                     tracing::warn!("{} is of version {}: left alone", path.display(), other.version);
@@ -177,57 +221,60 @@ impl RunDirectory {
                 }
             }
         };
-        let mut failed: Vec<Sandbox> = entries.flatten().filter_map(|e| read(e.path())).collect();
-        failed.sort_by_key(|sandbox| (failed_at(sandbox), sandbox.resource_version));
-        failed
+        let mut ended: Vec<Sandbox> = entries.flatten().filter_map(|e| read(e.path())).collect();
+        ended.sort_by_key(|sandbox| (ended_at(sandbox), sandbox.resource_version));
+        ended
     }
 
-    /// The failed sandbox with this id, name, or unambiguous prefix of an id. If several have the name, the one that failed last. Only
+    /// The ended sandbox with this id, name, or unambiguous prefix of an id. If several have the name, the one that ended last. Only
     /// names of sandboxes without a tenant count, as in [`RunDirectory::find`].
     ///
     /// # Errors
     /// More than one id begins so.
-    pub fn find_failed(&self, wanted: &str) -> Result<Option<Sandbox>, Error> {
-        let failed = self.failed();
+    pub fn find_ended(&self, wanted: &str) -> Result<Option<Sandbox>, Error> {
+        let ended = self.ended();
         let is_called = |s: &Sandbox| s.tenant.is_none() && s.name.as_deref() == Some(wanted);
         let exact = |s: &&Sandbox| s.id == wanted || is_called(s);
-        if let Some(exact) = failed.iter().rev().find(exact) {
+        if let Some(exact) = ended.iter().rev().find(exact) {
             return Ok(Some(exact.clone()));
         }
         let begins = |s: &Sandbox| !wanted.is_empty() && s.id.starts_with(wanted);
-        let mut begin = failed.into_iter().filter(begins);
+        let mut begin = ended.into_iter().filter(begins);
         match (begin.next(), begin.next()) {
             (Some(_), Some(_)) => {
-                let what = format!("more than one failed sandbox begins with {wanted}");
+                let what = format!("more than one ended sandbox begins with {wanted}");
                 Err(Error::new(ErrorKind::SandboxNotFound, what))
             }
             (first, _) => Ok(first),
         }
     }
 
-    /// Removes the record of a failed sandbox. Returns whether there was one. Blocks.
-    pub fn forget_failed(&self, id: &str) -> bool {
-        let directory = self.failed_directory().sandboxes;
+    /// Removes the record and the output of an ended sandbox. Returns whether there was one. Blocks.
+    pub fn forget_ended(&self, id: &str) -> bool {
+        let directory = self.ended_directory().sandboxes;
         let Ok(all) = lock_all(&directory) else {
             return false;
         };
-        let removed = fs::remove_file(self.failed_file(id)).is_ok();
+        let removed = fs::remove_file(self.ended_file(id)).is_ok();
+        Journal::remove(&self.ended_output(id));
         reach(Failpoint::FailedForgotten);
         remove_if_empty(&directory, &all);
         removed
     }
 
-    /// Removes excess and expired files, and partial ones. Blocks.
-    pub fn expire_failed(&self, retention: Retention) {
-        let directory = self.failed_directory().sandboxes;
+    /// Removes excess and expired files, and partial ones, then the oldest output that exceeds [`MOST_OUTPUT`]. Blocks.
+    pub fn expire_ended(&self, retention: Retention) {
+        let directory = self.ended_directory().sandboxes;
         let Ok(all) = lock_all(&directory) else { return };
-        let failed = self.failed();
-        let known: Vec<&Sandbox> = failed.iter().collect();
-        for id in retention.overdue(&known, now()) {
-            let _ = fs::remove_file(self.failed_file(id));
+        let ended = self.ended();
+        let known: Vec<&Sandbox> = ended.iter().collect();
+        let overdue = retention.overdue(&known, now());
+        for id in &overdue {
+            let _ = fs::remove_file(self.ended_file(id));
+            Journal::remove(&self.ended_output(id));
         }
         let is_known = |name: &str| {
-            let id = name.strip_suffix(".json");
+            let id = name.split_once('.').map(|(id, _)| id);
             id.is_some_and(|id| known.iter().any(|s| s.id == id))
         };
         // Remove foreign files, and partial files of killed processes: only the lock holder writes here.
@@ -241,7 +288,20 @@ impl RunDirectory {
                 let _ = fs::remove_file(entry.path());
             }
         }
+        let newest = known.iter().rev().map(|s| s.id.as_str());
+        self.bound_output(newest.filter(|id| !overdue.contains(id)), MOST_OUTPUT);
         remove_if_empty(&directory, &all);
+    }
+
+    /// Removes the output of the last of these sandboxes, so that all output together has at most `most` bytes.
+    fn bound_output<'a>(&self, ids: impl Iterator<Item = &'a str>, most: u64) {
+        let mut bytes = 0;
+        for id in ids {
+            bytes += Journal::size(&self.ended_output(id));
+            if bytes > most {
+                Journal::remove(&self.ended_output(id));
+            }
+        }
     }
 
     /// Records which sandboxes without an owner ended without a request. This must precede the removal of anything of them.
@@ -259,13 +319,13 @@ impl RunDirectory {
     /// The same for one directory. The caller holds its lock.
     pub(super) fn note_failure_in(&self, path: &Path, cgroups: &Hierarchy) {
         let Ok(record) = read_record(path) else { return };
-        if !is_failure(path, &record) || self.failed_file(&record.id).exists() {
+        if !is_failure(path, &record) || self.ended_file(&record.id).exists() {
             return;
         }
         let evidence = Evidence::left_in(path, record.cgroup.as_deref(), cgroups);
         let failed = record.failed(None, evidence.failure());
         log_failure(&failed);
-        if let Err(e) = self.note_failed(&failed) {
+        if let Err(e) = self.note_ended(&failed) {
             tracing::error!("{e}");
         }
     }
@@ -304,5 +364,5 @@ pub fn log_failure(failed: &Sandbox) {
 }
 
 #[cfg(test)]
-#[path = "failed_test.rs"]
+#[path = "ended_test.rs"]
 mod tests;

@@ -8,6 +8,7 @@ use thaw_sys::lock::Lock;
 use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 
 use crate::container::Container;
+use crate::container::archive::Transfers;
 use crate::container::pod_pids::PodPids;
 use crate::disks::Disks;
 use crate::error::{Error, Result};
@@ -28,6 +29,7 @@ pub struct Sandbox {
     /// The PID namespace that containers can share.
     pub pids: PodPids,
     pub ooms: OomEvents,
+    pub transfers: Transfers,
     /// Read-locked by each call that creates, starts, pauses or removes something, until it completes, even if
     /// its caller is gone. Write-locked while everything is stopped ([`crate::quiesce`]).
     pub activity: Arc<RwLock<()>>,

@@ -13,7 +13,10 @@ use thaw_protocol::agent::agent::{
 };
 use thaw_protocol::agent::agent_ttrpc::AgentServiceClient;
 use thaw_protocol::agent::answers::Answers;
-use thaw_protocol::agent::files::{ReadFileRequest, ReadFileResponse, WriteFileRequest};
+use thaw_protocol::agent::files::{
+    FileInfo, NextPieceRequest, PackRequest, ReadFileRequest, ReadFileResponse, StatRequest, UnpackRequest,
+    WriteFileRequest,
+};
 use thaw_protocol::agent::files_ttrpc::FilesClient;
 use thaw_protocol::agent::health::CheckRequest;
 use thaw_protocol::agent::health_ttrpc::HealthClient;
@@ -311,5 +314,44 @@ impl AgentClient {
     /// Writes a part of a container's file.
     pub async fn write_file(&self, request: &WriteFileRequest) -> Result<()> {
         self.files.write(Context::default(), request).await.map(drop)
+    }
+
+    /// Looks at a file of a container.
+    pub async fn stat(&self, request: &StatRequest) -> Result<FileInfo> {
+        let answer = self.files.stat(Context::default(), request).await?;
+        Ok(answer.info.unwrap_or_default())
+    }
+
+    /// Begins to pack a file or directory of a container.
+    pub async fn pack(&self, request: &PackRequest) -> Result<()> {
+        self.files.pack(Context::default(), request).await.map(drop)
+    }
+
+    /// The next piece of what is packed; empty at the end.
+    pub async fn next_piece(&self, transfer: &str) -> Result<Vec<u8>> {
+        let request = NextPieceRequest {
+            transfer: transfer.into(),
+            ..Default::default()
+        };
+        let answer = self.files.next_piece(Context::default(), &request).await?;
+        Ok(answer.data)
+    }
+
+    /// Sends a piece of an archive that is unpacked in a container.
+    pub async fn unpack(&self, request: &UnpackRequest) -> Result<()> {
+        self.files.unpack(Context::default(), request).await.map(drop)
+    }
+
+    /// Forgets a transfer of an archive, in either direction.
+    pub async fn abandon_transfer(&self, transfer: &str) -> Result<()> {
+        let request = NextPieceRequest {
+            transfer: transfer.into(),
+            abandon: true,
+            ..Default::default()
+        };
+        self.files
+            .next_piece(Context::default(), &request)
+            .await
+            .map(drop)
     }
 }

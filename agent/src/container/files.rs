@@ -5,13 +5,16 @@
 //! kept between two requests: an upload grows in a hidden file beside its target, and replaces the target when
 //! it is complete.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Component, Path};
 
-use rustix::fs::{AtFlags, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{AtFlags, FileType, Mode, OFlags, Stat};
 use rustix::io::Errno;
+use thaw_archive::{Links, Root};
 use thaw_protocol::agent::files::{ReadFileRequest, ReadFileResponse, WriteFileRequest};
 
 use crate::error::{Error, Result, WithContext};
@@ -23,7 +26,7 @@ const MAX_READ: usize = 256 << 10;
 const MAX_FILE_SIZE: u64 = 1 << 30;
 /// Longest path, in bytes.
 const MAX_PATH: usize = 4096;
-/// Longest name of an upload.
+/// Longest name of an upload or a transfer.
 const MAX_UPLOAD_NAME: usize = 64;
 
 /// Reads a part of a file.
@@ -67,16 +70,7 @@ pub fn read(root: impl AsFd, r: &ReadFileRequest) -> Result<ReadFileResponse> {
 /// Appends a part to an upload. The last part makes the upload replace the file.
 pub fn write(root: impl AsFd, r: &WriteFileRequest) -> Result<()> {
     let path = checked(&r.path)?;
-    let plain = r
-        .upload
-        .bytes()
-        .all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    if !plain || !(1..=MAX_UPLOAD_NAME).contains(&r.upload.len()) {
-        return Err(Error::Invalid(format!(
-            "{:?} is not a valid upload name",
-            r.upload
-        )));
-    }
+    check_name(&r.upload)?;
     if r.offset
         .checked_add(r.data.len() as u64)
         .is_none_or(|end| end > MAX_FILE_SIZE)
@@ -118,6 +112,15 @@ pub fn write(root: impl AsFd, r: &WriteFileRequest) -> Result<()> {
     })
 }
 
+/// Checks the name of an upload or a transfer.
+pub(super) fn check_name(name: &str) -> Result<()> {
+    let plain = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
+    match plain && (1..=MAX_UPLOAD_NAME).contains(&name.len()) {
+        true => Ok(()),
+        false => Err(Error::Invalid(format!("{name:?} is not a valid upload name"))),
+    }
+}
+
 /// Appends a part to the upload's file.
 fn add(directory: &OwnedFd, upload: &str, r: &WriteFileRequest) -> std::io::Result<File> {
     let begin = match r.offset {
@@ -153,17 +156,9 @@ fn own(file: &File, before: Option<Stat>, mode: u32) -> std::io::Result<()> {
 }
 
 /// Finds a path within a root, and follows links there. Opens nothing.
-fn resolve(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> Result<OwnedFd> {
-    let flags = OFlags::PATH | OFlags::CLOEXEC | flags;
-    let within = ResolveFlags::IN_ROOT | ResolveFlags::NO_MAGICLINKS;
-    loop {
-        match rustix::fs::openat2(root, path, flags, Mode::empty(), within) {
-            // A component was moved meanwhile.
-            Err(Errno::AGAIN) => {}
-            Err(e) => return Err(refused("find", path, e.into())),
-            Ok(found) => return Ok(found),
-        }
-    }
+pub(super) fn resolve(root: BorrowedFd<'_>, path: &Path, flags: OFlags) -> Result<OwnedFd> {
+    let opened = Root::new(root, Links::WithinRoot).open(path, OFlags::PATH | flags);
+    opened.map_err(|e| refused("find", path, e.into()))
 }
 
 fn checked(path: &str) -> Result<&Path> {
@@ -176,13 +171,28 @@ fn checked(path: &str) -> Result<&Path> {
     Ok(Path::new(path))
 }
 
+/// A path of a file or a directory, `/` too, which need not be UTF-8.
+pub(super) fn checked_bytes(path: &[u8]) -> Result<&Path> {
+    let text = Path::new(OsStr::from_bytes(path));
+    let mut parts = text.components();
+    let is_absolute = parts.next() == Some(Component::RootDir);
+    if path.len() > MAX_PATH || path.contains(&0) || !is_absolute || parts.any(|p| p == Component::ParentDir)
+    {
+        return Err(Error::Invalid(format!(
+            "{:?} is not an absolute path of at most {MAX_PATH} bytes without '..'",
+            text.display().to_string()
+        )));
+    }
+    Ok(text)
+}
+
 /// A number that differs between two files that exist at the same time. Never 0.
 fn identity(stat: &Stat) -> u64 {
     (stat.st_dev.rotate_left(32) ^ stat.st_ino) | 1 << 63
 }
 
 /// An error from the container's file system is not a failure of the agent.
-fn refused(doing: &str, path: &Path, error: std::io::Error) -> Error {
+pub(super) fn refused(doing: &str, path: &Path, error: std::io::Error) -> Error {
     let what = format!("cannot {doing} {}: {error}", path.display());
     match error.raw_os_error() {
         Some(libc::ENOENT | libc::ENOTDIR) => Error::NoFile(what),

@@ -4,10 +4,12 @@
 //! does. [`Container::remove`] cleans up after its processes have ended. The cgroup determines which processes
 //! belong to a container.
 
+pub mod archive;
 pub mod capabilities;
 pub mod cgroup;
 pub mod files;
 pub mod fork;
+pub mod inspect;
 pub mod launch;
 pub mod pod_pids;
 pub mod process;

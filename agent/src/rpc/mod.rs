@@ -4,6 +4,7 @@
 //! Blocking work (mounts, forks, executing a program) runs on a worker thread and completes even if its caller
 //! disconnects.
 
+mod container_files;
 mod containers;
 mod files;
 mod guest;
@@ -18,8 +19,7 @@ use async_trait::async_trait;
 use thaw_protocol::agent::agent::*;
 use thaw_protocol::agent::agent_ttrpc::{AgentService, create_agent_service};
 use thaw_protocol::agent::csi::VolumeStatsResponse;
-use thaw_protocol::agent::files::{ReadFileRequest, ReadFileResponse, WriteFileRequest, WriteFileResponse};
-use thaw_protocol::agent::files_ttrpc::{Files, create_files};
+use thaw_protocol::agent::files_ttrpc::create_files;
 use thaw_protocol::agent::health::{
     CheckRequest, HealthCheckResponse, VersionCheckResponse, health_check_response,
 };
@@ -125,27 +125,6 @@ impl Health for Api {
             agent_version: format!("thaw-agent {}", env!("CARGO_PKG_VERSION")),
             ..Default::default()
         })
-    }
-}
-
-#[async_trait]
-impl Files for Api {
-    async fn read(&self, _: &TtrpcContext, r: ReadFileRequest) -> Answer<ReadFileResponse> {
-        let container = self.sandbox.container(&r.container_id).map_err(status)?;
-        let read = move || crate::container::files::read(container.root()?, &r);
-        blocking(read).await.map_err(status)
-    }
-
-    async fn write(&self, _: &TtrpcContext, r: WriteFileRequest) -> Answer<WriteFileResponse> {
-        // A snapshot must not contain a half-renamed file.
-        let activity = self.sandbox.activity().await;
-        let container = self.sandbox.container(&r.container_id).map_err(status)?;
-        let write = move || {
-            let _motion = activity;
-            crate::container::files::write(container.root()?, &r)
-        };
-        blocking(write).await.map_err(status)?;
-        Ok(WriteFileResponse::default())
     }
 }
 

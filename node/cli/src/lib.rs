@@ -12,6 +12,7 @@ use thaw_sandbox::paths::VARIABLES;
 use crate::ui::Ui;
 
 mod attach;
+mod cp;
 mod detach;
 mod doctor;
 mod exec;
@@ -38,6 +39,7 @@ mod values;
 mod wait;
 
 pub use attach::AttachArguments;
+pub use cp::CopyArguments;
 pub use image::ImageCommand;
 pub use install::InstallArguments;
 pub use limit::{ChangeLimits, LimitArguments};
@@ -93,6 +95,8 @@ pub enum Command {
     Run(Box<RunArguments>),
     /// Run another command in a running sandbox
     Exec(Box<ExecArguments>),
+    /// Copy files and directories between this host and a running sandbox
+    Cp(CopyArguments),
     /// List running sandboxes; with --quiet, only their ids
     #[command(after_help = "Example:\n  thaw rm $(thaw ps -q)")]
     Ps {
@@ -408,6 +412,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Error> {
     match &cli.command {
         Command::Run(arguments) => in_runtime(run::run(arguments, cli.global.keeper, ui)),
         Command::Exec(arguments) => in_runtime(exec::exec(arguments)),
+        Command::Cp(arguments) => in_runtime(cp::copy(arguments)),
         Command::Ps { all } => ps::ps(*all, ui),
         Command::Top(arguments) => in_runtime(top::top(arguments, cli.global.json)),
         Command::Pause { sandbox } => in_runtime(running::pause(sandbox)),

@@ -20,6 +20,7 @@ macro_rules! targets {
 }
 
 targets! {
+    archive_unpack,
     balloon,
     blk_disk,
     blk_image,

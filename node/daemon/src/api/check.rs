@@ -171,6 +171,20 @@ pub fn file(path: &str) -> Result<(), Refusal> {
     }
 }
 
+/// A path of a file or a directory in a container: `/` too, and one that ends with `/` or `/.`.
+pub fn directory(path: &str) -> Result<(), Refusal> {
+    let is_plain = !Path::new(path)
+        .components()
+        .any(|part| part == Component::ParentDir);
+    match is_plain && path.starts_with('/') && path.len() <= MAX_TEXT && !path.contains('\0') {
+        true => Ok(()),
+        false => {
+            let what = format!("path is an absolute path without '..', of at most {MAX_TEXT} bytes");
+            Err(Refusal::new(ApiCode::BadParameter, what))
+        }
+    }
+}
+
 /// A terminal's size.
 pub fn size(size: TerminalSize) -> Result<(), Refusal> {
     match size.rows > 0 && size.columns > 0 {

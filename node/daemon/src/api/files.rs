@@ -1,7 +1,7 @@
 //! The files of a container, which the guest's agent reads and writes.
 
 use async_trait::async_trait;
-use thaw_protocol::agent::files::{ReadFileRequest, WriteFileRequest};
+use thaw_protocol::agent::files::{PackRequest, ReadFileRequest, UnpackRequest, WriteFileRequest};
 use thaw_sandbox::agent_client::AgentClient;
 use thaw_sandbox::error::{Error, ErrorKind};
 use ttrpc::Code;
@@ -23,14 +23,32 @@ pub struct Piece {
     pub identity: u64,
 }
 
-/// The file that is being written.
+/// What is being written.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Upload {
     pub path: String,
     /// Different for each upload.
     pub name: String,
-    /// The mode of a new file.
-    pub mode: u32,
+    pub kind: UploadKind,
+}
+
+/// What an upload becomes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UploadKind {
+    /// A file; a new one gets this mode.
+    File { mode: u32 },
+    /// What the tar stream contains, below the path.
+    Archive { keep_owner: bool },
+}
+
+/// A file or directory that is read as a tar stream.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Download {
+    pub path: String,
+    /// Of a link at the end of the path: what it leads to.
+    pub follow: bool,
+    /// Different for each download.
+    pub name: String,
 }
 
 /// The files of one container.
@@ -38,7 +56,13 @@ pub struct Upload {
 pub trait Files: std::fmt::Debug + Send + Sync {
     /// Reads a piece at an offset. An identity other than 0 must be the file's.
     async fn read(&self, path: &str, offset: u64, identity: u64) -> Result<Piece, Refusal>;
-    /// Writes a piece, in order. The file appears with the last.
+    /// Begins to read an archive.
+    async fn pack(&self, download: &Download) -> Result<(), Refusal>;
+    /// The next piece of an archive; empty at its end.
+    async fn next_piece(&self, download: &Download) -> Result<Vec<u8>, Refusal>;
+    /// Ends the reading of an archive.
+    async fn abandon_download(&self, download: &Download);
+    /// Writes a piece, in order. A file appears with the last.
     async fn write(&self, upload: &Upload, offset: u64, data: Vec<u8>, last: bool) -> Result<(), Refusal>;
     /// Discards an upload.
     async fn abandon(&self, upload: &Upload);
@@ -71,31 +95,91 @@ impl Files for GuestFiles {
         })
     }
 
-    async fn write(&self, upload: &Upload, offset: u64, data: Vec<u8>, last: bool) -> Result<(), Refusal> {
-        let request = WriteFileRequest {
+    async fn pack(&self, download: &Download) -> Result<(), Refusal> {
+        let request = PackRequest {
             container_id: self.container.clone(),
-            path: upload.path.clone(),
-            upload: upload.name.clone(),
-            offset,
-            data,
-            last,
-            mode: upload.mode,
+            path: download.path.clone().into_bytes(),
+            name: entry_name(&download.path).into(),
+            follow: download.follow,
+            transfer: download.name.clone(),
             ..Default::default()
         };
-        self.agent.write_file(&request).await.map_err(refusal)
+        self.agent.pack(&request).await.map_err(refusal)
+    }
+
+    async fn next_piece(&self, download: &Download) -> Result<Vec<u8>, Refusal> {
+        self.agent.next_piece(&download.name).await.map_err(refusal)
+    }
+
+    async fn abandon_download(&self, download: &Download) {
+        if let Err(e) = self.agent.abandon_transfer(&download.name).await {
+            tracing::debug!("a download stays behind in its guest: {e}");
+        }
+    }
+
+    async fn write(&self, upload: &Upload, offset: u64, data: Vec<u8>, last: bool) -> Result<(), Refusal> {
+        let written = match upload.kind {
+            UploadKind::File { mode } => {
+                let request = WriteFileRequest {
+                    offset,
+                    data,
+                    last,
+                    mode,
+                    ..self.file(upload)
+                };
+                self.agent.write_file(&request).await
+            }
+            UploadKind::Archive { keep_owner } => {
+                let request = UnpackRequest {
+                    container_id: self.container.clone(),
+                    path: upload.path.clone().into_bytes(),
+                    transfer: upload.name.clone(),
+                    offset,
+                    data,
+                    last,
+                    keep_owner,
+                    ..Default::default()
+                };
+                self.agent.unpack(&request).await
+            }
+        };
+        written.map_err(refusal)
     }
 
     async fn abandon(&self, upload: &Upload) {
-        let request = WriteFileRequest {
+        let abandoned = match upload.kind {
+            UploadKind::File { .. } => {
+                let request = WriteFileRequest {
+                    abandon: true,
+                    ..self.file(upload)
+                };
+                self.agent.write_file(&request).await
+            }
+            UploadKind::Archive { .. } => self.agent.abandon_transfer(&upload.name).await,
+        };
+        if let Err(e) = abandoned {
+            tracing::debug!("an upload stays behind in its container: {e}");
+        }
+    }
+}
+
+impl GuestFiles {
+    /// A request for the file of an upload.
+    fn file(&self, upload: &Upload) -> WriteFileRequest {
+        WriteFileRequest {
             container_id: self.container.clone(),
             path: upload.path.clone(),
             upload: upload.name.clone(),
-            abandon: true,
             ..Default::default()
-        };
-        if let Err(e) = self.agent.write_file(&request).await {
-            tracing::debug!("an upload stays behind in its container: {e}");
         }
+    }
+}
+
+/// The name of an archive's first entry: the path's last part, or `.` for a path that ends with `/.` and for `/`.
+fn entry_name(path: &str) -> &str {
+    match path.trim_end_matches('/').rsplit('/').next() {
+        Some("") | None => ".",
+        Some(name) => name,
     }
 }
 
@@ -118,6 +202,19 @@ fn refusal(error: ttrpc::Error) -> Refusal {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn archive_begins_with_the_last_part_of_its_path() {
+        for (path, name) in [
+            ("/a/b", "b"),
+            ("/a/b/", "b"),
+            ("/a/.", "."),
+            ("/", "."),
+            ("/a/./", "."),
+        ] {
+            assert_eq!(entry_name(path), name, "{path}");
+        }
+    }
 
     #[test]
     fn the_agents_codes_say_whose_fault_it_is() {

@@ -17,7 +17,7 @@
 //! | [`extract`], [`check`] | parsing and validating requests |
 //! | [`sandboxes`], [`exec`], [`logs`], [`transfer`], [`images`], [`health`], [`drain`], [`metrics`], [`usage`] | the handlers, by subject |
 //! | [`session`], [`process`] | a process of a container, and the caller that runs it |
-//! | [`files`] | the files of a container |
+//! | [`files`], [`archive`] | the files of a container, and tar streams of them |
 //! | [`container_monitor`], [`readiness`] | the containers that the API started: output, exit, readiness |
 //! | [`timing`] | where the time of a creation went |
 //! | [`idempotency`] | creations that happen once |
@@ -27,6 +27,7 @@
 //! | [`watch`] | the current state of every sandbox, and the changes |
 //! | [`client`] | the client |
 
+pub mod archive;
 pub mod check;
 pub mod client;
 pub mod client_roles;

@@ -14,14 +14,22 @@ use serde::Deserialize;
 use thaw_protocol::api::{FILE_MODE, MAX_FILE, Problem};
 use thaw_sandbox::error::Error;
 use thaw_sandbox::id::new_id;
-use utoipa::IntoParams;
+use utoipa::{IntoParams, ToSchema};
 
-use super::check;
 use super::daemon::Daemon;
 use super::extract::{BODY_LIMIT, Parameters, content_length};
-use super::files::{Files, PIECE, Piece, Upload};
+use super::files::{Files, PIECE, Piece, Upload, UploadKind};
 use super::problem::{ApiCode, Refusal};
 use super::scope::Wanted;
+use super::{archive, check};
+
+/// The form of an archive.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum ArchiveForm {
+    /// A tar stream.
+    Tar,
+}
 
 /// Which file is read.
 #[derive(Debug, Deserialize, IntoParams)]
@@ -31,6 +39,12 @@ pub struct ReadParameters {
     /// Absolute path in the container, without `..`.
     #[param(max_length = 1024, pattern = r"^/[^\x00]*$")]
     path: String,
+    /// Read a file or a directory with all below it as an archive. Its names begin with the path's last part, or with `.` if the path
+    /// ends with `/.`
+    #[param(inline)]
+    archive: Option<ArchiveForm>,
+    /// With `archive`: follow a link at the end of the path instead of reading the link itself [default: false].
+    follow: Option<bool>,
 }
 
 /// Which file is written.
@@ -44,12 +58,17 @@ pub struct WriteParameters {
     /// Permission bits of a new file, in octal [default: 0644].
     #[param(pattern = "^[0-7]{1,4}$")]
     mode: Option<String>,
+    /// Unpack an archive below the path, which must be a directory. Directories keep what else they have.
+    #[param(inline)]
+    archive: Option<ArchiveForm>,
+    /// With `archive`: give files the owners that the archive names, instead of the container's root user [default: false].
+    keep_owner: Option<bool>,
 }
 
-/// Reads a file of the sandbox's container, as the container's root user sees it.
+/// Reads a file of the sandbox's container, as the container's root user sees it; with `archive`, a file or directory as a tar stream.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}/files", operation_id = "readFile", tag = "files",
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), ReadParameters), responses(
-    (status = 200, description = "The file", body = Vec<u8>, content_type = "application/octet-stream",
+    (status = 200, description = "The file; with `archive` a tar stream (application/x-tar), whose end says that it is whole", body = Vec<u8>, content_type = "application/octet-stream",
         headers(("thaw-file-mode" = String, description = "The file's permission bits, in octal"))),
     (status = 400, description = "A parameter is invalid", body = Problem, content_type = "application/problem+json"),
     (status = 404, description = "There is no such sandbox, container or file", body = Problem, content_type = "application/problem+json"),
@@ -62,6 +81,12 @@ pub async fn read(
     wanted: Wanted,
     Parameters(asked): Parameters<ReadParameters>,
 ) -> Result<Response, Refusal> {
+    if asked.archive.is_some() {
+        check::directory(&asked.path)?;
+        let files = daemon.running(&wanted)?.files().await?;
+        return archive::read(files, asked.path, asked.follow.unwrap_or(false)).await;
+    }
+    without_archive("follow", asked.follow)?;
     check::file(&asked.path)?;
     let files = daemon.running(&wanted)?.files().await?;
     let first = files.read(&asked.path, 0, 0).await?;
@@ -135,7 +160,8 @@ impl Reading {
 
 /// Writes a file of the sandbox's container, as the container's root user.
 ///
-/// The file appears once it is complete. It replaces an existing file, whose owner and permissions it keeps.
+/// The file appears once it is complete. It replaces an existing file, whose owner and permissions it keeps. With `archive`, the body is
+/// a tar stream that is unpacked below the path; what was unpacked before an error stays.
 #[utoipa::path(put, path = "/v1/sandboxes/{id}/files", operation_id = "writeFile", tag = "files",
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), WriteParameters),
     request_body(content = Vec<u8>, content_type = "application/octet-stream"), responses(
@@ -145,7 +171,7 @@ impl Reading {
     (status = 408, description = "The body did not arrive in time", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "The sandbox is not running, or the file cannot be written", body = Problem, content_type = "application/problem+json"),
     (status = 413, description = "The file exceeds 1 GiB", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "The path is a directory", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The path is a directory, or not one for an archive", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
     (status = 507, description = "There is no space left in the sandbox", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -155,13 +181,12 @@ pub async fn write(
     Parameters(asked): Parameters<WriteParameters>,
     request: Request,
 ) -> Result<StatusCode, Refusal> {
-    check::file(&asked.path)?;
-    let mode = asked.mode.as_deref().unwrap_or("0644");
-    let mode = match u32::from_str_radix(mode, 8) {
-        Ok(bits) if bits <= 0o7777 && mode.bytes().all(|b| b.is_ascii_digit()) => bits,
-        _ => return Err(Refusal::new(ApiCode::BadParameter, "mode is octal, at most 7777")),
+    let kind = kind(&asked)?;
+    let most = match kind {
+        UploadKind::File { .. } => MAX_FILE,
+        UploadKind::Archive { .. } => u64::MAX,
     };
-    if content_length(&request).is_some_and(|length| length > MAX_FILE) {
+    if content_length(&request).is_some_and(|length| length > most) {
         return Err(too_large());
     }
     let name = new_id().map_err(|e| Error::system("cannot read random bytes", &e))?;
@@ -170,7 +195,7 @@ pub async fn write(
         upload: Upload {
             path: asked.path,
             name,
-            mode,
+            kind,
         },
         at: 0,
         over: false,
@@ -192,7 +217,7 @@ pub async fn write(
                 return Err(Refusal::new(ApiCode::TooSlow, what));
             }
         };
-        if writing.at + (held.len() + data.len()) as u64 > MAX_FILE {
+        if writing.at + (held.len() + data.len()) as u64 > most {
             return Err(too_large());
         }
         let mut data = &data[..];
@@ -206,6 +231,39 @@ pub async fn write(
     }
     writing.write(held, true).await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// What the body of a request is.
+fn kind(asked: &WriteParameters) -> Result<UploadKind, Refusal> {
+    if asked.archive.is_some() {
+        check::directory(&asked.path)?;
+        if asked.mode.is_some() {
+            let what = "mode is for a file: an archive says the modes of what is in it";
+            return Err(Refusal::new(ApiCode::BadParameter, what));
+        }
+        let keep_owner = asked.keep_owner.unwrap_or(false);
+        return Ok(UploadKind::Archive { keep_owner });
+    }
+    without_archive("keep_owner", asked.keep_owner)?;
+    check::file(&asked.path)?;
+    let mode = asked.mode.as_deref().unwrap_or("0644");
+    match u32::from_str_radix(mode, 8) {
+        Ok(mode) if mode <= 0o7777 && asked.mode.iter().all(|m| m.bytes().all(|b| b.is_ascii_digit())) => {
+            Ok(UploadKind::File { mode })
+        }
+        _ => Err(Refusal::new(ApiCode::BadParameter, "mode is octal, at most 7777")),
+    }
+}
+
+/// Refuses a parameter that needs `archive`.
+fn without_archive(name: &str, value: Option<bool>) -> Result<(), Refusal> {
+    match value {
+        None => Ok(()),
+        Some(_) => Err(Refusal::new(
+            ApiCode::BadParameter,
+            format!("{name} goes with archive"),
+        )),
+    }
 }
 
 fn too_large() -> Refusal {

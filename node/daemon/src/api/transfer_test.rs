@@ -161,7 +161,7 @@ async fn a_file_that_changes_under_the_reader_breaks_the_answer_off() {
     let upload = Upload {
         path: "/a".into(),
         name: "u".into(),
-        mode: 0o644,
+        kind: UploadKind::File { mode: 0o644 },
     };
     fake.files.write(&upload, 0, vec![1; 10], true).await.unwrap();
     let mut reading = Reading {
@@ -179,4 +179,55 @@ async fn a_file_that_changes_under_the_reader_breaks_the_answer_off() {
     reading.next = Some(fake.files.read("/a", 0, 0).await.unwrap());
     assert_eq!(reading.next().await.unwrap().unwrap().len(), 2);
     assert!(reading.next().await.is_none());
+}
+
+#[tokio::test]
+async fn archive_is_passed_through_as_it_is() {
+    let (fake, routes) = with_sandbox().await;
+    let archive: Vec<u8> = (0..2 * PIECE + 7).map(|n| n as u8).collect();
+    let written = send(
+        &routes,
+        put("path=/&archive=tar&keep_owner=true", archive.clone()),
+    )
+    .await;
+    assert_eq!(written.status(), StatusCode::NO_CONTENT);
+    let read = get(&routes, "/&archive=tar").await;
+    assert_eq!(read.headers()["content-type"], "application/x-tar");
+    assert!(whole(read).await == archive);
+    let missing = ask("GET", &format!("{PATH}?path=/none&archive=tar"), JSON, "");
+    refused(&routes, missing, 404, "file-not-found", "none").await;
+    // A guest that fails in the middle breaks the answer off.
+    let upload = Upload {
+        path: "/broken".into(),
+        name: "u".into(),
+        kind: UploadKind::Archive { keep_owner: false },
+    };
+    fake.files.write(&upload, 0, vec![1], true).await.unwrap();
+    let broken = get(&routes, "/broken&archive=tar").await;
+    let body = axum::body::to_bytes(broken.into_body(), 1 << 20).await;
+    assert!(body.is_err());
+}
+
+#[tokio::test]
+async fn archive_parameters_are_checked() {
+    let (_fake, routes) = with_sandbox().await;
+    for query in [
+        "path=a&archive=tar",
+        "path=/a/../b&archive=tar",
+        "path=/a%00&archive=tar",
+        "path=/a&archive=zip",
+        "path=/a&follow=true&keep_owner=true",
+    ] {
+        for method in ["GET", "PUT"] {
+            let asked = ask(method, &format!("{PATH}?{query}"), JSON, "");
+            refused(&routes, asked, 400, "bad-parameter", query).await;
+        }
+    }
+    for query in [
+        "path=/a&keep_owner=true",
+        "path=/a&archive=tar&mode=0600",
+        "path=/a&follow=true",
+    ] {
+        refused(&routes, put(query, ""), 400, "bad-parameter", query).await;
+    }
 }

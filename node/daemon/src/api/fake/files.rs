@@ -1,12 +1,12 @@
 //! Fake files: they need no guest.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Mutex;
 
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use crate::api::files::{Files, PIECE, Piece, Upload};
+use crate::api::files::{Download, Files, PIECE, Piece, Upload};
 use crate::api::problem::{ApiCode, Refusal};
 
 /// The files of a container, and those that are being written.
@@ -14,6 +14,7 @@ use crate::api::problem::{ApiCode, Refusal};
 pub struct FakeFiles {
     whole: Mutex<BTreeMap<String, Vec<u8>>>,
     parts: watch::Sender<BTreeMap<String, Vec<u8>>>,
+    downloads: Mutex<BTreeMap<String, VecDeque<Vec<u8>>>>,
 }
 
 #[async_trait]
@@ -36,6 +37,33 @@ impl Files for FakeFiles {
             mode: 0o640,
             identity: 7,
         })
+    }
+
+    async fn pack(&self, download: &Download) -> Result<(), Refusal> {
+        let whole = self.whole.lock().unwrap();
+        let archive = whole.get(&download.path);
+        let archive = archive.ok_or_else(|| Refusal::new(ApiCode::NoFile, &download.path))?;
+        let pieces = archive.chunks(PIECE).map(<[u8]>::to_vec).collect();
+        let mut downloads = self.downloads.lock().unwrap();
+        downloads.insert(download.name.clone(), pieces);
+        Ok(())
+    }
+
+    async fn next_piece(&self, download: &Download) -> Result<Vec<u8>, Refusal> {
+        if download.path == "/broken" {
+            return Err(Refusal::new(ApiCode::FileRefused, "broken"));
+        }
+        let mut downloads = self.downloads.lock().unwrap();
+        let pieces = downloads.get_mut(&download.name).unwrap();
+        let Some(piece) = pieces.pop_front() else {
+            downloads.remove(&download.name);
+            return Ok(Vec::new());
+        };
+        Ok(piece)
+    }
+
+    async fn abandon_download(&self, download: &Download) {
+        self.downloads.lock().unwrap().remove(&download.name);
     }
 
     async fn write(&self, upload: &Upload, offset: u64, data: Vec<u8>, last: bool) -> Result<(), Refusal> {

@@ -1,0 +1,249 @@
+//! Files go into a sandbox and out of it, by `thaw cp` and by the API, and mean what they mean to `docker cp`.
+
+#![allow(clippy::unwrap_used)]
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Child, Stdio};
+
+use thaw_e2e::home::Home;
+use thaw_e2e::{Outcome, image, run};
+
+/// A node with a sandbox called `box`.
+struct Place {
+    home: Home,
+    thawd: Child,
+}
+
+impl Place {
+    fn new(flags: &[&str]) -> Place {
+        let home = Home::new();
+        let thawd = home.thawd(&[]);
+        let busybox = image("busybox");
+        let arguments = [
+            &["run", "-d", "--name", "box"],
+            flags,
+            &[&busybox, "sleep", "100000"],
+        ]
+        .concat();
+        run(&mut home.thaw(&arguments)).ok();
+        Place { home, thawd }
+    }
+
+    fn copy(&self, arguments: &[&str]) -> Outcome {
+        run(&mut self.home.thaw(&[&["cp"], arguments].concat()))
+    }
+
+    /// The error of a copy that is refused.
+    fn refused(&self, arguments: &[&str]) -> String {
+        let outcome = self.copy(arguments);
+        assert_eq!(outcome.code(), 125, "{arguments:?}: {outcome:?}");
+        assert_eq!(outcome.stderr.lines().count(), 1, "{outcome:?}");
+        outcome.stderr
+    }
+
+    fn shell(&self, script: &str) -> String {
+        run(&mut self.home.thaw(&["exec", "box", "sh", "-c", script])).ok()
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        run(&mut self.home.thaw(&["rm", "box"]));
+        let _ = self.thawd.kill();
+        let _ = self.thawd.wait();
+    }
+}
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A directory with everything that a copy must keep.
+fn tree(at: &Path) {
+    fs::create_dir_all(at.join("sub/empty")).unwrap();
+    fs::write(at.join("file"), "contents").unwrap();
+    fs::set_permissions(at.join("file"), fs::Permissions::from_mode(0o4640)).unwrap();
+    fs::hard_link(at.join("file"), at.join("sub/again")).unwrap();
+    symlink("../../../../etc/passwd", at.join("sub/out")).unwrap();
+    let odd = std::ffi::OsStr::from_bytes(b"odd\xffname");
+    fs::write(at.join(odd), "odd").unwrap();
+    let large: Vec<u8> = (0..3_000_000_u32).map(|n| (n / 7) as u8).collect();
+    fs::write(at.join("large"), large).unwrap();
+    let sparse = File::create(at.join("sparse")).unwrap();
+    sparse.set_len(256 << 20).unwrap();
+    std::os::unix::fs::FileExt::write_all_at(&sparse, b"end", (256 << 20) - 3).unwrap();
+}
+
+#[test]
+fn files_and_directories_are_copied_as_docker_copies_them() {
+    let place = Place::new(&[]);
+    let here = place.home.scratch("here");
+    tree(&here.join("tree"));
+    place.shell("mkdir /srv");
+    // In: a directory into one that exists, into a new one, and what is in it.
+    place.copy(&[text(&here.join("tree")), "box:/srv"]).ok();
+    place.copy(&[text(&here.join("tree")), "box:/tmp/new"]).ok();
+    place
+        .copy(&[&format!("{}/.", text(&here.join("tree"))), "box:/srv"])
+        .ok();
+    let listed = place.shell(
+        "cd /srv && stat -c '%a %h %s %u' file tree/file && readlink tree/sub/out && du -k tree/sparse /tmp/new/sparse \
+         && ls -d /tmp/new/sub/empty sub/empty",
+    );
+    let lines: Vec<&str> = listed.lines().collect();
+    assert_eq!(
+        lines[..3],
+        ["4640 2 8 0", "4640 2 8 0", "../../../../etc/passwd"],
+        "{listed}"
+    );
+    for line in &lines[3..5] {
+        let used: u64 = line.split('\t').next().unwrap().parse().unwrap();
+        assert!(used < 1024, "holes stay holes: {listed}");
+    }
+    assert_eq!(lines[5..], ["/tmp/new/sub/empty", "sub/empty"]);
+    // Out again: the same, except for set-user-ID.
+    place.copy(&["box:/srv/tree", text(&here.join("back"))]).ok();
+    for name in ["file", "sub/again", "large", "sparse"] {
+        let (old, new) = (here.join("tree").join(name), here.join("back").join(name));
+        assert!(fs::read(old).unwrap() == fs::read(new).unwrap(), "{name}");
+    }
+    let odd = std::ffi::OsStr::from_bytes(b"odd\xffname");
+    assert_eq!(fs::read(here.join("back").join(odd)).unwrap(), b"odd");
+    let file = fs::metadata(here.join("back/file")).unwrap();
+    assert_eq!((file.mode() & 0o7777, file.nlink()), (0o640, 2));
+    assert!(fs::metadata(here.join("back/sparse")).unwrap().blocks() * 512 < 1 << 20);
+    assert_eq!(
+        fs::read_link(here.join("back/sub/out")).unwrap(),
+        Path::new("../../../../etc/passwd")
+    );
+    // Single files: under their own name, under another, through a link, and the link itself.
+    place.copy(&["box:/etc/passwd", text(&here)]).ok();
+    place.copy(&["box:/etc/passwd", text(&here.join("users"))]).ok();
+    assert!(fs::read_to_string(here.join("users")).unwrap().contains("root"));
+    assert!(here.join("passwd").exists());
+    place.shell("ln -s /etc/passwd /tmp/link");
+    place.copy(&["box:/tmp/link", text(&here.join("link"))]).ok();
+    place
+        .copy(&["-L", "box:/tmp/link", text(&here.join("followed"))])
+        .ok();
+    assert!(fs::symlink_metadata(here.join("link")).unwrap().is_symlink());
+    assert!(fs::symlink_metadata(here.join("followed")).unwrap().is_file());
+    place.shell("ln -s /tmp/target /tmp/through");
+    place.copy(&[text(&here.join("users")), "box:/tmp/through"]).ok();
+    assert_eq!(
+        place.shell("test -L /tmp/through && grep -c root /tmp/target"),
+        "1\n"
+    );
+    // Owners only on request.
+    std::os::unix::fs::chown(here.join("users"), Some(1234), Some(5678)).unwrap();
+    place
+        .copy(&["-a", text(&here.join("users")), "box:/tmp/kept"])
+        .ok();
+    place.copy(&[text(&here.join("users")), "box:/tmp/roots"]).ok();
+    assert_eq!(
+        place.shell("stat -c %u:%g /tmp/kept /tmp/roots"),
+        "1234:5678\n0:0\n"
+    );
+}
+
+#[test]
+fn tar_streams_go_in_and_out() {
+    let place = Place::new(&[]);
+    let here = place.home.scratch("here");
+    place.shell("mkdir -p /data/sub && echo one >/data/sub/one");
+    let out = File::create(here.join("out.tar")).unwrap();
+    let written = place.home.thaw(&["cp", "box:/data", "-"]).stdout(out).status();
+    assert!(written.unwrap().success());
+    let mut archive = tar::Archive::new(File::open(here.join("out.tar")).unwrap());
+    let mut names: Vec<_> = archive
+        .entries()
+        .unwrap()
+        .map(|e| e.unwrap().path().unwrap().to_str().unwrap().to_owned())
+        .collect();
+    names.sort();
+    assert_eq!(names, ["data/", "data/sub/", "data/sub/one"]);
+    let mut command = place.home.thaw(&["cp", "-", "box:/tmp"]);
+    let again = run(command.stdin(Stdio::from(File::open(here.join("out.tar")).unwrap())));
+    again.ok();
+    assert_eq!(place.shell("cat /tmp/data/sub/one"), "one\n");
+    // The same over the API.
+    let archive = fs::read(here.join("out.tar")).unwrap();
+    place.shell("mkdir /api");
+    let (head, body) = ask(&place.home, "PUT", "path=/api&archive=tar", &archive);
+    assert!(head.starts_with("HTTP/1.1 204"), "{head} {body:?}");
+    assert_eq!(place.shell("cat /api/data/sub/one"), "one\n");
+    let (head, body) = ask(&place.home, "GET", "path=/api/data/.&archive=tar", b"");
+    assert!(head.contains("application/x-tar"), "{head}");
+    assert!(body.windows(9).any(|part| part == b"./sub/one"));
+    let (head, _) = ask(&place.home, "GET", "path=/none&archive=tar", b"");
+    assert!(head.starts_with("HTTP/1.1 404"), "{head}");
+}
+
+#[test]
+fn copies_that_cannot_be_say_why() {
+    let place = Place::new(&["--disk", "64m"]);
+    let here = place.home.scratch("here");
+    fs::write(here.join("f"), "f").unwrap();
+    fs::create_dir(here.join("d")).unwrap();
+    let (file, directory) = (here.join("f"), here.join("d"));
+    let (file, directory) = (text(&file), text(&directory));
+    place.shell("mkdir /x && mknod /x/dev c 1 3 && echo >/plain && ln -s / /x/up && mkfifo /fifo");
+    for (arguments, part) in [
+        (&[directory, "box:/plain"][..], "onto the file"),
+        (&["box:/x", file], "onto the file"),
+        (&["box:/x", directory], "dev is a device"),
+        (&["box:/none", directory], "no /none"),
+        (&[file, "box:/none/f"], "/none"),
+        (&[file, "box:/none/"], "no directory"),
+        (&[&format!("{file}/"), "box:/tmp"], "Not a directory"),
+        (&["box:/plain/", directory], "is not a directory"),
+        (&["box:/proc/version", directory], "kernel"),
+        (&["box:/a", "box:/b"], "directly"),
+        (&[file, directory], "neither"),
+        (&["-", "box:/plain"], "not a directory"),
+        (&[text(&here.join("none")), "box:/tmp"], "none"),
+    ] {
+        let error = place.refused(arguments);
+        assert!(error.contains(part), "{arguments:?}: {error}");
+    }
+    let nowhere = place.copy(&["nobody:/x", directory]);
+    assert_eq!(nowhere.code(), 91, "{nowhere:?}");
+    // A link of the guest that stands in the way of the host's files is refused, and nothing outside is written.
+    fs::create_dir(here.join("e")).unwrap();
+    symlink("..", here.join("e/x")).unwrap();
+    let error = place.refused(&["box:/x", text(&here.join("e"))]);
+    assert!(error.contains("x is a file or a link"), "{error}");
+    // More than there is room for: what is complete stays, the rest is told.
+    let large = File::create(here.join("large")).unwrap();
+    let mut large = std::io::BufWriter::new(large);
+    for n in 0..(100 << 18) {
+        large.write_all(&(n as u32 | 1).to_le_bytes()).unwrap();
+    }
+    drop(large);
+    let error = place.refused(&[text(&here.join("large")), "box:/large"]);
+    assert!(error.contains("No space left"), "{error}");
+    assert_eq!(place.shell("ls / | grep -c large; true"), "0\n");
+    place.copy(&["box:/fifo", text(&here.join("fifo"))]).ok();
+}
+
+/// A request for files of the sandbox: the answer's head and body.
+fn ask(home: &Home, method: &str, query: &str, body: &[u8]) -> (String, Vec<u8>) {
+    let mut stream = UnixStream::connect(home.run().join("thawd.sock")).unwrap();
+    let length = body.len();
+    let head = format!(
+        "{method} /v1/sandboxes/box/files?{query} HTTP/1.1\r\nHost: thawd\r\nConnection: close\r\n\
+         Content-Length: {length}\r\n\r\n"
+    );
+    stream.write_all(head.as_bytes()).unwrap();
+    stream.write_all(body).unwrap();
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let at = answer.windows(4).position(|part| part == b"\r\n\r\n").unwrap();
+    let head = String::from_utf8(answer[..at].to_vec()).unwrap();
+    (head, answer[at + 4..].to_vec())
+}

@@ -22,6 +22,7 @@ pub mod block;
 pub mod cgroup;
 mod demand;
 pub mod disk;
+pub mod foreground;
 pub mod limits;
 pub mod plan;
 pub mod pool;
@@ -30,6 +31,7 @@ pub mod resource;
 pub mod share;
 mod spawn;
 pub mod statistics;
+mod trouble;
 pub mod usage;
 pub mod vmm;
 

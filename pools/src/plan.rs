@@ -1,8 +1,11 @@
 //! How a pool is filled and emptied: how many resources it keeps ready, how many it makes at once, and how long it pauses after failures.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use thaw_sys::backoff::Backoff;
+
+use crate::foreground::Foreground;
 
 /// How many resources a pool keeps ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -83,6 +86,8 @@ pub struct Plan<W> {
     /// How many may wait to be destroyed before a caller that releases one destroys it itself.
     pub doomed: usize,
     pub backoff: Backoff,
+    /// The work that it does not refill beside at once.
+    pub yields_to: Option<Arc<Foreground>>,
 }
 
 impl<W> Plan<W> {
@@ -95,6 +100,7 @@ impl<W> Plan<W> {
             makers: 2,
             doomed: 256,
             backoff: Backoff::default(),
+            yields_to: None,
         }
     }
 }

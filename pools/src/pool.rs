@@ -6,6 +6,7 @@
 //! - Never more than [`high`](crate::plan::Watermarks::high) are ready. A pool sized by demand destroys what was not claimed in time,
 //!   down to [`low`](crate::plan::Watermarks::low).
 //! - Every resource is handed out once or destroyed once: never both, never neither, also when the pool is closed.
+//! - A pool to be refilled yields to the work that its plan names, for a short time and unless it has almost run out.
 //! - After a resource could not be made, or was unfit, the pool retries after a pause that doubles each time.
 //!
 //! A pool has threads of its own: makers, which sleep until claims have taken it below its low mark, and one that destroys. An empty pool
@@ -19,12 +20,22 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::demand::Demand;
+use crate::foreground::Wake;
 use crate::plan::{Plan, Sizing, Watermarks};
 use crate::resource::{Claim, Kind, SlowReason, Unfit};
 use crate::statistics::{Counters, PoolStatistics, add};
+use crate::trouble::Trouble;
 use thaw_failpoint::{Failpoint, reach};
-use thaw_sys::backoff::Backoff;
 use thaw_sys::lock::Lock;
+
+/// A pool that holds at most this part of its low mark has almost run out.
+const ALMOST_OUT: usize = 4;
+/// How long a pool that is to be filled yields to other work: a creation that pulls an image takes long, and costs the pool nothing.
+/// Tests must not depend on it.
+const YIELDS: Duration = match cfg!(test) {
+    true => Duration::from_secs(60),
+    false => Duration::from_millis(200),
+};
 
 /// Resources of one kind.
 pub struct Pool<K: Kind> {
@@ -59,6 +70,8 @@ struct State<R> {
     making: usize,
     /// Whether the pool has fallen below the low mark and not reached the high one since.
     filling: bool,
+    /// When it stops to yield to other work.
+    yields_until: Option<Instant>,
     closed: bool,
     demand: Demand,
     /// Failures of making, and of checks.
@@ -67,33 +80,28 @@ struct State<R> {
 }
 
 impl<R> State<R> {
+    /// Whether makers may work: the pool is to be filled, and nobody waits for other work, or the pool has almost run out, or it has waited
+    /// long enough.
+    fn may_fill<W>(&mut self, plan: &Plan<W>, now: Instant) -> bool {
+        let idle = plan.yields_to.as_ref().is_none_or(|work| work.is_idle());
+        self.filling
+            && (idle
+                || self.ready.len() <= self.demand.target(now).refill / ALMOST_OUT
+                || self.yields_until.is_none_or(|until| until <= now))
+    }
+
+    /// Begins to fill the pool.
+    fn fill(&mut self, now: Instant) {
+        if !std::mem::replace(&mut self.filling, true) {
+            self.yields_until = now.checked_add(YIELDS);
+        }
+    }
+
     /// The oldest ready resource, if more are ready than should be.
     fn spare(&mut self, full: usize) -> Option<R> {
         (self.ready.len() > full)
             .then(|| self.ready.pop_front())
             .flatten()
-    }
-}
-
-/// Failures in a row.
-#[derive(Clone, Copy, Debug, Default)]
-struct Trouble {
-    failures: u32,
-    until: Option<Instant>,
-}
-
-impl Trouble {
-    /// Counts a failure, unless one of its round was counted already. Returns the pause of that round.
-    fn more(&mut self, backoff: &Backoff, now: Instant) -> Duration {
-        if self.until.is_none_or(|until| until <= now) {
-            self.failures = self.failures.saturating_add(1);
-            self.until = now.checked_add(backoff.pause(self.failures));
-        }
-        backoff.pause(self.failures)
-    }
-
-    fn over(&mut self) {
-        *self = Trouble::default();
     }
 }
 
@@ -115,10 +123,15 @@ impl<K: Kind> Pool<K> {
         if !has_any {
             return Ok(Pool::empty(kind));
         }
+        let yields_to = plan.yields_to.clone();
         let pool = Pool {
             shared: Shared::new(kind, Some(plan)),
             threads: Mutex::default(),
         };
+        if let Some(work) = yields_to {
+            let shared: Arc<dyn Wake> = pool.shared.clone();
+            work.wakes(Arc::downgrade(&shared));
+        }
         for _ in 0..makers {
             pool.start("make", Shared::make_ahead)?;
         }
@@ -236,6 +249,16 @@ impl<K: Kind> fmt::Debug for Pool<K> {
     }
 }
 
+impl<K: Kind> Wake for Shared<K> {
+    fn wake(&self) {
+        // Under the lock: a maker that has just decided to wait cannot miss it.
+        let filling = self.lock().filling;
+        if filling {
+            self.refill.notify_all();
+        }
+    }
+}
+
 impl<K: Kind> Shared<K> {
     fn new(kind: K, plan: Option<Plan<K::Want>>) -> Arc<Shared<K>> {
         let demand = match &plan {
@@ -250,6 +273,7 @@ impl<K: Kind> Shared<K> {
                 doomed: VecDeque::new(),
                 making: 0,
                 filling: true,
+                yields_until: None,
                 closed: false,
                 demand,
                 failing: Trouble::default(),
@@ -291,10 +315,13 @@ impl<K: Kind> Shared<K> {
             }
             let resource = state.ready.pop_front();
             let refill = state.ready.len() < state.demand.target(now).refill;
-            state.filling |= refill;
+            if refill {
+                state.fill(now);
+            }
+            let may_fill = refill && state.may_fill(plan, now);
             let doubted = state.unfit.failures > 0;
             drop(state);
-            if refill {
+            if may_fill {
                 self.refill.notify_all();
             }
             let resource = resource.ok_or(none)?;
@@ -374,12 +401,13 @@ impl<K: Kind> Shared<K> {
                 state = self.lock();
                 continue;
             }
-            if !state.filling || state.ready.len() + state.making >= target.full {
-                state = match target.falls {
-                    Some(falls) => {
+            if !state.may_fill(plan, now) || state.ready.len() + state.making >= target.full {
+                let yields_until = state.yields_until.filter(|until| state.filling && *until > now);
+                state = match target.falls.into_iter().chain(yields_until).min() {
+                    Some(until) => {
                         let waited = self
                             .refill
-                            .wait_timeout(state, falls.saturating_duration_since(now));
+                            .wait_timeout(state, until.saturating_duration_since(now));
                         waited.unwrap_or_else(PoisonError::into_inner).0
                     }
                     None => self.refill.wait(state).unwrap_or_else(PoisonError::into_inner),
@@ -423,7 +451,7 @@ impl<K: Kind> Shared<K> {
             }
             Err(error) => {
                 // Other makers may have counted on it.
-                state.filling = true;
+                state.fill(Instant::now());
                 let pause = state.failing.more(&plan.backoff, Instant::now());
                 drop(state);
                 tell::<K>(plan, pause, &format_args!("cannot be made ahead: {error}"));

@@ -1,8 +1,10 @@
 use super::*;
+use crate::foreground::Foreground;
 use crate::plan::Watermarks;
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use thaw_sys::backoff::Backoff;
 
 /// Serial numbers: each is made once and alive until it is destroyed.
 #[derive(Default)]
@@ -86,6 +88,40 @@ fn plan(low: usize, high: usize) -> Plan<&'static str> {
         },
         ..Plan::new("this", Watermarks::new(low, high).unwrap())
     }
+}
+
+#[test]
+fn pool_refills_after_the_work_it_yields_to() {
+    let work = Arc::<Foreground>::default();
+    let serials = Arc::<Serials>::default();
+    let plan = Plan {
+        yields_to: Some(work.clone()),
+        makers: 1,
+        ..plan(8, 8)
+    };
+    let pool = Pool::filled(serials, plan).unwrap();
+    until(&pool, |seen| seen.ready == 8);
+    let active = work.begin();
+    let claim = pool.claim(&"this").unwrap();
+    assert_eq!(pool.statistics().made, 8, "it waits while the work goes on");
+    drop(active);
+    until(&pool, |seen| seen.ready == 8);
+    pool.release(claim.resource);
+}
+
+#[test]
+fn pool_that_has_almost_run_out_does_not_yield() {
+    let work = Arc::<Foreground>::default();
+    let plan = Plan {
+        yields_to: Some(work.clone()),
+        ..plan(4, 4)
+    };
+    let pool = Pool::filled(Arc::<Serials>::default(), plan).unwrap();
+    until(&pool, |seen| seen.ready == 4);
+    let _active = work.begin();
+    let claims: Vec<_> = (0..3).map(|_| pool.claim(&"this").unwrap()).collect();
+    until(&pool, |seen| seen.made > 4);
+    claims.into_iter().for_each(|claim| pool.release(claim.resource));
 }
 
 fn until(pool: &Pool<Arc<Serials>>, reached: impl Fn(&PoolStatistics) -> bool) -> PoolStatistics {

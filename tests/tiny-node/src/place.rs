@@ -50,9 +50,23 @@ fn try_to_limit() -> Result<(), String> {
 #[derive(Debug)]
 pub struct Place {
     root: TempDir,
+    /// The run directory, in memory as a host's `/run` is; `run` in the root is a link to it.
+    _run: TempDir,
     /// Where `thawd` and `thaw-vmm` are.
     binaries: PathBuf,
     guest: What,
+}
+
+/// Makes the run directory of the place in `root`: on `/dev/shm` if it exists, because `/run` is a tmpfs on a host of systemd.
+fn run_in_memory(root: &Path) -> TempDir {
+    let memory = Path::new("/dev/shm");
+    let run = match memory.is_dir() {
+        true => tempfile::tempdir_in(memory),
+        false => tempfile::tempdir_in(root),
+    };
+    let run = run.unwrap();
+    std::os::unix::fs::symlink(run.path(), root.join("run")).unwrap();
+    run
 }
 
 /// What its sandboxes are made of.
@@ -87,8 +101,10 @@ impl Place {
             thaw_test_skip::skip(what);
             return None;
         }
+        let root = tempfile::tempdir().unwrap();
         let place = Place {
-            root: tempfile::tempdir().unwrap(),
+            _run: run_in_memory(root.path()),
+            root,
             binaries: binaries.to_owned(),
             guest: What::Tiny,
         };
@@ -101,8 +117,10 @@ impl Place {
 
     /// One of Linux guests, made in `directory`.
     pub fn of_linux(directory: &Path, binaries: &Path, linux: Linux) -> Place {
+        let root = tempfile::tempdir_in(directory).unwrap();
         let place = Place {
-            root: tempfile::tempdir_in(directory).unwrap(),
+            _run: run_in_memory(root.path()),
+            root,
             binaries: binaries.to_owned(),
             guest: What::Linux(linux),
         };

@@ -6,7 +6,7 @@ use thaw_protocol::api::RateLimits;
 use thaw_protocol::control::{Backend, Command, DeviceId};
 
 use crate::console::Console;
-use crate::control_client::ControlClient;
+use crate::control_client::{ControlClient, Pending};
 use crate::error::Error;
 use crate::images::Exported;
 use crate::misses::{Given, MissServer};
@@ -78,26 +78,49 @@ impl<'a> Backends<'a> {
     /// # Errors
     /// The first refusal of the VMM.
     pub(super) async fn send(self, control: &ControlClient) -> Result<Vec<DeviceId>, Error> {
+        let sent = self.begin(control).await?;
+        sent.answered().await
+    }
+
+    /// Sends every request, and waits for no answer.
+    pub(super) async fn begin(self, control: &ControlClient) -> Result<Sent, Error> {
         let is_left = |device: &DeviceId| !self.addressed.contains(device);
         let empty = SWAPPABLE.into_iter().filter(is_left).collect();
         let mut pending = Vec::with_capacity(self.requests.len());
         for (command, fds) in self.requests {
             let device = match &command {
-                Command::Attach { device, .. } | Command::Limit { device, .. } => {
-                    format!("{device:?}").to_lowercase()
-                }
-                _ => "image".into(),
+                Command::Attach { device, .. } | Command::Limit { device, .. } => Some(*device),
+                _ => None,
             };
             pending.push((device, control.request(command, &fds).await?));
         }
-        for (device, pending) in pending {
+        Ok(Sent { pending, empty })
+    }
+}
+
+/// Requests of backends that the VMM has not answered yet.
+pub(super) struct Sent {
+    /// `None` for an image.
+    pending: Vec<(Option<DeviceId>, Pending)>,
+    /// The devices that got no backend.
+    pub empty: Vec<DeviceId>,
+}
+
+impl Sent {
+    /// Waits for all answers. Returns the devices that got no backend.
+    ///
+    /// # Errors
+    /// The first refusal of the VMM.
+    pub(super) async fn answered(self) -> Result<Vec<DeviceId>, Error> {
+        for (device, pending) in self.pending {
             pending.answer().await.map_err(|e| {
                 let failure = Error::from(e);
+                let device = device.map_or("image".into(), |device| format!("{device:?}").to_lowercase());
                 let what = format!("{device}: {}", failure.what);
                 Error { what, ..failure }
             })?;
         }
-        Ok(empty)
+        Ok(self.empty)
     }
 }
 

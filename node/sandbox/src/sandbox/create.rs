@@ -16,9 +16,9 @@ use thaw_images::store::Image;
 use thaw_pools::disk::Disks;
 use thaw_pools::share::Serving;
 use thaw_pools::vmm;
-use thaw_protocol::control::{Backend, DeviceId};
+use thaw_protocol::control::{Backend, Command, DeviceId};
 
-use super::backends::{Backends, Ends, has_image_disk};
+use super::backends::{Backends, Ends, Sent, has_image_disk};
 use super::files::MachineFiles;
 use super::machine::explain;
 use super::network::Attached;
@@ -28,10 +28,11 @@ use super::share::Served;
 use super::spec::{check_shape, record};
 use super::{Node, Origin, READY_LIMIT, Resources, Sandbox, SandboxSpec, Shown, limits, network, share};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, RootServing, image_name};
+use crate::control_client::{ControlClient, Pending};
 use crate::error::{Error, ErrorKind};
 use crate::handshake::{self, Performed, Wanted};
 use crate::image::account::Counting;
-use crate::images::{self, Images};
+use crate::images::{self, Exported, Images};
 use crate::slow::Slow;
 use crate::state::{Provenance, Record};
 use crate::template::Progress as TemplateProgress;
@@ -70,19 +71,13 @@ impl<'a> Making<'a> {
         })
     }
 
-    /// Attaches the backends of the machine's devices. Returns the devices without one, for [`Self::thaw`].
-    pub(super) async fn attach(&mut self, parts: Parts) -> Result<Vec<DeviceId>, Error> {
+    /// Attaches the backends of the machine's devices, and thaws it with `thaw` MiB of memory if that is given. The thaw is sent with the
+    /// backends, because each round trip to the VMM costs two wake-ups. If the VMM refuses a backend, this fails and the machine ends; no
+    /// program of the user runs before the handshake. Returns the thaw, for [`Self::await_thaw`].
+    pub(super) async fn attach(&mut self, parts: Parts, thaw: Option<u32>) -> Result<Option<Pending>, Error> {
         let _stage = self.trace.stage("attach");
         self.limit(&parts.disk.file).await?;
-        let mut exported = Vec::with_capacity(parts.images.len());
-        for shown in &parts.images {
-            self.resources
-                .leases
-                .locked()
-                .push(shown.image.lease().map_err(images::failure)?);
-            exported.push((shown.slot, images::export(&shown.image, shown.name.clone())?));
-            self.resources.given.grant(shown.slot, &shown.image);
-        }
+        let exported = self.lease(&parts.images)?;
         reach(Failpoint::CreateLeased);
         let vsock = vmm::listen(&self.resources.directory.vsock_socket(), SocketType::STREAM)?;
         reach(Failpoint::CreateVsockListening);
@@ -128,10 +123,14 @@ impl<'a> Making<'a> {
         if let Some(limits) = self.record.terms.rate_limits.filter(|limits| !limits.is_none()) {
             backends.limit(&limits, has_image_disk(&parts.images));
         }
-        let sent = backends.send(self.resources.control()?).await;
+        let sent = send(backends, thaw, self.resources.control()?).await;
         // Only the VMM may hold the relay: closing it ends thaw-share.
         drop(relay);
-        let empty = sent.map_err(|e| explain(e, &self.resources))?;
+        let thawing = match sent {
+            Ok((backends, thawing)) => backends.answered().await.map(|_| thawing),
+            Err(e) => Err(e),
+        };
+        let thawing = thawing.map_err(|e| explain(e, &self.resources))?;
         reach(Failpoint::CreateAttached);
         if let (Some(process), Some(control)) = (share, &self.resources.control) {
             self.record.share = Some(process.record());
@@ -149,7 +148,21 @@ impl<'a> Making<'a> {
         // Written with the record once the sandbox is ready: nothing adopts it before.
         self.record.provenance = Provenance::of(&self.resources, self.origin.as_ref())
             .map_err(|e| Error::system("cannot look at the sandbox's disk", &e))?;
-        Ok(empty)
+        Ok(thawing)
+    }
+
+    /// Leases the images, and opens the files by which the VMM serves them.
+    fn lease(&self, all: &[Shown]) -> Result<Vec<(u16, Exported)>, Error> {
+        let mut exported = Vec::with_capacity(all.len());
+        for shown in all {
+            self.resources
+                .leases
+                .locked()
+                .push(shown.image.lease().map_err(images::failure)?);
+            exported.push((shown.slot, images::export(&shown.image, shown.name.clone())?));
+            self.resources.given.grant(shown.slot, &shown.image);
+        }
+        Ok(exported)
     }
 
     /// Sets the limits of the sandbox on its host.
@@ -244,6 +257,21 @@ impl<'a> Making<'a> {
     }
 }
 
+/// Sends the backends, and the thaw if there is one.
+async fn send(
+    backends: Backends<'_>,
+    thaw: Option<u32>,
+    control: &ControlClient,
+) -> Result<(Sent, Option<Pending>), Error> {
+    let sent = backends.begin(control).await?;
+    let Some(memory_mib) = thaw else {
+        return Ok((sent, None));
+    };
+    let empty = sent.empty.clone();
+    let thawing = control.request(Command::Thaw { memory_mib, empty }, &[]).await?;
+    Ok((sent, Some(thawing)))
+}
+
 /// The parts that are made beside the machine.
 pub(super) struct Parts {
     pub images: Vec<Shown>,
@@ -329,11 +357,14 @@ async fn make(
     if let Some(shown) = parts.images.first() {
         making.record.image_digest = Some(shown.image.digest.to_string());
     }
-    let empty = making.attach(parts).await?;
-    if spec.cold {
-        making.boot().await?;
-    } else {
-        making.thaw(spec.memory_mib, empty).await?;
+    match making
+        .attach(parts, (!spec.cold).then_some(spec.memory_mib))
+        .await?
+    {
+        Some(thawing) => making.await_thaw(thawing).await?,
+        None => {
+            making.boot().await?;
+        }
     }
     let performed = making.give_identity(spec.hostname.clone(), false).await?;
     match performed.filter(|_| spec.cold) {

@@ -249,8 +249,17 @@ impl Node {
             tracing::warn!("ports of sandboxes that are killed stay published until the next start: {e}");
         }
         let makers = config.makers.get().into();
-        self.shells = Arc::new(ShellPools::new(RecentPlan::of_shells(&config.shells, makers)));
-        self.parked = Arc::new(ParkedPools::new(RecentPlan::of_parked(&config.parked, makers)));
+        let creations = &self.pools.creations;
+        self.shells = Arc::new(ShellPools::new(RecentPlan::of_shells(
+            &config.shells,
+            makers,
+            creations,
+        )));
+        self.parked = Arc::new(ParkedPools::new(RecentPlan::of_parked(
+            &config.parked,
+            makers,
+            creations,
+        )));
         Ok(())
     }
 }
@@ -308,11 +317,13 @@ impl Sandbox {
         progress: Arc<dyn Progress>,
         building: crate::template::Progress,
     ) -> Result<Sandbox, Error> {
+        let _creating = node.pools.creations.begin();
         create::create(node, spec, trace, progress, building).await
     }
 
     /// Creates a sandbox from a snapshot of a running one: its workloads go on with a new identity. Timed like a creation.
     pub async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Error> {
+        let _creating = node.pools.creations.begin();
         snapshot::thaw(node, spec, trace).await
     }
 

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use thaw_network::{Networks, Setup};
 use thaw_pools::cgroup::{Cgroups, Hierarchy};
 use thaw_pools::disk::Disks;
+use thaw_pools::foreground::Foreground;
 use thaw_pools::plan::Plan;
 use thaw_pools::pool::Pool;
 use thaw_pools::resource::Kind;
@@ -35,6 +36,8 @@ pub struct Pools {
     pub disks: Pool<Disks>,
     pub networks: Pool<Networks>,
     pub cgroups: Pool<Cgroups>,
+    /// The creations in progress: pools do not refill beside them.
+    pub creations: Arc<Foreground>,
     /// Each claim and each pending claim holds a receiver.
     claimed: watch::Sender<()>,
 }
@@ -46,6 +49,7 @@ impl Pools {
             disks: Pool::empty(disks(paths)),
             networks: Pool::empty(Networks::new(network)),
             cgroups: Pool::empty(Cgroups::new(hierarchy)),
+            creations: Arc::default(),
             claimed: watch::Sender::default(),
         }
     }
@@ -61,14 +65,20 @@ impl Pools {
         let has_cgroups = hierarchy != Hierarchy::None;
         let cgroups = Cgroups::new(hierarchy);
         let networks = Networks::new(network);
+        let creations = Arc::default();
         Ok(Pools {
-            disks: Pool::filled(disks(paths), plan(DISK_SIZE, config.disks, config)).map_err(failed)?,
-            networks: Pool::filled(networks, plan((), config.networks, config)).map_err(failed)?,
+            disks: Pool::filled(disks(paths), plan(DISK_SIZE, config.disks, config, &creations))
+                .map_err(failed)?,
+            networks: Pool::filled(networks, plan((), config.networks, config, &creations))
+                .map_err(failed)?,
             cgroups: match has_cgroups {
-                true => Pool::filled(cgroups, plan((), config.cgroups, config)).map_err(failed)?,
+                true => {
+                    Pool::filled(cgroups, plan((), config.cgroups, config, &creations)).map_err(failed)?
+                }
                 // This host cannot make any.
                 false => Pool::empty(cgroups),
             },
+            creations,
             claimed: watch::Sender::default(),
         })
     }
@@ -105,9 +115,10 @@ fn disks(paths: &Paths) -> Disks {
     }
 }
 
-fn plan<W>(want: W, marks: Marks, config: &PoolsConfig) -> Plan<W> {
+fn plan<W>(want: W, marks: Marks, config: &PoolsConfig, creations: &Arc<Foreground>) -> Plan<W> {
     Plan {
         makers: config.makers.get().into(),
+        yields_to: Some(creations.clone()),
         ..Plan::new(want, marks.into())
     }
 }

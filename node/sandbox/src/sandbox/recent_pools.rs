@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
 
+use thaw_pools::foreground::Foreground;
 use thaw_pools::plan::Sizing;
 use thaw_pools::plan::{Plan, Watermarks};
 use thaw_pools::pool::Pool;
@@ -18,7 +19,7 @@ use thaw_sys::lock::Lock;
 use crate::config::pools::{ParkedConfig, ShellsConfig};
 
 /// How many wants get a pool, and the size of each pool.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct RecentPlan {
     /// Maximum number of wants with a pool.
     pub wants: usize,
@@ -27,27 +28,31 @@ pub struct RecentPlan {
     pub sizing: Sizing,
     /// How many makers each pool has.
     pub makers: usize,
+    /// The work that the pools do not refill beside.
+    pub yields_to: Option<Arc<Foreground>>,
 }
 
 impl RecentPlan {
     /// The plan for shells, with this many makers for each shape.
-    pub fn of_shells(config: &ShellsConfig, makers: usize) -> RecentPlan {
+    pub fn of_shells(config: &ShellsConfig, makers: usize, yields_to: &Arc<Foreground>) -> RecentPlan {
         RecentPlan {
             wants: config.shapes.into(),
             marks: config.each.into(),
             sizing: Sizing::Full,
             makers,
+            yields_to: Some(yields_to.clone()),
         }
     }
 
     /// The plan for parked machines, with this many makers for each template.
-    pub fn of_parked(config: &ParkedConfig, makers: usize) -> RecentPlan {
+    pub fn of_parked(config: &ParkedConfig, makers: usize, yields_to: &Arc<Foreground>) -> RecentPlan {
         let within = Duration::from_secs(config.within_s.get().into());
         RecentPlan {
             wants: config.templates.into(),
             marks: config.each.into(),
             sizing: Sizing::Demand { within },
             makers,
+            yields_to: Some(yields_to.clone()),
         }
     }
 }
@@ -106,14 +111,14 @@ where
     /// Empty pools with the same plan.
     pub(super) fn others(&self) -> Self {
         RecentPools {
-            plan: self.plan,
+            plan: self.plan.clone(),
             ..RecentPools::default()
         }
     }
 
     /// Takes a ready resource, or returns why there is none. Does not block. `kind` makes the pool, if a new one is due.
     pub(super) fn ready(&self, want: &K::Want, kind: impl FnOnce() -> K) -> Result<K::Resource, SlowReason> {
-        let plan = self.plan.ok_or(SlowReason::NoPool)?;
+        let plan = self.plan.as_ref().ok_or(SlowReason::NoPool)?;
         let (pool, outdated) = {
             let mut recent = self.lock();
             if recent.closed {
@@ -123,6 +128,7 @@ where
                 let plan = Plan {
                     makers: plan.makers,
                     sizing: plan.sizing,
+                    yields_to: plan.yields_to.clone(),
                     ..Plan::new(want.clone(), plan.marks)
                 };
                 Pool::filled(kind(), plan)
@@ -266,6 +272,7 @@ mod tests {
             marks: Watermarks::half_of(high),
             sizing: Sizing::Full,
             makers: 1,
+            yields_to: None,
         }
     }
 

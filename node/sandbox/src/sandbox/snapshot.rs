@@ -196,8 +196,9 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
         making.restore(registered.clone(), spec.memory_mode).await
     };
     let (parts, ()) = tokio::try_join!(parts, restored)?;
-    let empty = making.attach(parts).await?;
-    making.thaw(workload.memory_mib, empty).await?;
+    if let Some(thawing) = making.attach(parts, Some(workload.memory_mib)).await? {
+        making.await_thaw(thawing).await?;
+    }
     // Written first: once the sandbox is ready, it may be adopted.
     if let Some(container) = workload.containers.first() {
         container.write(making.resources.directory.path())?;

@@ -13,7 +13,7 @@ use super::machine::{explain, spawn, unexpected_answer};
 use super::parked::{self, ParkedWant};
 use super::retry::with_end_reason;
 use super::{Node, Origin, SandboxSpec};
-use crate::control_client::ControlClient;
+use crate::control_client::{ControlClient, Pending};
 use crate::error::{Error, ErrorKind};
 use crate::page_server::{FileSource, PageServer};
 use crate::slow::Slow;
@@ -41,17 +41,10 @@ impl Making<'_> {
         refuse_test_hooks(self.node, &command_line())?;
         refuse_untethered_pages(spec.memory_mode, spec.tethered)?;
         let (node, trace) = (self.node, self.trace);
-        let (shape, held) = {
-            let (store, cpus, memory) = (node.templates.clone(), spec.vcpus, spec.memory_mib);
-            let look = move || {
-                let shape = store.shape_for(cpus, memory, &command_line());
-                Ok((shape, store.held(shape)))
-            };
-            crate::blocking::blocking(look).await?
-        };
+        let (shape, held) = find_template(node, spec).await?;
         let machine = machine(shape, spec.tethered);
-        let why = match held {
-            Some(template) => self.take_parked(&machine, template, spec.memory_mode)?,
+        let why = match &held {
+            Some(template) => self.take_parked(&machine, template.clone(), spec.memory_mode)?,
             None => Some(SlowReason::NoPool),
         };
         let Some(why) = why else { return Ok(()) };
@@ -66,7 +59,13 @@ impl Making<'_> {
         });
         let template = async {
             let _stage = trace.stage("template");
-            node.templates.get(node, shape, None, &building).await
+            match held {
+                Some(registered) => Ok((registered, false)),
+                None => {
+                    let template = node.templates.get(node, shape, None, &building).await?;
+                    Ok((template.registered, template.built))
+                }
+            }
         };
         let spawned = spawn(
             node,
@@ -77,12 +76,12 @@ impl Making<'_> {
             &mut self.record,
             trace,
         );
-        let (template, ()) = tokio::try_join!(template, spawned)?;
-        if template.built {
-            parked::drop_older(node, &template.registered);
+        let ((template, built), ()) = tokio::try_join!(template, spawned)?;
+        if built {
+            parked::drop_older(node, &template);
             trace.reason(Slow::TemplateBuilt, "the template was built this time");
         }
-        self.restore(template.registered, spec.memory_mode).await
+        self.restore(template, spec.memory_mode).await
     }
 
     /// Takes a machine that is parked with the template, or returns why there is none.
@@ -141,10 +140,21 @@ impl Making<'_> {
 
     /// Resumes it, without backends for the devices in `empty`.
     pub(super) async fn thaw(&mut self, memory_mib: u32, empty: Vec<DeviceId>) -> Result<(), Error> {
+        let thaw = Command::Thaw { memory_mib, empty };
+        match self.resources.control()?.request(thaw, &[]).await {
+            Ok(thawing) => self.await_thaw(thawing).await,
+            Err(e) => Err(explain(
+                with_end_reason(e.into(), &self.resources).await,
+                &self.resources,
+            )),
+        }
+    }
+
+    /// Waits until it is resumed.
+    pub(super) async fn await_thaw(&mut self, thawing: Pending) -> Result<(), Error> {
         let thawed = {
             let _stage = self.trace.stage("thaw");
-            let thaw = Command::Thaw { memory_mib, empty };
-            self.resources.control()?.call(thaw, &[]).await
+            thawing.answer().await
         };
         reach(Failpoint::CreateRunning);
         match thawed {
@@ -179,6 +189,21 @@ impl Making<'_> {
             self.trace.reason(Slow::PagesNotResident, &text);
         }
     }
+}
+
+/// The shape of the template for this sandbox, and the template if this process holds it. Uses another thread only if a file must be
+/// read.
+async fn find_template(node: &Node, spec: &SandboxSpec) -> Result<(Shape, Option<Arc<Registered>>), Error> {
+    let (cpus, memory) = (spec.vcpus, spec.memory_mib);
+    if let Some((shape, template)) = node.templates.at_hand(cpus, memory) {
+        return Ok((shape, Some(template)));
+    }
+    let store = node.templates.clone();
+    crate::blocking::blocking(move || {
+        let shape = store.shape_for(cpus, memory, &command_line());
+        Ok((shape, store.held(shape)))
+    })
+    .await
 }
 
 /// Adds the snapshot's path to a refusal of the VMM, which knows the snapshot only by its descriptors.

@@ -4,15 +4,18 @@
 //! is read again. These times have the granularity of the kernel's tick, so a file changed within [`MARGIN`] of the check gets no stamp.
 //! Only their owner can write to the directory of stamps: a process that can write there could replace this program anyway.
 
+use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
+use thaw_sys::lock::Lock;
 
 use super::contents::hash_whole;
 use super::error::SnapshotError;
@@ -20,6 +23,8 @@ use super::hash::Hash;
 
 /// Longer than any tick (10 ms with HZ=100), and than the difference of two CPUs' clocks.
 const MARGIN: Duration = Duration::from_millis(50);
+/// Hashes kept in memory: a node has one kernel, one guest image and one VMM, and some kept ones.
+const MOST_IN_MEMORY: usize = 64;
 
 /// The identity of a file when it was examined.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,16 +39,19 @@ pub(super) struct Identity {
 
 impl Identity {
     pub(super) fn of(name: &str, file: &File) -> io::Result<Identity> {
-        let metadata = file.metadata()?;
+        Ok(Identity::of_metadata(name, &file.metadata()?))
+    }
+
+    fn of_metadata(name: &str, metadata: &fs::Metadata) -> Identity {
         let ns = |seconds: i64, ns: i64| i128::from(seconds) * 1_000_000_000 + i128::from(ns);
-        Ok(Identity {
+        Identity {
             name: name.to_owned(),
             device: metadata.dev(),
             inode: metadata.ino(),
             bytes: metadata.len(),
             modified_ns: ns(metadata.mtime(), metadata.mtime_nsec()),
             changed_ns: ns(metadata.ctime(), metadata.ctime_nsec()),
-        })
+        }
     }
 
     /// Whether a change from now on would show in the times.
@@ -68,11 +76,13 @@ struct Damage {
     region: String,
 }
 
-/// The directory of stamps.
+/// The directory of stamps. Clones share what they keep in memory.
 #[derive(Clone, Debug)]
 pub struct Stamps {
     directory: PathBuf,
     boot: String,
+    /// The hashes of the files that this process asked for last, so that asking again costs one `stat`.
+    hashed: Arc<Mutex<HashMap<PathBuf, (Identity, Hash)>>>,
 }
 
 impl Stamps {
@@ -94,6 +104,7 @@ impl Stamps {
         Ok(Stamps {
             directory: directory.to_owned(),
             boot: boot.trim().to_owned(),
+            hashed: Arc::default(),
         })
     }
 
@@ -169,21 +180,43 @@ impl Stamps {
 
     /// The BLAKE3 of a whole file. Reads the file only if it has changed since the last call.
     pub fn hash_file(&self, path: &Path) -> Result<Hash, SnapshotError> {
-        let path = &fs::canonicalize(path).map_err(SnapshotError::io("find", path))?;
-        let read = || -> io::Result<Hash> {
-            let file = File::open(path)?;
-            let identity = Identity::of("", &file)?;
-            if let Some(hash) = self.recall(path, std::slice::from_ref(&identity)) {
-                return Ok(hash);
+        if let Some(hash) = self.remembered_hash(path) {
+            return Ok(hash);
+        }
+        let file = &fs::canonicalize(path).map_err(SnapshotError::io("find", path))?;
+        let began = SystemTime::now();
+        let (identity, hash) = self.hash_opened(file).map_err(SnapshotError::io("hash", file))?;
+        if identity.settled(began) {
+            let mut hashed = self.hashed.locked();
+            if hashed.len() >= MOST_IN_MEMORY {
+                hashed.clear();
             }
-            let began = SystemTime::now();
-            let hash = hash_whole(&file)?.blake3;
-            if Identity::of("", &file)? == identity {
-                self.remember(path, vec![identity], hash, began);
-            }
-            Ok(hash)
-        };
-        read().map_err(SnapshotError::io("hash", path))
+            hashed.insert(path.to_owned(), (identity, hash));
+        }
+        Ok(hash)
+    }
+
+    /// The hash of a file that has not changed since this process asked for it. Reads no file.
+    pub(crate) fn remembered_hash(&self, path: &Path) -> Option<Hash> {
+        let now = Identity::of_metadata("", &fs::metadata(path).ok()?);
+        let hashed = self.hashed.locked();
+        let (identity, hash) = hashed.get(path)?;
+        (*identity == now).then_some(*hash)
+    }
+
+    /// The file's identity when its reading began, and its hash.
+    fn hash_opened(&self, path: &Path) -> io::Result<(Identity, Hash)> {
+        let file = File::open(path)?;
+        let identity = Identity::of("", &file)?;
+        if let Some(hash) = self.recall(path, std::slice::from_ref(&identity)) {
+            return Ok((identity, hash));
+        }
+        let began = SystemTime::now();
+        let hash = hash_whole(&file)?.blake3;
+        if Identity::of("", &file)? == identity {
+            self.remember(path, vec![identity.clone()], hash, began);
+        }
+        Ok((identity, hash))
     }
 
     fn damage_path(&self, place: &Path) -> PathBuf {
@@ -338,6 +371,23 @@ mod tests {
             .remember(&path, vec![identity.clone()], Hash::of(b""), later());
         fs::set_permissions(&place, fs::Permissions::from_mode(0o777)).unwrap();
         assert_eq!(Stamps::open(&place).unwrap().recall(&path, &[identity]), None);
+    }
+
+    #[test]
+    fn remembered_hash_is_of_the_file_as_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let stamps = Stamps::open(&directory.path().join("stamps")).unwrap();
+        let path = directory.path().join("f");
+        fs::write(&path, b"one").unwrap();
+        stamps.hash_file(&path).unwrap();
+        assert_eq!(stamps.remembered_hash(&path), None, "a change might not show");
+        std::thread::sleep(2 * MARGIN);
+        stamps.hash_file(&path).unwrap();
+        assert_eq!(stamps.remembered_hash(&path), Some(Hash::of(b"one")));
+        fs::write(&path, b"two").unwrap();
+        assert_eq!(stamps.remembered_hash(&path), None);
+        fs::remove_file(&path).unwrap();
+        assert_eq!(stamps.remembered_hash(&path), None);
     }
 
     #[test]

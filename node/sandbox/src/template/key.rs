@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::Path;
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use serde::Serialize;
 use thaw_protocol::control::CpuBaseline;
@@ -63,6 +64,13 @@ pub struct Ingredients {
     processor: String,
 }
 
+/// The hashes of the files among the ingredients.
+struct Hashes {
+    kernel: Hash,
+    guest_image: Hash,
+    vmm: Hash,
+}
+
 impl Ingredients {
     /// Hashes the ingredients of a template made now, with `vmm` as the thaw-vmm binary. Blocks, unless all of them were hashed before.
     ///
@@ -78,17 +86,41 @@ impl Ingredients {
                 other => other.into(),
             })
         };
-        Ok(Ingredients {
-            format: FORMAT,
+        let hashes = Hashes {
             kernel: hash(&paths.kernel, ErrorKind::KernelMissing, "guest kernel")?,
             guest_image: hash(&paths.guest_image, ErrorKind::GuestImageMissing, "guest image")?,
             vmm: hash(vmm, ErrorKind::VmmMissing, "VMM")?,
+        };
+        Ok(Ingredients::of(recipe, hashes))
+    }
+
+    /// As [`Ingredients::gather`], if this process remembers all hashes. Reads no file.
+    pub(super) fn remembered(
+        paths: &Paths,
+        vmm: &Path,
+        recipe: &Recipe,
+        stamps: &Stamps,
+    ) -> Option<Ingredients> {
+        let hashes = Hashes {
+            kernel: stamps.remembered_hash(&paths.kernel)?,
+            guest_image: stamps.remembered_hash(&paths.guest_image)?,
+            vmm: stamps.remembered_hash(vmm)?,
+        };
+        Some(Ingredients::of(recipe, hashes))
+    }
+
+    fn of(recipe: &Recipe, hashes: Hashes) -> Ingredients {
+        Ingredients {
+            format: FORMAT,
+            kernel: hashes.kernel,
+            guest_image: hashes.guest_image,
+            vmm: hashes.vmm,
             command_line: recipe.command_line.clone(),
             vcpus: recipe.shape.vcpus,
             memory_mib: recipe.shape.memory_mib,
             baseline: recipe.shape.cpu,
             processor: Processor::of_this_host().matters_for(recipe.shape.cpu),
-        })
+        }
     }
 
     /// The key.
@@ -111,11 +143,14 @@ pub struct Processor {
 }
 
 impl Processor {
-    /// The processor of this host.
-    pub fn of_this_host() -> Processor {
-        let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-        let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
-        Processor::parse(&text, kernel)
+    /// The processor of this host, read once: neither it nor its kernel changes while this process runs.
+    pub fn of_this_host() -> &'static Processor {
+        static PROCESSOR: OnceLock<Processor> = OnceLock::new();
+        PROCESSOR.get_or_init(|| {
+            let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+            let kernel = rustix::system::uname().release().to_string_lossy().into_owned();
+            Processor::parse(&text, kernel)
+        })
     }
 
     /// Parses the first processor: all processors of a KVM host are of one kind.

@@ -154,6 +154,12 @@ impl Templates {
         Ingredients::gather(&self.paths, &self.vmm()?, recipe, self.registry.stamps())
     }
 
+    /// The ingredients, if the hashes of all of them are remembered.
+    pub(super) fn remembered_ingredients(&self, recipe: &Recipe) -> Option<Ingredients> {
+        let vmm = self.vmm().ok()?;
+        Ingredients::remembered(&self.paths, &vmm, recipe, self.registry.stamps())
+    }
+
     /// The template of this key, if this process holds it.
     pub(super) fn in_memory(&self, key: &Key) -> Option<Arc<Registered>> {
         let held = self.held.as_ref()?.locked();

@@ -47,6 +47,14 @@ const QUICK: Plan = Plan {
     watch_seconds: 1,
 };
 
+/// One creation at a time alone, often: for a profile of thawd beside it.
+const ONE: Plan = Plan {
+    storms: &[Storm::new(Ready::Parts, 1, 40), Storm::new(Ready::Parked, 1, 40)],
+    cycles: 0,
+    watchers: 0,
+    watch_seconds: 0,
+};
+
 /// As many at once as their slowest is to be compared with their median.
 const FEW: usize = 50;
 /// Sandboxes that are listed.
@@ -61,6 +69,7 @@ const STEADY: usize = 8;
 fn main() -> ExitCode {
     let plan = match std::env::args().nth(1).as_deref() {
         Some("--quick") => &QUICK,
+        Some("--one") => &ONE,
         _ => &WHOLE,
     };
     let measured = tokio::runtime::Runtime::new()
@@ -82,9 +91,19 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
     let own = std::env::current_exe().map_err(|e| format!("where this program is: {e}"))?;
     let binaries = own.parent().unwrap_or(Path::new("."));
     let mut place = Place::new(binaries, &bare(0)).ok_or("this host cannot run it")?;
-    let mut report = Report::new("create");
+    let name = match plan.cycles {
+        0 => "create-one",
+        _ => "create",
+    };
+    let mut report = Report::new(name);
     for storm in plan.storms {
         place = storm.run(place, &mut report).await?;
+    }
+    if plan.cycles == 0 {
+        report
+            .write(Path::new("target/bench"))
+            .map_err(|e| format!("cannot write target/bench: {e}"))?;
+        return Ok(report);
     }
     let node = Node::start(place, Ready::Parts, STEADY..=STEADY).await?;
     cycles::run(&node, plan.cycles, &mut report).await?;

@@ -14,10 +14,8 @@ KERNEL  := $(CACHE)/kernel/vmlinux-6.1
 help: ## this list
 	@grep -hE '^[a-z0-9-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-14s %s\n", $$1, $$2}'
 
-demo: ## run a real image in a microVM and show where the time went
-	@./setup demo
-	@$(MAKE) kernel build
-	@tests/demo
+demo: ## run a real image in a microVM and show where the time went; `FULL=yes`: every stage
+	@tests/demo $(if $(FULL),full)
 
 test: unit e2e ## unit tests here, then the end-to-end tests that are not long (natively, or in the lab)
 
@@ -151,6 +149,11 @@ test-api: ## what the API's document promises, asked by Schemathesis and by a cl
 	@$(MAKE) kernel build
 	@tests/api/run
 
+test-quickstart: ## the commands of docs/quickstart.md, typed in the lab; `WRITE=yes`: their output into the document
+	@./setup test
+	@$(MAKE) kernel build
+	@tests/quickstart/run $(if $(WRITE),--write)
+
 test-lab: ## the lab's and the test images' tests of themselves
 	@./setup test
 	@tests/lab/test
@@ -176,4 +179,4 @@ bench-report: ## render docs/benchmarks.md and the README's ratios from target/b
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-lab test-upgrade nightly lint house advisories fuzz deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-tenants bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-quickstart test-lab test-upgrade nightly lint house advisories fuzz deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-tenants bench-report clean

@@ -116,6 +116,20 @@ fn every_flag_has_help() {
 }
 
 #[test]
+fn every_command_has_an_example() {
+    fn check(command: &clap::Command) {
+        for inner in command.get_subcommands().filter(|c| !c.is_hide_set()) {
+            let help = inner.get_after_help().or(inner.get_after_long_help());
+            let has_one = help.is_some_and(|text| text.to_string().contains("Example"));
+            let obvious = inner.has_subcommands() || matches!(inner.get_name(), "version" | "help");
+            assert!(has_one || obvious, "{}", inner.get_name());
+            check(inner);
+        }
+    }
+    check(&Cli::command());
+}
+
+#[test]
 fn the_document_is_the_help() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/cli.md");
     let document = document();
@@ -145,7 +159,8 @@ fn document() -> String {
         ));
     };
     add(&mut cli);
-    for command in cli.get_subcommands_mut().filter(|c| c.get_name() != "help") {
+    let shown = |c: &&mut clap::Command| c.get_name() != "help" && !c.is_hide_set();
+    for command in cli.get_subcommands_mut().filter(shown) {
         add(command);
         for inner in command.get_subcommands_mut().filter(|c| c.get_name() != "help") {
             add(inner);

@@ -12,6 +12,7 @@ use thaw_sandbox::paths::VARIABLES;
 use crate::ui::Ui;
 
 mod attach;
+mod completion;
 mod cp;
 mod detach;
 mod doctor;
@@ -23,6 +24,7 @@ mod launch;
 mod limit;
 pub mod logging;
 mod logs;
+mod man;
 mod memory_mode;
 mod network;
 mod ps;
@@ -39,11 +41,13 @@ mod values;
 mod wait;
 
 pub use attach::AttachArguments;
+pub use completion::CompletionArguments;
 pub use cp::CopyArguments;
 pub use image::ImageCommand;
 pub use install::InstallArguments;
 pub use limit::{ChangeLimits, LimitArguments};
 pub use logs::LogsArguments;
+pub use man::ManArguments;
 pub use network::{ChangeArguments, NetworkArguments};
 pub use ready::ReadyArguments;
 pub use size::{ByteSize, CpuLimit};
@@ -113,11 +117,13 @@ pub enum Command {
     /// Show the resource usage of running sandboxes, refreshed
     Top(TopArguments),
     /// Stop a sandbox's CPUs
+    #[command(after_help = "Example:\n  thaw pause web && thaw resume web")]
     Pause {
         /// The sandbox: id, name, or the beginning of an id
         sandbox: String,
     },
     /// Let a paused sandbox's CPUs run again
+    #[command(after_help = "Example:\n  thaw resume web")]
     Resume {
         /// The sandbox
         sandbox: String,
@@ -133,6 +139,7 @@ pub enum Command {
     /// Change the rate limits of a running sandbox's disks and network
     Limit(ChangeLimits),
     /// End sandboxes, and remove what is left of failed ones
+    #[command(after_help = "Examples:\n  thaw rm web\n  thaw rm $(thaw ps -q)")]
     Rm {
         /// The sandboxes: ids, names, or beginnings of ids
         #[arg(required = true, value_name = "SANDBOX")]
@@ -155,8 +162,20 @@ pub enum Command {
     /// Undo `thaw install` completely
     Uninstall(InstallArguments),
     /// Check this host: what it has, what it lacks, what that costs, and the fix
-    #[command(after_help = "Exits with 1 when something essential is missing.")]
+    #[command(after_help = "Exits with 1 when something essential is missing.\n\nExample:\n  thaw doctor")]
     Doctor,
+    /// Print a script with which a shell completes commands, flags and names
+    Completion(CompletionArguments),
+    /// Print what may complete the last word
+    #[command(name = "__complete", hide = true)]
+    Complete {
+        /// The words after `thaw`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        words: Vec<String>,
+    },
+    /// Write the manual pages
+    #[command(hide = true)]
+    Man(ManArguments),
     /// Print the version
     Version,
 }
@@ -431,6 +450,9 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Error> {
         Command::Install { arguments, print } => install::install(arguments, *print, ui, cli.global.json),
         Command::Uninstall(arguments) => install::uninstall(arguments, ui, cli.global.json),
         Command::Doctor => Ok(doctor::doctor(ui, cli.global.json)),
+        Command::Completion(arguments) => Ok(completion::print_script(arguments)),
+        Command::Complete { words } => Ok(completion::print_candidates(words)),
+        Command::Man(arguments) => man::write_pages(arguments),
         Command::Version => {
             let version = env!("CARGO_PKG_VERSION");
             print(&match cli.global.json {
@@ -462,3 +484,7 @@ fn print(line: &str) {
 #[cfg(test)]
 #[path = "cli_test.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "from_docker_test.rs"]
+mod from_docker;

@@ -22,6 +22,7 @@ use crate::ui::Ui;
 #[derive(Debug, Subcommand)]
 pub enum TemplateCommand {
     /// Boot a guest and freeze it, unless the template exists
+    #[command(after_help = "Example:\n  thaw template build --cpus-max 8")]
     Build {
         /// Most vCPUs of a sandbox that is thawed from it, 1 to 16
         #[arg(long, value_name = "N", default_value_t = Shape::default().vcpus, value_parser = clap::value_parser!(u8).range(1..=16))]
@@ -37,20 +38,24 @@ pub enum TemplateCommand {
         sign: Option<PathBuf>,
     },
     /// List the templates of this node
+    #[command(after_help = "Example:\n  thaw template ls")]
     Ls,
     /// Show what a template was made of
+    #[command(after_help = "Example:\n  thaw template inspect 46a542")]
     Inspect {
         /// Its key, or the beginning of it
         #[arg(value_name = "KEY")]
         template: String,
     },
     /// Compare every byte of templates with the hashes in their manifests
+    #[command(after_help = "Example:\n  thaw template verify 46a542")]
     Verify {
         /// Their keys, or the beginnings of them
         #[arg(required = true, value_name = "KEY")]
         templates: Vec<String>,
     },
     /// Remove templates; sandboxes that were thawed from them go on, snapshots that are deltas over them are lost
+    #[command(after_help = "Example:\n  thaw template rm 46a542")]
     Rm {
         /// Their keys, or the beginnings of them
         #[arg(required = true, value_name = "KEY")]

@@ -26,7 +26,10 @@ use crate::stdio::{AttachOptions, Signals, Stdin};
 use crate::ui::Ui;
 
 #[derive(Debug, Args)]
-#[command(disable_help_flag = true)]
+#[command(
+    disable_help_flag = true,
+    after_help = "Examples:\n  thaw thaw ./web-frozen\n  thaw thaw -d --name web-2 -p 8081:80 ./web-frozen"
+)]
 pub struct ThawArguments {
     /// The snapshot that `thaw freeze` wrote
     pub directory: PathBuf,
@@ -60,6 +63,7 @@ pub struct ThawArguments {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "Example:\n  for id in $(thaw fork -n 10 web); do thaw exec $id hostname; done")]
 pub struct ForkArguments {
     /// The sandbox: id, name, or the beginning of an id
     pub sandbox: String,

@@ -40,17 +40,20 @@ pub enum ImageCommand {
         plain_http: bool,
     },
     /// List the images in the store: their form, and how much of each is present
+    #[command(after_help = "Example:\n  thaw --json image ls | jq -r '.[].reference'")]
     Ls {
         /// Also those for containerd's snapshots: they consist of the lowest layers of an image, and are removed with the snapshot
         #[arg(long)]
         all: bool,
     },
     /// Show the state of an image, layer by layer
+    #[command(after_help = "Example:\n  thaw image inspect registry.example/python:3")]
     Inspect {
         /// The image: reference, digest, or the beginning of a digest
         image: String,
     },
     /// Show the disk usage of the store, by image
+    #[command(after_help = "Example:\n  thaw image du")]
     Du,
     /// Free disk space: remove file data that no sandbox uses. Trees and indexes stay, and later starts read on demand
     #[command(
@@ -69,7 +72,7 @@ pub enum ImageCommand {
     },
     /// Compare the file data in the store with its digests
     #[command(
-        after_help = "Exits with 101 when something is damaged and was not repaired. Damaged data no sandbox uses is fetched again when it is read."
+        after_help = "Exits with 101 when something is damaged and was not repaired. Damaged data no sandbox uses is fetched again when it is read.\n\nExample:\n  thaw image verify --repair"
     )]
     Verify {
         /// The images [default: all]
@@ -80,6 +83,7 @@ pub enum ImageCommand {
         repair: bool,
     },
     /// Remove images that no sandbox uses
+    #[command(after_help = "Example:\n  thaw image rm registry.example/python:3")]
     Rm {
         /// References or digests
         #[arg(required = true, value_name = "IMAGE")]

@@ -96,6 +96,11 @@ node-image: ## the image the Helm chart installs nodes with: its build context i
 	@$(MAKE) kernel build
 	@packaging/kubernetes/build target/package $(TAG)
 
+release: ## every file of a release, in target/release-VERSION; `KEY=FILE`: signs them with that Ed25519 key
+	@./setup build kernel run release
+	@$(MAKE) kernel
+	@packaging/release/build $(if $(KEY),--key "$(KEY)") "target/release-$$(packaging/version)"
+
 kernel: ## the guest kernel, cached outside the tree
 	@./setup kernel
 	@guest-kernel-config/build >/dev/null
@@ -133,6 +138,11 @@ test-package: ## the Debian package, and the Kubernetes image on a node of syste
 	@./setup test
 	@$(MAKE) kernel build
 	@tests/package/run
+
+test-release: ## two packings of a release compared; `WHOLE=yes`: everything compiled twice; `ROOTS=yes`: run in clean roots of two distributions
+	@./setup test release
+	@$(MAKE) kernel build
+	@tests/release/run $(if $(WHOLE),--whole) $(if $(ROOTS),--roots)
 
 test-containerd: ## containerd's own client suite with Thaw, and the table beside runc; `RUNC=yes`: with runc again; `TEST=pattern`: those tests
 	@./setup test suites
@@ -179,4 +189,4 @@ bench-report: ## render docs/benchmarks.md and the README's ratios from target/b
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-quickstart test-lab test-upgrade nightly lint house advisories fuzz deny build kernel install uninstall deb node-image bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-tenants bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-quickstart test-lab test-upgrade nightly lint house advisories fuzz deny build kernel install uninstall deb node-image release test-release bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-tenants bench-report clean

@@ -13,6 +13,7 @@
 //! | [`csi`] | volume statistics |
 //! | [`files`], [`files_ttrpc`] | `thaw.Files`, Thaw's own service |
 //! | [`readiness`], [`readiness_ttrpc`] | `thaw.Readiness`, Thaw's own service |
+//! | [`capabilities`] | the names of capabilities |
 //! | [`answers`] | a bounded reader of a guest agent's answers |
 //! | [`layout`] | paths and mounts that all containers of a guest share |
 
@@ -27,6 +28,7 @@
 include!(concat!(env!("OUT_DIR"), "/agent/mod.rs"));
 
 pub mod answers;
+pub mod capabilities;
 pub mod layout;
 
 /// The empty response of several methods.

@@ -4,55 +4,11 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, clear_ambient_capability_set, configure_capability_in_ambient_set,
     remove_capability_from_bounding_set, set_capabilities,
 };
+use thaw_protocol::agent::capabilities::NAMES;
 use thaw_protocol::agent::oci;
 
 use crate::error::{Result, WithContext};
 use crate::warning;
-
-/// Names in the order of their numbers, include/uapi/linux/capability.h.
-const NAMES: [&str; 41] = [
-    "CHOWN",
-    "DAC_OVERRIDE",
-    "DAC_READ_SEARCH",
-    "FOWNER",
-    "FSETID",
-    "KILL",
-    "SETGID",
-    "SETUID",
-    "SETPCAP",
-    "LINUX_IMMUTABLE",
-    "NET_BIND_SERVICE",
-    "NET_BROADCAST",
-    "NET_ADMIN",
-    "NET_RAW",
-    "IPC_LOCK",
-    "IPC_OWNER",
-    "SYS_MODULE",
-    "SYS_RAWIO",
-    "SYS_CHROOT",
-    "SYS_PTRACE",
-    "SYS_PACCT",
-    "SYS_ADMIN",
-    "SYS_BOOT",
-    "SYS_NICE",
-    "SYS_RESOURCE",
-    "SYS_TIME",
-    "SYS_TTY_CONFIG",
-    "MKNOD",
-    "LEASE",
-    "AUDIT_WRITE",
-    "AUDIT_CONTROL",
-    "SETFCAP",
-    "MAC_OVERRIDE",
-    "MAC_ADMIN",
-    "SYSLOG",
-    "WAKE_ALARM",
-    "BLOCK_SUSPEND",
-    "AUDIT_READ",
-    "PERFMON",
-    "BPF",
-    "CHECKPOINT_RESTORE",
-];
 
 /// The five sets, with one bit per capability. A capability that the specification does not list is dropped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

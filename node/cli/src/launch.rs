@@ -146,6 +146,7 @@ impl Launched {
             record,
             prefetch: !arguments.no_prefetch,
             terms: Terms {
+                labels: arguments.container.labels()?,
                 rate_limits: Some(arguments.limits.limits()),
                 ..Terms::default()
             },
@@ -407,7 +408,7 @@ fn daemon_request(
         record_to: record_to(arguments.record.as_ref().and_then(Option::as_deref))?,
         prefetch: !arguments.no_prefetch,
         root: name(&arguments.root),
-        labels: Default::default(),
+        labels: arguments.container.labels()?,
         timeout_s: None,
         volumes: arguments.volumes()?,
         cpu_limit_millis: arguments.cpu_limit.map(CpuLimit::millis),

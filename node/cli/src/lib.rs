@@ -4,7 +4,7 @@
 
 use clap::{Args, Parser, Subcommand};
 use thaw_daemon::exit::exit;
-use thaw_protocol::api::{SeccompProfile, Volume};
+use thaw_protocol::api::Volume;
 use thaw_protocol::control::MemoryMode;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::VARIABLES;
@@ -13,6 +13,7 @@ use crate::ui::Ui;
 
 mod attach;
 mod completion;
+mod container_arguments;
 mod cp;
 mod detach;
 mod doctor;
@@ -26,6 +27,7 @@ pub mod logging;
 mod logs;
 mod man;
 mod memory_mode;
+mod mount;
 mod network;
 mod ps;
 mod ready;
@@ -42,6 +44,7 @@ mod wait;
 
 pub use attach::AttachArguments;
 pub use completion::CompletionArguments;
+pub use container_arguments::ContainerArguments;
 pub use cp::CopyArguments;
 pub use image::ImageCommand;
 pub use install::InstallArguments;
@@ -194,6 +197,7 @@ Examples:
   thaw run -p 8080:80 --egress allow=192.0.2.0/24:443 --egress default=deny oci:./web
   thaw run -d --ready-http 80/healthz oci:./web
   thaw run --disk-bps 20m --disk-iops 500 --net-out-bps 1m:8m oci:./web
+  thaw run --privileged --tmpfs /var/lib/docker docker:dind
 
 Exit codes are the container's own, 125, 126, 127 and 137 as under `docker run`, and 64 to 120 for what is wrong
 with the host, the image or the registry: see docs/exit-codes.md.";
@@ -221,9 +225,6 @@ pub struct RunArguments {
     /// Mount the container's root filesystem read-only
     #[arg(long)]
     pub read_only: bool,
-    /// `seccomp=unconfined`: allow all system calls. `seccomp=default`: allow those that docker allows
-    #[arg(long, value_name = "OPTION", value_parser = thaw_sandbox::container::parse_security_option)]
-    pub security_opt: Vec<SeccompProfile>,
     /// Replace the image's entry point, and ignore its command. Empty for none
     #[arg(long, value_name = "PROGRAM")]
     pub entrypoint: Option<String>,
@@ -244,6 +245,8 @@ pub struct RunArguments {
     /// frozen or forked
     #[arg(short, long, value_name = "HOST:GUEST[:ro]", value_parser = thaw_sandbox::container::parse_volume)]
     pub volume: Vec<Volume>,
+    #[command(flatten)]
+    pub container: ContainerArguments,
     #[command(flatten)]
     pub ready: ReadyArguments,
     #[command(flatten)]
@@ -286,9 +289,15 @@ pub struct RunArguments {
 impl RunArguments {
     /// The volumes of the flags, validated.
     fn volumes(&self) -> Result<Vec<Volume>, Error> {
-        let checked = thaw_sandbox::container::check_volumes(&self.volume);
+        let volumes: Vec<Volume> = self
+            .volume
+            .iter()
+            .cloned()
+            .chain(self.container.volumes())
+            .collect();
+        let checked = thaw_sandbox::container::check_volumes(&volumes);
         checked.map_err(|why| Error::new(ErrorKind::Runtime, format!("-v: {why}")))?;
-        Ok(self.volume.clone())
+        Ok(volumes)
     }
 }
 

@@ -40,6 +40,7 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
         check_tty(&arguments.process)?;
     }
     let env = environment(&arguments.process)?;
+    let cidfile = arguments.container.create_cidfile()?;
     let trace = Trace::new();
     // Until the container runs, a signal ends this process; dropping the future removes what was made so far.
     let mut sandbox = tokio::select! {
@@ -48,6 +49,10 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
     };
     sandbox.keeping = keeping(is_keeper, arguments.rm);
     ui.fact(serde_json::json!({"event": "sandbox", "id": sandbox.id}));
+    if let Some(mut file) = cidfile {
+        let written = std::io::Write::write_all(&mut file, sandbox.id.as_bytes());
+        written.map_err(|e| Error::system("cannot write --cidfile", &e))?;
+    }
     sandbox.print_ports(&arguments.through.publish, ui);
     let Some(config) = sandbox.config.clone() else {
         sandbox.close(Close::Remove).await;
@@ -64,10 +69,11 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
         user: arguments.process.user.clone(),
         tty: arguments.process.tty,
         read_only: arguments.read_only,
-        seccomp: arguments.security_opt.last().copied().unwrap_or_default(),
+        seccomp: arguments.container.seccomp(),
         hostname: arguments.hostname.clone().unwrap_or_else(|| sandbox.id.clone()),
         size: terminal::size(),
         volumes: arguments.volumes()?,
+        settings: arguments.container.settings(),
     };
     let how = attach_options(&arguments.process, sandbox.keeping);
     let result = match Signals::new() {

@@ -47,12 +47,21 @@ const GUEST_ETC: &str = "/run/thaw/etc";
 /// The network is the guest's own: one sandbox, one network.
 const NAMESPACES: [&str; 5] = ["pid", "ipc", "uts", "mount", "cgroup"];
 
-/// The bounding set, and for root the permitted and effective sets too.
-pub(super) fn capabilities(privileged: bool) -> oci::LinuxCapabilities {
-    let all: Vec<String> = CAPABILITIES.iter().map(|c| (*c).to_owned()).collect();
-    let held = if privileged { all.clone() } else { Vec::new() };
+/// The default capabilities.
+pub(super) fn default_capabilities() -> Vec<String> {
+    CAPABILITIES.iter().map(|c| (*c).to_owned()).collect()
+}
+
+/// Whether a capability, named without `CAP_`, is a default.
+pub(super) fn has_capability(name: &str) -> bool {
+    CAPABILITIES.iter().any(|c| c.strip_prefix("CAP_") == Some(name))
+}
+
+/// These capabilities as the bounding set, and for root as the permitted and effective sets too.
+pub(super) fn capabilities(all: &[String], is_root: bool) -> oci::LinuxCapabilities {
+    let held = if is_root { all.to_vec() } else { Vec::new() };
     oci::LinuxCapabilities {
-        Bounding: all,
+        Bounding: all.to_vec(),
         Permitted: held.clone(),
         Effective: held,
         ..Default::default()

@@ -14,6 +14,7 @@ use thaw_protocol::api::{SeccompProfile, Volume};
 
 use crate::agent_client::ProcessId;
 use crate::error::{Error, ErrorKind};
+use settings::Settings;
 use thaw_records::RecordError;
 
 mod defaults;
@@ -21,13 +22,14 @@ mod environment;
 mod exec;
 pub mod ready;
 mod seccomp;
+pub mod settings;
 mod start;
 mod storages;
 mod volumes;
 
 pub use environment::{parse_env_file, resolve as resolve_environment};
 pub use exec::exec;
-pub use seccomp::parse_security_option;
+pub use seccomp::{SecurityOption, parse_security_option};
 pub use start::{create, start};
 pub use storages::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, RootServing, image_name, storages};
 pub use volumes::{check_all as check_volumes, name as volume_name, parse as parse_volume};
@@ -52,6 +54,7 @@ pub struct Options {
     pub size: Option<(u16, u16)>,
     /// The volumes of its sandbox.
     pub volumes: Vec<Volume>,
+    pub settings: Settings,
 }
 
 /// The file in a sandbox's directory that holds a [`Running`].
@@ -66,6 +69,9 @@ pub struct Running {
     pub env: Vec<String>,
     pub cwd: String,
     pub user: String,
+    /// The capabilities of its processes. `None` in the record of an older release, which gave each container the default ones.
+    #[serde(default)]
+    pub capabilities: Option<Vec<String>>,
 }
 
 impl Running {
@@ -128,6 +134,7 @@ pub fn spec(id: &str, image: &ImageConfiguration, options: &Options) -> Result<o
         .or(config.working_dir().clone())
         .filter(|w| !w.is_empty());
     let user = options.user.clone().or(config.user().clone()).unwrap_or_default();
+    let is_root = is_root(&user);
     let process = process(
         args,
         env,
@@ -136,7 +143,7 @@ pub fn spec(id: &str, image: &ImageConfiguration, options: &Options) -> Result<o
         options.tty,
         options.size,
     );
-    Ok(oci::Spec {
+    let mut spec = oci::Spec {
         Version: "1.1.0".into(),
         Process: MessageField::some(process),
         Root: MessageField::some(oci::Root {
@@ -145,16 +152,14 @@ pub fn spec(id: &str, image: &ImageConfiguration, options: &Options) -> Result<o
             ..Default::default()
         }),
         Hostname: options.hostname.clone(),
-        Mounts: defaults::mounts()
-            .into_iter()
-            .chain(volumes::mounts(&options.volumes))
-            .collect(),
-        Linux: MessageField::some(oci::Linux {
-            Seccomp: MessageField::from_option(seccomp::section(options.seccomp)),
-            ..defaults::linux(id)
-        }),
+        Mounts: defaults::mounts(),
+        Linux: MessageField::some(defaults::linux(id)),
         ..Default::default()
-    })
+    };
+    options.settings.apply(&mut spec, is_root, options.seccomp);
+    // Last, so that a volume can lie in a tmpfs.
+    spec.Mounts.extend(volumes::mounts(&options.volumes));
+    Ok(spec)
 }
 
 /// The process for `thaw exec`: with the container's environment, directory and user, unless the flags set others.
@@ -162,7 +167,12 @@ pub fn exec_process(running: &Running, options: &Options) -> oci::Process {
     let env = environment::merge(&running.env, options);
     let cwd = options.workdir.clone().unwrap_or_else(|| running.cwd.clone());
     let user = options.user.clone().unwrap_or_else(|| running.user.clone());
-    process(options.command.clone(), env, cwd, user, options.tty, options.size)
+    let is_root = is_root(&user);
+    let mut process = process(options.command.clone(), env, cwd, user, options.tty, options.size);
+    if let Some(capabilities) = &running.capabilities {
+        process.Capabilities = MessageField::some(defaults::capabilities(capabilities, is_root));
+    }
+    process
 }
 
 /// The facts of this specification that a later `thaw exec` needs.
@@ -173,6 +183,7 @@ pub fn running(id: &str, spec: &oci::Spec) -> Running {
         env: spec.Process.Env.clone(),
         cwd: spec.Process.Cwd.clone(),
         user: spec.Process.User.Username.clone(),
+        capabilities: Some(spec.Process.Capabilities.Bounding.clone()),
     }
 }
 
@@ -184,7 +195,7 @@ fn process(
     tty: bool,
     size: Option<(u16, u16)>,
 ) -> oci::Process {
-    let privileged = is_root(&user);
+    let is_root = is_root(&user);
     oci::Process {
         Terminal: tty,
         ConsoleSize: match size {
@@ -202,7 +213,7 @@ fn process(
         Args: args,
         Env: env,
         Cwd: cwd,
-        Capabilities: MessageField::some(defaults::capabilities(privileged)),
+        Capabilities: MessageField::some(defaults::capabilities(&defaults::default_capabilities(), is_root)),
         Rlimits: defaults::rlimits(),
         ..Default::default()
     }

@@ -11,6 +11,28 @@ use thaw_protocol::api::SeccompProfile;
 const ALLOW: &str = "SCMP_ACT_ALLOW";
 const ERRNO: &str = "SCMP_ACT_ERRNO";
 
+/// The calls that docker allows a container with a capability in addition.
+#[rustfmt::skip]
+const WITH_CAPABILITY: &[(&str, &[&str])] = &[
+    ("CAP_BPF", &["bpf"]),
+    ("CAP_DAC_READ_SEARCH", &["open_by_handle_at"]),
+    ("CAP_PERFMON", &["perf_event_open"]),
+    ("CAP_SYS_ADMIN", &[
+        "bpf", "clone", "clone3", "fanotify_init", "fsconfig", "fsmount", "fsopen", "fspick", "lookup_dcookie", "mount",
+        "mount_setattr", "move_mount", "open_tree", "perf_event_open", "pivot_root", "quotactl", "quotactl_fd",
+        "setdomainname", "sethostname", "setns", "syslog", "umount", "umount2", "unshare",
+    ]),
+    ("CAP_SYS_BOOT", &["reboot"]),
+    ("CAP_SYS_MODULE", &["delete_module", "finit_module", "init_module"]),
+    ("CAP_SYS_NICE", &["get_mempolicy", "mbind", "set_mempolicy", "set_mempolicy_home_node"]),
+    ("CAP_SYS_PACCT", &["acct"]),
+    ("CAP_SYS_PTRACE", &["kcmp", "pidfd_getfd", "process_madvise"]),
+    ("CAP_SYS_RAWIO", &["ioperm", "iopl"]),
+    ("CAP_SYS_TIME", &["clock_settime", "settimeofday"]),
+    ("CAP_SYS_TTY_CONFIG", &["vhangup"]),
+    ("CAP_SYSLOG", &["syslog"]),
+];
+
 /// Calls allowed with any arguments.
 #[rustfmt::skip]
 const ALLOWED: &[&str] = &[
@@ -62,24 +84,22 @@ const FAMILY_BITS: u32 = 6;
 /// Allowed arguments of `personality(2)`: PER_LINUX, PER_LINUX32, both with UNAME26, and the query.
 const PERSONALITIES: [u64; 5] = [0x0, 0x8, 0x2_0000, 0x2_0008, 0xFFFF_FFFF];
 
-/// The section of a container's specification; `None` if it is not confined.
-pub(super) fn section(profile: SeccompProfile) -> Option<oci::LinuxSeccomp> {
-    match profile {
-        SeccompProfile::Default => Some(default()),
-        SeccompProfile::Unconfined => None,
+/// The profile of a container with these capabilities.
+pub(super) fn allowing(capabilities: &[String]) -> oci::LinuxSeccomp {
+    let mut rules = vec![rule(ALLOWED, ALLOW, None)];
+    for (capability, calls) in WITH_CAPABILITY {
+        if capabilities.iter().any(|held| held == capability) {
+            rules.push(rule(calls, ALLOW, None));
+        }
     }
-}
-
-fn default() -> oci::LinuxSeccomp {
-    let mut rules = vec![
-        rule(ALLOWED, ALLOW, None),
+    if !capabilities.iter().any(|held| held == "CAP_SYS_ADMIN") {
         // Allows threads and processes, but no new namespaces.
-        rule(&["clone"], ALLOW, Some(masked(NEW_NAMESPACES, 0))),
-        oci::LinuxSyscall {
+        rules.push(rule(&["clone"], ALLOW, Some(masked(NEW_NAMESPACES, 0))));
+        rules.push(oci::LinuxSyscall {
             ErrnoRet: Some(oci::linux_syscall::ErrnoRet::Errnoret(libc::ENOSYS as u32)),
             ..rule(&["clone3"], ERRNO, None)
-        },
-    ];
+        });
+    }
     // Allows families that differ from AF_VSOCK in one of their low bits. The kernel reads 32 bits of the argument, so a comparison of all
     // 64 would admit AF_VSOCK with higher bits set. No family needs higher bits.
     let socket = |bit: u32| rule(&["socket"], ALLOW, Some(masked(1 << bit, !VSOCK & 1 << bit)));
@@ -114,20 +134,29 @@ fn masked(mask: u64, value: u64) -> oci::LinuxSeccompArg {
     }
 }
 
-/// Parses `--security-opt`. Of docker's options, only the profile's name is supported.
+/// An option of `--security-opt`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SecurityOption {
+    Seccomp(SeccompProfile),
+    NoNewPrivileges(bool),
+}
+
+/// Parses `--security-opt`.
 ///
 /// # Errors
 /// The option is unsupported.
-pub fn parse_security_option(text: &str) -> Result<SeccompProfile, String> {
+pub fn parse_security_option(text: &str) -> Result<SecurityOption, String> {
     let (name, value) = text.split_once(['=', ':']).unwrap_or((text, ""));
     match (name, value) {
-        ("seccomp", "unconfined") => Ok(SeccompProfile::Unconfined),
-        ("seccomp", "default" | "builtin") => Ok(SeccompProfile::Default),
+        ("seccomp", "unconfined") => Ok(SecurityOption::Seccomp(SeccompProfile::Unconfined)),
+        ("seccomp", "default" | "builtin") => Ok(SecurityOption::Seccomp(SeccompProfile::Default)),
         ("seccomp", _) => Err(format!(
             "{value:?} is no seccomp profile: there are `default` and `unconfined`, and none are read from files"
         )),
+        ("no-new-privileges", "" | "true") => Ok(SecurityOption::NoNewPrivileges(true)),
+        ("no-new-privileges", "false") => Ok(SecurityOption::NoNewPrivileges(false)),
         _ => Err(format!(
-            "{name:?} is no security option: there is `seccomp=default` and `seccomp=unconfined`"
+            "{name:?} is no security option: there are `seccomp=default`, `seccomp=unconfined` and `no-new-privileges`"
         )),
     }
 }
@@ -136,8 +165,16 @@ pub fn parse_security_option(text: &str) -> Result<SeccompProfile, String> {
 mod tests {
     use super::*;
 
+    fn default() -> oci::LinuxSeccomp {
+        allowing(&super::super::defaults::default_capabilities())
+    }
+
     fn actions(name: &str) -> Vec<(String, usize)> {
-        let rules = default().Syscalls;
+        actions_of(default(), name)
+    }
+
+    fn actions_of(profile: oci::LinuxSeccomp, name: &str) -> Vec<(String, usize)> {
+        let rules = profile.Syscalls;
         let of = rules.iter().filter(|rule| rule.Names.iter().any(|it| it == name));
         of.map(|rule| (rule.Action.clone(), rule.Args.len())).collect()
     }
@@ -207,7 +244,21 @@ mod tests {
         assert_eq!(actions("read"), [(ALLOW.into(), 0)]);
         assert_eq!(actions("clone"), [(ALLOW.into(), 1)]);
         assert_eq!(actions("clone3"), [(ERRNO.into(), 0)]);
-        assert_eq!(section(SeccompProfile::Unconfined), None);
+    }
+
+    #[test]
+    fn capability_allows_the_calls_it_is_for() {
+        let admin = || allowing(&["CAP_SYS_ADMIN".into()]);
+        for call in ["mount", "unshare", "setns", "clone", "clone3"] {
+            assert_eq!(actions_of(admin(), call), [(ALLOW.into(), 0)], "{call}");
+        }
+        assert_eq!(actions_of(admin(), "reboot"), []);
+        let none = allowing(&[]);
+        assert_eq!(actions_of(none, "mount"), []);
+        for (_, calls) in WITH_CAPABILITY {
+            assert!(calls.is_sorted_by(|a, b| a < b), "{calls:?}");
+            assert!(calls.iter().all(|call| !ALLOWED.contains(call)), "{calls:?}");
+        }
     }
 
     /// Whether the profile allows a call with this first argument.
@@ -236,11 +287,15 @@ mod tests {
     fn security_options_are_read_and_others_are_named() {
         assert_eq!(
             parse_security_option("seccomp=unconfined"),
-            Ok(SeccompProfile::Unconfined)
+            Ok(SecurityOption::Seccomp(SeccompProfile::Unconfined))
         );
         assert_eq!(
             parse_security_option("seccomp=default"),
-            Ok(SeccompProfile::Default)
+            Ok(SecurityOption::Seccomp(SeccompProfile::Default))
+        );
+        assert_eq!(
+            parse_security_option("no-new-privileges"),
+            Ok(SecurityOption::NoNewPrivileges(true))
         );
         for (wrong, told) in [
             ("seccomp=/profile.json", "/profile.json"),

@@ -1,0 +1,139 @@
+//! The flags of `thaw run` that change its container, named and meant as docker's.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+
+use clap::Args;
+use thaw_daemon::api::watch::selector::check_labels;
+use thaw_protocol::api::{SeccompProfile, Volume};
+use thaw_sandbox::container::settings::{Capability, Chosen, Device, Settings, Sysctl, Tmpfs, Ulimit};
+use thaw_sandbox::container::{SecurityOption, parse_security_option};
+use thaw_sandbox::error::{Error, ErrorKind};
+
+use super::mount::Mount;
+use super::size::ByteSize;
+
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Container options")]
+pub struct ContainerArguments {
+    /// A label of the sandbox
+    #[arg(short, long, value_name = "KEY=VALUE")]
+    pub label: Vec<String>,
+    /// Mount a file system in memory: PATH or PATH:OPTION,... with options such as size=64m, mode=1777, exec
+    #[arg(long, value_name = "PATH[:OPTIONS]")]
+    pub tmpfs: Vec<Tmpfs>,
+    /// `type=bind,source=HOST,target=GUEST[,readonly]`: as -v. `type=tmpfs,target=GUEST[,tmpfs-size=SIZE][,tmpfs-mode=MODE]`
+    #[arg(long, value_name = "MOUNT")]
+    pub mount: Vec<Mount>,
+    /// Size of /dev/shm: bytes, or with k, m, g [default: 64m]
+    #[arg(long, value_name = "SIZE")]
+    pub shm_size: Option<ByteSize>,
+    /// Limit a resource of each process: NAME=SOFT[:HARD], such as nofile=65536; -1 for no limit
+    #[arg(long, value_name = "LIMIT")]
+    pub ulimit: Vec<Ulimit>,
+    /// Set a parameter of the guest's kernel: NAME=VALUE, such as net.core.somaxconn=1024
+    #[arg(long, value_name = "NAME=VALUE")]
+    pub sysctl: Vec<Sysctl>,
+    /// Add a capability, such as NET_ADMIN or SYS_ADMIN; ALL for all
+    #[arg(long, value_name = "NAME")]
+    pub cap_add: Vec<Capability>,
+    /// Drop a capability; ALL for all but those of --cap-add
+    #[arg(long, value_name = "NAME")]
+    pub cap_drop: Vec<Capability>,
+    /// Give the container a device of the guest: /dev/fuse, /dev/net/tun, /dev/kmsg. No device of this host can be given
+    #[arg(long, value_name = "PATH")]
+    pub device: Vec<Device>,
+    /// All capabilities, devices and system calls of the guest, and a writable /proc/sys, /sys and cgroup tree. It gives
+    /// the container nothing of this host
+    #[arg(long)]
+    pub privileged: bool,
+    /// `seccomp=unconfined`: allow all system calls. `seccomp=default`: allow those that docker allows.
+    /// `no-new-privileges`: set-user-ID programs gain nothing
+    #[arg(long, value_name = "OPTION", value_parser = parse_security_option)]
+    pub security_opt: Vec<SecurityOption>,
+    /// Write the sandbox's id to a file, which must not exist
+    #[arg(long, value_name = "FILE")]
+    pub cidfile: Option<PathBuf>,
+    /// Only `linux/amd64`
+    #[arg(long, value_name = "PLATFORM", value_parser = parse_platform)]
+    pub platform: Option<String>,
+}
+
+impl ContainerArguments {
+    /// The labels of the flags, checked.
+    pub(super) fn labels(&self) -> Result<BTreeMap<String, String>, Error> {
+        let pairs = self.label.iter().map(|label| {
+            // As under docker, a key alone has the empty value.
+            let (key, value) = label.split_once('=').unwrap_or((label, ""));
+            (key.to_owned(), value.to_owned())
+        });
+        let labels = pairs.collect();
+        check_labels(&labels).map_err(|why| Error::new(ErrorKind::Runtime, format!("--label: {why}")))?;
+        Ok(labels)
+    }
+
+    /// The directories of this host that `--mount` shares.
+    pub(super) fn volumes(&self) -> impl Iterator<Item = Volume> {
+        self.mount.iter().filter_map(|mount| match mount {
+            Mount::Bind(volume) => Some(volume.clone()),
+            Mount::Tmpfs(_) => None,
+        })
+    }
+
+    pub(super) fn seccomp(&self) -> SeccompProfile {
+        let chosen = self.security_opt.iter().rev().find_map(|option| match option {
+            SecurityOption::Seccomp(profile) => Some(*profile),
+            SecurityOption::NoNewPrivileges(_) => None,
+        });
+        chosen.unwrap_or_default()
+    }
+
+    pub(super) fn settings(&self) -> Settings {
+        let mounted = self.mount.iter().filter_map(|mount| match mount {
+            Mount::Bind(_) => None,
+            Mount::Tmpfs(tmpfs) => Some(tmpfs.clone()),
+        });
+        let no_new_privileges = self.security_opt.iter().rev().find_map(|option| match option {
+            SecurityOption::Seccomp(_) => None,
+            SecurityOption::NoNewPrivileges(set) => Some(*set),
+        });
+        Settings {
+            tmpfs: self.tmpfs.iter().cloned().chain(mounted).collect(),
+            shm_bytes: self.shm_size.map(ByteSize::bytes),
+            ulimits: self.ulimit.clone(),
+            sysctls: self.sysctl.clone(),
+            capabilities: Chosen {
+                add: self.cap_add.clone(),
+                drop: self.cap_drop.clone(),
+            },
+            devices: self.device.clone(),
+            privileged: self.privileged,
+            no_new_privileges: no_new_privileges.unwrap_or_default(),
+        }
+    }
+
+    /// Creates the file of `--cidfile`, before anything else is made.
+    pub(super) fn create_cidfile(&self) -> Result<Option<std::fs::File>, Error> {
+        let Some(path) = &self.cidfile else {
+            return Ok(None);
+        };
+        let created = std::fs::File::create_new(path);
+        created.map(Some).map_err(|e| {
+            Error::system(format!("cannot create --cidfile {}", path.display()), &e)
+                .remedy("name a file that does not exist, in a directory that does")
+        })
+    }
+}
+
+fn parse_platform(text: &str) -> Result<String, String> {
+    match text {
+        "linux/amd64" | "linux/x86_64" | "linux" => Ok(text.to_owned()),
+        _ => Err(format!(
+            "{text:?}: sandboxes run linux/amd64, and no processor is emulated"
+        )),
+    }
+}
+
+#[cfg(test)]
+#[path = "container_arguments_test.rs"]
+mod tests;

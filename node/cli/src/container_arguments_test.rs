@@ -1,0 +1,83 @@
+use clap::Parser;
+
+use super::*;
+
+#[derive(Debug, Parser)]
+struct Line {
+    #[command(flatten)]
+    container: ContainerArguments,
+}
+
+fn read(words: &[&str]) -> ContainerArguments {
+    let line = ["run"].iter().chain(words);
+    Line::try_parse_from(line).unwrap().container
+}
+
+#[test]
+fn last_security_option_of_a_kind_wins() {
+    let given = read(&[
+        "--security-opt",
+        "seccomp=unconfined",
+        "--security-opt",
+        "no-new-privileges",
+        "--security-opt",
+        "seccomp=default",
+    ]);
+    assert_eq!(given.seccomp(), SeccompProfile::Default);
+    assert!(given.settings().no_new_privileges);
+    let plain = read(&[]);
+    assert_eq!(plain.settings(), Settings::default());
+    assert_eq!(plain.seccomp(), SeccompProfile::Default);
+}
+
+#[test]
+fn labels_are_pairs_and_checked() {
+    let labels = read(&["-l", "app=web", "--label", "tier"]).labels().unwrap();
+    assert_eq!(labels["app"], "web");
+    assert_eq!(labels["tier"], "");
+    assert!(read(&["-l", "=x"]).labels().unwrap_err().what.contains("--label"));
+}
+
+#[test]
+fn mounts_go_where_they_belong() {
+    let given = read(&[
+        "--mount",
+        "type=bind,source=/srv,target=/data",
+        "--mount",
+        "type=tmpfs,target=/run",
+        "--tmpfs",
+        "/cache",
+        "--shm-size",
+        "1m",
+    ]);
+    assert_eq!(given.volumes().count(), 1);
+    let settings = given.settings();
+    assert_eq!(settings.tmpfs.len(), 2);
+    assert_eq!(settings.shm_bytes, Some(1 << 20));
+}
+
+#[test]
+fn wrong_values_name_flag_and_value() {
+    for (flag, value) in [
+        ("--cap-add", "NET_MASTER"),
+        ("--device", "/dev/sda"),
+        ("--ulimit", "files=3"),
+        ("--sysctl", "a"),
+        ("--platform", "linux/arm64"),
+        ("--tmpfs", "run"),
+    ] {
+        let error = Line::try_parse_from(["run", flag, value])
+            .unwrap_err()
+            .to_string();
+        assert!(error.contains(flag) && error.contains(value), "{error}");
+    }
+}
+
+#[test]
+fn cidfile_must_not_exist() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("id");
+    let given = read(&["--cidfile", path.to_str().unwrap()]);
+    assert!(given.create_cidfile().unwrap().is_some());
+    assert!(given.create_cidfile().is_err());
+}

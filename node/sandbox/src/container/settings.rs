@@ -1,0 +1,73 @@
+//! What the flags of `docker run` change in a container's specification: mounts, limits, capabilities and devices.
+//!
+//! A sandbox is one container in a machine of its own. So `--privileged` and `--device` give a container more of the guest, and nothing of
+//! the host.
+
+use thaw_protocol::agent::{MessageField, oci};
+use thaw_protocol::api::SeccompProfile;
+
+pub use capability::{Capability, Chosen};
+pub use device::Device;
+pub use sysctl::Sysctl;
+pub use tmpfs::Tmpfs;
+pub use ulimit::Ulimit;
+
+mod capability;
+mod device;
+mod sysctl;
+mod tmpfs;
+mod ulimit;
+
+/// The directories of the kernel that only a privileged container may write to.
+const KERNEL_MOUNTS: [&str; 2] = ["/sys", "/sys/fs/cgroup"];
+
+/// The settings of a container.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Settings {
+    pub tmpfs: Vec<Tmpfs>,
+    /// Size of `/dev/shm`, bytes [default: 64 MiB].
+    pub shm_bytes: Option<u64>,
+    pub ulimits: Vec<Ulimit>,
+    pub sysctls: Vec<Sysctl>,
+    pub capabilities: Chosen,
+    pub devices: Vec<Device>,
+    /// All capabilities, all devices, all system calls, and a writable `/proc/sys`, `/sys` and cgroup tree.
+    pub privileged: bool,
+    /// A program cannot gain privileges by `execve(2)`.
+    pub no_new_privileges: bool,
+}
+
+impl Settings {
+    /// Changes a specification made with docker's defaults. `seccomp` is the profile it was made with.
+    pub(super) fn apply(&self, spec: &mut oci::Spec, is_root: bool, seccomp: SeccompProfile) {
+        let capabilities = self.capabilities.held(self.privileged);
+        let process = spec.Process.mut_or_insert_default();
+        process.NoNewPrivileges = self.no_new_privileges;
+        ulimit::set(&mut process.Rlimits, &self.ulimits);
+        process.Capabilities = MessageField::some(super::defaults::capabilities(&capabilities, is_root));
+        if let Some(bytes) = self.shm_bytes {
+            tmpfs::resize(&mut spec.Mounts, "/dev/shm", bytes);
+        }
+        tmpfs::add(&mut spec.Mounts, &self.tmpfs);
+        let linux = spec.Linux.mut_or_insert_default();
+        sysctl::set(linux, &self.sysctls);
+        linux.Devices = match self.privileged {
+            true => device::all(),
+            false => self.devices.iter().map(Device::node).collect(),
+        };
+        let confined = !self.privileged && seccomp == SeccompProfile::Default;
+        linux.Seccomp = MessageField::from_option(confined.then(|| super::seccomp::allowing(&capabilities)));
+        if self.privileged {
+            linux.MaskedPaths.clear();
+            linux.ReadonlyPaths.clear();
+            let is_kernels = |mount: &&mut oci::Mount| KERNEL_MOUNTS.contains(&mount.destination.as_str());
+            for mount in spec.Mounts.iter_mut().filter(is_kernels) {
+                mount.options.retain(|option| option != "ro");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "settings_test.rs"]
+mod tests;

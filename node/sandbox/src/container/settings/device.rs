@@ -1,0 +1,112 @@
+//! Device nodes of the guest that `--device` gives a container. Major and minor numbers: Documentation/admin-guide/devices.txt.
+
+use std::str::FromStr;
+
+use thaw_protocol::agent::oci;
+
+/// The devices that the guest's kernel has besides those of every container.
+const GUESTS: [Device; 3] = [
+    Device {
+        path: "/dev/fuse",
+        kind: 'c',
+        major: 10,
+        minor: 229,
+    },
+    Device {
+        path: "/dev/kmsg",
+        kind: 'c',
+        major: 1,
+        minor: 11,
+    },
+    Device {
+        path: "/dev/net/tun",
+        kind: 'c',
+        major: 10,
+        minor: 200,
+    },
+];
+
+/// Read and write for everyone, as docker makes them.
+const MODE: u32 = 0o666;
+
+/// A device of the guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Device {
+    path: &'static str,
+    kind: char,
+    major: i64,
+    minor: i64,
+}
+
+impl Device {
+    pub(super) fn node(&self) -> oci::LinuxDevice {
+        oci::LinuxDevice {
+            Path: self.path.into(),
+            Type: self.kind.into(),
+            Major: self.major,
+            Minor: self.minor,
+            FileMode: MODE,
+            ..Default::default()
+        }
+    }
+}
+
+/// The nodes of a privileged container: all devices of the guest.
+pub(super) fn all() -> Vec<oci::LinuxDevice> {
+    GUESTS.iter().map(Device::node).collect()
+}
+
+impl FromStr for Device {
+    type Err = String;
+
+    /// Reads `PATH`, or `PATH:PATH` or `PATH:PATH:rwm` with the same path twice.
+    fn from_str(text: &str) -> Result<Device, String> {
+        let mut parts = text.split(':');
+        let path = parts.next().unwrap_or_default();
+        let known = GUESTS.iter().find(|device| device.path == path).ok_or_else(|| {
+            let names: Vec<&str> = GUESTS.iter().map(|device| device.path).collect();
+            format!(
+                "the guest has no device {path:?} to give, and those of the host stay there: there are {}",
+                names.join(", ")
+            )
+        })?;
+        match (parts.next(), parts.next(), parts.next()) {
+            (None, None, None) => Ok(*known),
+            (Some(inside), access, None) if inside == path => match access {
+                None | Some("rwm" | "rw") => Ok(*known),
+                Some(access) => Err(format!(
+                    "{access:?}: a device is given for reading and writing, as rwm"
+                )),
+            },
+            _ => Err(format!(
+                "{text:?}: a device has the same path in the container, as {path}:{path}:rwm"
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn devices_are_the_guests_own() {
+        for text in ["/dev/fuse", "/dev/fuse:/dev/fuse", "/dev/fuse:/dev/fuse:rwm"] {
+            let node = text.parse::<Device>().unwrap().node();
+            assert_eq!(
+                (node.Path.as_str(), node.Major, node.Minor),
+                ("/dev/fuse", 10, 229)
+            );
+        }
+        for (wrong, named) in [
+            ("/dev/sda", "/dev/sda"),
+            ("/dev/fuse:/dev/other", "same path"),
+            ("/dev/fuse:/dev/fuse:r", "\"r\""),
+            ("/dev/fuse:/dev/fuse:rwm:x", "same path"),
+            ("", "\"\""),
+        ] {
+            let refused = wrong.parse::<Device>().unwrap_err();
+            assert!(refused.contains(named), "{refused}");
+        }
+    }
+}

@@ -104,6 +104,39 @@ pub fn line(error: &Error) -> String {
     }
 }
 
+/// The section of docs/troubleshooting.md for this kind of error.
+fn section(kind: ErrorKind) -> &'static str {
+    use ErrorKind::*;
+    match kind {
+        KvmMissing | KvmDenied | KvmInadequate => "kvm-is-missing-or-inadequate",
+        KernelMissing | KernelNotPvh | GuestImageMissing | VmmMissing | ProgramMissing | ShareMissing => {
+            "a-file-or-program-of-thaw-is-missing"
+        }
+        MemoryTooSmall | GuestNotReady | HandshakeFailed | VmmFailed | AgentFailed | ShareFailed => {
+            "a-sandbox-does-not-start"
+        }
+        GuestEnded | OutOfMemory => "a-sandbox-ended-by-itself",
+        NotReady => "a-container-does-not-become-ready",
+        DiskFull | DiskBudget => "the-disk-is-full",
+        RegistryUnreachable | RegistryDenied | RegistryRateLimited | RegistryFailed => {
+            "a-registry-does-not-give-an-image"
+        }
+        DigestMismatch | LayerTruncated | UnknownMediaType | WrongArchitecture | UnsafePath
+        | ImageMalformed | ImageNotFound | BadReference | ImageNotStored | ImageDamaged | ImageInUse
+        | NotIndexable | LoadOrderInvalid | PushRefused => "an-image-cannot-be-used",
+        NetworkUnavailable | PortUnavailable => "no-network-or-no-port",
+        SandboxNotFound | NameInUse => "a-sandbox-is-not-found",
+        DaemonUnreachable | ServiceFailed => "thawd-does-not-answer",
+        SnapshotDamaged | SnapshotIncompatible | SnapshotSignature | SnapshotNotFound | Shared => {
+            "a-snapshot-or-template-is-refused"
+        }
+        ConfigInvalid => "the-configuration-is-refused",
+        VolumeUnavailable => "a-volume-cannot-be-shared",
+        VmmTooOld | LimitsUnavailable | JailIncomplete | RuntimeInUse => "a-node-refuses-after-an-upgrade",
+        Runtime | NotExecutable | NotFound => "a-command-fails",
+    }
+}
+
 /// The text of docs/exit-codes.md.
 pub fn document() -> String {
     let mut text = String::from(
@@ -122,8 +155,9 @@ pub fn document() -> String {
             remedy,
         } = exit(*kind);
         text.push_str(&format!(
-            "| {number} | `{}` | {meaning} | {remedy} |\n",
-            kind.slug()
+            "| {number} | [`{}`](troubleshooting.md#{}) | {meaning} | {remedy} |\n",
+            kind.slug(),
+            section(*kind)
         ));
     }
     text.push_str("\nThis table is made from `node/daemon/src/exit.rs`; a test keeps them the same.\n");
@@ -163,6 +197,17 @@ mod tests {
             written == document(),
             "docs/exit-codes.md is stale: run the tests with THAW_WRITE_DOCS=1"
         );
+    }
+
+    #[test]
+    fn each_exit_code_has_a_section_of_troubleshooting() {
+        let text = include_str!("../../../docs/troubleshooting.md");
+        let heading = |line: &str| Some(line.strip_prefix("## ")?.to_lowercase().replace(' ', "-"));
+        let sections: Vec<String> = text.lines().filter_map(heading).collect();
+        for kind in KINDS {
+            let wanted = section(*kind);
+            assert!(sections.iter().any(|s| s == wanted), "{kind:?}: {wanted}");
+        }
     }
 
     #[test]

@@ -11,7 +11,8 @@ use crate::place::Place;
 
 const ADDRESS: &str = "127.0.0.1:";
 
-fn token(tenant: &str) -> String {
+/// The token of a tenant.
+pub fn token(tenant: &str) -> String {
     format!("{tenant}-{}", "0".repeat(32))
 }
 
@@ -42,7 +43,7 @@ pub fn ask(place: &Place, tenant: &str, request: &str, body: &Value) -> Option<(
 }
 
 /// Where it listens, as it logged.
-fn address(place: &Place) -> Option<String> {
+pub fn address(place: &Place) -> Option<String> {
     let log = fs::read_to_string(place.path("thawd.log")).ok()?;
     let (_, port) = log.rsplit_once(ADDRESS)?;
     let port: String = port.chars().take_while(char::is_ascii_digit).collect();

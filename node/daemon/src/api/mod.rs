@@ -71,6 +71,7 @@ pub mod scope;
 pub mod scrape;
 pub mod server;
 pub mod session;
+pub mod status_page;
 pub mod tcp;
 #[cfg(test)]
 mod test_client;

@@ -28,7 +28,7 @@ use super::problem::{ApiCode, Refusal};
 use super::{drain, exec, health, images, logs, metrics, problem, sandboxes, transfer, unread_body, usage};
 
 /// A page that shows the OpenAPI document. It loads nothing else.
-const PAGE: &str = include_str!("page.html");
+const PAGE: &str = include_str!("document.html");
 
 #[derive(OpenApi)]
 #[openapi(
@@ -205,7 +205,7 @@ pub fn router(daemon: Arc<Daemon>, gate: Arc<Gate>) -> Router {
             "/openapi.json",
             get(move || async move { (json, document) }),
         )
-        .add_page(Role::Read, "/", get(|| async { Html(PAGE) }))
+        .add_page(Role::Read, "/openapi.html", get(|| async { Html(PAGE) }))
         .0
         .split_for_parts();
     routes

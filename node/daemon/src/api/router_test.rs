@@ -179,7 +179,7 @@ async fn every_route_is_in_the_document_with_its_methods() {
         said.sort();
         assert_eq!(allowed, said, "{path}");
     }
-    let page = whole(send(&routes, ask(Method::GET.as_str(), "/", JSON, "")).await).await;
+    let page = whole(send(&routes, ask(Method::GET.as_str(), "/openapi.html", JSON, "")).await).await;
     let page = String::from_utf8(page.to_vec()).unwrap();
     assert!(page.contains("openapi.json") && !page.contains("http:") && !page.contains("https:"));
 }

@@ -29,6 +29,7 @@ use super::problem::{ApiCode, RETRY_AFTER_S};
 use super::router::router;
 use super::scope::Wanted;
 use super::scrape::Scrape;
+use super::status_page;
 use super::tcp::Tcp;
 
 /// Most connections at once.
@@ -175,7 +176,7 @@ async fn serve_all(
     };
     let on_socket = accept(
         daemon,
-        routes.clone(),
+        routes.clone().merge(status_page::routes()),
         listener,
         access,
         stopped.clone(),

@@ -1,7 +1,7 @@
 //! Serves the API over TCP, to callers with a certificate or a token.
 //!
-//! Invariants: a request with neither is refused; a connection has [`HEAD_LIMIT`] for its handshake, and there are at most [`MOST`]
-//! connections; an incomplete configuration is an error.
+//! Invariants: a request with neither is refused, except for the static files of the [`status_page`]; a connection has [`HEAD_LIMIT`] for
+//! its handshake, and there are at most [`MOST`] connections; an incomplete configuration is an error.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
@@ -25,6 +25,7 @@ use super::lease::Lease;
 use super::listener::{Listener, Most};
 use super::peer::Peer;
 use super::problem::say;
+use super::status_page;
 
 /// Most connections at once.
 const MOST: Most = Most {
@@ -103,7 +104,8 @@ impl Tcp {
         } = self;
         let guarded = routes
             .layer(from_fn_with_state(credentials.clone(), authenticate))
-            .layer(from_fn(say));
+            .layer(from_fn(say))
+            .merge(status_page::routes());
         let stop = stopped.clone();
         let serve = move |stream, address| {
             let (tls, routes) = (credentials.tls(), guarded.clone());

@@ -15,6 +15,7 @@ mod attach;
 mod completion;
 mod container_arguments;
 mod cp;
+mod debug;
 mod detach;
 mod doctor;
 mod exec;
@@ -46,6 +47,7 @@ pub use attach::AttachArguments;
 pub use completion::CompletionArguments;
 pub use container_arguments::ContainerArguments;
 pub use cp::CopyArguments;
+pub use debug::DebugCommand;
 pub use image::ImageCommand;
 pub use install::InstallArguments;
 pub use limit::{ChangeLimits, LimitArguments};
@@ -179,6 +181,9 @@ pub enum Command {
     /// Write the manual pages
     #[command(hide = true)]
     Man(ManArguments),
+    /// Collect diagnostics
+    #[command(subcommand)]
+    Debug(DebugCommand),
     /// Print the version
     Version,
 }
@@ -458,6 +463,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Error> {
         Command::Template(command) => in_runtime(template::template(command, ui, cli.global.json)),
         Command::Install { arguments, print } => install::install(arguments, *print, ui, cli.global.json),
         Command::Uninstall(arguments) => install::uninstall(arguments, ui, cli.global.json),
+        Command::Debug(command) => debug::debug(command),
         Command::Doctor => Ok(doctor::doctor(ui, cli.global.json)),
         Command::Completion(arguments) => Ok(completion::print_script(arguments)),
         Command::Complete { words } => Ok(completion::print_candidates(words)),

@@ -7,8 +7,17 @@ fn main() -> std::io::Result<()> {
     #[cfg(feature = "agent")]
     generate(
         "agent",
-        &["agent", "csi", "files", "health", "oci", "readiness", "types"],
-        &["agent", "files", "health", "readiness"],
+        &[
+            "agent",
+            "csi",
+            "files",
+            "health",
+            "oci",
+            "processes",
+            "readiness",
+            "types",
+        ],
+        &["agent", "files", "health", "processes", "readiness"],
     )?;
     #[cfg(feature = "shim")]
     generate(

@@ -14,12 +14,16 @@ use thaw_protocol::agent::agent::{
 use thaw_protocol::agent::agent_ttrpc::AgentServiceClient;
 use thaw_protocol::agent::answers::Answers;
 use thaw_protocol::agent::files::{
-    FileInfo, NextPieceRequest, PackRequest, ReadFileRequest, ReadFileResponse, StatRequest, UnpackRequest,
-    WriteFileRequest,
+    FileInfo, ListRequest, ListResponse, MakeDirectoryRequest, MoveRequest, NextPieceRequest, PackRequest,
+    ReadFileRequest, ReadFileResponse, RemoveRequest, StatRequest, UnpackRequest, WriteFileRequest,
 };
 use thaw_protocol::agent::files_ttrpc::FilesClient;
 use thaw_protocol::agent::health::CheckRequest;
 use thaw_protocol::agent::health_ttrpc::HealthClient;
+use thaw_protocol::agent::processes::{
+    KeepProcessRequest, ListProcessesRequest, ProcessInfo, ProcessOutputRequest, ProcessOutputResponse,
+};
+use thaw_protocol::agent::processes_ttrpc::ProcessesClient;
 use thaw_protocol::agent::readiness::{ExpectReadyRequest, WaitReadyRequest, WaitReadyResponse};
 use thaw_protocol::agent::readiness_ttrpc::ReadinessClient;
 use thaw_protocol::agent::{MessageField, oci};
@@ -52,6 +56,7 @@ pub struct AgentClient {
     agent: AgentServiceClient,
     files: FilesClient,
     health: HealthClient,
+    processes: ProcessesClient,
     readiness: ReadinessClient,
 }
 
@@ -70,6 +75,7 @@ impl AgentClient {
             agent: AgentServiceClient::new(client.clone()),
             files: FilesClient::new(client.clone()),
             health: HealthClient::new(client.clone()),
+            processes: ProcessesClient::new(client.clone()),
             readiness: ReadinessClient::new(client),
         }
     }
@@ -306,6 +312,31 @@ impl AgentClient {
         self.readiness.wait(Context::default(), request).await
     }
 
+    /// Lists the processes that were started in a container.
+    pub async fn processes(&self, container: &str) -> Result<Vec<ProcessInfo>> {
+        let request = ListProcessesRequest {
+            container_id: container.into(),
+            ..Default::default()
+        };
+        let answer = self.processes.list(Context::default(), &request).await?;
+        Ok(answer.processes)
+    }
+
+    /// Has the agent read the output of a process from here on, and keep the end of it.
+    pub async fn keep(&self, process: &ProcessId) -> Result<()> {
+        let request = KeepProcessRequest {
+            container_id: process.container.clone(),
+            exec_id: process.exec.clone(),
+            ..Default::default()
+        };
+        self.processes.keep(Context::default(), &request).await.map(drop)
+    }
+
+    /// The next output of a kept process.
+    pub async fn output(&self, request: &ProcessOutputRequest) -> Result<ProcessOutputResponse> {
+        self.processes.output(Context::default(), request).await
+    }
+
     /// Reads a part of a container's file.
     pub async fn read_file(&self, request: &ReadFileRequest) -> Result<ReadFileResponse> {
         self.files.read(Context::default(), request).await
@@ -320,6 +351,29 @@ impl AgentClient {
     pub async fn stat(&self, request: &StatRequest) -> Result<FileInfo> {
         let answer = self.files.stat(Context::default(), request).await?;
         Ok(answer.info.unwrap_or_default())
+    }
+
+    /// Lists a page of a directory of a container.
+    pub async fn list(&self, request: &ListRequest) -> Result<ListResponse> {
+        self.files.list(Context::default(), request).await
+    }
+
+    /// Makes a directory in a container.
+    pub async fn make_directory(&self, request: &MakeDirectoryRequest) -> Result<()> {
+        self.files
+            .make_directory(Context::default(), request)
+            .await
+            .map(drop)
+    }
+
+    /// Renames a file or a directory of a container.
+    pub async fn move_file(&self, request: &MoveRequest) -> Result<()> {
+        self.files.rename(Context::default(), request).await.map(drop)
+    }
+
+    /// Removes a file or a directory of a container.
+    pub async fn remove_file(&self, request: &RemoveRequest) -> Result<()> {
+        self.files.remove(Context::default(), request).await.map(drop)
     }
 
     /// Begins to pack a file or directory of a container.

@@ -7,9 +7,12 @@
 pub mod archive;
 pub mod capabilities;
 pub mod cgroup;
+pub mod change;
 pub mod files;
 pub mod fork;
 pub mod inspect;
+pub mod journal;
+pub mod kept;
 pub mod launch;
 pub mod pod_pids;
 pub mod process;

@@ -4,19 +4,24 @@ use std::os::fd::OwnedFd;
 
 use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
+use super::journal::Journal;
 use super::launch::{Launch, Launched, Place, Status, launch};
 use super::seccomp::Filter;
 use super::spec::ProcessSpec;
 use crate::error::{Error, Result, WithContext};
 use crate::reaper::{Child, ExitCode, Reaper};
 use crate::stdio::{Stdio, pipes};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 /// A launched process.
 #[derive(Debug)]
 pub struct Process {
     pub child: Child,
     pub stdio: Stdio,
+    /// The program and its arguments.
+    pub command: Vec<String>,
+    /// Its last output, if the agent reads it.
+    pub journal: OnceLock<Arc<Journal>>,
     /// Signals are sent to this: a PID may belong to another process by now.
     pidfd: OwnedFd,
 }
@@ -67,6 +72,8 @@ impl Process {
                 Process {
                     child,
                     stdio,
+                    command: process.args.clone(),
+                    journal: OnceLock::new(),
                     pidfd: pidfd?,
                 },
                 status,

@@ -1,12 +1,32 @@
 //! The service `thaw.Files`: files of a container.
 
+use std::os::fd::OwnedFd;
+
 use async_trait::async_trait;
 use thaw_protocol::agent::files::*;
 use thaw_protocol::agent::files_ttrpc::Files;
 use ttrpc::r#async::TtrpcContext;
 
 use super::{Answer, Api, blocking, status};
-use crate::container::{files, inspect};
+use crate::container::{change, files, inspect};
+use crate::error::Result;
+
+impl Api {
+    /// Changes something in a container's root. A snapshot is taken before or after it.
+    async fn change(
+        &self,
+        container: &str,
+        work: impl FnOnce(OwnedFd) -> Result<()> + Send + 'static,
+    ) -> Answer<()> {
+        let activity = self.sandbox.activity().await;
+        let container = self.sandbox.container(container).map_err(status)?;
+        let change = move || {
+            let _motion = activity;
+            work(container.root()?)
+        };
+        blocking(change).await.map_err(status)
+    }
+}
 
 #[async_trait]
 impl Files for Api {
@@ -32,6 +52,35 @@ impl Files for Api {
         let container = self.sandbox.container(&r.container_id).map_err(status)?;
         let stat = move || inspect::stat(container.root()?, &r);
         blocking(stat).await.map_err(status)
+    }
+
+    async fn list(&self, _: &TtrpcContext, r: ListRequest) -> Answer<ListResponse> {
+        let container = self.sandbox.container(&r.container_id).map_err(status)?;
+        let list = move || inspect::list(container.root()?, &r);
+        blocking(list).await.map_err(status)
+    }
+
+    async fn make_directory(
+        &self,
+        _: &TtrpcContext,
+        r: MakeDirectoryRequest,
+    ) -> Answer<MakeDirectoryResponse> {
+        let id = r.container_id.clone();
+        self.change(&id, move |root| change::make_directory(root, &r))
+            .await?;
+        Ok(MakeDirectoryResponse::default())
+    }
+
+    async fn rename(&self, _: &TtrpcContext, r: MoveRequest) -> Answer<MoveResponse> {
+        let id = r.container_id.clone();
+        self.change(&id, move |root| change::move_file(root, &r)).await?;
+        Ok(MoveResponse::default())
+    }
+
+    async fn remove(&self, _: &TtrpcContext, r: RemoveRequest) -> Answer<RemoveResponse> {
+        let id = r.container_id.clone();
+        self.change(&id, move |root| change::remove(root, &r)).await?;
+        Ok(RemoveResponse::default())
     }
 
     async fn pack(&self, _: &TtrpcContext, r: PackRequest) -> Answer<PackResponse> {

@@ -49,6 +49,61 @@ pub struct ExecProcess {
     /// Answer with ExecEvents as they happen, one per line.
     #[serde(default)]
     pub stream: bool,
+    /// Let it outlive this request: answer with its id as soon as it runs. The guest keeps the last 256 KiB of its output. Its input stays
+    /// open unless `stdin` is given, of at most 64 KiB.
+    #[serde(default)]
+    pub keep: bool,
+}
+
+/// A process that a caller started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct KeptProcess {
+    pub id: String,
+    /// The program and its arguments, at most 1 KiB of them.
+    pub command: Vec<String>,
+    /// In the container's PID namespace. Absent if it has ended.
+    pub pid: Option<i32>,
+    /// It outlives its caller, and its output is kept.
+    pub keep: bool,
+    /// Its exit code, or 128 plus the number of the signal that ended it. Absent while it runs.
+    pub exit_code: Option<i32>,
+}
+
+/// The processes that callers started in a container.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ProcessList {
+    pub items: Vec<KeptProcess>,
+}
+
+/// Input of a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ProcessInput {
+    /// The process's id.
+    pub process: String,
+    #[serde(default)]
+    pub data: Option<String>,
+    /// The encoding of `data`.
+    #[serde(default)]
+    pub encoding: Encoding,
+    /// Close its input afterwards.
+    #[serde(default)]
+    pub eof: bool,
+}
+
+/// A signal for a process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ProcessSignal {
+    /// The process's id.
+    pub process: String,
+    /// Its number, 1 to 64.
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 64))]
+    pub signal: u8,
 }
 
 /// A terminal's size; both are at least one.
@@ -96,6 +151,9 @@ pub struct Piece {
     pub data: String,
     /// The encoding of `data`: `base64` if it is not UTF-8.
     pub encoding: Encoding,
+    /// Of a process with `keep`: bytes of output before this piece, stdout and stderr together.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offset: Option<u64>,
 }
 
 /// How a process ended.

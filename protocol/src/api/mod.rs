@@ -18,8 +18,15 @@
 //! | `GET /v1/sandboxes/{id}/logs` | — | the output of its container, or [`LogEvent`]s, one a line |
 //! | `POST /v1/sandboxes/{id}/monitor` | — | 204 |
 //! | `GET`, `PUT /v1/sandboxes/{id}/files?path=…` | —, the file | the file, 204 |
+//! | `GET`, `PUT /v1/sandboxes/{id}/files?path=…&archive=tar` | —, a tar stream | a tar stream, 204 |
+//! | `GET /v1/sandboxes/{id}/files/stat?path=…`, `…/list?path=…` | — | [`FileInfo`], [`FileList`] |
+//! | `POST /v1/sandboxes/{id}/files/mkdir`, `…/move` | [`MakeDirectory`], [`MoveFile`] | 204 |
+//! | `DELETE /v1/sandboxes/{id}/files?path=…` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/exec` | [`ExecProcess`] | [`ExecResult`], or [`ExecEvent`]s, one a line |
 //! | `GET /v1/sandboxes/{id}/exec` | — | 101, a WebSocket: [`ExecProcess`], then [`ExecInput`]s; [`ExecEvent`]s |
+//! | `POST /v1/sandboxes/{id}/exec` with `keep` | [`ExecProcess`] | 201, [`KeptProcess`] |
+//! | `GET /v1/sandboxes/{id}/processes`, `…/output?process=…` | — | [`ProcessList`], [`ExecEvent`]s, one a line |
+//! | `POST /v1/sandboxes/{id}/processes/input`, `…/signal` | [`ProcessInput`], [`ProcessSignal`] | 204 |
 //! | `POST /v1/sandboxes/{id}/fork` | [`ForkSandbox`] | 201, [`ForkedSandbox`] |
 //! | `GET`, `POST /v1/images` | —, [`PullImage`] | [`ImageList`], 201 and [`Image`] |
 //! | `GET`, `DELETE /v1/images/{image}` | — | [`ImageDetail`], 204 |
@@ -38,6 +45,7 @@ use serde::{Deserialize, Serialize};
 mod create;
 mod exec;
 mod failure;
+mod files;
 #[cfg(feature = "openapi")]
 mod labels;
 mod limits;
@@ -53,10 +61,11 @@ mod usage;
 
 pub use create::{CreateSandbox, OnExit, SeccompProfile, StartContainer, Volume};
 pub use exec::{
-    Encoding, ExecEvent, ExecInput, ExecProcess, ExecResult, Exit, Piece, STDERR_CHANNEL, STDOUT_CHANNEL,
-    TerminalSize,
+    Encoding, ExecEvent, ExecInput, ExecProcess, ExecResult, Exit, KeptProcess, Piece, ProcessInput,
+    ProcessList, ProcessSignal, STDERR_CHANNEL, STDOUT_CHANNEL, TerminalSize,
 };
 pub use failure::{EXITED, FAILED, SandboxFailure};
+pub use files::{FILES_PAGE, FileInfo, FileKind, FileList, MakeDirectory, MoveFile};
 pub use limits::{ChangeSandbox, RATE_BYTES, RATE_OPS, RateLimit, RateLimits};
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use logs::{LogEvent, LogStream};

@@ -185,6 +185,97 @@ fn tar_streams_go_in_and_out() {
 }
 
 #[test]
+fn api_lists_looks_at_makes_moves_and_removes_files() {
+    let place = Place::new(&[]);
+    let json = |request: &str, body: &str| {
+        let (head, body) = ask_at(&place.home, request, body.as_bytes());
+        let body: serde_json::Value = serde_json::from_slice(&body).unwrap_or_default();
+        (head[9..12].parse::<u16>().unwrap(), body)
+    };
+    let made = json(
+        "POST /files/mkdir",
+        r#"{"path": "/w/a/b", "mode": "2770", "parents": true}"#,
+    );
+    assert_eq!(made.0, 204, "{}", made.1);
+    place.shell("cd /w && echo one >1 && ln -s 1 link && mkfifo fifo && stat -c %a a/b | grep 2770");
+    let (status, list) = json("GET /files/list?path=/w&limit=3", "");
+    let names = |list: &serde_json::Value| {
+        let items = list["items"].as_array().unwrap();
+        items
+            .iter()
+            .map(|i| format!("{}:{}", i["name"].as_str().unwrap(), i["kind"].as_str().unwrap()))
+            .collect::<Vec<_>>()
+    };
+    assert_eq!(
+        (status, names(&list)),
+        (
+            200,
+            vec!["1:file".into(), "a:directory".into(), "fifo:fifo".into()]
+        )
+    );
+    let token = list["continue_token"].as_str().unwrap();
+    let (_, rest) = json(&format!("GET /files/list?path=/w&limit=3&continue={token}"), "");
+    assert_eq!(
+        (names(&rest), &rest["continue_token"]),
+        (vec!["link:link".into()], &serde_json::Value::Null)
+    );
+    let (_, link) = json("GET /files/stat?path=/w/link", "");
+    assert_eq!((&link["kind"], &link["target"]), (&"link".into(), &"1".into()));
+    let (_, file) = json("GET /files/stat?path=/w/link&follow=true", "");
+    assert_eq!((&file["kind"], &file["size"]), (&"file".into(), &4.into()));
+    let taken = json("POST /files/move", r#"{"from": "/w/1", "to": "/w/a"}"#);
+    assert_eq!((taken.0, &taken.1["code"]), (409, &"file-refused".into()));
+    assert_eq!(
+        json("POST /files/move", r#"{"from": "/w/1", "to": "/w/a/1"}"#).0,
+        204
+    );
+    assert_eq!(json("DELETE /files?path=/w", "").0, 409);
+    assert_eq!(json("DELETE /files?path=/w&recursive=true", "").0, 204);
+    assert_eq!(json("DELETE /files?path=/w", "").0, 404);
+    assert_eq!(
+        place.shell("ls -d /w 2>&1; true").trim(),
+        "ls: /w: No such file or directory"
+    );
+}
+
+#[test]
+fn kept_process_outlives_its_caller_and_thawd() {
+    let mut place = Place::new(&[]);
+    let command =
+        r#"{"command": ["sh", "-c", "echo out; echo err >&2; read x; echo got $x; exit 7"], "keep": true}"#;
+    let (head, made) = ask_at(&place.home, "POST /exec", command.as_bytes());
+    assert!(head.starts_with("HTTP/1.1 201"), "{head}");
+    let made: serde_json::Value = serde_json::from_slice(&made).unwrap();
+    let id = made["id"].as_str().unwrap().to_owned();
+    place.thawd.kill().unwrap();
+    place.thawd.wait().unwrap();
+    place.thawd = place.home.thawd(&[]);
+    let (_, list) = ask_at(&place.home, "GET /processes", b"");
+    let list: serde_json::Value = serde_json::from_slice(&list).unwrap();
+    let there = &list["items"][0];
+    assert_eq!(
+        (&there["id"], &there["keep"], &there["exit_code"]),
+        (&made["id"], &true.into(), &serde_json::Value::Null)
+    );
+    assert!(there["pid"].as_i64().unwrap() > 1, "{list}");
+    let input = format!(r#"{{"process": "{id}", "data": "it\n", "eof": true}}"#);
+    let (head, _) = ask_at(&place.home, "POST /processes/input", input.as_bytes());
+    assert!(head.starts_with("HTTP/1.1 204"), "{head}");
+    let output = |offset: u64| {
+        let request = format!("GET /processes/output?process={id}&offset={offset}");
+        String::from_utf8(ask_at(&place.home, &request, b"").1).unwrap()
+    };
+    let whole = output(0);
+    for part in ["out\\n", "err\\n", "got it\\n", r#"{"exit_code":7}"#] {
+        assert!(whole.contains(part), "{whole}");
+    }
+    assert!(output(8).contains("got it") && !output(8).contains("err"));
+    let signal = format!(r#"{{"process": "{id}", "signal": 9}}"#);
+    let (head, _) = ask_at(&place.home, "POST /processes/signal", signal.as_bytes());
+    assert!(head.starts_with("HTTP/1.1 409"), "it has ended: {head}");
+}
+
+#[test]
 fn copies_that_cannot_be_say_why() {
     let place = Place::new(&["--disk", "64m"]);
     let here = place.home.scratch("here");
@@ -233,11 +324,17 @@ fn copies_that_cannot_be_say_why() {
 
 /// A request for files of the sandbox: the answer's head and body.
 fn ask(home: &Home, method: &str, query: &str, body: &[u8]) -> (String, Vec<u8>) {
+    ask_at(home, &format!("{method} /files?{query}"), body)
+}
+
+/// The same of a method and a path below the sandbox's.
+fn ask_at(home: &Home, request: &str, body: &[u8]) -> (String, Vec<u8>) {
+    let (method, path) = request.split_once(' ').unwrap();
     let mut stream = UnixStream::connect(home.run().join("thawd.sock")).unwrap();
     let length = body.len();
     let head = format!(
-        "{method} /v1/sandboxes/box/files?{query} HTTP/1.1\r\nHost: thawd\r\nConnection: close\r\n\
-         Content-Length: {length}\r\n\r\n"
+        "{method} /v1/sandboxes/box{path} HTTP/1.1\r\nHost: thawd\r\nConnection: close\r\n\
+         Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n"
     );
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(body).unwrap();

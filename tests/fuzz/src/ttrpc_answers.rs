@@ -9,8 +9,10 @@ use std::time::Duration;
 use thaw_protocol::agent::agent::{GetOOMEventRequest, ReadStreamRequest, WaitProcessRequest};
 use thaw_protocol::agent::agent_ttrpc::AgentServiceClient;
 use thaw_protocol::agent::answers::Answers;
-use thaw_protocol::agent::files::ReadFileRequest;
+use thaw_protocol::agent::files::{ListRequest, NextPieceRequest, ReadFileRequest};
 use thaw_protocol::agent::files_ttrpc::FilesClient;
+use thaw_protocol::agent::processes::{ListProcessesRequest, ProcessOutputRequest};
+use thaw_protocol::agent::processes_ttrpc::ProcessesClient;
 use ttrpc::context::Context;
 use ttrpc::r#async::Client;
 use ttrpc::r#async::transport::Socket;
@@ -30,7 +32,7 @@ pub fn run(input: &[u8]) {
         match script.byte() % 4 {
             0 => bytes.extend_from_slice(script.run()),
             kind => {
-                let stream = u32::from(script.byte() % 12);
+                let stream = u32::from(script.byte() % 18);
                 let kind = if kind == 1 { script.byte() } else { ANSWER };
                 let flags = script.byte();
                 let length = script.word().into();
@@ -56,10 +58,13 @@ async fn call(bytes: &[u8]) {
     }
     let stream = tokio::net::UnixStream::from_std(ours).expect("a socket");
     let client = Client::new(Socket::new(Answers::over(stream)));
-    let (agent, files) = (AgentServiceClient::new(client.clone()), FilesClient::new(client));
+    let (agent, files) = (AgentServiceClient::new(client.clone()), FilesClient::new(client.clone()));
+    let processes = ProcessesClient::new(client);
     let context = Context::default;
     let (read, wait) = (ReadStreamRequest::default(), WaitProcessRequest::default());
     let (event, file) = (GetOOMEventRequest::default(), ReadFileRequest::default());
+    let (list, piece) = (ListRequest::default(), NextPieceRequest::default());
+    let (running, output) = (ListProcessesRequest::default(), ProcessOutputRequest::default());
     let answer = async {
         // The calls are sent first: an answer before its call would answer none.
         tokio::task::yield_now().await;
@@ -72,6 +77,10 @@ async fn call(bytes: &[u8]) {
         agent.wait_process(context(), &wait),
         agent.get_oom_event(context(), &event),
         files.read(context(), &file),
+        files.list(context(), &list),
+        files.next_piece(context(), &piece),
+        processes.list(context(), &running),
+        processes.output(context(), &output),
         answer,
     );
 }

@@ -204,11 +204,11 @@ async fn send(
         let result = write(&mut sink);
         sink.finish(result);
     });
-    let sent = guest.unpack(directory, keep_owner, receiver).await;
-    match packing.join() {
-        Ok(()) => sent,
-        Err(_) => Err(wrong("the thread that reads the files has ended")),
-    }
+    // If the guest refuses, the thread may still wait for stdin, and ends with this process.
+    guest.unpack(directory, keep_owner, receiver).await?;
+    packing
+        .join()
+        .map_err(|_| wrong("the thread that reads the files has ended"))
 }
 
 /// Passes stdin on.

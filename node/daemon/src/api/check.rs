@@ -25,6 +25,8 @@ const MAX_TEXT: usize = 1024;
 const MAX_COMMAND: usize = 32 << 10;
 /// Longest name of a sandbox, characters.
 const MAX_NAME: usize = 253;
+/// Most input that a process with `keep` is started with, bytes: what a pipe holds, so that it is written at once.
+const MAX_KEPT_INPUT: usize = 64 << 10;
 /// Most clones of one fork.
 const MOST_CLONES: u8 = 32;
 
@@ -136,13 +138,21 @@ pub fn exec(request: &ExecProcess) -> Result<(Options, Vec<u8>), Refusal> {
     if let Some(given) = request.size {
         size(given)?;
     }
-    let stdin = request.stdin.as_deref().unwrap_or_default();
-    let stdin = match request.encoding {
-        Encoding::Utf8 => stdin.as_bytes().to_vec(),
-        Encoding::Base64 => STANDARD
-            .decode(stdin)
-            .map_err(|e| invalid(format!("stdin is not base64: {e}")))?,
-    };
+    let stdin = bytes(
+        "stdin",
+        request.stdin.as_deref().unwrap_or_default(),
+        request.encoding,
+    )?;
+    if request.keep && request.stream {
+        return Err(invalid(
+            "a process with keep is not streamed: read processes/output",
+        ));
+    }
+    if request.keep && stdin.len() > MAX_KEPT_INPUT {
+        return Err(invalid(format!(
+            "stdin of a process with keep has at most {MAX_KEPT_INPUT} bytes: send more to processes/input"
+        )));
+    }
     let options = Options {
         command: request.command.clone(),
         env: request.env.clone(),
@@ -171,6 +181,24 @@ pub fn file(path: &str) -> Result<(), Refusal> {
     }
 }
 
+/// What a mode is.
+pub const MODE: &str = "mode is octal, at most 7777";
+
+/// Permission bits in octal.
+pub fn mode(text: &str) -> Option<u32> {
+    let mode = u32::from_str_radix(text, 8).ok()?;
+    (mode <= 0o7777 && text.bytes().all(|b| b.is_ascii_digit())).then_some(mode)
+}
+
+/// A path in a body.
+pub fn path_in_body(field: &str, path: &str) -> Result<(), Refusal> {
+    file(path).map_err(|_| {
+        invalid(format!(
+            "{field} is an absolute path without '..', not /, of at most {MAX_TEXT} bytes"
+        ))
+    })
+}
+
 /// A path of a file or a directory in a container: `/` too, and one that ends with `/` or `/.`.
 pub fn directory(path: &str) -> Result<(), Refusal> {
     let is_plain = !Path::new(path)
@@ -182,6 +210,16 @@ pub fn directory(path: &str) -> Result<(), Refusal> {
             let what = format!("path is an absolute path without '..', of at most {MAX_TEXT} bytes");
             Err(Refusal::new(ApiCode::BadParameter, what))
         }
+    }
+}
+
+/// Bytes in a JSON string.
+pub fn bytes(field: &str, text: &str, encoding: Encoding) -> Result<Vec<u8>, Refusal> {
+    match encoding {
+        Encoding::Utf8 => Ok(text.as_bytes().to_vec()),
+        Encoding::Base64 => STANDARD
+            .decode(text)
+            .map_err(|e| invalid(format!("{field} is not base64: {e}"))),
     }
 }
 

@@ -1,7 +1,7 @@
 //! Handlers for processes in a sandbox's container: run to the end, streamed, or over a WebSocket.
 //!
 //! Invariants: at most [`MOST_OUTPUT`] of each stream is held of output that is not streamed; a process ends with its caller's connection
-//! or lease.
+//! or lease, unless it is to outlive it ([`super::processes`]).
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -10,7 +10,7 @@ use axum::body::{Body as Stream, Bytes};
 use axum::extract::State;
 use axum::extract::ws::rejection::WebSocketUpgradeRejection;
 use axum::extract::ws::{CloseFrame, Message, Utf8Bytes, WebSocket, WebSocketUpgrade, close_code};
-use axum::http::{HeaderMap, Uri, header};
+use axum::http::{HeaderMap, StatusCode, Uri, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use base64::Engine;
@@ -18,8 +18,8 @@ use base64::engine::general_purpose::STANDARD;
 use futures_util::stream::{SplitSink, SplitStream};
 use futures_util::{SinkExt, StreamExt};
 use thaw_protocol::api::{
-    Encoding, ExecEvent, ExecInput, ExecProcess, ExecResult, Exit, Piece, Problem, STDERR_CHANNEL,
-    STDOUT_CHANNEL,
+    Encoding, ExecEvent, ExecInput, ExecProcess, ExecResult, Exit, KeptProcess, Piece, Problem,
+    STDERR_CHANNEL, STDOUT_CHANNEL,
 };
 use thaw_sandbox::agent_client::Output;
 use thaw_sandbox::container::Options;
@@ -54,6 +54,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, description = "The result, or with `stream` one ExecEvent per line", content(
         (ExecResult = "application/json"), (ExecEvent = "application/x-ndjson"))),
+    (status = 201, description = "With `keep`: the process runs", body = KeptProcess),
     (status = 404, description = "There is no such sandbox, or it has no container", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "The sandbox is not running", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "There is no such command in the container, or the body does not match the schema", body = Problem, content_type = "application/problem+json"),
@@ -67,6 +68,11 @@ pub async fn run(
     Body(request): Body<ExecProcess>,
 ) -> Result<Response, Refusal> {
     let (options, stdin) = check::exec(&request)?;
+    if request.keep {
+        let stdin = request.stdin.is_some().then_some(stdin);
+        let started = daemon.start_kept(&wanted, options, stdin).await?;
+        return Ok((StatusCode::CREATED, Json(started)).into_response());
+    }
     let mut session = daemon.exec(&wanted, options, permit).await?;
     if let Some(input) = session.input() {
         tokio::spawn(give(stdin, input));
@@ -81,10 +87,8 @@ pub async fn run(
             let mut session = session?;
             let event = told(session.next().await, instance);
             let last = matches!(event, ExecEvent::Exit(_) | ExecEvent::Error(_));
-            let mut line = json(&event);
-            line.push('\n');
             Some((
-                Ok::<_, std::convert::Infallible>(Bytes::from(line)),
+                Ok::<_, std::convert::Infallible>(event_line(&event)),
                 (!last).then_some(session),
             ))
         }
@@ -174,17 +178,27 @@ fn told(said: Option<Said>, instance: String) -> ExecEvent {
     }
 }
 
+/// A piece of output, as text if it is.
 pub(super) fn piece(data: Vec<u8>) -> Piece {
     match String::from_utf8(data) {
         Ok(data) => Piece {
             data,
             encoding: Encoding::Utf8,
+            offset: None,
         },
         Err(e) => Piece {
             data: STANDARD.encode(e.into_bytes()),
             encoding: Encoding::Base64,
+            offset: None,
         },
     }
+}
+
+/// An event as one line.
+pub fn event_line(event: &ExecEvent) -> Bytes {
+    let mut line = json(event);
+    line.push('\n');
+    line.into()
 }
 
 fn json(event: &ExecEvent) -> String {
@@ -287,9 +301,9 @@ async fn first(socket: &mut WebSocket, peer: &Peer) -> Result<Option<Options>, R
     };
     let request: ExecProcess = extract::parse(text.as_bytes())?;
     reserved::check(peer, &request)?;
-    if request.stdin.is_some() || request.stream {
-        let what =
-            "over a WebSocket input comes in messages, and all is streamed: leave out stdin and stream";
+    if request.stdin.is_some() || request.stream || request.keep {
+        let what = "over a WebSocket input comes in messages, all is streamed, and the process ends with its caller: leave out \
+                    stdin, stream and keep";
         return Err(Refusal::new(ApiCode::Invalid, what));
     }
     check::exec(&request).map(|(options, _)| Some(options))

@@ -18,7 +18,7 @@ mod process;
 
 pub use files::FakeFiles;
 pub use machine::FakeMachine;
-pub use process::FakeProcess;
+pub use process::{FakeProcess, FakeProcesses};
 
 /// Counts of a fake's actions.
 #[derive(Debug, Default)]

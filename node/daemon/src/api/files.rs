@@ -1,7 +1,10 @@
 //! The files of a container, which the guest's agent reads and writes.
 
 use async_trait::async_trait;
-use thaw_protocol::agent::files::{PackRequest, ReadFileRequest, UnpackRequest, WriteFileRequest};
+use thaw_protocol::agent::files::{
+    FileInfo, ListRequest, ListResponse, MakeDirectoryRequest, MoveRequest, PackRequest, ReadFileRequest,
+    RemoveRequest, StatRequest, UnpackRequest, WriteFileRequest,
+};
 use thaw_sandbox::agent_client::AgentClient;
 use thaw_sandbox::error::{Error, ErrorKind};
 use ttrpc::Code;
@@ -56,6 +59,13 @@ pub struct Download {
 pub trait Files: std::fmt::Debug + Send + Sync {
     /// Reads a piece at an offset. An identity other than 0 must be the file's.
     async fn read(&self, path: &str, offset: u64, identity: u64) -> Result<Piece, Refusal>;
+    /// Looks at a file, or at what a link leads to.
+    async fn stat(&self, path: &str, follow: bool) -> Result<FileInfo, Refusal>;
+    /// A page of a directory: the names after `after`.
+    async fn list(&self, path: &str, after: Vec<u8>, limit: u16) -> Result<ListResponse, Refusal>;
+    async fn make_directory(&self, path: &str, mode: u32, parents: bool) -> Result<(), Refusal>;
+    async fn rename(&self, from: &str, to: &str, replace: bool) -> Result<(), Refusal>;
+    async fn remove(&self, path: &str, recursive: bool) -> Result<(), Refusal>;
     /// Begins to read an archive.
     async fn pack(&self, download: &Download) -> Result<(), Refusal>;
     /// The next piece of an archive; empty at its end.
@@ -93,6 +103,59 @@ impl Files for GuestFiles {
             mode: answer.mode,
             identity: answer.identity,
         })
+    }
+
+    async fn stat(&self, path: &str, follow: bool) -> Result<FileInfo, Refusal> {
+        let request = StatRequest {
+            container_id: self.container.clone(),
+            path: path.into(),
+            follow,
+            ..Default::default()
+        };
+        self.agent.stat(&request).await.map_err(refusal)
+    }
+
+    async fn list(&self, path: &str, after: Vec<u8>, limit: u16) -> Result<ListResponse, Refusal> {
+        let request = ListRequest {
+            container_id: self.container.clone(),
+            path: path.into(),
+            after,
+            limit: limit.into(),
+            ..Default::default()
+        };
+        self.agent.list(&request).await.map_err(refusal)
+    }
+
+    async fn make_directory(&self, path: &str, mode: u32, parents: bool) -> Result<(), Refusal> {
+        let request = MakeDirectoryRequest {
+            container_id: self.container.clone(),
+            path: path.into(),
+            mode,
+            parents,
+            ..Default::default()
+        };
+        self.agent.make_directory(&request).await.map_err(refusal)
+    }
+
+    async fn rename(&self, from: &str, to: &str, replace: bool) -> Result<(), Refusal> {
+        let request = MoveRequest {
+            container_id: self.container.clone(),
+            from: from.into(),
+            to: to.into(),
+            replace,
+            ..Default::default()
+        };
+        self.agent.move_file(&request).await.map_err(refusal)
+    }
+
+    async fn remove(&self, path: &str, recursive: bool) -> Result<(), Refusal> {
+        let request = RemoveRequest {
+            container_id: self.container.clone(),
+            path: path.into(),
+            recursive,
+            ..Default::default()
+        };
+        self.agent.remove_file(&request).await.map_err(refusal)
     }
 
     async fn pack(&self, download: &Download) -> Result<(), Refusal> {

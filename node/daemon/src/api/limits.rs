@@ -324,7 +324,11 @@ fn verb(request: &Request) -> Verb {
     if method == Method::POST && creates {
         return Verb::Create;
     }
-    if of_one && (path.ends_with("/exec") || path.ends_with("/files")) {
+    if of_one
+        && ["/exec", "/files", "/processes/output", "/processes/input"]
+            .iter()
+            .any(|end| path.ends_with(end))
+    {
         return Verb::Exec;
     }
     if method != Method::GET && method != Method::HEAD {

@@ -93,6 +93,7 @@ async fn output_has_its_time_and_its_stream_if_asked() {
     let bytes = Piece {
         data: "/w==".into(),
         encoding: thaw_protocol::api::Encoding::Base64,
+        offset: None,
     };
     assert_eq!(events[1].piece, bytes);
 }

@@ -19,6 +19,7 @@ use thaw_sandbox::journal::Journal;
 use thaw_sandbox::state::{HostDisk, Record};
 
 use super::files::Files;
+use super::kept::Processes;
 use super::process::Process;
 
 /// The condition of a machine.
@@ -74,6 +75,8 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     async fn remove_disk(&self, slot: DeviceId) -> Result<(), Error>;
     /// Starts a process in its container.
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Error>;
+    /// The processes of its container that outlive their callers.
+    async fn processes(&self) -> Result<Arc<dyn Processes>, Error>;
     /// The files of its container.
     async fn files(&self) -> Result<Arc<dyn Files>, Error>;
     /// Changes where it may connect to, and returns its network.

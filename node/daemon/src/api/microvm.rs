@@ -22,6 +22,7 @@ use thaw_sys::lock::Lock;
 use super::container_monitor::ContainerMonitor;
 use super::files::{Files, GuestFiles};
 use super::idempotency;
+use super::kept::{GuestProcesses, Processes};
 use super::machine::{Condition, Machine};
 use super::process::{GuestProcess, Process};
 
@@ -235,6 +236,12 @@ impl Machine for Microvm {
             }
         };
         Ok(Arc::new(GuestProcess { agent, id }))
+    }
+
+    async fn processes(&self) -> Result<Arc<dyn Processes>, Error> {
+        let container = Running::read(&self.sandbox.directory())?.container_id;
+        let agent = agent_client::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
+        Ok(Arc::new(GuestProcesses { agent, container }))
     }
 
     async fn files(&self) -> Result<Arc<dyn Files>, Error> {

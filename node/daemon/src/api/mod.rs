@@ -15,7 +15,8 @@
 //! | [`unread_body`] | the rest of a body that a handler did not read |
 //! | [`problem`] | errors as problem documents |
 //! | [`extract`], [`check`] | parsing and validating requests |
-//! | [`sandboxes`], [`exec`], [`logs`], [`transfer`], [`images`], [`health`], [`drain`], [`metrics`], [`usage`] | the handlers, by subject |
+//! | [`sandboxes`], [`exec`], [`logs`], [`transfer`], [`directory`], [`images`], [`health`], [`drain`], [`metrics`], [`usage`] | the handlers, by subject |
+//! | [`processes`], [`kept`] | processes that outlive who started them |
 //! | [`session`], [`process`] | a process of a container, and the caller that runs it |
 //! | [`files`], [`archive`] | the files of a container, and tar streams of them |
 //! | [`container_monitor`], [`readiness`] | the containers that the API started: output, exit, readiness |
@@ -36,6 +37,7 @@ pub mod connection_set;
 pub mod container_monitor;
 pub mod credentials;
 pub mod daemon;
+pub mod directory;
 pub mod drain;
 pub mod exec;
 pub mod extract;
@@ -49,6 +51,7 @@ pub mod grant;
 pub mod health;
 pub mod idempotency;
 pub mod images;
+pub mod kept;
 pub mod lease;
 pub mod limits;
 pub mod listener;
@@ -59,6 +62,7 @@ pub mod microvm;
 pub mod peer;
 pub mod problem;
 pub mod process;
+pub mod processes;
 #[cfg(test)]
 mod rate_limits_test;
 pub mod readiness;

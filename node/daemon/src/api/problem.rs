@@ -50,12 +50,14 @@ api_codes! {
     NoSuchRoute = NOT_FOUND, "no-such-route", "nothing is served at this path", "see /openapi.json for what is";
     NoLogs = NOT_FOUND, "output-not-kept", "what this sandbox's container writes is not kept here", "ask who started it: output is kept of containers that the API or `thaw run -d` starts";
     NoFile = NOT_FOUND, "file-not-found", "there is no such file or directory in the container", "see what is there with a process of it";
+    NoProcess = NOT_FOUND, "process-not-found", "there is no such process in the container", "see the list of processes: the last 64 that have ended are remembered";
     WrongMethod = METHOD_NOT_ALLOWED, "wrong-method", "this path does not take this method", "use one of those in the Allow header";
     TooSlow = REQUEST_TIMEOUT, "request-too-slow", "the body did not come in time", "send it at once";
     OneOnly = CONFLICT, "owns-one-sandbox", "this process owns one sandbox and makes no other", "ask thawd";
     Gone = GONE, "resource-version-gone", "changes after this version are not kept any more", "list again, and go on from the list's version";
     NotRunning = CONFLICT, "sandbox-not-running", "the sandbox is paused or has ended", "resume it, or use another";
     FileRefused = CONFLICT, "file-refused", "the file cannot be read or written as it is", "see the detail";
+    ProcessRefused = CONFLICT, "process-refused", "the process does not take this", "see the detail";
     BodyTooLarge = PAYLOAD_TOO_LARGE, "body-too-large", "the body is larger than any request may be", "send less";
     WrongType = UNSUPPORTED_MEDIA_TYPE, "wrong-media-type", "the body is not said to be JSON", "send Content-Type: application/json";
     Invalid = UNPROCESSABLE_ENTITY, "invalid-body", "the body is JSON, but not what is asked for here", "see /openapi.json for its schema";

@@ -7,6 +7,8 @@ use thaw_sandbox::error::{Error, ErrorKind};
 /// A started process.
 #[async_trait]
 pub trait Process: std::fmt::Debug + Send + Sync {
+    /// Its id in the guest.
+    fn id(&self) -> String;
     /// The next output; `None` at the end.
     async fn read(&self, output: Output) -> Option<Vec<u8>>;
     /// Writes to its input; returns when everything is in the process's pipe or terminal.
@@ -28,6 +30,10 @@ pub struct GuestProcess {
 
 #[async_trait]
 impl Process for GuestProcess {
+    fn id(&self) -> String {
+        self.id.exec.clone()
+    }
+
     async fn read(&self, output: Output) -> Option<Vec<u8>> {
         self.agent.read(&self.id, output).await
     }

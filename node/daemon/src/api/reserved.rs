@@ -7,8 +7,8 @@ use std::str::FromStr;
 
 use thaw_images::reference::ImageRef;
 use thaw_protocol::api::{
-    ChangeSandbox, CreateSandbox, ExecProcess, ForkSandbox, FreezeSandbox, NetworkPolicy, PublishedPort,
-    PullImage, StartContainer, ThawSandbox,
+    ChangeSandbox, CreateSandbox, ExecProcess, ForkSandbox, FreezeSandbox, MakeDirectory, MoveFile,
+    NetworkPolicy, ProcessInput, ProcessSignal, PublishedPort, PullImage, StartContainer, ThawSandbox,
 };
 
 use super::grant::Role;
@@ -82,6 +82,50 @@ fn of_guest(container: &StartContainer) {
         on_exit: _,
         readiness: _,
     } = container;
+}
+
+impl Reserved for MakeDirectory {
+    fn reserved(&self) -> Option<&'static str> {
+        let MakeDirectory {
+            path: _,
+            mode: _,
+            parents: _,
+        } = self;
+        None
+    }
+}
+
+impl Reserved for ProcessInput {
+    fn reserved(&self) -> Option<&'static str> {
+        let ProcessInput {
+            process: _,
+            data: _,
+            encoding: _,
+            eof: _,
+        } = self;
+        None
+    }
+}
+
+impl Reserved for ProcessSignal {
+    fn reserved(&self) -> Option<&'static str> {
+        let ProcessSignal {
+            process: _,
+            signal: _,
+        } = self;
+        None
+    }
+}
+
+impl Reserved for MoveFile {
+    fn reserved(&self) -> Option<&'static str> {
+        let MoveFile {
+            from: _,
+            to: _,
+            replace: _,
+        } = self;
+        None
+    }
 }
 
 impl Reserved for CreateSandbox {
@@ -198,6 +242,7 @@ impl Reserved for ExecProcess {
             stdin: _,
             encoding: _,
             stream: _,
+            keep: _,
         } = self;
         None
     }

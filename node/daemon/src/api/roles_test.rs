@@ -48,7 +48,7 @@ const IMAGES: [&str; 10] = [
     "[::1]:5000/x",
 ];
 /// Text fields that name nothing of the host: they concern the guest, or the sandbox's own description.
-const OF_NO_FILE: [&str; 24] = [
+const OF_NO_FILE: [&str; 30] = [
     "CreateSandbox.command",
     "CreateSandbox.container.command",
     "CreateSandbox.container.entrypoint",
@@ -73,6 +73,12 @@ const OF_NO_FILE: [&str; 24] = [
     "ExecProcess.stdin",
     "ExecProcess.user",
     "ExecProcess.workdir",
+    "MakeDirectory.path",
+    "MoveFile.from",
+    "MoveFile.to",
+    "ProcessInput.data",
+    "ProcessInput.process",
+    "ProcessSignal.process",
 ];
 
 fn peer(name: &str, role: Role, tenant: &str) -> Peer {

@@ -25,7 +25,10 @@ use super::extract::peer;
 use super::grant::Role;
 use super::limits::{Gate, limit};
 use super::problem::{ApiCode, Refusal};
-use super::{drain, exec, health, images, logs, metrics, problem, sandboxes, transfer, unread_body, usage};
+use super::{
+    directory, drain, exec, health, images, logs, metrics, problem, processes, sandboxes, transfer,
+    unread_body, usage,
+};
 
 /// A page that shows the OpenAPI document. It loads nothing else.
 const PAGE: &str = include_str!("document.html");
@@ -67,9 +70,20 @@ fn table() -> Table {
         .add(Operate, routes!(sandboxes::set_network_policy))
         .add(Admin, routes!(sandboxes::thaw))
         .add(Operate, routes!(exec::run, exec::open_session))
+        .add(Operate, routes!(processes::list))
+        .add(Operate, routes!(processes::output))
+        .add(Operate, routes!(processes::input))
+        .add(Operate, routes!(processes::signal))
         .add(Read, routes!(logs::logs))
         .add(Operate, routes!(logs::monitor))
-        .add(Operate, routes!(transfer::read, transfer::write))
+        .add(
+            Operate,
+            routes!(transfer::read, transfer::write, directory::remove),
+        )
+        .add(Operate, routes!(directory::stat))
+        .add(Operate, routes!(directory::list))
+        .add(Operate, routes!(directory::make))
+        .add(Operate, routes!(directory::rename))
         .add(Operate, routes!(sandboxes::fork))
         .add(Admin, routes!(images::images, images::pull))
         .add(Admin, routes!(images::image, images::remove_image))

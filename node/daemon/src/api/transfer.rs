@@ -246,13 +246,9 @@ fn kind(asked: &WriteParameters) -> Result<UploadKind, Refusal> {
     }
     without_archive("keep_owner", asked.keep_owner)?;
     check::file(&asked.path)?;
-    let mode = asked.mode.as_deref().unwrap_or("0644");
-    match u32::from_str_radix(mode, 8) {
-        Ok(mode) if mode <= 0o7777 && asked.mode.iter().all(|m| m.bytes().all(|b| b.is_ascii_digit())) => {
-            Ok(UploadKind::File { mode })
-        }
-        _ => Err(Refusal::new(ApiCode::BadParameter, "mode is octal, at most 7777")),
-    }
+    let mode = check::mode(asked.mode.as_deref().unwrap_or("0644"));
+    let mode = mode.ok_or_else(|| Refusal::new(ApiCode::BadParameter, check::MODE))?;
+    Ok(UploadKind::File { mode })
 }
 
 /// Refuses a parameter that needs `archive`.

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::share::Source;
-use thaw_protocol::api::{FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits};
+use thaw_protocol::api::{FreezeSandbox, FrozenSandbox, KeptProcess, NetworkPolicy, RateLimits};
 use thaw_protocol::control::DeviceId;
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::container::Options;
@@ -254,6 +254,40 @@ impl Daemon {
         });
         let started = started.await.map_err(|e| Refusal::new(ApiCode::Broken, e))?;
         Ok(started?)
+    }
+
+    /// Starts a process that outlives its caller, with this input, or with its input open.
+    pub async fn start_kept(
+        &self,
+        wanted: &Wanted,
+        options: Options,
+        stdin: Option<Vec<u8>>,
+    ) -> Result<KeptProcess, Refusal> {
+        let machine = self.running(wanted)?;
+        let command = options.command.clone();
+        // A caller that goes meanwhile leaves no process that is not kept.
+        let started = tokio::spawn(async move {
+            let processes = machine.processes().await?;
+            let process = machine.exec(options).await?;
+            let id = process.id();
+            if let Err(refusal) = processes.keep(&id).await {
+                process.signal(libc::SIGKILL as u8).await;
+                return Err(refusal);
+            }
+            if let Some(stdin) = stdin {
+                processes.write(&id, &stdin).await?;
+                processes.close_stdin(&id).await?;
+            }
+            Ok(id)
+        });
+        let id = started.await.map_err(|e| Refusal::new(ApiCode::Broken, e))??;
+        Ok(KeptProcess {
+            id,
+            command,
+            pid: None,
+            keep: true,
+            exit_code: None,
+        })
     }
 
     /// Waits until no other operation changes the sandbox.

@@ -6,6 +6,8 @@ use std::sync::Mutex;
 use async_trait::async_trait;
 use tokio::sync::watch;
 
+use thaw_protocol::agent::files::{FileInfo, ListResponse};
+
 use crate::api::files::{Download, Files, PIECE, Piece, Upload};
 use crate::api::problem::{ApiCode, Refusal};
 
@@ -37,6 +39,53 @@ impl Files for FakeFiles {
             mode: 0o640,
             identity: 7,
         })
+    }
+
+    async fn stat(&self, path: &str, _: bool) -> Result<FileInfo, Refusal> {
+        let whole = self.whole.lock().unwrap();
+        let file = whole
+            .get(path)
+            .ok_or_else(|| Refusal::new(ApiCode::NoFile, path))?;
+        Ok(info(path, file))
+    }
+
+    /// Every file, as if all were in one directory.
+    async fn list(&self, path: &str, after: Vec<u8>, limit: u16) -> Result<ListResponse, Refusal> {
+        let whole = self.whole.lock().unwrap();
+        if path != "/" {
+            return Err(Refusal::new(ApiCode::NoFile, path));
+        }
+        let mut entries: Vec<_> = whole.iter().map(|(path, file)| info(path, file)).collect();
+        entries.retain(|entry| entry.name > after);
+        let more = entries.len() > limit.into();
+        entries.truncate(limit.into());
+        Ok(ListResponse {
+            entries,
+            more,
+            ..Default::default()
+        })
+    }
+
+    async fn make_directory(&self, path: &str, _: u32, _: bool) -> Result<(), Refusal> {
+        let mut whole = self.whole.lock().unwrap();
+        whole.insert(path.into(), Vec::new());
+        Ok(())
+    }
+
+    async fn rename(&self, from: &str, to: &str, _: bool) -> Result<(), Refusal> {
+        let mut whole = self.whole.lock().unwrap();
+        let file = whole
+            .remove(from)
+            .ok_or_else(|| Refusal::new(ApiCode::NoFile, from))?;
+        whole.insert(to.into(), file);
+        Ok(())
+    }
+
+    async fn remove(&self, path: &str, _: bool) -> Result<(), Refusal> {
+        let removed = self.whole.lock().unwrap().remove(path);
+        removed
+            .map(drop)
+            .ok_or_else(|| Refusal::new(ApiCode::NoFile, path))
     }
 
     async fn pack(&self, download: &Download) -> Result<(), Refusal> {
@@ -87,6 +136,15 @@ impl Files for FakeFiles {
 
     async fn abandon(&self, upload: &Upload) {
         self.parts.send_modify(|parts| drop(parts.remove(&upload.name)));
+    }
+}
+
+fn info(path: &str, file: &[u8]) -> FileInfo {
+    FileInfo {
+        name: path.trim_start_matches('/').into(),
+        mode: 0o100_640,
+        size: file.len() as u64,
+        ..Default::default()
     }
 }
 

@@ -21,8 +21,9 @@ use thaw_sandbox::state::{HostDisk, Record, Terms};
 use tokio::sync::watch;
 
 use super::catalog::not_stored;
-use super::{Counts, FakeFiles, FakeProcess};
+use super::{Counts, FakeFiles, FakeProcess, FakeProcesses};
 use crate::api::files::Files;
+use crate::api::kept::Processes;
 use crate::api::machine::{Condition, Machine};
 use crate::api::process::Process;
 
@@ -205,6 +206,10 @@ impl Machine for FakeMachine {
             "missing" => Err(Error::new(ErrorKind::NotFound, "exec: \"missing\": not found")),
             program => Ok(Arc::new(FakeProcess::start(program, self.counts.clone()))),
         }
+    }
+
+    async fn processes(&self) -> Result<Arc<dyn Processes>, Error> {
+        Ok(Arc::new(FakeProcesses))
     }
 
     async fn files(&self) -> Result<Arc<dyn Files>, Error> {

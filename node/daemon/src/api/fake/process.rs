@@ -8,7 +8,10 @@ use thaw_sandbox::error::Error;
 use tokio::sync::{mpsc, watch};
 
 use super::Counts;
+use crate::api::kept::{Processes, Said};
+use crate::api::problem::Refusal;
 use crate::api::process::Process;
+use thaw_protocol::agent::processes::ProcessInfo;
 
 /// A process whose program's name controls it. `cat` writes its input and ends with it; `yes` writes for ever; `stubborn` does nothing, and
 /// ends only by SIGKILL; `bytes` writes invalid UTF-8 and ends with 3; `much` writes more than an answer holds.
@@ -61,6 +64,10 @@ impl FakeProcess {
 
 #[async_trait]
 impl Process for FakeProcess {
+    fn id(&self) -> String {
+        "x".into()
+    }
+
     async fn read(&self, output: Output) -> Option<Vec<u8>> {
         if output == Output::Stderr {
             return self.stderr.lock().unwrap().take();
@@ -102,5 +109,57 @@ impl Process for FakeProcess {
         let mut ended = self.ended.subscribe();
         let code = *ended.wait_for(Option::is_some).await.unwrap();
         Ok(code.unwrap())
+    }
+}
+
+/// One kept process, `x`, which wrote two pieces with a gap between them, and ended.
+#[derive(Debug)]
+pub struct FakeProcesses;
+
+#[async_trait]
+impl Processes for FakeProcesses {
+    async fn list(&self) -> Result<Vec<ProcessInfo>, Refusal> {
+        let info = |id: &str, kept, ended| ProcessInfo {
+            exec_id: id.into(),
+            command: vec!["sleep".into()],
+            pid: 7,
+            kept,
+            ended,
+            exit_code: 3,
+            ..Default::default()
+        };
+        Ok(vec![info("x", true, true), info("y", false, false)])
+    }
+
+    async fn keep(&self, _: &str) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    async fn output(&self, _: &str, offset: u64) -> Result<Said, Refusal> {
+        Ok(match offset {
+            0..5 => Said::Wrote {
+                offset,
+                is_stderr: false,
+                data: b"hello"[offset as usize..].to_vec(),
+            },
+            5..12 => Said::Wrote {
+                offset: 10,
+                is_stderr: true,
+                data: vec![0xff, 0],
+            },
+            _ => Said::Ended(3),
+        })
+    }
+
+    async fn write(&self, _: &str, _: &[u8]) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    async fn close_stdin(&self, _: &str) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    async fn signal(&self, _: &str, _: u8) -> Result<(), Refusal> {
+        Ok(())
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use thaw_protocol::handshake::{KEEP_ENTROPY, Network, SHOW_ENTROPY};
+use thaw_sys::lock::Lock;
 use tokio::runtime::Handle;
 
 use crate::error::Result;
@@ -71,7 +72,8 @@ impl Apply for Guest {
         let addresses = network.iter().flat_map(|n| &n.addresses).map(|a| a.ip);
         // A link-local address is useless without its interface.
         let addresses: Vec<_> = addresses.filter(|ip| !network::is_link_local(*ip)).collect();
-        identity::write_etc(name, &addresses, network.map_or(&[], |n| &n.nameservers))
+        let names = self.sandbox.names.locked().clone();
+        identity::write_etc(name, &addresses, network.map_or(&[], |n| &n.nameservers), &names)
     }
 
     fn machine_id(&mut self, id: [u8; 16]) -> Result<()> {

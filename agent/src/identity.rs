@@ -11,6 +11,7 @@ use std::path::Path;
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 
 use crate::error::{Error, Result, WithContext};
+use crate::names::Names;
 use crate::sandbox::Sandbox;
 
 /// Directory of `hosts`, `hostname` and `resolv.conf`, which containers bind-mount.
@@ -82,22 +83,16 @@ pub fn set_machine_id(id: [u8; 16]) -> Result<()> {
     Ok(())
 }
 
-/// Writes the files of [`ETC`]. `addresses` are the guest's own, for `hosts`.
-pub fn write_etc(hostname: &str, addresses: &[IpAddr], nameservers: &[IpAddr]) -> Result<()> {
+/// Writes the files of [`ETC`]. `addresses` are the guest's own, for `hosts`; `names` are those of its container.
+pub fn write_etc(hostname: &str, addresses: &[IpAddr], nameservers: &[IpAddr], names: &Names) -> Result<()> {
     fs::create_dir_all(ETC).with_context(|| format!("create {ETC}"))?;
     let write = |name: &str, text: String| {
         let path = Path::new(ETC).join(name);
         fs::write(&path, text).with_context(|| format!("write {}", path.display()))
     };
     write("hostname", format!("{hostname}\n"))?;
-    write("hosts", hosts(hostname, addresses))?;
-    write(
-        "resolv.conf",
-        nameservers
-            .iter()
-            .map(|ip| format!("nameserver {ip}\n"))
-            .collect(),
-    )
+    write("hosts", hosts(hostname, addresses) + &names.hosts())?;
+    write("resolv.conf", names.resolv_conf(nameservers))
 }
 
 fn hosts(hostname: &str, addresses: &[IpAddr]) -> String {

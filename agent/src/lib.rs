@@ -14,6 +14,7 @@
 //! | [`init`] | the mounts and settings of a fresh system |
 //! | [`listener`] | vsock in a guest, unix sockets in a test |
 //! | [`handshake`], [`guest`], [`entropy`], [`clock`], [`identity`] | the guest's identity |
+//! | [`names`] | what a container adds to `hosts` and `resolv.conf` |
 //! | [`hotplug`] | CPUs and memory beyond those of the template |
 //! | [`kernel_command_line`], [`kernel_limits`] | the kernel's command line; limits that depend on the memory size |
 //! | [`quiesce`] | stops workloads for a freeze |
@@ -49,6 +50,7 @@ pub mod kernel_limits;
 pub mod listener;
 pub mod log;
 pub mod mount_options;
+pub mod names;
 pub mod network;
 pub mod oom;
 pub mod quiesce;

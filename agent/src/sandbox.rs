@@ -12,6 +12,7 @@ use crate::container::archive::Transfers;
 use crate::container::pod_pids::PodPids;
 use crate::disks::Disks;
 use crate::error::{Error, Result};
+use crate::names::Names;
 use crate::oom::{ChangeWatch, OomEvents};
 use crate::reaper::Reaper;
 use crate::storage::Storages;
@@ -25,6 +26,8 @@ pub struct Sandbox {
     pub disks: Disks,
     /// Mount points of CreateSandbox.
     pub own_mounts: Mutex<Vec<PathBuf>>,
+    /// What its container adds to `hosts` and `resolv.conf`.
+    pub names: Mutex<Names>,
     pub reaper: Arc<Reaper>,
     /// The PID namespace that containers can share.
     pub pids: PodPids,

@@ -16,6 +16,7 @@
 //! | [`readiness`], [`readiness_ttrpc`] | `thaw.Readiness`, Thaw's own service |
 //! | [`capabilities`] | the names of capabilities |
 //! | [`answers`] | a bounded reader of a guest agent's answers |
+//! | [`annotations`] | a container's annotations that the agent reads |
 //! | [`layout`] | paths and mounts that all containers of a guest share |
 
 #![allow(
@@ -28,6 +29,7 @@
 
 include!(concat!(env!("OUT_DIR"), "/agent/mod.rs"));
 
+pub mod annotations;
 pub mod answers;
 pub mod capabilities;
 pub mod layout;

@@ -43,6 +43,38 @@ pub fn reset_signals() {
     }
 }
 
+/// A set of signals.
+pub struct Signals(libc::sigset_t);
+
+/// Blocks all signals for this process, which has one thread. Returns their set, to wait for them.
+pub fn block_signals() -> Signals {
+    // SAFETY: the set is initialised by sigfillset before it is read.
+    unsafe {
+        let mut all = std::mem::zeroed();
+        libc::sigfillset(&raw mut all);
+        libc::sigprocmask(libc::SIG_SETMASK, &raw const all, std::ptr::null_mut());
+        Signals(all)
+    }
+}
+
+/// Waits for one of these signals, which are blocked, and returns its number.
+pub fn wait_signal(signals: &Signals) -> i32 {
+    loop {
+        // SAFETY: the set is initialised; without an info, the kernel writes nothing.
+        let signal = unsafe { libc::sigwaitinfo(&raw const signals.0, std::ptr::null_mut()) };
+        // It fails if the process was stopped and continued meanwhile.
+        if signal > 0 {
+            return signal;
+        }
+    }
+}
+
+/// kill(2) of one process. A process that has ended gets nothing.
+pub fn send_signal(pid: i32, signal: i32) {
+    // SAFETY: touches nothing of this process.
+    unsafe { libc::kill(pid, signal) };
+}
+
 /// Lets the kernel reap this process's children, including those it inherits, and does nothing else.
 pub fn reap_forever() -> ! {
     // SAFETY: SIG_IGN is no handler.

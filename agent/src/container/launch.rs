@@ -25,7 +25,7 @@ use thaw_protocol::packet::{self, PacketError};
 
 use super::fork::{self, fork};
 use super::spec::{ProcessSpec, Spec};
-use super::{capabilities, rlimits, rootfs, seccomp, user};
+use super::{capabilities, init, rlimits, rootfs, seccomp, user};
 use crate::error::{Error, Result, WithContext};
 
 /// A report of a child.
@@ -229,6 +229,11 @@ fn enter_namespaces(launch: &Launch<'_>) -> Result<()> {
 /// `pid_reported` reaches its end once the first child has reported the PID or is gone.
 fn second_child(launch: &Launch<'_>, socket: &OwnedFd, pid_reported: &OwnedFd) {
     let Err(e) = become_program(launch, socket, pid_reported);
+    report_failure(socket, e)
+}
+
+/// Reports why the program was not executed, and ends this process as a shell would.
+fn report_failure(socket: &OwnedFd, e: Error) -> ! {
     let code = match e {
         Error::CommandNotFound(_) => 127,
         Error::CommandNotExecutable(_) => 126,
@@ -305,6 +310,13 @@ fn become_program(
         }
     }
     fork::close_on_exec();
+    if let Place::New { spec, .. } = &launch.place
+        && spec.init
+    {
+        init::supervise(process.terminal, || {
+            report_failure(socket, execute(process, &user.home))
+        });
+    }
     Err(execute(process, &user.home))
 }
 

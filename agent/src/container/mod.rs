@@ -10,6 +10,7 @@ pub mod cgroup;
 pub mod change;
 pub mod files;
 pub mod fork;
+pub mod init;
 pub mod inspect;
 pub mod journal;
 pub mod kept;

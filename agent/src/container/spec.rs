@@ -8,7 +8,7 @@ use rustix::fs::Mode;
 use rustix::mount::MountPropagationFlags;
 use rustix::thread::UnshareFlags;
 use thaw_protocol::agent::agent::StringUser;
-use thaw_protocol::agent::oci;
+use thaw_protocol::agent::{annotations, oci};
 
 use super::capabilities::Capabilities;
 use super::rlimits::{Limit, resource};
@@ -39,6 +39,8 @@ pub struct Spec {
     pub cgroup: PathBuf,
     pub resources: oci::LinuxResources,
     pub seccomp: Option<Filter>,
+    /// Its first process is an [init](super::init), which starts the program.
+    pub init: bool,
     pub process: ProcessSpec,
 }
 
@@ -155,6 +157,10 @@ impl Spec {
             cgroup: cgroup_path(id, &linux.CgroupsPath)?,
             resources: linux.Resources.clone().unwrap_or_default(),
             seccomp: linux.Seccomp.as_ref().map(seccomp::compile).transpose()?,
+            init: spec
+                .Annotations
+                .get(annotations::INIT)
+                .is_some_and(|value| value == "true"),
             process: ProcessSpec::new(process, user)?,
         })
     }

@@ -9,6 +9,7 @@ use thaw_protocol::agent::{layout, oci};
 use super::{blocking, volumes};
 use crate::container::Container;
 use crate::error::{Error, Result};
+use crate::names::Names;
 use crate::sandbox::Sandbox;
 use crate::warning;
 
@@ -26,6 +27,10 @@ pub async fn create(sandbox: &Arc<Sandbox>, mut request: CreateContainerRequest)
             .map(volumes::storage)
             .collect::<Result<Vec<_>>>()?;
         share_pids(&sandbox, &mut request)?;
+        let annotations = request.OCI.as_ref().map(|spec| &spec.Annotations);
+        if let Some(names) = annotations.map_or(Ok(None), Names::of)? {
+            super::guest::take_names(&sandbox, names)?;
+        }
         sandbox.reserve(&request.container_id)?;
         let spec = request.OCI.mut_or_insert_default();
         let disks = sandbox.disks.take(&request.container_id, &request.devices, spec);

@@ -13,6 +13,7 @@ use super::{blocking, volumes};
 use crate::error::{Error, Result, WithContext};
 use crate::identity;
 use crate::kernel_limits;
+use crate::names::Names;
 use crate::sandbox::Sandbox;
 use crate::storage::DRIVERS;
 use crate::{clock, warning};
@@ -38,7 +39,7 @@ pub async fn create_sandbox(sandbox: &Arc<Sandbox>, r: CreateSandboxRequest) -> 
             identity::set_hostname(&r.hostname)?;
         }
         if !r.dns.is_empty() || !r.hostname.is_empty() {
-            rewrite_etc(&r)?;
+            rewrite_etc(&sandbox, &r.dns)?;
         }
         let mounted = sandbox.storages.acquire_all(&storages)?;
         sandbox.own_mounts.locked().extend(mounted);
@@ -50,9 +51,16 @@ pub async fn create_sandbox(sandbox: &Arc<Sandbox>, r: CreateSandboxRequest) -> 
     .await
 }
 
-fn rewrite_etc(r: &CreateSandboxRequest) -> Result<()> {
+/// Writes the guest's names again, with those of a container.
+pub(super) fn take_names(sandbox: &Sandbox, names: Names) -> Result<()> {
+    *sandbox.names.locked() = names;
+    rewrite_etc(sandbox, &[])
+}
+
+/// Without `dns`, the name servers of before stay.
+fn rewrite_etc(sandbox: &Sandbox, dns: &[String]) -> Result<()> {
     let mut nameservers = Vec::new();
-    for server in &r.dns {
+    for server in dns {
         nameservers.push(
             server
                 .parse()
@@ -82,7 +90,8 @@ fn rewrite_etc(r: &CreateSandboxRequest) -> Result<()> {
         })
         .map(|a| a.ip)
         .collect();
-    identity::write_etc(&hostname, &addresses, &nameservers)
+    let names = sandbox.names.locked().clone();
+    identity::write_etc(&hostname, &addresses, &nameservers, &names)
 }
 
 /// Kills and removes every container, unmounts the sandbox's storages, and syncs all file systems. The host

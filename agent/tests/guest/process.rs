@@ -1,6 +1,7 @@
 //! A process from its start to its end: its user, rights, signals and exit.
 
 use super::*;
+use thaw_protocol::agent::annotations::INIT;
 
 #[test]
 fn missing_and_not_executable_commands_are_distinct() {
@@ -95,6 +96,38 @@ fn no_zombie_stays_and_orphans_die_with_their_container() {
             assert_eq!(g.wait(&id, &id).await, 0);
             g.remove(&id).await.unwrap();
         }
+        g.assert_clean().await;
+    });
+}
+
+#[test]
+fn init_reaps_orphans_and_forwards_signals_and_status() {
+    with_guest(|g| async move {
+        let under_init = |args: &[&str]| {
+            let mut s = spec(&g, args);
+            s.Annotations.insert(INIT.into(), "true".into());
+            s
+        };
+        let script =
+            "echo $$; (sleep 0.05 &); sleep 0.5; grep -l '^State:.Z' /proc/[0-9]*/status | wc -l; exit 3";
+        g.create("c", under_init(&["sh", "-c", script])).await.unwrap();
+        g.start("c").await.unwrap();
+        let out = String::from_utf8(g.read_all("c", "c", false).await).unwrap();
+        assert_eq!(out, "2\n0\n", "the program is not PID 1, and no zombie is left");
+        assert_eq!(g.wait("c", "c").await, 3);
+        g.remove("c").await.unwrap();
+        // PID 1 would ignore a signal that it does not handle.
+        g.create("c", under_init(&["sleep", "1000"])).await.unwrap();
+        g.start("c").await.unwrap();
+        g.signal("c", "c", 15).await.unwrap();
+        assert_eq!(g.wait("c", "c").await, 143);
+        g.remove("c").await.unwrap();
+        std::fs::write(g.rootfs().join("not-executable"), "x").unwrap();
+        g.create("c", under_init(&["/not-executable"])).await.unwrap();
+        let e = g.start("c").await.unwrap_err();
+        assert_eq!(code_of(&e), Code::PERMISSION_DENIED, "{e}");
+        assert_eq!(g.wait("c", "c").await, 126);
+        g.remove("c").await.unwrap();
         g.assert_clean().await;
     });
 }

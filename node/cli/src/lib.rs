@@ -29,6 +29,7 @@ mod logs;
 mod man;
 mod memory_mode;
 mod mount;
+mod names;
 mod network;
 mod ps;
 mod ready;
@@ -53,6 +54,7 @@ pub use install::InstallArguments;
 pub use limit::{ChangeLimits, LimitArguments};
 pub use logs::LogsArguments;
 pub use man::ManArguments;
+pub use names::NameArguments;
 pub use network::{ChangeArguments, NetworkArguments};
 pub use ready::ReadyArguments;
 pub use size::{ByteSize, CpuLimit};
@@ -230,6 +232,9 @@ pub struct RunArguments {
     /// Mount the container's root filesystem read-only
     #[arg(long)]
     pub read_only: bool,
+    /// Run an init as PID 1, which forwards signals to the command and reaps orphaned processes
+    #[arg(long)]
+    pub init: bool,
     /// Replace the image's entry point, and ignore its command. Empty for none
     #[arg(long, value_name = "PROGRAM")]
     pub entrypoint: Option<String>,
@@ -244,6 +249,8 @@ pub struct RunArguments {
     pub network: NetworkMode,
     #[command(flatten)]
     pub through: NetworkArguments,
+    #[command(flatten)]
+    pub names: NameArguments,
     #[command(flatten)]
     pub limits: LimitArguments,
     /// Share a directory or file of this host: HOST:GUEST, HOST:GUEST:ro. It must exist; a sandbox with volumes cannot be

@@ -74,6 +74,8 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
         size: terminal::size(),
         volumes: arguments.volumes()?,
         settings: arguments.container.settings(),
+        names: arguments.names.names(),
+        init: arguments.init,
     };
     let how = attach_options(&arguments.process, sandbox.keeping);
     let result = match Signals::new() {

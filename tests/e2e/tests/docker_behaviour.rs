@@ -97,6 +97,29 @@ fn docker_env_workdir_user_hostname_entrypoint_apply() {
 }
 
 #[test]
+fn init_is_pid_1_and_reaps_orphans() {
+    let zombies = "(sleep 0.1 &); sleep 1; grep -l '^State:.Z' /proc/[0-9]*/status | wc -l";
+    let script = format!("echo $$; {zombies}; exit 7");
+    let under_init = shell(&["--init"], &script);
+    assert_eq!((under_init.code(), under_init.stdout.as_str()), (7, "2\n0\n"));
+}
+
+#[test]
+fn added_hosts_and_name_servers_are_in_etc() {
+    let flags = [
+        "--add-host",
+        "db:192.0.2.7",
+        "--dns",
+        "192.0.2.53",
+        "--dns-search",
+        "a.example",
+    ];
+    let script = "grep db /etc/hosts; cat /etc/resolv.conf; grep -c localhost /etc/hosts";
+    let out = shell(&flags, script).ok();
+    assert_eq!(out, "192.0.2.7\tdb\nnameserver 192.0.2.53\nsearch a.example\n2\n");
+}
+
+#[test]
 fn a_user_by_name_is_looked_up_in_the_image() {
     assert_eq!(shell(&["-u", "nobody"], "id -un").ok(), "nobody\n");
     let unknown = shell(&["-u", "no-such-user"], "id");

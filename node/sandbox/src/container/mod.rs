@@ -9,17 +9,19 @@ use std::path::Path;
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
-use thaw_protocol::agent::{MessageField, layout, oci};
+use thaw_protocol::agent::{MessageField, annotations, layout, oci};
 use thaw_protocol::api::{SeccompProfile, Volume};
 
 use crate::agent_client::ProcessId;
 use crate::error::{Error, ErrorKind};
+use names::Names;
 use settings::Settings;
 use thaw_records::RecordError;
 
 mod defaults;
 mod environment;
 mod exec;
+pub mod names;
 pub mod ready;
 mod seccomp;
 pub mod settings;
@@ -55,6 +57,10 @@ pub struct Options {
     /// The volumes of its sandbox.
     pub volumes: Vec<Volume>,
     pub settings: Settings,
+    /// Additions to its `/etc/hosts` and `/etc/resolv.conf`.
+    pub names: Names,
+    /// Start its program below a small init, which forwards signals and reaps orphans.
+    pub init: bool,
 }
 
 /// The file in a sandbox's directory that holds a [`Running`].
@@ -159,6 +165,10 @@ pub fn spec(id: &str, image: &ImageConfiguration, options: &Options) -> Result<o
     options.settings.apply(&mut spec, is_root, options.seccomp);
     // Last, so that a volume can lie in a tmpfs.
     spec.Mounts.extend(volumes::mounts(&options.volumes));
+    options.names.annotate(&mut spec.Annotations);
+    if options.init {
+        spec.Annotations.insert(annotations::INIT.into(), "true".into());
+    }
     Ok(spec)
 }
 
@@ -371,6 +381,21 @@ mod tests {
             ..Options::default()
         };
         assert!(spec("c", &config, &unconfined).unwrap().Linux.Seccomp.is_none());
+    }
+
+    #[test]
+    fn init_is_an_annotation_of_the_specification() {
+        let config = image(r#"{"Cmd":["x"]}"#);
+        let options = Options {
+            init: true,
+            ..Options::default()
+        };
+        assert_eq!(
+            spec("c", &config, &options).unwrap().Annotations[annotations::INIT],
+            "true"
+        );
+        let plain = spec("c", &config, &Options::default()).unwrap();
+        assert!(plain.Annotations.is_empty());
     }
 
     #[test]

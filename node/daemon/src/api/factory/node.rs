@@ -12,7 +12,6 @@ use thaw_protocol::api::{CreateSandbox, OnExit, ProcessIdentity, Readiness, Star
 use thaw_protocol::control::MemoryMode;
 use thaw_sandbox::agent_client::{self, AgentClient};
 use thaw_sandbox::blocking::blocking;
-use thaw_sandbox::container::settings::Settings;
 use thaw_sandbox::container::{self, Options, RUNNING_FILE, RootServing, Running, ready};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::image::record::{Recorded, Recording};
@@ -283,7 +282,7 @@ async fn start(
         hostname: hostname.unwrap_or_else(|| id.clone()),
         size: None,
         volumes: sandbox.record().volumes.clone(),
-        settings: Settings::default(),
+        ..Options::default()
     };
     let unread = || {
         Error::new(

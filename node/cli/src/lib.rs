@@ -11,6 +11,7 @@ use thaw_sandbox::paths::VARIABLES;
 
 use crate::ui::Ui;
 
+mod about;
 mod attach;
 mod completion;
 mod container_arguments;
@@ -19,7 +20,9 @@ mod debug;
 mod detach;
 mod doctor;
 mod exec;
+mod format;
 mod image;
+mod inspect;
 mod install;
 mod interrupt;
 mod launch;
@@ -31,12 +34,16 @@ mod memory_mode;
 mod mount;
 mod names;
 mod network;
+mod port;
 mod ps;
 mod ready;
 mod run;
 mod running;
+mod signal;
 mod size;
+mod stats;
 mod stdio;
+mod table;
 mod template;
 mod thaw;
 mod top;
@@ -44,22 +51,32 @@ pub mod ui;
 mod values;
 mod wait;
 
+pub use about::{InfoArguments, VersionArguments};
 pub use attach::AttachArguments;
 pub use completion::CompletionArguments;
 pub use container_arguments::ContainerArguments;
 pub use cp::CopyArguments;
 pub use debug::DebugCommand;
-pub use image::ImageCommand;
+pub use exec::ExecArguments;
+pub use format::Format;
+pub use image::{ImageCommand, ImagesArguments, PullArguments, RemoveArguments};
+pub use inspect::InspectArguments;
 pub use install::InstallArguments;
 pub use limit::{ChangeLimits, LimitArguments};
 pub use logs::LogsArguments;
 pub use man::ManArguments;
 pub use names::NameArguments;
 pub use network::{ChangeArguments, NetworkArguments};
+pub use port::PortArguments;
+pub use ps::PsArguments;
 pub use ready::ReadyArguments;
+pub use running::FreezeArguments;
+pub use signal::{KillArguments, StopArguments};
 pub use size::{ByteSize, CpuLimit};
+pub use stats::StatsArguments;
 pub use template::TemplateCommand;
 pub use thaw::{ForkArguments, ThawArguments};
+pub use top::TopArguments;
 pub use values::{NetworkMode, Pull, RootServing};
 pub use wait::WaitArguments;
 
@@ -109,12 +126,11 @@ pub enum Command {
     /// Copy files and directories between this host and a running sandbox
     Cp(CopyArguments),
     /// List running sandboxes; with --quiet, only their ids
-    #[command(after_help = "Example:\n  thaw rm $(thaw ps -q)")]
-    Ps {
-        /// List failed sandboxes too, with reason and time
-        #[arg(short, long)]
-        all: bool,
-    },
+    Ps(PsArguments),
+    /// Show all that is known of sandboxes or images, as JSON
+    Inspect(InspectArguments),
+    /// List the published ports of a sandbox, with the ports of the host
+    Port(PortArguments),
     /// Show the output of a detached container
     Logs(LogsArguments),
     /// Wait until containers end, and print their exit statuses
@@ -123,6 +139,12 @@ pub enum Command {
     Attach(AttachArguments),
     /// Show the resource usage of running sandboxes, refreshed
     Top(TopArguments),
+    /// Show the resource usage of running sandboxes, with docker's columns
+    Stats(StatsArguments),
+    /// Stop containers: send their stop signal, and SIGKILL after a time
+    Stop(StopArguments),
+    /// Send a signal to the processes of containers
+    Kill(KillArguments),
     /// Stop a sandbox's CPUs
     #[command(after_help = "Example:\n  thaw pause web && thaw resume web")]
     Pause {
@@ -151,10 +173,22 @@ pub enum Command {
         /// The sandboxes: ids, names, or beginnings of ids
         #[arg(required = true, value_name = "SANDBOX")]
         sandboxes: Vec<String>,
+        /// Accepted for compatibility with docker: running sandboxes are always ended
+        #[arg(short, long)]
+        force: bool,
     },
     /// Pull, list, check, convert and remove images
     #[command(subcommand)]
     Image(ImageCommand),
+    /// List images: `thaw image ls`; with --quiet, only digests
+    #[command(after_help = "Example:\n  thaw images\n  thaw images -q")]
+    Images(ImagesArguments),
+    /// Pull an image: `thaw image pull`
+    #[command(after_help = "Example:\n  thaw pull registry.example/python:3")]
+    Pull(PullArguments),
+    /// Remove images: `thaw image rm`
+    #[command(after_help = "Example:\n  thaw rmi registry.example/python:3")]
+    Rmi(RemoveArguments),
     /// Build, list, check and remove the templates sandboxes are thawed from
     #[command(subcommand)]
     Template(TemplateCommand),
@@ -186,8 +220,10 @@ pub enum Command {
     /// Collect diagnostics
     #[command(subcommand)]
     Debug(DebugCommand),
-    /// Print the version
-    Version,
+    /// Show this node: thawd, sandboxes, images, pools and the host
+    Info(InfoArguments),
+    /// Print the versions of thaw, thawd and the kernel, and whether KVM can be used
+    Version(VersionArguments),
 }
 
 const RUN_EXAMPLES: &str = "\
@@ -317,37 +353,6 @@ const MEMORY_MODE_HELP: &str = "How a thawed guest gets its memory: `cow`: mappe
     `populate`: all of it in advance; `uffd`: filled by this process, each part compared first \
     [default: $THAW_MEMORY_MODE, else cow]";
 
-#[derive(Debug, Args)]
-#[command(after_help = "Example:\n  thaw freeze web ./web-frozen && thaw thaw -d ./web-frozen")]
-pub struct FreezeArguments {
-    /// The sandbox: id, name, or the beginning of an id
-    pub sandbox: String,
-    /// The snapshot's directory, which must not exist
-    pub directory: std::path::PathBuf,
-    /// Write only the memory that changed since it was thawed; the snapshot then needs the one it was thawed from
-    #[arg(long)]
-    pub delta: bool,
-    /// End the sandbox once it is frozen
-    #[arg(long)]
-    pub stop: bool,
-    /// Sign it with this Ed25519 key: PEM, as `openssl genpkey -algorithm ed25519` writes it
-    #[arg(long, value_name = "FILE")]
-    pub sign: Option<std::path::PathBuf>,
-}
-
-#[derive(Debug, Args)]
-#[command(
-    after_help = "Example:\n  thaw top --once --json | jq '.sandboxes[] | select(.cpu_percent > 50) | .id'"
-)]
-pub struct TopArguments {
-    /// Seconds between refreshes
-    #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = top::parse_interval)]
-    pub interval: std::time::Duration,
-    /// Show one interval and exit
-    #[arg(long)]
-    pub once: bool,
-}
-
 /// Options of a process.
 #[derive(Debug, Args)]
 pub struct ProcessArguments {
@@ -380,23 +385,6 @@ pub struct SourceArguments {
     /// Use HTTP without TLS for the registry
     #[arg(long)]
     pub plain_http: bool,
-}
-
-#[derive(Debug, Args)]
-#[command(after_help = "Example:\n  thaw exec cache redis-cli ping")]
-pub struct ExecArguments {
-    #[command(flatten)]
-    pub process: ProcessArguments,
-    /// The sandbox: id, name, or the beginning of an id
-    pub sandbox: String,
-    /// What to run
-    #[arg(
-        required = true,
-        trailing_var_arg = true,
-        allow_hyphen_values = true,
-        value_name = "COMMAND"
-    )]
-    pub command: Vec<String>,
 }
 
 fn environment_help() -> String {
@@ -453,7 +441,12 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Error> {
         Command::Run(arguments) => in_runtime(run::run(arguments, cli.global.keeper, ui)),
         Command::Exec(arguments) => in_runtime(exec::exec(arguments)),
         Command::Cp(arguments) => in_runtime(cp::copy(arguments)),
-        Command::Ps { all } => ps::ps(*all, ui),
+        Command::Ps(arguments) => ps::ps(arguments, ui),
+        Command::Inspect(arguments) => in_runtime(inspect::inspect(arguments, &cli.global)),
+        Command::Port(arguments) => port::port(arguments, &cli.global),
+        Command::Stats(arguments) => in_runtime(stats::stats(arguments, &cli.global)),
+        Command::Stop(arguments) => in_runtime(signal::stop(arguments)),
+        Command::Kill(arguments) => in_runtime(signal::kill(arguments)),
         Command::Top(arguments) => in_runtime(top::top(arguments, cli.global.json)),
         Command::Pause { sandbox } => in_runtime(running::pause(sandbox)),
         Command::Resume { sandbox } => in_runtime(running::resume(sandbox)),
@@ -465,8 +458,11 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Error> {
         Command::Freeze(arguments) => in_runtime(running::freeze(arguments, cli.global.json)),
         Command::Thaw(arguments) => in_runtime(thaw::thaw(arguments, cli.global.keeper, ui)),
         Command::Fork(arguments) => in_runtime(thaw::fork(arguments, ui)),
-        Command::Rm { sandboxes } => in_runtime(running::remove(sandboxes)),
+        Command::Rm { sandboxes, .. } => in_runtime(running::remove(sandboxes)),
         Command::Image(command) => in_runtime(image::image(command, ui, cli.global.json)),
+        Command::Images(arguments) => image::list(arguments, ui),
+        Command::Pull(arguments) => in_runtime(image::pull(arguments, ui, cli.global.json)),
+        Command::Rmi(arguments) => image::remove(arguments, cli.global.json),
         Command::Template(command) => in_runtime(template::template(command, ui, cli.global.json)),
         Command::Install { arguments, print } => install::install(arguments, *print, ui, cli.global.json),
         Command::Uninstall(arguments) => install::uninstall(arguments, ui, cli.global.json),
@@ -475,14 +471,8 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Error> {
         Command::Completion(arguments) => Ok(completion::print_script(arguments)),
         Command::Complete { words } => Ok(completion::print_candidates(words)),
         Command::Man(arguments) => man::write_pages(arguments),
-        Command::Version => {
-            let version = env!("CARGO_PKG_VERSION");
-            print(&match cli.global.json {
-                true => serde_json::json!({"version": version}).to_string(),
-                false => format!("thaw {version}"),
-            });
-            Ok(0)
-        }
+        Command::Info(arguments) => in_runtime(about::info(arguments, &cli.global)),
+        Command::Version(arguments) => in_runtime(about::version(arguments, &cli.global)),
     }
 }
 

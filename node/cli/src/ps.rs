@@ -1,5 +1,10 @@
 //! `thaw ps`: lists the run directory, so it needs no thawd, and shows the sandboxes of thawd and of every `thaw run`.
 
+use std::collections::BTreeMap;
+
+use clap::Args;
+use serde_json::{Value, json};
+use thaw_daemon::api::logs::format_moment;
 use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::{EXITED, FAILED, PublishedPort, Sandbox};
 use thaw_sandbox::config::Config;
@@ -8,46 +13,94 @@ use thaw_sandbox::paths::Paths;
 use thaw_sandbox::state::ended::{Retention, ended_at, now};
 use thaw_sandbox::state::{Living, Record, RunDirectory, Unreadable, vsock_socket};
 
+use crate::format::Format;
+use crate::table::{Table, printable};
 use crate::ui::{Mode, Ui};
 
-/// Lists running sandboxes; with `all`, failed ones too; with `--quiet`, only ids.
-pub(super) fn ps(all: bool, ui: &Ui) -> Result<u8, Error> {
+mod filter;
+
+use filter::Filter;
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Filters: id=BEGINNING, name=PART, label=KEY[=VALUE], status=starting|running|exited|failed|unreadable, exited=STATUS,
+ancestor=IMAGE, publish=PORT. Values of the same key are alternatives, except labels.
+Fields of templates: .ID .Name .Image .Command .State .Status .CreatedAt .RunningFor .Ports .Labels .CPUs .Memory
+
+Examples:
+  thaw rm $(thaw ps -q)
+  thaw ps -a --filter status=exited
+  thaw ps --format 'table {{.Name}}\\t{{.Ports}}'")]
+pub struct PsArguments {
+    /// List ended sandboxes too, with how and when they ended
+    #[arg(short, long)]
+    pub all: bool,
+    /// List only sandboxes to which this applies; may be repeated
+    #[arg(short, long, value_name = "KEY=VALUE")]
+    pub filter: Vec<Filter>,
+    /// `json`: an object per line; or a Go template with {{.Field}} and {{json .Field}}, with `table ` before it for columns
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<Format>,
+}
+
+/// The fields of templates.
+const FIELDS: [&str; 13] = [
+    "ID",
+    "Name",
+    "Names",
+    "Image",
+    "Command",
+    "State",
+    "Status",
+    "CreatedAt",
+    "RunningFor",
+    "Ports",
+    "Labels",
+    "CPUs",
+    "Memory",
+];
+
+/// Lists running sandboxes; with `all`, ended ones too; with `--quiet`, only ids.
+pub(super) fn ps(arguments: &PsArguments, ui: &Ui) -> Result<u8, Error> {
+    if let Some(format) = &arguments.format {
+        format.check(&FIELDS)?;
+    }
     let run = RunDirectory::open(&Paths::from_env().run)?;
     run.clean(&Hierarchy::detect());
-    // The cleaning has logged why records could not be read.
-    let (running, unreadable) = (run.running(), run.unreadable());
-    let failed = match all {
-        true => listed(run.ended(), Retention::of(&Config::from_env()?.sandbox)),
-        false => Vec::new(),
-    };
-    match ui.mode() {
-        Mode::Json => {
-            let running = running.iter().map(|r| describe(&run, r));
-            let running = running.chain(unreadable.iter().map(describe_unreadable));
-            let all: Vec<_> = running.chain(failed.iter().map(describe_failed)).collect();
-            super::print(&serde_json::json!(all).to_string());
+    let with_ended = arguments.all || filter::names_ended(&arguments.filter);
+    let (rows, descriptions) = chosen(&run, with_ended, &arguments.filter)?;
+    match (&arguments.format, ui.mode()) {
+        (Some(format), _) => {
+            let fields: Vec<Value> = rows.iter().map(Row::fields).collect();
+            format.print(&fields, || table(&rows, with_ended).print())?;
         }
-        Mode::Quiet => {
-            let ids = running.iter().map(|r| &r.id);
-            let ids = ids.chain(unreadable.iter().map(|u| &u.id));
-            ids.chain(failed.iter().map(|f| &f.id))
-                .for_each(|id| super::print(id));
-        }
-        _ => {
-            let now = now();
-            let rows = running.iter().map(|r| Row::of(r, now));
-            let rows = rows.chain(unreadable.iter().map(Row::of_unreadable));
-            let rows: Vec<Row> = rows
-                .chain(failed.iter().map(|f| Row::of_failed(f, now)))
-                .collect();
-            table(&rows, all).iter().for_each(|line| super::print(line));
-        }
+        (None, Mode::Json) => super::print(&json!(descriptions).to_string()),
+        (None, Mode::Quiet) => rows.iter().for_each(|row| super::print(&row.id)),
+        _ => table(&rows, with_ended).print(),
     }
     Ok(0)
 }
 
-fn describe_unreadable(unreadable: &Unreadable) -> serde_json::Value {
-    serde_json::json!({
+/// The sandboxes that the filters admit: their columns and descriptions.
+fn chosen(run: &RunDirectory, with_ended: bool, filters: &[Filter]) -> Result<(Vec<Row>, Vec<Value>), Error> {
+    // The cleaning has logged why records could not be read.
+    let (running, unreadable) = (run.running(), run.unreadable());
+    let ended = match with_ended {
+        true => listed(run.ended(), Retention::of(&Config::from_env()?.sandbox)),
+        false => Vec::new(),
+    };
+    let now = now();
+    let running = running.iter().map(|r| (Row::of(r, now), describe(run, r)));
+    let unreadable = unreadable
+        .iter()
+        .map(|u| (Row::of_unreadable(u), describe_unreadable(u)));
+    let ended = ended.iter().map(|e| (Row::of_failed(e, now), describe_failed(e)));
+    let all = running.chain(unreadable).chain(ended);
+    Ok(all.filter(|(row, _)| filter::admit(filters, row)).unzip())
+}
+
+fn describe_unreadable(unreadable: &Unreadable) -> Value {
+    json!({
         "id": unreadable.id,
         "state": "unreadable",
         "reason": format!("its record cannot be read: {}", unreadable.why),
@@ -69,32 +122,44 @@ fn listed(failed: Vec<Sandbox>, retention: Retention) -> Vec<Sandbox> {
     failed.into_iter().filter(|f| !overdue.contains(&f.id)).collect()
 }
 
-/// The columns of one sandbox.
+/// The columns of one sandbox, and what filters look at.
+#[derive(Default)]
 struct Row {
     id: String,
     name: Option<String>,
+    /// One word.
     state: String,
+    /// With how and when it ended.
+    status: String,
+    /// Seconds since the Unix epoch.
+    created: u64,
     age: String,
     cpus: String,
     memory: String,
     image: String,
-    ports: String,
+    published: Vec<PublishedPort>,
     command: String,
+    labels: BTreeMap<String, String>,
+    exit_code: Option<i32>,
 }
 
 impl Row {
     fn of(record: &Record, now: u64) -> Row {
-        let published = record.network.as_ref().map_or(&[][..], |n| &n.published);
+        let network = record.network.as_ref();
         Row {
             id: record.id.clone(),
             name: record.name.clone(),
             state: state(record).into(),
+            status: state(record).into(),
+            created: record.created,
             age: age(now.saturating_sub(record.created)),
             cpus: record.vcpus.to_string(),
             memory: mebibytes(record.memory_mib),
             image: record.image.clone(),
-            ports: ports(published),
+            published: network.map(|n| n.published.clone()).unwrap_or_default(),
             command: record.command.join(" "),
+            labels: record.terms.labels.clone(),
+            exit_code: None,
         }
     }
 
@@ -102,20 +167,20 @@ impl Row {
         let unknown = || "-".to_owned();
         Row {
             id: unreadable.id.clone(),
-            name: None,
             state: "unreadable".into(),
+            status: "unreadable".into(),
             age: unknown(),
             cpus: unknown(),
             memory: unknown(),
             image: "(record unreadable)".into(),
-            ports: unknown(),
             command: unknown(),
+            ..Row::default()
         }
     }
 
     fn of_failed(failed: &Sandbox, now: u64) -> Row {
         let ago = age(now.saturating_sub(ended_at(failed)));
-        let state = match (&failed.failure, failed.exit_code) {
+        let status = match (&failed.failure, failed.exit_code) {
             (Some(failure), _) => format!("{FAILED} {ago} ago: {}", failure.reason),
             (None, Some(status)) => format!("{EXITED} ({status}) {ago} ago"),
             (None, None) => format!("{} {ago} ago", failed.state),
@@ -123,54 +188,74 @@ impl Row {
         Row {
             id: failed.id.clone(),
             name: failed.name.clone(),
-            state,
+            state: match failed.failure {
+                Some(_) => FAILED.into(),
+                None => failed.state.clone(),
+            },
+            status,
+            created: failed.created,
             age: age(now.saturating_sub(failed.created)),
             cpus: failed.cpus.to_string(),
             memory: mebibytes(failed.memory_mib),
             image: failed.image.clone(),
-            ports: ports(&[]),
+            published: Vec::new(),
             command: failed.command.join(" "),
+            labels: failed.labels.clone(),
+            exit_code: failed.exit_code,
         }
+    }
+
+    /// The fields of templates, with docker's names.
+    fn fields(&self) -> Value {
+        let labels: Vec<String> = self
+            .labels
+            .iter()
+            .map(|(key, value)| format!("{key}={value}"))
+            .collect();
+        json!({
+            "ID": self.id,
+            "Name": self.name,
+            "Names": self.name,
+            "Image": self.image,
+            "Command": self.command,
+            "State": self.state,
+            "Status": self.status,
+            "CreatedAt": format_moment(self.created.saturating_mul(1_000_000_000)),
+            "RunningFor": format!("{} ago", self.age),
+            "Ports": match self.published.is_empty() {
+                true => String::new(),
+                false => ports(&self.published),
+            },
+            "Labels": labels.join(","),
+            "CPUs": self.cpus,
+            "Memory": self.memory,
+        })
     }
 }
 
-/// A line of headings and a line for each sandbox, with columns as wide as their widest entry.
-fn table(rows: &[Row], with_state: bool) -> Vec<String> {
-    let width = |heading: &str, least: usize, of: &dyn Fn(&Row) -> usize| {
-        rows.iter().map(of).fold(least.max(heading.len()), usize::max)
-    };
-    let states = width("STATE", 0, &|row| row.state.chars().count());
-    let ports = width("PORTS", 0, &|row| row.ports.len());
-    let state = |text: &str| match with_state {
-        true => format!("{text:<states$}  "),
-        false => String::new(),
-    };
-    let headings = format!(
-        "{:<12}  {:<16}  {}{:<8}  {:>4}  {:>9}  {:<32}  {:<ports$}  COMMAND",
-        "ID",
-        "NAME",
-        state("STATE"),
-        "AGE",
-        "CPUS",
-        "MEMORY",
-        "IMAGE",
-        "PORTS"
-    );
-    let line = |row: &Row| {
-        format!(
-            "{:<12}  {:<16}  {}{:<8}  {:>4}  {:>9}  {:<32}  {:<ports$}  {}",
-            row.id,
-            row.name.as_deref().unwrap_or("-"),
-            state(&row.state),
-            row.age,
-            row.cpus,
-            row.memory,
+fn table(rows: &[Row], with_state: bool) -> Table {
+    let mut head = vec!["ID", "NAME", "AGE", "CPUS", "MEMORY", "IMAGE", "PORTS", "COMMAND"];
+    if with_state {
+        head.insert(2, "STATE");
+    }
+    let mut table = Table::new(&head);
+    for row in rows {
+        let mut cells = vec![
+            row.id.clone(),
+            row.name.clone().unwrap_or_else(|| "-".into()),
+            row.age.clone(),
+            row.cpus.clone(),
+            row.memory.clone(),
             printable(&row.image),
-            row.ports,
+            ports(&row.published),
             printable(&row.command),
-        )
-    };
-    std::iter::once(headings).chain(rows.iter().map(line)).collect()
+        ];
+        if with_state {
+            cells.insert(2, printable(&row.status));
+        }
+        table.row(cells);
+    }
+    table
 }
 
 fn mebibytes(mebibytes: u32) -> String {
@@ -196,8 +281,8 @@ fn state(record: &Record) -> &'static str {
     }
 }
 
-fn describe_failed(failed: &Sandbox) -> serde_json::Value {
-    serde_json::json!({
+fn describe_failed(failed: &Sandbox) -> Value {
+    json!({
         "id": failed.id,
         "tenant": failed.tenant,
         "name": failed.name,
@@ -213,8 +298,8 @@ fn describe_failed(failed: &Sandbox) -> serde_json::Value {
     })
 }
 
-fn describe(run: &RunDirectory, record: &Record) -> serde_json::Value {
-    serde_json::json!({
+pub(super) fn describe(run: &RunDirectory, record: &Record) -> Value {
+    json!({
         "id": record.id,
         "tenant": record.terms.tenant,
         "name": record.name,
@@ -228,13 +313,8 @@ fn describe(run: &RunDirectory, record: &Record) -> serde_json::Value {
         "tethered": record.tethered,
         "vsock": vsock_socket(&run.directory(&record.id)).display().to_string(),
         "published": record.network.as_ref().map(|n| &n.published),
+        "labels": record.terms.labels,
     })
-}
-
-pub(super) fn printable(text: &str) -> String {
-    text.chars()
-        .map(|c| if c.is_control() { '?' } else { c })
-        .collect()
 }
 
 pub(super) fn age(seconds: u64) -> String {
@@ -281,15 +361,24 @@ mod tests {
         };
         let running = Row {
             id: "aa".into(),
-            state: "running".into(),
-            ports: ports(&[published]),
+            status: "running".into(),
+            published: vec![published],
             ..Row::of_failed(&failed, 100)
         };
         let rows = [running, Row::of_failed(&failed, 100)];
-        let lines = table(&rows, true);
+        let lines = table(&rows, true).lines(None);
         assert!(lines[1].contains("  running  "), "{}", lines[1]);
         assert!(lines[1].contains("0.0.0.0:49153->80/tcp"), "{}", lines[1]);
         assert!(lines[2].contains("failed 1 min ago: unknown"), "{}", lines[2]);
-        assert!(!table(&rows[..1], false).concat().contains("running"));
+        let lines = table(&rows[..1], false).lines(None);
+        assert!(!lines.concat().contains("running"));
+    }
+
+    #[test]
+    fn every_field_of_templates_is_known() {
+        let fields = Row::default().fields();
+        let names: Vec<&str> = fields.as_object().unwrap().keys().map(String::as_str).collect();
+        assert_eq!(names.len(), FIELDS.len());
+        assert!(names.iter().all(|name| FIELDS.contains(name)), "{names:?}");
     }
 }

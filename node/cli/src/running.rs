@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::Args;
 use thaw_daemon::api::client::Client;
 use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::FreezeSandbox;
@@ -9,7 +10,25 @@ use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::Paths;
 use thaw_sandbox::state::{RunDirectory, owner_socket};
 
-use super::{FreezeArguments, print};
+use super::print;
+
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  thaw freeze web ./web-frozen && thaw thaw -d ./web-frozen")]
+pub struct FreezeArguments {
+    /// The sandbox: id, name, or the beginning of an id
+    pub sandbox: String,
+    /// The snapshot's directory, which must not exist
+    pub directory: PathBuf,
+    /// Write only the memory that changed since it was thawed; the snapshot then needs the one it was thawed from
+    #[arg(long)]
+    pub delta: bool,
+    /// End the sandbox once it is frozen
+    #[arg(long)]
+    pub stop: bool,
+    /// Sign it with this Ed25519 key: PEM, as `openssl genpkey -algorithm ed25519` writes it
+    #[arg(long, value_name = "FILE")]
+    pub sign: Option<PathBuf>,
+}
 
 /// The owner of a running sandbox.
 pub(super) struct Owner {

@@ -5,7 +5,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::io::{IsTerminal, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use clap::Args;
 use serde::Serialize;
+use serde_json::json;
 use thaw_daemon::api::client::Client;
 use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::{NodeUsage, PoolUsage, SandboxUsage, Usage};
@@ -17,9 +19,22 @@ use thaw_sandbox::usage;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio::time::MissedTickBehavior;
 
-use super::TopArguments;
-use super::ps::{age, printable};
+use super::ps::age;
+use super::table::printable;
 use crate::stdio::terminal;
+
+#[derive(Debug, Args)]
+#[command(
+    after_help = "Example:\n  thaw top --once --json | jq '.sandboxes[] | select(.cpu_percent > 50) | .id'"
+)]
+pub struct TopArguments {
+    /// Seconds between refreshes
+    #[arg(short, long, value_name = "SECONDS", default_value = "2", value_parser = parse_interval)]
+    pub interval: Duration,
+    /// Show one interval and exit
+    #[arg(long)]
+    pub once: bool,
+}
 
 /// Escape sequences: the alternate screen without a cursor, and back.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l";
@@ -27,11 +42,11 @@ const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
 /// A sandbox and its usage within an interval.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Row {
+pub(super) struct Row {
     #[serde(flatten)]
-    sandbox: SandboxUsage,
+    pub sandbox: SandboxUsage,
     /// Percent of one CPU; a sandbox with several can have more than 100.
-    cpu_percent: Option<f64>,
+    pub cpu_percent: Option<f64>,
     read_bytes_per_s: Option<f64>,
     written_bytes_per_s: Option<f64>,
     received_bytes_per_s: Option<f64>,
@@ -40,10 +55,10 @@ struct Row {
 
 /// The contents of one refresh.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-struct Shown {
+pub(super) struct Shown {
     pools: Vec<PoolUsage>,
     /// Ordered by CPU usage, highest first.
-    sandboxes: Vec<Row>,
+    pub sandboxes: Vec<Row>,
 }
 
 /// The terminal's alternate screen, until this is dropped.
@@ -63,7 +78,7 @@ impl Drop for Screen {
 }
 
 /// Writes to stdout. A closed stdout is no error, and nothing more is written to it.
-fn write_out(text: &str) -> bool {
+pub(super) fn write_out(text: &str) -> bool {
     let mut out = std::io::stdout().lock();
     out.write_all(text.as_bytes()).and_then(|()| out.flush()).is_ok()
 }
@@ -78,18 +93,57 @@ pub(super) fn parse_interval(text: &str) -> Result<Duration, String> {
 }
 
 pub(super) async fn top(arguments: &TopArguments, json: bool) -> Result<u8, Error> {
+    let live = !arguments.once && !json && std::io::stdout().is_terminal();
+    let view = View {
+        interval: arguments.interval,
+        once: arguments.once,
+        live,
+        ids: None,
+    };
+    refresh(&view, |shown| {
+        let reads = match (live, json) {
+            (true, _) => draw(&table(shown, seconds_now())),
+            (false, true) => write_out(&format!("{}\n", json!(shown))),
+            (false, false) => write_out(&(table(shown, seconds_now()).join("\n") + "\n")),
+        };
+        Ok(reads)
+    })
+    .await
+}
+
+/// What is looked at, and how often.
+pub(super) struct View {
+    pub interval: Duration,
+    pub once: bool,
+    /// On the terminal's alternate screen, at once.
+    pub live: bool,
+    /// Only these sandboxes.
+    pub ids: Option<BTreeSet<String>>,
+}
+
+/// Shows the usage at each interval, until a signal or until `show` returns false, because its reader is gone.
+pub(super) async fn refresh(
+    view: &View,
+    mut show: impl FnMut(&Shown) -> Result<bool, Error>,
+) -> Result<u8, Error> {
     let caught = |kind| signal(kind).map_err(|e| Error::system("cannot catch a signal", &e));
     let (mut interrupted, mut terminated) =
         (caught(SignalKind::interrupt())?, caught(SignalKind::terminate())?);
-    let live = !arguments.once && !json && std::io::stdout().is_terminal();
-    let mut before = look().await?;
-    let _screen = live.then(Screen::enter);
-    let mut ticks = tokio::time::interval(arguments.interval);
+    let look_at = async || {
+        let mut node = look().await?;
+        if let Some(ids) = &view.ids {
+            node.sandboxes.retain(|sandbox| ids.contains(&sandbox.id));
+        }
+        Ok::<_, Error>(node)
+    };
+    let mut before = look_at().await?;
+    let _screen = view.live.then(Screen::enter);
+    let mut ticks = tokio::time::interval(view.interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     // The first tick is immediate.
     ticks.tick().await;
-    if live {
-        draw(&shown(&BTreeMap::new(), &before));
+    if view.live {
+        show(&shown(&BTreeMap::new(), &before))?;
     }
     loop {
         tokio::select! {
@@ -97,22 +151,17 @@ pub(super) async fn top(arguments: &TopArguments, json: bool) -> Result<u8, Erro
             _ = interrupted.recv() => return Ok(0),
             _ = terminated.recv() => return Ok(0),
         }
-        let now = look().await?;
+        let now = look_at().await?;
         let shown = shown(&usages(&before), &now);
         before = now;
-        let reads = match (live, json) {
-            (true, _) => draw(&shown),
-            (false, true) => write_out(&format!("{}\n", serde_json::json!(shown))),
-            (false, false) => write_out(&(table(&shown, seconds_now()).join("\n") + "\n")),
-        };
-        if arguments.once || !reads {
+        if !show(&shown)? || view.once {
             return Ok(0);
         }
     }
 }
 
 /// The current usage of all sandboxes.
-async fn look() -> Result<NodeUsage, Error> {
+pub(super) async fn look() -> Result<NodeUsage, Error> {
     let paths = Paths::from_env();
     let mut node = match Client::connect(&paths.daemon_socket()) {
         Some(client) => client.usage().await?,
@@ -179,10 +228,9 @@ fn shown(before: &BTreeMap<String, Usage>, now: &NodeUsage) -> Shown {
     }
 }
 
-/// Draws as much as fits, over the earlier contents.
-fn draw(shown: &Shown) -> bool {
+/// Draws as many lines as fit, over the earlier contents.
+pub(super) fn draw(lines: &[String]) -> bool {
     let (rows, columns) = terminal::size().unwrap_or((24, 80));
-    let lines = table(shown, seconds_now());
     let lines = lines.iter().take(usize::from(rows)).map(|line| {
         let fits: String = line.chars().take(usize::from(columns)).collect();
         format!("{fits}\x1b[K")
@@ -332,7 +380,7 @@ mod tests {
                 ("c", None, None),
             ]
         );
-        let json = serde_json::json!(shown);
+        let json = json!(shown);
         assert_eq!(json["sandboxes"][0]["id"], "b");
         assert_eq!(json["sandboxes"][0]["usage"]["memory_bytes"], 3 << 20);
         assert_eq!(json["pools"][0]["ready"], 3);

@@ -182,6 +182,16 @@ pub enum ExecInput {
     Signal(u8),
 }
 
+/// A signal for the process of a sandbox's container.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct SignalContainer {
+    /// The number of the signal, as Linux numbers it on x86-64.
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 64))]
+    pub signal: u8,
+}
+
 /// First byte of a binary message with output to stdout.
 pub const STDOUT_CHANNEL: u8 = 1;
 /// First byte of a binary message with output to stderr.

@@ -14,6 +14,7 @@
 //! | `PATCH /v1/sandboxes/{id}` | [`ChangeSandbox`] | [`Sandbox`] |
 //! | `DELETE /v1/sandboxes/{id}`, with `?failed=keep`, `?exited=keep` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
+//! | `POST /v1/sandboxes/{id}/signal` | [`SignalContainer`] | 204 |
 //! | `POST /v1/sandboxes/{id}/freeze` | [`FreezeSandbox`] | [`FrozenSandbox`] |
 //! | `GET /v1/sandboxes/{id}/logs` | — | the output of its container, or [`LogEvent`]s, one a line |
 //! | `POST /v1/sandboxes/{id}/monitor` | — | 204 |
@@ -62,7 +63,7 @@ mod usage;
 pub use create::{CreateSandbox, OnExit, SeccompProfile, StartContainer, Volume};
 pub use exec::{
     Encoding, ExecEvent, ExecInput, ExecProcess, ExecResult, Exit, KeptProcess, Piece, ProcessInput,
-    ProcessList, ProcessSignal, STDERR_CHANNEL, STDOUT_CHANNEL, TerminalSize,
+    ProcessList, ProcessSignal, STDERR_CHANNEL, STDOUT_CHANNEL, SignalContainer, TerminalSize,
 };
 pub use failure::{EXITED, FAILED, SandboxFailure};
 pub use files::{FILES_PAGE, FileInfo, FileKind, FileList, MakeDirectory, MoveFile};

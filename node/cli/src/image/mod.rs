@@ -12,11 +12,14 @@ use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::images::{Images, Pull, size};
 use thaw_sandbox::paths::Paths;
 
+use crate::format::Format;
 use crate::ui::Ui;
 
 mod keep;
 mod make;
 mod show;
+
+pub(super) use show::described;
 
 const FORMS: &str = "\
 An image is in the store whole, or as an index with as much of its file data as was read so far; the rest is fetched as
@@ -29,23 +32,10 @@ pub enum ImageCommand {
     #[command(
         after_help = "Prints the digest of the image's manifest.\n\nExamples:\n  thaw image pull registry.example/python:3\n  thaw image pull --full oci:./app"
     )]
-    Pull {
-        /// The image, as for `thaw run`
-        image: String,
-        /// Pull everything now, even if the image can be read on demand
-        #[arg(long)]
-        full: bool,
-        /// Use HTTP without TLS for the registry
-        #[arg(long)]
-        plain_http: bool,
-    },
+    Pull(PullArguments),
     /// List the images in the store: their form, and how much of each is present
     #[command(after_help = "Example:\n  thaw --json image ls | jq -r '.[].reference'")]
-    Ls {
-        /// Also those for containerd's snapshots: they consist of the lowest layers of an image, and are removed with the snapshot
-        #[arg(long)]
-        all: bool,
-    },
+    Ls(ImagesArguments),
     /// Show the state of an image, layer by layer
     #[command(after_help = "Example:\n  thaw image inspect registry.example/python:3")]
     Inspect {
@@ -84,11 +74,7 @@ pub enum ImageCommand {
     },
     /// Remove images that no sandbox uses
     #[command(after_help = "Example:\n  thaw image rm registry.example/python:3")]
-    Rm {
-        /// References or digests
-        #[arg(required = true, value_name = "IMAGE")]
-        images: Vec<String>,
-    },
+    Rm(RemoveArguments),
     /// Make a SOCI v2 index of an image, and push the image with it
     #[command(
         after_help = "The layers stay as they are: clients that know nothing of SOCI pull the image as before.\n\nAWS's soci-snapshotter 0.4.1 mounts layers by these ztocs; it knows SOCI v1 alone, and no tool of AWS's that knows v2 has been run on the index itself.\n\nPrints the digest of what was pushed.\n\nExample:\n  thaw image index registry.example/python:3 registry.example/python:3-soci"
@@ -99,6 +85,35 @@ pub enum ImageCommand {
         after_help = "The result refers to the original, and is the same bytes for the same input and flags. Prints its digest.\n\nExamples:\n  thaw image convert registry.example/app:1 registry.example/app:1-thaw\n  thaw image convert --dictionary registry.example/base:1-thaw registry.example/app:2 registry.example/app:2-thaw"
     )]
     Convert(ConvertArguments),
+}
+
+#[derive(Debug, Args)]
+pub struct PullArguments {
+    /// The image, as for `thaw run`
+    pub image: String,
+    /// Pull everything now, even if the image can be read on demand
+    #[arg(long)]
+    pub full: bool,
+    /// Use HTTP without TLS for the registry
+    #[arg(long)]
+    pub plain_http: bool,
+}
+
+#[derive(Debug, Args)]
+pub struct ImagesArguments {
+    /// Also those for containerd's snapshots: they consist of the lowest layers of an image, and are removed with the snapshot
+    #[arg(short, long)]
+    pub all: bool,
+    /// `json`: an object per line; or a Go template: fields are .Repository .Tag .ID .Digest .Size .Present .Form .Image
+    #[arg(long, value_name = "FORMAT")]
+    pub format: Option<Format>,
+}
+
+#[derive(Debug, Args)]
+pub struct RemoveArguments {
+    /// References or digests
+    #[arg(required = true, value_name = "IMAGE")]
+    pub images: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -179,16 +194,36 @@ impl ConvertArguments {
     }
 }
 
+/// `thaw images`.
+pub(super) fn list(arguments: &ImagesArguments, ui: &Ui) -> Result<u8, Error> {
+    show::list(&open()?, arguments, ui).map(|()| 0)
+}
+
+/// `thaw pull`.
+pub(super) async fn pull(arguments: &PullArguments, ui: &Ui, json: bool) -> Result<u8, Error> {
+    let images = open()?;
+    tokio::select! {
+        done = pull_into(&images, arguments, ui, json) => done.map(|()| 0),
+        status = super::interrupt::interrupted() => Ok(status),
+    }
+}
+
+/// `thaw rmi`.
+pub(super) fn remove(arguments: &RemoveArguments, json: bool) -> Result<u8, Error> {
+    keep::remove(&open()?, &arguments.images, json).map(|()| 0)
+}
+
+/// The images of this node.
+pub(super) fn open() -> Result<Images, Error> {
+    Images::open_with(&Paths::from_env().images(), Config::from_env()?)
+}
+
 pub(super) async fn image(command: &ImageCommand, ui: &Ui, json: bool) -> Result<u8, Error> {
-    let images = Images::open_with(&Paths::from_env().images(), Config::from_env()?)?;
+    let images = open()?;
     let work = async {
         match command {
-            ImageCommand::Pull {
-                image,
-                full,
-                plain_http,
-            } => pull(&images, image, *full, *plain_http, ui, json).await,
-            ImageCommand::Ls { all } => show::list(&images, *all, json),
+            ImageCommand::Pull(arguments) => pull_into(&images, arguments, ui, json).await,
+            ImageCommand::Ls(arguments) => show::list(&images, arguments, ui),
             ImageCommand::Inspect { image } => show::inspect(&images, image, json),
             ImageCommand::Du => show::du(&images, json),
             ImageCommand::Prune {
@@ -200,7 +235,7 @@ pub(super) async fn image(command: &ImageCommand, ui: &Ui, json: bool) -> Result
                 images: wanted,
                 repair,
             } => keep::verify(&images, wanted, *repair, ui, json).await,
-            ImageCommand::Rm { images: wanted } => keep::remove(&images, wanted, json),
+            ImageCommand::Rm(arguments) => keep::remove(&images, &arguments.images, json),
             ImageCommand::Index(arguments) => make::index(&images, arguments, ui, json).await,
             ImageCommand::Convert(arguments) => make::convert(&images, arguments, ui, json).await,
         }
@@ -211,18 +246,12 @@ pub(super) async fn image(command: &ImageCommand, ui: &Ui, json: bool) -> Result
     }
 }
 
-async fn pull(
-    images: &Images,
-    image: &str,
-    full: bool,
-    plain_http: bool,
-    ui: &Ui,
-    json: bool,
-) -> Result<(), Error> {
+async fn pull_into(images: &Images, arguments: &PullArguments, ui: &Ui, json: bool) -> Result<(), Error> {
     let options = PullOptions {
-        lazy: !full,
-        ..images.pull_options(Pull::Always, plain_http)
+        lazy: !arguments.full,
+        ..images.pull_options(Pull::Always, arguments.plain_http)
     };
+    let image = &arguments.image;
     let reference = image.parse().map_err(thaw_sandbox::images::failure)?;
     let pulled = images.pull_with(&reference, &options, ui.pull()).await?;
     super::print(&match json {

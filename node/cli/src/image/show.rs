@@ -1,12 +1,17 @@
 //! `thaw image ls`, `inspect` and `du`: what the store contains.
 
 use serde_json::{Value, json};
+use thaw_images::store::Image;
+use thaw_protocol::api;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::human_bytes::HumanBytes;
 use thaw_sandbox::images::shown::{self, Presence};
 use thaw_sandbox::images::{Images, failure};
 
 use super::super::print;
+use super::ImagesArguments;
+use crate::table::Table;
+use crate::ui::{Mode, Ui};
 
 /// The name of an image; for one that was made for a snapshot, the name of the image it is a part of.
 fn called(reference: &str, pinned: bool, layers: usize) -> String {
@@ -17,46 +22,105 @@ fn called(reference: &str, pinned: bool, layers: usize) -> String {
     }
 }
 
-/// The images in the store, with `all` also those for containerd's snapshots.
-pub(super) fn list(images: &Images, all: bool, json: bool) -> Result<(), Error> {
+/// The fields of templates, with docker's names.
+const FIELDS: [&str; 8] = [
+    "Repository",
+    "Tag",
+    "ID",
+    "Digest",
+    "Size",
+    "Present",
+    "Form",
+    "Image",
+];
+
+/// The images in the store, with `all` also those for containerd's snapshots; with `--quiet`, only digests.
+pub(super) fn list(images: &Images, arguments: &ImagesArguments, ui: &Ui) -> Result<(), Error> {
+    if let Some(format) = &arguments.format {
+        format.check(&FIELDS)?;
+    }
     let mut rows = Vec::new();
     for image in images.list()? {
         let image = shown::image(images, &image)?;
-        if all || !image.for_snapshot {
+        if arguments.all || !image.for_snapshot {
             rows.push(image);
         }
     }
-    if json {
-        print(&json!(rows).to_string());
-        return Ok(());
+    match (&arguments.format, ui.mode()) {
+        (Some(format), _) => {
+            let fields: Vec<Value> = rows.iter().map(fields).collect();
+            format.print(&fields, || table(&rows).print())?;
+        }
+        (None, Mode::Json) => print(&json!(rows).to_string()),
+        (None, Mode::Quiet) => rows.iter().for_each(|image| print(&image.digest)),
+        _ => table(&rows).print(),
     }
+    Ok(())
+}
+
+fn presence(image: &api::Image) -> Presence {
+    Presence {
+        present: image.present_bytes,
+        total: image.total_bytes,
+    }
+}
+
+fn name(image: &api::Image) -> String {
+    called(&image.reference, image.for_snapshot, image.layers as usize)
+}
+
+fn fields(image: &api::Image) -> Value {
+    let (repository, tag) = split_tag(&image.reference);
+    json!({
+        "Repository": repository,
+        "Tag": tag,
+        "ID": short(&image.digest),
+        "Digest": image.digest,
+        "Size": HumanBytes(image.total_bytes).to_string(),
+        "Present": presence(image).to_string(),
+        "Form": image.form,
+        "Image": name(image),
+    })
+}
+
+/// A reference without its tag or digest, and the tag.
+fn split_tag(reference: &str) -> (&str, &str) {
+    let reference = reference.split_once('@').map_or(reference, |(name, _)| name);
+    match reference.rsplit_once(':') {
+        Some((repository, tag)) if !tag.contains('/') => (repository, tag),
+        _ => (reference, ""),
+    }
+}
+
+fn table(rows: &[api::Image]) -> Table {
     let mut table = Table::new(&["DIGEST", "FORM", "PRESENT", "IMAGE"]);
     for image in rows {
-        let presence = Presence {
-            present: image.present_bytes,
-            total: image.total_bytes,
-        };
-        table.row([
+        let cells = [
             short(&image.digest),
-            image.form,
-            presence.to_string(),
-            called(&image.reference, image.for_snapshot, image.layers as usize),
-        ]);
+            image.form.clone(),
+            presence(image).to_string(),
+            name(image),
+        ];
+        table.row(cells);
     }
-    table.print();
-    Ok(())
+    table
+}
+
+/// All that is known of an image.
+pub(crate) fn described(images: &Images, image: &Image) -> Result<Value, Error> {
+    let mut value = json!(shown::detail(images, image)?);
+    if let Some(fields) = value.as_object_mut() {
+        fields.remove("image_config");
+        fields.insert("config".into(), json!(image.config));
+    }
+    Ok(value)
 }
 
 pub(super) fn inspect(images: &Images, wanted: &str, json: bool) -> Result<(), Error> {
     let image = images.named(wanted)?;
     let detail = shown::detail(images, &image)?;
     if json {
-        let mut value = json!(detail);
-        if let Some(fields) = value.as_object_mut() {
-            fields.remove("image_config");
-            fields.insert("config".into(), json!(image.config));
-        }
-        print(&value.to_string());
+        print(&described(images, &image)?.to_string());
         return Ok(());
     }
     let line = |name: &str, value: String| print(&format!("{name:<12} {value}"));
@@ -172,48 +236,16 @@ pub(super) fn du(images: &Images, json: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// A table with columns as wide as their widest entry.
-struct Table {
-    rows: Vec<Vec<String>>,
-}
-
-impl Table {
-    fn new(head: &[&str]) -> Table {
-        Table {
-            rows: vec![head.iter().map(|it| (*it).to_owned()).collect()],
-        }
-    }
-
-    fn row(&mut self, cells: impl Into<Vec<String>>) {
-        self.rows.push(cells.into());
-    }
-
-    fn lines(&self) -> Vec<String> {
-        let columns = self.rows.iter().map(Vec::len).max().unwrap_or(0);
-        let width = |column: usize| {
-            let cells = self.rows.iter().filter_map(|row| row.get(column));
-            cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-        };
-        let widths: Vec<usize> = (0..columns).map(width).collect();
-        let line = |row: &Vec<String>| {
-            let cells: Vec<String> = row
-                .iter()
-                .zip(&widths)
-                .map(|(cell, width)| format!("{cell:<width$}"))
-                .collect();
-            cells.join("  ").trim_end().to_owned()
-        };
-        self.rows.iter().map(line).collect()
-    }
-
-    fn print(&self) {
-        self.lines().iter().for_each(|line| print(line));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_tag_is_not_the_port_of_a_registry() {
+        assert_eq!(split_tag("r:5000/a/b:1"), ("r:5000/a/b", "1"));
+        assert_eq!(split_tag("r:5000/a"), ("r:5000/a", ""));
+        assert_eq!(split_tag("r/a:1@sha256:ab"), ("r/a", "1"));
+    }
 
     #[test]
     fn a_part_of_an_image_says_of_which() {
@@ -223,13 +255,5 @@ mod tests {
             called("a:1", true, 2),
             "a:1 (its lowest 2 layers, for a snapshot)"
         );
-    }
-
-    #[test]
-    fn columns_are_aligned_and_lines_end_with_their_text() {
-        let mut table = Table::new(&["A", "B"]);
-        table.row(["long one".into(), "x".into()]);
-        table.row(["s".into(), String::new()]);
-        assert_eq!(table.lines(), ["A         B", "long one  x", "s"]);
     }
 }

@@ -12,7 +12,7 @@ use serde::de::DeserializeOwned;
 use thaw_pools::vmm;
 use thaw_protocol::api::{
     ChangeSandbox, CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, Health, MAX_BODY,
-    NetworkPolicy, NodeUsage, Problem, Sandbox, SandboxList, ThawSandbox,
+    NetworkPolicy, NodeUsage, Problem, Sandbox, SandboxList, SignalContainer, ThawSandbox,
 };
 use thaw_sandbox::error::{Error, ErrorKind};
 use tokio::task::JoinHandle;
@@ -148,6 +148,13 @@ impl Client {
     pub async fn resume(&self, id: &str) -> Result<(), Error> {
         let path = format!("/v1/sandboxes/{}/resume", escape(id));
         self.exchange(Method::POST, &path, None).await.map(drop)
+    }
+
+    /// Sends a signal to the process of a sandbox's container.
+    pub async fn signal(&self, id: &str, signal: u8) -> Result<(), Error> {
+        let body = serde_json::to_vec(&SignalContainer { signal }).map_err(|e| self.broken(&e))?;
+        let path = format!("/v1/sandboxes/{}/signal", escape(id));
+        self.exchange(Method::POST, &path, Some(body)).await.map(drop)
     }
 
     /// Freezes a sandbox.

@@ -77,6 +77,8 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Error>;
     /// The processes of its container that outlive their callers.
     async fn processes(&self) -> Result<Arc<dyn Processes>, Error>;
+    /// Sends a signal to the process of its container.
+    async fn signal(&self, number: u8) -> Result<(), Error>;
     /// The files of its container.
     async fn files(&self) -> Result<Arc<dyn Files>, Error>;
     /// Changes where it may connect to, and returns its network.

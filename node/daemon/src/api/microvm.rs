@@ -89,6 +89,18 @@ impl Microvm {
     }
 }
 
+/// Waits for an answer of the guest's agent, but not for ever.
+async fn in_time<T>(answer: impl Future<Output = T>) -> Result<T, Error> {
+    let late = |_| {
+        let what = format!(
+            "the guest's agent did not answer within {} s",
+            READY_LIMIT.as_secs()
+        );
+        Error::new(ErrorKind::AgentFailed, what)
+    };
+    tokio::time::timeout(READY_LIMIT, answer).await.map_err(late)
+}
+
 #[async_trait]
 impl Machine for Microvm {
     fn record(&self) -> &Record {
@@ -224,17 +236,7 @@ impl Machine for Microvm {
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Error> {
         let running = Running::read(&self.sandbox.directory())?;
         let agent = agent_client::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
-        let started = container::exec(&agent, &running, &options);
-        let id = match tokio::time::timeout(READY_LIMIT, started).await {
-            Ok(started) => started?,
-            Err(_) => {
-                let what = format!(
-                    "the guest's agent did not answer within {} s",
-                    READY_LIMIT.as_secs()
-                );
-                return Err(Error::new(ErrorKind::AgentFailed, what));
-            }
-        };
+        let id = in_time(container::exec(&agent, &running, &options)).await??;
         Ok(Arc::new(GuestProcess { agent, id }))
     }
 
@@ -242,6 +244,17 @@ impl Machine for Microvm {
         let container = Running::read(&self.sandbox.directory())?.container_id;
         let agent = agent_client::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
         Ok(Arc::new(GuestProcesses { agent, container }))
+    }
+
+    async fn signal(&self, number: u8) -> Result<(), Error> {
+        let running = Running::read(&self.sandbox.directory())?;
+        let agent = agent_client::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
+        let process = running.process();
+        let sent = in_time(agent.signal(&process, number.into())).await?;
+        sent.map_err(|e| {
+            let what = format!("cannot send signal {number} to the container's process: {e}");
+            Error::new(ErrorKind::AgentFailed, what).remedy("it may have ended: see `thaw ps -a`")
+        })
     }
 
     async fn files(&self) -> Result<Arc<dyn Files>, Error> {

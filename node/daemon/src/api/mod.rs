@@ -75,6 +75,7 @@ pub mod scope;
 pub mod scrape;
 pub mod server;
 pub mod session;
+mod signal;
 pub mod status_page;
 pub mod tcp;
 #[cfg(test)]

@@ -8,7 +8,8 @@ use std::str::FromStr;
 use thaw_images::reference::ImageRef;
 use thaw_protocol::api::{
     ChangeSandbox, CreateSandbox, ExecProcess, ForkSandbox, FreezeSandbox, MakeDirectory, MoveFile,
-    NetworkPolicy, ProcessInput, ProcessSignal, PublishedPort, PullImage, StartContainer, ThawSandbox,
+    NetworkPolicy, ProcessInput, ProcessSignal, PublishedPort, PullImage, SignalContainer, StartContainer,
+    ThawSandbox,
 };
 
 use super::grant::Role;
@@ -216,6 +217,13 @@ impl Reserved for PullImage {
 impl Reserved for ChangeSandbox {
     fn reserved(&self) -> Option<&'static str> {
         let ChangeSandbox { rate_limits: _ } = self;
+        None
+    }
+}
+
+impl Reserved for SignalContainer {
+    fn reserved(&self) -> Option<&'static str> {
+        let SignalContainer { signal: _ } = self;
         None
     }
 }

@@ -26,7 +26,7 @@ use super::grant::Role;
 use super::limits::{Gate, limit};
 use super::problem::{ApiCode, Refusal};
 use super::{
-    directory, drain, exec, health, images, logs, metrics, problem, processes, sandboxes, transfer,
+    directory, drain, exec, health, images, logs, metrics, problem, processes, sandboxes, signal, transfer,
     unread_body, usage,
 };
 
@@ -74,6 +74,7 @@ fn table() -> Table {
         .add(Operate, routes!(processes::output))
         .add(Operate, routes!(processes::input))
         .add(Operate, routes!(processes::signal))
+        .add(Operate, routes!(signal::signal))
         .add(Read, routes!(logs::logs))
         .add(Operate, routes!(logs::monitor))
         .add(

@@ -290,6 +290,12 @@ impl Daemon {
         })
     }
 
+    /// Sends a signal to the process of a sandbox's container.
+    pub async fn signal(&self, wanted: &Wanted, number: u8) -> Result<(), Refusal> {
+        let machine = self.running(wanted)?;
+        Ok(machine.signal(number).await?)
+    }
+
     /// Waits until no other operation changes the sandbox.
     async fn turn(&self, wanted: &Wanted) -> Result<Turn, Error> {
         let id = self.id(wanted)?;

@@ -212,6 +212,11 @@ impl Machine for FakeMachine {
         Ok(Arc::new(FakeProcesses))
     }
 
+    async fn signal(&self, number: u8) -> Result<(), Error> {
+        self.counts.hear(format!("signal {number} to the container"));
+        Ok(())
+    }
+
     async fn files(&self) -> Result<Arc<dyn Files>, Error> {
         Ok(self.files.clone())
     }

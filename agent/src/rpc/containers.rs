@@ -29,7 +29,7 @@ pub async fn create(sandbox: &Arc<Sandbox>, mut request: CreateContainerRequest)
         share_pids(&sandbox, &mut request)?;
         let annotations = request.OCI.as_ref().map(|spec| &spec.Annotations);
         if let Some(names) = annotations.map_or(Ok(None), Names::of)? {
-            super::guest::take_names(&sandbox, names)?;
+            super::etc::take_names(&sandbox, names)?;
         }
         sandbox.reserve(&request.container_id)?;
         let spec = request.OCI.mut_or_insert_default();

@@ -2,18 +2,16 @@
 
 use std::fmt::Write as _;
 use std::fs;
-use std::path::Path;
 use std::sync::Arc;
 
 use thaw_protocol::agent::MessageField;
 use thaw_protocol::agent::agent::*;
 use thaw_sys::lock::Lock;
 
-use super::{blocking, volumes};
+use super::{blocking, etc, volumes};
 use crate::error::{Error, Result, WithContext};
 use crate::identity;
 use crate::kernel_limits;
-use crate::names::Names;
 use crate::sandbox::Sandbox;
 use crate::storage::DRIVERS;
 use crate::{clock, warning};
@@ -39,7 +37,7 @@ pub async fn create_sandbox(sandbox: &Arc<Sandbox>, r: CreateSandboxRequest) -> 
             identity::set_hostname(&r.hostname)?;
         }
         if !r.dns.is_empty() || !r.hostname.is_empty() {
-            rewrite_etc(&sandbox, &r.dns)?;
+            etc::rewrite(&sandbox, &r.dns)?;
         }
         let mounted = sandbox.storages.acquire_all(&storages)?;
         sandbox.own_mounts.locked().extend(mounted);
@@ -49,49 +47,6 @@ pub async fn create_sandbox(sandbox: &Arc<Sandbox>, r: CreateSandboxRequest) -> 
         }
     })
     .await
-}
-
-/// Writes the guest's names again, with those of a container.
-pub(super) fn take_names(sandbox: &Sandbox, names: Names) -> Result<()> {
-    *sandbox.names.locked() = names;
-    rewrite_etc(sandbox, &[])
-}
-
-/// Without `dns`, the name servers of before stay.
-fn rewrite_etc(sandbox: &Sandbox, dns: &[String]) -> Result<()> {
-    let mut nameservers = Vec::new();
-    for server in dns {
-        nameservers.push(
-            server
-                .parse()
-                .map_err(|_| Error::Invalid(format!("name server {server:?} is not an address")))?,
-        );
-    }
-    if nameservers.is_empty() {
-        // The handshake's addresses stay.
-        let old = fs::read_to_string(Path::new(identity::ETC).join("resolv.conf")).unwrap_or_default();
-        nameservers = old
-            .lines()
-            .filter_map(|l| l.strip_prefix("nameserver ")?.trim().parse().ok())
-            .collect();
-    }
-    let hostname = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let mut net = crate::network::open()?;
-    let ethernet: Vec<u32> = crate::network::links(&mut net)?
-        .iter()
-        .filter(|l| l.ethernet && !l.is_loopback())
-        .map(|l| l.index)
-        .collect();
-    let addresses: Vec<_> = crate::network::addresses(&mut net)?
-        .into_iter()
-        .filter(|a| {
-            ethernet.contains(&a.link)
-                && !matches!(a.ip, std::net::IpAddr::V6(v6) if v6.is_unicast_link_local())
-        })
-        .map(|a| a.ip)
-        .collect();
-    let names = sandbox.names.locked().clone();
-    identity::write_etc(&hostname, &addresses, &nameservers, &names)
 }
 
 /// Kills and removes every container, unmounts the sandbox's storages, and syncs all file systems. The host

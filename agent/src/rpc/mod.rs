@@ -6,6 +6,7 @@
 
 mod container_files;
 mod containers;
+mod etc;
 mod files;
 mod guest;
 mod kept_processes;

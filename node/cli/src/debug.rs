@@ -39,7 +39,7 @@ pub enum DebugCommand {
 #[derive(Debug, Args)]
 #[command(
     after_help = "It has the report of `thaw doctor`, the version, the configuration without its secrets, records and VMM logs of \
-                        sandboxes, and thawd's metrics, health and journal. Look at it before you send it: MANIFEST.txt lists what it has."
+                        sandboxes, and thawd's metrics, health and journal. Look at it before you send it: MANIFEST.txt lists what it has.\n\nExample:\n  thaw debug bundle /tmp/node.tar.gz"
 )]
 pub struct BundleArguments {
     /// Where to write it; a file that exists is not replaced [default: thaw-debug-TIME.tar.gz]

@@ -41,6 +41,7 @@ mod run;
 mod running;
 mod signal;
 mod size;
+mod source;
 mod stats;
 mod stdio;
 mod table;
@@ -73,6 +74,7 @@ pub use ready::ReadyArguments;
 pub use running::FreezeArguments;
 pub use signal::{KillArguments, StopArguments};
 pub use size::{ByteSize, CpuLimit};
+pub use source::SourceArguments;
 pub use stats::StatsArguments;
 pub use template::TemplateCommand;
 pub use thaw::{ForkArguments, ThawArguments};
@@ -374,17 +376,6 @@ pub struct ProcessArguments {
     /// Run as USER[:GROUP], names or numbers
     #[arg(short, long, value_name = "USER")]
     pub user: Option<String>,
-}
-
-/// How to obtain the image.
-#[derive(Debug, Args)]
-pub struct SourceArguments {
-    /// When to pull from the registry
-    #[arg(long, value_name = "WHEN", value_enum, default_value_t)]
-    pub pull: Pull,
-    /// Use HTTP without TLS for the registry
-    #[arg(long)]
-    pub plain_http: bool,
 }
 
 fn environment_help() -> String {

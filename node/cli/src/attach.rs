@@ -25,7 +25,10 @@ const CTRL_Q: u8 = 0x11;
 #[command(after_help = "\
 Shows the output from now on; `thaw logs` shows the earlier output. Exits with the container's exit status.
 Only a container that was started with `-d -i` reads stdin; the end of stdin does not close the container's.
-If the container has a terminal, ctrl-p ctrl-q detaches: the container goes on.")]
+If the container has a terminal, ctrl-p ctrl-q detaches: the container goes on.
+
+Example:
+  thaw run -d -i --name sums IMAGE bc && thaw attach sums")]
 pub struct AttachArguments {
     /// Do not pass stdin to the process
     #[arg(long)]

@@ -57,7 +57,7 @@ impl<'a> Fields<'a> {
                 "target" | "destination" | "dst" => fields.target = Some(value),
                 "readonly" | "ro" => fields.read_only = matches!(value, "" | "true" | "1"),
                 "tmpfs-size" => {
-                    let size: ByteSize = value.parse()?;
+                    let size: ByteSize = value.parse().map_err(|e| format!("tmpfs-size={value}: {e}"))?;
                     fields.tmpfs.push(format!("size={}", size.bytes()));
                 }
                 "tmpfs-mode" => fields.tmpfs.push(format!("mode={value}")),

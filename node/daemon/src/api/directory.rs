@@ -33,7 +33,7 @@ pub struct StatParameters {
 }
 
 /// Looks at a file of the sandbox's container.
-#[utoipa::path(get, path = "/v1/sandboxes/{id}/files/stat", operation_id = "statFile", tag = "files",
+#[utoipa::path(get, path = "/v1/sandboxes/{id}/files/stat", operation_id = "getFileStatus", tag = "files",
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), StatParameters), responses(
     (status = 200, description = "The file", body = FileInfo),
     (status = 400, description = "A parameter is invalid", body = Problem, content_type = "application/problem+json"),
@@ -104,7 +104,7 @@ pub async fn list(
 }
 
 /// Makes a directory in the sandbox's container, as its root user.
-#[utoipa::path(post, path = "/v1/sandboxes/{id}/files/mkdir", operation_id = "makeDirectory", tag = "files", request_body = MakeDirectory,
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/files/mkdir", operation_id = "createDirectory", tag = "files", request_body = MakeDirectory,
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 204, description = "The directory is made"),
     (status = 404, description = "There is no such sandbox, container or directory to make it in", body = Problem, content_type = "application/problem+json"),
@@ -160,7 +160,7 @@ pub struct RemoveParameters {
 }
 
 /// Removes a file or directory of the sandbox's container. A link is removed itself.
-#[utoipa::path(delete, path = "/v1/sandboxes/{id}/files", operation_id = "removeFile", tag = "files",
+#[utoipa::path(delete, path = "/v1/sandboxes/{id}/files", operation_id = "deleteFile", tag = "files",
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"), RemoveParameters), responses(
     (status = 204, description = "It is removed"),
     (status = 400, description = "A parameter is invalid", body = Problem, content_type = "application/problem+json"),

@@ -76,7 +76,7 @@ pub struct Running {
     pub cwd: String,
     pub user: String,
     /// The capabilities of its processes. `None` in the record of an older release, which gave each container the default ones.
-    #[serde(default)]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<Vec<String>>,
 }
 

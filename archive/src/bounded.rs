@@ -24,7 +24,7 @@ impl Budget {
         self.0.set(MAX_HEADERS);
     }
 
-    /// The next bytes are contents, which nobody holds.
+    /// The next bytes are an entry's contents. They are passed on and not kept, so their number has no limit here.
     pub fn for_contents(&self) {
         self.0.set(u64::MAX);
     }

@@ -80,8 +80,8 @@ struct State<R> {
 }
 
 impl<R> State<R> {
-    /// Whether makers may work: the pool is to be filled, and nobody waits for other work, or the pool has almost run out, or it has waited
-    /// long enough.
+    /// Whether makers may work. The pool must be below its mark, and one of these must hold: no other work is in progress, the pool has almost
+    /// run out, or it has yielded long enough.
     fn may_fill<W>(&mut self, plan: &Plan<W>, now: Instant) -> bool {
         let idle = plan.yields_to.as_ref().is_none_or(|work| work.is_idle());
         self.filling

@@ -1,4 +1,4 @@
-//! Tells the host about files of a container. Opens none of them.
+//! Describes files of a container to the host: their kind, size, mode and times. It does not open a file to read it.
 
 use std::collections::BTreeSet;
 use std::ffi::OsStr;

@@ -304,7 +304,7 @@ fn copies_that_cannot_be_say_why() {
     }
     let nowhere = place.copy(&["nobody:/x", directory]);
     assert_eq!(nowhere.code(), 91, "{nowhere:?}");
-    // A link of the guest that stands in the way of the host's files is refused, and nothing outside is written.
+    // A guest's symbolic link where a host file should go is refused, and nothing outside the destination is written.
     fs::create_dir(here.join("e")).unwrap();
     symlink("..", here.join("e/x")).unwrap();
     let error = place.refused(&["box:/x", text(&here.join("e"))]);

@@ -7,7 +7,9 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use thaw_daemon::api::client::Client;
 use thaw_pools::process::ProcessRecord;
@@ -15,7 +17,7 @@ use thaw_protocol::api::{CreateSandbox, ProcessIdentity, Sandbox, SandboxFailure
 use thaw_protocol::control::CONTROL_VERSION;
 use thaw_sandbox::control_client::{ControlClient, Vmm};
 use thaw_tiny_guest::Guest;
-use thaw_tiny_guest::bare::{PANIC, brief, crashed, hungry, lasting, panicked};
+use thaw_tiny_guest::bare::{PANIC, brief, crashed, hungry, lasting, panicked, spinning};
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Counts, Place, Thawd, asked};
 
@@ -59,7 +61,7 @@ async fn failure(place: &Place, id: &str) -> SandboxFailure {
         if shown.state == "failed" {
             return shown.failure.unwrap();
         }
-        tokio::time::sleep(std::time::Duration::from_millis(5)).await;
+        tokio::time::sleep(Duration::from_millis(5)).await;
     }
     panic!("{id} is not listed as failed: {}", log(place));
 }
@@ -261,6 +263,28 @@ async fn a_guest_that_ends_without_thawd_is_asked_why() {
     thaw(&place, &["rm", "a"]);
     is_clean(&place, &next);
     assert!(next.stop().success());
+}
+
+/// The runbook's "Hung guest". This guest computes with interrupts off and has no agent, so nothing in it answers. The second one's VMM does
+/// not answer either.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hung_guest_is_removed_in_time_even_if_its_vmm_hangs() {
+    const LIMIT: Duration = Duration::from_secs(20);
+    let Some(place) = place(&spinning()) else { return };
+    let thawd = Thawd::start(&place);
+    for vmm_hangs in [false, true] {
+        let sandbox = made(&place, "hung").await;
+        assert_eq!(printed(&place, &["ps", "-q"]), format!("{}\n", sandbox.id));
+        if vmm_hangs {
+            let vmm = Pid::from_raw(sandbox.vmm_pid.unwrap()).unwrap();
+            kill_process(vmm, Signal::STOP).unwrap();
+        }
+        let began = Instant::now();
+        thaw(&place, &["rm", "hung"]);
+        is_clean(&place, &thawd);
+        assert!(began.elapsed() < LIMIT, "removed after {:?}", began.elapsed());
+    }
+    assert!(thawd.stop().success());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -67,6 +67,16 @@ fn later(rest: &[u8]) -> Code {
     code.raw(rest)
 }
 
+/// As [`bare`] with few pages, but after its acknowledgement it computes for ever, with interrupts off.
+pub fn spinning() -> Guest {
+    // cli; 1: jmp 1b
+    let code = hexadecimal(woken(0)).print("\n").raw(&[0xfa, 0xeb, 0xfe]);
+    Guest {
+        code: code.0,
+        data: Vec::new(),
+    }
+}
+
 /// As [`bare`] with few pages, but it acknowledges every thaw, not the first alone. In between it sleeps: the interrupt that
 /// tells of a new generation ID wakes it.
 pub fn lasting() -> Guest {

@@ -7,7 +7,7 @@
 use std::fs;
 use std::io::{ErrorKind, Write};
 use std::os::fd::OwnedFd;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
@@ -18,6 +18,10 @@ use crate::warning;
 
 /// Mount point of the hierarchy.
 pub const ROOT: &str = "/sys/fs/cgroup";
+
+/// The cgroup in which a container that manages its own cgroups begins: one that has children with controllers must have no process itself.
+/// systemd gives its own cgroup this name, so it finds what it would make.
+const FIRST: &str = "init.scope";
 
 /// Enables every controller of `path`'s cgroup for its children. A controller that cannot be enabled is
 /// skipped; a limit that needs it fails later and names it.
@@ -71,6 +75,28 @@ impl Cgroup {
         let path = self.path.join("cgroup.procs");
         rustix::fs::open(&path, OFlags::WRONLY | OFlags::CLOEXEC, Mode::empty())
             .with_context(|| format!("open {}", path.display()))
+    }
+
+    /// Creates the cgroup in which a container that manages its own cgroups begins, and opens its `cgroup.procs`.
+    pub fn open_first(&self) -> Result<OwnedFd> {
+        let path = self.path.join(FIRST);
+        fs::create_dir(&path).with_context(|| format!("create cgroup {}", path.display()))?;
+        Cgroup { path }.open_procs()
+    }
+
+    /// Enables every controller for the cgroups below it. No process may be in it itself.
+    pub fn enable_below(&self) -> Result<()> {
+        let relative = self.path.strip_prefix(ROOT).unwrap_or(&self.path);
+        enable_controllers(relative)
+    }
+
+    /// Opens `cgroup.procs` of the cgroup of process `pid`, if that is below this one: the container may have moved the process since its start.
+    pub fn open_procs_of(&self, pid: i32) -> Result<OwnedFd> {
+        let text = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        match below(&self.path, &text) {
+            Some(path) => Cgroup { path }.open_procs(),
+            None => self.open_procs(),
+        }
     }
 
     /// Sets the limits.
@@ -201,6 +227,16 @@ impl Cgroup {
 pub struct Events {
     pub populated: bool,
     pub frozen: bool,
+}
+
+/// The directory of the cgroup that `/proc/PID/cgroup` names, if it is below `path`.
+fn below(path: &Path, proc_cgroup: &str) -> Option<PathBuf> {
+    let relative = proc_cgroup.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let is_plain = Path::new(relative)
+        .components()
+        .all(|part| matches!(part, Component::Normal(_)));
+    let found = Path::new(ROOT).join(relative);
+    (is_plain && found.starts_with(path)).then_some(found)
 }
 
 fn keyed(text: &str, key: &str) -> Option<u64> {
@@ -361,6 +397,17 @@ mod tests {
             [1, 39, 10_000, 10_000]
         );
         assert_eq!([io_weight(10), io_weight(1000)], [1, 10_000]);
+    }
+
+    #[test]
+    fn cgroup_of_a_process_is_used_below_the_containers() {
+        let container = Path::new("/sys/fs/cgroup/c");
+        let found = |text: &str| below(container, text);
+        assert_eq!(found("0::/c/init.scope\n"), Some(container.join("init.scope")));
+        assert_eq!(found("1:cpu:/\n0::/c\n"), Some(container.to_path_buf()));
+        for elsewhere in ["0::/other", "0::/", "0::/c/../other", "0::/cc", "1:cpu:/c", ""] {
+            assert_eq!(found(elsewhere), None, "{elsewhere}");
+        }
     }
 
     #[test]

@@ -90,8 +90,13 @@ pub struct Launch<'a> {
 
 /// Where a process is started.
 pub enum Place<'a> {
-    /// As the first process of a container. It waits for a byte from `go`.
-    New { spec: &'a Spec, go: OwnedFd },
+    /// As the first process of a container. It waits for a byte from `go`. `first` is `cgroup.procs` of the cgroup below the container's in
+    /// which it begins, if that is another.
+    New {
+        spec: &'a Spec,
+        go: OwnedFd,
+        first: Option<OwnedFd>,
+    },
     /// Beside the process of this pidfd.
     Beside(OwnedFd),
 }
@@ -164,10 +169,10 @@ fn first_child(launch: &Launch<'_>, socket: &OwnedFd) {
     fork::reset_signals();
     let mut keep = vec![socket.as_raw_fd(), launch.cgroup.as_raw_fd()];
     keep.extend(launch.stdio.iter().flatten().map(AsRawFd::as_raw_fd));
-    keep.push(match &launch.place {
-        Place::New { go, .. } => go.as_raw_fd(),
-        Place::Beside(pidfd) => pidfd.as_raw_fd(),
-    });
+    match &launch.place {
+        Place::New { go, first, .. } => keep.extend([go].into_iter().chain(first).map(AsRawFd::as_raw_fd)),
+        Place::Beside(pidfd) => keep.push(pidfd.as_raw_fd()),
+    }
     keep.extend(crate::log::descriptor());
     fork::close_all_but(keep);
     match fork_second(launch, socket) {
@@ -204,14 +209,21 @@ fn enter_namespaces(launch: &Launch<'_>) -> Result<()> {
     }
     rustix::io::write(&launch.cgroup, b"0").with_context(|| "join the container's cgroup".into())?;
     match &launch.place {
-        Place::New { spec, .. } => {
+        Place::New { spec, first, .. } => {
             for path in &spec.join {
                 let what = || format!("join namespace {}", path.display());
                 let ns = fs::File::open(path).with_context(what)?;
                 rustix::thread::move_into_link_name_space(ns.as_fd(), None).with_context(what)?;
             }
             thaw_sys::jail::unshare(spec.unshare)
-                .with_context(|| format!("make namespaces {:?}", spec.unshare))
+                .with_context(|| format!("make namespaces {:?}", spec.unshare))?;
+            // The cgroup at the time of the unshare is the root of the namespace.
+            match first {
+                Some(first) => rustix::io::write(first, b"0")
+                    .map(drop)
+                    .with_context(|| "join the container's first cgroup".into()),
+                None => Ok(()),
+            }
         }
         Place::Beside(pidfd) => {
             let all = ThreadNameSpaceType::CONTROL_GROUP

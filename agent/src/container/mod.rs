@@ -134,7 +134,12 @@ impl Container {
         let cgroup = Cgroup::create(&spec.cgroup)?;
         let launched = cgroup.apply(&spec.resources).and_then(|()| {
             let (wait, go) = pipe_with(PipeFlags::CLOEXEC).with_context(|| "make a pipe".into())?;
-            let place = Place::New { spec, go: wait };
+            let first = spec.delegates.then(|| cgroup.open_first()).transpose()?;
+            let place = Place::New {
+                spec,
+                go: wait,
+                first,
+            };
             let (init, status) = Process::launch(
                 reaper,
                 &spec.process,
@@ -142,6 +147,9 @@ impl Container {
                 cgroup.open_procs()?,
                 place,
             )?;
+            if spec.delegates {
+                cgroup.enable_below()?;
+            }
             Ok((init, Pending { go, status }))
         });
         match launched {
@@ -237,13 +245,11 @@ impl Container {
 
     fn launch_beside(&self, spec: &ProcessSpec, reaper: &Arc<Reaper>) -> Result<Process> {
         let place = Place::Beside(self.init.pidfd()?);
-        let (process, status) = Process::launch(
-            reaper,
-            spec,
-            self.spec.seccomp.as_ref(),
-            self.cgroup.open_procs()?,
-            place,
-        )?;
+        let cgroup = match self.spec.delegates {
+            true => self.cgroup.open_procs_of(self.init.child.pid)?,
+            false => self.cgroup.open_procs()?,
+        };
+        let (process, status) = Process::launch(reaper, spec, self.spec.seccomp.as_ref(), cgroup, place)?;
         status.wait()?;
         Ok(process)
     }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::Mode;
-use rustix::mount::MountPropagationFlags;
+use rustix::mount::{MountFlags, MountPropagationFlags};
 use rustix::thread::UnshareFlags;
 use thaw_protocol::agent::agent::StringUser;
 use thaw_protocol::agent::{annotations, oci};
@@ -37,6 +37,8 @@ pub struct Spec {
     pub read_only_paths: Vec<String>,
     pub propagation: Option<MountPropagationFlags>,
     pub cgroup: PathBuf,
+    /// The container manages its own cgroups: it has a cgroup namespace, and its cgroups are writable.
+    pub delegates: bool,
     pub resources: oci::LinuxResources,
     pub seccomp: Option<Filter>,
     /// Its first process is an [init](super::init), which starts the program.
@@ -136,11 +138,14 @@ impl Spec {
         let (unshare, join) = namespaces(&linux.Namespaces)?;
         let root_path = PathBuf::from(&root.Path);
         check_guest_path(&root_path)?;
+        let mounts = spec.Mounts.iter().map(Mount::new).collect::<Result<Vec<_>>>()?;
         Ok(Spec {
             root: root_path,
             read_only: root.Readonly,
             hostname: spec.Hostname.clone(),
-            mounts: spec.Mounts.iter().map(Mount::new).collect::<Result<_>>()?,
+            delegates: unshare.contains(UnshareFlags::NEWCGROUP)
+                && mounts.iter().any(Mount::is_writable_cgroup),
+            mounts,
             unshare,
             join,
             devices: linux.Devices.iter().map(DeviceNode::new).collect::<Result<_>>()?,
@@ -342,6 +347,12 @@ impl Mount {
             kind: m.type_.clone(),
             options,
         })
+    }
+}
+
+impl Mount {
+    fn is_writable_cgroup(&self) -> bool {
+        self.kind.starts_with("cgroup") && !self.options.flags.contains(MountFlags::RDONLY)
     }
 }
 

@@ -133,6 +133,34 @@ fn init_reaps_orphans_and_forwards_signals_and_status() {
 }
 
 #[test]
+fn container_manages_its_cgroups_and_execs_follow_it() {
+    with_guest(|g| async move {
+        let script = "grep ^0: /proc/self/cgroup; wc -l < /sys/fs/cgroup/cgroup.procs; mkdir /sys/fs/cgroup/inner; \
+                      echo $$ > /sys/fs/cgroup/inner/cgroup.procs; grep ^0: /proc/self/cgroup; exec sleep 1000";
+        let mut s = spec(&g, &["sh", "-c", script]);
+        let cgroups = support::mount(
+            "/sys/fs/cgroup",
+            "cgroup",
+            "cgroup",
+            &["nosuid", "noexec", "nodev"],
+        );
+        s.Mounts.push(cgroups);
+        g.create("c", s).await.unwrap();
+        g.start("c").await.unwrap();
+        g.read_until("c", "c", "0::/init.scope\n0\n0::/inner\n").await;
+        g.exec("c", "beside", &["grep", "^0:", "/proc/self/cgroup"], false)
+            .await
+            .unwrap();
+        assert_eq!(g.read_all("c", "beside", false).await, b"0::/inner\n");
+        assert_eq!(g.wait("c", "beside").await, 0);
+        g.signal("c", "c", 9).await.unwrap();
+        assert_eq!(g.wait("c", "c").await, 137);
+        g.remove("c").await.unwrap();
+        g.assert_clean().await;
+    });
+}
+
+#[test]
 fn process_has_the_specified_user_and_rights() {
     with_guest(|g| async move {
         let script = "id -u; id -g; id -G; umask; pwd; echo $HOME $A; ulimit -n; \

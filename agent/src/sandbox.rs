@@ -10,6 +10,7 @@ use tokio::sync::{OwnedRwLockReadGuard, RwLock};
 use crate::container::Container;
 use crate::container::archive::Transfers;
 use crate::container::pod_pids::PodPids;
+use crate::container::watch::Watches;
 use crate::disks::Disks;
 use crate::error::{Error, Result};
 use crate::names::Names;
@@ -33,6 +34,7 @@ pub struct Sandbox {
     pub pids: PodPids,
     pub ooms: OomEvents,
     pub transfers: Transfers,
+    pub watches: Watches,
     /// Read-locked by each call that creates, starts, pauses or removes something, until it completes, even if
     /// its caller is gone. Write-locked while everything is stopped ([`crate::quiesce`]).
     pub activity: Arc<RwLock<()>>,

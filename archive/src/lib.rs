@@ -15,7 +15,7 @@ mod root;
 mod unpack;
 
 pub use error::Error;
-pub use pack::pack;
+pub use pack::{is_of_the_kernel, pack};
 pub use pipe::{Feed, PIECE, Part, Sink};
 pub use root::{Links, Root};
 pub use unpack::{Unpacking, unpack};

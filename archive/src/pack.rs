@@ -235,6 +235,7 @@ fn header(stat: &Stat, kind: EntryType) -> Header {
     header
 }
 
-fn is_of_the_kernel(object: impl AsFd) -> bool {
+/// Whether an open file is on a file system that the kernel makes up: proc, sysfs or cgroup2.
+pub fn is_of_the_kernel(object: impl AsFd) -> bool {
     rustix::fs::fstatfs(object).is_ok_and(|of| OF_THE_KERNEL.contains(&of.f_type))
 }

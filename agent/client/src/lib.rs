@@ -14,8 +14,9 @@ use thaw_protocol::agent::agent::{
 use thaw_protocol::agent::agent_ttrpc::AgentServiceClient;
 use thaw_protocol::agent::answers::Answers;
 use thaw_protocol::agent::files::{
-    FileInfo, ListRequest, ListResponse, MakeDirectoryRequest, MoveRequest, NextPieceRequest, PackRequest,
-    ReadFileRequest, ReadFileResponse, RemoveRequest, StatRequest, UnpackRequest, WriteFileRequest,
+    FileInfo, ListRequest, ListResponse, MakeDirectoryRequest, MoveRequest, NextEventsRequest,
+    NextEventsResponse, NextPieceRequest, PackRequest, ReadFileRequest, ReadFileResponse, RemoveRequest,
+    StatRequest, UnpackRequest, WatchRequest, WriteFileRequest,
 };
 use thaw_protocol::agent::files_ttrpc::FilesClient;
 use thaw_protocol::agent::health::CheckRequest;
@@ -405,6 +406,33 @@ impl AgentClient {
         };
         self.files
             .next_piece(Context::default(), &request)
+            .await
+            .map(drop)
+    }
+
+    /// Begins to watch a directory of a container.
+    pub async fn watch(&self, request: &WatchRequest) -> Result<()> {
+        self.files.watch(Context::default(), request).await.map(drop)
+    }
+
+    /// The next events of a watch. Waits for them, at most 30 s.
+    pub async fn next_events(&self, watch: &str) -> Result<NextEventsResponse> {
+        let request = NextEventsRequest {
+            watch: watch.into(),
+            ..Default::default()
+        };
+        self.files.next_events(Context::default(), &request).await
+    }
+
+    /// Forgets a watch.
+    pub async fn abandon_watch(&self, watch: &str) -> Result<()> {
+        let request = NextEventsRequest {
+            watch: watch.into(),
+            abandon: true,
+            ..Default::default()
+        };
+        self.files
+            .next_events(Context::default(), &request)
             .await
             .map(drop)
     }

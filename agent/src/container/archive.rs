@@ -1,43 +1,38 @@
 //! Tar streams of a container's directories, to and from the host, in pieces.
 //!
 //! Invariants: a transfer has one thread and at most [`PARTS`] pieces of the stream; there are at most [`MAX_TRANSFERS`]; one that its
-//! host forgets ends after [`IDLE`]. The thread resolves all names within the container's root.
+//! host forgets ends after [`super::sessions::IDLE`]. The thread resolves all names within the container's root.
 
-use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use rustix::fs::OFlags;
 use thaw_archive::{Feed, Links, Part, Root, Sink, Unpacking};
 use thaw_protocol::agent::files::{PackRequest, UnpackRequest};
-use thaw_sys::lock::Lock;
-use tokio::sync::{Mutex as AsyncMutex, mpsc, oneshot};
-use tokio::time::Instant;
+use tokio::sync::{mpsc, oneshot};
 
-use super::files::{check_name, checked_bytes, resolve};
+use super::files::{checked_bytes, resolve};
+use super::sessions::Sessions;
 use crate::error::{Error, Result, WithContext};
 
 /// Most transfers at once.
 const MAX_TRANSFERS: usize = 8;
 /// Pieces of a stream between the host and the thread.
 const PARTS: usize = 2;
-/// How long a transfer waits for its host's next request.
-const IDLE: Duration = Duration::from_secs(60);
 
 /// The transfers of this guest, by name.
-#[derive(Clone, Debug, Default)]
-pub struct Transfers(Arc<Mutex<BTreeMap<String, Arc<Transfer>>>>);
+#[derive(Clone, Debug)]
+pub struct Transfers(Sessions<Direction>);
 
-#[derive(Debug)]
-struct Transfer {
-    direction: AsyncMutex<Direction>,
-    used: Mutex<Instant>,
+impl Default for Transfers {
+    fn default() -> Transfers {
+        Transfers(Sessions::new("transfer", MAX_TRANSFERS))
+    }
 }
 
+/// A transfer's state.
 #[derive(Debug)]
 enum Direction {
     Pack(mpsc::Receiver<Part>),
@@ -75,8 +70,8 @@ impl Transfers {
 
     /// The next piece of a stream; empty at its end.
     pub async fn next_piece(&self, name: &str) -> Result<Vec<u8>> {
-        let transfer = self.find(name)?;
-        let mut direction = transfer.direction.lock().await;
+        let transfer = self.0.find(name)?;
+        let mut direction = transfer.lock().await;
         let Direction::Pack(parts) = &mut *direction else {
             return Err(Error::Invalid(format!("transfer {name:?} is an upload")));
         };
@@ -101,8 +96,8 @@ impl Transfers {
         if r.offset == 0 {
             self.begin_unpack(root()?, &r)?;
         }
-        let transfer = self.find(&r.transfer)?;
-        let mut direction = transfer.direction.lock().await;
+        let transfer = self.0.find(&r.transfer)?;
+        let mut direction = transfer.lock().await;
         let Direction::Unpack { parts, done, at } = &mut *direction else {
             return Err(Error::Invalid(format!("transfer {:?} is a download", r.transfer)));
         };
@@ -134,7 +129,7 @@ impl Transfers {
 
     /// Forgets a transfer. Its thread ends at its next piece.
     pub fn abandon(&self, name: &str) {
-        self.0.locked().remove(name);
+        self.0.forget(name);
     }
 
     fn begin_unpack(&self, root: OwnedFd, r: &UnpackRequest) -> Result<()> {
@@ -157,54 +152,11 @@ impl Transfers {
     }
 
     fn begin(&self, name: &str, direction: Direction, work: impl FnOnce() + Send + 'static) -> Result<()> {
-        check_name(name)?;
-        let mut all = self.0.locked();
-        if all.contains_key(name) {
-            return Err(Error::State(format!("there is a transfer {name:?} already")));
-        }
-        if all.len() >= MAX_TRANSFERS {
-            return Err(Error::State(format!(
-                "{MAX_TRANSFERS} transfers are under way already"
-            )));
-        }
-        let thread = std::thread::Builder::new().name("archive".into()).spawn(work);
-        thread.with_context(|| "start a thread".into())?;
-        let transfer = Arc::new(Transfer {
-            direction: AsyncMutex::new(direction),
-            used: Mutex::new(Instant::now()),
-        });
-        all.insert(name.to_owned(), transfer.clone());
-        tokio::spawn(
-            self.clone()
-                .forget_idle(name.to_owned(), Arc::downgrade(&transfer)),
-        );
-        Ok(())
-    }
-
-    /// Forgets a transfer whose host asks no more.
-    async fn forget_idle(self, name: String, transfer: std::sync::Weak<Transfer>) {
-        loop {
-            tokio::time::sleep(IDLE).await;
-            let Some(transfer) = transfer.upgrade() else {
-                return;
-            };
-            // A request that is being answered holds the lock.
-            let is_idle = transfer.direction.try_lock().is_ok() && transfer.used.locked().elapsed() >= IDLE;
-            if is_idle {
-                return self.abandon(&name);
-            }
-        }
-    }
-
-    fn find(&self, name: &str) -> Result<Arc<Transfer>> {
-        let unknown = || Error::State(format!("there is no transfer {name:?}"));
-        self.0.locked().get(name).cloned().ok_or_else(unknown)
-    }
-}
-
-impl Transfer {
-    fn touch(&self) {
-        *self.used.locked() = Instant::now();
+        self.0.begin(name, || {
+            let thread = std::thread::Builder::new().name("archive".into()).spawn(work);
+            thread.with_context(|| "start a thread".into())?;
+            Ok(direction)
+        })
     }
 }
 

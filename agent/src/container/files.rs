@@ -26,8 +26,10 @@ const MAX_READ: usize = 256 << 10;
 const MAX_FILE_SIZE: u64 = 1 << 30;
 /// Longest path, in bytes.
 const MAX_PATH: usize = 4096;
-/// Longest name of an upload or a transfer.
+/// Longest name of an upload, a transfer or a watch.
 const MAX_UPLOAD_NAME: usize = 64;
+/// What the name of an unfinished upload begins with.
+pub(super) const UPLOAD_PREFIX: &str = ".thaw-";
 
 /// Reads a part of a file.
 pub fn read(root: impl AsFd, r: &ReadFileRequest) -> Result<ReadFileResponse> {
@@ -83,7 +85,7 @@ pub fn write(root: impl AsFd, r: &WriteFileRequest) -> Result<()> {
         return Err(Error::Invalid(format!("{} is not the path of a file", r.path)));
     };
     let directory = resolve(root.as_fd(), parent, OFlags::DIRECTORY)?;
-    let upload = format!(".thaw-{}", r.upload);
+    let upload = format!("{UPLOAD_PREFIX}{}", r.upload);
     let forget = || rustix::fs::unlinkat(&directory, &upload, AtFlags::empty());
     if r.abandon {
         return match forget() {
@@ -112,12 +114,14 @@ pub fn write(root: impl AsFd, r: &WriteFileRequest) -> Result<()> {
     })
 }
 
-/// Checks the name of an upload or a transfer.
+/// Checks the name of an upload, a transfer or a watch.
 pub(super) fn check_name(name: &str) -> Result<()> {
     let plain = name.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
     match plain && (1..=MAX_UPLOAD_NAME).contains(&name.len()) {
         true => Ok(()),
-        false => Err(Error::Invalid(format!("{name:?} is not a valid upload name"))),
+        false => Err(Error::Invalid(format!(
+            "{name:?} is not 1 to {MAX_UPLOAD_NAME} of a-z and 0-9"
+        ))),
     }
 }
 

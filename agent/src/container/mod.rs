@@ -20,9 +20,11 @@ pub mod process;
 pub mod rlimits;
 pub mod rootfs;
 pub mod seccomp;
+pub mod sessions;
 pub mod spec;
 pub mod syscalls;
 pub mod user;
+pub mod watch;
 
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;

@@ -122,4 +122,26 @@ impl Files for Api {
         unpacked.await.map_err(status)?;
         Ok(UnpackResponse::default())
     }
+
+    async fn watch(&self, _: &TtrpcContext, r: WatchRequest) -> Answer<WatchResponse> {
+        let container = self.sandbox.container(&r.container_id).map_err(status)?;
+        let watches = self.sandbox.watches.clone();
+        let begin = move || {
+            let init = container.init.clone();
+            let end = async move {
+                init.wait().await;
+            };
+            watches.begin(container.root()?, &r, end)
+        };
+        blocking(begin).await.map_err(status)?;
+        Ok(WatchResponse::default())
+    }
+
+    async fn next_events(&self, _: &TtrpcContext, r: NextEventsRequest) -> Answer<NextEventsResponse> {
+        if r.abandon {
+            self.sandbox.watches.abandon(&r.watch);
+            return Ok(NextEventsResponse::default());
+        }
+        self.sandbox.watches.next_events(&r.watch).await.map_err(status)
+    }
 }

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::exec::Encoding;
+use super::problem::Problem;
 
 /// Most entries in one page of a directory.
 pub const FILES_PAGE: u16 = 1000;
@@ -86,4 +87,47 @@ pub struct MoveFile {
     /// Replace a file that is there.
     #[serde(default)]
     pub replace: bool,
+}
+
+/// An event of a watched directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
+pub enum FileEvent {
+    /// A file was made in the directory, or moved into it.
+    Create(ChangedFile),
+    /// A file was written or truncated.
+    Write(ChangedFile),
+    /// A file was removed.
+    Remove(ChangedFile),
+    /// A file has this name no more. Its new name, if it is in a watched directory, is a `CREATE` of its own.
+    Rename(ChangedFile),
+    /// The mode, owner, times or extended attributes of a file changed.
+    Chmod(ChangedFile),
+    /// Events were lost here: list the directory again.
+    Overflow,
+    /// Nothing has happened for 30 s.
+    Keepalive,
+    /// The watch is over. The last event.
+    End(WatchEnd),
+    /// The watch failed. The last event.
+    Error(Problem),
+}
+
+/// A file of a watched directory.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct ChangedFile {
+    /// Its path, relative to the watched directory. `.` is the directory itself.
+    pub name: String,
+    /// The encoding of `name`: `base64` if it is not UTF-8.
+    pub encoding: Encoding,
+}
+
+/// The end of a watch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct WatchEnd {
+    /// Why it is over: the directory was removed or moved, or the container has ended.
+    pub reason: String,
 }

@@ -21,6 +21,7 @@
 //! | `GET`, `PUT /v1/sandboxes/{id}/files?path=…` | —, the file | the file, 204 |
 //! | `GET`, `PUT /v1/sandboxes/{id}/files?path=…&archive=tar` | —, a tar stream | a tar stream, 204 |
 //! | `GET /v1/sandboxes/{id}/files/stat?path=…`, `…/list?path=…` | — | [`FileInfo`], [`FileList`] |
+//! | `GET /v1/sandboxes/{id}/files/watch?path=…` | — | [`FileEvent`]s, one a line |
 //! | `POST /v1/sandboxes/{id}/files/mkdir`, `…/move` | [`MakeDirectory`], [`MoveFile`] | 204 |
 //! | `DELETE /v1/sandboxes/{id}/files?path=…` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/exec` | [`ExecProcess`] | [`ExecResult`], or [`ExecEvent`]s, one a line |
@@ -66,7 +67,9 @@ pub use exec::{
     ProcessList, ProcessSignal, STDERR_CHANNEL, STDOUT_CHANNEL, SignalContainer, TerminalSize,
 };
 pub use failure::{EXITED, FAILED, SandboxFailure};
-pub use files::{FILES_PAGE, FileInfo, FileKind, FileList, MakeDirectory, MoveFile};
+pub use files::{
+    ChangedFile, FILES_PAGE, FileEvent, FileInfo, FileKind, FileList, MakeDirectory, MoveFile, WatchEnd,
+};
 pub use limits::{ChangeSandbox, RATE_BYTES, RATE_OPS, RateLimit, RateLimits};
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use logs::{LogEvent, LogStream};

@@ -3,12 +3,13 @@
 #![allow(clippy::unwrap_used)]
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Child, Stdio};
+use std::time::{Duration, Instant};
 
 use thaw_e2e::home::Home;
 use thaw_e2e::{Outcome, image, run};
@@ -239,6 +240,88 @@ fn api_lists_looks_at_makes_moves_and_removes_files() {
 }
 
 #[test]
+fn api_watches_a_directory_until_it_is_removed() {
+    let place = Place::new(&[]);
+    place.shell("mkdir -p /w/sub && ln -s /w /link");
+    let mut all = Watch::open(&place.home, "path=/link&recursive=true")
+        .ok()
+        .unwrap();
+    let mut top = Watch::open(&place.home, "path=/w").ok().unwrap();
+    place.shell("cd /w && echo 1 >f && chmod 600 f && mv f sub/g && rm sub/g");
+    all.expect(&[
+        "CREATE f",
+        "WRITE f",
+        "CHMOD f",
+        "RENAME f",
+        "CREATE sub/g",
+        "REMOVE sub/g",
+    ]);
+    top.expect(&["CREATE f", "WRITE f", "CHMOD f", "RENAME f"]);
+    // Files in new directories are told, however fast they follow and under whatever name.
+    place.shell("cd /w && mkdir -p new/deep && : >new/deep/h && mv new sub/moved && : >sub/moved/deep/i");
+    top.expect(&["CREATE new", "RENAME new"]);
+    let mut told = Vec::new();
+    let is_there = |told: &[String], end: &str| told.iter().any(|event| event.ends_with(end));
+    while !is_there(&told, "deep/h") || !is_there(&told, "CREATE sub/moved/deep/i") {
+        told.push(all.next().unwrap());
+    }
+    assert!(
+        is_there(&told, "CREATE new") && is_there(&told, "CREATE sub/moved"),
+        "{told:?}"
+    );
+    // A file that the API writes appears whole.
+    let (head, _) = ask(&place.home, "PUT", "path=/w/up", b"x");
+    assert!(head.starts_with("HTTP/1.1 204"), "{head}");
+    all.expect(&["CREATE up"]);
+    top.expect(&["CREATE up"]);
+    place.shell("rm -r /w/sub /w/up && rmdir /w");
+    let end = "END the directory was removed";
+    for watch in [&mut all, &mut top] {
+        let rest: Vec<String> = std::iter::from_fn(|| watch.next()).collect();
+        assert!(
+            rest.ends_with(&["REMOVE up".into(), "REMOVE .".into(), end.into()]),
+            "{rest:?}"
+        );
+    }
+}
+
+#[test]
+fn watches_end_with_their_callers_and_with_the_container() {
+    let place = Place::new(&[]);
+    for (query, status) in [
+        ("path=/none", 404),
+        ("path=/etc/..", 400),
+        ("path=/etc/passwd", 404),
+    ] {
+        assert_eq!(Watch::open(&place.home, query).err(), Some(status), "{query}");
+    }
+    let mut open: Vec<Watch> = (0..16)
+        .map(|_| Watch::open(&place.home, "path=/tmp").ok().unwrap())
+        .collect();
+    assert_eq!(Watch::open(&place.home, "path=/tmp").err(), Some(409));
+    open.pop();
+    let began = Instant::now();
+    while let Err(status) = Watch::open(&place.home, "path=/tmp").map(drop) {
+        assert_eq!(status, 409);
+        assert!(
+            began.elapsed() < Duration::from_secs(20),
+            "the watch of a caller that left stays"
+        );
+    }
+    let (head, _) = ask_at(&place.home, "POST /signal", br#"{"signal": 9}"#);
+    assert!(head.starts_with("HTTP/1.1 204"), "{head}");
+    for mut watch in open {
+        let rest: Vec<String> = std::iter::from_fn(|| watch.next()).collect();
+        // The sandbox may be gone before the guest says so.
+        let last = rest.last().unwrap();
+        assert!(
+            last == "END the container has ended" || last.starts_with("ERROR"),
+            "{rest:?}"
+        );
+    }
+}
+
+#[test]
 fn kept_process_outlives_its_caller_and_thawd() {
     let mut place = Place::new(&[]);
     let command =
@@ -270,6 +353,13 @@ fn kept_process_outlives_its_caller_and_thawd() {
         assert!(whole.contains(part), "{whole}");
     }
     assert!(output(8).contains("got it") && !output(8).contains("err"));
+    // Within a piece, at the end, and beyond it.
+    let inner = output(10);
+    let piece = r#"{"data":"t it\n","encoding":"utf-8","offset":10}"#;
+    assert!(inner.contains(piece), "{inner}");
+    let (end, beyond) = (output(15), output(16));
+    assert!(end.contains("EXIT") && !end.contains("data"), "{end}");
+    assert!(beyond.contains("ERROR") && !beyond.contains("EXIT"), "{beyond}");
     let signal = format!(r#"{{"process": "{id}", "signal": 9}}"#);
     let (head, _) = ask_at(&place.home, "POST /processes/signal", signal.as_bytes());
     assert!(head.starts_with("HTTP/1.1 409"), "it has ended: {head}");
@@ -329,6 +419,16 @@ fn ask(home: &Home, method: &str, query: &str, body: &[u8]) -> (String, Vec<u8>)
 
 /// The same of a method and a path below the sandbox's.
 fn ask_at(home: &Home, request: &str, body: &[u8]) -> (String, Vec<u8>) {
+    let mut stream = send(home, request, body);
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).unwrap();
+    let at = answer.windows(4).position(|part| part == b"\r\n\r\n").unwrap();
+    let head = String::from_utf8(answer[..at].to_vec()).unwrap();
+    (head, answer[at + 4..].to_vec())
+}
+
+/// Sends a request, and returns the connection with its answer.
+fn send(home: &Home, request: &str, body: &[u8]) -> UnixStream {
     let (method, path) = request.split_once(' ').unwrap();
     let mut stream = UnixStream::connect(home.run().join("thawd.sock")).unwrap();
     let length = body.len();
@@ -338,9 +438,54 @@ fn ask_at(home: &Home, request: &str, body: &[u8]) -> (String, Vec<u8>) {
     );
     stream.write_all(head.as_bytes()).unwrap();
     stream.write_all(body).unwrap();
-    let mut answer = Vec::new();
-    stream.read_to_end(&mut answer).unwrap();
-    let at = answer.windows(4).position(|part| part == b"\r\n\r\n").unwrap();
-    let head = String::from_utf8(answer[..at].to_vec()).unwrap();
-    (head, answer[at + 4..].to_vec())
+    stream
+}
+
+/// A watch of a directory.
+struct Watch(BufReader<UnixStream>);
+
+impl Watch {
+    /// Returns when the watch has begun, or the status of the refusal.
+    fn open(home: &Home, query: &str) -> Result<Watch, u16> {
+        let stream = send(home, &format!("GET /files/watch?{query}"), b"");
+        stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+        let mut watch = Watch(BufReader::new(stream));
+        let status = watch.line()[9..12].parse().unwrap();
+        while !watch.line().trim().is_empty() {}
+        match status {
+            200 => Ok(watch),
+            status => Err(status),
+        }
+    }
+
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.0.read_line(&mut line).unwrap();
+        line
+    }
+
+    /// The next event, as `TYPE name`; `None` at the end. Sizes of chunks and KEEPALIVE are skipped.
+    fn next(&mut self) -> Option<String> {
+        loop {
+            let line = self.line();
+            if line.is_empty() {
+                return None;
+            }
+            if let Ok(event @ serde_json::Value::Object(_)) = serde_json::from_str(&line) {
+                let object = &event["object"];
+                let rest = object["name"].as_str().or(object["reason"].as_str());
+                let kind = event["type"].as_str().unwrap();
+                if kind == "KEEPALIVE" {
+                    continue;
+                }
+                return Some(format!("{kind} {}", rest.unwrap_or_default()));
+            }
+        }
+    }
+
+    fn expect(&mut self, events: &[&str]) {
+        for expected in events {
+            assert_eq!(self.next().as_deref(), Some(*expected), "{events:?}");
+        }
+    }
 }

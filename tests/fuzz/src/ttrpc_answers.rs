@@ -9,7 +9,7 @@ use std::time::Duration;
 use thaw_protocol::agent::agent::{GetOOMEventRequest, ReadStreamRequest, WaitProcessRequest};
 use thaw_protocol::agent::agent_ttrpc::AgentServiceClient;
 use thaw_protocol::agent::answers::Answers;
-use thaw_protocol::agent::files::{ListRequest, NextPieceRequest, ReadFileRequest};
+use thaw_protocol::agent::files::{ListRequest, NextEventsRequest, NextPieceRequest, ReadFileRequest};
 use thaw_protocol::agent::files_ttrpc::FilesClient;
 use thaw_protocol::agent::processes::{ListProcessesRequest, ProcessOutputRequest};
 use thaw_protocol::agent::processes_ttrpc::ProcessesClient;
@@ -64,6 +64,7 @@ async fn call(bytes: &[u8]) {
     let (read, wait) = (ReadStreamRequest::default(), WaitProcessRequest::default());
     let (event, file) = (GetOOMEventRequest::default(), ReadFileRequest::default());
     let (list, piece) = (ListRequest::default(), NextPieceRequest::default());
+    let events = NextEventsRequest::default();
     let (running, output) = (ListProcessesRequest::default(), ProcessOutputRequest::default());
     let answer = async {
         // The calls are sent first: an answer before its call would answer none.
@@ -79,6 +80,7 @@ async fn call(bytes: &[u8]) {
         files.read(context(), &file),
         files.list(context(), &list),
         files.next_piece(context(), &piece),
+        files.next_events(context(), &events),
         processes.list(context(), &running),
         processes.output(context(), &output),
         answer,

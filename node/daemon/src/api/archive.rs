@@ -11,8 +11,7 @@ use axum::response::{IntoResponse, Response};
 use thaw_sandbox::error::Error;
 use thaw_sandbox::id::new_id;
 
-use super::extract::BODY_LIMIT;
-use super::files::{Download, Files};
+use super::files::{Download, Files, forget};
 use super::problem::Refusal;
 
 /// The media type of a tar stream.
@@ -68,10 +67,7 @@ impl Drop for Reading {
     fn drop(&mut self) {
         if !self.over {
             let (files, download) = (self.files.clone(), self.download.clone());
-            // Bounded by the timeout of the call, which also closes the connection.
-            tokio::spawn(async move {
-                let _ = tokio::time::timeout(BODY_LIMIT, files.abandon_download(&download)).await;
-            });
+            forget(async move { files.abandon_download(&download).await });
         }
     }
 }

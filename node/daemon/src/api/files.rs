@@ -2,13 +2,14 @@
 
 use async_trait::async_trait;
 use thaw_protocol::agent::files::{
-    FileInfo, ListRequest, ListResponse, MakeDirectoryRequest, MoveRequest, PackRequest, ReadFileRequest,
-    RemoveRequest, StatRequest, UnpackRequest, WriteFileRequest,
+    FileInfo, ListRequest, ListResponse, MakeDirectoryRequest, MoveRequest, NextEventsResponse, PackRequest,
+    ReadFileRequest, RemoveRequest, StatRequest, UnpackRequest, WatchRequest, WriteFileRequest,
 };
 use thaw_sandbox::agent_client::AgentClient;
 use thaw_sandbox::error::{Error, ErrorKind};
 use ttrpc::Code;
 
+use super::extract::BODY_LIMIT;
 use super::problem::{ApiCode, Refusal};
 
 /// Largest piece that the agent reads or writes at once, bytes.
@@ -54,6 +55,16 @@ pub struct Download {
     pub name: String,
 }
 
+/// A directory that is watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DirectoryWatch {
+    pub path: String,
+    /// Also the directories below it.
+    pub recursive: bool,
+    /// Different for each watch.
+    pub name: String,
+}
+
 /// The files of one container.
 #[async_trait]
 pub trait Files: std::fmt::Debug + Send + Sync {
@@ -76,6 +87,12 @@ pub trait Files: std::fmt::Debug + Send + Sync {
     async fn write(&self, upload: &Upload, offset: u64, data: Vec<u8>, last: bool) -> Result<(), Refusal>;
     /// Discards an upload.
     async fn abandon(&self, upload: &Upload);
+    /// Begins to watch a directory.
+    async fn watch(&self, watch: &DirectoryWatch) -> Result<(), Refusal>;
+    /// The next events of a watch. Waits for them, but not for long.
+    async fn next_events(&self, watch: &DirectoryWatch) -> Result<NextEventsResponse, Refusal>;
+    /// Ends a watch.
+    async fn abandon_watch(&self, watch: &DirectoryWatch);
 }
 
 /// The files behind a guest's agent.
@@ -224,6 +241,27 @@ impl Files for GuestFiles {
             tracing::debug!("an upload stays behind in its container: {e}");
         }
     }
+
+    async fn watch(&self, watch: &DirectoryWatch) -> Result<(), Refusal> {
+        let request = WatchRequest {
+            container_id: self.container.clone(),
+            path: watch.path.clone().into_bytes(),
+            recursive: watch.recursive,
+            watch: watch.name.clone(),
+            ..Default::default()
+        };
+        self.agent.watch(&request).await.map_err(refusal)
+    }
+
+    async fn next_events(&self, watch: &DirectoryWatch) -> Result<NextEventsResponse, Refusal> {
+        self.agent.next_events(&watch.name).await.map_err(refusal)
+    }
+
+    async fn abandon_watch(&self, watch: &DirectoryWatch) {
+        if let Err(e) = self.agent.abandon_watch(&watch.name).await {
+            tracing::debug!("a watch stays behind in its guest: {e}");
+        }
+    }
 }
 
 impl GuestFiles {
@@ -244,6 +282,11 @@ fn entry_name(path: &str) -> &str {
         Some("") | None => ".",
         Some(name) => name,
     }
+}
+
+/// Has the guest forget what a caller left. Bounded by the timeout of the call, which also closes the connection.
+pub fn forget(work: impl Future<Output = ()> + Send + 'static) {
+    tokio::spawn(tokio::time::timeout(BODY_LIMIT, work));
 }
 
 /// The agent's status code tells whether the caller or the guest is at fault.

@@ -334,6 +334,9 @@ fn verb(request: &Request) -> Verb {
     if method != Method::GET && method != Method::HEAD {
         return Verb::Change;
     }
+    if of_one && path.ends_with("/files/watch") {
+        return Verb::Watch;
+    }
     // Decoded, as the handler reads it.
     let query = request.uri().query().unwrap_or_default();
     let watches = |(name, value): (Cow<str>, Cow<str>)| {

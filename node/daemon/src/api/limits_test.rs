@@ -131,6 +131,7 @@ fn each_request_has_its_lane() {
         ("GET", "/v1/sandboxes?labelSelector=watch%3D1", Verb::Read),
         ("GET", "/v1/sandboxes/x/logs?tail=1&follow=tru%65", Verb::Watch),
         ("GET", "/v1/sandboxes", Verb::Read),
+        ("GET", "/v1/sandboxes/x/files/watch?path=/", Verb::Watch),
         ("DELETE", "/v1/images/exec", Verb::Change),
         ("POST", "/v1/images", Verb::Change),
     ] {

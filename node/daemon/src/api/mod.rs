@@ -38,6 +38,7 @@ pub mod container_monitor;
 pub mod credentials;
 pub mod daemon;
 pub mod directory;
+pub mod directory_watch;
 pub mod drain;
 pub mod exec;
 pub mod extract;

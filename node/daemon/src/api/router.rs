@@ -26,8 +26,8 @@ use super::grant::Role;
 use super::limits::{Gate, limit};
 use super::problem::{ApiCode, Refusal};
 use super::{
-    directory, drain, exec, health, images, logs, metrics, problem, processes, sandboxes, signal, transfer,
-    unread_body, usage,
+    directory, directory_watch, drain, exec, health, images, logs, metrics, problem, processes, sandboxes,
+    signal, transfer, unread_body, usage,
 };
 
 /// A page that shows the OpenAPI document. It loads nothing else.
@@ -85,6 +85,7 @@ fn table() -> Table {
         .add(Operate, routes!(directory::list))
         .add(Operate, routes!(directory::make))
         .add(Operate, routes!(directory::rename))
+        .add(Operate, routes!(directory_watch::watch))
         .add(Operate, routes!(sandboxes::fork))
         .add(Admin, routes!(images::images, images::pull))
         .add(Admin, routes!(images::image, images::remove_image))

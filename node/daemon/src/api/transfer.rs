@@ -18,7 +18,7 @@ use utoipa::{IntoParams, ToSchema};
 
 use super::daemon::Daemon;
 use super::extract::{BODY_LIMIT, Parameters, content_length};
-use super::files::{Files, PIECE, Piece, Upload, UploadKind};
+use super::files::{Files, PIECE, Piece, Upload, UploadKind, forget};
 use super::problem::{ApiCode, Refusal};
 use super::scope::Wanted;
 use super::{archive, check};
@@ -291,10 +291,7 @@ impl Drop for Writing {
     fn drop(&mut self) {
         if !self.over {
             let (files, upload) = (self.files.clone(), self.upload.clone());
-            // Bounded by the timeout of the call, which also closes the connection.
-            tokio::spawn(async move {
-                let _ = tokio::time::timeout(BODY_LIMIT, files.abandon(&upload)).await;
-            });
+            forget(async move { files.abandon(&upload).await });
         }
     }
 }

@@ -1,14 +1,15 @@
 //! Fake files: they need no guest.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Mutex;
 
 use async_trait::async_trait;
 use tokio::sync::watch;
 
-use thaw_protocol::agent::files::{FileInfo, ListResponse};
+use thaw_protocol::agent::files::file_event::Kind;
+use thaw_protocol::agent::files::{FileEvent, FileInfo, ListResponse, NextEventsResponse};
 
-use crate::api::files::{Download, Files, PIECE, Piece, Upload};
+use crate::api::files::{DirectoryWatch, Download, Files, PIECE, Piece, Upload};
 use crate::api::problem::{ApiCode, Refusal};
 
 /// The files of a container, and those that are being written.
@@ -17,6 +18,9 @@ pub struct FakeFiles {
     whole: Mutex<BTreeMap<String, Vec<u8>>>,
     parts: watch::Sender<BTreeMap<String, Vec<u8>>>,
     downloads: Mutex<BTreeMap<String, VecDeque<Vec<u8>>>>,
+    /// The open watches, and how many answers of a watch were read.
+    watches: watch::Sender<BTreeSet<String>>,
+    answers: Mutex<usize>,
 }
 
 #[async_trait]
@@ -137,6 +141,45 @@ impl Files for FakeFiles {
     async fn abandon(&self, upload: &Upload) {
         self.parts.send_modify(|parts| drop(parts.remove(&upload.name)));
     }
+
+    async fn watch(&self, watch: &DirectoryWatch) -> Result<(), Refusal> {
+        if watch.path == "/none" {
+            return Err(Refusal::new(ApiCode::NoFile, &watch.path));
+        }
+        self.watches
+            .send_if_modified(|open| open.insert(watch.name.clone()));
+        Ok(())
+    }
+
+    /// Of `/`: three events, then none, then the end.
+    async fn next_events(&self, watch: &DirectoryWatch) -> Result<NextEventsResponse, Refusal> {
+        match watch.path.as_str() {
+            "/quiet" => return std::future::pending().await,
+            "/broken" => return Err(Refusal::new(ApiCode::FileRefused, "broken")),
+            _ => assert!(watch.recursive),
+        }
+        let mut answers = self.answers.lock().unwrap();
+        *answers += 1;
+        let mut answer = NextEventsResponse::default();
+        match *answers {
+            1 => {
+                let events = [
+                    (Kind::CREATE, &b"a/b"[..]),
+                    (Kind::UNKNOWN, b"x"),
+                    (Kind::RENAME, b"\xff"),
+                    (Kind::OVERFLOW, b""),
+                ];
+                answer.events = events.map(|(kind, name)| event(kind, name)).into();
+            }
+            2 => {}
+            _ => answer.ended = "the directory was removed".into(),
+        }
+        Ok(answer)
+    }
+
+    async fn abandon_watch(&self, watch: &DirectoryWatch) {
+        self.watches.send_if_modified(|open| open.remove(&watch.name));
+    }
 }
 
 fn info(path: &str, file: &[u8]) -> FileInfo {
@@ -148,7 +191,20 @@ fn info(path: &str, file: &[u8]) -> FileInfo {
     }
 }
 
+fn event(kind: Kind, name: &[u8]) -> FileEvent {
+    FileEvent {
+        kind: kind.into(),
+        name: name.to_vec(),
+        ..Default::default()
+    }
+}
+
 impl FakeFiles {
+    /// The names of the open watches.
+    pub fn open_watches(&self) -> watch::Receiver<BTreeSet<String>> {
+        self.watches.subscribe()
+    }
+
     /// The uploads in progress, with the bytes written so far.
     pub fn uploads(&self) -> watch::Receiver<BTreeMap<String, Vec<u8>>> {
         self.parts.subscribe()

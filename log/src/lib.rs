@@ -6,9 +6,9 @@
 //! earlier process may have started it, and signal handlers write to it directly. A terminal, pipe or journal
 //! has no limit.
 
-mod limit;
+mod log_limit;
 
-pub use limit::LogLimit;
+pub use log_limit::LogLimit;
 
 use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;

@@ -20,10 +20,10 @@ use std::path::{Path, PathBuf};
 
 pub mod block;
 pub mod cgroup;
+pub mod cgroup_limits;
 mod demand;
 pub mod disk;
 pub mod foreground;
-pub mod limits;
 pub mod plan;
 pub mod pool;
 pub mod process;

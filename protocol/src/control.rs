@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
+use crate::device_limits::DeviceLimits;
 use crate::encoding::{EncodingError, decode, take};
-use crate::limits::DeviceLimits;
 use crate::{tags, versions};
 
 mod device;

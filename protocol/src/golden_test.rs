@@ -11,9 +11,9 @@ use serde::{Serialize, de::DeserializeOwned};
 
 use crate::access::Access;
 use crate::control::*;
+use crate::device_limits::{Bucket, DeviceLimit, DeviceLimits};
 use crate::encoding::{EncodingError, decode, encode};
 use crate::handshake::*;
-use crate::limits::{Bucket, DeviceLimits, RateLimit};
 use crate::miss::{Filled, Miss};
 use crate::share::{Serve, Share};
 use crate::tags::Tagged;
@@ -202,7 +202,7 @@ fn commands(golden: &mut Golden) {
         burst: NonZeroU64::new(1).unwrap(),
         once: 300,
     };
-    let one = RateLimit {
+    let one = DeviceLimit {
         bytes: Some(bucket),
         operations: None,
     };
@@ -211,7 +211,7 @@ fn commands(golden: &mut Golden) {
     holds("Limit", Command::Limit { device, limits });
     holds("Hello", Command::Hello { version: 5 });
     golden.holds("DeviceLimits::Disk", limits);
-    let (send, receive) = (one, RateLimit::default());
+    let (send, receive) = (one, DeviceLimit::default());
     golden.holds("DeviceLimits::Network", DeviceLimits::Network { send, receive });
     golden.holds(
         "Request",

@@ -10,7 +10,7 @@
 //! | `agent` (feature `agent`) | host and guest agent | ttrpc on vsock port [`handshake::AGENT_PORT`] |
 //! | `shim` (feature `shim`) | containerd and its shim; the shim and thawd | ttrpc on unix sockets |
 //! | `snapshots` (feature `snapshots`) | containerd and thawd | gRPC on a unix socket |
-//! | [`limits`] | (types of [`control`]) | |
+//! | [`device_limits`] | (types of [`control`]) | |
 //! | [`api`] | thawd and its callers | HTTP on a unix socket, JSON bodies |
 //!
 //! Messages without a format of their own above are [postcard](https://docs.rs/postcard) encodings of the
@@ -23,9 +23,9 @@ pub mod access;
 pub mod agent;
 pub mod api;
 pub mod control;
+pub mod device_limits;
 pub mod encoding;
 pub mod handshake;
-pub mod limits;
 pub mod miss;
 pub mod packet;
 pub mod share;

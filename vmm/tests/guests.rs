@@ -293,14 +293,14 @@ fn limited_disk_of_a_jailed_vmm_goes_on_by_its_timer() {
     use std::time::Instant;
 
     use thaw_protocol::control::{Backend, DeviceId, ErrorCode};
-    use thaw_protocol::limits::{Bucket, DeviceLimits, RateLimit};
+    use thaw_protocol::device_limits::{Bucket, DeviceLimit, DeviceLimits};
     use thaw_tiny_guest::disk::{TIMES, reader};
 
     const READS: u32 = 128;
     let disk = tempfile::tempfile().unwrap();
     disk.set_len(TIMES + 4 * u64::from(READS)).unwrap();
     let number = |number| NonZeroU64::new(number).unwrap();
-    let limit = RateLimit {
+    let limit = DeviceLimit {
         bytes: None,
         operations: Some(Bucket {
             per_second: number(100),

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use support::{PATIENCE, Vmm, readable, spec};
 use thaw_pools::cgroup::{Cgroup, Cgroups, Hierarchy};
-use thaw_pools::limits::{Limits, MEASURED_OVERHEAD, Needs};
+use thaw_pools::cgroup_limits::{CgroupLimits, MEASURED_OVERHEAD, Needs};
 use thaw_pools::resource::Kind;
 use thaw_protocol::control::MachineState;
 use thaw_tiny_guest::bare::{READY, bare};
@@ -25,7 +25,7 @@ const OVERHEAD_OF_A_POD: u64 = 32 * MIB;
 const LARGEST_POD_MIB: u32 = 3072;
 
 /// A cgroup with these limits; none, having said why, where this host has none to give.
-fn limited(limits: Limits) -> Option<Cgroup> {
+fn limited(limits: CgroupLimits) -> Option<Cgroup> {
     let cgroup = match Cgroups::new(Hierarchy::detect()).make(&()) {
         Ok(cgroup) => cgroup,
         Err(reason) => {
@@ -54,7 +54,7 @@ fn peak(cgroup: &Cgroup) -> u64 {
 #[test]
 fn a_guest_that_touches_all_its_memory_stays_within_its_limit() {
     for (vcpus, memory_mib) in [(1, 64), (4, 64), (1, 512), (16, 1024)] {
-        let limits = Limits::of(Needs {
+        let limits = CgroupLimits::of(Needs {
             memory_mib,
             ..Needs::default()
         });
@@ -71,7 +71,7 @@ fn a_guest_that_touches_all_its_memory_stays_within_its_limit() {
 #[test]
 fn pod_overhead_holds_a_vmm_whose_guest_touches_everything() {
     for (vcpus, memory_mib) in [(1, 192), (2, 640), (16, LARGEST_POD_MIB)] {
-        let limits = Limits {
+        let limits = CgroupLimits {
             memory: u64::from(memory_mib) * MIB + OVERHEAD_OF_A_POD,
         };
         if overhead_of(vcpus, memory_mib, limits).is_none() {
@@ -82,7 +82,7 @@ fn pod_overhead_holds_a_vmm_whose_guest_touches_everything() {
 
 /// What a VMM in a cgroup with these limits takes beside its guest's memory, bytes, while the guest touches all of it. None, having
 /// said why, where this host has no limits to give.
-fn overhead_of(vcpus: u8, memory_mib: u32, limits: Limits) -> Option<u64> {
+fn overhead_of(vcpus: u8, memory_mib: u32, limits: CgroupLimits) -> Option<u64> {
     let cgroup = limited(limits)?;
     let vmm = Vmm::spawn();
     cgroup.add(vmm.pid() as i32).unwrap();
@@ -114,7 +114,7 @@ fn overhead_of(vcpus: u8, memory_mib: u32, limits: Limits) -> Option<u64> {
 
 #[test]
 fn a_guest_beyond_its_limit_ends_its_vmm_and_nothing_else() {
-    let Some(cgroup) = limited(Limits { memory: 48 * MIB }) else {
+    let Some(cgroup) = limited(CgroupLimits { memory: 48 * MIB }) else {
         return;
     };
     let (mut vmm, neighbour) = (Vmm::spawn(), Vmm::spawn());

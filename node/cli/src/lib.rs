@@ -26,7 +26,6 @@ mod inspect;
 mod install;
 mod interrupt;
 mod launch;
-mod limit;
 pub mod logging;
 mod logs;
 mod man;
@@ -36,6 +35,7 @@ mod names;
 mod network;
 mod port;
 mod ps;
+mod rate_limits;
 mod ready;
 mod run;
 mod running;
@@ -63,13 +63,13 @@ pub use format::Format;
 pub use image::{ImageCommand, ImagesArguments, PullArguments, RemoveArguments};
 pub use inspect::InspectArguments;
 pub use install::InstallArguments;
-pub use limit::{ChangeLimits, LimitArguments};
 pub use logs::LogsArguments;
 pub use man::ManArguments;
 pub use names::NameArguments;
 pub use network::{ChangeArguments, NetworkArguments};
 pub use port::PortArguments;
 pub use ps::PsArguments;
+pub use rate_limits::{ChangeRateLimits, RateLimitArguments};
 pub use ready::ReadyArguments;
 pub use running::FreezeArguments;
 pub use signal::{KillArguments, StopArguments};
@@ -168,7 +168,7 @@ pub enum Command {
     /// Change where a running sandbox may connect to
     Network(ChangeArguments),
     /// Change the rate limits of a running sandbox's disks and network
-    Limit(ChangeLimits),
+    Limit(ChangeRateLimits),
     /// End sandboxes, and remove what is left of failed ones
     #[command(after_help = "Examples:\n  thaw rm web\n  thaw rm $(thaw ps -q)")]
     Rm {
@@ -290,7 +290,7 @@ pub struct RunArguments {
     #[command(flatten)]
     pub names: NameArguments,
     #[command(flatten)]
-    pub limits: LimitArguments,
+    pub limits: RateLimitArguments,
     /// Share a directory or file of this host: HOST:GUEST, HOST:GUEST:ro. It must exist; a sandbox with volumes cannot be
     /// frozen or forked
     #[arg(short, long, value_name = "HOST:GUEST[:ro]", value_parser = thaw_sandbox::container::parse_volume)]
@@ -445,7 +445,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Error> {
         Command::Logs(arguments) => in_runtime(logs::logs(arguments)),
         Command::Wait(arguments) => in_runtime(wait::wait(arguments)),
         Command::Attach(arguments) => in_runtime(attach::attach(arguments, ui)),
-        Command::Limit(arguments) => in_runtime(limit::change(arguments)),
+        Command::Limit(arguments) => in_runtime(rate_limits::change(arguments)),
         Command::Freeze(arguments) => in_runtime(running::freeze(arguments, cli.global.json)),
         Command::Thaw(arguments) => in_runtime(thaw::thaw(arguments, cli.global.keeper, ui)),
         Command::Fork(arguments) => in_runtime(thaw::fork(arguments, ui)),

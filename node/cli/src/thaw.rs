@@ -21,7 +21,7 @@ use super::launch::{Keeping, Launched};
 use super::memory_mode::{memory_mode, parse_memory_mode};
 use super::run::{Started, conclude, keeping};
 use super::running::{Owner, absolute};
-use super::{LimitArguments, MEMORY_MODE_HELP, NetworkArguments, detach, parse_name};
+use super::{MEMORY_MODE_HELP, NetworkArguments, RateLimitArguments, detach, parse_name};
 use crate::stdio::{AttachOptions, Signals, Stdin};
 use crate::ui::Ui;
 
@@ -51,7 +51,7 @@ pub struct ThawArguments {
     #[command(flatten)]
     pub through: NetworkArguments,
     #[command(flatten)]
-    pub limits: LimitArguments,
+    pub limits: RateLimitArguments,
     #[arg(long, value_name = "MODE", value_parser = parse_memory_mode, help = MEMORY_MODE_HELP)]
     pub memory_mode: Option<MemoryMode>,
     /// At the end, show how long each step of the start took

@@ -50,11 +50,11 @@ mod failure;
 mod files;
 #[cfg(feature = "openapi")]
 mod labels;
-mod limits;
 mod list;
 mod logs;
 mod network;
 mod problem;
+mod rate_limits;
 mod readiness;
 mod sandbox;
 mod snapshot;
@@ -70,11 +70,11 @@ pub use failure::{EXITED, FAILED, SandboxFailure};
 pub use files::{
     ChangedFile, FILES_PAGE, FileEvent, FileInfo, FileKind, FileList, MakeDirectory, MoveFile, WatchEnd,
 };
-pub use limits::{ChangeSandbox, RATE_BYTES, RATE_OPS, RateLimit, RateLimits};
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use logs::{LogEvent, LogStream};
 pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
+pub use rate_limits::{ChangeSandbox, RATE_BYTES, RATE_OPS, RateLimit, RateLimits};
 pub use readiness::{
     HttpProbe, MOST_PROBE_HOST, MOST_PROBE_PATH, READY_PERIOD_MS, READY_TIMEOUT_S, Readiness, ReadinessProbe,
     TcpProbe,

@@ -7,7 +7,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use thaw_protocol::control::{Backend, DeviceId};
-use thaw_protocol::limits::{Bucket, DeviceLimits, RateLimit};
+use thaw_protocol::device_limits::{Bucket, DeviceLimits, DeviceLimit};
 use thaw_vmm::virtio::VirtioDevice;
 use thaw_vmm::virtio::blk::Blk;
 use thaw_vmm::virtio::event_loop::EventLoop;
@@ -51,7 +51,7 @@ impl World for Disks {
                     burst,
                     once: script.word().into(),
                 });
-                let limit = RateLimit {
+                let limit = DeviceLimit {
                     bytes: bucket,
                     operations: bucket,
                 };

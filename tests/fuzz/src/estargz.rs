@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use thaw_imagefs::Digest;
 use thaw_images::index::estargz;
-use thaw_images::layer::Limits;
+use thaw_images::layer::LayerLimits;
 
 /// Four bytes are the layer's size, two the length of the footer and annotation that follow; the rest is the table.
 pub fn run(input: &[u8]) {
@@ -26,10 +26,10 @@ pub fn run(input: &[u8]) {
         ),
     ]);
     let _ = estargz::bound(&annotations, size);
-    let limits = Limits {
+    let limits = LayerLimits {
         entries: 10_000,
         tree_bytes: 1 << 20,
-        ..Limits::default()
+        ..LayerLimits::default()
     };
     // What a decompressor makes of noise, and what the reader makes of JSON.
     let _ = estargz::read_toc(bytes, &Digest::of(json), 0..size, &limits);

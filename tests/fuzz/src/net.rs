@@ -5,7 +5,7 @@ use std::os::unix::net::UnixDatagram;
 use std::sync::{Arc, Mutex};
 
 use thaw_protocol::control::DeviceId;
-use thaw_protocol::limits::{Bucket, DeviceLimits, RateLimit};
+use thaw_protocol::device_limits::{Bucket, DeviceLimits, DeviceLimit};
 use thaw_vmm::virtio::VirtioDevice;
 use thaw_vmm::virtio::event_loop::EventLoop;
 use thaw_vmm::virtio::net::{DEFAULT_MAC, Net};
@@ -47,7 +47,7 @@ impl World for Wire {
             2 => drop(peer.send(&vec![0; script.word().into()])),
             3 => while peer.recv(&mut [0; 16]).is_ok() {},
             4 => {
-                let mut limit = || RateLimit {
+                let mut limit = || DeviceLimit {
                     bytes: bucket(script),
                     operations: bucket(script),
                 };

@@ -2,11 +2,11 @@
 //! find what was written.
 
 use thaw_imagefs::erofs::{self, Reader};
-use thaw_images::layer::{Limits, unpack};
+use thaw_images::layer::{LayerLimits, unpack};
 use thaw_images::merge::flatten;
 
 pub fn run(tar: &[u8]) {
-    let limits = Limits {
+    let limits = LayerLimits {
         entries: 1000,
         header_bytes: 1 << 16,
         tree_bytes: 1 << 20,

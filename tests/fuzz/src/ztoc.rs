@@ -1,7 +1,7 @@
 //! A SOCI ztoc: any bytes, of a layer of any size.
 
 use thaw_images::index::soci;
-use thaw_images::layer::Limits;
+use thaw_images::layer::LayerLimits;
 
 /// Four bytes are the layer's size.
 pub fn run(input: &[u8]) {
@@ -9,10 +9,10 @@ pub fn run(input: &[u8]) {
         return;
     };
     let stored_size = u32::from_le_bytes(*size);
-    let limits = Limits {
+    let limits = LayerLimits {
         entries: 10_000,
         tree_bytes: 1 << 20,
-        ..Limits::default()
+        ..LayerLimits::default()
     };
     let Ok(index) = soci::read_ztoc(bytes, u64::from(stored_size), &limits) else {
         return;

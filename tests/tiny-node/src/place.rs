@@ -9,7 +9,7 @@ use std::sync::OnceLock;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use thaw_pools::cgroup::{Cgroups, Hierarchy};
-use thaw_pools::limits::{Limits, Needs};
+use thaw_pools::cgroup_limits::{CgroupLimits, Needs};
 use thaw_pools::resource::Kind;
 use thaw_test_registry::image::{Image, LAYER, Layout};
 use thaw_tiny_guest::Guest;
@@ -41,7 +41,7 @@ fn try_to_limit() -> Result<(), String> {
         memory_mib: 64,
         ..Needs::default()
     };
-    let limited = cgroup.limit(&Limits::of(needs));
+    let limited = cgroup.limit(&CgroupLimits::of(needs));
     cgroup.destroy();
     limited.map_err(|e| e.to_string())
 }

@@ -31,7 +31,7 @@ use thaw_protocol::control::{
     Backend, ControlError, DeviceId, ErrorCode, Event, ExitReason, FreezeKind, ImageSpec, MachineSpec,
     MachineState, MemoryMode, StartTimes,
 };
-use thaw_protocol::limits::DeviceLimits;
+use thaw_protocol::device_limits::DeviceLimits;
 
 use crate::bus::Bus;
 use crate::clock::monotonic_ns;

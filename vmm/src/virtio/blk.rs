@@ -19,7 +19,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use thaw_protocol::control::Backend;
-use thaw_protocol::limits::DeviceLimits;
+use thaw_protocol::device_limits::DeviceLimits;
 use virtio_bindings::virtio_blk as b;
 use virtio_bindings::virtio_ids::VIRTIO_ID_BLOCK;
 use vmm_sys_util::epoll::EventSet;

@@ -8,7 +8,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use thaw_protocol::control::{Backend, DeviceId};
-use thaw_protocol::limits::DeviceLimits;
+use thaw_protocol::device_limits::DeviceLimits;
 use vmm_sys_util::epoll::EventSet;
 
 use super::config::ConfigSpace;

@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 use thaw_hypervisor::Vm;
 use thaw_protocol::control::{Backend, DeviceId, ImageSpec};
-use thaw_protocol::limits::DeviceLimits;
+use thaw_protocol::device_limits::DeviceLimits;
 use thaw_sys::lock::Lock;
 use vm_memory::{GuestMemory as _, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use thaw_log::LogLimit;
 use thaw_protocol::control::Backend;
-use thaw_protocol::limits::DeviceLimits;
+use thaw_protocol::device_limits::DeviceLimits;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net as b;
 use vmm_sys_util::epoll::EventSet;

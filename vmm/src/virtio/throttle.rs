@@ -4,7 +4,7 @@
 //! kicks are ignored; its device is called when the wait is over ([`super::event_loop::Registrar::wake_at`]). The limit survives a reset,
 //! because a driver could otherwise refill its buckets.
 
-use thaw_protocol::limits::RateLimit;
+use thaw_protocol::device_limits::DeviceLimit;
 
 use super::token_bucket::RateLimiter;
 use crate::clock::monotonic_ns;
@@ -31,7 +31,7 @@ impl Default for Throttle {
 
 impl Throttle {
     /// Sets another limit with full buckets. Nothing waits for the old one any more.
-    pub fn set(&mut self, limit: RateLimit) {
+    pub fn set(&mut self, limit: DeviceLimit) {
         self.limiter = RateLimiter::new(limit, (self.clock)());
         self.until = None;
     }
@@ -76,7 +76,7 @@ impl Throttle {
 
     /// Uses this clock and sets the limit with full buckets.
     #[cfg(test)]
-    pub fn go_by(&mut self, clock: fn() -> u64, limit: RateLimit) {
+    pub fn go_by(&mut self, clock: fn() -> u64, limit: DeviceLimit) {
         self.clock = clock;
         self.set(limit);
     }

@@ -7,7 +7,7 @@
 //! Time is CLOCK_MONOTONIC nanoseconds, given by the caller. A bucket counts in billionths of a token, so that a nanosecond
 //! at any rate is a whole number of them: nothing is rounded, and 128 bits hold every product of two 64-bit numbers.
 
-use thaw_protocol::limits::{Bucket, RateLimit};
+use thaw_protocol::device_limits::{Bucket, DeviceLimit};
 
 /// Units in one token.
 const UNITS: u128 = 1_000_000_000;
@@ -77,7 +77,7 @@ pub struct RateLimiter {
 
 impl RateLimiter {
     /// Limits with full buckets.
-    pub fn new(limit: RateLimit, now: u64) -> RateLimiter {
+    pub fn new(limit: DeviceLimit, now: u64) -> RateLimiter {
         let bucket = |bucket: Option<Bucket>| bucket.map(|bucket| TokenBucket::new(bucket, now));
         RateLimiter {
             bytes: bucket(limit.bytes),

@@ -86,7 +86,7 @@ fn huge_numbers_saturate_and_never_overflow() {
 
 #[test]
 fn limiter_the_slower_bucket_decides() {
-    let limit = RateLimit {
+    let limit = DeviceLimit {
         bytes: Some(setting(1000, 1000, 0)),
         operations: Some(setting(10, 2, 0)),
     };
@@ -282,7 +282,7 @@ proptest! {
         operations in settings(),
         requests in proptest::collection::vec((any::<u64>(), 1..300u64, 0..10 * SECOND), 1..50),
     ) {
-        let limit = RateLimit {
+        let limit = DeviceLimit {
             bytes: Some(setting(bytes.0, bytes.1, bytes.2)),
             operations: Some(setting(operations.0, operations.1, operations.2)),
         };

@@ -5,7 +5,7 @@ use thaw_sandbox::{Node, Tenants};
 
 use super::*;
 use crate::api::daemon::Daemon;
-use crate::api::limits::{Bounds, Gate};
+use crate::api::request_gate::{Bounds, Gate};
 use crate::api::router::router;
 use crate::api::test_client::{JSON, ask, read, refused, routes, send, whole};
 

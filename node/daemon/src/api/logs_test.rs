@@ -7,7 +7,7 @@ use thaw_sandbox::journal::Journal;
 
 use super::*;
 use crate::api::fake::Fake;
-use crate::api::limits::{Bounds, Gate};
+use crate::api::request_gate::{Bounds, Gate};
 use crate::api::router::router;
 use crate::api::scope::Scope;
 use crate::api::test_client::{JSON, ask, read, refused, send, whole};

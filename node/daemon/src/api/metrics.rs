@@ -10,8 +10,8 @@ use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
 use super::daemon::Daemon;
-use super::limits::Gate;
 use super::problem::{ApiCode, Refusal};
+use super::request_gate::Gate;
 use crate::metrics::{Families, MEDIA_TYPE, process};
 
 /// The route of a request that has none.

@@ -12,8 +12,8 @@ use thaw_sandbox::{Node, Tenants};
 
 use super::*;
 use crate::api::fake::Fake;
-use crate::api::limits::Bounds;
 use crate::api::peer::Peer;
+use crate::api::request_gate::Bounds;
 use crate::api::router::router;
 use crate::metrics::grammar::{self, Read};
 use crate::metrics::{How, node};

@@ -11,7 +11,7 @@
 //! | [`scope`] | which sandboxes a caller may reach |
 //! | [`reserved`] | fields that only an administrator may set |
 //! | [`router`] | the routes, the least role of each, and the OpenAPI document |
-//! | [`limits`] | how many requests are served at once, in total and of one caller |
+//! | [`request_gate`] | how many requests are served at once, in total and of one caller |
 //! | [`unread_body`] | the rest of a body that a handler did not read |
 //! | [`problem`] | errors as problem documents |
 //! | [`extract`], [`check`] | parsing and validating requests |
@@ -54,7 +54,6 @@ pub mod idempotency;
 pub mod images;
 pub mod kept;
 pub mod lease;
-pub mod limits;
 pub mod listener;
 pub mod logs;
 pub mod machine;
@@ -67,6 +66,7 @@ pub mod processes;
 #[cfg(test)]
 mod rate_limits_test;
 pub mod readiness;
+pub mod request_gate;
 pub mod reserved;
 #[cfg(test)]
 mod roles_test;

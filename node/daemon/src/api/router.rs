@@ -23,8 +23,8 @@ use utoipa_axum::routes;
 use super::daemon::Daemon;
 use super::extract::peer;
 use super::grant::Role;
-use super::limits::{Gate, limit};
 use super::problem::{ApiCode, Refusal};
+use super::request_gate::{Gate, admit};
 use super::{
     directory, directory_watch, drain, exec, health, images, logs, metrics, problem, processes, sandboxes,
     signal, transfer, unread_body, usage,
@@ -229,7 +229,7 @@ pub fn router(daemon: Arc<Daemon>, gate: Arc<Gate>) -> Router {
         .method_not_allowed_fallback(problem::wrong_method)
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(Extension(gate.clone()))
-        .layer(from_fn_with_state(gate, limit))
+        .layer(from_fn_with_state(gate, admit))
         .layer(from_fn(problem::say))
         .layer(from_fn_with_state(daemon.clone(), metrics::measure))
         .layer(from_fn(unread_body::read_rest))

@@ -5,7 +5,7 @@ use thaw_protocol::api::{CreatedSandbox, PROBLEM_TYPE, Sandbox, SandboxList};
 
 use super::*;
 use crate::api::fake::Fake;
-use crate::api::limits::{Bounds, Share};
+use crate::api::request_gate::{Bounds, Share};
 use crate::api::test_client::{JSON, ask, read, refused, routes, send, whole};
 
 #[path = "router_refusals_test.rs"]

@@ -17,10 +17,10 @@ use thaw_sandbox::error::Error;
 use tokio::sync::{Semaphore, watch};
 
 use super::daemon::Daemon;
-use super::limits::Gate;
 use super::listener::{Listener, Most};
 use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
+use super::request_gate::Gate;
 use super::{connection, health, metrics, problem, unread_body};
 
 /// Most connections at once.

@@ -9,7 +9,7 @@ use tokio::net::{TcpListener, TcpStream};
 
 use super::*;
 use crate::api::fake::{Fake, request};
-use crate::api::limits::Bounds;
+use crate::api::request_gate::Bounds;
 use crate::api::router::document;
 use crate::api::test_client::{JSON, ask as request_of, send};
 

@@ -36,7 +36,7 @@ pub async fn signal(
 #[cfg(test)]
 mod tests {
     use crate::api::fake::Fake;
-    use crate::api::limits::{Bounds, Gate};
+    use crate::api::request_gate::{Bounds, Gate};
     use crate::api::router::router;
     use crate::api::test_client::{JSON, ask, send};
 

@@ -14,7 +14,7 @@ use tokio_rustls::client::TlsStream;
 
 use super::*;
 use crate::api::fake::Fake;
-use crate::api::limits::{Bounds, Gate};
+use crate::api::request_gate::{Bounds, Gate};
 use crate::api::router::router;
 
 #[path = "lease_test.rs"]

@@ -11,8 +11,8 @@ use hyper_util::service::TowerToHyperService;
 use thaw_protocol::api::{PROBLEM_TYPE, Problem};
 
 use super::fake::Fake;
-use super::limits::{Bounds, Gate};
 use super::peer::Peer;
+use super::request_gate::{Bounds, Gate};
 use super::router::router;
 
 pub const JSON: &str = "application/json";

@@ -7,7 +7,7 @@ use thaw_protocol::control::{
     Command, ControlError, CpuBaseline, DeviceId, ErrorCode, FromVmm, MachineSpec, MachineState, Request,
     Response, StartTimes,
 };
-use thaw_protocol::limits::{DeviceLimits, RateLimit};
+use thaw_protocol::device_limits::{DeviceLimit, DeviceLimits};
 use thaw_protocol::packet;
 use thaw_protocol::versions::CONTROL;
 
@@ -78,7 +78,7 @@ async fn vmm_of_version_4_is_not_asked_what_it_lacks() {
     assert_eq!(client.version(), 4);
     let limit = Command::Limit {
         device: DeviceId::Blk0,
-        limits: DeviceLimits::Disk(RateLimit::default()),
+        limits: DeviceLimits::Disk(DeviceLimit::default()),
     };
     let error = client.call(limit, &[]).await.unwrap_err();
     let text = "thaw-vmm (pid 4711) speaks version 4 of the control protocol, which has no Limit";

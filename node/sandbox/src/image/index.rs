@@ -14,7 +14,7 @@ use serde_json::{Value, json};
 use thaw_imagefs::digest::Digest;
 use thaw_images::index::error::IndexError;
 use thaw_images::index::soci::{self, Ztoc};
-use thaw_images::layer::Limits;
+use thaw_images::layer::LayerLimits;
 use thaw_images::manifest::{Kind, OCI_CONFIG, OCI_INDEX, OCI_MANIFEST};
 use thaw_images::progress::{Event, Progress};
 use thaw_images::reference::ImageRef;
@@ -236,7 +236,7 @@ async fn ztoc(
         let work = move || {
             destination::verified(body.reader, &layer, |reader| {
                 let reader = BufReader::with_capacity(256 << 10, reader);
-                soci::index_layer(reader, &Limits::default(), span_size, TOOL)
+                soci::index_layer(reader, &LayerLimits::default(), span_size, TOOL)
             })
         };
         let read = tokio::task::spawn_blocking(work).await;

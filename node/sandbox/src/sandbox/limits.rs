@@ -7,7 +7,9 @@
 use std::os::fd::{AsFd, OwnedFd};
 
 use thaw_pools::cgroup::{Cgroup, Cgroups, Unavailable};
-use thaw_pools::limits::{Limits, Needs, file_in_memory, is_in_memory, tree_in_memory};
+use thaw_pools::cgroup_limits::{
+    CgroupLimits as Limits, Needs, file_in_memory, is_in_memory, tree_in_memory,
+};
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::api::Volume;
 

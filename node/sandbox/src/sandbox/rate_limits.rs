@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use thaw_protocol::api::{RateLimit, RateLimits};
 use thaw_protocol::control::{Command, DeviceId};
-use thaw_protocol::limits::{Bucket, DeviceLimits, RateLimit as DeviceLimit};
+use thaw_protocol::device_limits::{Bucket, DeviceLimit, DeviceLimits};
 
 use super::Sandbox;
 use crate::blocking::blocking;

@@ -4,7 +4,7 @@ use thaw_imagefs::tree::Tree;
 
 use crate::layer::testing::{END, header, padded, pax, seal};
 use crate::layer::tree::LayerTree;
-use crate::layer::{Limits, unpack};
+use crate::layer::{LayerLimits, unpack};
 use crate::merge::flatten;
 
 use super::walk::{Walk, walk_tree};
@@ -234,7 +234,7 @@ pub(super) fn make(tars: &[Vec<u8>]) -> Made {
         .iter()
         .map(|tar| {
             let mut bytes = Vec::new();
-            let tree = unpack(&tar[..], &mut bytes, &Limits::default()).unwrap();
+            let tree = unpack(&tar[..], &mut bytes, &LayerLimits::default()).unwrap();
             data.push(bytes);
             tree
         })

@@ -9,7 +9,7 @@ use crate::index::error::IndexError;
 use crate::index::{Content, LayerIndex, Piece, Pieces};
 use crate::layer::rules::{self, Place};
 use crate::layer::tree::{Change, Extent, LayerEntry, LayerTree, Leaf};
-use crate::layer::{LayerError, Limits, MAX_FILE_SIZE};
+use crate::layer::{LayerError, LayerLimits, MAX_FILE_SIZE};
 use crate::span::SpanTable;
 
 /// One entry as a document describes it.
@@ -59,7 +59,7 @@ pub struct Part {
 /// Takes entries in the order of the tar stream.
 pub struct Builder<'a> {
     form: &'static str,
-    limits: &'a Limits,
+    limits: &'a LayerLimits,
     entries: Vec<LayerEntry>,
     pieces: Vec<Piece>,
     data_length: u64,
@@ -67,7 +67,7 @@ pub struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    pub fn new(form: &'static str, limits: &'a Limits) -> Builder<'a> {
+    pub fn new(form: &'static str, limits: &'a LayerLimits) -> Builder<'a> {
         Builder {
             form,
             limits,

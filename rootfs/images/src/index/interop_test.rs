@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use crate::layer::tree::LayerTree;
-use crate::layer::{Limits, unpack};
+use crate::layer::{LayerLimits, unpack};
 
 use super::error::IndexError;
 use super::estargz::{self, Bound};
@@ -47,7 +47,7 @@ fn known(made: Result<LayerIndex, IndexError>, layer: &Path) -> Option<LayerInde
 #[test]
 #[ignore = "needs the layers tests/interop/run makes"]
 fn ztocs() {
-    let (limits, span_size) = (Limits::default(), crate::span::SPAN);
+    let (limits, span_size) = (LayerLimits::default(), crate::span::SPAN);
     for layer in layers("soci") {
         let (stored, tar) = (get(&layer, "layer"), get(&layer, "plain.tar"));
         let size = stored.len() as u64;
@@ -71,7 +71,7 @@ fn ztocs() {
             continue;
         }
         let ours = ours.unwrap().unwrap();
-        let own = soci::read_ztoc(&ours, size, &Limits::default()).unwrap();
+        let own = soci::read_ztoc(&ours, size, &LayerLimits::default()).unwrap();
         assert_like_unpacked(&own, &stored, &tar);
         let spans = index.content.spans.spans().len();
         println!(
@@ -94,7 +94,7 @@ fn by_path(tree: &LayerTree) -> BTreeMap<Vec<u8>, String> {
 fn table_of(layer: &Path, stored: &[u8]) -> LayerIndex {
     let annotations: BTreeMap<String, String> =
         serde_json::from_slice(&get(layer, "annotations.json")).unwrap();
-    let (size, limits) = (stored.len() as u64, Limits::default());
+    let (size, limits) = (stored.len() as u64, LayerLimits::default());
     let slice = |range: &std::ops::Range<u64>| &stored[range.start as usize..range.end as usize];
     match estargz::bound(&annotations, size).unwrap().unwrap() {
         Bound::Gzip { toc } => {
@@ -114,7 +114,7 @@ fn estargz_tables() {
         let (stored, tar) = (get(&layer, "layer"), get(&layer, "plain.tar"));
         let index = table_of(&layer, &stored);
         let mut data = Vec::new();
-        let tree = unpack(&tar[..], &mut data, &Limits::default()).unwrap();
+        let tree = unpack(&tar[..], &mut data, &LayerLimits::default()).unwrap();
         assert_eq!(by_path(&index.tree), by_path(&tree));
         let expected = testing::files(&tree, |offset, length| {
             data[offset as usize..offset as usize + length].to_vec()

@@ -10,7 +10,7 @@ use thaw_imagefs::tree::PAGE;
 
 use crate::compression::Indexing;
 use crate::layer::testing::{END, header, padded, pax};
-use crate::layer::{Limits, unpack_indexed};
+use crate::layer::{LayerLimits, unpack_indexed};
 use crate::span::Expansion;
 
 use super::kept::{self, Kept};
@@ -135,7 +135,7 @@ fn rebuild(content: &Content, stored: &[u8], range: std::ops::Range<u64>) -> Vec
 fn index(stored: &[u8]) -> (Vec<u8>, Content) {
     let mut decoder = Indexing::new(BufReader::with_capacity(50_000, stored)).unwrap();
     let mut data = Vec::new();
-    let unpacked = unpack_indexed(&mut decoder, &mut data, &Limits::default()).unwrap();
+    let unpacked = unpack_indexed(&mut decoder, &mut data, &LayerLimits::default()).unwrap();
     assert_eq!(decoder.read(&mut [0; 10]).unwrap(), 0);
     let spans = decoder.into_spans().unwrap();
     let content = Content::new(unpacked.tree.data_length, Pieces::Map(unpacked.pieces), spans).unwrap();

@@ -3,7 +3,7 @@
 use crate::index::LayerIndex;
 use crate::layer::testing::{END, header, padded, pax, seal};
 use crate::layer::tree::{Change, LayerTree, Leaf};
-use crate::layer::{Limits, unpack};
+use crate::layer::{LayerLimits, unpack};
 
 /// Deterministic bytes that compress a little.
 pub fn bytes(length: usize, seed: u32) -> Vec<u8> {
@@ -174,7 +174,7 @@ pub fn read(index: &LayerIndex, expanded: &[Vec<u8>], offset: u64, length: usize
 #[track_caller]
 pub fn assert_like_unpacked(index: &LayerIndex, stored: &[u8], tar: &[u8]) {
     let mut data = Vec::new();
-    let tree = unpack(tar, &mut data, &Limits::default()).unwrap();
+    let tree = unpack(tar, &mut data, &LayerLimits::default()).unwrap();
     assert_eq!(placeless(&index.tree), placeless(&tree));
     let expected = files(&tree, |offset, length| {
         data[offset as usize..offset as usize + length].to_vec()

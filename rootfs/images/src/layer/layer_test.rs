@@ -10,7 +10,7 @@ use super::*;
 
 fn unpack_bytes(tar: &[u8]) -> Result<(LayerTree, Vec<u8>), LayerError> {
     let mut data = Vec::new();
-    unpack(tar, &mut data, &Limits::default()).map(|tree| (tree, data))
+    unpack(tar, &mut data, &LayerLimits::default()).map(|tree| (tree, data))
 }
 
 fn only_entry(parts: &[&[u8]]) -> (LayerEntry, Vec<u8>) {
@@ -223,7 +223,7 @@ fn every_cut_but_one_between_entries_is_truncation() {
 
 #[test]
 fn limits_hold_before_memory_is_taken() {
-    let limits = Limits {
+    let limits = LayerLimits {
         entries: 2,
         header_bytes: 1000,
         tree_bytes: 100,
@@ -408,7 +408,7 @@ proptest! {
             }
         }
         let mut data = Vec::new();
-        let limits = Limits { data_bytes: 1 << 24, ..Limits::default() };
+        let limits = LayerLimits { data_bytes: 1 << 24, ..LayerLimits::default() };
         if let Ok(tree) = unpack(&tar[..], &mut data, &limits) {
             prop_assert_eq!(tree.data_length, data.len() as u64);
             for entry in &tree.entries {

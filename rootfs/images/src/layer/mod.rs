@@ -1,6 +1,6 @@
 //! A layer: an uncompressed tar stream, read once, becomes a [`LayerTree`] and the bytes of a data file.
 //!
-//! Invariant: the stream is hostile. Every length in it is bounded by [`Limits`] before memory is taken for it, every
+//! Invariant: the stream is hostile. Every length in it is bounded by [`LayerLimits`] before memory is taken for it, every
 //! name is checked before it is kept, and no path in the result has `.`, `..` or an empty component.
 //!
 //! Read: ustar, PAX (POSIX.1-2001 with `SCHILY.xattr.`), GNU long names, base-256 numbers, and GNU sparse files in all
@@ -43,7 +43,7 @@ use stream::TarStream;
 
 /// Limits of a layer's content, beyond which it is refused.
 #[derive(Clone, Copy, Debug)]
-pub struct Limits {
+pub struct LayerLimits {
     /// Entries.
     pub entries: u64,
     /// Bytes of one PAX header, GNU long name or sparse map.
@@ -54,9 +54,9 @@ pub struct Limits {
     pub data_bytes: u64,
 }
 
-impl Default for Limits {
-    fn default() -> Limits {
-        Limits {
+impl Default for LayerLimits {
+    fn default() -> LayerLimits {
+        LayerLimits {
             entries: 4 << 20,
             header_bytes: 8 << 20,
             tree_bytes: 1 << 30,
@@ -73,7 +73,11 @@ pub(crate) const MAX_FILE_SIZE: u64 = 1 << 44;
 ///
 /// # Errors
 /// See [`LayerError`]: the stream is truncated, malformed or unsafe, a limit is exceeded, or `data` cannot be written.
-pub fn unpack(tar: impl Read, data: &mut impl DataSink, limits: &Limits) -> Result<LayerTree, LayerError> {
+pub fn unpack(
+    tar: impl Read,
+    data: &mut impl DataSink,
+    limits: &LayerLimits,
+) -> Result<LayerTree, LayerError> {
     unpack_indexed(tar, data, limits).map(|unpacked| unpacked.tree)
 }
 
@@ -92,7 +96,7 @@ pub struct Unpacked {
 pub fn unpack_indexed(
     tar: impl Read,
     data: &mut impl DataSink,
-    limits: &Limits,
+    limits: &LayerLimits,
 ) -> Result<Unpacked, LayerError> {
     let mut unpacker = Unpacker {
         stream: TarStream::new(tar),
@@ -117,7 +121,7 @@ pub fn unpack_indexed(
 struct Unpacker<'a, R, D> {
     stream: TarStream<R>,
     data: &'a mut D,
-    limits: &'a Limits,
+    limits: &'a LayerLimits,
     data_length: u64,
     tree_bytes: u64,
     entries: Vec<LayerEntry>,

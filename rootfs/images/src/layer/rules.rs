@@ -77,7 +77,7 @@ fn is_kept_xattr(name: &[u8]) -> bool {
         || (in_namespace(b"trusted.") && !name.starts_with(b"trusted.overlay."))
 }
 
-/// Bytes that an entry keeps in memory, for comparison with [`super::Limits::tree_bytes`].
+/// Bytes that an entry keeps in memory, for comparison with [`super::LayerLimits::tree_bytes`].
 pub fn kept_bytes(path: &[u8], change: &Change) -> u64 {
     let xattr_bytes = |attributes: &Attributes| -> usize {
         attributes

@@ -5,7 +5,7 @@ use std::io::{self, Read};
 use super::header::{Header, TypeFlag};
 use super::pax::Pax;
 use super::stream::{BLOCK, TarStream};
-use super::{DataSink, LayerError, Limits, Unpacker, stored_size};
+use super::{DataSink, LayerError, LayerLimits, Unpacker, stored_size};
 
 /// One entry, its extension headers applied.
 pub struct Walked<'a> {
@@ -39,7 +39,7 @@ impl DataSink for Nowhere {
 /// Passes each entry of a tar stream to `visit` and reads the stream to its end. Returns the offset after the end marker.
 pub fn walk<E: From<LayerError>>(
     tar: impl Read,
-    limits: &Limits,
+    limits: &LayerLimits,
     mut visit: impl FnMut(&Walked<'_>) -> Result<(), E>,
 ) -> Result<u64, E> {
     let mut walker = Unpacker {

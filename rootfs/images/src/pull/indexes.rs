@@ -18,7 +18,7 @@ use crate::index::LayerIndex;
 use crate::index::error::IndexError;
 use crate::index::estargz;
 use crate::index::soci;
-use crate::layer::Limits;
+use crate::layer::LayerLimits;
 use crate::lazy::LazyLayer;
 use crate::ranges::{Check, Priority, Ranges, StoredBlob};
 use crate::source::{Descriptor, LayerSource, Resolved, Source};
@@ -97,7 +97,8 @@ impl Indexes {
         };
         if let Some(ztoc) = self.soci.as_ref().and_then(|index| index.ztoc_for(&digest)) {
             let bytes = self.document(ztoc).await?;
-            let index = blocking(move || soci::read_ztoc(&bytes, size, &Limits::default()).map_err(form));
+            let index =
+                blocking(move || soci::read_ztoc(&bytes, size, &LayerLimits::default()).map_err(form));
             return Ok(Some(LazyLayer {
                 form: Form::Soci,
                 document: ztoc.digest,
@@ -119,7 +120,7 @@ impl Indexes {
             }) => {
                 let (range, fetched) = (location.clone(), location.end - location.start);
                 let read = move |bytes: &[u8]| {
-                    estargz::read_zstd_toc(bytes, &digest, location.clone(), &Limits::default())
+                    estargz::read_zstd_toc(bytes, &digest, location.clone(), &LayerLimits::default())
                 };
                 (digest, self.read_as(&stored, range, read).await?, fetched)
             }
@@ -176,7 +177,7 @@ impl Indexes {
         }
         let (range, fetched) = (location.clone(), location.end - location.start + estargz::FOOTER);
         let index = self.read_as(stored, range, move |bytes| {
-            estargz::read_toc(bytes, &expected, location.clone(), &Limits::default())
+            estargz::read_toc(bytes, &expected, location.clone(), &LayerLimits::default())
         });
         Ok((index.await?, fetched))
     }

@@ -20,7 +20,7 @@ use crate::error::{Error, is_full};
 use crate::index::kept::{self, Kept};
 use crate::index::{Content, Piece, Pieces};
 use crate::layer::tree::LayerTree;
-use crate::layer::{DataSink, LayerError, Limits, Unpacked, unpack_indexed};
+use crate::layer::{DataSink, LayerError, LayerLimits, Unpacked, unpack_indexed};
 use crate::progress::{Event, Progress};
 use crate::source::LayerSource;
 use crate::span::SpanTable;
@@ -230,7 +230,7 @@ fn unpack_stream(
     let unpacked = unpack_indexed(
         BufReader::with_capacity(BUFFER, &mut tar),
         &mut sink,
-        &Limits::default(),
+        &LayerLimits::default(),
     );
     if let Some(error) = sink.failed {
         let unknown = error.get_ref().is_some_and(|it| it.is::<BlobError>());

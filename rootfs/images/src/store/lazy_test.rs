@@ -9,7 +9,7 @@ use crate::fetch::FetchOptions;
 use crate::fill::Filler;
 use crate::form::Form;
 use crate::index::soci;
-use crate::layer::Limits;
+use crate::layer::LayerLimits;
 use crate::manifest::OCI_MANIFEST;
 use crate::progress::Silent;
 use crate::ranges::Priority;
@@ -65,7 +65,7 @@ fn soci_image(bench: &Bench, layers: &[Layer], change: impl Fn(&mut Blobs, Diges
             &mut tar,
         )
         .unwrap();
-        let toc = soci::scan(&tar[..], &Limits::default()).unwrap();
+        let toc = soci::scan(&tar[..], &LayerLimits::default()).unwrap();
         // The spans of a first unpacking equal those of a ztoc.
         let kept = bench.store.blob_files(&layer.diff_id).unwrap().kept.unwrap();
         let size = layer.stored.len() as u64;

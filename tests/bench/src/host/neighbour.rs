@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use thaw_protocol::control::{Backend, Command, DeviceId};
-use thaw_protocol::limits::{Bucket, DeviceLimits, RateLimit};
+use thaw_protocol::device_limits::{Bucket, DeviceLimit, DeviceLimits};
 use thaw_tiny_guest::Guest;
 use thaw_tiny_guest::disk::{READ, TIMES, flooder, idler, reader};
 
@@ -129,7 +129,7 @@ fn check(flood: Flood, rate: f64, burst: f64) -> io::Result<()> {
 
 fn limit() -> DeviceLimits {
     let bytes = |pages: u64| NonZeroU64::new(pages * u64::from(READ)).expect("it is not 0");
-    DeviceLimits::Disk(RateLimit {
+    DeviceLimits::Disk(DeviceLimit {
         bytes: Some(Bucket {
             per_second: bytes(LIMIT),
             burst: bytes(BURST),

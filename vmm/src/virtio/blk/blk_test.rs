@@ -12,8 +12,8 @@ use crate::virtio::testing::{Buf, NOWHERE, Rig};
 
 #[path = "image_test.rs"]
 mod image;
-#[path = "limit_test.rs"]
-mod limit;
+#[path = "rate_limit_test.rs"]
+mod rate_limit;
 
 const SECTORS: u64 = 64;
 

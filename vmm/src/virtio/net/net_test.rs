@@ -10,8 +10,8 @@ use crate::virtio::event_loop::EventLoop;
 use crate::virtio::interrupt::{CONFIG_CHANGE, USED_BUFFER};
 use crate::virtio::testing::{Buf, NOWHERE, Rig};
 
-#[path = "limit_test.rs"]
-mod limit;
+#[path = "rate_limit_test.rs"]
+mod rate_limit;
 
 const MERGE: u64 = 1 << b::VIRTIO_NET_F_MRG_RXBUF;
 

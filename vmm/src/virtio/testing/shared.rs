@@ -4,7 +4,7 @@ use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex};
 
 use thaw_protocol::control::Backend;
-use thaw_protocol::limits::DeviceLimits;
+use thaw_protocol::device_limits::DeviceLimits;
 
 use crate::virtio::config::ConfigSpace;
 use crate::virtio::device::{Activation, AttachError, DeviceError, DeviceSpec, Saved, VirtioDevice};

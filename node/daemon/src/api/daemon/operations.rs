@@ -17,9 +17,9 @@ use thaw_sandbox::state::{HostDisk, Record};
 
 use super::describe::set;
 use super::{Daemon, Described, lifetime, no_such_sandbox};
-use crate::api::limits::Permit;
 use crate::api::machine::Machine;
 use crate::api::problem::{ApiCode, Refusal};
+use crate::api::request_gate::Permit;
 use crate::api::scope::Wanted;
 use crate::api::session::Session;
 

@@ -38,7 +38,7 @@ fn zstd_frame(bytes: &[u8]) -> Vec<u8> {
 fn entry_of(head: &[u8], size: u64) -> Value {
     let mut entry = Value::Null;
     let one = [head, &vec![0; padded(&vec![0; size as usize]).len()], &END].concat();
-    walk::<LayerErrorOnly>(&one[..], &Limits::default(), |walked| {
+    walk::<LayerErrorOnly>(&one[..], &LayerLimits::default(), |walked| {
         let xattrs: serde_json::Map<String, Value> = walked
             .pax
             .xattrs()
@@ -168,7 +168,7 @@ impl Made {
             bytes,
             &Digest::of(&self.toc),
             location.clone(),
-            &Limits::default(),
+            &LayerLimits::default(),
         )
     }
 }
@@ -229,7 +229,7 @@ fn a_zstd_layer_is_as_unpacked() {
         stored.extend((toc.len() as u32).to_le_bytes());
         stored.extend(&toc);
         let location = start..stored.len() as u64;
-        let index = read_zstd_toc(&toc, &Digest::of(&toc), location, &Limits::default()).unwrap();
+        let index = read_zstd_toc(&toc, &Digest::of(&toc), location, &LayerLimits::default()).unwrap();
         assert_like_unpacked(&index, &stored, &tar(&parts));
     }
 }
@@ -279,7 +279,7 @@ fn another_table_is_refused() {
         bytes,
         &Digest::of(b"x"),
         made.location.clone(),
-        &Limits::default(),
+        &LayerLimits::default(),
     )
     .unwrap_err();
     assert!(matches!(error, IndexError::Digest { .. }), "{error}");
@@ -350,9 +350,9 @@ fn tables_that_lie_are_refused() {
 fn a_small_table_does_not_become_a_large_one() {
     let entries = vec![json!({}); 1000];
     let toc = serde_json::to_vec(&json!({ "entries": entries })).unwrap();
-    let few = Limits {
+    let few = LayerLimits {
         entries: 10,
-        ..Limits::default()
+        ..LayerLimits::default()
     };
     assert!(toc::read(&toc, 10, toc::Codec::Gzip, &few).is_err());
 }
@@ -413,6 +413,6 @@ proptest! {
             let place = place.index(toc.len());
             toc[place] = value;
         }
-        let _ = toc::read(&toc, 1 << 20, toc::Codec::Gzip, &Limits::default());
+        let _ = toc::read(&toc, 1 << 20, toc::Codec::Gzip, &LayerLimits::default());
     }
 }

@@ -15,7 +15,7 @@ use thaw_imagefs::digest::Digest;
 
 use crate::index::LayerIndex;
 use crate::index::error::{IndexError, verify};
-use crate::layer::Limits;
+use crate::layer::LayerLimits;
 
 const FORM: &str = "eStargz table of contents";
 
@@ -168,7 +168,7 @@ pub fn read_toc(
     stored: &[u8],
     expected: &Digest,
     location: Range<u64>,
-    limits: &Limits,
+    limits: &LayerLimits,
 ) -> Result<LayerIndex, IndexError> {
     let damaged = |error: std::io::Error| IndexError::malformed(FORM, error.to_string());
     let mut archive =
@@ -196,7 +196,7 @@ pub fn read_toc(
 ///
 /// # Errors
 /// [`IndexError`] if it contradicts itself, or describes a layer that would be refused.
-pub fn read_json(json: &[u8], end: u64, limits: &Limits) -> Result<LayerIndex, IndexError> {
+pub fn read_json(json: &[u8], end: u64, limits: &LayerLimits) -> Result<LayerIndex, IndexError> {
     toc::read(json, end, toc::Codec::Gzip, limits)
 }
 
@@ -208,7 +208,7 @@ pub fn read_zstd_toc(
     stored: &[u8],
     expected: &Digest,
     location: Range<u64>,
-    limits: &Limits,
+    limits: &LayerLimits,
 ) -> Result<LayerIndex, IndexError> {
     verify(FORM, stored, expected)?;
     let damaged = |error: std::io::Error| IndexError::malformed(FORM, error.to_string());

@@ -15,7 +15,7 @@ use crate::index::LayerIndex;
 use crate::index::error::IndexError;
 use crate::index::foreign::{Builder, Entry, Part, What, owner};
 use crate::index::rfc3339;
-use crate::layer::Limits;
+use crate::layer::LayerLimits;
 use crate::span::{Expansion, Span, SpanDigest, SpanTable, StreamPart};
 
 use super::{FORM, TOC_NAME};
@@ -64,7 +64,7 @@ struct Wire<'a> {
 }
 
 /// Reads a table. Chunks end before `end` of the stored layer, where the table begins.
-pub fn read(json: &[u8], end: u64, codec: Codec, limits: &Limits) -> Result<LayerIndex, IndexError> {
+pub fn read(json: &[u8], end: u64, codec: Codec, limits: &LayerLimits) -> Result<LayerIndex, IndexError> {
     let mut reader = Reader {
         builder: Builder::new(FORM, limits),
         codec,

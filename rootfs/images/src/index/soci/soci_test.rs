@@ -9,7 +9,7 @@ use thaw_imagefs::digest::Digest;
 use crate::index::LayerIndex;
 use crate::index::error::IndexError;
 use crate::index::testing::{assert_like_unpacked, bytes, tar, tricky};
-use crate::layer::Limits;
+use crate::layer::LayerLimits;
 use crate::layer::testing::{END, header, padded, pax};
 use crate::span::{Expansion, Span, SpanDigest, SpanTable};
 
@@ -32,12 +32,12 @@ fn plain_spans(stored: &[u8], size: usize) -> SpanTable {
 }
 
 fn plain_ztoc(tar: &[u8], span: usize) -> Vec<u8> {
-    let toc = scan(tar, &Limits::default()).unwrap();
+    let toc = scan(tar, &LayerLimits::default()).unwrap();
     write_ztoc(&toc, &plain_spans(tar, span), span as u64, tar.len() as u64, TOOL).unwrap()
 }
 
 fn read_all(ztoc: &[u8], stored: &[u8]) -> Result<LayerIndex, IndexError> {
-    read_ztoc(ztoc, stored.len() as u64, &Limits::default())
+    read_ztoc(ztoc, stored.len() as u64, &LayerLimits::default())
 }
 
 #[test]
@@ -67,7 +67,7 @@ fn a_gzip_layer_is_as_unpacked() {
     let tar = tar(&parts);
     for level in [1, 6] {
         let stored = gzip(&tar, level);
-        let ztoc = index_layer(&stored[..], &Limits::default(), crate::span::SPAN, TOOL)
+        let ztoc = index_layer(&stored[..], &LayerLimits::default(), crate::span::SPAN, TOOL)
             .unwrap()
             .unwrap();
         let index = read_all(&ztoc, &stored).unwrap();
@@ -75,7 +75,7 @@ fn a_gzip_layer_is_as_unpacked() {
         assert!(level == 1 || index.content.spans.spans().len() > 2);
         assert_like_unpacked(&index, &stored, &tar);
         // The ztoc reads back unchanged, including checkpoints.
-        let toc = scan(&tar[..], &Limits::default()).unwrap();
+        let toc = scan(&tar[..], &LayerLimits::default()).unwrap();
         let again = write_ztoc(&toc, &index.content.spans, 1 << 20, stored.len() as u64, TOOL).unwrap();
         assert!(again == ztoc);
     }
@@ -85,7 +85,7 @@ fn a_gzip_layer_is_as_unpacked() {
 fn a_zstd_layer_has_no_ztoc() {
     let stored = zstd::stream::encode_all(&tar(&tricky(true))[..], 3).unwrap();
     assert_eq!(
-        index_layer(&stored[..], &Limits::default(), crate::span::SPAN, TOOL).unwrap(),
+        index_layer(&stored[..], &LayerLimits::default(), crate::span::SPAN, TOOL).unwrap(),
         None
     );
 }
@@ -171,7 +171,7 @@ fn several_gzip_members_get_no_ztoc() {
     let tar = tar(&tricky(true));
     let (one, other) = tar.split_at(1000);
     let stored = [gzip(one, 6), gzip(other, 6)].concat();
-    let error = index_layer(&stored[..], &Limits::default(), crate::span::SPAN, TOOL).unwrap_err();
+    let error = index_layer(&stored[..], &LayerLimits::default(), crate::span::SPAN, TOOL).unwrap_err();
     assert!(matches!(error, IndexError::Unsupported { .. }), "{error}");
 }
 
@@ -195,11 +195,11 @@ fn what_a_ztoc_cannot_say_is_not_written() {
     ]
     .concat();
     for tar in [sparse, late] {
-        let error = scan(&tar[..], &Limits::default()).unwrap_err();
+        let error = scan(&tar[..], &LayerLimits::default()).unwrap_err();
         assert!(matches!(error, IndexError::Unsupported { .. }), "{error}");
     }
     let tar = tar(&tricky(true));
-    let toc = scan(&tar[..], &Limits::default()).unwrap();
+    let toc = scan(&tar[..], &LayerLimits::default()).unwrap();
     let mut spans = plain_spans(&tar, 4096).spans().to_vec();
     spans[0].digest = SpanDigest::None;
     let spans = SpanTable::new(spans, tar.len() as u64).unwrap();
@@ -212,18 +212,18 @@ fn what_a_ztoc_cannot_say_is_not_written() {
 fn a_ztoc_of_another_layer_is_refused() {
     let tar = tar(&tricky(true));
     let ztoc = plain_ztoc(&tar, 4096);
-    assert!(read_ztoc(&ztoc, tar.len() as u64 + 512, &Limits::default()).is_err());
-    let few = Limits {
+    assert!(read_ztoc(&ztoc, tar.len() as u64 + 512, &LayerLimits::default()).is_err());
+    let few = LayerLimits {
         entries: 3,
-        ..Limits::default()
+        ..LayerLimits::default()
     };
     assert!(matches!(
         read_ztoc(&ztoc, tar.len() as u64, &few),
         Err(IndexError::Layer { .. })
     ));
-    let little = Limits {
+    let little = LayerLimits {
         data_bytes: 8192,
-        ..Limits::default()
+        ..LayerLimits::default()
     };
     assert!(matches!(
         read_ztoc(&ztoc, tar.len() as u64, &little),
@@ -335,7 +335,7 @@ proptest! {
 
     #[test]
     fn noise_is_refused(noise in prop::collection::vec(any::<u8>(), 0..200)) {
-        prop_assert!(read_ztoc(&noise, 1000, &Limits::default()).is_err());
+        prop_assert!(read_ztoc(&noise, 1000, &LayerLimits::default()).is_err());
     }
 }
 

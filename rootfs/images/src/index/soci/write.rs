@@ -12,7 +12,7 @@ use crate::index::error::IndexError;
 use crate::index::rfc3339;
 use crate::layer::header::TypeFlag;
 use crate::layer::walk::{Walked, walk};
-use crate::layer::{LayerError, Limits};
+use crate::layer::{LayerError, LayerLimits};
 use crate::span::{Expansion, Span, SpanTable};
 
 use super::MAX_ZTOC;
@@ -51,7 +51,7 @@ struct TocEntry {
 ///
 /// # Errors
 /// [`IndexError`] if the stream is not a layer, or contains something that a ztoc cannot express (sparse files).
-pub fn scan(tar: impl Read, limits: &Limits) -> Result<Toc, IndexError> {
+pub fn scan(tar: impl Read, limits: &LayerLimits) -> Result<Toc, IndexError> {
     let mut entries = Vec::new();
     let mut kept = 0;
     walk(tar, limits, |walked| {
@@ -95,7 +95,7 @@ impl From<IndexError> for Failure {
 /// [`IndexError`] if it is not a layer, or contains something that a ztoc cannot express.
 pub fn index_layer(
     stored: impl BufRead,
-    limits: &Limits,
+    limits: &LayerLimits,
     span_size: u64,
     build_tool: &str,
 ) -> Result<Option<Vec<u8>>, IndexError> {

@@ -10,7 +10,7 @@ use crate::index::LayerIndex;
 use crate::index::error::IndexError;
 use crate::index::foreign::{Builder, Entry, Part, What, owner};
 use crate::index::rfc3339;
-use crate::layer::Limits;
+use crate::layer::LayerLimits;
 use crate::span::{SpanDigest, SpanTable};
 
 use super::checkpoints;
@@ -38,7 +38,7 @@ fn natural(value: i64, why: &str) -> Result<u64, IndexError> {
 ///
 /// # Errors
 /// [`IndexError`] if it is not a ztoc, contradicts itself, or describes a layer that would be refused.
-pub fn read_ztoc(bytes: &[u8], stored_size: u64, limits: &Limits) -> Result<LayerIndex, IndexError> {
+pub fn read_ztoc(bytes: &[u8], stored_size: u64, limits: &LayerLimits) -> Result<LayerIndex, IndexError> {
     let root = Table::root(bytes)?;
     let version = root.bytes(field::ztoc::VERSION)?;
     if version != VERSION {

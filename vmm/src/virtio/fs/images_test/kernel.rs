@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 
 use rustix::mount::{MountFlags, UnmountFlags, mount, unmount};
-use thaw_images::layer::{FileSink, Limits, unpack};
+use thaw_images::layer::{FileSink, LayerLimits, unpack};
 use thaw_images::merge::flatten;
 
 use super::*;
@@ -56,7 +56,7 @@ fn make() -> Made {
         .unwrap();
     assert!(tar.status.success());
     let mut sink = FileSink::new(tempfile::tempfile().unwrap());
-    let layer = unpack(&tar.stdout[..], &mut sink, &Limits::default()).unwrap();
+    let layer = unpack(&tar.stdout[..], &mut sink, &LayerLimits::default()).unwrap();
     let data = sink.finish().unwrap();
     let length = layer.data_length;
     let mut tree = flatten(&[layer]).unwrap();

@@ -350,7 +350,7 @@ fn verb(request: &Request) -> Verb {
 
 /// Admits a request through the gate, until its answer has been written or given up. The permit is also among the request's extensions,
 /// for work that goes on after the answer.
-pub async fn limit(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -> Response {
+pub async fn admit(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -> Response {
     let client = match peer(request.extensions()) {
         Ok(peer) => peer.share(),
         Err(refusal) => return refusal.into_response(),
@@ -424,5 +424,5 @@ impl HttpBody for Running {
 }
 
 #[cfg(test)]
-#[path = "limits_test.rs"]
+#[path = "request_gate_test.rs"]
 mod tests;

@@ -2,13 +2,13 @@
 
 use std::num::NonZeroU64;
 
-use thaw_protocol::limits::{Bucket, RateLimit};
+use thaw_protocol::device_limits::{Bucket, DeviceLimit};
 
 use super::*;
 use crate::virtio::throttle::test_clock::{self, SECOND};
 
-fn bytes(per_second: u64, burst: u64) -> RateLimit {
-    RateLimit {
+fn bytes(per_second: u64, burst: u64) -> DeviceLimit {
+    DeviceLimit {
         bytes: Some(Bucket {
             per_second: NonZeroU64::new(per_second).unwrap(),
             burst: NonZeroU64::new(burst).unwrap(),
@@ -19,7 +19,7 @@ fn bytes(per_second: u64, burst: u64) -> RateLimit {
 }
 
 /// A wire whose limits use the tests' clock.
-fn limited(send: RateLimit, receive: RateLimit) -> Wire {
+fn limited(send: DeviceLimit, receive: DeviceLimit) -> Wire {
     let mut wire = Wire::new(0);
     let device = &mut wire.rig.device;
     device.send_throttle.go_by(test_clock::now, send);
@@ -50,7 +50,7 @@ fn provide(wire: &mut Wire, buffers: usize) {
 
 #[test]
 fn frames_over_the_limit_wait_in_their_queue() {
-    let mut wire = limited(bytes(100, 200), RateLimit::default());
+    let mut wire = limited(bytes(100, 200), DeviceLimit::default());
     send(&mut wire, 4);
     assert_eq!((sent(&wire), wire.rig.used(TX).len()), (2, 2));
     for _ in 0..100 {
@@ -71,7 +71,7 @@ fn frames_over_the_limit_wait_in_their_queue() {
 
 #[test]
 fn tap_over_the_limit_is_not_watched() {
-    let mut wire = limited(RateLimit::default(), bytes(100, 100));
+    let mut wire = limited(DeviceLimit::default(), bytes(100, 100));
     provide(&mut wire, 8);
     for _ in 0..3 {
         wire.peer.send(&frame(150)).unwrap();
@@ -105,7 +105,7 @@ fn limits_changed_while_frames_wait_let_them_pass() {
     wire.peer.send(&frame(150)).unwrap();
     wire.arrive();
     assert_eq!((sent(&wire), wire.rig.used(RX).len()), (1, 1));
-    let none = RateLimit::default();
+    let none = DeviceLimit::default();
     let limits = DeviceLimits::Network {
         send: none,
         receive: none,

@@ -32,7 +32,7 @@ fn needs(memory_mib: u32) -> Needs {
 
 #[test]
 fn memory_limit_covers_the_guest_and_its_overhead() {
-    let memory = |needs: Needs| Limits::of(needs).memory;
+    let memory = |needs: Needs| CgroupLimits::of(needs).memory;
     let in_files = |in_files| Needs {
         in_files,
         ..needs(64)
@@ -57,7 +57,7 @@ fn limit_where_controllers_are_there_writes_each_file() {
         "a",
         &["memory.max", "memory.swap.max", "memory.oom.group", "pids.max"],
     );
-    cgroup.limit(&Limits { memory: 7 * MIB }).unwrap();
+    cgroup.limit(&CgroupLimits { memory: 7 * MIB }).unwrap();
     assert_eq!(said(&cgroup, "memory.max"), (7 * MIB).to_string());
     assert_eq!(said(&cgroup, "memory.swap.max"), "0");
     assert_eq!(said(&cgroup, "memory.oom.group"), "1");
@@ -68,10 +68,10 @@ fn limit_where_controllers_are_there_writes_each_file() {
 fn limit_without_a_controller_names_its_file_and_makes_none() {
     let root = tempfile::tempdir().unwrap();
     let bare = cgroup(root.path(), "a", &[]);
-    let error = bare.limit(&Limits { memory: MIB }).unwrap_err();
+    let error = bare.limit(&CgroupLimits { memory: MIB }).unwrap_err();
     assert!(error.to_string().contains("thaw/a/memory.max"), "{error}");
     let part = cgroup(root.path(), "b", &["memory.max"]);
-    let error = part.limit(&Limits { memory: MIB }).unwrap_err();
+    let error = part.limit(&CgroupLimits { memory: MIB }).unwrap_err();
     assert!(error.to_string().contains("thaw/b/pids.max"), "{error}");
     assert!(!part.directories()[0].join("memory.swap.max").exists());
 }
@@ -80,7 +80,7 @@ fn limit_without_a_controller_names_its_file_and_makes_none() {
 fn limit_of_a_foreign_cgroup_changes_nothing() {
     let root = tempfile::tempdir().unwrap();
     let pod = cgroup(root.path(), "/pods/one", &["memory.max", "pids.max", "cpu.max"]);
-    pod.limit(&Limits { memory: MIB }).unwrap();
+    pod.limit(&CgroupLimits { memory: MIB }).unwrap();
     pod.limit_cpu(500).unwrap();
     pod.make_room(needs(64)).unwrap();
     assert_eq!(
@@ -107,7 +107,7 @@ fn cpu_limit_is_a_quota_of_each_period() {
 fn room_for_a_freeze_counts_files_in_memory_once_each() {
     let root = tempfile::tempdir().unwrap();
     let limited = cgroup(root.path(), "a", &["memory.max", "memory.stat", "pids.max"]);
-    let limit = Limits::of(needs(64));
+    let limit = CgroupLimits::of(needs(64));
     limited.limit(&limit).unwrap();
     let stat = limited.directories()[0].join("memory.stat");
     let room = |in_files: u64| {
@@ -154,7 +154,7 @@ fn real_cgroup_is_held_to_its_limits() {
         Ok(cgroup) => cgroup,
         Err(reason) => return thaw_test_skip::skip(reason),
     };
-    let limits = Limits::of(needs(64));
+    let limits = CgroupLimits::of(needs(64));
     let set = cgroup.limit(&limits);
     let before = MEMORY.iter().find_map(|name| cgroup.number(name));
     let grown = cgroup.make_room(needs(64));

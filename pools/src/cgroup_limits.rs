@@ -35,7 +35,7 @@ const CPU: &str = "cpu.max";
 const CPU_V1: [&str; 2] = ["cpu.cfs_period_us", "cpu.cfs_quota_us"];
 /// The limits of one sandbox.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
+pub struct CgroupLimits {
     /// Bytes, also with swap.
     pub memory: u64,
 }
@@ -64,9 +64,9 @@ pub struct Needs {
     pub shares: bool,
 }
 
-impl Limits {
+impl CgroupLimits {
     /// The limits of a sandbox with these needs.
-    pub fn of(needs: Needs) -> Limits {
+    pub fn of(needs: Needs) -> CgroupLimits {
         let guest = u64::from(needs.memory_mib) << 20;
         let shared = match needs.shares {
             // A file that the guest caches takes about as much memory in the guest as on the host.
@@ -77,7 +77,7 @@ impl Limits {
             .saturating_add(FIXED)
             .saturating_add(shared)
             .saturating_add(needs.in_files);
-        Limits { memory }
+        CgroupLimits { memory }
     }
 }
 
@@ -116,7 +116,7 @@ impl Cgroup {
     ///
     /// # Errors
     /// Names the file that is missing or cannot be written; limits that were already set stay.
-    pub fn limit(&self, limits: &Limits) -> Result<(), LimitError> {
+    pub fn limit(&self, limits: &CgroupLimits) -> Result<(), LimitError> {
         if !self.is_ours() {
             return Ok(());
         }
@@ -165,7 +165,7 @@ impl Cgroup {
         if !self.is_ours() || MEMORY.iter().all(|name| self.number(name).is_none()) {
             return Ok(());
         }
-        let memory = Limits::of(needs)
+        let memory = CgroupLimits::of(needs)
             .memory
             .saturating_add(self.in_files())
             .saturating_add(with_tables(needs.memory_mib));
@@ -224,5 +224,5 @@ impl Cgroup {
 }
 
 #[cfg(test)]
-#[path = "limits_test.rs"]
+#[path = "cgroup_limits_test.rs"]
 mod tests;

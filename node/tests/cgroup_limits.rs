@@ -9,7 +9,7 @@ use std::process::Command;
 use serde_json::{Value, json};
 use thaw_daemon::api::client::Client;
 use thaw_pools::cgroup::Hierarchy;
-use thaw_pools::limits::{Limits, Needs, PROCESSES};
+use thaw_pools::cgroup_limits::{CgroupLimits, Needs, PROCESSES};
 use thaw_pools::vmm::LARGEST_FILE;
 use thaw_protocol::api::{CreateSandbox, CreatedSandbox};
 use thaw_sandbox::error::{Error, ErrorKind};
@@ -165,7 +165,7 @@ async fn limits_are_those_of_the_sandboxs_size() {
     for disk_mib in [64, 1024, 1024, 1024] {
         let (id, vmm) = create(&place, json!({"memory_mib": 128, "disk_mib": disk_mib})).await;
         let memory = cgroup(&place, &id, &["memory.max", "memory.limit_in_bytes"]).unwrap();
-        let least = Limits::of(Needs {
+        let least = CgroupLimits::of(Needs {
             memory_mib: 128,
             ..Needs::default()
         });

@@ -19,7 +19,7 @@ pub struct Bucket {
 
 /// The limits of a disk, or of one direction of a network. `None` is unlimited.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct RateLimit {
+pub struct DeviceLimit {
     /// Disk: bytes read and written. Network: bytes of frames, including Ethernet headers.
     pub bytes: Option<Bucket>,
     /// Disk: requests. Network: frames.
@@ -31,9 +31,9 @@ pub struct RateLimit {
 #[serde(remote = "Self")]
 pub enum DeviceLimits {
     /// A virtio-blk device.
-    Disk(RateLimit),
+    Disk(DeviceLimit),
     /// virtio-net: the limits of sending and of receiving.
-    Network { send: RateLimit, receive: RateLimit },
+    Network { send: DeviceLimit, receive: DeviceLimit },
 }
 
 tags!(DeviceLimits {

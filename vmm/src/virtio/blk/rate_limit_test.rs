@@ -4,7 +4,7 @@ use std::num::NonZeroU64;
 use std::sync::{Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 
-use thaw_protocol::limits::{Bucket, RateLimit};
+use thaw_protocol::device_limits::{Bucket, DeviceLimit};
 
 use super::*;
 use crate::virtio::event_loop::EventLoop;
@@ -19,22 +19,22 @@ fn bucket(per_second: u64, burst: u64) -> Option<Bucket> {
     })
 }
 
-fn bytes(per_second: u64, burst: u64) -> RateLimit {
-    RateLimit {
+fn bytes(per_second: u64, burst: u64) -> DeviceLimit {
+    DeviceLimit {
         bytes: bucket(per_second, burst),
         operations: None,
     }
 }
 
-fn operations(per_second: u64, burst: u64) -> RateLimit {
-    RateLimit {
+fn operations(per_second: u64, burst: u64) -> DeviceLimit {
+    DeviceLimit {
         bytes: None,
         operations: bucket(per_second, burst),
     }
 }
 
 /// A disk whose limit uses the tests' clock.
-fn limited(limit: RateLimit) -> Rig<Blk> {
+fn limited(limit: DeviceLimit) -> Rig<Blk> {
     let mut rig = rig(&disk(), false);
     rig.device.server.throttle.go_by(test_clock::now, limit);
     rig
@@ -121,13 +121,13 @@ fn limit_changed_while_requests_wait_serves_them() {
     rig.kick(0).unwrap();
     assert_eq!(rig.used(0).len(), 2, "the new bucket is full");
     rig.device
-        .limit(DeviceLimits::Disk(RateLimit::default()))
+        .limit(DeviceLimits::Disk(DeviceLimit::default()))
         .unwrap();
     rig.kick(0).unwrap();
     assert_eq!(rig.used(0).len(), 1);
     let network = DeviceLimits::Network {
-        send: RateLimit::default(),
-        receive: RateLimit::default(),
+        send: DeviceLimit::default(),
+        receive: DeviceLimit::default(),
     };
     assert!(matches!(
         rig.device.limit(network),

@@ -15,7 +15,7 @@ pub struct Allowance(Option<(u64, Option<u64>)>);
 
 /// Rate limits of a sandbox's disks and network.
 #[derive(Clone, Debug, Default, Args)]
-pub struct LimitArguments {
+pub struct RateLimitArguments {
     /// Bytes read and written per second, of the writable layer and of each block device of the host: bytes, or with k, m, g.
     /// BURST is the most at once after a pause [default: one second's]; `none` for no limit
     #[arg(long, value_name = "RATE[:BURST]", value_parser = parse_bytes)]
@@ -41,14 +41,14 @@ pub struct LimitArguments {
 #[command(
     after_help = "Example:\n  thaw limit web --disk-bps 20m:100m --disk-iops 500 --net-out-bps 1m\n  thaw limit web --net-out-bps none"
 )]
-pub struct ChangeLimits {
+pub struct ChangeRateLimits {
     /// The sandbox: id, name, or the beginning of an id
     pub sandbox: String,
     #[command(flatten)]
-    pub limits: LimitArguments,
+    pub limits: RateLimitArguments,
 }
 
-impl LimitArguments {
+impl RateLimitArguments {
     /// The limits of the flags; a limit without a flag is as in `before`.
     pub(super) fn over(&self, before: RateLimits) -> RateLimits {
         RateLimits {
@@ -87,7 +87,7 @@ fn over(
 }
 
 /// `thaw limit`.
-pub(super) async fn change(arguments: &ChangeLimits) -> Result<u8, Error> {
+pub(super) async fn change(arguments: &ChangeRateLimits) -> Result<u8, Error> {
     let owner = Owner::find(&arguments.sandbox)?;
     let before = owner.client.get(&owner.id).await?.rate_limits;
     let rate_limits = arguments.limits.over(before);
@@ -164,10 +164,10 @@ mod tests {
             }),
             ..RateLimits::default()
         };
-        let flags = LimitArguments {
+        let flags = RateLimitArguments {
             disk_bps: Some(Allowance(None)),
             net_in_pps: Some(Allowance(Some((9, Some(2))))),
-            ..LimitArguments::default()
+            ..RateLimitArguments::default()
         };
         let after = before.changed(flags.over(before));
         let operations = |rate, burst| {
@@ -179,12 +179,12 @@ mod tests {
         };
         assert_eq!(after.disk, operations(7, None));
         assert_eq!((after.net_out, after.net_in), (None, operations(9, Some(2))));
-        let all = LimitArguments {
+        let all = RateLimitArguments {
             disk_iops: Some(Allowance(None)),
             ..flags
         };
         assert_eq!(before.changed(all.over(before)).disk, None);
         assert_eq!(all.limits().disk, None);
-        assert!(LimitArguments::default().limits().is_none());
+        assert!(RateLimitArguments::default().limits().is_none());
     }
 }

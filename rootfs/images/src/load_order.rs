@@ -16,6 +16,9 @@
 //! serves another form. `dropped` counts accesses that the recording lost.
 //!
 //! Invariant: a document is hostile until [`LoadOrder::from_json`] has accepted it: its size is bounded and every run lies in its blob.
+//!
+//! Bounds: a document has at most 16 MiB ([`MAX_DOCUMENT`]), 4096 blobs ([`MAX_BLOBS`]) and 1,048,576 runs ([`MAX_RUNS`]). A run has at
+//! least one byte. Runs may repeat and overlap, but their lengths add up to less than 2^64 bytes.
 
 use serde::{Deserialize, Serialize};
 use thaw_imagefs::digest::Digest;

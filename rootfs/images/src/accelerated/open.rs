@@ -1,4 +1,11 @@
-//! Reading a converted image's documents.
+//! Reads a converted image's documents: its metadata, the chunk table of each blob, and its load order.
+//!
+//! Invariant: the sizes that the manifest states are checked before a document is requested, and a document is used only if it has its
+//! digest and agrees with the others.
+//!
+//! Bounds: an image has at most 256 blobs. The metadata document has at most 256 MiB and expands to at most 256 MiB; a chunk table has at
+//! most 64 MiB, all tables of an image at most 128 MiB ([`MAX_TABLES`]), a load order at most 16 MiB. So an image's documents take at most
+//! 400 MiB of memory as stored.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,7 @@
-//! Reading small documents by their descriptors.
+//! Reads a document by its descriptor, which states its size and digest.
+//!
+//! Bounds: a document has at least one byte, and at most as many as its caller names for this kind of document. The stated size is checked
+//! before anything is requested. The document is one range and is held whole, so the caller's bound is also that of the memory.
 
 use std::sync::Arc;
 
@@ -11,19 +14,19 @@ use crate::ranges::{Check, Priority, Ranges};
 /// Reads the whole document that a descriptor refers to, and compares its digest.
 ///
 /// # Errors
-/// Those of `ranges`; `Malformed` if the document is empty or longer than `limit`.
+/// Those of `ranges`; `Malformed` if the document is empty or has more than `most` bytes.
 pub async fn document(
     ranges: &dyn Ranges,
     name: &str,
     descriptor: &Descriptor,
-    limit: u64,
+    most: u64,
 ) -> Result<Vec<u8>, Error> {
     let what = format!("{name} {}", descriptor.digest);
-    if descriptor.size == 0 || descriptor.size > limit {
+    if descriptor.size == 0 || descriptor.size > most {
         return Err(Error::malformed(
             what,
             format!(
-                "it has {} bytes, at least 1 and at most {limit} are read",
+                "it has {} bytes, at least 1 and at most {most} are read",
                 descriptor.size
             ),
         ));

@@ -3,6 +3,11 @@
 //!
 //! Invariant: a document is used only if it has the digest that the manifest states. If it cannot be fetched or read, a
 //! warning is logged and counted, and its layer is streamed.
+//!
+//! Bounds: a SOCI index is a manifest, of at most 4 MiB. A ztoc and a layer's table of contents have at most 256 MiB each
+//! ([`MAX_DOCUMENT`]), and a table expands to at most 256 MiB ([`estargz::MAX_TOC`]). A size is checked before the document is requested.
+//! What a document says of its layer is bounded as the layer itself is ([`LayerLimits`]): 4 Mi entries, 1 GiB of names and attributes,
+//! 1 TiB of file data. A layer has one document.
 
 use std::future::Future;
 use std::ops::Range;

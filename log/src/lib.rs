@@ -42,6 +42,15 @@ pub fn to_stderr() {
     }
 }
 
+/// Ends the process, and with it the guest, if any thread panics: no part of it can be missing, and a lock may be held in an inconsistent
+/// state. The panic is logged without a backtrace, which would open files.
+pub fn end_on_panic() {
+    std::panic::set_hook(Box::new(|panic| {
+        tracing::error!("{panic}");
+        std::process::abort();
+    }));
+}
+
 /// Writes whole lines to a descriptor that other processes may share.
 #[derive(Debug)]
 pub struct BoundedLog<F> {

@@ -48,11 +48,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     thaw_log::to_stderr();
-    // A panic must end the process, because a lock may be held in an inconsistent state.
-    std::panic::set_hook(Box::new(|panic| {
-        tracing::error!("{panic}");
-        std::process::abort();
-    }));
+    thaw_log::end_on_panic();
     let ends = match begin(&setup) {
         Ok(ends) => ends,
         Err(why) => {

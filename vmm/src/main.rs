@@ -26,15 +26,6 @@ Environment:
   THAW_JAIL  whole: end, with code 3, where the host lacks namespaces or Landlock, instead of logging that
 ";
 
-/// Ends the process, and with it the guest, if any thread panics, because no part of the VMM can be missing.
-/// The panic is logged without a backtrace, which would open files.
-fn end_on_panic() {
-    std::panic::set_hook(Box::new(|panic| {
-        tracing::error!("{panic}");
-        std::process::abort();
-    }));
-}
-
 /// Exit codes: 0 after a shutdown request or when no longer needed, 1 on failure, 2 if started incorrectly, 3 if the jail must be whole but
 /// this host cannot provide it.
 fn main() -> ExitCode {
@@ -61,7 +52,7 @@ fn main() -> ExitCode {
         return ExitCode::from(2);
     };
     thaw_log::to_stderr();
-    end_on_panic();
+    thaw_log::end_on_panic();
     if let Err(e) = thaw_imagefs::guarded::install() {
         tracing::warn!("a store file that is cut would end this process: {e}");
     }

@@ -13,6 +13,9 @@ use thaw_e2e::node::{Node, PATIENCE, Pod, shims, until, until_within};
 use thaw_e2e::upstream::Upstream;
 use thaw_e2e::websocket::WebSocket;
 
+#[path = "cri/sharing.rs"]
+mod sharing;
+
 const MIB: i64 = 1 << 20;
 
 fn number(variable: &str, default: usize) -> usize {
@@ -75,34 +78,7 @@ fn cri_containers_run_restart_log_and_have_limits() {
         "1\n"
     );
 
-    // Limits are in force, and changed while it runs.
-    let limit = "cat /sys/fs/cgroup/memory.max";
-    assert_eq!(node.said(&first, limit), format!("{}\n", 64 * MIB));
-    let update = cri::UpdateContainerResourcesRequest {
-        container_id: first.container_id.clone(),
-        linux: Some(cri::LinuxContainerResources {
-            memory_limit_in_bytes: 80 * MIB,
-            ..Default::default()
-        }),
-    };
-    let _: cri::Empty = node.call("UpdateContainerResources", update);
-    assert_eq!(node.said(&first, limit), format!("{}\n", 80 * MIB));
-    let stats: cri::ContainerStatsResponse = node.call("ContainerStats", first.clone());
-    let stats = stats.stats.unwrap();
-    let used = stats
-        .memory
-        .and_then(|memory| memory.working_set_bytes)
-        .unwrap()
-        .value;
-    assert!((1..80 * MIB as u64).contains(&used), "{used}");
-    assert!(
-        stats
-            .cpu
-            .and_then(|cpu| cpu.usage_core_nano_seconds)
-            .unwrap()
-            .value
-            > 0
-    );
+    memory_limit_is_in_force_and_changed(&node, &first);
 
     // As a kubelet restarts it: another of the same name in the same pod.
     node.stop(&first, 0);
@@ -126,6 +102,37 @@ fn cri_containers_run_restart_log_and_have_limits() {
     pod.remove();
     node.is_empty_soon();
     assert!(node.containerd.bundles().is_empty());
+}
+
+/// A container with a limit of 64 MiB gets one of 80 MiB while it runs.
+fn memory_limit_is_in_force_and_changed(node: &Node, container: &cri::Container) {
+    let limit = "cat /sys/fs/cgroup/memory.max";
+    assert_eq!(node.said(container, limit), format!("{}\n", 64 * MIB));
+    let update = cri::UpdateContainerResourcesRequest {
+        container_id: container.container_id.clone(),
+        linux: Some(cri::LinuxContainerResources {
+            memory_limit_in_bytes: 80 * MIB,
+            ..Default::default()
+        }),
+    };
+    let _: cri::Empty = node.call("UpdateContainerResources", update);
+    assert_eq!(node.said(container, limit), format!("{}\n", 80 * MIB));
+    let stats: cri::ContainerStatsResponse = node.call("ContainerStats", container.clone());
+    let stats = stats.stats.unwrap();
+    let used = stats
+        .memory
+        .and_then(|memory| memory.working_set_bytes)
+        .unwrap()
+        .value;
+    assert!((1..80 * MIB as u64).contains(&used), "{used}");
+    assert!(
+        stats
+            .cpu
+            .and_then(|cpu| cpu.usage_core_nano_seconds)
+            .unwrap()
+            .value
+            > 0
+    );
 }
 
 fn stream<Q>(node: &Node, method: &str, request: Q) -> WebSocket
@@ -271,7 +278,12 @@ fn a_container_is_who_and_may_what_it_was_told() {
         "cat /proc/sys/kernel/shm_rmid_forced; tr '\\t' ' ' < /proc/sys/net/ipv4/ip_local_port_range";
     assert_eq!(run("sysctls", sysctls, &|_| ()), "1\n1024 2048\n");
 
-    // What is killed for want of memory is said to be, and nothing else is.
+    container_out_of_memory_says_so(&node, &pod);
+    pod.remove();
+    node.is_empty_soon();
+}
+
+fn container_out_of_memory_says_so(node: &Node, pod: &Pod<'_>) {
     let hog = pod.container_with(
         "hog",
         "exec dd if=/dev/zero of=/dev/null bs=200000000 count=1",
@@ -286,109 +298,6 @@ fn a_container_is_who_and_may_what_it_was_told() {
     );
     assert_eq!(node.ends_soon(&hog), 137);
     until("the reason is told", || node.status(&hog).reason == "OOMKilled");
-    pod.remove();
-    node.is_empty_soon();
-}
-
-#[test]
-#[ignore = "long"]
-fn a_pods_containers_share_what_they_are_to() {
-    let node = Node::new();
-    let shared = node
-        .pod_with("shared", |config| namespaces(config).pid = 0)
-        .unwrap();
-    let sharing = |pod: &Pod<'_>, name: &str, pid: i32| {
-        pod.container_with(
-            name,
-            &format!("echo {name} > /dev/shm/{name}; sleep 1000.{name}"),
-            |_, security| {
-                security.namespace_options.as_mut().unwrap().pid = pid;
-            },
-        )
-    };
-    let [a, b, c] = ["1", "2", "3"].map(|name| sharing(&shared, name, 0));
-    let processes = "cat /proc/[0-9]*/cmdline | tr '\\0' ' '";
-    let seen = node.said(&c, processes);
-    assert!(
-        ["1000.1", "1000.2", "1000.3"]
-            .iter()
-            .all(|sleep| seen.contains(sleep)),
-        "{seen}"
-    );
-    assert_eq!(
-        node.said(&a, "cat /proc/1/comm; hostname; ls /dev/shm"),
-        "pause\nshared\n1\n2\n3\n"
-    );
-    // What one listens on, the others reach: one network.
-    let listen =
-        "import socket; s = socket.create_server((\"127.0.0.1\", 8000)); s.accept()[0].send(b\"heard\")";
-    node.said(&a, &format!("nohup python3 -c '{listen}' > /dev/null 2>&1 &"));
-    let dial = "import socket; print(socket.create_connection((\"127.0.0.1\", 8000)).recv(9).decode())";
-    let dial = format!("until python3 -c '{dial}' 2> /dev/null; do sleep 0.1; done");
-    assert_eq!(node.said(&b, &dial), "heard\n");
-    // System V objects.
-    let make = "import ctypes; print(ctypes.CDLL(None).shmget(7, 4096, 0o1600) >= 0)";
-    assert_eq!(node.said(&a, &format!("python3 -c '{make}'")), "True\n");
-    assert_eq!(node.said(&b, "tail -n +2 /proc/sysvipc/shm | wc -l"), "1\n");
-    // Shared memory outlives whose it was; a container that ends takes its processes along, and only these.
-    node.stop(&a, 0);
-    node.remove(&a);
-    let seen = node.said(&b, processes);
-    assert!(!seen.contains("1000.1") && seen.contains("1000.3"), "{seen}");
-    node.stop(&b, 0);
-    node.stop(&c, 0);
-    let d = sharing(&shared, "4", 0);
-    until("it has begun", || node.said(&d, "ls /dev/shm").ends_with("4\n"));
-    assert_eq!(node.said(&d, "cat /dev/shm/1; ls /dev/shm"), "1\n1\n2\n3\n4\n");
-    shared.remove();
-
-    // Apart, but for one that is to look into the only other.
-    let pod = node.pod("apart");
-    let target = sharing(&pod, "1", 1);
-    assert!(
-        node.said(&target, "tr '\\0' ' ' < /proc/1/cmdline")
-            .contains("1000.1")
-    );
-    let debugger = pod.container_with("debugger", "sleep 1000.2", |_, security| {
-        let options = security.namespace_options.as_mut().unwrap();
-        (options.pid, options.target_id) = (3, target.container_id.clone());
-    });
-    assert!(
-        node.said(&debugger, "tr '\\0' ' ' < /proc/1/cmdline")
-            .contains("1000.1")
-    );
-    pod.remove();
-
-    // Namespaces of the host are refused by name.
-    type Ask = fn(&mut cri::NamespaceOption);
-    let asks: [(Ask, &str); 3] = [
-        (|of| of.network = 2, "host's network"),
-        (|of| of.pid = 2, "hostPID"),
-        (|of| of.ipc = 2, "hostIPC"),
-    ];
-    for (ask, word) in asks {
-        let refused = node.pod_with("host", |config| ask(namespaces(config)));
-        let refused = refused.map(|_| ()).unwrap_err();
-        assert!(refused.message().contains(word), "{refused}");
-    }
-    // A pod may accept the guest's own.
-    let accepted = node.pod_with("guest", |config| {
-        (namespaces(config).pid, namespaces(config).ipc) = (2, 2);
-        config
-            .annotations
-            .insert("run.thaw.host-namespaces".into(), "guest".into());
-    });
-    let accepted = accepted.unwrap();
-    let container = sharing(&accepted, "1", 2);
-    let seen = node.said(&container, processes);
-    assert!(seen.contains("1000.1") && seen.contains("/sbin/init"), "{seen}");
-    accepted.remove();
-    node.is_empty_soon();
-}
-
-fn namespaces(config: &mut cri::PodSandboxConfig) -> &mut cri::NamespaceOption {
-    let security = config.linux.as_mut().unwrap().security_context.as_mut().unwrap();
-    security.namespace_options.as_mut().unwrap()
 }
 
 #[test]

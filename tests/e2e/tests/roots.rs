@@ -137,7 +137,15 @@ fn root_of_any_snapshotter_is_served_and_gets_the_writes() {
     let root = host.path_of("native", "three", "bind ");
     assert_eq!(fs::read_to_string(root.join("kept")).unwrap(), "kept\n");
 
-    // A directory of the host's as a root, without an image; beside another container.
+    directory_of_the_host_is_a_root(&host, &root);
+    host.end("three");
+    until("nothing serves", || serving().is_empty());
+    assert_eq!(mounts("self"), before);
+}
+
+/// Without an image, and beside another container.
+fn directory_of_the_host_is_a_root(host: &Host, root: &Path) {
+    let ctr = &host.node.containerd;
     let directory = root.to_str().unwrap();
     let said = ctr.ctr(&[
         "run",
@@ -164,10 +172,7 @@ fn root_of_any_snapshotter_is_served_and_gets_the_writes() {
         "true",
     ]);
     assert!(missing.stderr.contains("/no/such/root"), "{missing:?}");
-    assert_eq!(whole_specification(&host, directory), "0077\n1\n70\n");
-    host.end("three");
-    until("nothing serves", || serving().is_empty());
-    assert_eq!(mounts("self"), before);
+    assert_eq!(whole_specification(host, directory), "0077\n1\n70\n");
 }
 
 /// What a program says of what `ctr` has no word for, in a container of this root: its mask, and files of its cgroup.
@@ -199,13 +204,8 @@ fn whole_specification(host: &Host, root: &str) -> String {
     ])
 }
 
-#[test]
-#[ignore = "long"]
-fn files_of_the_host_are_where_the_specification_wants_them() {
-    let host = Host::new();
-    let ctr = &host.node.containerd;
-    host.pull("overlayfs");
-    let place = host.node.home.scratch("volumes");
+/// Directories and files for a container's mounts, among them a ConfigMap as the kubelet writes it.
+fn lay_out(place: &Path) {
     let path = |name: &str| place.join(name);
     for directory in [
         "rw",
@@ -226,6 +226,17 @@ fn files_of_the_host_are_where_the_specification_wants_them() {
     symlink("..1", path("config/..data")).unwrap();
     symlink("..data/key", path("config/key")).unwrap();
     symlink(path("rw"), path("link")).unwrap();
+}
+
+#[test]
+#[ignore = "long"]
+fn files_of_the_host_are_where_the_specification_wants_them() {
+    let host = Host::new();
+    let ctr = &host.node.containerd;
+    host.pull("overlayfs");
+    let place = host.node.home.scratch("volumes");
+    let path = |name: &str| place.join(name);
+    lay_out(&place);
     let _memory = Mounted::tmpfs(&path("memory"));
     fs::write(path("memory/in"), "memory\n").unwrap();
     let _below = Mounted::tmpfs(&path("above/below"));

@@ -32,8 +32,36 @@ struct Guest {
     dax: Dax,
 }
 
-/// A guest with an image of two files, a link and a directory in slot 1.
+/// A guest with an image in slot 1.
 fn guest() -> Guest {
+    let mut metadata = tempfile::tempfile().expect("a temporary file");
+    let summary = erofs::write(&tree(), &[DATA], &mut metadata).expect("a sound tree");
+    let images = Arc::new(RootFs::with_window());
+    let blob = PlacedBlob {
+        address: summary.blobs[0].address,
+        length: DATA,
+        digest: [1; 32],
+        file: blob_file(),
+    };
+    images
+        .add_image(1, "image", &metadata, vec![blob])
+        .expect("a sound image");
+    let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 2 << 20)]).expect("memory");
+    let messenger = Messenger::new(images, memory.clone(), Arc::default()).expect("scratch memory");
+    let window = Window {
+        start: 1 << 36,
+        size: 8 << 20,
+    };
+    let dax = Dax::new(HostWindow::reserve(window).expect("address space"));
+    Guest {
+        memory,
+        messenger,
+        dax,
+    }
+}
+
+/// Two files, a link and a directory.
+fn tree() -> Tree {
     let mut tree = Tree::new(Attributes {
         mode: 0o755,
         ..Attributes::default()
@@ -80,9 +108,11 @@ fn guest() -> Guest {
             entries.insert(name.into(), index);
         }
     }
-    let mut metadata = tempfile::tempfile().expect("a temporary file");
-    let summary = erofs::write(&tree, &[DATA], &mut metadata).expect("a sound tree");
-    let images = Arc::new(RootFs::with_window());
+    tree
+}
+
+/// The data of both files, of which the last chunk is not ready.
+fn blob_file() -> BlobFile {
     let data = tempfile::tempfile().expect("a temporary file");
     data.set_len(DATA).expect("room");
     let ready = tempfile::tempfile().expect("a temporary file");
@@ -99,27 +129,7 @@ fn guest() -> Guest {
     for chunk in 1..bits.chunk_count() {
         bits.set_ready(chunk - 1);
     }
-    let blob = PlacedBlob {
-        address: summary.blobs[0].address,
-        length: DATA,
-        digest: [1; 32],
-        file: BlobFile::open(data, ready).expect("a sound blob"),
-    };
-    images
-        .add_image(1, "image", &metadata, vec![blob])
-        .expect("a sound image");
-    let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 2 << 20)]).expect("memory");
-    let messenger = Messenger::new(images, memory.clone(), Arc::default()).expect("scratch memory");
-    let window = Window {
-        start: 1 << 36,
-        size: 8 << 20,
-    };
-    let dax = Dax::new(HostWindow::reserve(window).expect("address space"));
-    Guest {
-        memory,
-        messenger,
-        dax,
-    }
+    BlobFile::open(data, ready).expect("a sound blob")
 }
 
 thread_local!(static GUEST: RefCell<Guest> = RefCell::new(guest()));

@@ -9,8 +9,10 @@ use std::sync::Arc;
 
 use thaw_protocol::control::{Backend, DeviceId};
 use thaw_protocol::device_limits::DeviceLimits;
+use vm_memory::VolatileSlice;
 use vmm_sys_util::epoll::EventSet;
 
+use super::chain::Chain;
 use super::config::ConfigSpace;
 use super::queue::{DeviceQueue, QueueError};
 use super::state::{DeviceState, QueueRecord};
@@ -206,6 +208,25 @@ pub enum DeviceError {
         what: &'static str,
         error: std::io::Error,
     },
+}
+
+impl DeviceError {
+    /// A chain has no room for an answer.
+    pub fn unanswerable(chain: &Chain, what: &'static str) -> DeviceError {
+        DeviceError::Unanswerable {
+            head: chain.head(),
+            what,
+        }
+    }
+}
+
+/// The guest's memory for the answer to a request.
+pub fn room_for_answer<'m>(
+    memory: &'m GuestMemory,
+    chain: &Chain,
+) -> Result<Vec<VolatileSlice<'m>>, DeviceError> {
+    let outside = |_| DeviceError::unanswerable(chain, "response outside guest memory");
+    chain.writable(memory).map_err(outside)
 }
 
 /// Why a backend was refused. The device keeps the one it had.

@@ -22,7 +22,9 @@ use self::blocks::{Blocks, Span};
 pub use self::slots::{MemorySlots, Slots, reserve};
 use super::chain::Chain;
 use super::config::{Config, ConfigSpace};
-use super::device::{Activation, DeviceError, DeviceSpec, Saved, VirtioDevice, active_queue};
+use super::device::{
+    Activation, DeviceError, DeviceSpec, Saved, VirtioDevice, active_queue, room_for_answer,
+};
 use super::guest_io;
 use super::queue::Answer;
 use super::state::{DeviceRecord, DeviceState, MemState, QueueRecord};
@@ -417,15 +419,9 @@ fn answer(
     slots: &mut MemorySlots,
     config: &Config<MemConfig>,
 ) -> Result<u32, DeviceError> {
-    let unanswerable = |what| DeviceError::Unanswerable {
-        head: chain.head(),
-        what,
-    };
-    let response = chain
-        .writable(memory)
-        .map_err(|_| unanswerable("response outside guest memory"))?;
+    let response = room_for_answer(memory, chain)?;
     if guest_io::total(&response) < RESPONSE {
-        return Err(unanswerable("response shorter than 10 bytes"));
+        return Err(DeviceError::unanswerable(chain, "response shorter than 10 bytes"));
     }
     let mut raw = [0; REQUEST];
     let read = chain

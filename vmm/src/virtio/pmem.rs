@@ -16,6 +16,7 @@ use super::chain::Chain;
 use super::config::{Config, ConfigSpace};
 use super::device::{
     Activation, AttachError, DeviceError, DeviceSpec, Saved, VirtioDevice, active_queue, one_descriptor,
+    room_for_answer,
 };
 use super::guest_io;
 use super::queue::Answer;
@@ -152,13 +153,7 @@ impl VirtioDevice for Pmem {
 
 /// A flush does nothing: the mapping is private, so no write of the guest could reach the file.
 fn answer(memory: &GuestMemory, chain: &Chain) -> Result<u32, DeviceError> {
-    let unanswerable = |what| DeviceError::Unanswerable {
-        head: chain.head(),
-        what,
-    };
-    let response = chain
-        .writable(memory)
-        .map_err(|_| unanswerable("response outside guest memory"))?;
+    let response = room_for_answer(memory, chain)?;
     let mut kind = [0; 4];
     let read = chain
         .readable(memory)
@@ -170,7 +165,7 @@ fn answer(memory: &GuestMemory, chain: &Chain) -> Result<u32, DeviceError> {
     };
     match guest_io::copy_in(&response, 0, &ret.to_le_bytes()) {
         4 => Ok(4),
-        _ => Err(unanswerable("response shorter than 4 bytes")),
+        _ => Err(DeviceError::unanswerable(chain, "response shorter than 4 bytes")),
     }
 }
 

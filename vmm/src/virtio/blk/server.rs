@@ -129,10 +129,7 @@ impl Server {
 }
 
 fn parse<'m>(memory: &'m GuestMemory, chain: &Chain) -> Result<Request<'m>, DeviceError> {
-    Request::parse(memory, chain).map_err(|what| DeviceError::Unanswerable {
-        head: chain.head(),
-        what,
-    })
+    Request::parse(memory, chain).map_err(|what| DeviceError::unanswerable(chain, what))
 }
 
 /// Writes the status and returns the answer's length: `data` bytes and the status.

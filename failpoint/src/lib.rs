@@ -128,11 +128,12 @@ failpoints! {
     SpareMachineMade = "spare.machine-made",
     /// A template is loaded into it.
     SpareRestored = "spare.restored",
-    /// It is in two records: its own and that of the sandbox that takes it.
+    /// The backends that every sandbox of its pool has are attached to it.
+    SpareFitted = "spare.fitted",
+    /// Its directory has the record of the sandbox that takes it, and is still among the spares'.
     SpareTaken = "spare.taken",
-    SpareSocketMoved = "spare.socket-moved",
-    SpareLogMoved = "spare.log-moved",
-    SpareLeft = "spare.left",
+    /// Its directory is the sandbox's.
+    SpareMoved = "spare.moved",
 
     TemplateLockMade = "template.lock-made",
     TemplateLocked = "template.locked",

@@ -4,6 +4,7 @@
 //! used only through a pidfd whose start time was checked after the pidfd was opened.
 
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
@@ -29,9 +30,17 @@ impl ProcessRecord {
         })
     }
 
-    /// The calling process.
+    /// The calling process. Read once: neither part of it changes while the process lives, and a forked child has another pid.
     pub fn myself() -> Option<ProcessRecord> {
-        ProcessRecord::of(rustix::process::getpid().as_raw_nonzero().get())
+        static READ: OnceLock<ProcessRecord> = OnceLock::new();
+        let pid = rustix::process::getpid().as_raw_nonzero().get();
+        if let Some(read) = READ.get().filter(|read| read.pid == pid) {
+            return Some(*read);
+        }
+        let myself = ProcessRecord::of(pid)?;
+        // A child keeps what its parent has read, and reads its own each time.
+        let _ = READ.set(myself);
+        Some(myself)
     }
 
     /// A pidfd of exactly this process, if it is alive (a zombie is not).

@@ -30,6 +30,7 @@ mod pod_namespace;
 mod provenance;
 mod record;
 mod recorded;
+mod spares;
 mod terms;
 mod unreadable;
 
@@ -39,6 +40,7 @@ pub use pod_namespace::PodNamespace;
 pub use provenance::{FileIdentity, Provenance, ShownRecord};
 pub use record::Record;
 use record::read_record;
+pub use spares::NameHeld;
 pub use terms::{Asked, Behalf, Terms, Timeout};
 pub use unreadable::Living;
 use unreadable::Remains;
@@ -52,6 +54,7 @@ const LOCK_LIMIT: Duration = Duration::from_secs(5);
 const LOCK_STEP: Duration = Duration::from_millis(5);
 /// How long a VMM whose machine seems to have ended may take to end.
 const OWN_END_LIMIT: Duration = Duration::from_secs(5);
+
 /// A running sandbox whose record cannot be read.
 #[derive(Debug)]
 pub struct Unreadable {
@@ -90,16 +93,7 @@ impl RunDirectory {
         let fail = |e: io::Error| Error::system(format!("cannot create {}", path.display()), &e);
         // Held so that no cleaner finds a directory that its owner has not locked yet, and no two sandboxes take one name.
         let all = self.make_and_lock_all().map_err(fail)?;
-        if let Some(name) = &record.name
-            // Ids are unique across tenants, and no name looks like an id.
-            && self
-                .list()
-                .iter()
-                .any(|r| r.id == *name || r.terms.tenant == record.terms.tenant && r.name.as_ref() == Some(name))
-        {
-            let what = format!("a sandbox is running under the name {name}");
-            return Err(Error::new(ErrorKind::NameInUse, what));
-        }
+        self.refuse_used_name(record)?;
         reach(Failpoint::DirectoriesLocked);
         fs::DirBuilder::new().mode(0o700).create(&path).map_err(fail)?;
         reach(Failpoint::DirectoryMade);
@@ -130,13 +124,6 @@ impl RunDirectory {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => {}
                 Err(e) => return Err(e),
             }
-        }
-    }
-
-    /// The run directory of spares, beside that of sandboxes. It is kept and cleaned in the same way.
-    pub fn spares(&self) -> RunDirectory {
-        RunDirectory {
-            sandboxes: self.sandboxes.with_file_name("spares"),
         }
     }
 

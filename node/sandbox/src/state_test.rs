@@ -205,6 +205,49 @@ fn many_begin_and_end_at_once() {
 }
 
 #[test]
+fn a_taken_spare_is_the_sandbox_with_its_files_and_its_lock() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let (spares, cgroups) = (run.spares(), Hierarchy::None);
+    let spare = |id: &str| {
+        let directory = spares.create(&record(id, None, false)).unwrap();
+        fs::write(directory.path().join("vsock.sock"), b"").unwrap();
+        directory
+    };
+    let unnamed = |id: &str| Record {
+        name: None,
+        ..record(id, None, false)
+    };
+    let first = unnamed("first");
+    let name = run.hold_name(&first).unwrap();
+    let taken = run.take(spare("first"), &first, name).unwrap();
+    assert_eq!(taken.path(), run.directory("first"));
+    assert!(taken.vsock_socket().exists() && !spares.directory("first").exists());
+    assert_eq!(taken.record().unwrap(), first);
+    run.clean(&cgroups);
+    assert!(taken.path().exists(), "its owner lives");
+
+    // The first one's end removes the directory of all sandboxes, and the second makes it again.
+    drop(taken);
+    assert!(!root.path().join("sandboxes").exists());
+    let second = record("second", None, false);
+    let name = run.hold_name(&second).unwrap();
+    let mut taken = run.take(spare("second"), &second, name).unwrap();
+    let other = Record {
+        name: second.name.clone(),
+        ..record("third", None, false)
+    };
+    assert_eq!(run.hold_name(&other).unwrap_err().kind, ErrorKind::NameInUse);
+
+    taken.keep();
+    drop(taken);
+    run.clean(&cgroups);
+    assert!(!run.directory("second").exists(), "nobody owns it");
+    spares.remove_if_unused();
+    assert!(!root.path().join("spares").exists());
+}
+
+#[test]
 fn ids_differ() {
     let (a, b) = (new_id().unwrap(), new_id().unwrap());
     assert_eq!(a.len(), 12);

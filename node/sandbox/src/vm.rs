@@ -327,6 +327,14 @@ impl Vm {
         }
     }
 
+    /// Attaches a backend. Blocks until the VMM has answered.
+    pub fn attach(&mut self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<(), MachineError> {
+        let (Vm::Process(Process { vmm, .. })
+        | Vm::Shell(Shell { vmm, .. })
+        | Vm::Parked(Parked { vmm, .. })) = self;
+        vmm.call(command, fds).map(drop)
+    }
+
     fn vmm(&self) -> &Connected {
         match self {
             Vm::Process(Process { vmm, .. })

@@ -268,6 +268,8 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     if let Some((tenants, shells, pools)) = pools {
         tenants.close();
         shells.close();
+        // If the last spare went to a sandbox, its directory left this one empty.
+        tenants.shared().run.spares().remove_if_unused();
         pools.close();
     }
     served

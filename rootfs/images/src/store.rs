@@ -22,6 +22,7 @@ mod assemble;
 mod blob_files;
 mod collect;
 mod evict;
+mod known;
 mod layer;
 mod lock;
 mod make;
@@ -59,6 +60,7 @@ use record::Record;
 pub struct Store {
     root: PathBuf,
     boot: BootId,
+    known: known::Known,
 }
 
 /// An image in the store.
@@ -153,6 +155,7 @@ impl Store {
         let store = Self {
             root,
             boot: BootId::current(),
+            known: known::Known::default(),
         };
         store.collect_if_idle()?;
         Ok(store)

@@ -2,6 +2,8 @@
 mod disk;
 #[path = "store/forms_test.rs"]
 mod forms;
+#[path = "store/known_test.rs"]
+mod known;
 #[path = "store/lazy_test.rs"]
 mod lazy;
 #[path = "store/local_test.rs"]

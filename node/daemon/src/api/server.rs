@@ -96,7 +96,7 @@ fn listen(socket: &Path, access: Access) -> Result<UnixListener, Error> {
 
 /// Serves routes on a unix socket until `stopped`, then waits for the remaining requests.
 async fn accept(
-    daemon: &Daemon,
+    daemon: Arc<Daemon>,
     routes: Router,
     listener: UnixListener,
     access: Access,
@@ -161,10 +161,12 @@ async fn serve_all(
         daemon.end();
         drop(stop);
     };
-    let over_tcp = async {
-        if let Some(tcp) = tcp.api {
-            tcp.serve(daemon, routes.clone(), stopped.clone(), shutdown_timeout)
-                .await;
+    let over_tcp = {
+        let (daemon, routes, stopped) = (daemon.clone(), routes.clone(), stopped.clone());
+        async move {
+            if let Some(tcp) = tcp.api {
+                tcp.serve(&daemon, routes, stopped, shutdown_timeout).await;
+            }
         }
     };
     let scraped = async {
@@ -175,14 +177,19 @@ async fn serve_all(
         }
     };
     let on_socket = accept(
-        daemon,
+        daemon.clone(),
         routes.clone().merge(status_page::routes()),
         listener,
         access,
         stopped.clone(),
         shutdown_timeout,
     );
-    tokio::join!(ending, over_tcp, scraped, on_socket);
+    // On the threads that serve connections: another thread would have to wake one of them for each.
+    let (on_socket, over_tcp) = (tokio::spawn(on_socket), tokio::spawn(over_tcp));
+    let ((), (), on_socket, over_tcp) = tokio::join!(ending, scraped, on_socket, over_tcp);
+    if let Err(e) = on_socket.and(over_tcp) {
+        tracing::error!("a listener ended: {e}");
+    }
 }
 
 /// The API of one sandbox, for as long as its owner holds it.

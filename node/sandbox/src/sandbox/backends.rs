@@ -13,6 +13,7 @@ use crate::misses::{Given, MissServer};
 
 use super::{Shown, rate_limits};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT};
+use crate::vm::{MachineError, Vm};
 
 /// Devices whose backend is passed to the VMM; the other devices are implemented by the VMM alone.
 const SWAPPABLE: [DeviceId; 11] = [
@@ -36,7 +37,56 @@ pub(super) struct Backends<'a> {
     addressed: Vec<DeviceId>,
 }
 
+/// The host's ends of the devices that every sandbox has, and that are the same for every request.
+#[derive(Debug)]
+pub(super) struct Devices<'a> {
+    pub ends: &'a Ends,
+    /// Listens.
+    pub vsock: &'a OwnedFd,
+    pub guest_image: &'a OwnedFd,
+}
+
 impl<'a> Backends<'a> {
+    /// Those of a machine some of whose devices have a backend already.
+    pub(super) fn beside(addressed: Vec<DeviceId>) -> Backends<'a> {
+        Backends {
+            requests: Vec::new(),
+            addressed,
+        }
+    }
+
+    /// The devices that are the same for every request.
+    pub(super) fn attach_own(&mut self, devices: &Devices<'a>) {
+        self.attach(DeviceId::Vsock, Backend::Vsock, devices.vsock);
+        self.attach(DeviceId::Pmem0, Backend::Pmem, devices.guest_image);
+        devices.ends.attach(self);
+    }
+
+    /// The disk, unless it has one.
+    pub(super) fn attach_disk(&mut self, disk: &'a OwnedFd) {
+        if !self.addressed.contains(&DeviceId::Blk0) {
+            self.attach(DeviceId::Blk0, Backend::Disk { read_only: false }, disk);
+        }
+    }
+
+    /// The tap of its network, unless it has one.
+    pub(super) fn attach_tap(&mut self, tap: &'a OwnedFd, mac: [u8; 6]) {
+        if !self.addressed.contains(&DeviceId::Net) {
+            self.attach(DeviceId::Net, Backend::Tap { mac, prepared: true }, tap);
+        }
+    }
+
+    /// Attaches them to a machine in which nothing has run. Blocks until all are attached. Returns their devices.
+    ///
+    /// # Errors
+    /// The first refusal of the VMM.
+    pub(super) fn attach_to(self, vm: &mut Vm) -> Result<Vec<DeviceId>, MachineError> {
+        for (command, fds) in self.requests {
+            vm.attach(command, &fds)?;
+        }
+        Ok(self.addressed)
+    }
+
     /// An image in a slot of the root device.
     pub(super) fn image(&mut self, slot: u16, image: &'a Exported) {
         let fds = image.descriptors.iter().map(|f| f.as_fd()).collect();
@@ -143,29 +193,28 @@ pub(super) struct Ends {
 impl Ends {
     /// `given` are the images that the VMM has, or is about to get.
     pub(super) fn make(images: crate::images::Images, given: &Given, with_disk: bool) -> Result<Ends, Error> {
-        let start = || {
-            MissServer::start(images.clone(), given.clone())
-                .map_err(|e| Error::system("cannot make a miss socket", &e))
-        };
-        let (server, root_misses) = start()?;
-        let mut misses = vec![server];
-        let disk_misses = match with_disk {
-            true => {
-                let (server, socket) = start()?;
-                misses.push(server);
-                Some(socket)
-            }
-            false => None,
-        };
+        let (server, root_misses) = miss_server(images.clone(), given)?;
         let (console, console_pipe) =
             Console::new().map_err(|e| Error::system("cannot make a console pipe", &e))?;
-        Ok(Ends {
-            misses,
+        let mut ends = Ends {
+            misses: vec![server],
             root_misses,
-            disk_misses,
+            disk_misses: None,
             console,
             console_pipe,
-        })
+        };
+        if with_disk {
+            ends.add_disk(images, given)?;
+        }
+        Ok(ends)
+    }
+
+    /// Adds the miss server of an image disk.
+    pub(super) fn add_disk(&mut self, images: crate::images::Images, given: &Given) -> Result<(), Error> {
+        let (server, socket) = miss_server(images, given)?;
+        self.misses.push(server);
+        self.disk_misses = Some(socket);
+        Ok(())
     }
 
     pub(super) fn attach<'a>(&'a self, backends: &mut Backends<'a>) {
@@ -190,6 +239,10 @@ impl Ends {
             backends.attach(IMAGE_DISK, Backend::Misses, misses);
         }
     }
+}
+
+fn miss_server(images: crate::images::Images, given: &Given) -> Result<(MissServer, OwnedFd), Error> {
+    MissServer::start(images, given.clone()).map_err(|e| Error::system("cannot make a miss socket", &e))
 }
 
 #[cfg(test)]

@@ -7,17 +7,15 @@ use std::os::fd::AsFd;
 use rustix::net::SocketType;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::vmm;
-use thaw_protocol::control::{
-    Backend, Command, CpuBaseline, DeviceId, FreezeKind, MachineSpec, MemoryMode, Response,
-};
+use thaw_protocol::control::{Backend, Command, DeviceId, FreezeKind, MemoryMode, Response};
 
+use super::Node;
 use super::backends::{Backends, Ends};
 use super::create::Making;
-use super::machine::{doorbell, explain, spawn, times, unexpected_answer};
+use super::machine::{doorbell, explain, times, unexpected_answer};
 use super::pagemap::pagemap;
 use super::retry::retry_once;
 use super::spec::new_record;
-use super::{Node, SandboxSpec};
 use crate::error::Error;
 use crate::handshake::Performed;
 use crate::snapshot::SigningKey;
@@ -27,26 +25,6 @@ use crate::template::{FrozenInto, Progress, Recipe, Shape, Step, Template, Templ
 use crate::trace::{Trace, monotonic_ns};
 
 impl Making<'_> {
-    /// Makes a machine of the sandbox's own size, to be booted.
-    pub(super) async fn make_cold(&mut self, spec: &SandboxSpec) -> Result<(), Error> {
-        let machine = MachineSpec {
-            vcpus: spec.vcpus,
-            memory_mib: spec.memory_mib,
-            cpu: CpuBaseline::Host,
-            tethered: spec.tethered,
-        };
-        spawn(
-            self.node,
-            &self.program,
-            &self.files,
-            machine,
-            &mut self.resources,
-            &mut self.record,
-            self.trace,
-        )
-        .await
-    }
-
     /// Boots it and waits until its agent rings the doorbell. Returns when it rang, CLOCK_MONOTONIC nanoseconds.
     pub(super) async fn boot(&mut self) -> Result<u64, Error> {
         self.boot_with(cold_command_line()).await
@@ -54,7 +32,7 @@ impl Making<'_> {
 
     async fn boot_with(&mut self, cmdline: String) -> Result<u64, Error> {
         let control = self.resources.control()?;
-        let kernel = [self.files.kernel.as_fd()];
+        let kernel = [self.files()?.kernel.as_fd()];
         let rang = match control.call(Command::Boot { cmdline }, &kernel).await {
             Ok(_) if !self.node.has_agents() => return self.bare_is_ready().await.map(|()| monotonic_ns()),
             Ok(_) => doorbell(control).await,
@@ -131,17 +109,8 @@ async fn boot_and_freeze(
     let trace = Trace::new();
     let mut making = Making::begin(node, template_record(recipe)?, &trace)?;
     progress(Step::Booting);
-    let machine = super::thaw::machine(recipe.shape, true);
-    spawn(
-        node,
-        &making.program,
-        &making.files,
-        machine,
-        &mut making.resources,
-        &mut making.record,
-        &trace,
-    )
-    .await?;
+    let machine = super::wanted_machine::machine(recipe.shape, true);
+    making.spawn(machine).await?;
     making.attach_to_template().await?;
     making.boot_with(recipe.command_line.clone()).await?;
     reach(Failpoint::TemplateBooted);
@@ -169,7 +138,7 @@ impl Making<'_> {
         let ends = Ends::make(self.node.images.clone(), &self.resources.given, false)?;
         let mut backends = Backends::default();
         backends.attach(DeviceId::Vsock, Backend::Vsock, &vsock);
-        backends.attach(DeviceId::Pmem0, Backend::Pmem, &self.files.guest_image);
+        backends.attach(DeviceId::Pmem0, Backend::Pmem, &self.files()?.guest_image);
         backends.attach(DeviceId::Console, Backend::Console, &ends.console_pipe);
         let empty = backends.send(self.resources.control()?).await?;
         self.resources.console = Some(ends.console);
@@ -202,17 +171,8 @@ async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(),
     };
     let memory_mib = record.memory_mib;
     let mut making = Making::begin(node, record, &trace)?;
-    let machine = super::thaw::machine(recipe.shape, true);
-    spawn(
-        node,
-        &making.program,
-        &making.files,
-        machine,
-        &mut making.resources,
-        &mut making.record,
-        &trace,
-    )
-    .await?;
+    let machine = super::wanted_machine::machine(recipe.shape, true);
+    making.spawn(machine).await?;
     let restore = Command::Restore {
         layers: 1,
         working_set: false,

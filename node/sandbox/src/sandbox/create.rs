@@ -5,7 +5,6 @@
 //! the machine, because [`Making`] owns all resources.
 
 use std::os::fd::OwnedFd;
-use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
 
 use rustix::net::SocketType;
@@ -18,14 +17,16 @@ use thaw_pools::share::Serving;
 use thaw_pools::vmm;
 use thaw_protocol::control::{Backend, Command, DeviceId};
 
-use super::backends::{Backends, Ends, Sent, has_image_disk};
+use super::backends::{Backends, Devices, Ends, Sent, has_image_disk};
 use super::files::MachineFiles;
+use super::fitted::{AttachedEnds, Fitted};
 use super::machine::explain;
 use super::network::Attached;
 use super::pools::{Claimed, claim, made_size};
 use super::retry::{retry_once, with_end_reason};
 use super::share::Served;
 use super::spec::{check_shape, record};
+use super::wanted_machine::WantedMachine;
 use super::{Node, Origin, READY_LIMIT, Resources, Sandbox, SandboxSpec, Shown, limits, network, share};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, RootServing, image_name};
 use crate::control_client::{ControlClient, Pending};
@@ -43,18 +44,20 @@ use thaw_sys::lock::Lock;
 pub(super) struct Making<'a> {
     pub node: &'a Node,
     pub trace: &'a Trace,
-    pub program: PathBuf,
-    pub files: MachineFiles,
+    /// `None` for a machine that has them attached.
+    pub files: Option<MachineFiles>,
     pub record: Record,
     pub resources: Resources,
+    /// `None` until the machine has a template or a snapshot in it.
     pub origin: Option<Origin>,
+    /// What the machine was parked with.
+    pub fitted: Option<Fitted>,
 }
 
 impl<'a> Making<'a> {
     /// Makes the sandbox's directory, from which everything later is found.
     pub(super) fn begin(node: &'a Node, record: Record, trace: &'a Trace) -> Result<Making<'a>, Error> {
-        let files = MachineFiles::open(&node.paths)?;
-        let program = vmm::find()?;
+        let files = Some(MachineFiles::open(&node.paths)?);
         let record = Record {
             stock: node.stock.clone(),
             ..record
@@ -63,29 +66,34 @@ impl<'a> Making<'a> {
         Ok(Making {
             node,
             trace,
-            program,
             files,
             record,
             resources,
             origin: None,
+            fitted: None,
         })
+    }
+
+    /// The files and devices that a machine is made from.
+    pub(super) fn files(&self) -> Result<&MachineFiles, Error> {
+        let parked = || Error::new(ErrorKind::VmmFailed, "a parked machine is not made again");
+        self.files.as_ref().ok_or_else(parked)
     }
 
     /// Attaches the backends of the machine's devices, and thaws it with `thaw` MiB of memory if that is given. The thaw is sent with the
     /// backends, because each round trip to the VMM costs two wake-ups. If the VMM refuses a backend, this fails and the machine ends; no
     /// program of the user runs before the handshake. Returns the thaw, for [`Self::await_thaw`].
-    pub(super) async fn attach(&mut self, parts: Parts, thaw: Option<u32>) -> Result<Option<Pending>, Error> {
+    pub(super) async fn attach(
+        &mut self,
+        mut parts: Parts,
+        thaw: Option<u32>,
+    ) -> Result<Option<Pending>, Error> {
         let _stage = self.trace.stage("attach");
-        self.limit(&parts.disk.file).await?;
+        self.limit(&parts).await?;
         let exported = self.lease(&parts.images)?;
         reach(Failpoint::CreateLeased);
-        let vsock = vmm::listen(&self.resources.directory.vsock_socket(), SocketType::STREAM)?;
+        let (ends, vsock, devices) = self.ends(&mut parts)?;
         reach(Failpoint::CreateVsockListening);
-        let ends = Ends::make(
-            parts.supply.clone(),
-            &self.resources.given,
-            has_image_disk(&parts.images),
-        )?;
         let (share, relay) = parts.share.map(|s| (s.process, s.relay)).unzip();
         if let Some(process) = &share {
             // thaw-share enters the cgroup before a guest uses it: the memory it uses counts against the sandbox's limits.
@@ -95,21 +103,23 @@ impl<'a> Making<'a> {
                 process,
             )?;
         }
-        let mut backends = Backends::default();
+        let mut backends = Backends::beside(devices);
         ends.show(&exported, &mut backends);
-        let writable = Backend::Disk { read_only: false };
-        backends.attach(DeviceId::Blk0, writable, &parts.disk.file);
+        if let Some(vsock) = &vsock {
+            backends.attach_own(&Devices {
+                ends: &ends,
+                vsock,
+                guest_image: &self.files()?.guest_image,
+            });
+        }
+        backends.attach_disk(&parts.disk.file);
         let network = parts.network.as_ref();
         if let Some((tap, config)) = network
             .and_then(Attached::tap)
             .zip(network.and_then(Attached::config))
         {
-            let (mac, prepared) = (config.mac, true);
-            backends.attach(DeviceId::Net, Backend::Tap { mac, prepared }, tap);
+            backends.attach_tap(tap, config.mac);
         }
-        backends.attach(DeviceId::Vsock, Backend::Vsock, &vsock);
-        backends.attach(DeviceId::Pmem0, Backend::Pmem, &self.files.guest_image);
-        ends.attach(&mut backends);
         if let Some(record) = &parts.record {
             let device = match has_image_disk(&parts.images) {
                 true => IMAGE_DISK,
@@ -165,8 +175,34 @@ impl<'a> Making<'a> {
         Ok(exported)
     }
 
-    /// Sets the limits of the sandbox on its host.
-    async fn limit(&self, disk: &OwnedFd) -> Result<(), Error> {
+    /// The host's ends of its devices, those a parked machine has or new ones; for new ones also the vsock, which listens. Then the devices
+    /// that have their backend already.
+    fn ends(&self, parts: &mut Parts) -> Result<(Ends, Option<OwnedFd>, Vec<DeviceId>), Error> {
+        let (supply, given) = (parts.supply.clone(), &self.resources.given);
+        let has_disk = has_image_disk(&parts.images);
+        let Some(AttachedEnds {
+            mut ends, devices, ..
+        }) = parts.attached.take()
+        else {
+            let vsock = vmm::listen(&self.resources.directory.vsock_socket(), SocketType::STREAM)?;
+            return Ok((Ends::make(supply, given, has_disk)?, Some(vsock), Vec::new()));
+        };
+        if has_disk {
+            ends.add_disk(supply, given)?;
+        }
+        Ok((ends, None, devices))
+    }
+
+    /// Sets the limits of the sandbox on its host, unless its machine was parked with them.
+    async fn limit(&self, parts: &Parts) -> Result<(), Error> {
+        let (record, disk) = (&self.record, &parts.disk.file);
+        let parked = parts.attached.as_ref();
+        if parked.is_some_and(|parked| parked.limited_to_mib == Some(record.memory_mib))
+            && record.volumes.is_empty()
+            && record.cpu_limit_millis.is_none()
+        {
+            return Ok(());
+        }
         let cgroup = self.resources.cgroup.as_deref();
         limits::set(self.node.require.limits, cgroup, &self.record, disk).await?;
         match &self.resources.vmm {
@@ -188,10 +224,15 @@ impl<'a> Making<'a> {
             false => self.bare_acknowledges().await.map(|()| None)?,
         };
         reach(Failpoint::CreateAcknowledged);
+        Ok(performed)
+    }
+
+    /// Records that the sandbox is ready: from now on it is adopted.
+    pub(super) fn note_ready(&mut self) -> Result<(), Error> {
         self.record.ready = true;
         self.resources.directory.write(&self.record)?;
         reach(Failpoint::CreateReady);
-        Ok(performed)
+        Ok(())
     }
 
     async fn shake_hands(&self, hostname: Option<String>, rehearsal: bool) -> Result<Performed, Error> {
@@ -272,9 +313,11 @@ async fn send(
     Ok((sent, Some(thawing)))
 }
 
-/// The parts that are made beside the machine.
+/// The parts that are made beside the machine, or that it was parked with.
 pub(super) struct Parts {
     pub images: Vec<Shown>,
+    /// What is attached already.
+    pub attached: Option<AttachedEnds>,
     pub disk: Claimed<Disks>,
     pub network: Option<Attached>,
     pub prefetch: Option<Prefetch>,
@@ -315,42 +358,21 @@ async fn make(
     building: TemplateProgress,
 ) -> Result<Sandbox, Error> {
     let share_of_disk = node.budget.sandbox(u64::from(spec.disk_mib) << 20).await?;
-    let mut making = Making::begin(node, record(spec)?, trace)?;
+    let wanted = WantedMachine::of(node, spec).await?;
+    let parked = wanted.parked(spec);
+    let WantedMachine { machine, template } = wanted;
+    let mut making = Making::claim(node, record(spec)?, &machine, parked, trace)?;
     making.resources.share_of_disk = Some(share_of_disk);
-    let supply = node.images.counting_alone();
-    let directory = making.resources.directory.path().to_owned();
-    let parts = async {
-        let (pulled, disk, network, share) = tokio::try_join!(
-            image(&supply, spec, trace, progress),
-            new_disk(node, spec.disk_mib, trace),
-            network::claim(node, &spec.network, &spec.network_terms, &directory, trace),
-            new_share(spec, &directory, trace),
-        )?;
-        let (image, prefetch) = pulled.unzip();
-        let prefetch = prefetch.flatten();
-        let show = |image| Shown {
-            slot: match spec.root {
-                RootServing::Virtiofs => IMAGE_SLOT,
-                RootServing::Erofs => IMAGE_DISK_SLOT,
-            },
-            name: image_name(IMAGE_SLOT),
-            image,
-        };
-        let images = image.map(show).into_iter().collect();
-        Ok(Parts {
-            images,
-            disk,
-            network,
-            prefetch,
-            supply: supply.clone(),
-            record: spec.record.clone(),
-            share,
-        })
-    };
+    let (fitted, directory) = (making.fitted.take(), making.resources.directory.path().to_owned());
+    let parts = parts(node, spec, fitted, &directory, progress, trace);
     let machine = async {
-        match spec.cold {
-            true => making.make_cold(spec).await,
-            false => making.restore_template(spec, building).await,
+        match template {
+            None => making.spawn(machine).await,
+            Some(known) => {
+                making
+                    .restore_template(known, machine, spec.memory_mode, building)
+                    .await
+            }
         }
     };
     let (parts, ()) = tokio::try_join!(parts, machine)?;
@@ -368,10 +390,58 @@ async fn make(
     }
     let performed = making.give_identity(spec.hostname.clone(), false).await?;
     match performed.filter(|_| spec.cold) {
-        Some(performed) => making.trace_boot(&performed).await?,
-        None => making.thawed().await,
+        Some(performed) => {
+            making.note_ready()?;
+            making.trace_boot(&performed).await?;
+        }
+        None => making.note_thawed().await?,
     }
     making.done()
+}
+
+/// Collects the parts that are made beside the machine.
+async fn parts(
+    node: &Node,
+    spec: &SandboxSpec,
+    fitted: Option<Fitted>,
+    directory: &std::path::Path,
+    progress: Arc<dyn Progress>,
+    trace: &Trace,
+) -> Result<Parts, Error> {
+    let supply = fitted
+        .as_ref()
+        .map_or_else(|| node.images.counting_alone(), |fitted| fitted.supply.clone());
+    let (attached, disk, slot) = match fitted {
+        Some(fitted) => (Some(fitted.attached), fitted.disk, fitted.network),
+        None => (None, None, None),
+    };
+    let (pulled, disk, network, share) = tokio::try_join!(
+        image(&supply, spec, trace, progress),
+        new_disk(node, disk, spec.disk_mib, trace),
+        network::claim(node, slot, (&spec.network, &spec.network_terms), directory, trace),
+        new_share(spec, directory, trace),
+    )?;
+    let (image, prefetch) = pulled.unzip();
+    let prefetch = prefetch.flatten();
+    let show = |image| Shown {
+        slot: match spec.root {
+            RootServing::Virtiofs => IMAGE_SLOT,
+            RootServing::Erofs => IMAGE_DISK_SLOT,
+        },
+        name: image_name(IMAGE_SLOT),
+        image,
+    };
+    let images = image.map(show).into_iter().collect();
+    Ok(Parts {
+        images,
+        attached,
+        disk,
+        network,
+        prefetch,
+        supply,
+        record: spec.record.clone(),
+        share,
+    })
 }
 
 async fn image(
@@ -405,8 +475,17 @@ async fn new_share(
     share::start(&spec.volumes, directory).await
 }
 
-/// Claims a disk of the next smaller size that is made ahead. If it is too small, enlarges the file; the guest then grows the file system.
-async fn new_disk(node: &Node, mib: u32, trace: &Trace) -> Result<Claimed<Disks>, Error> {
+/// The disk that the machine was parked with, or else a claimed one of the next smaller size that is made ahead. If that is too small,
+/// enlarges the file; the guest then grows the file system.
+async fn new_disk(
+    node: &Node,
+    parked: Option<Claimed<Disks>>,
+    mib: u32,
+    trace: &Trace,
+) -> Result<Claimed<Disks>, Error> {
+    if let Some(disk) = parked {
+        return Ok(disk);
+    }
     let _stage = trace.stage("disk");
     let size = u64::from(mib) << 20;
     let mut disk = claim(&node.pools, |p| &p.disks, made_size(size), Error::from, trace).await?;

@@ -19,26 +19,30 @@ pub(super) struct MachineFiles {
 impl MachineFiles {
     pub(super) fn open(paths: &Paths) -> Result<MachineFiles, Error> {
         let kvm = open_kvm(Path::new("/dev/kvm"))?;
-        let open = |path: &Path, kind: ErrorKind, what: &str| -> Result<OwnedFd, Error> {
-            let missing =
-                |e: io::Error| Error::new(kind, format!("cannot open the {what}: {}: {e}", path.display()));
-            let file = File::open(path).map_err(missing)?;
-            if !file.metadata().map_err(missing)?.is_file() {
-                return Err(Error::new(
-                    kind,
-                    format!("the {what} is not a file: {}", path.display()),
-                ));
-            }
-            Ok(file.into())
-        };
         let kernel = open(&paths.kernel, ErrorKind::KernelMissing, "guest kernel")?;
-        let guest_image = open(&paths.guest_image, ErrorKind::GuestImageMissing, "guest image")?;
+        let guest_image = open_guest_image(paths)?;
         Ok(MachineFiles {
             kvm,
             kernel,
             guest_image,
         })
     }
+}
+
+pub(super) fn open_guest_image(paths: &Paths) -> Result<OwnedFd, Error> {
+    open(&paths.guest_image, ErrorKind::GuestImageMissing, "guest image")
+}
+
+fn open(path: &Path, kind: ErrorKind, what: &str) -> Result<OwnedFd, Error> {
+    let missing = |e: io::Error| Error::new(kind, format!("cannot open the {what}: {}: {e}", path.display()));
+    let file = File::open(path).map_err(missing)?;
+    if !file.metadata().map_err(missing)?.is_file() {
+        return Err(Error::new(
+            kind,
+            format!("the {what} is not a file: {}", path.display()),
+        ));
+    }
+    Ok(file.into())
 }
 
 pub(super) fn open_kvm(path: &Path) -> Result<OwnedFd, Error> {

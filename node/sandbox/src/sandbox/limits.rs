@@ -82,6 +82,18 @@ pub(super) async fn set(
     record: &Record,
     disk: &OwnedFd,
 ) -> Result<(), Error> {
+    let in_volumes = volumes_in_memory(&record.volumes).await?;
+    set_now(required, cgroup, record, disk, in_volumes)
+}
+
+/// The same, with the bytes of memory that its volumes can use.
+pub(super) fn set_now(
+    required: bool,
+    cgroup: Option<&Cgroup>,
+    record: &Record,
+    disk: &OwnedFd,
+    in_volumes: u64,
+) -> Result<(), Error> {
     let Some(cgroup) = cgroup else {
         return match record.cpu_limit_millis {
             Some(_) => Err(unlimited("it has no cgroup, so its CPU time has no limit")),
@@ -92,9 +104,7 @@ pub(super) async fn set(
         cgroup.limit_cpu(millis).map_err(unlimited)?;
     }
     let mut needs = needs(record, disk);
-    needs.in_files = needs
-        .in_files
-        .saturating_add(volumes_in_memory(&record.volumes).await?);
+    needs.in_files = needs.in_files.saturating_add(in_volumes);
     cgroup
         .limit(&Limits::of(needs))
         .or_else(|e| tolerate(required, unlimited(e)))

@@ -3,18 +3,14 @@
 use std::os::fd::AsFd;
 use std::path::Path;
 
-use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{Command, ExitReason, JAIL_LACKS_CODE, MachineSpec, Response, StartTimes};
 
 use super::files::MachineFiles;
 use super::vmm_log::{LOG, log_tail};
-use super::{Node, READY_LIMIT, Resources, limits, shells, with_console};
+use super::{READY_LIMIT, Resources, with_console};
 use crate::control_client::{CallError, ControlClient, Vmm};
 use crate::error::{Error, ErrorKind};
-use crate::slow::Slow;
-use crate::state::Record;
-use crate::trace::{Trace, monotonic_ns};
 use crate::vm::{MachineError, Process, Vm, VmmOptions};
 
 /// Starts a VMM and makes its machine. `started` is called as soon as the process exists, and records it: until it is asked for a machine,
@@ -26,10 +22,7 @@ pub(super) async fn make(
     machine: MachineSpec,
     started: impl FnOnce(&VmmProcess) -> Result<(), Error>,
 ) -> Result<(ControlClient, VmmProcess), Error> {
-    let process = Process::start(program, options).map_err(|e| match e {
-        MachineError::Start(e) => e.into(),
-        other => Error::new(ErrorKind::VmmFailed, other.to_string()),
-    })?;
+    let process = Process::start(program, options).map_err(failure)?;
     started(process.process())?;
     let (process, socket, _) = Vm::Process(process).into_parts();
     let mut control = ControlClient::new(socket, Vmm(process.record().pid))?;
@@ -39,60 +32,13 @@ pub(super) async fn make(
     }
 }
 
-/// Takes a shell for a sandbox, or starts a VMM and makes its machine. Records the VMM in the sandbox's record.
-pub(super) async fn spawn(
-    node: &Node,
-    program: &Path,
-    files: &MachineFiles,
-    machine: MachineSpec,
-    resources: &mut Resources,
-    record: &mut Record,
-    trace: &Trace,
-) -> Result<(), Error> {
-    match shells::ready(node, &machine) {
-        Ok(shell) => {
-            let _stage = trace.stage("spawn");
-            trace.note("spawn", "a thaw-vmm was waiting in its pool");
-            return shell.assign_to(resources, record).map(drop);
-        }
-        Err(reason) => {
-            let text = format!("no thaw-vmm was waiting ({reason}): one was started now");
-            trace.reason(Slow::NoShell, &text);
-        }
+/// The error for a VMM that did not start, or did not make or change its machine.
+pub(super) fn failure(error: MachineError) -> Error {
+    match error {
+        MachineError::Start(e) => e.into(),
+        MachineError::Refused(e) => CallError::Refused(e).into(),
+        other => Error::new(ErrorKind::VmmFailed, other.to_string()),
     }
-    // Until the record names the cgroup, the cgroup's own name tells which sandbox it belongs to.
-    resources.cgroup = limits::claim_cgroup(node, trace).await?;
-    record.cgroup = resources.cgroup.as_ref().map(|c| c.name().to_owned());
-    let stage = trace.stage("spawn");
-    let began = monotonic_ns();
-    let options = VmmOptions {
-        control: resources.directory.control_socket(),
-        log: resources.directory.path().join(LOG),
-        tethered: machine.tethered,
-        jail: node.require.jail(),
-    };
-    let (directory, cgroup) = (&resources.directory, &resources.cgroup);
-    let made = make(program, &options, files, machine, |process| {
-        record.vmm = Some(process.record());
-        directory.write(record)?;
-        reach(Failpoint::CreateVmmRecorded);
-        limits::enter(node.require.limits, cgroup.as_deref(), process)?;
-        reach(Failpoint::CreateInCgroup);
-        Ok(())
-    });
-    let (control, process) = made.await?;
-    reach(Failpoint::CreateMachineMade);
-    drop(stage);
-    resources.vmm = Some(process);
-    if control.version() != record.control {
-        record.control = control.version();
-        resources.directory.write(record)?;
-    }
-    resources.control = Some(control.into());
-    let times = times(resources.control()?).await?;
-    trace.add_monotonic("vmm start", began, times.jailed);
-    trace.add_monotonic("machine", times.jailed, times.created);
-    Ok(())
 }
 
 /// When each step of its start was done.

@@ -99,7 +99,7 @@ pub fn read(policy: Option<&NetworkPolicy>, publish: &[PublishedPort]) -> Result
     Terms::read(policy, publish).map_err(wrong)
 }
 
-fn failed(error: thaw_network::Error) -> Error {
+pub(super) fn failed(error: thaw_network::Error) -> Error {
     let failure = Error::from(error);
     match failure.kind {
         ErrorKind::PortUnavailable => failure,
@@ -113,20 +113,23 @@ fn nowhere() -> Error {
     Error::new(ErrorKind::NetworkUnavailable, what).remedy("run as root, with --network private")
 }
 
-/// Claims the network that the sandbox with this directory asks for. A slot that was made ahead and needs no change costs no system call
-/// except reading the host's name servers.
+/// The network that the sandbox with this directory asks for: the slot that its machine was parked with, or else a claimed one. A slot
+/// that was made ahead and needs no change costs no system call except reading the host's name servers.
 pub(super) async fn claim(
     node: &Node,
-    source: &NetworkSource,
-    terms: &Terms,
+    parked: Option<Claimed<Networks>>,
+    (source, terms): (&NetworkSource, &Terms),
     directory: &Path,
     trace: &Trace,
 ) -> Result<Option<Attached>, Error> {
     match source {
         NetworkSource::Ours(NetworkMode::Private) => {
             let _stage = trace.stage("network");
-            let slot = claim_slot(node, terms, trace).await?;
-            Ok(Some(Attached::Slot(slot)))
+            let slot = match parked {
+                Some(slot) => slot,
+                None => pools::claim(&node.pools, |p| &p.networks, (), failed, trace).await?,
+            };
+            Ok(Some(Attached::Slot(set_up(node, slot, terms, trace).await?)))
         }
         _ if !terms.are_default() => Err(nowhere()),
         NetworkSource::Ours(NetworkMode::None) => Ok(None),
@@ -139,8 +142,13 @@ pub(super) async fn claim(
     }
 }
 
-async fn claim_slot(node: &Node, terms: &Terms, trace: &Trace) -> Result<Claimed<Networks>, Error> {
-    let mut slot = pools::claim(&node.pools, |p| &p.networks, (), failed, trace).await?;
+/// Sets a slot up for a sandbox.
+async fn set_up(
+    node: &Node,
+    mut slot: Claimed<Networks>,
+    terms: &Terms,
+    trace: &Trace,
+) -> Result<Claimed<Networks>, Error> {
     if slot.uplink.is_some() {
         slot.config.nameservers = node.pools.networks.kind().nameservers();
     } else {

@@ -1,7 +1,7 @@
-//! Parked machines: each has a recently used template in it and waits only for its backends.
+//! Parked machines: each has a recently used template in it, and what its sandbox has on the host, and waits only for an image and a name.
 //!
 //! Their number follows the demand of the last minutes. Nothing has run in them, so they cost only the pages that the restore
-//! wrote.
+//! wrote, and their parts of the other pools.
 
 use std::sync::Arc;
 
@@ -10,6 +10,7 @@ use thaw_pools::resource::{Kind, SlowReason, Unfit};
 use thaw_protocol::control::{MachineSpec, MemoryMode};
 
 use super::Node;
+use super::fitted::Fitting;
 use super::recent_pools::RecentPools;
 use super::spare::{Spare, Spares};
 use crate::error::Error;
@@ -30,11 +31,15 @@ pub struct ParkedWant {
     pub template: Arc<Registered>,
     /// How the template's memory is mapped. Never page by page, because nothing would serve the pages.
     pub mode: MemoryMode,
+    pub fitting: Fitting,
 }
 
 impl PartialEq for ParkedWant {
     fn eq(&self, other: &ParkedWant) -> bool {
-        self.machine == other.machine && self.mode == other.mode && self.template.hash == other.template.hash
+        self.machine == other.machine
+            && self.mode == other.mode
+            && self.fitting == other.fitting
+            && self.template.hash == other.template.hash
     }
 }
 
@@ -45,15 +50,18 @@ impl Kind for ParkedVms {
     type Error = Error;
 
     fn make(&self, want: &ParkedWant) -> Result<Spare, Error> {
-        self.0.make(&want.machine, |shell| {
+        let mut spare = self.0.make(&want.machine, |shell| {
             let parked = shell.restore(&want.template.files, want.mode, None)?;
             reach(Failpoint::SpareRestored);
             Ok(Vm::Parked(parked))
-        })
+        })?;
+        self.0
+            .fit(&mut spare, &want.template.manifest.subject, want.fitting)?;
+        Ok(spare)
     }
 
     fn check(&self, spare: &Spare) -> Result<(), Unfit> {
-        spare.check()
+        spare.check(&self.0.pools)
     }
 
     fn destroy(&self, spare: Spare) {

@@ -27,7 +27,7 @@ impl Kind for Shells {
     }
 
     fn check(&self, spare: &Spare) -> Result<(), Unfit> {
-        spare.check()
+        spare.check(&self.0.pools)
     }
 
     fn destroy(&self, spare: Spare) {

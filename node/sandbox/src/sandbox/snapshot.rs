@@ -15,11 +15,10 @@ use thaw_sys::lock::Lock;
 
 use super::create::{Making, Parts};
 use super::freeze::{DISK_ID, Workload};
-use super::machine::spawn;
 use super::pools::Claimed;
 use super::retry::retry_once;
 use super::spec::new_record;
-use super::thaw::{machine, refuse_test_hooks, refuse_untethered_pages};
+use super::wanted_machine::{machine, refuse_test_hooks, refuse_untethered_pages};
 use super::{NetworkMode, NetworkSource, Node, Sandbox, Shown, disk, kept_components, network};
 use crate::blocking::blocking;
 use crate::container::{IMAGE_DISK_SLOT, RootServing};
@@ -160,35 +159,26 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
         ..new_record()?
     };
     let share_of_disk = node.budget.sandbox(frozen_disk(registered)?.1).await?;
-    let mut making = Making::begin(node, record, trace)?;
+    let machine = machine(
+        Shape {
+            vcpus: subject.machine.vcpus,
+            memory_mib: subject.machine.memory_mib,
+            cpu: subject.cpu.baseline,
+        },
+        spec.tethered,
+    );
+    let mut making = Making::claim(node, record, &machine, None, trace)?;
     making.resources.share_of_disk = Some(share_of_disk);
-    if let Some(image) = frozen.guest_image {
+    if let (Some(image), Some(files)) = (frozen.guest_image, &mut making.files) {
         let copied = image.try_clone();
-        making.files.guest_image = copied
+        files.guest_image = copied
             .map_err(|e| Error::system("cannot copy a descriptor", &e))?
             .into();
     }
     let directory = making.resources.directory.path().to_owned();
     let parts = parts(node, registered, workload, spec, &directory, trace);
     let restored = async {
-        let machine = machine(
-            Shape {
-                vcpus: subject.machine.vcpus,
-                memory_mib: subject.machine.memory_mib,
-                cpu: subject.cpu.baseline,
-            },
-            spec.tethered,
-        );
-        spawn(
-            node,
-            &making.program,
-            &making.files,
-            machine,
-            &mut making.resources,
-            &mut making.record,
-            trace,
-        )
-        .await?;
+        making.spawn(machine).await?;
         trace.reason(
             Slow::NoParkedVm,
             "no machine was parked with this snapshot in it: one was restored now",
@@ -204,7 +194,7 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
         container.write(making.resources.directory.path())?;
     }
     making.give_identity(spec.hostname.clone(), false).await?;
-    making.thawed().await;
+    making.note_thawed().await?;
     making.done()
 }
 
@@ -283,9 +273,13 @@ async fn parts(
         .await
     };
     let source = NetworkSource::Ours(mode);
-    let (disk, network) = tokio::try_join!(disk, network::claim(node, &source, &terms, directory, trace))?;
+    let (disk, network) = tokio::try_join!(
+        disk,
+        network::claim(node, None, (&source, &terms), directory, trace)
+    )?;
     Ok(Parts {
         images,
+        attached: None,
         disk,
         network,
         prefetch: None,

@@ -1,8 +1,8 @@
 //! Spares: machines made before it is known which sandbox will use them.
 //!
 //! Each spare has a directory under the run directory's `spares`, with a record, as a sandbox has. So the next start finds and removes what
-//! a killed thawd left. Invariant: a thaw-vmm is in a record before it has a machine, and in at least one record from then on. A sandbox
-//! that takes a spare writes it into its own record before it takes anything else.
+//! a killed thawd left. A sandbox that takes a spare takes its id and its directory: the record is replaced, then the directory moves.
+//! Invariant: a thaw-vmm is in a record before it has a machine, and in one record from then on.
 
 use std::os::fd::AsFd;
 use std::path::Path;
@@ -10,70 +10,80 @@ use std::sync::Arc;
 
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::{Cgroup, Cgroups};
-use thaw_pools::resource::Unfit;
+use thaw_pools::resource::{Kind, Unfit};
 use thaw_pools::vmm;
 use thaw_protocol::control::MachineSpec;
+use tokio::runtime::Handle;
 
-use super::files::open_kvm;
+use super::files::{open_guest_image, open_kvm};
+use super::fitted::{Fitted, Fitting};
 use super::pools::Claimed;
 use super::spec::new_record;
 use super::vmm_log::LOG;
-use super::{Node, Pools, Required, Resources, limits};
-use crate::control_client::{CallError, ControlClient, Vmm};
+use super::{Node, Pools, Required, Resources, limits, machine};
+use crate::control_client::{ControlClient, Vmm};
 use crate::error::{Error, ErrorKind};
-use crate::state::{Record, RunDirectory, SandboxDirectory};
+use crate::images::Images;
+use crate::paths::Paths;
+use crate::snapshot::Subject;
+use crate::state::{NameHeld, Record, RunDirectory, SandboxDirectory};
+use crate::template::Templates;
 use crate::vm::{MachineError, Process, Restored, Shell, Vm, VmmOptions};
 
 /// A machine that no sandbox has taken yet. Dropping it ends it.
 pub struct Spare {
-    // Fields drop in this order: the machine is killed and reaped before its cgroup and directory are removed.
+    // Fields drop in this order: the machine is killed and reaped before what it uses is removed.
     vm: Vm,
+    /// What is attached to it already.
+    fitted: Option<Fitted>,
     cgroup: Option<Claimed<Cgroups>>,
     directory: SandboxDirectory,
+    record: Record,
+}
+
+/// A spare's machine, as the sandbox that took it has it.
+pub(super) struct Taken {
+    pub restored: Option<Restored>,
+    pub fitted: Option<Fitted>,
 }
 
 impl Spare {
     /// Whether it is still usable.
-    pub(super) fn check(&self) -> Result<(), Unfit> {
-        self.vm.check()
+    pub(super) fn check(&self, pools: &Pools) -> Result<(), Unfit> {
+        self.vm.check()?;
+        match self.fitted.as_ref().and_then(|fitted| fitted.network.as_ref()) {
+            Some(slot) => pools.networks.kind().check(slot),
+            None => Ok(()),
+        }
     }
 
-    /// Gives the machine to a sandbox. Returns the result of the restore, if a snapshot was restored into it. If this fails, it ends
-    /// whatever the sandbox does not own by then.
-    pub(super) fn assign_to(
+    /// Whether devices are attached to it.
+    pub(super) fn is_fitted(&self) -> bool {
+        self.fitted.is_some()
+    }
+
+    /// Gives the machine and its directory to a sandbox, whose record gets the spare's id. If this fails, it ends all of them.
+    pub(super) fn give_to(
         self,
-        resources: &mut Resources,
+        run: &RunDirectory,
         record: &mut Record,
-    ) -> Result<Option<Restored>, Error> {
+        name: NameHeld,
+        required: Required,
+    ) -> Result<(Resources, Taken), Error> {
+        record.id = self.record.id;
         record.control = self.vm.control_version();
         let (process, control, restored) = self.vm.into_parts();
         let vmm = Vmm(process.record().pid);
         record.vmm = Some(process.record());
         record.cgroup = self.cgroup.as_ref().map(|c| c.name().to_owned());
-        (resources.vmm, resources.cgroup) = (Some(process), self.cgroup);
-        resources.directory.write(record)?;
-        reach(Failpoint::SpareTaken);
-        resources.control = Some(ControlClient::made(control, vmm, record.control)?.into());
-        let moves = [
-            (
-                self.directory.control_socket(),
-                resources.directory.control_socket(),
-                Failpoint::SpareSocketMoved,
-            ),
-            (
-                self.directory.path().join(LOG),
-                resources.directory.path().join(LOG),
-                Failpoint::SpareLogMoved,
-            ),
-        ];
-        for (from, to, moved) in moves {
-            std::fs::rename(&from, &to)
-                .map_err(|e| Error::system(format!("cannot move {}", from.display()), &e))?;
-            reach(moved);
-        }
-        drop(self.directory);
-        reach(Failpoint::SpareLeft);
-        Ok(restored)
+        let control = ControlClient::made(control, vmm, record.control)?;
+        let directory = run.take(self.directory, record, name)?;
+        let mut resources = Resources::new(directory, required.limits);
+        resources.vmm = Some(process);
+        resources.cgroup = self.cgroup;
+        resources.control = Some(control.into());
+        let fitted = self.fitted;
+        Ok((resources, Taken { restored, fitted }))
     }
 }
 
@@ -81,16 +91,26 @@ impl Spare {
 #[derive(Debug)]
 pub(super) struct Spares {
     run: RunDirectory,
-    pools: Arc<Pools>,
+    paths: Paths,
+    templates: Templates,
+    images: Images,
+    pub pools: Arc<Pools>,
     require: Required,
+    /// The runtime on which the host's ends of devices are served.
+    runtime: Handle,
 }
 
 impl Spares {
+    /// Must be called within a tokio runtime.
     pub(super) fn of(node: &Node) -> Spares {
         Spares {
             run: node.run.spares(),
+            paths: node.paths.clone(),
+            templates: node.templates.clone(),
+            images: node.images.clone(),
             pools: node.pools.clone(),
             require: node.require,
+            runtime: Handle::current(),
         }
     }
 
@@ -106,30 +126,62 @@ impl Spares {
             // The process runs in the cgroup of this process.
             Err(_) => None,
         };
-        let (vm, directory) = self.begin(machine, cgroup.as_deref(), on)?;
-        Ok(Spare {
-            vm,
-            cgroup,
-            directory,
-        })
-    }
-
-    fn begin(
-        &self,
-        machine: &MachineSpec,
-        cgroup: Option<&Cgroup>,
-        on: impl FnOnce(Shell) -> Result<Vm, MachineError>,
-    ) -> Result<(Vm, SandboxDirectory), Error> {
-        let (program, kvm) = (vmm::find()?, open_kvm(Path::new("/dev/kvm"))?);
         let mut record = Record {
             image: "(spare)".into(),
-            cgroup: cgroup.map(|c| c.name().to_owned()),
+            cgroup: cgroup.as_ref().map(|c| c.name().to_owned()),
             tethered: machine.tethered,
             vcpus: machine.vcpus,
             memory_mib: machine.memory_mib,
             ..new_record()?
         };
-        let directory = self.run.create(&record)?;
+        let (vm, directory) = self.begin(machine, &mut record, cgroup.as_deref(), on)?;
+        Ok(Spare {
+            vm,
+            fitted: None,
+            cgroup,
+            directory,
+            record,
+        })
+    }
+
+    /// Attaches to a parked machine what every sandbox of its pool has, and sets the limits of a sandbox of the machine's size.
+    ///
+    /// # Errors
+    /// The guest image is no longer the template's.
+    pub(super) fn fit(&self, spare: &mut Spare, template: &Subject, fitting: Fitting) -> Result<(), Error> {
+        let _runtime = self.runtime.enter();
+        let vsock = spare.directory.vsock_socket();
+        let guest_image = open_guest_image(&self.paths)?;
+        // Looked at after it was opened: a file that is replaced meanwhile does not pass.
+        if template
+            .guest_image
+            .is_some_and(|image| !self.templates.has_guest_image(image))
+        {
+            let what = "the guest image is another than the template was made with";
+            return Err(Error::new(ErrorKind::SnapshotIncompatible, what));
+        }
+        let (pools, images, vm) = (&self.pools, &self.images, &mut spare.vm);
+        let mut fitted = Fitted::make(pools, images, &guest_image, fitting, &vsock, vm)?;
+        if let Some(disk) = &fitted.disk {
+            let (record, cgroup) = (&spare.record, spare.cgroup.as_deref());
+            limits::set_now(self.require.limits, cgroup, record, &disk.file, 0)?;
+            limits::set_files(spare.vm.process(), record, &disk.file)?;
+            fitted.attached.limited_to_mib = Some(record.memory_mib);
+        }
+        reach(Failpoint::SpareFitted);
+        spare.fitted = Some(fitted);
+        Ok(())
+    }
+
+    fn begin(
+        &self,
+        machine: &MachineSpec,
+        record: &mut Record,
+        cgroup: Option<&Cgroup>,
+        on: impl FnOnce(Shell) -> Result<Vm, MachineError>,
+    ) -> Result<(Vm, SandboxDirectory), Error> {
+        let (program, kvm) = (vmm::find()?, open_kvm(Path::new("/dev/kvm"))?);
+        let directory = self.run.create(record)?;
         reach(Failpoint::SpareDirectoryMade);
         let options = VmmOptions {
             control: directory.control_socket(),
@@ -137,22 +189,16 @@ impl Spares {
             tethered: machine.tethered,
             jail: self.require.jail(),
         };
-        let process = Process::start(&program, &options).map_err(failure)?;
+        let process = Process::start(&program, &options).map_err(machine::failure)?;
         record.vmm = Some(process.process().record());
-        directory.write(&record)?;
+        directory.write(record)?;
         reach(Failpoint::SpareRecorded);
         limits::enter(self.require.limits, cgroup, process.process())?;
         reach(Failpoint::SpareInCgroup);
-        let shell = process.create(kvm.as_fd(), machine.clone()).map_err(failure)?;
+        let shell = process
+            .create(kvm.as_fd(), machine.clone())
+            .map_err(machine::failure)?;
         reach(Failpoint::SpareMachineMade);
-        Ok((on(shell).map_err(failure)?, directory))
-    }
-}
-
-fn failure(error: MachineError) -> Error {
-    match error {
-        MachineError::Start(e) => e.into(),
-        MachineError::Refused(e) => CallError::Refused(e).into(),
-        other => Error::new(ErrorKind::VmmFailed, other.to_string()),
+        Ok((on(shell).map_err(machine::failure)?, directory))
     }
 }

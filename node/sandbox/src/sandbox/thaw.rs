@@ -5,21 +5,20 @@ use std::sync::Arc;
 
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::process::{ProcessRecord, Stat};
-use thaw_pools::resource::SlowReason;
 use thaw_protocol::control::{Command, DeviceId, MachineSpec, MappedRegion, MemoryMode, Response};
 
+use super::Origin;
 use super::create::Making;
-use super::machine::{explain, spawn, unexpected_answer};
-use super::parked::{self, ParkedWant};
+use super::machine::{explain, unexpected_answer};
+use super::parked;
 use super::retry::with_end_reason;
-use super::{Node, Origin, SandboxSpec};
+use super::wanted_machine::Known;
 use crate::control_client::{ControlClient, Pending};
 use crate::error::{Error, ErrorKind};
 use crate::page_server::{FileSource, PageServer};
 use crate::slow::Slow;
 use crate::snapshot::Registered;
-use crate::template::command_line::{command_line, has_test_hooks};
-use crate::template::{Progress, Shape, Step};
+use crate::template::{Progress, Step};
 use crate::trace::Trace;
 
 /// The device through which a process without the privilege watches page faults of the kernel.
@@ -35,21 +34,20 @@ impl Making<'_> {
     /// A machine with the template for this sandbox in it, parked.
     pub(super) async fn restore_template(
         &mut self,
-        spec: &SandboxSpec,
+        known: Known,
+        machine: MachineSpec,
+        mode: MemoryMode,
         building: Progress,
     ) -> Result<(), Error> {
-        refuse_test_hooks(self.node, &command_line())?;
-        refuse_untethered_pages(spec.memory_mode, spec.tethered)?;
+        if self.origin.is_some() {
+            return Ok(());
+        }
         let (node, trace) = (self.node, self.trace);
-        let (shape, held) = find_template(node, spec).await?;
-        let machine = machine(shape, spec.tethered);
-        let why = match &held {
-            Some(template) => self.take_parked(&machine, template.clone(), spec.memory_mode)?,
-            None => Some(SlowReason::NoPool),
-        };
-        let Some(why) = why else { return Ok(()) };
-        let text = format!("no machine was parked with this template in it ({why}): one was restored now");
-        trace.reason(Slow::NoParkedVm, &text);
+        if known.template.is_none() {
+            let text =
+                "no machine was parked, for this process did not have the template: one was restored now";
+            trace.reason(Slow::NoParkedVm, text);
+        }
         let account = trace.clone();
         let building: Progress = Arc::new(move |step| {
             if let Step::Again(why) = &step {
@@ -59,55 +57,20 @@ impl Making<'_> {
         });
         let template = async {
             let _stage = trace.stage("template");
-            match held {
+            match known.template {
                 Some(registered) => Ok((registered, false)),
                 None => {
-                    let template = node.templates.get(node, shape, None, &building).await?;
+                    let template = node.templates.get(node, known.shape, None, &building).await?;
                     Ok((template.registered, template.built))
                 }
             }
         };
-        let spawned = spawn(
-            node,
-            &self.program,
-            &self.files,
-            machine,
-            &mut self.resources,
-            &mut self.record,
-            trace,
-        );
-        let ((template, built), ()) = tokio::try_join!(template, spawned)?;
+        let ((template, built), ()) = tokio::try_join!(template, self.spawn(machine))?;
         if built {
             parked::drop_older(node, &template);
             trace.reason(Slow::TemplateBuilt, "the template was built this time");
         }
-        self.restore(template, spec.memory_mode).await
-    }
-
-    /// Takes a machine that is parked with the template, or returns why there is none.
-    fn take_parked(
-        &mut self,
-        machine: &MachineSpec,
-        template: Arc<Registered>,
-        mode: MemoryMode,
-    ) -> Result<Option<SlowReason>, Error> {
-        let want = ParkedWant {
-            machine: machine.clone(),
-            template,
-            mode,
-        };
-        let spare = match parked::ready(self.node, &want) {
-            Ok(spare) => spare,
-            Err(why) => return Ok(Some(why)),
-        };
-        let _stage = self.trace.stage("claim");
-        self.trace
-            .note("claim", "a machine was parked with this template in it");
-        if let Some(restored) = spare.assign_to(&mut self.resources, &mut self.record)? {
-            self.trace.count("populated_pages", restored.populated_pages);
-        }
-        self.origin = Some(Origin::of(want.template));
-        Ok(None)
+        self.restore(template, mode).await
     }
 
     /// Loads a snapshot into the machine.
@@ -166,13 +129,13 @@ impl Making<'_> {
         }
     }
 
-    /// Runs after the acknowledgement: reads from the machine how its start went.
-    pub(super) async fn thawed(&mut self) {
-        let Ok(control) = self.resources.control() else {
-            return;
-        };
+    /// Runs after the acknowledgement: records that the sandbox is ready, and meanwhile asks the machine how its start went.
+    pub(super) async fn note_thawed(&mut self) -> Result<(), Error> {
+        let control = self.resources.control()?.clone();
+        let (status, noted) = tokio::join!(control.call(Command::Status, &[]), async { self.note_ready() });
+        noted?;
         // If the machine has ended meanwhile, the task that monitors it reports that.
-        if let Ok(Response::Status { times, faults, .. }) = control.call(Command::Status, &[]).await {
+        if let Ok(Response::Status { times, faults, .. }) = status {
             tracing::debug!(faults, "page faults of the vCPUs up to the acknowledgement");
             self.trace.add_monotonic("entry", times.thawed, times.entered);
             self.trace.count("faults", faults);
@@ -188,22 +151,8 @@ impl Making<'_> {
                 format!("{pages} page faults waited for the disk: the snapshot was not in the page cache");
             self.trace.reason(Slow::PagesNotResident, &text);
         }
+        Ok(())
     }
-}
-
-/// The shape of the template for this sandbox, and the template if this process holds it. Uses another thread only if a file must be
-/// read.
-async fn find_template(node: &Node, spec: &SandboxSpec) -> Result<(Shape, Option<Arc<Registered>>), Error> {
-    let (cpus, memory) = (spec.vcpus, spec.memory_mib);
-    if let Some((shape, template)) = node.templates.at_hand(cpus, memory) {
-        return Ok((shape, Some(template)));
-    }
-    let store = node.templates.clone();
-    crate::blocking::blocking(move || {
-        let shape = store.shape_for(cpus, memory, &command_line());
-        Ok((shape, store.held(shape)))
-    })
-    .await
 }
 
 /// Adds the snapshot's path to a refusal of the VMM, which knows the snapshot only by its descriptors.
@@ -215,36 +164,6 @@ fn of_snapshot(refusal: Error, from: &Registered) -> Error {
         }
         _ => refusal,
     }
-}
-
-/// The machine into which a template of this shape is restored.
-pub(super) fn machine(shape: Shape, tethered: bool) -> MachineSpec {
-    MachineSpec {
-        vcpus: shape.vcpus,
-        memory_mib: shape.memory_mib,
-        cpu: shape.cpu,
-        tethered,
-    }
-}
-
-/// Refuses a guest that was weakened for a test, unless this node accepts those.
-pub(super) fn refuse_test_hooks(node: &Node, command_line: &str) -> Result<(), Error> {
-    if !node.test_templates && has_test_hooks(command_line) {
-        let what = "this guest was weakened for a test by a thaw.test= word on its kernel's command line";
-        return Err(
-            Error::new(ErrorKind::SnapshotIncompatible, what).remedy("start thawd with --test-templates")
-        );
-    }
-    Ok(())
-}
-
-/// Refuses to serve the memory of a machine that may outlive this process: its faults would then wait for ever.
-pub(super) fn refuse_untethered_pages(mode: MemoryMode, tethered: bool) -> Result<(), Error> {
-    if mode == MemoryMode::Uffd && !tethered {
-        let what = "a sandbox that outlives this process cannot have its memory served by it page by page";
-        return Err(Error::new(ErrorKind::Runtime, what).remedy("choose memory mode cow or populate"));
-    }
-    Ok(())
 }
 
 /// Loads a snapshot into a created machine.

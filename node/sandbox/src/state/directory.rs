@@ -73,6 +73,16 @@ impl SandboxDirectory {
         write().map_err(|e| Error::system(format!("cannot write {}", path.display()), &e))
     }
 
+    /// Moves it, with its files and its lock, to `to` on the same file system. A crash leaves it in one of the two places.
+    ///
+    /// # Errors
+    /// As of rename(2); it stays where it was.
+    pub(super) fn move_to(&mut self, to: PathBuf) -> io::Result<()> {
+        fs::rename(&self.path, &to)?;
+        self.path = to;
+        Ok(())
+    }
+
     /// Another handle for a task of the owner. It holds no lock and removes nothing when dropped.
     pub fn handle(&self) -> io::Result<SandboxDirectory> {
         let mut handle = SandboxDirectory::locked(self.path.clone(), File::open(&self.path)?);

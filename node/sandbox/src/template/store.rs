@@ -117,6 +117,12 @@ impl Templates {
         })
     }
 
+    /// Whether this node's guest image is the one with this hash.
+    pub fn has_guest_image(&self, image: Hash) -> bool {
+        let ours = self.registry.stamps().hash_file(&self.paths.guest_image);
+        ours.is_ok_and(|ours| ours == image)
+    }
+
     /// Keeps copies of this node's components if a template or snapshot was made from exactly these. If a copy fails, only a thaw
     /// after an upgrade is lost.
     pub fn keep_components(&self, of: &Subject) {

@@ -87,10 +87,19 @@ impl Store {
         progress: Arc<dyn Progress>,
     ) -> Result<Image, Error> {
         let pull = Pull::new(self, reference, platform, options, progress)?;
-        if let Some(image) = pull.find_stored().await? {
+        // A complete image is asked for, or news of the source: both must be looked for.
+        let may_be_known = options.lazy && options.policy != PullPolicy::Always;
+        if may_be_known && let Some(image) = self.known(&pull.reference, platform) {
             return Ok(image);
         }
-        let pulled = pull.make_from_source().await;
+        let before = self.stamp(&pull.reference);
+        let pulled = match pull.find_stored().await? {
+            Some(image) => Ok(image),
+            None => pull.make_from_source().await,
+        };
+        if let (Ok(image), true) = (&pulled, may_be_known) {
+            self.keep_known(&pull.reference, platform, before, image);
+        }
         if pulled.is_err() {
             let store = self.clone();
             // If this fails, the leftovers are removed when the store is next opened; the pull's error matters more.

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use thaw_bench::create::storm::{self, CREATED, Storm};
-use thaw_bench::create::{Node, Ready, cycles, reads};
+use thaw_bench::create::{Node, Ready, cycles, parked_byte, reads};
 use thaw_bench::{Report, table};
 use thaw_tiny_guest::bare::bare;
 use thaw_tiny_node::Place;
@@ -12,6 +12,9 @@ use thaw_tiny_node::Place;
 /// How much is measured.
 struct Plan {
     storms: &'static [Storm],
+    /// Rounds of parked machines without thawd: one at a time, and [`FEW`] at once.
+    alone: usize,
+    alone_few: usize,
     cycles: usize,
     watchers: usize,
     watch_seconds: u64,
@@ -30,6 +33,8 @@ const WHOLE: Plan = Plan {
         Storm::new(Ready::Nothing, 10, 20),
         Storm::new(Ready::Nothing, FEW, 20),
     ],
+    alone: 100,
+    alone_few: 20,
     cycles: 10_000,
     watchers: 1_000,
     watch_seconds: 10,
@@ -40,8 +45,11 @@ const QUICK: Plan = Plan {
         Storm::new(Ready::Parts, 1, 2),
         Storm::new(Ready::Parts, FEW, 2),
         Storm::new(Ready::Parked, 1, 2),
+        Storm::new(Ready::Parked, FEW, 2),
         Storm::new(Ready::Nothing, 1, 2),
     ],
+    alone: 20,
+    alone_few: 2,
     cycles: 40,
     watchers: 50,
     watch_seconds: 1,
@@ -50,6 +58,8 @@ const QUICK: Plan = Plan {
 /// One creation at a time alone, often: for a profile of thawd beside it.
 const ONE: Plan = Plan {
     storms: &[Storm::new(Ready::Parts, 1, 40), Storm::new(Ready::Parked, 1, 40)],
+    alone: 40,
+    alone_few: 0,
     cycles: 0,
     watchers: 0,
     watch_seconds: 0,
@@ -87,6 +97,24 @@ fn main() -> ExitCode {
     }
 }
 
+/// The ratios between creations, and of creations to what they stand on.
+fn compare(report: &mut Report, plan: &Plan) -> Result<(), String> {
+    let created = |count, ready| storm::name(count, ready, false, CREATED);
+    let parked = created(1, Ready::Parked);
+    report.ratio("create_over_parked_byte", &parked, &parked_byte::name(1))?;
+    report.ratio("parked_over_shell_create", &parked, &created(1, Ready::Parts))?;
+    if plan.alone_few > 0 {
+        let parked = created(FEW, Ready::Parked);
+        report.ratio("create50_over_parked50_byte", &parked, &parked_byte::name(FEW))?;
+        report.ratio(
+            "parked_over_shell_create_at_50",
+            &parked,
+            &created(FEW, Ready::Parts),
+        )?;
+    }
+    Ok(())
+}
+
 async fn measure(plan: &Plan) -> Result<Report, String> {
     let own = std::env::current_exe().map_err(|e| format!("where this program is: {e}"))?;
     let binaries = own.parent().unwrap_or(Path::new("."));
@@ -99,6 +127,9 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
     for storm in plan.storms {
         place = storm.run(place, &mut report).await?;
     }
+    parked_byte::run(&mut report, plan.alone, (FEW, plan.alone_few))
+        .map_err(|e| format!("parked machines without thawd: {e}"))?;
+    compare(&mut report, plan)?;
     if plan.cycles == 0 {
         report
             .write(Path::new("target/bench"))

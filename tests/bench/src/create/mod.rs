@@ -4,10 +4,12 @@
 //! | module | what is measured |
 //! |---|---|
 //! | [`storm`] | so many creations at once, from one start |
+//! | [`parked_byte`] | what they are compared with: a thaw of a parked machine, without thawd |
 //! | [`cycles`] | what thousands of creations and deletions leave |
 //! | [`reads`] | lists by label, and many that watch |
 
 pub mod cycles;
+pub mod parked_byte;
 pub mod reads;
 pub mod storm;
 

@@ -9,6 +9,7 @@ use thaw_protocol::control::MemoryMode;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::VARIABLES;
 
+use crate::interrupt::in_runtime;
 use crate::ui::Ui;
 
 mod about;
@@ -47,6 +48,7 @@ mod stdio;
 mod table;
 mod template;
 mod thaw;
+mod timings;
 mod top;
 pub mod ui;
 mod values;
@@ -465,17 +467,6 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Error> {
         Command::Info(arguments) => in_runtime(about::info(arguments, &cli.global)),
         Command::Version(arguments) => in_runtime(about::version(arguments, &cli.global)),
     }
-}
-
-fn in_runtime(work: impl Future<Output = Result<u8, Error>>) -> Result<u8, Error> {
-    let runtime = tokio::runtime::Builder::new_multi_thread()
-        .worker_threads(2)
-        .enable_all()
-        .build()
-        .map_err(|e| Error::system("cannot start the runtime", &e))?;
-    let result = runtime.block_on(work);
-    runtime.shutdown_background();
-    result
 }
 
 /// Prints a line of a command's own output. A closed stdout is no error.

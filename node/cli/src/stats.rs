@@ -15,6 +15,7 @@ use super::Global;
 use super::format::Format;
 use super::table::Table;
 use super::top::{Row, Shown, View, draw, refresh, write_out};
+use crate::stdio::terminal;
 
 /// Time between refreshes, as docker's.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -68,7 +69,8 @@ pub(super) async fn stats(arguments: &StatsArguments, global: &Global) -> Result
     };
     refresh(&view, |shown| {
         if live {
-            return Ok(draw(&table(shown).lines(None)));
+            let columns = terminal::size().map(|(_, columns)| usize::from(columns));
+            return Ok(draw(&table(shown).lines(columns)));
         }
         let fields: Vec<Value> = shown.sandboxes.iter().map(fields).collect();
         format.print(&fields, || table(shown).print())?;

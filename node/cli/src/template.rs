@@ -16,6 +16,7 @@ use thaw_sandbox::template::command_line::command_line;
 use thaw_sandbox::template::{Entry, Progress, Shape, Step, Templates, baseline};
 
 use super::ByteSize;
+use crate::table::Table;
 use crate::ui::Ui;
 
 /// Templates: guests that were booted once, from which sandboxes are thawed.
@@ -166,10 +167,7 @@ fn list(entries: &[Entry], json: bool) {
         super::print(&json!(all).to_string());
         return;
     }
-    super::print(&format!(
-        "{:<12}  {:>4}  {:>9}  {:<9}  {:>11}  STATE",
-        "KEY", "CPUS", "MEMORY", "BASELINE", "DISK"
-    ));
+    let mut table = Table::new(&["KEY", "CPUS", "MEMORY", "BASELINE", "DISK", "STATE"]);
     for entry in entries {
         let (cpus, memory, baseline) = match &entry.manifest {
             Ok(manifest) => {
@@ -179,13 +177,13 @@ fn list(entries: &[Entry], json: bool) {
             }
             Err(_) => ("-".into(), "-".into(), "-".into()),
         };
-        super::print(&format!(
-            "{:<12}  {cpus:>4}  {memory:>9}  {baseline:<9}  {:>11}  {}",
-            entry.key.short(),
+        let (key, disk) = (
+            entry.key.short().to_owned(),
             HumanBytes(entry.disk_bytes).to_string(),
-            state(entry),
-        ));
+        );
+        table.row([key, cpus, memory, baseline, disk, state(entry)]);
     }
+    table.print();
 }
 
 fn state(entry: &Entry) -> String {

@@ -15,8 +15,14 @@ use thaw_imagefs::digest::Digest;
 use thaw_images::progress::{Event, Progress};
 use thaw_sandbox::error::Error;
 use thaw_sandbox::human_bytes::HumanBytes;
-use thaw_sandbox::trace::{Account, Stage};
+use thaw_sandbox::trace::Account;
 use thaw_sys::lock::Lock;
+
+use crate::stdio::terminal;
+use crate::timings::timing_table;
+
+/// Columns of a bar with its numbers. On a narrower terminal a bar is a percentage, so that it takes one line.
+const BAR_COLUMNS: u16 = 72;
 
 /// The output mode.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -330,12 +336,15 @@ impl PullProgress {
 
     /// A bar at the bottom.
     fn begin(&self, prefix: String, total: Option<u64>) -> Layer {
-        let bar = self.bars.add(match total {
-            Some(total) => {
-                ProgressBar::new(total).with_style(style("{bar:30} {bytes:>11}/{total_bytes:<11}"))
-            }
-            None => ProgressBar::no_length().with_style(style("{spinner} {bytes:>11}")),
-        });
+        let narrow = terminal::size().is_some_and(|(_, columns)| columns < BAR_COLUMNS);
+        let look = match (total.is_some(), narrow) {
+            (true, false) => "{prefix} {bar:30} {bytes:>11}/{total_bytes:<11} {wide_msg}",
+            (false, false) => "{prefix} {spinner} {bytes:>11} {wide_msg}",
+            (true, true) => "{prefix:8!} {percent:>3}% {wide_msg}",
+            (false, true) => "{prefix:8!} {bytes} {wide_msg}",
+        };
+        let bar = total.map_or_else(ProgressBar::no_length, ProgressBar::new);
+        let bar = self.bars.add(bar.with_style(style(look)));
         bar.set_prefix(prefix);
         Layer { bar, received: 0 }
     }
@@ -358,9 +367,8 @@ impl Drop for PullProgress {
     }
 }
 
-fn style(middle: &str) -> ProgressStyle {
-    ProgressStyle::with_template(&format!("{{prefix}} {middle} {{msg}}"))
-        .unwrap_or_else(|_| ProgressStyle::default_bar())
+fn style(template: &str) -> ProgressStyle {
+    ProgressStyle::with_template(template).unwrap_or_else(|_| ProgressStyle::default_bar())
 }
 
 fn waiting(registry: &str, attempt: u32, waited: Duration) -> String {
@@ -375,76 +383,10 @@ fn short(digest: &Digest) -> String {
     digest.hex().chars().take(12).collect()
 }
 
-/// One line per stage: name, milliseconds, and a bar that shows when it was and how long.
-pub fn timing_table(stages: &[Stage]) -> String {
-    const WIDTH: u64 = 40;
-    let end = stages
-        .iter()
-        .map(|s| s.start_ns + s.duration_ns)
-        .max()
-        .unwrap_or(0)
-        .max(1);
-    let name_width = stages
-        .iter()
-        .map(|s| s.name.len())
-        .max()
-        .unwrap_or(0)
-        .max("stage".len());
-    let mut text = format!("{:<name_width$}  {:>9}  {:>9}\n", "stage", "at ms", "took ms");
-    let milliseconds = |ns: u64| ns as f64 / 1e6;
-    for stage in stages {
-        let scaled = |ns: u64| (u128::from(ns) * u128::from(WIDTH) / u128::from(end)) as usize;
-        let from = scaled(stage.start_ns);
-        let to = scaled(stage.start_ns + stage.duration_ns).max(from + 1);
-        text.push_str(&format!(
-            "{:<name_width$}  {:>9.2}  {:>9.2}  {}{}\n",
-            stage.name,
-            milliseconds(stage.start_ns),
-            milliseconds(stage.duration_ns),
-            " ".repeat(from),
-            "█".repeat(to - from),
-        ));
-    }
-    text.push_str(&format!(
-        "{:<name_width$}  {:>9}  {:>9.2}\n",
-        "total",
-        "",
-        milliseconds(end)
-    ));
-    text
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
     use thaw_images::form::Form;
-
-    fn stage(name: &str, start_ms: u64, took_ms: u64) -> Stage {
-        Stage {
-            name: name.into(),
-            start_ns: start_ms * 1_000_000,
-            duration_ns: took_ms * 1_000_000,
-        }
-    }
-
-    #[test]
-    fn the_table_shows_when_and_how_long() {
-        let table = timing_table(&[stage("image", 0, 50), stage("kernel", 50, 50)]);
-        let lines: Vec<_> = table.lines().collect();
-        assert!(
-            lines[1].starts_with("image ") && lines[1].ends_with(&"█".repeat(20)),
-            "{table}"
-        );
-        assert!(
-            lines[2].contains(&format!("  {}{}", " ".repeat(20), "█".repeat(20))),
-            "{table}"
-        );
-        assert!(
-            lines[3].starts_with("total") && lines[3].ends_with("100.00"),
-            "{table}"
-        );
-        assert!(timing_table(&[]).contains("total"));
-    }
 
     #[test]
     fn progress_never_fails_whatever_the_order_of_events() {

@@ -20,6 +20,11 @@ pub struct Terminal {
 impl Terminal {
     /// Starts `command` as the foreground process of a new 80×24 terminal.
     pub fn start(command: &mut Command) -> Terminal {
+        Terminal::sized(command, 24, 80)
+    }
+
+    /// Starts `command` as the foreground process of a new terminal of this size.
+    pub fn sized(command: &mut Command, rows: u16, columns: u16) -> Terminal {
         let master =
             rustix::pty::openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY | OpenptFlags::CLOEXEC).unwrap();
         rustix::pty::grantpt(&master).unwrap();
@@ -48,14 +53,12 @@ impl Terminal {
                 Ok(())
             });
         }
-        let child = terminal_side.spawn().unwrap();
-        let terminal = Terminal {
+        rustix::termios::tcsetwinsize(&master, winsize(rows, columns)).unwrap();
+        Terminal {
             master: master.into(),
-            child,
+            child: terminal_side.spawn().unwrap(),
             seen: String::new(),
-        };
-        terminal.resize(24, 80);
-        terminal
+        }
     }
 
     /// Types.
@@ -65,13 +68,7 @@ impl Terminal {
 
     /// Changes the window's size; the kernel tells the foreground process.
     pub fn resize(&self, rows: u16, columns: u16) {
-        let size = Winsize {
-            ws_row: rows,
-            ws_col: columns,
-            ws_xpixel: 0,
-            ws_ypixel: 0,
-        };
-        rustix::termios::tcsetwinsize(&self.master, size).unwrap();
+        rustix::termios::tcsetwinsize(&self.master, winsize(rows, columns)).unwrap();
     }
 
     /// Reads until `text` has been shown since the last call; fails at the end of output.
@@ -109,5 +106,14 @@ impl Terminal {
             self.seen += &String::from_utf8_lossy(&buffer[..n]);
         }
         (self.child.wait().unwrap(), self.seen)
+    }
+}
+
+fn winsize(rows: u16, columns: u16) -> Winsize {
+    Winsize {
+        ws_row: rows,
+        ws_col: columns,
+        ws_xpixel: 0,
+        ws_ypixel: 0,
     }
 }

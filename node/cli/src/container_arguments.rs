@@ -5,9 +5,10 @@ use std::path::PathBuf;
 
 use clap::Args;
 use thaw_daemon::api::watch::selector::check_labels;
-use thaw_protocol::api::{SeccompProfile, Volume};
+use thaw_protocol::api::Volume;
+use thaw_sandbox::container::seccomp_profile::Profile;
 use thaw_sandbox::container::settings::{Capability, Chosen, Device, Settings, Sysctl, Tmpfs, Ulimit};
-use thaw_sandbox::container::{SecurityOption, parse_security_option};
+use thaw_sandbox::container::{Seccomp, SecurityOption, parse_security_option};
 use thaw_sandbox::error::{Error, ErrorKind};
 
 use super::mount::Mount;
@@ -47,8 +48,8 @@ pub struct ContainerArguments {
     /// the container nothing of this host
     #[arg(long)]
     pub privileged: bool,
-    /// `seccomp=unconfined`: allow all system calls. `seccomp=default`: allow those that docker allows.
-    /// `no-new-privileges`: set-user-ID programs gain nothing
+    /// `seccomp=unconfined`: allow all system calls. `seccomp=default`: allow those that docker allows. `seccomp=FILE`: a
+    /// profile of your own, in docker's or the OCI's JSON. `no-new-privileges`: set-user-ID programs gain nothing
     #[arg(long, value_name = "OPTION", value_parser = parse_security_option)]
     pub security_opt: Vec<SecurityOption>,
     /// Write the sandbox's id to a file, which must not exist
@@ -80,12 +81,14 @@ impl ContainerArguments {
         })
     }
 
-    pub(super) fn seccomp(&self) -> SeccompProfile {
+    /// The seccomp profile of the flags. Reads its file, if it is in one.
+    pub(super) fn seccomp(&self) -> Result<Seccomp, Error> {
         let chosen = self.security_opt.iter().rev().find_map(|option| match option {
-            SecurityOption::Seccomp(profile) => Some(*profile),
+            SecurityOption::Seccomp(profile) => Some(Ok(Seccomp::from(*profile))),
+            SecurityOption::SeccompFile(path) => Some(Profile::read(path).map(Seccomp::Profile)),
             SecurityOption::NoNewPrivileges(_) => None,
         });
-        chosen.unwrap_or_default()
+        chosen.unwrap_or_else(|| Ok(Seccomp::default()))
     }
 
     pub(super) fn settings(&self) -> Settings {
@@ -94,7 +97,7 @@ impl ContainerArguments {
             Mount::Tmpfs(tmpfs) => Some(tmpfs.clone()),
         });
         let no_new_privileges = self.security_opt.iter().rev().find_map(|option| match option {
-            SecurityOption::Seccomp(_) => None,
+            SecurityOption::Seccomp(_) | SecurityOption::SeccompFile(_) => None,
             SecurityOption::NoNewPrivileges(set) => Some(*set),
         });
         Settings {

@@ -23,11 +23,13 @@ fn last_security_option_of_a_kind_wins() {
         "--security-opt",
         "seccomp=default",
     ]);
-    assert_eq!(given.seccomp(), SeccompProfile::Default);
+    assert_eq!(given.seccomp().unwrap(), Seccomp::Default);
     assert!(given.settings().no_new_privileges);
     let plain = read(&[]);
     assert_eq!(plain.settings(), Settings::default());
-    assert_eq!(plain.seccomp(), SeccompProfile::Default);
+    assert_eq!(plain.seccomp().unwrap(), Seccomp::Default);
+    let missing = read(&["--security-opt", "seccomp=/missing.json"]).seccomp();
+    assert!(missing.unwrap_err().what.contains("seccomp=/missing.json"));
 }
 
 #[test]

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use clap::Args;
-use thaw_sandbox::container::names::{ExtraHost, Names, SearchDomain};
+use thaw_sandbox::container::names::{ExtraHost, Names, SearchDomain, parse_server};
 
 /// Names and name servers of a container.
 #[derive(Debug, Default, Args)]
@@ -27,12 +27,6 @@ impl NameArguments {
             search: self.dns_search.clone(),
         }
     }
-}
-
-fn parse_server(text: &str) -> Result<IpAddr, String> {
-    text.parse().map_err(|_| {
-        format!("{text:?} is no IP address: write that of a name server, such as 192.0.2.53 or fd00::53")
-    })
 }
 
 #[cfg(test)]

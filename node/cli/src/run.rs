@@ -40,6 +40,7 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
         check_tty(&arguments.process)?;
     }
     let env = environment(&arguments.process)?;
+    let seccomp = arguments.container.seccomp()?;
     let cidfile = arguments.container.create_cidfile()?;
     let trace = Trace::new();
     // Until the container runs, a signal ends this process; dropping the future removes what was made so far.
@@ -69,7 +70,7 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
         user: arguments.process.user.clone(),
         tty: arguments.process.tty,
         read_only: arguments.read_only,
-        seccomp: arguments.container.seccomp(),
+        seccomp,
         hostname: arguments.hostname.clone().unwrap_or_else(|| sandbox.id.clone()),
         size: terminal::size(),
         volumes: arguments.volumes()?,

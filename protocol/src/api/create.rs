@@ -7,7 +7,10 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "openapi")]
 use super::labels::labels;
-use super::{DEFAULT_DISK_MIB, NetworkPolicy, ProcessIdentity, PublishedPort, RateLimits, ReadinessProbe};
+use super::{
+    ContainerSettings, DEFAULT_DISK_MIB, NetworkPolicy, ProcessIdentity, PublishedPort, RateLimits,
+    ReadinessProbe,
+};
 use crate::control::MemoryMode;
 
 /// A sandbox to create.
@@ -161,6 +164,9 @@ pub struct StartContainer {
     /// The system calls it may make.
     #[serde(default, skip_serializing_if = "SeccompProfile::is_default")]
     pub seccomp: SeccompProfile,
+    /// Its mounts, limits, privileges and names.
+    #[serde(default, skip_serializing_if = "ContainerSettings::is_default")]
+    pub settings: ContainerSettings,
     /// What happens to the sandbox when its process ends.
     #[serde(default)]
     pub on_exit: OnExit,

@@ -44,6 +44,7 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
+mod container_settings;
 mod create;
 mod exec;
 mod failure;
@@ -61,6 +62,7 @@ mod snapshot;
 mod store;
 mod usage;
 
+pub use container_settings::ContainerSettings;
 pub use create::{CreateSandbox, OnExit, SeccompProfile, StartContainer, Volume};
 pub use exec::{
     Encoding, ExecEvent, ExecInput, ExecProcess, ExecResult, Exit, KeptProcess, Piece, ProcessInput,

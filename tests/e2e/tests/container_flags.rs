@@ -57,6 +57,40 @@ fn privileged_container_may_do_what_the_guest_can() {
 }
 
 #[test]
+fn seccomp_profile_from_a_file_is_enforced() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("profile.json");
+    let option = format!("seccomp={}", path.display());
+    // Docker's form. With CAP_SYS_ADMIN the rule for mkdir is excluded.
+    let profile = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [
+        {"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO", "errnoRet": 95, "excludes": {"caps": ["CAP_SYS_ADMIN"]}},
+        {"names": ["chmod", "fchmodat", "fchmodat2"], "action": "SCMP_ACT_ERRNO"}]}"#;
+    std::fs::write(&path, profile).unwrap();
+    let script = "mkdir /d 2>&1; touch /f; chmod 600 /f 2>&1; grep ^Seccomp: /proc/self/status | cut -f 2";
+    let confined = shell(&["--security-opt", &option], script).ok();
+    assert!(
+        confined.contains("Not supported") || confined.contains("not supported"),
+        "{confined}"
+    );
+    assert!(
+        confined.contains("not permitted") && confined.ends_with("\n2\n"),
+        "{confined}"
+    );
+    let admin = shell(&["--privileged", "--security-opt", &option], script).ok();
+    assert!(
+        !admin.contains("supported") && admin.contains("not permitted"),
+        "{admin}"
+    );
+    std::fs::write(&path, profile.replace("ERRNO", "ERRNOS")).unwrap();
+    let refused = shell(&["--security-opt", &option], "true");
+    assert_eq!(refused.code(), 125, "{refused:?}");
+    assert!(
+        refused.stderr.contains("profile.json: syscalls[0]: action"),
+        "{refused:?}"
+    );
+}
+
+#[test]
 fn devices_are_the_guests_and_only_those_asked_for() {
     let script = "test -c /dev/fuse && ! test -e /dev/net/tun && echo fuse";
     assert_eq!(shell(&["--device", "/dev/fuse"], script).ok(), "fuse\n");

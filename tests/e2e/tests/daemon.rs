@@ -217,6 +217,48 @@ fn a_container_thawd_starts_is_answered_for_when_it_is_ready() {
     assert_eq!(std::fs::read_dir(home.run()).unwrap().count(), 0);
 }
 
+#[test]
+fn settings_of_a_request_reach_its_container() {
+    let home = Home::new();
+    let mut thawd = home.thawd(&[]);
+    let script = "df -k /cache /dev/shm | awk 'NR>1 {print $2}'; ulimit -n; cat /proc/sys/net/core/somaxconn; \
+                  grep -c db /etc/hosts; cat /etc/resolv.conf; test -c /dev/fuse; mkdir /d 2>/dev/null || echo refused; \
+                  grep NoNewPrivs /proc/self/status | cut -f 2; grep -c ^[0-9] /proc/1/stat; touch /tmp/done; sleep 100000";
+    let profile = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO"}]}"#;
+    let settings = json!({"tmpfs": ["/cache:size=1m"], "shm_bytes": 3 << 20, "ulimits": ["nofile=77"],
+        "sysctls": {"net.core.somaxconn": "123"}, "devices": ["/dev/fuse"], "no_new_privileges": true, "init": true,
+        "extra_hosts": ["db:192.0.2.7"], "dns": ["192.0.2.53"], "dns_search": ["a.example"], "cap_add": ["NET_ADMIN"],
+        "seccomp_profile": profile});
+    let asked = |settings: &Value| {
+        let container = json!({"command": ["sh", "-c", script], "settings": settings});
+        json!({"image": image("busybox"), "cpus": 1, "memory_mib": 128, "name": "set", "container": container})
+    };
+    let (head, made) = ask(&home, "POST", "/v1/sandboxes", &asked(&settings).to_string());
+    assert!(head.starts_with("http/1.1 201"), "{head} {made}");
+    let done = "while [ ! -e /tmp/done ]; do sleep 0.1; done; grep CapBnd /proc/self/status | cut -f 2";
+    let bounding = run(&mut home.thaw(&["exec", "set", "sh", "-c", done])).ok();
+    // Docker's default capabilities and CAP_NET_ADMIN, number 12.
+    assert_eq!(bounding, "00000000a80435fb\n");
+    let written = run(&mut home.thaw(&["logs", "set"])).ok();
+    let expected = "1024\n3072\n77\n123\n1\nnameserver 192.0.2.53\nsearch a.example\nrefused\n1\n1\n";
+    assert_eq!(written, expected);
+    let (head, problem) = ask(
+        &home,
+        "POST",
+        "/v1/sandboxes",
+        &asked(&json!({"ulimits": ["files=1"]})).to_string(),
+    );
+    assert!(head.starts_with("http/1.1 422"), "{head} {problem}");
+    let detail = problem["detail"].as_str().unwrap();
+    assert!(
+        detail.contains("container: settings.ulimits: \"files\""),
+        "{detail}"
+    );
+    ask(&home, "DELETE", "/v1/sandboxes/set", "");
+    rustix::process::kill_process(pid_of(thawd.id() as i32), Signal::TERM).unwrap();
+    assert!(thawd.wait().unwrap().success());
+}
+
 /// What a file of a sandbox's cgroup says.
 fn cgroup(home: &Home, id: &str, file: &str) -> String {
     let record = std::fs::read(home.run().join("sandboxes").join(id).join("record.json")).unwrap();

@@ -282,5 +282,8 @@ fn seccomp_profile_is_dockers_unless_unconfined() {
     assert_eq!(unconfined.ok(), "0\nmade\nordinary\n");
     let unknown = shell(&["--security-opt", "seccomp=/profile.json"], "true");
     assert_ne!(unknown.code(), 0);
-    assert!(unknown.stderr.contains("no seccomp profile"), "{unknown:?}");
+    assert!(
+        unknown.stderr.contains("seccomp=/profile.json: No such file"),
+        "{unknown:?}"
+    );
 }

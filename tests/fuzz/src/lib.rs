@@ -41,6 +41,7 @@ targets! {
     peer_messages,
     ready_file,
     registry_answers,
+    seccomp_profile,
     share_frames,
     snapshot_state,
     soci_index,

@@ -11,7 +11,7 @@ use thaw_protocol::api::{
     NetworkPolicy, PublishedPort, PullImage, RateLimits, StartContainer, TerminalSize, ThawSandbox,
 };
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
-use thaw_sandbox::container::{Options, check_volumes, ready};
+use thaw_sandbox::container::{Options, check_volumes, ready, requested};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::id;
 
@@ -99,7 +99,10 @@ fn container(asked: &StartContainer) -> Result<(), Refusal> {
     if let Some(probe) = &asked.readiness {
         ready::check(probe).map_err(|e| invalid(format!("readiness: {e}")))?;
     }
-    process(&asked.env, asked.workdir.as_deref(), asked.user.as_deref())
+    process(&asked.env, asked.workdir.as_deref(), asked.user.as_deref())?;
+    requested(asked)
+        .map(drop)
+        .map_err(|why| invalid(format!("container: {why}")))
 }
 
 /// The thaw of a sandbox from a snapshot.

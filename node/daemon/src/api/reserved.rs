@@ -7,9 +7,9 @@ use std::str::FromStr;
 
 use thaw_images::reference::ImageRef;
 use thaw_protocol::api::{
-    ChangeSandbox, CreateSandbox, ExecProcess, ForkSandbox, FreezeSandbox, MakeDirectory, MoveFile,
-    NetworkPolicy, ProcessInput, ProcessSignal, PublishedPort, PullImage, SignalContainer, StartContainer,
-    ThawSandbox,
+    ChangeSandbox, ContainerSettings, CreateSandbox, ExecProcess, ForkSandbox, FreezeSandbox, MakeDirectory,
+    MoveFile, NetworkPolicy, ProcessInput, ProcessSignal, PublishedPort, PullImage, SignalContainer,
+    StartContainer, ThawSandbox,
 };
 
 use super::grant::Role;
@@ -80,9 +80,26 @@ fn of_guest(container: &StartContainer) {
         tty: _,
         read_only: _,
         seccomp: _,
+        settings,
         on_exit: _,
         readiness: _,
     } = container;
+    let ContainerSettings {
+        tmpfs: _,
+        shm_bytes: _,
+        ulimits: _,
+        sysctls: _,
+        cap_add: _,
+        cap_drop: _,
+        devices: _,
+        privileged: _,
+        no_new_privileges: _,
+        seccomp_profile: _,
+        init: _,
+        extra_hosts: _,
+        dns: _,
+        dns_search: _,
+    } = settings;
 }
 
 impl Reserved for MakeDirectory {

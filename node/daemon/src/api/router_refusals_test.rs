@@ -68,6 +68,9 @@ async fn creations_with_invalid_values_are_refused() {
         with(r#""memory_mode":"uffd""#),
         with(r#""record_to":"a/../b""#),
         with(r#""name":"""#),
+        with(r#""container":{"settings":{"cap_add":["NET_MASTER"]}}"#),
+        with(r#""container":{"settings":{"sysctl":{}}}"#),
+        with(r#""container":{"settings":{"seccomp_profile":"{}"}}"#),
     ];
     bodies_refused(CREATE, 422, "invalid-body", invalid).await;
     bodies_refused(CREATE, 422, "memory-too-small", [GOOD.replace("128", "1")]).await;

@@ -165,6 +165,8 @@ pub async fn get(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<Js
     (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "The body does not match the schema, or the container did not become ready", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+    (status = 502, description = "The registry cannot be reached, or refuses", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "thawd makes no more sandboxes because it drains or ends, or this host cannot make one", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn create(
     State(daemon): State<Arc<Daemon>>,

@@ -10,7 +10,7 @@ use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::agent::{MessageField, annotations, layout, oci};
-use thaw_protocol::api::{SeccompProfile, Volume};
+use thaw_protocol::api::Volume;
 
 use crate::agent_client::ProcessId;
 use crate::error::{Error, ErrorKind};
@@ -23,7 +23,9 @@ mod environment;
 mod exec;
 pub mod names;
 pub mod ready;
+mod request;
 mod seccomp;
+pub mod seccomp_profile;
 pub mod settings;
 mod start;
 mod storages;
@@ -31,7 +33,8 @@ mod volumes;
 
 pub use environment::{parse_env_file, resolve as resolve_environment};
 pub use exec::exec;
-pub use seccomp::{SecurityOption, parse_security_option};
+pub use request::requested;
+pub use seccomp::{Seccomp, SecurityOption, parse_security_option};
 pub use start::{create, start};
 pub use storages::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, RootServing, image_name, storages};
 pub use volumes::{check_all as check_volumes, name as volume_name, parse as parse_volume};
@@ -50,7 +53,7 @@ pub struct Options {
     pub user: Option<String>,
     pub tty: bool,
     pub read_only: bool,
-    pub seccomp: SeccompProfile,
+    pub seccomp: Seccomp,
     pub hostname: String,
     /// Rows and columns of the terminal.
     pub size: Option<(u16, u16)>,
@@ -162,7 +165,7 @@ pub fn spec(id: &str, image: &ImageConfiguration, options: &Options) -> Result<o
         Linux: MessageField::some(defaults::linux(id)),
         ..Default::default()
     };
-    options.settings.apply(&mut spec, is_root, options.seccomp);
+    options.settings.apply(&mut spec, is_root, &options.seccomp);
     // Last, so that a volume can lie in a tmpfs.
     spec.Mounts.extend(volumes::mounts(&options.volumes));
     options.names.annotate(&mut spec.Annotations);
@@ -377,7 +380,7 @@ mod tests {
         let plain = spec("c", &config, &Options::default()).unwrap();
         assert!(plain.Linux.Seccomp.is_some());
         let unconfined = Options {
-            seccomp: SeccompProfile::Unconfined,
+            seccomp: Seccomp::Unconfined,
             ..Options::default()
         };
         assert!(spec("c", &config, &unconfined).unwrap().Linux.Seccomp.is_none());

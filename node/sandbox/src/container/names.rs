@@ -67,6 +67,16 @@ impl FromStr for SearchDomain {
     }
 }
 
+/// Parses the address of a name server.
+///
+/// # Errors
+/// What is invalid, and what to write.
+pub fn parse_server(text: &str) -> Result<IpAddr, String> {
+    text.parse().map_err(|_| {
+        format!("{text:?} is no IP address: write that of a name server, such as 192.0.2.53 or fd00::53")
+    })
+}
+
 fn is_name(text: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
     !text.is_empty() && text.len() <= MAX_NAME && text.bytes().all(plain) && !text.starts_with('.')

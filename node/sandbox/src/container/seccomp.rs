@@ -5,8 +5,12 @@
 //! and `clone3`, whose flags no filter can read, fail with ENOSYS, so that programs fall back. The list has only x86-64 calls, because
 //! guest kernels run no other programs.
 
+use std::path::PathBuf;
+
 use thaw_protocol::agent::oci;
 use thaw_protocol::api::SeccompProfile;
+
+use super::seccomp_profile::Profile;
 
 const ALLOW: &str = "SCMP_ACT_ALLOW";
 const ERRNO: &str = "SCMP_ACT_ERRNO";
@@ -134,10 +138,33 @@ fn masked(mask: u64, value: u64) -> oci::LinuxSeccompArg {
     }
 }
 
+/// The system calls that a container may make.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum Seccomp {
+    /// Those of docker's default profile.
+    #[default]
+    Default,
+    /// All.
+    Unconfined,
+    /// Those that the caller's profile allows.
+    Profile(Profile),
+}
+
+impl From<SeccompProfile> for Seccomp {
+    fn from(profile: SeccompProfile) -> Seccomp {
+        match profile {
+            SeccompProfile::Default => Seccomp::Default,
+            SeccompProfile::Unconfined => Seccomp::Unconfined,
+        }
+    }
+}
+
 /// An option of `--security-opt`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SecurityOption {
     Seccomp(SeccompProfile),
+    /// A profile in a file.
+    SeccompFile(PathBuf),
     NoNewPrivileges(bool),
 }
 
@@ -150,13 +177,12 @@ pub fn parse_security_option(text: &str) -> Result<SecurityOption, String> {
     match (name, value) {
         ("seccomp", "unconfined") => Ok(SecurityOption::Seccomp(SeccompProfile::Unconfined)),
         ("seccomp", "default" | "builtin") => Ok(SecurityOption::Seccomp(SeccompProfile::Default)),
-        ("seccomp", _) => Err(format!(
-            "{value:?} is no seccomp profile: there are `default` and `unconfined`, and none are read from files"
-        )),
+        ("seccomp", "") => Err("seccomp is `default`, `unconfined` or a file with a profile".into()),
+        ("seccomp", file) => Ok(SecurityOption::SeccompFile(file.into())),
         ("no-new-privileges", "" | "true") => Ok(SecurityOption::NoNewPrivileges(true)),
         ("no-new-privileges", "false") => Ok(SecurityOption::NoNewPrivileges(false)),
         _ => Err(format!(
-            "{name:?} is no security option: there are `seccomp=default`, `seccomp=unconfined` and `no-new-privileges`"
+            "{name:?} is no security option: there are `seccomp=default`, `seccomp=unconfined`, `seccomp=FILE` and `no-new-privileges`"
         )),
     }
 }
@@ -297,8 +323,13 @@ mod tests {
             parse_security_option("no-new-privileges"),
             Ok(SecurityOption::NoNewPrivileges(true))
         );
+        assert_eq!(
+            parse_security_option("seccomp=/profile.json"),
+            Ok(SecurityOption::SeccompFile("/profile.json".into()))
+        );
         for (wrong, told) in [
-            ("seccomp=/profile.json", "/profile.json"),
+            ("seccomp", "`unconfined`"),
+            ("seccomp=", "`unconfined`"),
             ("label=disable", "label"),
             ("", ""),
         ] {

@@ -4,7 +4,8 @@
 //! the host.
 
 use thaw_protocol::agent::{MessageField, oci};
-use thaw_protocol::api::SeccompProfile;
+
+use super::seccomp::{self, Seccomp};
 
 pub use capability::{Capability, Chosen};
 pub use device::Device;
@@ -39,7 +40,7 @@ pub struct Settings {
 
 impl Settings {
     /// Changes a specification made with docker's defaults. `seccomp` is the profile it was made with.
-    pub(super) fn apply(&self, spec: &mut oci::Spec, is_root: bool, seccomp: SeccompProfile) {
+    pub(super) fn apply(&self, spec: &mut oci::Spec, is_root: bool, seccomp: &Seccomp) {
         let capabilities = self.capabilities.held(self.privileged);
         let process = spec.Process.mut_or_insert_default();
         process.NoNewPrivileges = self.no_new_privileges;
@@ -55,8 +56,12 @@ impl Settings {
             true => device::all(),
             false => self.devices.iter().map(Device::node).collect(),
         };
-        let confined = !self.privileged && seccomp == SeccompProfile::Default;
-        linux.Seccomp = MessageField::from_option(confined.then(|| super::seccomp::allowing(&capabilities)));
+        // As under docker, a profile of the caller also confines a privileged container.
+        linux.Seccomp = MessageField::from_option(match seccomp {
+            Seccomp::Profile(profile) => Some(profile.rules(&capabilities)),
+            Seccomp::Default if !self.privileged => Some(seccomp::allowing(&capabilities)),
+            Seccomp::Default | Seccomp::Unconfined => None,
+        });
         if self.privileged {
             linux.MaskedPaths.clear();
             linux.ReadonlyPaths.clear();

@@ -1,8 +1,8 @@
 use oci_spec::image::ImageConfiguration;
 use thaw_protocol::agent::oci;
-use thaw_protocol::api::SeccompProfile;
 
 use super::*;
+use crate::container::seccomp_profile::Profile;
 use crate::container::{Options, spec};
 
 fn made(settings: Settings) -> oci::Spec {
@@ -78,6 +78,25 @@ fn settings_change_what_they_name() {
 }
 
 #[test]
+fn profile_of_the_caller_confines_privileged_containers() {
+    let text = r#"{"architecture":"amd64","os":"linux","config":{"Cmd":["x"]},"rootfs":{"type":"layers","diff_ids":[]}}"#;
+    let image = ImageConfiguration::from_reader(text.as_bytes()).unwrap();
+    let profile =
+        br#"{"defaultAction":"SCMP_ACT_ALLOW","syscalls":[{"name":"chmod","action":"SCMP_ACT_ERRNO"}]}"#;
+    let options = Options {
+        seccomp: Seccomp::Profile(Profile::parse(profile).unwrap()),
+        settings: Settings {
+            privileged: true,
+            ..Settings::default()
+        },
+        ..Options::default()
+    };
+    let spec = spec("c", &image, &options).unwrap();
+    assert_eq!(spec.Linux.Seccomp.DefaultAction, "SCMP_ACT_ALLOW");
+    assert_eq!(spec.Linux.Seccomp.Syscalls[0].Names, ["chmod"]);
+}
+
+#[test]
 fn exec_has_the_capabilities_of_its_container() {
     let spec = made(Settings {
         capabilities: Chosen {
@@ -88,7 +107,7 @@ fn exec_has_the_capabilities_of_its_container() {
     });
     let options = Options {
         command: vec!["id".into()],
-        seccomp: SeccompProfile::Default,
+        seccomp: Seccomp::Default,
         ..Options::default()
     };
     let running = crate::container::running("c", &spec);

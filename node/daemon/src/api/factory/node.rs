@@ -270,19 +270,11 @@ async fn start(
     trace: &Trace,
 ) -> Result<(AgentClient, Running), Error> {
     let id = &sandbox.record().id;
+    let requested = container::requested(&asked).map_err(|why| Error::new(ErrorKind::Runtime, why))?;
     let options = Options {
-        entrypoint: asked.entrypoint,
-        command: asked.command,
-        env: asked.env,
-        workdir: asked.workdir,
-        user: asked.user,
-        tty: asked.tty,
-        read_only: asked.read_only,
-        seccomp: asked.seccomp,
         hostname: hostname.unwrap_or_else(|| id.clone()),
-        size: None,
         volumes: sandbox.record().volumes.clone(),
-        ..Options::default()
+        ..requested
     };
     let unread = || {
         Error::new(

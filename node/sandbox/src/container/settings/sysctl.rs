@@ -11,14 +11,9 @@ pub struct Sysctl {
     value: String,
 }
 
-impl FromStr for Sysctl {
-    type Err = String;
-
-    /// Reads `NAME=VALUE`.
-    fn from_str(text: &str) -> Result<Sysctl, String> {
-        let (name, value) = text
-            .split_once('=')
-            .ok_or_else(|| format!("{text:?}: write NAME=VALUE, such as net.core.somaxconn=1024"))?;
+impl Sysctl {
+    /// A parameter by its name, and its value.
+    pub fn new(name: &str, value: &str) -> Result<Sysctl, String> {
         let is_plain = |name: &str| {
             let all = name
                 .bytes()
@@ -34,6 +29,18 @@ impl FromStr for Sysctl {
                 "{name:?} is no kernel parameter: they are named as in `sysctl -a`"
             )),
         }
+    }
+}
+
+impl FromStr for Sysctl {
+    type Err = String;
+
+    /// Reads `NAME=VALUE`.
+    fn from_str(text: &str) -> Result<Sysctl, String> {
+        let (name, value) = text
+            .split_once('=')
+            .ok_or_else(|| format!("{text:?}: write NAME=VALUE, such as net.core.somaxconn=1024"))?;
+        Sysctl::new(name, value)
     }
 }
 

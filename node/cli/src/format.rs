@@ -6,6 +6,7 @@
 use std::str::FromStr;
 
 use serde_json::Value;
+use thaw_sandbox::closest::closest;
 use thaw_sandbox::error::{Error, ErrorKind};
 
 use super::table::{Table, printable};
@@ -187,7 +188,8 @@ fn same(a: &str, b: &str) -> bool {
 
 fn no_field<'a>(wanted: &str, fields: impl Iterator<Item = &'a str>) -> Error {
     let fields: Vec<String> = fields.map(|field| format!(".{field}")).collect();
-    let what = format!("--format: there is no field .{wanted} here");
+    let closest = closest(&format!(".{wanted}"), fields.iter().map(String::as_str));
+    let what = format!("--format: there is no field .{wanted} here{closest}");
     let error = Error::new(ErrorKind::Runtime, what);
     match fields.is_empty() {
         true => error.remedy("the value has no fields"),
@@ -230,6 +232,8 @@ mod tests {
     fn an_unknown_field_lists_the_known_ones() {
         let error = text("{{.Foo}}", &json!({"id": 1, "name": 2}));
         assert!(error.contains(".Foo") && error.contains(".id .name"), "{error}");
+        let near = text("{{.nmae}}", &json!({"id": 1, "name": 2}));
+        assert!(near.contains("closest is .name"), "{near}");
         let deeper = text("{{.id.x}}", &json!({"id": 1}));
         assert!(deeper.contains("no field .x"), "{deeper}");
         let format: Format = "{{.Foo}}".parse().unwrap();

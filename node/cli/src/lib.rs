@@ -51,6 +51,7 @@ mod thaw;
 mod timings;
 mod top;
 pub mod ui;
+mod unknown_flag;
 mod values;
 mod wait;
 

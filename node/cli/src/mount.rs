@@ -3,10 +3,13 @@
 use std::str::FromStr;
 
 use thaw_protocol::api::Volume;
+use thaw_sandbox::closest::closest;
 use thaw_sandbox::container::parse_volume;
 use thaw_sandbox::container::settings::Tmpfs;
 
 use super::size::ByteSize;
+
+const FIELDS: [&str; 6] = ["type", "source", "target", "readonly", "tmpfs-size", "tmpfs-mode"];
 
 /// A mount.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -41,7 +44,10 @@ impl FromStr for Mount {
             Some("volume") | None => Err(
                 "there are no named volumes: share a directory of this host, type=bind,source=PATH".into(),
             ),
-            Some(other) => Err(format!("type={other}: there are bind and tmpfs")),
+            Some(other) => {
+                let closest = closest(other, ["bind", "tmpfs"]);
+                Err(format!("type={other}: there are bind and tmpfs{closest}"))
+            }
         }
     }
 }
@@ -63,7 +69,9 @@ impl<'a> Fields<'a> {
                 "tmpfs-mode" => fields.tmpfs.push(format!("mode={value}")),
                 _ => {
                     return Err(format!(
-                        "{key:?} is no field of a mount: there are type, source, target, readonly, tmpfs-size and tmpfs-mode"
+                        "{key:?} is no field of a mount: there are {}{}",
+                        FIELDS.join(", "),
+                        closest(key, FIELDS)
                     ));
                 }
             }
@@ -118,6 +126,8 @@ mod tests {
             ("type=tmpfs,source=/a,target=/b", "source"),
             ("type=bind,source=/a,target=/b,tmpfs-size=1m", "tmpfs-size"),
             ("type=tmpfs,target=/b,colour=red", "colour"),
+            ("type=tmpfs,targte=/b", "closest is target"),
+            ("type=tmpf,target=/b", "closest is tmpfs"),
             ("type=tmpfs,target=/b,tmpfs-size=much", "much"),
         ] {
             let refused = wrong.parse::<Mount>().unwrap_err();

@@ -14,6 +14,7 @@ use thaw_sandbox::trace::Trace;
 use super::detach::Until;
 use super::interrupt::interrupted;
 use super::launch::{Close, Keeping, Launched};
+use super::unknown_flag::check_image;
 use super::{ProcessArguments, RunArguments, detach};
 use crate::stdio::{AttachOptions, Signals, Stdin, attach, terminal};
 use crate::ui::Ui;
@@ -28,6 +29,7 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
     let Some((image, command)) = arguments.image_and_command.split_first() else {
         return Err(Error::new(ErrorKind::Runtime, "no image"));
     };
+    check_image(image)?;
     let probe = arguments.ready.probe()?;
     if arguments.detach && !is_keeper {
         let until = match probe {

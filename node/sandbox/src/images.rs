@@ -21,6 +21,7 @@ use thaw_images::store::{Image, Store};
 use thaw_protocol::control::{BlobRange, ImageSpec};
 use thaw_sys::lock::Lock;
 
+use crate::closest::closest;
 use crate::config::Config;
 use crate::error::{Error, ErrorKind};
 use crate::miss_counts::MissCounts;
@@ -366,11 +367,11 @@ impl Images {
                 let reference: ImageRef = wanted.parse().map_err(failure)?;
                 let reference = absolute(reference)?;
                 self.store.find(&reference).map_err(failure)?.ok_or_else(|| {
-                    Error::new(
-                        ErrorKind::ImageNotStored,
-                        format!("no image {wanted} is in the store"),
-                    )
-                    .remedy("see `thaw image ls`")
+                    let what = format!(
+                        "no image {wanted} is in the store{}",
+                        self.closest_reference(wanted)
+                    );
+                    Error::new(ErrorKind::ImageNotStored, what).remedy("see `thaw image ls`")
                 })
             }
             _ => Err(Error::new(
@@ -378,6 +379,12 @@ impl Images {
                 format!("more than one image begins with {wanted}"),
             )),
         }
+    }
+
+    /// The reference in the store that is closest to an unknown one, for errors.
+    fn closest_reference(&self, wanted: &str) -> String {
+        let images = self.list().unwrap_or_default();
+        closest(wanted, images.iter().map(|image| image.reference.as_str()))
     }
 
     /// Removes the image with this reference, digest or unambiguous prefix of a digest. Returns its digest.

@@ -27,6 +27,7 @@
 
 pub mod agent_client;
 pub mod blocking;
+pub mod closest;
 pub mod config;
 pub mod console;
 pub mod container;

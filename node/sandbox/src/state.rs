@@ -22,6 +22,7 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::Hierarchy;
 use thaw_records::RecordError;
 
+use crate::closest::closest;
 use crate::error::{Error, ErrorKind};
 
 mod directory;
@@ -179,11 +180,23 @@ impl RunDirectory {
                 ErrorKind::SandboxNotFound,
                 format!("more than one sandbox begins with {wanted}"),
             )),
-            (None, _) => Err(Error::new(
-                ErrorKind::SandboxNotFound,
-                format!("no running sandbox is {wanted}"),
-            )),
+            (None, _) => {
+                let what = format!("no running sandbox is {wanted}{}", self.closest_name(wanted));
+                Err(Error::new(ErrorKind::SandboxNotFound, what))
+            }
         }
+    }
+
+    /// The name of a running or ended sandbox that is closest to an unknown one, for errors.
+    fn closest_name(&self, wanted: &str) -> String {
+        let running = self.running().into_iter();
+        let running = running
+            .filter(|r| r.terms.tenant.is_none())
+            .filter_map(|r| r.name);
+        let ended = self.ended().into_iter();
+        let ended = ended.filter(|s| s.tenant.is_none()).filter_map(|s| s.name);
+        let names: Vec<String> = running.chain(ended).collect();
+        closest(wanted, names.iter().map(String::as_str))
     }
 
     /// The id of a running sandbox that may have no owner. `wanted` is its id, an unambiguous prefix of it, or, if its record can be read,

@@ -3,11 +3,12 @@
 use std::str::FromStr;
 
 use thaw_protocol::api::{EXITED, FAILED};
+use thaw_sandbox::closest::closest;
 
 use super::Row;
 
 const STATES: [&str; 5] = ["starting", "running", EXITED, FAILED, "unreadable"];
-const KEYS: &str = "id, name, label, status, exited, ancestor, publish";
+const KEYS: [&str; 7] = ["id", "name", "label", "status", "exited", "ancestor", "publish"];
 
 /// A condition on the sandboxes that are listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -31,8 +32,11 @@ impl FromStr for Filter {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Filter, String> {
-        let keys = || format!("KEY=VALUE, where KEY is one of {KEYS}");
-        let (key, value) = text.split_once('=').ok_or_else(keys)?;
+        let keys = |key: &str| {
+            let closest = closest(key, KEYS);
+            format!("KEY=VALUE, where KEY is one of {}{closest}", KEYS.join(", "))
+        };
+        let (key, value) = text.split_once('=').ok_or_else(|| keys(text))?;
         let owned = value.to_owned();
         Ok(match key {
             "id" => Filter::Id(owned),
@@ -42,14 +46,17 @@ impl FromStr for Filter {
                 None => Filter::Label(owned, None),
             },
             "status" if STATES.contains(&value) => Filter::Status(owned),
-            "status" => return Err(format!("status is one of {}", STATES.join(", "))),
+            "status" => {
+                let closest = closest(value, STATES);
+                return Err(format!("status is one of {}{closest}", STATES.join(", ")));
+            }
             "exited" => Filter::Exited(value.parse().map_err(|_| "exited is an exit status")?),
             "ancestor" => Filter::Ancestor(owned),
             "publish" => {
                 let port = value.split_once('/').map_or(value, |(port, _)| port);
                 Filter::Publish(port.parse().map_err(|_| "publish is a port")?)
             }
-            _ => return Err(keys()),
+            _ => return Err(keys(key)),
         })
     }
 }

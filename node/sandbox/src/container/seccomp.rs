@@ -11,6 +11,7 @@ use thaw_protocol::agent::oci;
 use thaw_protocol::api::SeccompProfile;
 
 use super::seccomp_profile::Profile;
+use crate::closest::closest;
 
 const ALLOW: &str = "SCMP_ACT_ALLOW";
 const ERRNO: &str = "SCMP_ACT_ERRNO";
@@ -181,9 +182,13 @@ pub fn parse_security_option(text: &str) -> Result<SecurityOption, String> {
         ("seccomp", file) => Ok(SecurityOption::SeccompFile(file.into())),
         ("no-new-privileges", "" | "true") => Ok(SecurityOption::NoNewPrivileges(true)),
         ("no-new-privileges", "false") => Ok(SecurityOption::NoNewPrivileges(false)),
-        _ => Err(format!(
-            "{name:?} is no security option: there are `seccomp=default`, `seccomp=unconfined`, `seccomp=FILE` and `no-new-privileges`"
-        )),
+        _ => {
+            let closest = closest(name, ["seccomp", "no-new-privileges"]);
+            Err(format!(
+                "{name:?} is no security option: there are `seccomp=default`, `seccomp=unconfined`, `seccomp=FILE` and \
+                 `no-new-privileges`{closest}"
+            ))
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::path::Path;
 use serde::Deserialize;
 use thaw_protocol::agent::oci;
 
+use crate::closest::closest;
 use crate::error::{Error, ErrorKind};
 
 /// Largest profile in bytes. Docker's default profile has about 20 KiB.
@@ -256,10 +257,13 @@ fn check_action(field: &str, action: &str, errno: Option<u32>) -> Result<(), Str
 fn known(field: &str, name: &str, all: &[&str]) -> Result<(), String> {
     match all.contains(&name) {
         true => Ok(()),
-        false => Err(format!(
-            "{field}: {name:?} is unknown; there are {}",
-            all.join(", ")
-        )),
+        false => {
+            let closest = closest(name, all.iter().copied());
+            Err(format!(
+                "{field}: {name:?} is unknown; there are {}{closest}",
+                all.join(", ")
+            ))
+        }
     }
 }
 

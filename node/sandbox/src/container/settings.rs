@@ -6,6 +6,7 @@
 use thaw_protocol::agent::{MessageField, oci};
 
 use super::seccomp::{self, Seccomp};
+use crate::error::Error;
 
 pub use capability::{Capability, Chosen};
 pub use device::Device;
@@ -39,6 +40,11 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Adds to an error of the agent what these settings know about its cause.
+    pub(super) fn explain(&self, error: Error) -> Error {
+        sysctl::explain(error, &self.sysctls)
+    }
+
     /// Changes a specification made with docker's defaults. `seccomp` is the profile it was made with.
     pub(super) fn apply(&self, spec: &mut oci::Spec, is_root: bool, seccomp: &Seccomp) {
         let capabilities = self.capabilities.held(self.privileged);

@@ -35,7 +35,8 @@ pub async fn create(
         OCI: MessageField::some(spec),
         ..Default::default()
     };
-    agent.create(&request).await.map_err(start_failure)?;
+    let created = agent.create(&request).await.map_err(start_failure);
+    created.map_err(|error| options.settings.explain(error))?;
     Ok(running)
 }
 

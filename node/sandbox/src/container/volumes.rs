@@ -9,6 +9,8 @@ use thaw_protocol::agent::{layout, oci};
 use thaw_protocol::api::Volume;
 use thaw_protocol::share::SHARES;
 
+use crate::closest::closest;
+
 /// The name of the entry of the volume at this position.
 pub fn name(position: usize) -> String {
     position.to_string()
@@ -43,7 +45,10 @@ pub fn parse(text: &str) -> Result<Volume, String> {
             "ro" => read_only = true,
             // SELinux labels concern processes of the host. The guest has no SELinux.
             "rw" | "z" | "Z" => {}
-            other => return Err(format!("{other:?} is no option of a volume: ro or rw")),
+            other => {
+                let closest = closest(other, ["ro", "rw"]);
+                return Err(format!("{other:?} is no option of a volume: ro or rw{closest}"));
+            }
         }
     }
     if parts.next().is_some() {

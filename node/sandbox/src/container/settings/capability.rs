@@ -5,6 +5,7 @@ use std::str::FromStr;
 use thaw_protocol::agent::capabilities::NAMES;
 
 use super::super::defaults;
+use crate::closest::closest;
 
 /// One capability, or all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -25,7 +26,8 @@ impl FromStr for Capability {
         }
         let known = NAMES.iter().find(|known| **known == name);
         known.map(|known| Capability::One(known)).ok_or_else(|| {
-            format!("{text:?} is no capability: write a name of capabilities(7), such as NET_ADMIN, or ALL")
+            let closest = closest(name, NAMES);
+            format!("{text:?} is no capability: write a name of capabilities(7), such as NET_ADMIN, or ALL{closest}")
         })
     }
 }
@@ -74,11 +76,10 @@ mod tests {
             assert_eq!(text.parse(), Ok(Capability::One("NET_ADMIN")), "{text}");
         }
         assert_eq!("all".parse(), Ok(Capability::All));
+        let refused = "cap_net_admins".parse::<Capability>().unwrap_err();
         assert!(
-            "NET_MASTER"
-                .parse::<Capability>()
-                .unwrap_err()
-                .contains("NET_MASTER")
+            refused.contains("cap_net_admins") && refused.ends_with("closest is NET_ADMIN"),
+            "{refused}"
         );
     }
 

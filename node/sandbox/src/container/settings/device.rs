@@ -4,6 +4,8 @@ use std::str::FromStr;
 
 use thaw_protocol::agent::oci;
 
+use crate::closest::closest;
+
 /// The devices that the guest's kernel has besides those of every container.
 const GUESTS: [Device; 3] = [
     Device {
@@ -66,8 +68,9 @@ impl FromStr for Device {
         let known = GUESTS.iter().find(|device| device.path == path).ok_or_else(|| {
             let names: Vec<&str> = GUESTS.iter().map(|device| device.path).collect();
             format!(
-                "the guest has no device {path:?} to give, and those of the host stay there: there are {}",
-                names.join(", ")
+                "the guest has no device {path:?} to give, and those of the host stay there: there are {}{}",
+                names.join(", "),
+                closest(path, names.iter().copied())
             )
         })?;
         match (parts.next(), parts.next(), parts.next()) {

@@ -4,6 +4,8 @@ use std::str::FromStr;
 
 use thaw_protocol::agent::oci;
 
+use crate::closest::closest;
+
 /// The options docker gives each of them.
 const DEFAULT_OPTIONS: [&str; 3] = ["noexec", "nosuid", "nodev"];
 /// Options without a value that may be given.
@@ -33,7 +35,11 @@ impl Tmpfs {
                 None => FLAGS.contains(option),
             };
             if !is_known {
-                return Err(format!("{option:?} is no option of a tmpfs: see tmpfs(5)"));
+                let name = option.split_once('=').map_or(*option, |(name, _)| name);
+                let closest = closest(name, FLAGS.into_iter().chain(VALUES));
+                return Err(format!(
+                    "{option:?} is no option of a tmpfs: see tmpfs(5){closest}"
+                ));
             }
         }
         let options = DEFAULT_OPTIONS.iter().chain(options).map(|o| (*o).to_owned());
@@ -101,6 +107,13 @@ mod tests {
         ] {
             assert!(wrong.parse::<Tmpfs>().is_err(), "{wrong}");
         }
+    }
+
+    #[test]
+    fn unknown_option_names_the_closest() {
+        let refused = |text: &str| text.parse::<Tmpfs>().unwrap_err();
+        assert!(refused("/run:sise=1m").ends_with("closest is size"));
+        assert!(refused("/run:noexce").ends_with("closest is noexec"));
     }
 
     #[test]

@@ -4,6 +4,8 @@ use std::str::FromStr;
 
 use thaw_protocol::agent::oci;
 
+use crate::closest::closest;
+
 const NAMES: [&str; 16] = [
     "as",
     "core",
@@ -38,10 +40,13 @@ impl FromStr for Ulimit {
     fn from_str(text: &str) -> Result<Ulimit, String> {
         let form = || format!("{text:?}: write NAME=SOFT[:HARD], such as nofile=65536:65536; -1 is no limit");
         let (name, values) = text.split_once('=').ok_or_else(form)?;
-        let name = NAMES
-            .iter()
-            .find(|known| **known == name)
-            .ok_or_else(|| format!("{name:?} is no limit: there are {}", NAMES.join(", ")))?;
+        let name = NAMES.iter().find(|known| **known == name).ok_or_else(|| {
+            format!(
+                "{name:?} is no limit: there are {}{}",
+                NAMES.join(", "),
+                closest(name, NAMES)
+            )
+        })?;
         let number = |text: &str| match text {
             "-1" | "unlimited" => Ok(u64::MAX),
             text => text.parse().map_err(|_| form()),
@@ -91,6 +96,7 @@ mod tests {
         ] {
             assert!(limit(wrong).is_err(), "{wrong}");
         }
+        assert!(limit("nofiles=1").unwrap_err().ends_with("closest is nofile"));
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use thaw_protocol::agent::annotations::{DNS, DNS_SEARCH, HOSTS};
+use thaw_protocol::agent::annotations::{DNS, DNS_OPTIONS, DNS_SEARCH, HOSTS};
 
 use crate::error::{Error, Result};
 
@@ -16,6 +16,7 @@ pub struct Names {
     /// Empty: the guest's own.
     servers: Vec<IpAddr>,
     search: Vec<String>,
+    options: Vec<String>,
 }
 
 impl Names {
@@ -37,6 +38,9 @@ impl Names {
             search: words(value(DNS_SEARCH))
                 .map(|w| plain(DNS_SEARCH, w))
                 .collect::<Result<_>>()?,
+            options: words(value(DNS_OPTIONS))
+                .map(|w| plain(DNS_OPTIONS, w))
+                .collect::<Result<_>>()?,
         };
         Ok((names != Names::default()).then_some(names))
     }
@@ -57,8 +61,10 @@ impl Names {
             &self.servers
         };
         let mut text: String = servers.iter().map(|ip| format!("nameserver {ip}\n")).collect();
-        if !self.search.is_empty() {
-            text.push_str(&format!("search {}\n", self.search.join(" ")));
+        for (keyword, words) in [("search", &self.search), ("options", &self.options)] {
+            if !words.is_empty() {
+                text.push_str(&format!("{keyword} {}\n", words.join(" ")));
+            }
         }
         text
     }
@@ -106,10 +112,12 @@ mod tests {
             (HOSTS, "db 10.0.0.5\nsix fd00::5"),
             (DNS, "192.0.2.53 fd00::53"),
             (DNS_SEARCH, "a.test b.test"),
+            (DNS_OPTIONS, "ndots:2 rotate"),
         ]);
         let all = all.unwrap().unwrap();
         assert_eq!(all.hosts(), "10.0.0.5\tdb\nfd00::5\tsix\n");
-        let expected = "nameserver 192.0.2.53\nnameserver fd00::53\nsearch a.test b.test\n";
+        let expected =
+            "nameserver 192.0.2.53\nnameserver fd00::53\nsearch a.test b.test\noptions ndots:2 rotate\n";
         assert_eq!(all.resolv_conf(&own), expected);
         let search = names(&[(DNS_SEARCH, "a.test")]).unwrap().unwrap();
         assert_eq!(search.resolv_conf(&own), "nameserver 192.0.2.1\nsearch a.test\n");
@@ -123,6 +131,7 @@ mod tests {
             (HOSTS, "d#b 10.0.0.1"),
             (DNS, "one"),
             (DNS_SEARCH, "a\nb"),
+            (DNS_OPTIONS, "ndots:2\nnameserver"),
         ] {
             let refused = names(&[(key, value)]).unwrap_err();
             assert!(refused.to_string().contains(key), "{refused}");

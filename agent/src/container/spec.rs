@@ -72,7 +72,11 @@ pub enum UserSpec {
         groups: Vec<u32>,
     },
     /// `USER[:GROUP]`: names or numbers, which are looked up in the root file system.
-    Name(String),
+    Name {
+        user: String,
+        /// Names or numbers of more groups.
+        more_groups: Vec<String>,
+    },
 }
 
 /// A mount inside the container.
@@ -225,10 +229,16 @@ fn user_spec(user: Option<&oci::User>, strings: Option<&StringUser>) -> UserSpec
         } else {
             format!(":{}", s.gid)
         };
-        return UserSpec::Name(format!("{}{gid}", s.uid));
+        return UserSpec::Name {
+            user: format!("{}{gid}", s.uid),
+            more_groups: Vec::new(),
+        };
     }
     match user {
-        Some(u) if !u.Username.is_empty() => UserSpec::Name(u.Username.clone()),
+        Some(u) if !u.Username.is_empty() || !u.AdditionalGroups.is_empty() => UserSpec::Name {
+            user: u.Username.clone(),
+            more_groups: u.AdditionalGroups.clone(),
+        },
         Some(u) => UserSpec::Ids {
             uid: u.UID,
             gid: u.GID,

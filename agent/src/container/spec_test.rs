@@ -85,7 +85,13 @@ fn user_name_precedes_numbers() {
         Username: "www:web".into(),
         ..Default::default()
     };
-    assert_eq!(user_spec(Some(&user), None), UserSpec::Name("www:web".into()));
+    assert_eq!(
+        user_spec(Some(&user), None),
+        UserSpec::Name {
+            user: "www:web".into(),
+            more_groups: Vec::new()
+        }
+    );
     let strings = StringUser {
         uid: "7".into(),
         gid: "8".into(),
@@ -93,6 +99,9 @@ fn user_name_precedes_numbers() {
     };
     assert_eq!(
         user_spec(Some(&user), Some(&strings)),
-        UserSpec::Name("7:8".into())
+        UserSpec::Name {
+            user: "7:8".into(),
+            more_groups: Vec::new()
+        }
     );
 }

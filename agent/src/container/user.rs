@@ -46,11 +46,11 @@ fn resolve(spec: &UserSpec, passwd: &str, group: &str) -> Result<User> {
                 home: home_or_root(home),
             })
         }
-        UserSpec::Name(text) => by_name(text, passwd, group),
+        UserSpec::Name { user, more_groups } => by_name(user, more_groups, passwd, group),
     }
 }
 
-fn by_name(text: &str, passwd: &str, group: &str) -> Result<User> {
+fn by_name(text: &str, more_groups: &[String], passwd: &str, group: &str) -> Result<User> {
     let (name, wanted) = match text.split_once(':') {
         Some((n, g)) => (n, Some(g).filter(|g| !g.is_empty())),
         None => (text, None),
@@ -85,18 +85,10 @@ fn by_name(text: &str, passwd: &str, group: &str) -> Result<User> {
     };
     let gid = match wanted {
         None => own_gid,
-        Some(g) => entries(group)
-            .find(|e| e[0] == g)
-            .and_then(|e| field(&e, 2))
-            .or_else(|| g.parse().ok())
-            .ok_or_else(|| {
-                Error::Invalid(format!(
-                    "group {g:?}: no matching entry in /etc/group of the image"
-                ))
-            })?,
+        Some(name) => group_id(name, group)?,
     };
-    // If a group is given, only that group applies.
-    let groups = match (wanted, login) {
+    // If a group is given, only that group applies, and those that are added.
+    let mut groups: Vec<u32> = match (wanted, login) {
         (None, Some(login)) => entries(group)
             .filter(|e| {
                 e.get(3)
@@ -106,11 +98,28 @@ fn by_name(text: &str, passwd: &str, group: &str) -> Result<User> {
             .collect(),
         _ => Vec::new(),
     };
+    for name in more_groups {
+        let id = group_id(name, group)?;
+        if !groups.contains(&id) {
+            groups.push(id);
+        }
+    }
     Ok(User {
         uid,
         gid,
         groups,
         home: home_or_root(home),
+    })
+}
+
+/// The id of a group by name or number.
+fn group_id(name: &str, group: &str) -> Result<u32> {
+    let entry = entries(group).find(|e| e[0] == name);
+    let id = entry.and_then(|e| field(&e, 2)).or_else(|| name.parse().ok());
+    id.ok_or_else(|| {
+        Error::Invalid(format!(
+            "group {name:?}: no matching entry in /etc/group of the image"
+        ))
     })
 }
 
@@ -136,7 +145,25 @@ mod tests {
     const GROUP: &str = "root:x:0:\nwww:x:33:\nssl:x:101:www,root\naudio:x:29:www\n";
 
     fn named(text: &str) -> Result<User> {
-        resolve(&UserSpec::Name(text.into()), PASSWD, GROUP)
+        with_groups(text, &[])
+    }
+
+    fn with_groups(user: &str, more: &[&str]) -> Result<User> {
+        let spec = UserSpec::Name {
+            user: user.into(),
+            more_groups: more.iter().map(|name| (*name).to_owned()).collect(),
+        };
+        resolve(&spec, PASSWD, GROUP)
+    }
+
+    #[test]
+    fn added_groups_are_names_or_numbers() {
+        assert_eq!(with_groups("www", &["audio", "7"]).unwrap().groups, [101, 29, 7]);
+        assert_eq!(with_groups("www:ssl", &["audio"]).unwrap().groups, [29]);
+        let root = with_groups("", &["7"]).unwrap();
+        assert_eq!((root.uid, root.groups), (0, vec![7]));
+        let unknown = with_groups("www", &["nogroup"]).unwrap_err().to_string();
+        assert!(unknown.contains("nogroup"), "{unknown}");
     }
 
     #[test]

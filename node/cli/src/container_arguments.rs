@@ -1,18 +1,24 @@
 //! The flags of `thaw run` that change its container, named and meant as docker's.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use thaw_daemon::api::watch::selector::check_labels;
 use thaw_protocol::api::Volume;
 use thaw_sandbox::container::seccomp_profile::Profile;
-use thaw_sandbox::container::settings::{Capability, Chosen, Device, Settings, Sysctl, Tmpfs, Ulimit};
-use thaw_sandbox::container::{Seccomp, SecurityOption, parse_security_option};
+use thaw_sandbox::container::settings::{
+    Capability, Chosen, Device, Domainname, Group, Settings, Sysctl, Tmpfs, Ulimit,
+};
+use thaw_sandbox::container::{Seccomp, SecurityOption, parse_env_file, parse_security_option};
 use thaw_sandbox::error::{Error, ErrorKind};
 
 use super::mount::Mount;
 use super::size::ByteSize;
+
+/// Largest file of labels in bytes. A sandbox has at most 64.
+const MAX_LABEL_FILE: u64 = 64 << 10;
 
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Container options")]
@@ -20,6 +26,15 @@ pub struct ContainerArguments {
     /// A label of the sandbox
     #[arg(short, long, value_name = "KEY=VALUE")]
     pub label: Vec<String>,
+    /// Read labels from a file, one per line
+    #[arg(long, value_name = "FILE")]
+    pub label_file: Vec<PathBuf>,
+    /// Add a group to those of the user: a name that the image has, or a number
+    #[arg(long, value_name = "GROUP")]
+    pub group_add: Vec<Group>,
+    /// The container's NIS domain name
+    #[arg(long, value_name = "NAME")]
+    pub domainname: Option<Domainname>,
     /// Mount a file system in memory: PATH or PATH:OPTION,... with options such as size=64m, mode=1777, exec
     #[arg(long, value_name = "PATH[:OPTIONS]")]
     pub tmpfs: Vec<Tmpfs>,
@@ -63,7 +78,13 @@ pub struct ContainerArguments {
 impl ContainerArguments {
     /// The labels of the flags, checked.
     pub(super) fn labels(&self) -> Result<BTreeMap<String, String>, Error> {
-        let pairs = self.label.iter().map(|label| {
+        let mut all = Vec::new();
+        for path in &self.label_file {
+            all.extend(read_labels(path)?);
+        }
+        // Flags win over files.
+        all.extend(self.label.iter().cloned());
+        let pairs = all.iter().map(|label| {
             // As under docker, a key alone has the empty value.
             let (key, value) = label.split_once('=').unwrap_or((label, ""));
             (key.to_owned(), value.to_owned())
@@ -112,6 +133,8 @@ impl ContainerArguments {
             devices: self.device.clone(),
             privileged: self.privileged,
             no_new_privileges: no_new_privileges.unwrap_or_default(),
+            groups: self.group_add.clone(),
+            domainname: self.domainname.clone(),
         }
     }
 
@@ -125,6 +148,26 @@ impl ContainerArguments {
             Error::system(format!("cannot create --cidfile {}", path.display()), &e)
                 .remedy("name a file that does not exist, in a directory that does")
         })
+    }
+}
+
+/// The lines of a file of `--label-file`.
+fn read_labels(path: &Path) -> Result<Vec<String>, Error> {
+    let failed = |what: String| {
+        Error::new(
+            ErrorKind::Runtime,
+            format!("--label-file {}: {what}", path.display()),
+        )
+    };
+    let file = std::fs::File::open(path).map_err(|e| failed(e.to_string()))?;
+    let mut text = String::new();
+    let mut bounded = file.take(MAX_LABEL_FILE + 1);
+    bounded
+        .read_to_string(&mut text)
+        .map_err(|e| failed(e.to_string()))?;
+    match text.len() as u64 > MAX_LABEL_FILE {
+        true => Err(failed(format!("it is larger than {} KiB", MAX_LABEL_FILE >> 10))),
+        false => Ok(parse_env_file(&text)),
     }
 }
 

@@ -37,6 +37,13 @@ fn labels_are_pairs_and_checked() {
     let labels = read(&["-l", "app=web", "--label", "tier"]).labels().unwrap();
     assert_eq!(labels["app"], "web");
     assert_eq!(labels["tier"], "");
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    std::io::Write::write_all(&mut file, b"# comment\n\napp=db\nowner=me\n").unwrap();
+    let path = file.path().to_str().unwrap();
+    let labels = read(&["--label-file", path, "-l", "app=web"]).labels().unwrap();
+    assert_eq!((labels["app"].as_str(), labels["owner"].as_str()), ("web", "me"));
+    let missing = read(&["--label-file", "/missing"]).labels().unwrap_err();
+    assert!(missing.what.contains("--label-file /missing"), "{missing}");
     assert!(read(&["-l", "=x"]).labels().unwrap_err().what.contains("--label"));
 }
 
@@ -67,6 +74,8 @@ fn wrong_values_name_flag_and_value() {
         ("--sysctl", "a"),
         ("--platform", "linux/arm64"),
         ("--tmpfs", "run"),
+        ("--group-add", "a:b"),
+        ("--domainname", "a b"),
     ] {
         let error = Line::try_parse_from(["run", flag, value])
             .unwrap_err()

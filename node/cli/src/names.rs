@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use clap::Args;
-use thaw_sandbox::container::names::{ExtraHost, Names, SearchDomain, parse_server};
+use thaw_sandbox::container::names::{ExtraHost, Names, ResolverOption, SearchDomain, parse_server};
 
 /// Names and name servers of a container.
 #[derive(Debug, Default, Args)]
@@ -17,6 +17,9 @@ pub struct NameArguments {
     /// Look up names in this domain too
     #[arg(long, value_name = "DOMAIN")]
     pub dns_search: Vec<SearchDomain>,
+    /// Set an option of the resolver, such as ndots:2
+    #[arg(long, value_name = "OPTION")]
+    pub dns_option: Vec<ResolverOption>,
 }
 
 impl NameArguments {
@@ -25,6 +28,7 @@ impl NameArguments {
             hosts: self.add_host.clone(),
             servers: self.dns.clone(),
             search: self.dns_search.clone(),
+            options: self.dns_option.clone(),
         }
     }
 }
@@ -48,6 +52,8 @@ mod tests {
             "fd00::53",
             "--dns-search",
             "a.example",
+            "--dns-option",
+            "ndots:2",
             "x",
         ];
         let Command::Run(run) = Cli::try_parse_from(line).unwrap().command else {
@@ -57,6 +63,7 @@ mod tests {
         assert_eq!(names.hosts, ["db:192.0.2.7".parse().unwrap()]);
         assert_eq!(names.servers, ["fd00::53".parse::<IpAddr>().unwrap()]);
         assert_eq!(names.search, ["a.example".parse().unwrap()]);
+        assert_eq!(names.options, ["ndots:2".parse().unwrap()]);
         assert!(run.init);
     }
 
@@ -66,6 +73,7 @@ mod tests {
             ("--add-host", "db", "NAME:ADDRESS"),
             ("--dns", "one.example", "192.0.2.53"),
             ("--dns-search", "a b", "corp.example"),
+            ("--dns-option", "a b", "ndots:2"),
         ] {
             let refused = Cli::try_parse_from(["thaw", "run", flag, value, "x"])
                 .unwrap_err()

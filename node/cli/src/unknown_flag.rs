@@ -50,16 +50,19 @@ mod tests {
         letters.into_iter().collect()
     }
 
+    fn can_be_mistyped(word: &&str) -> bool {
+        word.len() > 4 && word.as_bytes()[2] != word.as_bytes()[3]
+    }
+
     /// Checks the flags of a command and of those below it. Returns the number of flags.
     fn check(command: &clap::Command, path: &[&str]) -> usize {
         let mut checked = 0;
-        let long_enough = |word: &&str| word.len() > 4 && word.as_bytes()[2] != word.as_bytes()[3];
         for inner in command.get_subcommands().filter(|inner| !inner.is_hide_set()) {
             let path = [path, &[inner.get_name()]].concat();
             let shown = inner.get_arguments().filter(|flag| !flag.is_hide_set());
-            for flag in shown.filter_map(clap::Arg::get_long).filter(long_enough) {
+            for flag in shown.filter_map(clap::Arg::get_long).filter(can_be_mistyped) {
                 let wrong = format!("--{}", mistyped(flag));
-                let error = match Cli::try_parse_from([&path[..], &[&wrong, "x"]].concat()) {
+                let error = match Cli::try_parse_from([&path[..], &[wrong.as_str(), "x"]].concat()) {
                     Ok(_) => check_image(&wrong).unwrap_err().to_string(),
                     Err(e) => e.to_string(),
                 };
@@ -77,8 +80,8 @@ mod tests {
         cli.build();
         assert!(check(&cli, &["thaw"]) > 100);
         let names = cli.get_subcommands().filter(|inner| !inner.is_hide_set());
-        for name in names.map(clap::Command::get_name).filter(|name| name.len() > 4) {
-            let error = Cli::try_parse_from(["thaw", &mistyped(name)])
+        for name in names.map(clap::Command::get_name).filter(can_be_mistyped) {
+            let error = Cli::try_parse_from(["thaw", mistyped(name).as_str()])
                 .unwrap_err()
                 .to_string();
             assert!(error.contains(&format!("'{name}'")), "{name}: {error}");

@@ -259,6 +259,7 @@ async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool)
         env: Vec::new(),
         cwd: "/".into(),
         user: String::new(),
+        groups: Vec::new(),
         capabilities: None,
     };
     running.write(&place.path("run/sandboxes").join(&first.id))?;

@@ -8,3 +8,5 @@ pub const HOSTS: &str = "run.thaw.hosts";
 pub const DNS: &str = "run.thaw.dns";
 /// Domains in which names are looked up, separated by spaces.
 pub const DNS_SEARCH: &str = "run.thaw.dns-search";
+/// Options of the resolver (resolv.conf(5)), separated by spaces.
+pub const DNS_OPTIONS: &str = "run.thaw.dns-options";

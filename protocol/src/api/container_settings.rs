@@ -61,6 +61,18 @@ pub struct ContainerSettings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "openapi", schema(max_items = 128))]
     pub dns_search: Vec<String>,
+    /// Options of the resolver, such as `ndots:2`.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(max_items = 128))]
+    pub dns_options: Vec<String>,
+    /// Groups of its processes besides those of the user: names that the image has, or numbers.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(max_items = 128))]
+    pub group_add: Vec<String>,
+    /// Its NIS domain name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(max_length = 64))]
+    pub domainname: Option<String>,
 }
 
 impl ContainerSettings {

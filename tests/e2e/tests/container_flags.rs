@@ -27,6 +27,12 @@ fn mounts_and_limits_are_as_told() {
     let script = "df -k /cache /more /dev/shm | awk 'NR>1 {print $2}'; stat -c %a /cache; ulimit -n; ulimit -Hn; \
                   cat /proc/sys/net/core/somaxconn";
     assert_eq!(shell(&flags, script).ok(), "1024\n2048\n3072\n700\n77\n99\n123\n");
+    let unknown = shell(&["--sysctl", "net.core.somaxcon=1"], "true");
+    assert_ne!(unknown.code(), 0);
+    assert!(
+        unknown.stderr.contains("closest is net.core.somaxconn"),
+        "{unknown:?}"
+    );
 }
 
 #[test]

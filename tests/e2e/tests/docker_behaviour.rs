@@ -113,15 +113,25 @@ fn added_hosts_and_name_servers_are_in_etc() {
         "192.0.2.53",
         "--dns-search",
         "a.example",
+        "--dns-option",
+        "ndots:2",
+        "--domainname",
+        "corp.example",
     ];
-    let script = "grep db /etc/hosts; cat /etc/resolv.conf; grep -c localhost /etc/hosts";
+    let script = "grep db /etc/hosts; cat /etc/resolv.conf; grep -c localhost /etc/hosts; \
+                  cat /proc/sys/kernel/domainname";
     let out = shell(&flags, script).ok();
-    assert_eq!(out, "192.0.2.7\tdb\nnameserver 192.0.2.53\nsearch a.example\n2\n");
+    assert_eq!(
+        out,
+        "192.0.2.7\tdb\nnameserver 192.0.2.53\nsearch a.example\noptions ndots:2\n2\ncorp.example\n"
+    );
 }
 
 #[test]
 fn a_user_by_name_is_looked_up_in_the_image() {
     assert_eq!(shell(&["-u", "nobody"], "id -un").ok(), "nobody\n");
+    let groups = ["-u", "1234:5678", "--group-add", "users", "--group-add", "77"];
+    assert_eq!(shell(&groups, "id -G").ok(), "5678 100 77\n");
     let unknown = shell(&["-u", "no-such-user"], "id");
     assert!(
         !unknown.status.success() && unknown.stderr.contains("no-such-user"),

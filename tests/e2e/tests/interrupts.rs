@@ -27,7 +27,7 @@ fn slow() -> Vec<Rule> {
 /// Files and directories in the store that are not complete.
 fn incomplete(images: &Path) -> String {
     let names = ["*.partial*", "*.removed*", ".tmp*", "*.new"];
-    let names = names.iter().flat_map(|name| ["-o", "-name", name]).skip(1);
+    let names = names.iter().flat_map(|name| ["-o", "-name", *name]).skip(1);
     let found = Command::new("find").arg(images).args(names).output().unwrap();
     String::from_utf8(found.stdout).unwrap()
 }

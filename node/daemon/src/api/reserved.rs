@@ -99,6 +99,9 @@ fn of_guest(container: &StartContainer) {
         extra_hosts: _,
         dns: _,
         dns_search: _,
+        dns_options: _,
+        group_add: _,
+        domainname: _,
     } = settings;
 }
 

@@ -78,6 +78,9 @@ pub struct Running {
     pub env: Vec<String>,
     pub cwd: String,
     pub user: String,
+    /// Groups of its processes besides those of the user.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub groups: Vec<String>,
     /// The capabilities of its processes. `None` in the record of an older release, which gave each container the default ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<Vec<String>>,
@@ -182,6 +185,7 @@ pub fn exec_process(running: &Running, options: &Options) -> oci::Process {
     let user = options.user.clone().unwrap_or_else(|| running.user.clone());
     let is_root = is_root(&user);
     let mut process = process(options.command.clone(), env, cwd, user, options.tty, options.size);
+    process.User.mut_or_insert_default().AdditionalGroups = running.groups.clone();
     if let Some(capabilities) = &running.capabilities {
         process.Capabilities = MessageField::some(defaults::capabilities(capabilities, is_root));
     }
@@ -196,6 +200,7 @@ pub fn running(id: &str, spec: &oci::Spec) -> Running {
         env: spec.Process.Env.clone(),
         cwd: spec.Process.Cwd.clone(),
         user: spec.Process.User.Username.clone(),
+        groups: spec.Process.User.AdditionalGroups.clone(),
         capabilities: Some(spec.Process.Capabilities.Bounding.clone()),
     }
 }

@@ -1,4 +1,4 @@
-//! What `--add-host`, `--dns` and `--dns-search` add to a container's `/etc/hosts` and `/etc/resolv.conf`.
+//! What `--add-host`, `--dns`, `--dns-search` and `--dns-option` add to a container's `/etc/hosts` and `/etc/resolv.conf`.
 //!
 //! The agent writes both files, also when a clone gets another identity. It takes these from the annotations of the specification.
 
@@ -6,10 +6,12 @@ use std::collections::HashMap;
 use std::net::IpAddr;
 use std::str::FromStr;
 
-use thaw_protocol::agent::annotations::{DNS, DNS_SEARCH, HOSTS};
+use thaw_protocol::agent::annotations::{DNS, DNS_OPTIONS, DNS_SEARCH, HOSTS};
 
 /// The longest name of the DNS, in bytes (RFC 1035, section 2.3.4).
 const MAX_NAME: usize = 253;
+/// The longest option of the resolver, in bytes.
+const MAX_OPTION: usize = 64;
 
 /// The names and name servers of a container.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -18,6 +20,7 @@ pub struct Names {
     /// Replace the name servers of the sandbox's network. Empty: those stay.
     pub servers: Vec<IpAddr>,
     pub search: Vec<SearchDomain>,
+    pub options: Vec<ResolverOption>,
 }
 
 /// A line of `/etc/hosts`.
@@ -30,6 +33,25 @@ pub struct ExtraHost {
 /// A domain in which a name without dots is looked up.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SearchDomain(String);
+
+/// An option of the resolver (resolv.conf(5)).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ResolverOption(String);
+
+impl FromStr for ResolverOption {
+    type Err = String;
+
+    /// Reads `NAME` or `NAME:VALUE`. Libraries ignore options they do not know, so the names are not checked.
+    fn from_str(text: &str) -> Result<ResolverOption, String> {
+        let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"-_:".contains(&b);
+        match (1..=MAX_OPTION).contains(&text.len()) && text.bytes().all(is_plain) {
+            true => Ok(ResolverOption(text.into())),
+            false => Err(format!(
+                "{text:?} is no option of the resolver: write one of resolv.conf(5), such as ndots:2 or rotate"
+            )),
+        }
+    }
+}
 
 impl FromStr for ExtraHost {
     type Err = String;
@@ -77,7 +99,7 @@ pub fn parse_server(text: &str) -> Result<IpAddr, String> {
     })
 }
 
-fn is_name(text: &str) -> bool {
+pub(super) fn is_name(text: &str) -> bool {
     let plain = |b: u8| b.is_ascii_alphanumeric() || b"-_.".contains(&b);
     !text.is_empty() && text.len() <= MAX_NAME && text.bytes().all(plain) && !text.starts_with('.')
 }
@@ -92,10 +114,12 @@ impl Names {
             .collect();
         let servers: Vec<String> = self.servers.iter().map(IpAddr::to_string).collect();
         let search: Vec<&str> = self.search.iter().map(|domain| domain.0.as_str()).collect();
+        let options: Vec<&str> = self.options.iter().map(|option| option.0.as_str()).collect();
         for (key, value) in [
             (HOSTS, hosts.join("\n")),
             (DNS, servers.join(" ")),
             (DNS_SEARCH, search.join(" ")),
+            (DNS_OPTIONS, options.join(" ")),
         ] {
             if !value.is_empty() {
                 annotations.insert(key.into(), value);
@@ -158,10 +182,15 @@ mod tests {
             hosts: vec!["db:192.0.2.7".parse().unwrap(), "six:fd00::7".parse().unwrap()],
             servers: vec!["192.0.2.53".parse().unwrap()],
             search: vec!["a.example".parse().unwrap(), "b.example".parse().unwrap()],
+            options: vec!["ndots:2".parse().unwrap(), "rotate".parse().unwrap()],
         };
         names.annotate(&mut annotations);
         assert_eq!(annotations[HOSTS], "db 192.0.2.7\nsix fd00::7");
         assert_eq!(annotations[DNS], "192.0.2.53");
         assert_eq!(annotations[DNS_SEARCH], "a.example b.example");
+        assert_eq!(annotations[DNS_OPTIONS], "ndots:2 rotate");
+        for wrong in ["", "a b", "a\nb", &"x".repeat(65)] {
+            assert!(wrong.parse::<ResolverOption>().is_err(), "{wrong}");
+        }
     }
 }

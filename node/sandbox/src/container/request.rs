@@ -59,6 +59,8 @@ fn settings(given: &ContainerSettings) -> Result<Settings, String> {
         devices: read("devices", &given.devices, FromStr::from_str)?,
         privileged: given.privileged,
         no_new_privileges: given.no_new_privileges,
+        groups: read("group_add", &given.group_add, FromStr::from_str)?,
+        domainname: read_one("domainname", given.domainname.as_deref())?,
     })
 }
 
@@ -67,6 +69,7 @@ fn names(given: &ContainerSettings) -> Result<Names, String> {
         hosts: read("extra_hosts", &given.extra_hosts, FromStr::from_str)?,
         servers: read("dns", &given.dns, parse_server)?,
         search: read("dns_search", &given.dns_search, FromStr::from_str)?,
+        options: read("dns_options", &given.dns_options, FromStr::from_str)?,
     })
 }
 
@@ -82,6 +85,12 @@ fn seccomp(named: SeccompProfile, profile: Option<&str>) -> Result<Seccomp, Stri
             Ok(Seccomp::Profile(profile))
         }
     }
+}
+
+/// Reads a setting that has one value at most.
+fn read_one<T: FromStr<Err = String>>(field: &str, value: Option<&str>) -> Result<Option<T>, String> {
+    let parsed = value.map(|value| value.parse().map_err(|why| format!("settings.{field}: {why}")));
+    parsed.transpose()
 }
 
 /// Reads the values of a setting.
@@ -128,6 +137,9 @@ mod tests {
             extra_hosts: texts("db:192.0.2.7"),
             dns: texts("192.0.2.53"),
             dns_search: texts("a.example"),
+            dns_options: texts("ndots:2"),
+            group_add: texts("audio"),
+            domainname: Some("corp.example".into()),
         });
         let options = options.unwrap();
         let expected = Settings {
@@ -142,10 +154,13 @@ mod tests {
             devices: vec!["/dev/fuse".parse().unwrap()],
             privileged: true,
             no_new_privileges: true,
+            groups: vec!["audio".parse().unwrap()],
+            domainname: Some("corp.example".parse().unwrap()),
         };
         assert_eq!(options.settings, expected);
         assert_eq!(options.names.hosts, ["db:192.0.2.7".parse().unwrap()]);
-        assert_eq!(options.names.servers.len() + options.names.search.len(), 2);
+        assert_eq!((options.names.servers.len(), options.names.search.len()), (1, 1));
+        assert_eq!(options.names.options, ["ndots:2".parse().unwrap()]);
         assert!(options.init && matches!(options.seccomp, Seccomp::Profile(_)));
         assert_eq!(with(ContainerSettings::default()).unwrap(), Options::default());
     }
@@ -163,6 +178,9 @@ mod tests {
             (r#"{"extra_hosts":["db"]}"#, "settings.extra_hosts", "\"db\""),
             (r#"{"dns":["one"]}"#, "settings.dns", "\"one\""),
             (r#"{"dns_search":["a b"]}"#, "settings.dns_search", "\"a b\""),
+            (r#"{"dns_options":["a b"]}"#, "settings.dns_options", "\"a b\""),
+            (r#"{"group_add":["a:b"]}"#, "settings.group_add", "\"a:b\""),
+            (r#"{"domainname":"a b"}"#, "settings.domainname", "\"a b\""),
             (r#"{"shm_bytes":0}"#, "settings.shm_bytes", "1"),
             (
                 r#"{"seccomp_profile":"{}"}"#,

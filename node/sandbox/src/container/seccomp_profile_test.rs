@@ -79,7 +79,10 @@ fn faults_are_named_with_their_place() {
         ("".into(), "EOF"),
         ("[]".into(), "expected struct"),
         ("{}".into(), "defaultAction"),
-        (r#"{"defaultAction":"ALLOW"}"#.into(), "closest is SCMP_ACT_ALLOW"),
+        (
+            r#"{"defaultAction":"SCMP_ACT_ALOW"}"#.into(),
+            "closest is SCMP_ACT_ALLOW",
+        ),
         (
             r#"{"defaultAction":"SCMP_ACT_NOTIFY"}"#.into(),
             "SCMP_ACT_NOTIFY needs",

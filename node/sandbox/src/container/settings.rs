@@ -10,12 +10,16 @@ use crate::error::Error;
 
 pub use capability::{Capability, Chosen};
 pub use device::Device;
+pub use domain::Domainname;
+pub use group::Group;
 pub use sysctl::Sysctl;
 pub use tmpfs::Tmpfs;
 pub use ulimit::Ulimit;
 
 mod capability;
 mod device;
+mod domain;
+mod group;
 mod sysctl;
 mod tmpfs;
 mod ulimit;
@@ -37,6 +41,9 @@ pub struct Settings {
     pub privileged: bool,
     /// A program cannot gain privileges by `execve(2)`.
     pub no_new_privileges: bool,
+    /// Groups of its processes besides those of the user.
+    pub groups: Vec<Group>,
+    pub domainname: Option<Domainname>,
 }
 
 impl Settings {
@@ -50,6 +57,7 @@ impl Settings {
         let capabilities = self.capabilities.held(self.privileged);
         let process = spec.Process.mut_or_insert_default();
         process.NoNewPrivileges = self.no_new_privileges;
+        group::add(process.User.mut_or_insert_default(), &self.groups);
         ulimit::set(&mut process.Rlimits, &self.ulimits);
         process.Capabilities = MessageField::some(super::defaults::capabilities(&capabilities, is_root));
         if let Some(bytes) = self.shm_bytes {
@@ -57,6 +65,9 @@ impl Settings {
         }
         tmpfs::add(&mut spec.Mounts, &self.tmpfs);
         let linux = spec.Linux.mut_or_insert_default();
+        if let Some(name) = &self.domainname {
+            name.set(linux);
+        }
         sysctl::set(linux, &self.sysctls);
         linux.Devices = match self.privileged {
             true => device::all(),

@@ -61,11 +61,17 @@ fn settings_change_what_they_name() {
         devices: vec!["/dev/net/tun".parse().unwrap()],
         no_new_privileges: true,
         privileged: false,
+        groups: vec!["audio".parse().unwrap()],
+        domainname: Some("corp.example".parse().unwrap()),
     });
     assert_eq!(mount(&spec, "/run").type_, "tmpfs");
     assert!(mount(&spec, "/dev/shm").options.contains(&"size=1048576".into()));
     assert_eq!((spec.Process.Rlimits[0].Soft, spec.Process.Rlimits.len()), (9, 1));
     assert_eq!(spec.Linux.Sysctl["net.core.somaxconn"], "7");
+    assert_eq!(spec.Linux.Sysctl["kernel.domainname"], "corp.example");
+    let running = crate::container::running("c", &spec);
+    let exec = crate::container::exec_process(&running, &Options::default());
+    assert_eq!(exec.User.AdditionalGroups, ["audio"]);
     let bounding = &spec.Process.Capabilities.Bounding;
     assert!(bounding.contains(&"CAP_SYS_ADMIN".into()) && !bounding.contains(&"CAP_CHOWN".into()));
     assert_eq!(spec.Linux.Devices[0].Path, "/dev/net/tun");

@@ -140,6 +140,43 @@ fn a_full_disk_is_said_and_leaves_no_half_image() {
 }
 
 #[test]
+fn full_disk_of_the_host_ends_a_copy_with_its_name() {
+    let (name, folder) = (
+        format!("full-{}", std::process::id()),
+        tempfile::tempdir().unwrap(),
+    );
+    let small = folder.path().to_str().unwrap();
+    let mount = ["-t", "tmpfs", "-o", "size=1m", "tmpfs", small];
+    assert!(Command::new("mount").args(mount).status().unwrap().success());
+    let script = "mkdir /out && dd if=/dev/urandom of=/out/large bs=1M count=3 2>/dev/null && touch /ready && sleep 100000";
+    run(&mut thaw(&[
+        "run",
+        "-d",
+        "--name",
+        &name,
+        &image("busybox"),
+        "sh",
+        "-c",
+        script,
+    ]))
+    .ok();
+    let wait = "while [ ! -e /ready ]; do sleep 0.1; done";
+    run(&mut thaw(&["exec", &name, "sh", "-c", wait])).ok();
+    let out = run(&mut thaw(&["cp", &format!("{name}:/out"), small]));
+    run(&mut thaw(&["rm", &name])).ok();
+    let unmounted = Command::new("umount").arg(small).status().unwrap();
+    assert!(
+        !out.status.success() && out.stderr.lines().count() == 1,
+        "{out:?}"
+    );
+    assert!(
+        out.stderr.contains("large") && out.stderr.contains("No space left"),
+        "{out:?}"
+    );
+    assert!(unmounted.success(), "no file stays open");
+}
+
+#[test]
 fn missing_and_denied_kvm_each_have_an_exit_code() {
     // /dev is empty in a mount namespace of the command's own; then it is there, but root's.
     let missing = "mount -t tmpfs none /dev && exec \"$@\"";

@@ -131,7 +131,7 @@ fn added_hosts_and_name_servers_are_in_etc() {
 fn a_user_by_name_is_looked_up_in_the_image() {
     assert_eq!(shell(&["-u", "nobody"], "id -un").ok(), "nobody\n");
     let groups = ["-u", "1234:5678", "--group-add", "users", "--group-add", "77"];
-    assert_eq!(shell(&groups, "id -G").ok(), "5678 100 77\n");
+    assert_eq!(shell(&groups, "id -G").ok(), "5678 77 100\n");
     let unknown = shell(&["-u", "no-such-user"], "id");
     assert!(
         !unknown.status.success() && unknown.stderr.contains("no-such-user"),

@@ -410,6 +410,11 @@ fn copies_that_cannot_be_say_why() {
     assert!(error.contains("No space left"), "{error}");
     assert_eq!(place.shell("ls / | grep -c large; true"), "0\n");
     place.copy(&["box:/fifo", text(&here.join("fifo"))]).ok();
+    // Devices of the host become nodes of the guest, with nothing behind them that is the host's; sockets are left out.
+    let _socket = std::os::unix::net::UnixListener::bind(here.join("d/socket")).unwrap();
+    place.copy(&["/dev/null", "box:/null"]).ok();
+    place.copy(&[directory, "box:/sockets"]).ok();
+    assert_eq!(place.shell("stat -c %t:%T /null; ls /sockets"), "1:3\nx\n");
 }
 
 /// A request for files of the sandbox: the answer's head and body.

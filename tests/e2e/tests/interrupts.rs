@@ -33,8 +33,10 @@ fn incomplete(images: &Path) -> String {
 }
 
 /// Presses Ctrl-C once `shown` is on a terminal of 20 columns. Returns the rest of what is shown.
-fn interrupted(command: &mut Command, shown: &str) -> String {
-    let mut terminal = Terminal::sized(command, 24, 20);
+fn interrupted(mut command: Command, shown: &str) -> String {
+    let mut terminal = Terminal::sized(&mut command, 24, 20);
+    // It holds the terminal open.
+    drop(command);
     terminal.expect(shown);
     let began = Instant::now();
     terminal.say("\x03");
@@ -57,7 +59,7 @@ fn interrupted_pull_run_and_convert_leave_nothing() {
     ] {
         forms.home.forget_images();
         forms.proxy.faults(slow());
-        interrupted(&mut forms.home.thaw(arguments), "%");
+        interrupted(forms.home.thaw(arguments), "%");
         assert_eq!(incomplete(&images), "", "{arguments:?}");
         assert_eq!(
             fs::read_dir(forms.home.run()).unwrap().count(),
@@ -76,7 +78,7 @@ fn interrupted_template_build_leaves_nothing() {
     let mut command = thaw_e2e::thaw(&["template", "build"]);
     command.env("THAW_DATA", folder.path().join("data"));
     command.env("THAW_RUN", folder.path().join("run"));
-    interrupted(&mut command, "a guest boots");
+    interrupted(command, "a guest boots");
     let left = Command::new("find")
         .arg(folder.path().join("data/templates"))
         .args(["-type", "f"])

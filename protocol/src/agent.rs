@@ -18,6 +18,7 @@
 //! | [`answers`] | a bounded reader of a guest agent's answers |
 //! | [`annotations`] | a container's annotations that the agent reads |
 //! | [`layout`] | paths and mounts that all containers of a guest share |
+//! | [`seccomp`] | the words of a seccomp section that the agent accepts |
 
 #![allow(
     missing_docs,
@@ -33,6 +34,7 @@ pub mod annotations;
 pub mod answers;
 pub mod capabilities;
 pub mod layout;
+pub mod seccomp;
 
 /// The empty response of several methods.
 pub use protobuf::well_known_types::empty::Empty;

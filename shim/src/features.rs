@@ -3,6 +3,7 @@
 //! namespaces.
 
 use serde_json::{Value, json};
+use thaw_protocol::agent::seccomp::ACTIONS;
 use thaw_protocol::shim::Any;
 
 /// containerd's type name of the document (core/runtime/typeurl.go).
@@ -41,18 +42,6 @@ const MOUNT_OPTIONS: &[&str] = &[
     "sync",
 ];
 
-/// `linux.seccomp` without SCMP_ACT_NOTIFY, whose listener would be on the host.
-const SECCOMP_ACTIONS: &[&str] = &[
-    "SCMP_ACT_ALLOW",
-    "SCMP_ACT_ERRNO",
-    "SCMP_ACT_KILL",
-    "SCMP_ACT_KILL_PROCESS",
-    "SCMP_ACT_KILL_THREAD",
-    "SCMP_ACT_LOG",
-    "SCMP_ACT_TRACE",
-    "SCMP_ACT_TRAP",
-];
-
 fn document() -> Value {
     let no = json!({ "enabled": false });
     json!({
@@ -63,7 +52,7 @@ fn document() -> Value {
         "linux": {
             "namespaces": ["cgroup", "ipc", "mount", "network", "pid", "uts"],
             "cgroup": { "v1": false, "v2": true, "systemd": false, "systemdUser": false, "rdma": false },
-            "seccomp": { "enabled": true, "actions": SECCOMP_ACTIONS },
+            "seccomp": { "enabled": true, "actions": ACTIONS },
             "apparmor": no,
             "selinux": no,
             "intelRdt": no,

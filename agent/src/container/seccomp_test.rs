@@ -182,3 +182,18 @@ proptest::proptest! {
         proptest::prop_assert_eq!(got, if holds { ALLOW } else { EPERM });
     }
 }
+
+#[test]
+fn each_published_word_is_compiled() {
+    use thaw_protocol::agent::seccomp::{ACTIONS, COMPARISONS, FLAGS};
+    for name in ACTIONS {
+        action(name, None).unwrap();
+    }
+    for op in COMPARISONS {
+        let mut argument = oci::LinuxSeccompArg::new();
+        argument.Op = op.into();
+        condition(&argument).unwrap();
+    }
+    flags(&FLAGS.map(String::from)).unwrap();
+    assert!(action("SCMP_ACT_NOTIFY", None).is_err());
+}

@@ -161,7 +161,7 @@ mod tests {
         assert_eq!(with_groups("www", &["audio", "7"]).unwrap().groups, [101, 29, 7]);
         assert_eq!(with_groups("www:ssl", &["audio"]).unwrap().groups, [29]);
         let root = with_groups("", &["7"]).unwrap();
-        assert_eq!((root.uid, root.groups), (0, vec![7]));
+        assert_eq!((root.uid, root.groups), (0, vec![101, 7]));
         let unknown = with_groups("www", &["nogroup"]).unwrap_err().to_string();
         assert!(unknown.contains("nogroup"), "{unknown}");
     }

@@ -7,7 +7,7 @@ use clap::Args;
 use thaw_sandbox::closest::closest;
 use thaw_sandbox::error::{Error, ErrorKind};
 
-use super::RunArguments;
+use super::{Global, RunArguments};
 
 /// Fails if the image begins as a flag does.
 pub(super) fn check_image(image: &str) -> Result<(), Error> {
@@ -15,7 +15,7 @@ pub(super) fn check_image(image: &str) -> Result<(), Error> {
         return Ok(());
     }
     let flag = image.split('=').next().unwrap_or(image);
-    let run = RunArguments::augment_args(clap::Command::new("run"));
+    let run = Global::augment_args(RunArguments::augment_args(clap::Command::new("run")));
     let shown = run.get_arguments().filter(|known| !known.is_hide_set());
     let known: Vec<String> = shown
         .filter_map(|known| Some(format!("--{}", known.get_long()?)))

@@ -8,6 +8,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use thaw_protocol::agent::oci;
+use thaw_protocol::agent::seccomp::{ACTIONS, COMPARISONS, FLAGS};
 
 use crate::closest::closest;
 use crate::error::{Error, ErrorKind};
@@ -24,31 +25,6 @@ const MAX_INDEX: u64 = 5;
 const ARCHITECTURE: &str = "amd64";
 /// The oldest kernel that guests run.
 const OLDEST_KERNEL: (u32, u32) = (6, 1);
-
-const ACTIONS: [&str; 8] = [
-    "SCMP_ACT_ALLOW",
-    "SCMP_ACT_ERRNO",
-    "SCMP_ACT_KILL",
-    "SCMP_ACT_KILL_PROCESS",
-    "SCMP_ACT_KILL_THREAD",
-    "SCMP_ACT_LOG",
-    "SCMP_ACT_TRACE",
-    "SCMP_ACT_TRAP",
-];
-const COMPARISONS: [&str; 7] = [
-    "SCMP_CMP_EQ",
-    "SCMP_CMP_GE",
-    "SCMP_CMP_GT",
-    "SCMP_CMP_LE",
-    "SCMP_CMP_LT",
-    "SCMP_CMP_MASKED_EQ",
-    "SCMP_CMP_NE",
-];
-const FLAGS: [&str; 3] = [
-    "SECCOMP_FILTER_FLAG_LOG",
-    "SECCOMP_FILTER_FLAG_SPEC_ALLOW",
-    "SECCOMP_FILTER_FLAG_TSYNC",
-];
 
 /// A valid profile.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]

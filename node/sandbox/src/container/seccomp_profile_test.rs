@@ -47,13 +47,13 @@ fn dockers_conditions_choose_rules() {
     assert_eq!(names(&profile, &["CAP_SYS_ADMIN"]), admin);
     let rules = profile.rules(&[]);
     assert_eq!(rules.DefaultErrnoRet, Some(1));
-    let masked = &rules.Syscalls[6].Args[0];
+    let masked = &rules.Syscalls[5].Args[0];
     assert_eq!(
         (masked.Value, masked.ValueTwo, masked.Op.as_str()),
         (0x7E02_0000, 0, "SCMP_CMP_MASKED_EQ")
     );
     assert_eq!(
-        rules.Syscalls[5].ErrnoRet,
+        rules.Syscalls[4].ErrnoRet,
         Some(oci::linux_syscall::ErrnoRet::Errnoret(38))
     );
 }

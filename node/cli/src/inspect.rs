@@ -72,7 +72,7 @@ async fn look_up(name: &str, kind: Option<Kind>) -> Result<Value, Error> {
         (Some(e), Some(_)) => Err(e),
         (Some(e), None) => image(name).map_err(|other| match other.kind {
             ErrorKind::ImageNotStored | ErrorKind::BadReference => {
-                let what = format!("{}, and no image in the store is either", e.what);
+                let what = format!("no image in the store is {name}, and {}", e.what);
                 Error::new(ErrorKind::SandboxNotFound, what)
                     .remedy("`thaw ps -a` lists sandboxes, `thaw images` images")
             }

@@ -190,10 +190,11 @@ impl Images {
             .pull(reference, &Platform::linux_amd64(), options, progress)
             .await
             .map_err(|e| match e {
-                thaw_images::Error::NotFound { .. } if options.policy == PullPolicy::Never => Error::new(
-                    ErrorKind::ImageNotStored,
-                    format!("image {reference} is not in the store"),
-                ),
+                thaw_images::Error::NotFound { .. } if options.policy == PullPolicy::Never => {
+                    let closest = self.closest_reference(&reference.to_string());
+                    let what = format!("image {reference} is not in the store{closest}");
+                    Error::new(ErrorKind::ImageNotStored, what)
+                }
                 e => failure(e),
             })
     }

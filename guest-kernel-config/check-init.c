@@ -310,6 +310,7 @@ static void sockets(void) {
     want("netlink netfilter", socket(AF_NETLINK, SOCK_RAW, NETLINK_NETFILTER));
     want("netlink sock_diag", socket(AF_NETLINK, SOCK_RAW, NETLINK_SOCK_DIAG));
     want("open /dev/net/tun", open("/dev/net/tun", O_RDWR));
+    want("a free loop device", ioctl(open("/dev/loop-control", O_RDWR), 0x4c82 /* LOOP_CTL_GET_FREE */));
     int s = socket(AF_INET, SOCK_STREAM, 0);
     want("bridge", ioctl(s, 0x89a0 /* SIOCBRADDBR */, "br0"));
     want("TCP bbr", setsockopt(s, IPPROTO_TCP, 13 /* TCP_CONGESTION */, "bbr", 3));

@@ -17,6 +17,10 @@ use thaw_sandbox::error::{Error, ErrorKind};
 use super::mount::Mount;
 use super::size::ByteSize;
 
+mod life;
+
+pub use life::LifeArguments;
+
 /// Largest file of labels in bytes. A sandbox has at most 64.
 const MAX_LABEL_FILE: u64 = 64 << 10;
 
@@ -67,6 +71,8 @@ pub struct ContainerArguments {
     /// profile of your own, in docker's or the OCI's JSON. `no-new-privileges`: set-user-ID programs gain nothing
     #[arg(long, value_name = "OPTION", value_parser = parse_security_option)]
     pub security_opt: Vec<SecurityOption>,
+    #[command(flatten)]
+    pub life: LifeArguments,
     /// Write the sandbox's id to a file, which must not exist
     #[arg(long, value_name = "FILE")]
     pub cidfile: Option<PathBuf>,

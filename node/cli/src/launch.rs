@@ -27,6 +27,8 @@ use super::memory_mode::memory_mode;
 use super::{CpuLimit, RunArguments, ps, template};
 use crate::ui::Ui;
 
+mod container_end;
+
 /// The owner of the sandbox.
 enum OwnedBy {
     ThisProcess {
@@ -69,6 +71,8 @@ pub(super) struct Launched {
     /// The host ports that are forwarded to it.
     pub published: Vec<PublishedPort>,
     pub keeping: Keeping,
+    /// Whether its container has a restart policy.
+    pub restarts: bool,
     run: PathBuf,
     owner: OwnedBy,
     recording: Option<PendingRecording>,
@@ -232,6 +236,7 @@ impl Launched {
             config,
             published: created.sandbox.network.map(|n| n.published).unwrap_or_default(),
             keeping: Keeping::default(),
+            restarts: false,
             run: paths.run,
             owner: OwnedBy::Daemon(client),
             recording: None,
@@ -272,6 +277,7 @@ impl Launched {
                 .map(|n| n.published.clone())
                 .unwrap_or_default(),
             keeping: Keeping::default(),
+            restarts: false,
             run,
             recording: None,
             owner: OwnedBy::ThisProcess {

@@ -75,7 +75,7 @@ pub use ps::PsArguments;
 pub use rate_limits::{ChangeRateLimits, RateLimitArguments};
 pub use ready::ReadyArguments;
 pub use running::FreezeArguments;
-pub use signal::{KillArguments, StopArguments};
+pub use signal::{KillArguments, RestartArguments, StopArguments};
 pub use size::{ByteSize, CpuLimit};
 pub use source::SourceArguments;
 pub use stats::StatsArguments;
@@ -148,6 +148,8 @@ pub enum Command {
     Stats(StatsArguments),
     /// Stop containers: send their stop signal, and SIGKILL after a time
     Stop(StopArguments),
+    /// Stop the programs of detached containers and start them again, in the same machines
+    Restart(RestartArguments),
     /// Send a signal to the processes of containers
     Kill(KillArguments),
     /// Stop a sandbox's CPUs
@@ -440,6 +442,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Error> {
         Command::Port(arguments) => port::port(arguments, &cli.global),
         Command::Stats(arguments) => in_runtime(stats::stats(arguments, &cli.global)),
         Command::Stop(arguments) => in_runtime(signal::stop(arguments)),
+        Command::Restart(arguments) => in_runtime(signal::restart(arguments)),
         Command::Kill(arguments) => in_runtime(signal::kill(arguments)),
         Command::Top(arguments) => in_runtime(top::top(arguments, cli.global.json)),
         Command::Pause { sandbox } => in_runtime(running::pause(sandbox)),

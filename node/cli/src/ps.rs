@@ -8,6 +8,7 @@ use thaw_daemon::api::logs::format_moment;
 use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::{EXITED, FAILED, PublishedPort, Sandbox};
 use thaw_sandbox::config::Config;
+use thaw_sandbox::container::LifeNote;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::paths::Paths;
 use thaw_sandbox::state::ended::{Retention, ended_at, now};
@@ -23,7 +24,7 @@ use filter::Filter;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Filters: id=BEGINNING, name=PART, label=KEY[=VALUE], status=starting|running|exited|failed|unreadable, exited=STATUS,
+Filters: id=BEGINNING, name=PART, label=KEY[=VALUE], status=starting|running|restarting|exited|failed|unreadable, exited=STATUS,
 ancestor=IMAGE, publish=PORT. Values of the same key are alternatives, except labels.
 Fields of templates: .ID .Name .Image .Command .State .Status .CreatedAt .RunningFor .Ports .Labels .CPUs .Memory
 
@@ -60,6 +61,9 @@ const FIELDS: [&str; 13] = [
     "Memory",
 ];
 
+/// The states for which alone a table has no column.
+const PLAIN: [&str; 2] = ["running", "starting"];
+
 /// Lists running sandboxes; with `all`, ended ones too; with `--quiet`, only ids.
 pub(super) fn ps(arguments: &PsArguments, ui: &Ui) -> Result<u8, Error> {
     if let Some(format) = &arguments.format {
@@ -69,14 +73,15 @@ pub(super) fn ps(arguments: &PsArguments, ui: &Ui) -> Result<u8, Error> {
     run.clean(&Hierarchy::detect());
     let with_ended = arguments.all || filter::names_ended(&arguments.filter);
     let (rows, descriptions) = chosen(&run, with_ended, &arguments.filter)?;
+    let with_state = with_ended || rows.iter().any(|row| !PLAIN.contains(&row.status.as_str()));
     match (&arguments.format, ui.mode()) {
         (Some(format), _) => {
             let fields: Vec<Value> = rows.iter().map(Row::fields).collect();
-            format.print(&fields, || table(&rows, with_ended).print())?;
+            format.print(&fields, || table(&rows, with_state).print())?;
         }
         (None, Mode::Json) => super::print(&json!(descriptions).to_string()),
         (None, Mode::Quiet) => rows.iter().for_each(|row| super::print(&row.id)),
-        _ => table(&rows, with_ended).print(),
+        _ => table(&rows, with_state).print(),
     }
     Ok(0)
 }
@@ -90,7 +95,7 @@ fn chosen(run: &RunDirectory, with_ended: bool, filters: &[Filter]) -> Result<(V
         false => Vec::new(),
     };
     let now = now();
-    let running = running.iter().map(|r| (Row::of(r, now), describe(run, r)));
+    let running = running.iter().map(|r| (Row::of(run, r, now), describe(run, r)));
     let unreadable = unreadable
         .iter()
         .map(|u| (Row::of_unreadable(u), describe_unreadable(u)));
@@ -144,13 +149,14 @@ struct Row {
 }
 
 impl Row {
-    fn of(record: &Record, now: u64) -> Row {
+    fn of(run: &RunDirectory, record: &Record, now: u64) -> Row {
         let network = record.network.as_ref();
+        let life = LifeNote::read(&run.directory(&record.id));
         Row {
             id: record.id.clone(),
             name: record.name.clone(),
-            state: state(record).into(),
-            status: state(record).into(),
+            state: state(record, &life).into(),
+            status: status(record, &life),
             created: record.created,
             age: age(now.saturating_sub(record.created)),
             cpus: record.vcpus.to_string(),
@@ -274,11 +280,26 @@ pub(super) fn ports(published: &[PublishedPort]) -> String {
     }
 }
 
-fn state(record: &Record) -> &'static str {
-    match record.ready {
-        true => "running",
-        false => "starting",
+fn state(record: &Record, life: &LifeNote) -> &'static str {
+    match (record.ready, life.restarting) {
+        (true, Some(_)) => "restarting",
+        (true, None) => "running",
+        (false, _) => "starting",
     }
+}
+
+/// The state, with the last exit status during a restart, and with how often the policy has started the program again.
+fn status(record: &Record, life: &LifeNote) -> String {
+    let mut status = state(record, life).to_owned();
+    if let Some(last) = life.restarting {
+        status.push_str(&format!(" ({last})"));
+    }
+    match life.restarts {
+        0 => {}
+        1 => status.push_str(", 1 restart"),
+        many => status.push_str(&format!(", {many} restarts")),
+    }
+    status
 }
 
 fn describe_failed(failed: &Sandbox) -> Value {
@@ -299,11 +320,13 @@ fn describe_failed(failed: &Sandbox) -> Value {
 }
 
 pub(super) fn describe(run: &RunDirectory, record: &Record) -> Value {
+    let life = LifeNote::read(&run.directory(&record.id));
     json!({
         "id": record.id,
         "tenant": record.terms.tenant,
         "name": record.name,
-        "state": state(record),
+        "state": state(record, &life),
+        "restarts": life.restarts,
         "image": record.image,
         "command": record.command,
         "created": record.created,

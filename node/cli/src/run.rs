@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use oci_spec::image::ImageConfiguration;
-use thaw_protocol::api::ReadinessProbe;
+use thaw_protocol::api::{ReadinessProbe, RestartPolicy};
 use thaw_sandbox::READY_LIMIT;
 use thaw_sandbox::agent_client::{self, AgentClient, ProcessId};
 use thaw_sandbox::container::ready::{self, Unready};
@@ -16,7 +16,7 @@ use super::interrupt::interrupted;
 use super::launch::{Close, Keeping, Launched};
 use super::unknown_flag::check_image;
 use super::{ProcessArguments, RunArguments, detach};
-use crate::stdio::{AttachOptions, Signals, Stdin, attach, terminal};
+use crate::stdio::{AbortOnDrop, AttachOptions, Signals, Stdin, attach, terminal};
 use crate::ui::Ui;
 
 /// How long to wait for the agent's report of an OOM kill after the process has ended.
@@ -43,6 +43,8 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
     }
     let env = environment(&arguments.process)?;
     let seccomp = arguments.container.seccomp()?;
+    let life =
+        (arguments.container.life).options(arguments.detach, arguments.rm, arguments.process.interactive)?;
     let cidfile = arguments.container.create_cidfile()?;
     let trace = Trace::new();
     // Until the container runs, a signal ends this process; dropping the future removes what was made so far.
@@ -51,6 +53,7 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
         status = interrupted() => return Ok(status),
     };
     sandbox.keeping = keeping(is_keeper, arguments.rm);
+    sandbox.restarts = life.restart != RestartPolicy::default();
     ui.fact(serde_json::json!({"event": "sandbox", "id": sandbox.id}));
     if let Some(mut file) = cidfile {
         let written = std::io::Write::write_all(&mut file, sandbox.id.as_bytes());
@@ -79,6 +82,7 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
         settings: arguments.container.settings(),
         names: arguments.names.names(),
         init: arguments.init,
+        life,
     };
     let how = attach_options(&arguments.process, sandbox.keeping);
     let result = match Signals::new() {
@@ -194,7 +198,7 @@ async fn start(
     };
     let running = {
         let _stage = trace.stage("container");
-        container::create(&agent, &sandbox.id, config, options, root).await?
+        container::create(&agent, &sandbox.id, config, options, root, &sandbox.directory).await?
     };
     let out_of_memory = watch_memory(&agent);
     if let Some(probe) = probe {
@@ -242,8 +246,14 @@ impl Started {
         how: AttachOptions,
         signals: Signals,
     ) -> Result<End, Error> {
+        let attached = async {
+            match sandbox.keeping {
+                Keeping::Nothing => attach(&self.agent, &self.process, how, signals).await,
+                Keeping::Output | Keeping::End => self.follow(sandbox, how, signals).await,
+            }
+        };
         let status = tokio::select! {
-            status = attach(&self.agent, &self.process, how, signals) => status?,
+            status = attached => status?,
             reason = sandbox.machine_end() => return Err(Error::new(ErrorKind::GuestEnded, reason)),
         };
         // The agent queues the event before it reports the exit, so it arrives soon if there is one.
@@ -254,6 +264,18 @@ impl Started {
             status,
             out_of_memory,
         })
+    }
+
+    /// Waits for the end of a container whose owner keeps its output and may start its program again.
+    async fn follow(&self, sandbox: &Launched, how: AttachOptions, signals: Signals) -> Result<i32, Error> {
+        if how.stdin == Stdin::Close
+            && let Err(e) = self.agent.close_stdin(&self.process).await
+        {
+            tracing::debug!("cannot end its input: {e}");
+        }
+        let forwarding = signals.forward(self.agent.clone(), self.process.clone());
+        let _forwarding = AbortOnDrop(tokio::spawn(forwarding));
+        sandbox.container_end(&self.agent, &self.process).await
     }
 
     /// The same for a container with a readiness probe: reports when it is ready.

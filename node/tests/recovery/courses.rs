@@ -261,6 +261,7 @@ async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool)
         user: String::new(),
         groups: Vec::new(),
         capabilities: None,
+        life: None,
     };
     running.write(&place.path("run/sandboxes").join(&first.id))?;
     for id in fork(place, &first.id)? {

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::labels::labels;
 use super::{
     ContainerSettings, DEFAULT_DISK_MIB, NetworkPolicy, ProcessIdentity, PublishedPort, RateLimits,
-    ReadinessProbe,
+    ReadinessProbe, RestartPolicy,
 };
 use crate::control::MemoryMode;
 
@@ -173,6 +173,17 @@ pub struct StartContainer {
     /// When it is ready. If absent, it is ready once its process has started.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub readiness: Option<ReadinessProbe>,
+    /// When its program is started again after it has ended.
+    #[serde(default, skip_serializing_if = "RestartPolicy::is_no")]
+    pub restart: RestartPolicy,
+    /// Number of the signal that stops it. The image's if absent, or else SIGTERM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1, maximum = 64))]
+    pub stop_signal: Option<u8>,
+    /// Seconds from that signal to SIGKILL; -1: no SIGKILL. 10 if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = -1, maximum = 86400))]
+    pub stop_timeout_s: Option<i32>,
 }
 
 /// The system calls a container may make.

@@ -15,6 +15,8 @@
 //! | `DELETE /v1/sandboxes/{id}`, with `?failed=keep`, `?exited=keep` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
 //! | `POST /v1/sandboxes/{id}/signal` | [`SignalContainer`] | 204 |
+//! | `POST /v1/sandboxes/{id}/stop`, `…/restart` | [`StopContainer`] | 204 |
+//! | `GET /v1/sandboxes/{id}/exit` | — | [`ContainerExit`] |
 //! | `POST /v1/sandboxes/{id}/freeze` | [`FreezeSandbox`] | [`FrozenSandbox`] |
 //! | `GET /v1/sandboxes/{id}/logs` | — | the output of its container, or [`LogEvent`]s, one a line |
 //! | `POST /v1/sandboxes/{id}/monitor` | — | 204 |
@@ -51,6 +53,7 @@ mod failure;
 mod files;
 #[cfg(feature = "openapi")]
 mod labels;
+mod life;
 mod list;
 mod logs;
 mod network;
@@ -72,6 +75,7 @@ pub use failure::{EXITED, FAILED, SandboxFailure};
 pub use files::{
     ChangedFile, FILES_PAGE, FileEvent, FileInfo, FileKind, FileList, MakeDirectory, MoveFile, WatchEnd,
 };
+pub use life::{ContainerExit, RestartMode, RestartPolicy, STOP_TIMEOUT_S, StopContainer};
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use logs::{LogEvent, LogStream};
 pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};

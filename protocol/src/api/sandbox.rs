@@ -74,7 +74,7 @@ pub struct Sandbox {
     pub created: u64,
     pub cpus: u8,
     pub memory_mib: u32,
-    /// `running`, `paused`, `exited` (its container's process ended; with `ended`, only this record and the
+    /// `running`, `paused`, `restarting` (its container's process ended and is started again), `exited` (its container's process ended; with `ended`, only this record and the
     /// output are left), `ended` (its machine ended, and its resources on the host are being removed) or
     /// `failed` (it ended without a request, and only this record and the output are left).
     pub state: String,
@@ -87,6 +87,9 @@ pub struct Sandbox {
     /// started or thawed that container.
     #[serde(default)]
     pub exit_code: Option<i32>,
+    /// How often its container's program was started again by its restart policy.
+    #[serde(default)]
+    pub restarts: u32,
     /// When its container's process ended, in seconds since the Unix epoch, if the sandbox was then removed and
     /// its record kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]

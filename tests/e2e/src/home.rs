@@ -6,7 +6,9 @@ use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
-use crate::{binary, run, thaw};
+use rustix::process::{Signal, kill_process};
+
+use crate::{binary, pid_of, run, thaw};
 
 /// Its directories, removed when dropped.
 pub struct Home {
@@ -130,4 +132,14 @@ fn collect(directory: &Path, name: &str, found: &mut Vec<PathBuf>) {
             found.push(path);
         }
     }
+}
+
+/// Runs a test without thawd, then with it.
+pub fn with_and_without_thawd(test: impl Fn(&Home)) {
+    let home = Home::new();
+    test(&home);
+    let mut thawd = home.thawd(&[]);
+    test(&home);
+    kill_process(pid_of(thawd.id() as i32), Signal::TERM).unwrap();
+    assert!(thawd.wait().unwrap().success());
 }

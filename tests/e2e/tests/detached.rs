@@ -9,21 +9,11 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use thaw_e2e::home::Home;
+use thaw_e2e::home::{Home, with_and_without_thawd};
 use thaw_e2e::{Outcome, image, pid_of, run, wait_for_line};
 
 /// The exit status of a command whose pipe was closed: 128 + SIGPIPE.
 const CLOSED_PIPE: i32 = 141;
-
-/// Runs a test without thawd, then with it.
-fn with_and_without_thawd(test: impl Fn(&Home)) {
-    let home = Home::new();
-    test(&home);
-    let mut thawd = home.thawd(&[]);
-    test(&home);
-    rustix::process::kill_process(pid_of(thawd.id() as i32), Signal::TERM).unwrap();
-    assert!(thawd.wait().unwrap().success());
-}
 
 fn detached(home: &Home, name: &str, flags: &[&str], script: &str) {
     let busybox = image("busybox");

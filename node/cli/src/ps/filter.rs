@@ -7,7 +7,7 @@ use thaw_sandbox::closest::closest;
 
 use super::Row;
 
-const STATES: [&str; 5] = ["starting", "running", EXITED, FAILED, "unreadable"];
+const STATES: [&str; 6] = ["starting", "running", "restarting", EXITED, FAILED, "unreadable"];
 const KEYS: [&str; 7] = ["id", "name", "label", "status", "exited", "ancestor", "publish"];
 
 /// A condition on the sandboxes that are listed.

@@ -8,7 +8,8 @@ use base64::engine::general_purpose::STANDARD;
 use thaw_network::Terms;
 use thaw_protocol::api::{
     CPU_LIMIT_MILLIS, CreateSandbox, DISK_MIB, Encoding, ExecProcess, ForkSandbox, FreezeSandbox,
-    NetworkPolicy, PublishedPort, PullImage, RateLimits, StartContainer, TerminalSize, ThawSandbox,
+    NetworkPolicy, PublishedPort, PullImage, RateLimits, STOP_TIMEOUT_S, StartContainer, StopContainer,
+    TerminalSize, ThawSandbox,
 };
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 use thaw_sandbox::container::{Options, check_volumes, ready, requested};
@@ -99,6 +100,14 @@ fn container(asked: &StartContainer) -> Result<(), Refusal> {
     if let Some(probe) = &asked.readiness {
         ready::check(probe).map_err(|e| invalid(format!("readiness: {e}")))?;
     }
+    asked
+        .restart
+        .check()
+        .map_err(|e| invalid(format!("restart: {e}")))?;
+    stop(&StopContainer {
+        signal: asked.stop_signal,
+        timeout_s: asked.stop_timeout_s,
+    })?;
     process(&asked.env, asked.workdir.as_deref(), asked.user.as_deref())?;
     requested(asked)
         .map(drop)
@@ -239,6 +248,24 @@ pub fn signal(number: u8) -> Result<(), Refusal> {
     match (1..=64).contains(&number) {
         true => Ok(()),
         false => Err(invalid("a signal is 1 to 64")),
+    }
+}
+
+/// How a container is stopped.
+pub fn stop(how: &StopContainer) -> Result<(), Refusal> {
+    if let Some(number) = how.signal {
+        signal(number)?;
+    }
+    match how
+        .timeout_s
+        .is_none_or(|timeout| STOP_TIMEOUT_S.contains(&timeout))
+    {
+        true => Ok(()),
+        false => Err(invalid(format!(
+            "a time until SIGKILL is {} to {} s",
+            STOP_TIMEOUT_S.start(),
+            STOP_TIMEOUT_S.end()
+        ))),
     }
 }
 

@@ -11,8 +11,9 @@ use rustix::net::SocketType;
 use serde::de::DeserializeOwned;
 use thaw_pools::vmm;
 use thaw_protocol::api::{
-    ChangeSandbox, CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, Health, MAX_BODY,
-    NetworkPolicy, NodeUsage, Problem, Sandbox, SandboxList, SignalContainer, ThawSandbox,
+    ChangeSandbox, ContainerExit, CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, Health,
+    MAX_BODY, NetworkPolicy, NodeUsage, Problem, Sandbox, SandboxList, SignalContainer, StopContainer,
+    ThawSandbox,
 };
 use thaw_sandbox::error::{Error, ErrorKind};
 use tokio::task::JoinHandle;
@@ -155,6 +156,27 @@ impl Client {
         let body = serde_json::to_vec(&SignalContainer { signal }).map_err(|e| self.broken(&e))?;
         let path = format!("/v1/sandboxes/{}/signal", escape(id));
         self.exchange(Method::POST, &path, Some(body)).await.map(drop)
+    }
+
+    /// Stops the process of a sandbox's container, and returns when it has ended.
+    pub async fn stop(&self, id: &str, how: &StopContainer) -> Result<(), Error> {
+        let body = serde_json::to_vec(how).map_err(|e| self.broken(&e))?;
+        let path = format!("/v1/sandboxes/{}/stop", escape(id));
+        self.exchange(Method::POST, &path, Some(body)).await.map(drop)
+    }
+
+    /// Stops the process of a sandbox's container and starts its program again.
+    pub async fn restart(&self, id: &str, how: &StopContainer) -> Result<(), Error> {
+        let body = serde_json::to_vec(how).map_err(|e| self.broken(&e))?;
+        let path = format!("/v1/sandboxes/{}/restart", escape(id));
+        self.exchange(Method::POST, &path, Some(body)).await.map(drop)
+    }
+
+    /// Waits until the container of a sandbox has ended and is not started again.
+    pub async fn exit(&self, id: &str) -> Result<i32, Error> {
+        let path = format!("/v1/sandboxes/{}/exit", escape(id));
+        let exit: ContainerExit = self.ask(Method::GET, &path, None).await?;
+        Ok(exit.exit_code)
     }
 
     /// Freezes a sandbox.

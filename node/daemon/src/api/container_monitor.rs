@@ -1,15 +1,15 @@
-//! Monitors the container of a sandbox that the API or `thaw run -d` started: writes its output to the journal in the sandbox's directory, and reports its
-//! exit status.
+//! Monitors the container of a sandbox that the API or `thaw run -d` started: writes its output to the journal in the sandbox's directory,
+//! starts its program again as its restart policy says, and reports its exit status.
 //!
 //! Invariant: output is read from the agent only after the output before it is in the journal. So a thawd that is killed loses nothing:
 //! the next one reads it again.
 
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use thaw_sandbox::agent_client::{self, AgentClient, Output};
-use thaw_sandbox::container::Running;
+use thaw_sandbox::container::{self, Running};
 use thaw_sandbox::error::Error;
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::{READY_LIMIT, Sandbox};
@@ -18,15 +18,23 @@ use tokio::task::JoinHandle;
 
 use super::process::{GuestProcess, Process};
 
+mod restarting;
+
+pub use restarting::ContainerLife;
+use restarting::{NotedLife, Restarting, Wishes};
+
 /// How long to wait before the next attempt to reach the agent: the guest may be paused.
 const RETRY: Duration = Duration::from_secs(1);
 
-/// Monitors until it is dropped, or the container's process has ended.
+/// Monitors until it is dropped, or the container's process has ended for good.
 #[derive(Debug)]
 pub struct ContainerMonitor {
     pub journal: Arc<Journal>,
-    /// The exit status of the process.
+    /// The exit status of the process that is not started again.
     pub exit: watch::Receiver<Option<i32>>,
+    pub life: watch::Receiver<ContainerLife>,
+    wishes: watch::Sender<Wishes>,
+    noted: Arc<NotedLife>,
     monitoring: JoinHandle<()>,
 }
 
@@ -48,11 +56,20 @@ impl ContainerMonitor {
         let journal = Journal::open(&directory)
             .map_err(|e| Error::system(format!("cannot keep output in {}", directory.display()), &e))?;
         let journal = Arc::new(journal);
+        let noted = Arc::new(NotedLife::open(directory));
         let (tell, exit) = watch::channel(None);
+        let (shows, life) = watch::channel(ContainerLife::of(&noted.note()));
+        let (wishes, wished) = watch::channel(Wishes::default());
+        let monitored = Monitored {
+            vsock,
+            running,
+            journal: journal.clone(),
+            restarting: Restarting::new(noted.clone(), wished, shows),
+        };
         let kept = journal.clone();
         let monitoring = tokio::spawn(async move {
             tokio::select! {
-                status = monitor(&vsock, &running, agent, &kept) => drop(tell.send_replace(Some(status))),
+                status = monitored.until_over(agent) => drop(tell.send_replace(Some(status))),
                 _ = end => {}
             }
             kept.close();
@@ -60,6 +77,9 @@ impl ContainerMonitor {
         Ok(ContainerMonitor {
             journal,
             exit,
+            life,
+            wishes,
+            noted,
             monitoring,
         })
     }
@@ -68,31 +88,88 @@ impl ContainerMonitor {
     pub fn resume(sandbox: &Sandbox) -> Result<ContainerMonitor, Error> {
         ContainerMonitor::start(sandbox, Running::read(&sandbox.directory())?, None)
     }
+
+    /// Ends the container's restart policy: a user stops it.
+    pub fn end_policy(&self) {
+        self.noted.change(|note| note.stopped = true);
+        self.wishes.send_modify(|wishes| wishes.stopped = true);
+    }
+
+    /// Has its program started again, when its process has ended or at once if it has.
+    pub fn request_restart(&self) {
+        self.wishes.send_modify(|wishes| {
+            wishes.stopped = false;
+            wishes.restarts += 1;
+        });
+    }
 }
 
-async fn monitor(
-    vsock: &Path,
-    running: &Running,
-    mut agent: Option<AgentClient>,
-    journal: &Arc<Journal>,
-) -> i32 {
-    loop {
-        let connected = match agent.take() {
-            Some(agent) => Ok(agent),
-            None => agent_client::connect(vsock, READY_LIMIT).await,
-        };
-        let ended = match connected {
-            Ok(agent) => {
-                let id = running.process();
-                keep(&GuestProcess { agent, id }, running.tty, journal).await
+/// A container, as the task of its monitor has it.
+struct Monitored {
+    vsock: PathBuf,
+    running: Running,
+    journal: Arc<Journal>,
+    restarting: Restarting,
+}
+
+impl Monitored {
+    /// Monitors the container and starts its program again, as its policy and its users want. Returns the last exit status.
+    async fn until_over(mut self, mut agent: Option<AgentClient>) -> i32 {
+        // An earlier owner may have ended before it had started the program again.
+        let mut ended = self.restarting.begun();
+        loop {
+            let began = Instant::now();
+            let status = match ended.take() {
+                Some(status) => status,
+                None => self.until_end(agent.take()).await,
+            };
+            if !self
+                .restarting
+                .wait(&self.running.life(), status, began.elapsed())
+                .await
+            {
+                return status;
             }
-            Err(e) => Err(e),
-        };
-        match ended {
-            Ok(status) => return status,
-            Err(e) => tracing::debug!("a container's process is not monitored: {e}"),
+            match self.start_again().await {
+                Ok(connected) => {
+                    self.restarting.started();
+                    agent = Some(connected);
+                }
+                Err(e) => {
+                    let sandbox = &self.running.container_id;
+                    tracing::warn!(sandbox, "its program could not be started again: {e}");
+                    ended = Some(status);
+                }
+            }
         }
-        tokio::time::sleep(RETRY).await;
+    }
+
+    async fn start_again(&self) -> Result<AgentClient, Error> {
+        let agent = agent_client::connect(&self.vsock, READY_LIMIT).await?;
+        container::start_again(&agent, &self.running, self.restarting.directory()).await?;
+        Ok(agent)
+    }
+
+    /// Keeps the output of its process until that ends, and returns the exit status.
+    async fn until_end(&self, mut agent: Option<AgentClient>) -> i32 {
+        loop {
+            let connected = match agent.take() {
+                Some(agent) => Ok(agent),
+                None => agent_client::connect(&self.vsock, READY_LIMIT).await,
+            };
+            let ended = match connected {
+                Ok(agent) => {
+                    let id = self.running.process();
+                    keep(&GuestProcess { agent, id }, self.running.tty, &self.journal).await
+                }
+                Err(e) => Err(e),
+            };
+            match ended {
+                Ok(status) => return status,
+                Err(e) => tracing::debug!("a container's process is not monitored: {e}"),
+            }
+            tokio::time::sleep(RETRY).await;
+        }
     }
 }
 

@@ -30,6 +30,7 @@ mod create;
 mod describe;
 mod fail;
 mod fork;
+mod life;
 mod lifetime;
 mod operations;
 mod orphans;

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex};
 use thaw_protocol::api::{CreateSandbox, Image};
 use tokio::sync::watch;
 
+use super::container_monitor::ContainerLife;
 use super::daemon::Daemon;
 use super::watch::Versions;
 
@@ -45,6 +46,8 @@ pub struct Fake {
     pub open: watch::Sender<bool>,
     /// The exit status of all containers.
     pub exit: watch::Sender<Option<i32>>,
+    /// The life of all containers.
+    pub life: watch::Sender<ContainerLife>,
     /// Whether containers with a readiness probe are ready.
     pub ready: watch::Sender<Option<bool>>,
     /// The files of all containers.
@@ -64,6 +67,7 @@ impl Fake {
             making: watch::Sender::new(0),
             open: watch::Sender::new(open),
             exit: watch::Sender::new(None),
+            life: watch::Sender::default(),
             ready: watch::Sender::new(None),
             files: Arc::default(),
             images: Mutex::default(),

@@ -10,16 +10,20 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
 use thaw_protocol::api::{
-    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure, SandboxNetwork, Usage,
+    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure, SandboxNetwork,
+    StopContainer, Usage,
 };
 use thaw_protocol::control::DeviceId;
 use thaw_sandbox::container::Options;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::state::{HostDisk, Record};
+use tokio::sync::watch;
 
+use super::container_monitor::ContainerLife;
 use super::files::Files;
 use super::kept::Processes;
+use super::problem::Refusal;
 use super::process::Process;
 
 /// The condition of a machine.
@@ -63,6 +67,12 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     /// Waits until its container's process ends, and returns the exit status; for ever if thawd does not monitor it. The future may
     /// outlive the machine.
     fn exit(&self) -> BoxFuture<'static, i32>;
+    /// What is shown of its container's life, if thawd monitors it.
+    fn life(&self) -> Option<watch::Receiver<ContainerLife>>;
+    /// Stops the process of its container for good, and waits for its end.
+    async fn stop(&self, how: StopContainer) -> Result<(), Error>;
+    /// Stops the process of its container, starts its program again, and waits for that.
+    async fn restart(&self, how: StopContainer) -> Result<(), Refusal>;
     /// Makes an image of the store visible to it, by the digest of its manifest, and returns its directory in the root device.
     async fn show(&self, digest: &str) -> Result<String, Error>;
     /// Shares files of this host with it under `name`, as its client sees them.

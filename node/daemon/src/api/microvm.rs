@@ -8,23 +8,28 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
 use thaw_protocol::api::{
-    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure, SandboxNetwork, Usage,
+    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure, SandboxNetwork,
+    StopContainer, Usage,
 };
 use thaw_protocol::control::{DeviceId, MachineState};
 use thaw_sandbox::agent_client;
-use thaw_sandbox::container::{self, Options, Running, ready};
+use thaw_sandbox::container::{self, Options, Running, ready, signals};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::state::{HostDisk, Record};
 use thaw_sandbox::{FreezeOptions, Node, READY_LIMIT, Sandbox, usage};
 use thaw_sys::lock::Lock;
+use tokio::sync::watch;
 
-use super::container_monitor::ContainerMonitor;
+use super::container_monitor::{ContainerLife, ContainerMonitor};
 use super::files::{Files, GuestFiles};
 use super::idempotency;
 use super::kept::{GuestProcesses, Processes};
 use super::machine::{Condition, Machine};
+use super::problem::Refusal;
 use super::process::{GuestProcess, Process};
+
+mod stop;
 
 /// A sandbox of this node.
 #[derive(Debug)]
@@ -213,6 +218,18 @@ impl Machine for Microvm {
         })
     }
 
+    fn life(&self) -> Option<watch::Receiver<ContainerLife>> {
+        self.monitor.locked().as_ref().map(|monitor| monitor.life.clone())
+    }
+
+    async fn stop(&self, how: StopContainer) -> Result<(), Error> {
+        self.stop_container(how).await
+    }
+
+    async fn restart(&self, how: StopContainer) -> Result<(), Refusal> {
+        self.restart_container(how).await
+    }
+
     async fn show(&self, digest: &str) -> Result<String, Error> {
         self.sandbox.show(&self.node, digest).await
     }
@@ -248,13 +265,12 @@ impl Machine for Microvm {
 
     async fn signal(&self, number: u8) -> Result<(), Error> {
         let running = Running::read(&self.sandbox.directory())?;
-        let agent = agent_client::connect(&self.sandbox.vsock(), READY_LIMIT).await?;
-        let process = running.process();
-        let sent = in_time(agent.signal(&process, number.into())).await?;
-        sent.map_err(|e| {
-            let what = format!("cannot send signal {number} to the container's process: {e}");
-            Error::new(ErrorKind::AgentFailed, what).remedy("it may have ended: see `thaw ps -a`")
-        })
+        if [signals::KILL, running.life().stop_signal].contains(&number)
+            && let Some(monitor) = &*self.monitor.locked()
+        {
+            monitor.end_policy();
+        }
+        self.send_signal(&running, number).await
     }
 
     async fn files(&self) -> Result<Arc<dyn Files>, Error> {

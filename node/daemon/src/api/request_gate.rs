@@ -325,16 +325,23 @@ fn verb(request: &Request) -> Verb {
         return Verb::Create;
     }
     if of_one
-        && ["/exec", "/files", "/processes/output", "/processes/input"]
-            .iter()
-            .any(|end| path.ends_with(end))
+        && [
+            "/exec",
+            "/files",
+            "/processes/output",
+            "/processes/input",
+            "/stop",
+            "/restart",
+        ]
+        .iter()
+        .any(|end| path.ends_with(end))
     {
         return Verb::Exec;
     }
     if method != Method::GET && method != Method::HEAD {
         return Verb::Change;
     }
-    if of_one && path.ends_with("/files/watch") {
+    if of_one && ["/files/watch", "/exit"].iter().any(|end| path.ends_with(end)) {
         return Verb::Watch;
     }
     // Decoded, as the handler reads it.

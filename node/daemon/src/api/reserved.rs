@@ -9,7 +9,7 @@ use thaw_images::reference::ImageRef;
 use thaw_protocol::api::{
     ChangeSandbox, ContainerSettings, CreateSandbox, ExecProcess, ForkSandbox, FreezeSandbox, MakeDirectory,
     MoveFile, NetworkPolicy, ProcessInput, ProcessSignal, PublishedPort, PullImage, SignalContainer,
-    StartContainer, ThawSandbox,
+    StartContainer, StopContainer, ThawSandbox,
 };
 
 use super::grant::Role;
@@ -83,6 +83,9 @@ fn of_guest(container: &StartContainer) {
         settings,
         on_exit: _,
         readiness: _,
+        restart: _,
+        stop_signal: _,
+        stop_timeout_s: _,
     } = container;
     let ContainerSettings {
         tmpfs: _,
@@ -103,6 +106,16 @@ fn of_guest(container: &StartContainer) {
         group_add: _,
         domainname: _,
     } = settings;
+}
+
+impl Reserved for StopContainer {
+    fn reserved(&self) -> Option<&'static str> {
+        let StopContainer {
+            signal: _,
+            timeout_s: _,
+        } = self;
+        None
+    }
 }
 
 impl Reserved for MakeDirectory {

@@ -26,8 +26,8 @@ use super::grant::Role;
 use super::problem::{ApiCode, Refusal};
 use super::request_gate::{Gate, admit};
 use super::{
-    directory, directory_watch, drain, exec, health, images, logs, metrics, problem, processes, sandboxes,
-    signal, transfer, unread_body, usage,
+    directory, directory_watch, drain, exec, health, images, life, logs, metrics, problem, processes,
+    sandboxes, signal, transfer, unread_body, usage,
 };
 
 /// A page that shows the OpenAPI document. It loads nothing else.
@@ -75,6 +75,9 @@ fn table() -> Table {
         .add(Operate, routes!(processes::input))
         .add(Operate, routes!(processes::signal))
         .add(Operate, routes!(signal::signal))
+        .add(Operate, routes!(life::stop))
+        .add(Operate, routes!(life::restart))
+        .add(Read, routes!(life::exit))
         .add(Read, routes!(logs::logs))
         .add(Operate, routes!(logs::monitor))
         .add(

@@ -235,6 +235,12 @@ impl OwnerService {
         self.daemon.monitor(&Wanted::on_node(&self.id))
     }
 
+    /// Waits until its container has ended and is not started again.
+    pub async fn exit(&self) -> Result<i32, Error> {
+        let exit = self.daemon.exit_of(&Wanted::on_node(&self.id)).await;
+        exit.map_err(|refusal| Error::new(ErrorKind::GuestEnded, refusal.to_string()))
+    }
+
     /// After the end of its container's process: waits until all output is kept.
     pub async fn output_kept(&self) {
         if self.daemon.exited(&self.id, OUTPUT_LINGERS).await.is_none() {

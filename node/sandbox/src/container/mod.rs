@@ -21,21 +21,24 @@ use thaw_records::RecordError;
 mod defaults;
 mod environment;
 mod exec;
+mod life;
 pub mod names;
 pub mod ready;
 mod request;
 mod seccomp;
 pub mod seccomp_profile;
 pub mod settings;
+pub mod signals;
 mod start;
 mod storages;
 mod volumes;
 
 pub use environment::{parse_env_file, resolve as resolve_environment};
 pub use exec::exec;
+pub use life::{Life, LifeNote, LifeOptions, RestartDelay};
 pub use request::requested;
 pub use seccomp::{Seccomp, SecurityOption, parse_security_option};
-pub use start::{create, start};
+pub use start::{can_start_again, create, start, start_again};
 pub use storages::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, RootServing, image_name, storages};
 pub use volumes::{check_all as check_volumes, name as volume_name, parse as parse_volume};
 
@@ -64,6 +67,7 @@ pub struct Options {
     pub names: Names,
     /// Start its program below a small init, which forwards signals and reaps orphans.
     pub init: bool,
+    pub life: LifeOptions,
 }
 
 /// The file in a sandbox's directory that holds a [`Running`].
@@ -84,6 +88,9 @@ pub struct Running {
     /// The capabilities of its processes. `None` in the record of an older release, which gave each container the default ones.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capabilities: Option<Vec<String>>,
+    /// `None` in the record of an older release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub life: Option<Life>,
 }
 
 impl Running {
@@ -93,6 +100,11 @@ impl Running {
             container: self.container_id.clone(),
             exec: self.container_id.clone(),
         }
+    }
+
+    /// How it is stopped, and when its program is started again.
+    pub fn life(&self) -> Life {
+        self.life.unwrap_or_default()
     }
 
     /// Reads it from this directory of a sandbox.
@@ -202,6 +214,7 @@ pub fn running(id: &str, spec: &oci::Spec) -> Running {
         user: spec.Process.User.Username.clone(),
         groups: spec.Process.User.AdditionalGroups.clone(),
         capabilities: Some(spec.Process.Capabilities.Bounding.clone()),
+        life: None,
     }
 }
 

@@ -2,7 +2,11 @@
 
 use thaw_protocol::api::Sandbox as Described;
 
+use crate::api::container_monitor::ContainerLife;
 use crate::api::machine::{Condition, Machine};
+
+/// The state of a sandbox whose container's process has ended and is started again.
+pub const RESTARTING: &str = "restarting";
 
 /// Describes a machine in this condition.
 pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described {
@@ -21,6 +25,7 @@ pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described
         failure: None,
         ended: None,
         exit_code: None,
+        restarts: 0,
         readiness: machine.readiness(),
         vsock: machine.vsock().display().to_string(),
         vmm_pid: record.vmm.map(|v| v.pid),
@@ -38,8 +43,18 @@ pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described
 /// Records in the description that its container's process has ended.
 pub(super) fn exited(described: &mut Described, status: i32) {
     described.exit_code = Some(status);
-    if described.state == "running" {
+    if ["running", RESTARTING].contains(&described.state.as_str()) {
         described.state = "exited".into();
+    }
+}
+
+/// Records the life of its container in the description.
+pub(super) fn lives(described: &mut Described, life: &ContainerLife) {
+    described.restarts = life.restarts;
+    match (described.state.as_str(), life.restarting) {
+        ("running", Some(_)) => described.state = RESTARTING.into(),
+        (RESTARTING, None) => described.state = "running".into(),
+        _ => {}
     }
 }
 
@@ -47,6 +62,7 @@ pub(super) fn exited(described: &mut Described, status: i32) {
 pub(super) fn set(described: &mut Described, condition: Condition) {
     let (state, reason) = match condition {
         Condition::Running if described.exit_code.is_some() => ("exited", None),
+        Condition::Running if described.state == RESTARTING => (RESTARTING, None),
         Condition::Running => ("running", None),
         Condition::Paused => ("paused", None),
         Condition::Ended(reason) => ("ended", Some(reason)),

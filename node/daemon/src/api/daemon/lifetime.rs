@@ -7,9 +7,11 @@ use futures_util::future::BoxFuture;
 use thaw_pools::process::ProcessRecord;
 use thaw_sandbox::readiness;
 use thaw_sandbox::state::Timeout;
+use tokio::sync::watch::Receiver;
 
-use super::describe::{exited, set};
+use super::describe::{exited, lives, set};
 use super::{Daemon, Described};
+use crate::api::container_monitor::ContainerLife;
 use crate::api::machine::{Condition, Machine};
 use crate::api::scope::Wanted;
 
@@ -34,6 +36,7 @@ pub(super) fn watch(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<
     let client_ends = client_ends(record.client);
     let times_out = times_out(record.terms.timeout);
     let container_ends = container_ends(shown.clone(), machine.exit(), record.terms.delete_on_exit);
+    let lives = container_lives(shown.clone(), machine.life());
     let volumes_lost = volumes_lost(shown, machine.volumes_lost());
     let id = record.id.clone();
     async move {
@@ -44,6 +47,7 @@ pub(super) fn watch(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<
             end = client_ends => end,
             end = times_out => end,
             end = container_ends => end,
+            () = lives => return,
             () = volumes_lost => return,
         };
         let Some(daemon) = daemon.upgrade() else { return };
@@ -107,6 +111,20 @@ async fn container_ends(shown: Shown, exit: BoxFuture<'static, i32>, delete_on_e
         true => End::Rule("its container's process has ended"),
         false => pending().await,
     }
+}
+
+/// Shows the restarts of its container.
+async fn container_lives(shown: Shown, life: Option<Receiver<ContainerLife>>) {
+    if let Some(mut life) = life {
+        loop {
+            let now = *life.borrow_and_update();
+            shown.update(|described| lives(described, &now));
+            if life.changed().await.is_err() {
+                break;
+            }
+        }
+    }
+    pending().await
 }
 
 async fn machine_ends(shown: Shown, end: BoxFuture<'static, String>) -> End {

@@ -168,12 +168,20 @@ impl Daemon {
     /// # Errors
     /// [`ApiCode::NotRunning`]: the guest is paused or has ended, so it cannot answer.
     pub fn running(&self, wanted: &Wanted) -> Result<Arc<dyn Machine>, Refusal> {
+        self.in_state(wanted, &["running"])
+    }
+
+    /// The machine of a sandbox in one of these states.
+    ///
+    /// # Errors
+    /// [`ApiCode::NotRunning`]: it is in another.
+    pub(super) fn in_state(&self, wanted: &Wanted, states: &[&str]) -> Result<Arc<dyn Machine>, Refusal> {
         let shown = self
             .cache
             .find(wanted)
             .ok_or_else(|| no_such_sandbox(&wanted.text))?;
         match shown.state.as_str() {
-            "running" => Ok(self.find(&shown.id)?.0),
+            state if states.contains(&state) => Ok(self.find(&shown.id)?.0),
             state => Err(Refusal::new(
                 ApiCode::NotRunning,
                 match &shown.failure {
@@ -288,12 +296,6 @@ impl Daemon {
             keep: true,
             exit_code: None,
         })
-    }
-
-    /// Sends a signal to the process of a sandbox's container.
-    pub async fn signal(&self, wanted: &Wanted, number: u8) -> Result<(), Refusal> {
-        let machine = self.running(wanted)?;
-        Ok(machine.signal(number).await?)
     }
 
     /// Waits until no other operation changes the sandbox.

@@ -12,7 +12,7 @@ use thaw_protocol::api::{CreateSandbox, OnExit, ProcessIdentity, Readiness, Star
 use thaw_protocol::control::MemoryMode;
 use thaw_sandbox::agent_client::{self, AgentClient};
 use thaw_sandbox::blocking::blocking;
-use thaw_sandbox::container::{self, Options, RUNNING_FILE, RootServing, Running, ready};
+use thaw_sandbox::container::{self, LifeOptions, Options, RUNNING_FILE, RootServing, Running, ready};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::image::record::{Recorded, Recording};
 use thaw_sandbox::images::Pull;
@@ -274,6 +274,12 @@ async fn start(
     let options = Options {
         hostname: hostname.unwrap_or_else(|| id.clone()),
         volumes: sandbox.record().volumes.clone(),
+        life: LifeOptions {
+            restart: asked.restart,
+            stop_signal: asked.stop_signal,
+            stop_timeout_s: asked.stop_timeout_s,
+            open_stdin: false,
+        },
         ..requested
     };
     let unread = || {
@@ -289,7 +295,7 @@ async fn start(
     };
     let running = {
         let _stage = trace.stage("container");
-        container::create(&agent, id, config, &options, root).await?
+        container::create(&agent, id, config, &options, root, &sandbox.directory()).await?
     };
     if let Some(probe) = &asked.readiness {
         ready::note(&sandbox.directory(), Readiness::Waiting)?;

@@ -79,6 +79,7 @@ impl Factory for Fake {
             let journal = Arc::new(Journal::open(directory.path()).unwrap());
             machine.output = Some((journal, directory));
             machine.exit = self.exit.subscribe();
+            machine.life = self.life.subscribe();
         }
         machine.files = self.files.clone();
         let probe = request.container.and_then(|c| c.readiness);

@@ -10,7 +10,8 @@ use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
 use thaw_pools::vmm::Ended;
 use thaw_protocol::api::{
-    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure, SandboxNetwork, Usage,
+    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure, SandboxNetwork,
+    StopContainer, Usage,
 };
 use thaw_protocol::control::{DeviceId, HOST_DISKS};
 use thaw_sandbox::container::Options;
@@ -22,9 +23,11 @@ use tokio::sync::watch;
 
 use super::catalog::not_stored;
 use super::{Counts, FakeFiles, FakeProcess, FakeProcesses};
+use crate::api::container_monitor::ContainerLife;
 use crate::api::files::Files;
 use crate::api::kept::Processes;
 use crate::api::machine::{Condition, Machine};
+use crate::api::problem::Refusal;
 use crate::api::process::Process;
 
 /// A machine without a VMM.
@@ -39,6 +42,7 @@ pub struct FakeMachine {
     /// The output of its container, if it has one.
     pub(super) output: Option<(Arc<Journal>, tempfile::TempDir)>,
     pub(super) exit: watch::Receiver<Option<i32>>,
+    pub(super) life: watch::Receiver<ContainerLife>,
     pub(super) readiness: Option<Readiness>,
     /// The files of the host shared with it.
     shares: Mutex<BTreeMap<String, Source>>,
@@ -63,6 +67,7 @@ impl FakeMachine {
             files: Arc::default(),
             output: None,
             exit: watch::Sender::new(None).subscribe(),
+            life: watch::Sender::default().subscribe(),
             readiness: None,
             shares: Mutex::default(),
         }
@@ -165,6 +170,20 @@ impl Machine for FakeMachine {
                 _ => std::future::pending().await,
             }
         })
+    }
+
+    fn life(&self) -> Option<watch::Receiver<ContainerLife>> {
+        self.output.as_ref().map(|_| self.life.clone())
+    }
+
+    async fn stop(&self, how: StopContainer) -> Result<(), Error> {
+        self.counts.hear(format!("stop {how:?}"));
+        Ok(())
+    }
+
+    async fn restart(&self, how: StopContainer) -> Result<(), Refusal> {
+        self.counts.hear(format!("restart {how:?}"));
+        Ok(())
     }
 
     async fn show(&self, digest: &str) -> Result<String, Error> {

@@ -32,7 +32,7 @@ pub(super) struct Newest {
 }
 
 /// The values of [`Sandbox::state`].
-const STATES: [&str; 5] = ["running", "paused", "exited", "ended", FAILED];
+const STATES: [&str; 6] = ["running", "paused", "restarting", "exited", "ended", FAILED];
 
 /// The size of a cache.
 #[derive(Clone, Debug, PartialEq, Eq)]

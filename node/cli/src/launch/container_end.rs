@@ -1,0 +1,43 @@
+//! Waits for the end of a container that its sandbox's owner monitors.
+
+use std::time::Duration;
+
+use thaw_sandbox::agent_client::{AgentClient, ProcessId};
+use thaw_sandbox::error::{Error, ErrorKind};
+
+use super::{Launched, OwnedBy};
+
+/// Delay before thawd is asked again for the end of a container, if it does not answer.
+const OWNER_RETRY: Duration = Duration::from_secs(1);
+
+impl Launched {
+    /// Waits until the container, which its owner monitors, has ended and is not started again. Returns its exit status.
+    ///
+    /// # Errors
+    /// [`ErrorKind::GuestEnded`] if the guest ends first.
+    pub(crate) async fn container_end(&self, agent: &AgentClient, process: &ProcessId) -> Result<i32, Error> {
+        let client = match &self.owner {
+            OwnedBy::ThisProcess { service, .. } => return service.exit().await,
+            OwnedBy::Daemon(client) => client,
+        };
+        loop {
+            let ended = agent.wait(process).await;
+            match (client.exit(&self.id).await, ended) {
+                (Ok(status), _) => return Ok(status),
+                (Err(e), _) if [ErrorKind::GuestEnded, ErrorKind::SandboxNotFound].contains(&e.kind) => {
+                    return Err(Error::new(
+                        ErrorKind::GuestEnded,
+                        format!("lost the guest: {}", e.what),
+                    ));
+                }
+                // Without thawd nothing starts the program again.
+                (Err(_), Ok(status)) if !self.restarts => return Ok(status),
+                // Another thawd continues, if the guest is there.
+                (Err(_), Ok(_) | Err(ttrpc::Error::RpcStatus(_))) => tokio::time::sleep(OWNER_RETRY).await,
+                (Err(_), Err(e)) => {
+                    return Err(Error::new(ErrorKind::GuestEnded, format!("lost the guest: {e}")));
+                }
+            }
+        }
+    }
+}

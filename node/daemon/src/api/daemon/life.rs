@@ -1,0 +1,94 @@
+//! The life of a sandbox's container: signals, stops, restarts and its end.
+
+use std::sync::Arc;
+
+use thaw_protocol::api::StopContainer;
+use thaw_sandbox::container::signals;
+use thaw_sandbox::error::{Error, ErrorKind};
+
+use super::Daemon;
+use super::describe::RESTARTING;
+use crate::api::machine::Machine;
+use crate::api::problem::{ApiCode, Refusal};
+use crate::api::scope::Wanted;
+
+impl Daemon {
+    /// Sends a signal to the process of a sandbox's container. SIGKILL and its stop signal also end its restart policy.
+    pub async fn signal(&self, wanted: &Wanted, number: u8) -> Result<(), Refusal> {
+        let is_restarting = self
+            .cache
+            .find(wanted)
+            .is_some_and(|shown| shown.state == RESTARTING);
+        match is_restarting && number == signals::KILL {
+            // There is no process, only the policy.
+            true => self.stop(wanted, StopContainer::default()).await,
+            false => Ok(self.running(wanted)?.signal(number).await?),
+        }
+    }
+
+    /// Stops the process of a sandbox's container for good, and waits for its end. That goes on if this future is dropped.
+    pub async fn stop(&self, wanted: &Wanted, how: StopContainer) -> Result<(), Refusal> {
+        let machine = self.living(wanted)?;
+        self.go_on(async move { Ok(machine.stop(how).await?) }).await
+    }
+
+    /// Stops the process of a sandbox's container, and starts its program again. That goes on if this future is dropped.
+    pub async fn restart(&self, wanted: &Wanted, how: StopContainer) -> Result<(), Refusal> {
+        let machine = self.living(wanted)?;
+        self.go_on(async move { machine.restart(how).await }).await
+    }
+
+    /// Waits until the process of a sandbox's container has ended and is not started again, and returns its exit status.
+    ///
+    /// # Errors
+    /// The machine ends first; nothing monitors the container.
+    pub async fn exit_of(&self, wanted: &Wanted) -> Result<i32, Refusal> {
+        let id = self.id(wanted)?;
+        if let Some(status) = self.cache.get(&id).and_then(|shown| shown.exit_code) {
+            return Ok(status);
+        }
+        // The machine must not be held while its end is awaited.
+        let (exit, end) = {
+            let machine = self.find(&id)?.0;
+            if machine.life().is_none() {
+                let why = format!("sandbox {id}: whoever started its container waits for its end");
+                return Err(Refusal::new(ApiCode::NoLogs, why));
+            }
+            (machine.exit(), machine.end())
+        };
+        let mut closing = self.closing();
+        tokio::select! {
+            status = exit => Ok(status),
+            reason = end => Err(Error::new(ErrorKind::GuestEnded, reason).into()),
+            _ = closing.wait_for(|closing| *closing) => Err(shuts_down()),
+        }
+    }
+
+    /// The machine of a sandbox whose container runs or is started again.
+    fn living(&self, wanted: &Wanted) -> Result<Arc<dyn Machine>, Refusal> {
+        self.in_state(wanted, &["running", RESTARTING])
+    }
+
+    /// Does work that may take as long as a program takes to end, until thawd shuts down.
+    async fn go_on(
+        &self,
+        work: impl Future<Output = Result<(), Refusal>> + Send + 'static,
+    ) -> Result<(), Refusal> {
+        let (mut closing, finishing) = (self.closing(), self.finishing.clone().read_owned().await);
+        let done = tokio::spawn(async move {
+            let _finishing = finishing;
+            tokio::select! {
+                // A `thaw run` shuts down once its container has ended, which must not hide that.
+                biased;
+                done = work => done,
+                _ = closing.wait_for(|closing| *closing) => Err(shuts_down()),
+            }
+        });
+        done.await.map_err(|e| Refusal::new(ApiCode::Broken, e))?
+    }
+}
+
+fn shuts_down() -> Refusal {
+    let what = "it does not wait for the container's end";
+    Refusal::new(ApiCode::Ending, what)
+}

@@ -111,6 +111,25 @@ impl Format {
         }
     }
 
+    /// Fails if it needs all values at once: those of a stream come one by one.
+    pub(super) fn check_stream(&self) -> Result<(), Error> {
+        match self {
+            Format::Table | Format::Template(Template { table: true, .. }) => {
+                let what = "--format: a table cannot be made of what has no end";
+                Err(Error::new(ErrorKind::Runtime, what).remedy("leave out `table`"))
+            }
+            Format::Json | Format::Template(_) => Ok(()),
+        }
+    }
+
+    /// One value as a line.
+    pub(super) fn line(&self, value: &Value) -> Result<String, Error> {
+        match self {
+            Format::Json | Format::Table => Ok(value.to_string()),
+            Format::Template(template) => template.text(value),
+        }
+    }
+
     /// Prints the values, or with `table` the command's own table.
     pub(super) fn print(&self, values: &[Value], table: impl FnOnce()) -> Result<(), Error> {
         match self {

@@ -20,6 +20,7 @@ mod cp;
 mod debug;
 mod detach;
 mod doctor;
+mod events;
 mod exec;
 mod format;
 mod image;
@@ -61,6 +62,7 @@ pub use completion::CompletionArguments;
 pub use container_arguments::ContainerArguments;
 pub use cp::CopyArguments;
 pub use debug::DebugCommand;
+pub use events::EventsArguments;
 pub use exec::ExecArguments;
 pub use format::Format;
 pub use image::{ImageCommand, ImagesArguments, PullArguments, RemoveArguments};
@@ -152,6 +154,8 @@ pub enum Command {
     Restart(RestartArguments),
     /// Send a signal to the processes of containers
     Kill(KillArguments),
+    /// Show what happens to sandboxes, as it happens
+    Events(EventsArguments),
     /// Stop a sandbox's CPUs
     #[command(after_help = "Example:\n  thaw pause web && thaw resume web")]
     Pause {
@@ -285,7 +289,7 @@ pub struct RunArguments {
     #[arg(short = 'h', long, value_name = "NAME")]
     pub hostname: Option<String>,
     /// A name for the sandbox, for commands such as `thaw exec`
-    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    #[arg(long, value_name = "NAME", value_parser = values::parse_name)]
     pub name: Option<String>,
     /// `private`: a network of its own, with access to the outside; `none`: loopback only
     #[arg(long, value_name = "KIND", value_enum, default_value_t)]
@@ -394,15 +398,6 @@ fn environment_help() -> String {
     )
 }
 
-fn parse_name(name: &str) -> Result<String, String> {
-    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
-    match name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(plain) && name.len() <= 63
-    {
-        true => Ok(name.to_owned()),
-        false => Err("letters, digits, and inside also _ . -; at most 63".into()),
-    }
-}
-
 /// Runs the command line of this process. Returns its exit status.
 pub fn main() -> u8 {
     let cli = match Cli::try_parse() {
@@ -443,6 +438,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Error> {
         Command::Stats(arguments) => in_runtime(stats::stats(arguments, &cli.global)),
         Command::Stop(arguments) => in_runtime(signal::stop(arguments)),
         Command::Restart(arguments) => in_runtime(signal::restart(arguments)),
+        Command::Events(arguments) => in_runtime(events::events(arguments, &cli.global)),
         Command::Kill(arguments) => in_runtime(signal::kill(arguments)),
         Command::Top(arguments) => in_runtime(top::top(arguments, cli.global.json)),
         Command::Pause { sandbox } => in_runtime(running::pause(sandbox)),

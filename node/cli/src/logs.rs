@@ -56,7 +56,7 @@ fn parse_tail(text: &str) -> Result<u64, String> {
     }
 }
 
-fn parse_since(text: &str) -> Result<u64, String> {
+pub(super) fn parse_since(text: &str) -> Result<u64, String> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH);
     let now = now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX));
     let moment = parse_moment(text).or_else(|| Some(now.saturating_sub(parse_duration(text)?)));

@@ -21,7 +21,7 @@ use super::launch::{Keeping, Launched};
 use super::memory_mode::{memory_mode, parse_memory_mode};
 use super::run::{Started, conclude, keeping};
 use super::running::{Owner, absolute};
-use super::{MEMORY_MODE_HELP, NetworkArguments, RateLimitArguments, detach, parse_name};
+use super::{MEMORY_MODE_HELP, NetworkArguments, RateLimitArguments, detach, values};
 use crate::stdio::{AttachOptions, Signals, Stdin};
 use crate::ui::Ui;
 
@@ -46,7 +46,7 @@ pub struct ThawArguments {
     #[arg(short = 'h', long, value_name = "NAME")]
     pub hostname: Option<String>,
     /// A name for the sandbox
-    #[arg(long, value_name = "NAME", value_parser = parse_name)]
+    #[arg(long, value_name = "NAME", value_parser = values::parse_name)]
     pub name: Option<String>,
     #[command(flatten)]
     pub through: NetworkArguments,

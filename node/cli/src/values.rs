@@ -1,4 +1,4 @@
-//! The enumerations of flags, each converted to a type that does not depend on the command line.
+//! Values of flags: the enumerations, each converted to a type that does not depend on the command line, and names.
 
 use clap::ValueEnum;
 use thaw_sandbox::container;
@@ -61,5 +61,15 @@ impl From<Pull> for images::Pull {
             Pull::Always => Self::Always,
             Pull::Never => Self::Never,
         }
+    }
+}
+
+/// Checks the name of a sandbox.
+pub(super) fn parse_name(name: &str) -> Result<String, String> {
+    let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-');
+    match name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(plain) && name.len() <= 63
+    {
+        true => Ok(name.to_owned()),
+        false => Err("letters, digits, and inside also _ . -; at most 63".into()),
     }
 }

@@ -48,6 +48,7 @@ use serde::{Deserialize, Serialize};
 
 mod container_settings;
 mod create;
+mod event;
 mod exec;
 mod failure;
 mod files;
@@ -67,6 +68,7 @@ mod usage;
 
 pub use container_settings::ContainerSettings;
 pub use create::{CreateSandbox, OnExit, SeccompProfile, StartContainer, Volume};
+pub use event::{SandboxAction, SandboxEvent};
 pub use exec::{
     Encoding, ExecEvent, ExecInput, ExecProcess, ExecResult, Exit, KeptProcess, Piece, ProcessInput,
     ProcessList, ProcessSignal, STDERR_CHANNEL, STDOUT_CHANNEL, SignalContainer, TerminalSize,

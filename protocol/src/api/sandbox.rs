@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{RateLimits, Readiness, SandboxFailure, SandboxNetwork};
+use super::{RateLimits, Readiness, SandboxEvent, SandboxFailure, SandboxNetwork};
 
 /// One process: its PID, and its start time in clock ticks since boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -114,6 +114,9 @@ pub struct Sandbox {
     /// The version of its last change. Each change of any sandbox gets a higher number.
     #[serde(default)]
     pub resource_version: u64,
+    /// What happened at the last change, if that was an event. Each event is in one change of a watch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub event: Option<SandboxEvent>,
     /// Why its volumes no longer work: the process that served them died and is not restarted.
     #[serde(default)]
     pub volumes_error: Option<String>,

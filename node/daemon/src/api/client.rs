@@ -21,8 +21,11 @@ use tokio::task::JoinHandle;
 use super::daemon::Keep;
 use super::logs::{Selection, format_moment};
 
+mod changes;
+mod lines;
 mod logs;
 
+pub use changes::Changes;
 pub use logs::Logs;
 
 /// Sandboxes in one page of a list, so that an answer has at most [`MAX_ANSWER`] bytes.
@@ -129,10 +132,26 @@ impl Client {
         if selection.since > 0 {
             path.push_str(&format!("&since={}", format_moment(selection.since)));
         }
-        let (response, connection) = self.send(Method::GET, &path, None).await?;
+        let (body, connection) = self.stream(&path).await?;
+        Ok(Logs::new(body, connection))
+    }
+
+    /// The changes of sandboxes from now on, or from a time on, in nanoseconds since the Unix epoch.
+    pub async fn changes(&self, since: Option<u64>) -> Result<Changes, Error> {
+        let mut path = "/v1/sandboxes?watch=1".to_owned();
+        if let Some(since) = since {
+            path.push_str(&format!("&since={}", format_moment(since)));
+        }
+        let (body, connection) = self.stream(&path).await?;
+        Ok(Changes::new(body, connection))
+    }
+
+    /// An answer that arrives in pieces.
+    async fn stream(&self, path: &str) -> Result<(Incoming, Connection), Error> {
+        let (response, connection) = self.send(Method::GET, path, None).await?;
         let status = response.status();
         if status.is_success() {
-            return Ok(Logs::new(response.into_body(), connection));
+            return Ok((response.into_body(), connection));
         }
         let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
         let body = body.map_err(|e| self.broken(&e))?.to_bytes();

@@ -53,12 +53,14 @@ impl ContainerMonitor {
         agent: Option<AgentClient>,
     ) -> Result<ContainerMonitor, Error> {
         let (directory, vsock, end) = (sandbox.directory(), sandbox.vsock(), sandbox.wait_end());
+        // An earlier owner monitored it already.
+        let is_new = !Journal::exists(&directory);
         let journal = Journal::open(&directory)
             .map_err(|e| Error::system(format!("cannot keep output in {}", directory.display()), &e))?;
         let journal = Arc::new(journal);
         let noted = Arc::new(NotedLife::open(directory));
         let (tell, exit) = watch::channel(None);
-        let (shows, life) = watch::channel(ContainerLife::of(&noted.note()));
+        let (shows, life) = watch::channel(ContainerLife::of(&noted.note(), is_new));
         let (wishes, wished) = watch::channel(Wishes::default());
         let monitored = Monitored {
             vsock,

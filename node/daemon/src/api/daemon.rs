@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard};
 
-use thaw_protocol::api::Sandbox as Described;
+use thaw_protocol::api::{Sandbox as Described, SandboxEvent};
 use thaw_sandbox::config::SandboxConfig;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::state::ended::Retention;
@@ -114,7 +114,7 @@ impl Daemon {
     /// The state of a process that owns one sandbox and serves its API.
     pub fn of_one(node: Node, sandbox: Arc<Sandbox>) -> Arc<Daemon> {
         let daemon = Daemon::new(None, Versions::of_clock());
-        daemon.insert(Arc::new(Microvm::new(node, sandbox)), Condition::Running);
+        daemon.insert(Arc::new(Microvm::new(node, sandbox)), Condition::Running, None);
         daemon
     }
 
@@ -215,8 +215,16 @@ impl Daemon {
         self.factory.as_ref().ok_or_else(one_only)
     }
 
-    fn insert(self: &Arc<Daemon>, machine: Arc<dyn Machine>, condition: Condition) -> Arc<Described> {
-        let described = describe(machine.as_ref(), condition);
+    fn insert(
+        self: &Arc<Daemon>,
+        machine: Arc<dyn Machine>,
+        condition: Condition,
+        event: Option<SandboxEvent>,
+    ) -> Arc<Described> {
+        let described = Described {
+            event,
+            ..describe(machine.as_ref(), condition)
+        };
         let id = described.id.clone();
         let lifetime = lifetime::watch(Arc::downgrade(self), machine.as_ref());
         // Locked until the sandbox is in both the table and the cache, because it may end at once.

@@ -114,7 +114,7 @@ async fn timeout_deletes_a_sandbox_also_after_its_adoption() {
         ..Terms::default()
     };
     let adopted = Arc::new(FakeMachine::new(7, None, terms, fake.counts.clone()));
-    daemon.insert(adopted, Condition::Running);
+    daemon.insert(adopted, Condition::Running, None);
     let mut seen = vec![event(&mut changes).await];
     while !matches!(seen.last(), Some(WatchEvent::Deleted(_))) {
         seen.push(event(&mut changes).await);

@@ -62,6 +62,7 @@ async fn restarts_are_shown_and_the_exit_is_the_last_one() {
         restarts: 1,
         starts: 1,
         restarting: None,
+        last_exit: Some(1),
     });
     assert_eq!(until("running").await.restarts, 1);
     let exits = async { fake.exit.send_replace(Some(7)) };

@@ -15,7 +15,7 @@
 //! | [`unread_body`] | the rest of a body that a handler did not read |
 //! | [`problem`] | errors as problem documents |
 //! | [`extract`], [`check`] | parsing and validating requests |
-//! | [`sandboxes`], [`exec`], [`life`], [`logs`], [`transfer`], [`directory`], [`images`], [`health`], [`drain`], [`metrics`], [`usage`] | the handlers, by subject |
+//! | [`sandboxes`], [`listing`], [`exec`], [`life`], [`logs`], [`transfer`], [`directory`], [`images`], [`health`], [`drain`], [`metrics`], [`usage`] | the handlers, by subject |
 //! | [`processes`], [`kept`] | processes that outlive who started them |
 //! | [`session`], [`process`] | a process of a container, and the caller that runs it |
 //! | [`files`], [`archive`] | the files of a container, and tar streams of them |
@@ -56,6 +56,7 @@ pub mod kept;
 pub mod lease;
 pub mod life;
 pub mod listener;
+pub mod listing;
 pub mod logs;
 pub mod machine;
 pub mod metrics;

@@ -26,8 +26,8 @@ use super::grant::Role;
 use super::problem::{ApiCode, Refusal};
 use super::request_gate::{Gate, admit};
 use super::{
-    directory, directory_watch, drain, exec, health, images, life, logs, metrics, problem, processes,
-    sandboxes, signal, transfer, unread_body, usage,
+    directory, directory_watch, drain, exec, health, images, life, listing, logs, metrics, problem,
+    processes, sandboxes, signal, transfer, unread_body, usage,
 };
 
 /// A page that shows the OpenAPI document. It loads nothing else.
@@ -60,7 +60,7 @@ fn table() -> Table {
         .add(Admin, routes!(metrics::metrics))
         .add(Read, routes!(usage::all))
         .add(Read, routes!(usage::one))
-        .add(Read, routes!(sandboxes::list))
+        .add(Read, routes!(listing::list))
         .add(Operate, routes!(sandboxes::create))
         .add(Read, routes!(sandboxes::get))
         .add(Operate, routes!(sandboxes::change, sandboxes::delete))

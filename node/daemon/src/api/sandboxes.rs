@@ -1,4 +1,4 @@
-//! The handlers for sandboxes: creating, showing, listing, watching, changing and deleting them.
+//! The handlers for sandboxes: creating, showing, changing and deleting them.
 //!
 //! Invariants: reads use the cache. If the caller of a creation hangs up, the creation is dropped and leaves nothing. Other operations run
 //! to their end on a separate task, because a sandbox must not stay half frozen.
@@ -6,15 +6,15 @@
 use std::sync::{Arc, OnceLock};
 use std::time::{Instant, SystemTime};
 
-use axum::body::{Body as Stream, Bytes};
+use axum::body::Bytes;
 use axum::extract::State;
-use axum::http::{HeaderMap, HeaderValue, StatusCode, Uri, header};
+use axum::http::{HeaderMap, HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
 use serde::Deserialize;
 use thaw_protocol::api::{
     Account, ChangeSandbox, CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandbox, FreezeSandbox,
-    FrozenSandbox, NetworkPolicy, Problem, Sandbox, SandboxList, ThawSandbox, WatchEvent,
+    FrozenSandbox, NetworkPolicy, Problem, Sandbox, ThawSandbox,
 };
 use thaw_sandbox::snapshot::Hash;
 use thaw_sandbox::state::{Asked, Behalf};
@@ -25,119 +25,13 @@ use super::daemon::{Daemon, Keep, no_such_sandbox};
 use super::extract::{Body, Key, Parameters};
 use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
-use super::scope::{Scope, Wanted};
+use super::scope::Wanted;
 use super::timing::{SERVER_TIMING, server_timing};
-use super::watch::ring::encode;
-use super::watch::{Page, Query, Selector, Watcher, page::Token};
 use crate::metrics::How;
 use crate::spans::{self, Creation, Told};
 
 /// The media type of a watch.
 pub const LINES: &str = "application/x-ndjson";
-
-/// How many sandboxes may be asked for at once; without a limit, all are.
-const LIMIT: std::ops::RangeInclusive<u32> = 1..=10_000;
-
-/// What of the sandboxes is asked for.
-#[derive(Debug, Default, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-#[into_params(parameter_in = Query)]
-pub struct ListParameters {
-    /// Select by label: `a=b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`. Commas separate conditions, all of which must match.
-    label_selector: Option<String>,
-    /// Select by field: `name`, `state`, `image` or `tenant`, with `=` or `!=`. Commas separate conditions, all of which must match.
-    field_selector: Option<String>,
-    /// Most sandboxes in the answer.
-    #[param(minimum = 1, maximum = 10000)]
-    limit: Option<u32>,
-    /// The `continue` of the previous page.
-    #[serde(rename = "continue")]
-    continue_token: Option<String>,
-    /// `1` or `true`: send changes as they happen, one per line, instead of a list.
-    watch: Option<String>,
-    /// With `watch`: send the changes after this version. Only new changes if absent.
-    resource_version: Option<u64>,
-}
-
-/// Lists the sandboxes, or with `watch` sends their changes.
-#[utoipa::path(get, path = "/v1/sandboxes", operation_id = "listSandboxes", tag = "sandboxes", params(ListParameters), responses(
-    (status = 200, description = "The sandboxes, or with `watch` one WatchEvent per line", content(
-        (SandboxList = "application/json"), (WatchEvent = "application/x-ndjson"))),
-    (status = 400, description = "A parameter is invalid", body = Problem, content_type = "application/problem+json"),
-    (status = 410, description = "The version is too old", body = Problem, content_type = "application/problem+json"),
-    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
-))]
-pub async fn list(
-    State(daemon): State<Arc<Daemon>>,
-    uri: Uri,
-    scope: Scope,
-    Parameters(asked): Parameters<ListParameters>,
-) -> Result<Response, Refusal> {
-    let bad = |what: &str| Refusal::new(ApiCode::BadParameter, what);
-    let labels = asked.label_selector.as_deref().unwrap_or_default();
-    let fields = asked.field_selector.as_deref().unwrap_or_default();
-    let selector = Selector::parse(scope, labels, fields).map_err(|e| bad(&e.to_string()))?;
-    let watch = match asked.watch.as_deref() {
-        Some("1" | "true") => true,
-        None | Some("0" | "false") => false,
-        Some(_) => return Err(bad("watch is 1 or 0")),
-    };
-    if watch {
-        if asked.limit.is_some() || asked.continue_token.is_some() {
-            return Err(bad("a watch has no limit and does not continue a list"));
-        }
-        return follow(&daemon, asked.resource_version, selector, uri.path().to_owned());
-    }
-    if asked.resource_version.is_some() {
-        return Err(bad("resourceVersion goes with watch=1"));
-    }
-    if asked.limit.is_some_and(|limit| !LIMIT.contains(&limit)) {
-        let (least, most) = (LIMIT.start(), LIMIT.end());
-        return Err(bad(&format!("limit is {least} to {most}")));
-    }
-    let from = match asked.continue_token.as_deref() {
-        Some(text) => Some(Token::decode(text).ok_or_else(|| bad("this is no continue token"))?),
-        None => None,
-    };
-    let page = daemon.cache.list(&Query {
-        selector,
-        limit: asked.limit.map(|limit| limit as usize),
-        from,
-    })?;
-    Ok(Json(shown(page)).into_response())
-}
-
-fn shown(page: Page) -> SandboxList {
-    SandboxList {
-        resource_version: page.version,
-        items: page.items.iter().map(|item| Sandbox::clone(item)).collect(),
-        continue_token: page.next.map(|token| token.encode()),
-    }
-}
-
-/// The changes after a version, while the caller is connected.
-fn follow(
-    daemon: &Daemon,
-    after: Option<u64>,
-    selector: Selector,
-    instance: String,
-) -> Result<Response, Refusal> {
-    let watcher = Watcher::start(daemon.cache.clone(), after, selector)?;
-    let lines = futures_util::stream::unfold(Some(watcher), move |watcher| {
-        let instance = instance.clone();
-        async move {
-            let mut watcher = watcher?;
-            match watcher.next().await {
-                Ok(lines) => Some((Ok::<_, std::convert::Infallible>(lines?), Some(watcher))),
-                Err(gone) => {
-                    let last = WatchEvent::Error(Refusal::from(gone).told(instance));
-                    Some((Ok(encode(&last)), None))
-                }
-            }
-        }
-    });
-    Ok(([(header::CONTENT_TYPE, LINES)], Stream::from_stream(lines)).into_response())
-}
 
 /// Returns one sandbox, by id or name.
 #[utoipa::path(get, path = "/v1/sandboxes/{id}", operation_id = "getSandbox", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(

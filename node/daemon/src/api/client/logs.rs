@@ -2,63 +2,33 @@
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
-use http_body_util::BodyExt;
 use hyper::body::Incoming;
 use thaw_protocol::api::{Encoding, LogEvent, LogStream};
 use thaw_sandbox::agent_client::Output;
-use thaw_sandbox::error::{Error, ErrorKind};
+use thaw_sandbox::error::Error;
 
-use super::{Connection, MAX_ANSWER};
+use super::Connection;
+use super::lines::{Lines, broken};
 
 /// Output that is being received.
 #[derive(Debug)]
-pub struct Logs {
-    body: Incoming,
-    /// Received bytes that are not decoded yet: at most one line and one frame of the body.
-    received: Vec<u8>,
-    _connection: Connection,
-}
+pub struct Logs(Lines);
 
 impl Logs {
     pub(super) fn new(body: Incoming, connection: Connection) -> Logs {
-        Logs {
-            body,
-            received: Vec::new(),
-            _connection: connection,
-        }
+        Logs(Lines::new(body, connection))
     }
 
     /// The next piece; `None` at the end.
     ///
     /// # Errors
-    /// [`ErrorKind::DaemonUnreachable`] if the owner breaks off, or sends something else.
+    /// [`DaemonUnreachable`](thaw_sandbox::error::ErrorKind::DaemonUnreachable) if the owner breaks off, or sends something else.
     pub async fn next(&mut self) -> Option<Result<(Output, Vec<u8>), Error>> {
-        loop {
-            if let Some(end) = self.received.iter().position(|b| *b == b'\n') {
-                let line: Vec<u8> = self.received.drain(..=end).collect();
-                return Some(decoded(&line).ok_or_else(|| broken("it sent a line that is no LogEvent")));
-            }
-            if self.received.len() > MAX_ANSWER {
-                return Some(Err(broken("it sent a line that is too long")));
-            }
-            match self.body.frame().await {
-                Some(Ok(frame)) => {
-                    if let Ok(data) = frame.into_data() {
-                        self.received.extend_from_slice(&data);
-                    }
-                }
-                Some(Err(e)) => return Some(Err(broken(&e.to_string()))),
-                None => return None,
-            }
-        }
+        let line = self.0.next().await?;
+        let piece =
+            |line: Vec<u8>| decoded(&line).ok_or_else(|| broken("it sent a line that is no LogEvent"));
+        Some(line.and_then(piece))
     }
-}
-
-fn broken(why: &str) -> Error {
-    Error::new(
-        ErrorKind::DaemonUnreachable,
-        format!("the output broke off: {why}"),
-    )
 }
 
 fn decoded(line: &[u8]) -> Option<(Output, Vec<u8>)> {

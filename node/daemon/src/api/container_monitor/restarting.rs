@@ -25,18 +25,21 @@ pub(super) struct Wishes {
 pub struct ContainerLife {
     /// How often its policy has started its program again.
     pub restarts: u32,
-    /// How often its program was started again, by its policy or a user, since this monitor began.
+    /// How often its program was started since this owner monitors it.
     pub starts: u64,
     /// Its process has ended, with this status, and its program is started again.
     pub restarting: Option<i32>,
+    /// The status with which its process ended before the last of these starts.
+    pub last_exit: Option<i32>,
 }
 
 impl ContainerLife {
-    pub(super) fn of(note: &LifeNote) -> ContainerLife {
+    pub(super) fn of(note: &LifeNote, is_new: bool) -> ContainerLife {
         ContainerLife {
             restarts: note.restarts,
-            starts: 0,
+            starts: is_new.into(),
             restarting: note.restarting,
+            last_exit: None,
         }
     }
 }
@@ -151,6 +154,7 @@ impl Restarting {
                 restarts,
                 starts: shown.starts + 1,
                 restarting: None,
+                last_exit: shown.restarting,
             };
         });
     }

@@ -6,11 +6,14 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use thaw_failpoint::{Failpoint, reach};
-use thaw_protocol::api::{CreateSandbox, CreatedSandbox, Drain, Sandbox as Described, ThawSandbox};
+use thaw_protocol::api::{
+    CreateSandbox, CreatedSandbox, Drain, Sandbox as Described, SandboxAction, ThawSandbox,
+};
 use thaw_sandbox::state::Behalf;
 use tokio::sync::watch;
 
 use super::Daemon;
+use super::describe::event;
 use crate::api::factory::{CreatePod, NewSandbox, ThawPod};
 use crate::api::machine::Condition;
 use crate::api::problem::{ApiCode, Refusal};
@@ -111,7 +114,11 @@ impl Daemon {
     }
 
     pub(super) fn show(self: &Arc<Daemon>, new_sandbox: NewSandbox) -> CreatedSandbox {
-        let shown = self.insert(new_sandbox.machine, Condition::Running);
+        let shown = self.insert(
+            new_sandbox.machine,
+            Condition::Running,
+            Some(event(SandboxAction::Create)),
+        );
         reach(Failpoint::CreateShown);
         CreatedSandbox {
             sandbox: Described::clone(&shown),

@@ -1,8 +1,9 @@
 //! The API's description of a sandbox.
 
-use thaw_protocol::api::Sandbox as Described;
+use std::time::{SystemTime, UNIX_EPOCH};
 
-use crate::api::container_monitor::ContainerLife;
+use thaw_protocol::api::{Sandbox as Described, SandboxAction, SandboxEvent};
+
 use crate::api::machine::{Condition, Machine};
 
 /// The state of a sandbox whose container's process has ended and is started again.
@@ -34,28 +35,59 @@ pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described
         labels: record.terms.labels.clone(),
         timeout_s: record.terms.timeout.map(|t| t.seconds),
         resource_version: 0,
+        event: None,
         volumes_error: None,
     };
     set(&mut described, condition);
     described
 }
 
+/// An event that happens now.
+pub(super) fn event(action: SandboxAction) -> SandboxEvent {
+    let now = SystemTime::now().duration_since(UNIX_EPOCH);
+    SandboxEvent {
+        action,
+        at_ns: now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)),
+        exit_code: None,
+        signal: None,
+    }
+}
+
+/// The end of a container's process.
+fn died(status: i32) -> SandboxEvent {
+    SandboxEvent {
+        exit_code: Some(status),
+        ..event(SandboxAction::Die)
+    }
+}
+
 /// Records in the description that its container's process has ended.
 pub(super) fn exited(described: &mut Described, status: i32) {
+    // The end before a restart that a user has prevented is known.
+    if described.state != RESTARTING {
+        described.event = Some(died(status));
+    }
     described.exit_code = Some(status);
     if ["running", RESTARTING].contains(&described.state.as_str()) {
         described.state = "exited".into();
     }
 }
 
-/// Records the life of its container in the description.
-pub(super) fn lives(described: &mut Described, life: &ContainerLife) {
-    described.restarts = life.restarts;
-    match (described.state.as_str(), life.restarting) {
-        ("running", Some(_)) => described.state = RESTARTING.into(),
-        (RESTARTING, None) => described.state = "running".into(),
-        _ => {}
+/// Records in the description that its container's process has ended and is started again.
+pub(super) fn restarts(described: &mut Described, status: i32) {
+    if described.state == "running" {
+        described.state = RESTARTING.into();
     }
+    described.event = Some(died(status));
+}
+
+/// Records in the description that its container's program runs, and how often its policy has started it again.
+pub(super) fn started(described: &mut Described, restarts: u32) {
+    if described.state == RESTARTING {
+        described.state = "running".into();
+    }
+    described.restarts = restarts;
+    described.event = Some(event(SandboxAction::Start));
 }
 
 /// Sets the state and the reason by its machine's condition.

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
-use thaw_protocol::api::Sandbox as Described;
+use thaw_protocol::api::{Sandbox as Described, SandboxAction};
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::state::RunDirectory;
@@ -18,6 +18,7 @@ use thaw_sys::lock::Lock;
 use tokio::sync::{Notify, watch};
 
 use super::Daemon;
+use super::describe::event;
 use crate::api::machine::{Condition, Machine};
 use crate::api::scope::Wanted;
 
@@ -115,7 +116,12 @@ impl Daemon {
             let mut failing = self.failing();
             failing.remove(&id);
             let is_kept = self.kept.retention.seconds > 0 && self.kept.retention.most > 0;
-            let was_there = self.cache.update(&id, |shown| *shown = ended);
+            let was_there = self.cache.update(&id, |shown| {
+                *shown = ended;
+                if shown.failure.is_some() {
+                    shown.event = Some(event(SandboxAction::Die));
+                }
+            });
             if !is_kept {
                 self.cache.remove(&id);
             }

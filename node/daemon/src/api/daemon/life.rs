@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use thaw_protocol::api::StopContainer;
+use thaw_protocol::api::{SandboxAction, SandboxEvent, StopContainer};
 use thaw_sandbox::container::signals;
 use thaw_sandbox::error::{Error, ErrorKind};
 
 use super::Daemon;
-use super::describe::RESTARTING;
+use super::describe::{RESTARTING, event};
 use crate::api::machine::Machine;
 use crate::api::problem::{ApiCode, Refusal};
 use crate::api::scope::Wanted;
@@ -22,20 +22,32 @@ impl Daemon {
         match is_restarting && number == signals::KILL {
             // There is no process, only the policy.
             true => self.stop(wanted, StopContainer::default()).await,
-            false => Ok(self.running(wanted)?.signal(number).await?),
+            false => {
+                self.running(wanted)?.signal(number).await?;
+                let killed = SandboxEvent {
+                    signal: Some(number),
+                    ..event(SandboxAction::Kill)
+                };
+                self.happened(wanted, killed);
+                Ok(())
+            }
         }
     }
 
     /// Stops the process of a sandbox's container for good, and waits for its end. That goes on if this future is dropped.
     pub async fn stop(&self, wanted: &Wanted, how: StopContainer) -> Result<(), Refusal> {
         let machine = self.living(wanted)?;
-        self.go_on(async move { Ok(machine.stop(how).await?) }).await
+        self.go_on(async move { Ok(machine.stop(how).await?) }).await?;
+        self.happened(wanted, event(SandboxAction::Stop));
+        Ok(())
     }
 
     /// Stops the process of a sandbox's container, and starts its program again. That goes on if this future is dropped.
     pub async fn restart(&self, wanted: &Wanted, how: StopContainer) -> Result<(), Refusal> {
         let machine = self.living(wanted)?;
-        self.go_on(async move { machine.restart(how).await }).await
+        self.go_on(async move { machine.restart(how).await }).await?;
+        self.happened(wanted, event(SandboxAction::Restart));
+        Ok(())
     }
 
     /// Waits until the process of a sandbox's container has ended and is not started again, and returns its exit status.
@@ -61,6 +73,14 @@ impl Daemon {
             status = exit => Ok(status),
             reason = end => Err(Error::new(ErrorKind::GuestEnded, reason).into()),
             _ = closing.wait_for(|closing| *closing) => Err(shuts_down()),
+        }
+    }
+
+    /// Shows an event of a sandbox, if that still exists.
+    pub(super) fn happened(&self, wanted: &Wanted, event: SandboxEvent) {
+        if let Some(shown) = self.cache.find(wanted) {
+            self.cache
+                .update(&shown.id, |described| described.event = Some(event));
         }
     }
 

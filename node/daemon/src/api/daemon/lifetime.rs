@@ -9,7 +9,7 @@ use thaw_sandbox::readiness;
 use thaw_sandbox::state::Timeout;
 use tokio::sync::watch::Receiver;
 
-use super::describe::{exited, lives, set};
+use super::describe::{exited, restarts, set, started};
 use super::{Daemon, Described};
 use crate::api::container_monitor::ContainerLife;
 use crate::api::machine::{Condition, Machine};
@@ -115,16 +115,27 @@ async fn container_ends(shown: Shown, exit: BoxFuture<'static, i32>, delete_on_e
 
 /// Shows the restarts of its container.
 async fn container_lives(shown: Shown, life: Option<Receiver<ContainerLife>>) {
-    if let Some(mut life) = life {
-        loop {
-            let now = *life.borrow_and_update();
-            shown.update(|described| lives(described, &now));
-            if life.changed().await.is_err() {
-                break;
-            }
+    let Some(mut life) = life else {
+        return pending().await;
+    };
+    let mut before: Option<ContainerLife> = None;
+    loop {
+        let now = *life.borrow_and_update();
+        let is_new = |status: &i32| before.is_none_or(|before| before.restarting != Some(*status));
+        // An end between two looks was followed by a start.
+        let unseen = before.is_some_and(|b| now.starts > b.starts && b.restarting.is_none());
+        let ended = now.restarting.filter(is_new).or(now.last_exit.filter(|_| unseen));
+        if let Some(status) = ended {
+            shown.update(|described| restarts(described, status));
+        }
+        if now.restarting.is_none() && now.starts > before.map_or(0, |before| before.starts) {
+            shown.update(|described| started(described, now.restarts));
+        }
+        before = Some(now);
+        if life.changed().await.is_err() {
+            return pending().await;
         }
     }
-    pending().await
 }
 
 async fn machine_ends(shown: Shown, end: BoxFuture<'static, String>) -> End {

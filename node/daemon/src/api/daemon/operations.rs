@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::share::Source;
-use thaw_protocol::api::{FreezeSandbox, FrozenSandbox, KeptProcess, NetworkPolicy, RateLimits};
+use thaw_protocol::api::{
+    FreezeSandbox, FrozenSandbox, KeptProcess, NetworkPolicy, RateLimits, SandboxAction,
+};
 use thaw_protocol::control::DeviceId;
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::container::Options;
@@ -15,7 +17,7 @@ use thaw_sandbox::error::Error;
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::state::{HostDisk, Record};
 
-use super::describe::set;
+use super::describe::{event, set};
 use super::{Daemon, Described, lifetime, no_such_sandbox};
 use crate::api::machine::Machine;
 use crate::api::problem::{ApiCode, Refusal};
@@ -70,6 +72,9 @@ impl Daemon {
         let done = turn.machine.pause().await;
         reach(Failpoint::PauseDone);
         self.settle(turn).await;
+        if done.is_ok() {
+            self.happened(wanted, event(SandboxAction::Pause));
+        }
         done
     }
 
@@ -79,6 +84,9 @@ impl Daemon {
         let done = turn.machine.resume().await;
         reach(Failpoint::ResumeDone);
         self.settle(turn).await;
+        if done.is_ok() {
+            self.happened(wanted, event(SandboxAction::Unpause));
+        }
         done
     }
 

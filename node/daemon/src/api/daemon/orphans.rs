@@ -50,7 +50,7 @@ impl Daemon {
                         continue;
                     }
                     let condition = machine.condition().await;
-                    let sandbox = Described::clone(&self.insert(machine, condition));
+                    let sandbox = Described::clone(&self.insert(machine, condition, None));
                     if let Some(asked) = asked {
                         let answer = CreatedSandbox {
                             sandbox,

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use thaw_protocol::api::{FAILED, Sandbox};
 use thaw_sandbox::state::ended::ended_at;
@@ -150,9 +150,13 @@ impl Cache {
         let Some(before) = state.objects.get(id) else {
             return false;
         };
-        let mut after = Sandbox::clone(before);
+        let unchanged = Sandbox {
+            event: None,
+            ..Sandbox::clone(before)
+        };
+        let mut after = unchanged.clone();
         change(&mut after);
-        if after != **before {
+        if after != unchanged {
             self.replace(&mut state, after);
         }
         true
@@ -199,6 +203,12 @@ impl Cache {
     /// The last change's version.
     pub fn version(&self) -> u64 {
         self.read().version()
+    }
+
+    /// The version before the first change of the last `age`, or before the first change that is kept.
+    pub fn version_before(&self, age: Duration) -> u64 {
+        let state = self.read();
+        state.ring.version_at(self.began.elapsed().saturating_sub(age))
     }
 
     /// The changes after a version, oldest first, at most `most`.

@@ -195,6 +195,13 @@ impl Ring {
         });
     }
 
+    /// The version of the last change before a time, by the clock of [`Ring::push`], or the floor.
+    pub fn version_at(&self, time: Duration) -> u64 {
+        let before = self.kept.partition_point(|k| k.at < time);
+        let last = before.checked_sub(1).and_then(|last| self.kept.get(last));
+        last.map_or(self.floor, |kept| kept.change.version)
+    }
+
     /// The changes after a version, oldest first.
     pub fn after(&self, version: u64) -> impl DoubleEndedIterator<Item = &Arc<Change>> {
         let from = self.kept.partition_point(|k| k.change.version <= version);
@@ -241,6 +248,16 @@ mod tests {
         let extent = ring.extent();
         assert_eq!((extent.changes, extent.dropped), (LEAST, 501_000 - LEAST as u64));
         assert_eq!(ring.floor(), 501_000 - LEAST as u64);
+    }
+
+    #[test]
+    fn version_at_a_time_is_that_of_the_last_change_before() {
+        let mut ring = Ring::new(4);
+        for second in 1..=3 {
+            ring.push(change(4 + second, ""), Duration::from_secs(second));
+        }
+        let at = |milliseconds| ring.version_at(Duration::from_millis(milliseconds));
+        assert_eq!([at(0), at(1000), at(1001), at(9000)], [4, 4, 5, 7]);
     }
 
     #[test]

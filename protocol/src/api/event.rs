@@ -1,0 +1,67 @@
+//! What happened to a sandbox, beside the state it has since.
+
+use serde::{Deserialize, Serialize};
+
+/// What happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "snake_case")]
+pub enum SandboxAction {
+    /// It was created or thawed.
+    Create,
+    /// Its container's program was started.
+    Start,
+    /// Its container's process has ended.
+    Die,
+    /// A caller sent a signal to its container's process.
+    Kill,
+    /// A caller stopped its container.
+    Stop,
+    /// A caller restarted its container.
+    Restart,
+    Pause,
+    Unpause,
+}
+
+impl SandboxAction {
+    /// All of them.
+    pub const ALL: [SandboxAction; 8] = [
+        SandboxAction::Create,
+        SandboxAction::Start,
+        SandboxAction::Die,
+        SandboxAction::Kill,
+        SandboxAction::Stop,
+        SandboxAction::Restart,
+        SandboxAction::Pause,
+        SandboxAction::Unpause,
+    ];
+
+    /// Its name, as docker's events have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            SandboxAction::Create => "create",
+            SandboxAction::Start => "start",
+            SandboxAction::Die => "die",
+            SandboxAction::Kill => "kill",
+            SandboxAction::Stop => "stop",
+            SandboxAction::Restart => "restart",
+            SandboxAction::Pause => "pause",
+            SandboxAction::Unpause => "unpause",
+        }
+    }
+}
+
+/// An event of a sandbox.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SandboxEvent {
+    pub action: SandboxAction,
+    /// Nanoseconds since the Unix epoch.
+    pub at_ns: u64,
+    /// Of `die`: the exit code.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub exit_code: Option<i32>,
+    /// Of `kill`: the number of the signal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub signal: Option<u8>,
+}

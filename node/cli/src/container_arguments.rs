@@ -17,8 +17,10 @@ use thaw_sandbox::error::{Error, ErrorKind};
 use super::mount::Mount;
 use super::size::ByteSize;
 
+mod health;
 mod life;
 
+pub use health::HealthArguments;
 pub use life::LifeArguments;
 
 /// Largest file of labels in bytes. A sandbox has at most 64.
@@ -73,6 +75,8 @@ pub struct ContainerArguments {
     pub security_opt: Vec<SecurityOption>,
     #[command(flatten)]
     pub life: LifeArguments,
+    #[command(flatten)]
+    pub health: HealthArguments,
     /// Write the sandbox's id to a file, which must not exist
     #[arg(long, value_name = "FILE")]
     pub cidfile: Option<PathBuf>,

@@ -28,7 +28,7 @@ const LAST: Duration = Duration::from_millis(300);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Events: create, start, die, kill, stop, restart, pause, unpause, destroy. thawd keeps those of the last minute, and at least the
+Events: create, start, die, kill, stop, restart, pause, unpause, health_status, destroy. thawd keeps those of the last minute, and at least the
 last 256 changes. It sees start and die of containers that `-d` or the API started.
 Filters: event=ACTION, container=ID, NAME or the beginning of an id, image=IMAGE, label=KEY[=VALUE], type=container. Values of the
 same key are alternatives.
@@ -181,6 +181,9 @@ impl Shown<'_> {
         if let Some(signal) = self.event.and_then(|event| event.signal) {
             attributes.insert("signal".into(), json!(signal.to_string()));
         }
+        if let Some(health) = self.event.and_then(|event| event.health) {
+            attributes.insert("health".into(), json!(health.name()));
+        }
         attributes
     }
 
@@ -238,6 +241,7 @@ mod tests {
             at_ns: 1_000_000_002,
             exit_code: Some(3),
             signal: None,
+            health: None,
         };
         let change = WatchEvent::Modified(sandbox(Some(died)));
         let shown = Shown::of(&change).unwrap().unwrap();

@@ -6,7 +6,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use thaw_daemon::api::logs::format_moment;
 use thaw_pools::cgroup::Hierarchy;
-use thaw_protocol::api::{EXITED, FAILED, PublishedPort, Sandbox};
+use thaw_protocol::api::{EXITED, FAILED, HealthStatus, PublishedPort, Sandbox};
 use thaw_sandbox::config::Config;
 use thaw_sandbox::container::LifeNote;
 use thaw_sandbox::error::Error;
@@ -25,7 +25,7 @@ use filter::Filter;
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Filters: id=BEGINNING, name=PART, label=KEY[=VALUE], status=starting|running|restarting|exited|failed|unreadable, exited=STATUS,
-ancestor=IMAGE, publish=PORT. Values of the same key are alternatives, except labels.
+ancestor=IMAGE, publish=PORT, health=starting|healthy|unhealthy|none. Values of the same key are alternatives, except labels.
 Fields of templates: .ID .Name .Image .Command .State .Status .CreatedAt .RunningFor .Ports .Labels .CPUs .Memory
 
 Examples:
@@ -146,6 +146,7 @@ struct Row {
     command: String,
     labels: BTreeMap<String, String>,
     exit_code: Option<i32>,
+    health: Option<HealthStatus>,
 }
 
 impl Row {
@@ -166,6 +167,7 @@ impl Row {
             command: record.command.join(" "),
             labels: record.terms.labels.clone(),
             exit_code: None,
+            health: life.health,
         }
     }
 
@@ -208,6 +210,7 @@ impl Row {
             command: failed.command.join(" "),
             labels: failed.labels.clone(),
             exit_code: failed.exit_code,
+            health: None,
         }
     }
 
@@ -294,6 +297,9 @@ fn status(record: &Record, life: &LifeNote) -> String {
     if let Some(last) = life.restarting {
         status.push_str(&format!(" ({last})"));
     }
+    if let (Some(health), None) = (life.health, life.restarting) {
+        status.push_str(&format!(" ({})", health.name()));
+    }
     match life.restarts {
         0 => {}
         1 => status.push_str(", 1 restart"),
@@ -327,6 +333,7 @@ pub(super) fn describe(run: &RunDirectory, record: &Record) -> Value {
         "name": record.name,
         "state": state(record, &life),
         "restarts": life.restarts,
+        "health": life.health,
         "image": record.image,
         "command": record.command,
         "created": record.created,

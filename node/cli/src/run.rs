@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use oci_spec::image::ImageConfiguration;
-use thaw_protocol::api::{ReadinessProbe, RestartPolicy};
+use thaw_protocol::api::{HealthCheck, ReadinessProbe, RestartPolicy};
 use thaw_sandbox::READY_LIMIT;
 use thaw_sandbox::agent_client::{self, AgentClient, ProcessId};
 use thaw_sandbox::container::ready::{self, Unready};
@@ -83,6 +83,7 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
         names: arguments.names.names(),
         init: arguments.init,
         life,
+        health: health_check(arguments, &sandbox)?,
     };
     let how = attach_options(&arguments.process, sandbox.keeping);
     let result = match Signals::new() {
@@ -114,6 +115,16 @@ pub(super) fn keeping(is_keeper: bool, rm: bool) -> Keeping {
         (true, true) => Keeping::Output,
         (true, false) => Keeping::End,
     }
+}
+
+/// The health check of the flags and of the image. Only the owner of a kept container makes it.
+fn health_check(arguments: &RunArguments, sandbox: &Launched) -> Result<Option<HealthCheck>, Error> {
+    if sandbox.keeping == Keeping::Nothing {
+        return Ok(None);
+    }
+    let image = sandbox.image_json();
+    let check = container::health_check(image.as_deref(), &arguments.container.health.options());
+    check.map_err(|why| Error::new(ErrorKind::Runtime, format!("--health-cmd: {why}")))
 }
 
 fn attach_options(process: &ProcessArguments, keeping: Keeping) -> AttachOptions {

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "openapi")]
 use super::labels::labels;
 use super::{
-    ContainerSettings, DEFAULT_DISK_MIB, NetworkPolicy, ProcessIdentity, PublishedPort, RateLimits,
-    ReadinessProbe, RestartPolicy,
+    ContainerSettings, DEFAULT_DISK_MIB, HealthCheck, NetworkPolicy, ProcessIdentity, PublishedPort,
+    RateLimits, ReadinessProbe, RestartPolicy,
 };
 use crate::control::MemoryMode;
 
@@ -184,6 +184,12 @@ pub struct StartContainer {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = -1, maximum = 86400))]
     pub stop_timeout_s: Option<i32>,
+    /// How its health is checked. The image's check if absent.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health_check: Option<HealthCheck>,
+    /// Do not check its health, even if the image has a check.
+    #[serde(default)]
+    pub no_health_check: bool,
 }
 
 /// The system calls a container may make.

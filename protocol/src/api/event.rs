@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::HealthStatus;
+
 /// What happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -21,11 +23,13 @@ pub enum SandboxAction {
     Restart,
     Pause,
     Unpause,
+    /// Whether its container is healthy has changed.
+    HealthStatus,
 }
 
 impl SandboxAction {
     /// All of them.
-    pub const ALL: [SandboxAction; 8] = [
+    pub const ALL: [SandboxAction; 9] = [
         SandboxAction::Create,
         SandboxAction::Start,
         SandboxAction::Die,
@@ -34,6 +38,7 @@ impl SandboxAction {
         SandboxAction::Restart,
         SandboxAction::Pause,
         SandboxAction::Unpause,
+        SandboxAction::HealthStatus,
     ];
 
     /// Its name, as docker's events have it.
@@ -47,6 +52,7 @@ impl SandboxAction {
             SandboxAction::Restart => "restart",
             SandboxAction::Pause => "pause",
             SandboxAction::Unpause => "unpause",
+            SandboxAction::HealthStatus => "health_status",
         }
     }
 }
@@ -64,4 +70,7 @@ pub struct SandboxEvent {
     /// Of `kill`: the number of the signal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub signal: Option<u8>,
+    /// Of `health_status`: the new status.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<HealthStatus>,
 }

@@ -52,6 +52,7 @@ mod event;
 mod exec;
 mod failure;
 mod files;
+mod health_check;
 #[cfg(feature = "openapi")]
 mod labels;
 mod life;
@@ -76,6 +77,9 @@ pub use exec::{
 pub use failure::{EXITED, FAILED, SandboxFailure};
 pub use files::{
     ChangedFile, FILES_PAGE, FileEvent, FileInfo, FileKind, FileList, MakeDirectory, MoveFile, WatchEnd,
+};
+pub use health_check::{
+    ContainerHealth, HEALTH_MS, HealthCheck, HealthResult, HealthStatus, MOST_HEALTH_COMMAND,
 };
 pub use life::{ContainerExit, RestartMode, RestartPolicy, STOP_TIMEOUT_S, StopContainer};
 pub use list::{Bookmark, SandboxList, WatchEvent};

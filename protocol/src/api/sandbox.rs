@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{RateLimits, Readiness, SandboxEvent, SandboxFailure, SandboxNetwork};
+use super::{ContainerHealth, RateLimits, Readiness, SandboxEvent, SandboxFailure, SandboxNetwork};
 
 /// One process: its PID, and its start time in clock ticks since boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -90,6 +90,9 @@ pub struct Sandbox {
     /// How often its container's program was started again by its restart policy.
     #[serde(default)]
     pub restarts: u32,
+    /// Whether its container is healthy, if its health is checked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<ContainerHealth>,
     /// When its container's process ended, in seconds since the Unix epoch, if the sandbox was then removed and
     /// its record kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]

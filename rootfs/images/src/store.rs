@@ -105,6 +105,11 @@ impl Lease {
 }
 
 impl Image {
+    /// Its configuration as it was pulled, JSON. It may have fields that [`Image::config`] lacks. Blocks.
+    pub fn config_json(&self) -> std::io::Result<Vec<u8>> {
+        std::fs::read(self.directory.join(record::CONFIG))
+    }
+
     /// Keeps the image while a sandbox uses it.
     ///
     /// # Errors

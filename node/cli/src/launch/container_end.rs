@@ -1,16 +1,28 @@
-//! Waits for the end of a container that its sandbox's owner monitors.
+//! What a container that its sandbox's owner monitors needs of its launch, and its end.
 
 use std::time::Duration;
 
 use thaw_sandbox::agent_client::{AgentClient, ProcessId};
 use thaw_sandbox::error::{Error, ErrorKind};
+use thaw_sandbox::state::RunDirectory;
 
 use super::{Launched, OwnedBy};
+use crate::image;
 
 /// Delay before thawd is asked again for the end of a container, if it does not answer.
 const OWNER_RETRY: Duration = Duration::from_secs(1);
 
 impl Launched {
+    /// The configuration of its image as it was pulled, JSON, if the store has it.
+    pub(crate) fn image_json(&self) -> Option<Vec<u8>> {
+        let record = RunDirectory::open(&self.run).ok()?.find(&self.id).ok()?;
+        let image = image::open()
+            .ok()?
+            .by_digest(record.image_digest.as_deref()?)
+            .ok()??;
+        image.config_json().ok()
+    }
+
     /// Waits until the container, which its owner monitors, has ended and is not started again. Returns its exit status.
     ///
     /// # Errors

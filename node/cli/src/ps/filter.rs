@@ -2,13 +2,15 @@
 
 use std::str::FromStr;
 
-use thaw_protocol::api::{EXITED, FAILED};
+use thaw_protocol::api::{EXITED, FAILED, HealthStatus};
 use thaw_sandbox::closest::closest;
 
 use super::Row;
 
 const STATES: [&str; 6] = ["starting", "running", "restarting", EXITED, FAILED, "unreadable"];
-const KEYS: [&str; 7] = ["id", "name", "label", "status", "exited", "ancestor", "publish"];
+const KEYS: [&str; 8] = [
+    "id", "name", "label", "status", "exited", "ancestor", "publish", "health",
+];
 
 /// A condition on the sandboxes that are listed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,6 +28,8 @@ pub enum Filter {
     Ancestor(String),
     /// A port of the host or of the guest is published.
     Publish(u16),
+    /// `None`: its health is not checked.
+    Health(Option<HealthStatus>),
 }
 
 impl FromStr for Filter {
@@ -56,6 +60,13 @@ impl FromStr for Filter {
                 let port = value.split_once('/').map_or(value, |(port, _)| port);
                 Filter::Publish(port.parse().map_err(|_| "publish is a port")?)
             }
+            "health" => Filter::Health(match value {
+                "none" => None,
+                "starting" => Some(HealthStatus::Starting),
+                "healthy" => Some(HealthStatus::Healthy),
+                "unhealthy" => Some(HealthStatus::Unhealthy),
+                _ => return Err("health is one of starting, healthy, unhealthy, none".into()),
+            }),
             _ => return Err(keys(key)),
         })
     }
@@ -80,6 +91,7 @@ impl Filter {
                 let mut published = row.published.iter();
                 published.any(|p| p.host == *port || p.guest == *port)
             }
+            Filter::Health(status) => row.health == *status,
         }
     }
 
@@ -132,6 +144,7 @@ mod tests {
         assert!(admitted(&["name=db", "name=web"]));
         assert!(!admitted(&["name=db", "id=ab"]));
         assert!(!admitted(&["id=bc"]));
+        assert!(admitted(&["health=none"]) && !admitted(&["health=healthy"]));
     }
 
     #[test]
@@ -154,6 +167,7 @@ mod tests {
         assert!(error("volume=x").contains("ancestor"));
         assert!(error("name").contains("KEY=VALUE"));
         assert!(error("status=created").contains("exited"));
+        assert!(error("health=good").contains("unhealthy"));
         assert!(!error("exited=x").is_empty() && !error("publish=http").is_empty());
         assert_eq!("publish=80/tcp".parse(), Ok(Filter::Publish(80)));
     }

@@ -100,6 +100,9 @@ fn container(asked: &StartContainer) -> Result<(), Refusal> {
     if let Some(probe) = &asked.readiness {
         ready::check(probe).map_err(|e| invalid(format!("readiness: {e}")))?;
     }
+    if let Some(check) = &asked.health_check {
+        check.check().map_err(|e| invalid(format!("health_check: {e}")))?;
+    }
     asked
         .restart
         .check()

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use thaw_protocol::api::ContainerHealth;
 use thaw_sandbox::agent_client::{self, AgentClient, Output};
 use thaw_sandbox::container::{self, Running};
 use thaw_sandbox::error::Error;
@@ -18,6 +19,7 @@ use tokio::task::JoinHandle;
 
 use super::process::{GuestProcess, Process};
 
+mod health;
 mod restarting;
 
 pub use restarting::ContainerLife;
@@ -33,6 +35,8 @@ pub struct ContainerMonitor {
     /// The exit status of the process that is not started again.
     pub exit: watch::Receiver<Option<i32>>,
     pub life: watch::Receiver<ContainerLife>,
+    /// `None` while its health is not checked.
+    pub health: watch::Receiver<Option<ContainerHealth>>,
     wishes: watch::Sender<Wishes>,
     noted: Arc<NotedLife>,
     monitoring: JoinHandle<()>,
@@ -61,11 +65,13 @@ impl ContainerMonitor {
         let noted = Arc::new(NotedLife::open(directory));
         let (tell, exit) = watch::channel(None);
         let (shows, life) = watch::channel(ContainerLife::of(&noted.note(), is_new));
+        let (checks, health) = watch::channel(running.health.as_ref().map(|_| ContainerHealth::default()));
         let (wishes, wished) = watch::channel(Wishes::default());
         let monitored = Monitored {
             vsock,
             running,
             journal: journal.clone(),
+            checks,
             restarting: Restarting::new(noted.clone(), wished, shows),
         };
         let kept = journal.clone();
@@ -80,6 +86,7 @@ impl ContainerMonitor {
             journal,
             exit,
             life,
+            health,
             wishes,
             noted,
             monitoring,
@@ -111,6 +118,7 @@ struct Monitored {
     vsock: PathBuf,
     running: Running,
     journal: Arc<Journal>,
+    checks: watch::Sender<Option<ContainerHealth>>,
     restarting: Restarting,
 }
 
@@ -123,7 +131,11 @@ impl Monitored {
             let began = Instant::now();
             let status = match ended.take() {
                 Some(status) => status,
-                None => self.until_end(agent.take()).await,
+                None => tokio::select! {
+                    status = self.until_end(agent.take()) => status,
+                    () = health::check(&self.vsock, &self.running, &self.checks) => continue,
+                    () = self.note_health() => continue,
+                },
             };
             if !self
                 .restarting
@@ -143,6 +155,17 @@ impl Monitored {
                     ended = Some(status);
                 }
             }
+        }
+    }
+
+    /// Notes whether it is healthy, for `thaw ps`. Never completes.
+    async fn note_health(&self) {
+        let mut health = self.checks.subscribe();
+        loop {
+            let status = health.borrow_and_update().as_ref().map(|health| health.status);
+            self.restarting.note_health(status);
+            // The sender lives as long as this.
+            let _ = health.changed().await;
         }
     }
 

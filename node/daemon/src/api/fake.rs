@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use thaw_protocol::api::{CreateSandbox, Image};
+use thaw_protocol::api::{ContainerHealth, CreateSandbox, Image};
 use tokio::sync::watch;
 
 use super::container_monitor::ContainerLife;
@@ -48,6 +48,8 @@ pub struct Fake {
     pub exit: watch::Sender<Option<i32>>,
     /// The life of all containers.
     pub life: watch::Sender<ContainerLife>,
+    /// The health of all containers.
+    pub health: watch::Sender<Option<ContainerHealth>>,
     /// Whether containers with a readiness probe are ready.
     pub ready: watch::Sender<Option<bool>>,
     /// The files of all containers.
@@ -68,6 +70,7 @@ impl Fake {
             open: watch::Sender::new(open),
             exit: watch::Sender::new(None),
             life: watch::Sender::default(),
+            health: watch::Sender::default(),
             ready: watch::Sender::new(None),
             files: Arc::default(),
             images: Mutex::default(),

@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
 use thaw_protocol::api::{
-    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure, SandboxNetwork,
-    StopContainer, Usage,
+    ContainerHealth, FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure,
+    SandboxNetwork, StopContainer, Usage,
 };
 use thaw_protocol::control::DeviceId;
 use thaw_sandbox::container::Options;
@@ -69,6 +69,8 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     fn exit(&self) -> BoxFuture<'static, i32>;
     /// What is shown of its container's life, if thawd monitors it.
     fn life(&self) -> Option<watch::Receiver<ContainerLife>>;
+    /// The health of its container, if thawd monitors it.
+    fn health(&self) -> Option<watch::Receiver<Option<ContainerHealth>>>;
     /// Stops the process of its container for good, and waits for its end.
     async fn stop(&self, how: StopContainer) -> Result<(), Error>;
     /// Stops the process of its container, starts its program again, and waits for that.

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
 use thaw_protocol::api::{
-    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure, SandboxNetwork,
-    StopContainer, Usage,
+    ContainerHealth, FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure,
+    SandboxNetwork, StopContainer, Usage,
 };
 use thaw_protocol::control::{DeviceId, MachineState};
 use thaw_sandbox::agent_client;
@@ -220,6 +220,13 @@ impl Machine for Microvm {
 
     fn life(&self) -> Option<watch::Receiver<ContainerLife>> {
         self.monitor.locked().as_ref().map(|monitor| monitor.life.clone())
+    }
+
+    fn health(&self) -> Option<watch::Receiver<Option<ContainerHealth>>> {
+        self.monitor
+            .locked()
+            .as_ref()
+            .map(|monitor| monitor.health.clone())
     }
 
     async fn stop(&self, how: StopContainer) -> Result<(), Error> {

@@ -86,6 +86,8 @@ fn of_guest(container: &StartContainer) {
         restart: _,
         stop_signal: _,
         stop_timeout_s: _,
+        health_check: _,
+        no_health_check: _,
     } = container;
     let ContainerSettings {
         tmpfs: _,

@@ -21,7 +21,7 @@ use thaw_sandbox::state::{Asked, Behalf};
 use utoipa::IntoParams;
 
 use super::check;
-use super::daemon::{Daemon, Keep, no_such_sandbox};
+use super::daemon::{Daemon, Keep};
 use super::extract::{Body, Key, Parameters};
 use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
@@ -39,11 +39,7 @@ pub const LINES: &str = "application/x-ndjson";
     (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn get(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<Json<Sandbox>, Refusal> {
-    let found = daemon
-        .cache
-        .find(&wanted)
-        .ok_or_else(|| no_such_sandbox(&wanted.text))?;
-    Ok(Json(Sandbox::clone(&found)))
+    Ok(Json(daemon.described(&wanted)?))
 }
 
 /// Creates a sandbox from an image.

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
-use thaw_protocol::api::{RestartMode, RestartPolicy};
+use thaw_protocol::api::{HealthStatus, RestartMode, RestartPolicy};
 
 use super::signals::{TERMINATE, parse_signal};
 
@@ -119,6 +119,9 @@ pub struct LifeNote {
     /// Its process has ended, with this status, and its program is to be started again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restarting: Option<i32>,
+    /// Whether it is healthy, if that is checked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<HealthStatus>,
 }
 
 impl LifeNote {
@@ -198,6 +201,7 @@ mod tests {
         let note = LifeNote {
             restarts: 3,
             restarting: Some(1),
+            health: Some(HealthStatus::Healthy),
             stopped: false,
         };
         note.write(directory.path());

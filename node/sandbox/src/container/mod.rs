@@ -10,7 +10,7 @@ use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::agent::{MessageField, annotations, layout, oci};
-use thaw_protocol::api::Volume;
+use thaw_protocol::api::{HealthCheck, Volume};
 
 use crate::agent_client::ProcessId;
 use crate::error::{Error, ErrorKind};
@@ -21,6 +21,7 @@ use thaw_records::RecordError;
 mod defaults;
 mod environment;
 mod exec;
+mod health;
 mod life;
 pub mod names;
 pub mod ready;
@@ -35,6 +36,7 @@ mod volumes;
 
 pub use environment::{parse_env_file, resolve as resolve_environment};
 pub use exec::exec;
+pub use health::{HealthOptions, health_check, shell};
 pub use life::{Life, LifeNote, LifeOptions, RestartDelay};
 pub use request::requested;
 pub use seccomp::{Seccomp, SecurityOption, parse_security_option};
@@ -68,6 +70,7 @@ pub struct Options {
     /// Start its program below a small init, which forwards signals and reaps orphans.
     pub init: bool,
     pub life: LifeOptions,
+    pub health: Option<HealthCheck>,
 }
 
 /// The file in a sandbox's directory that holds a [`Running`].
@@ -91,6 +94,8 @@ pub struct Running {
     /// `None` in the record of an older release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub life: Option<Life>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub health: Option<HealthCheck>,
 }
 
 impl Running {
@@ -215,6 +220,7 @@ pub fn running(id: &str, spec: &oci::Spec) -> Running {
         groups: spec.Process.User.AdditionalGroups.clone(),
         capabilities: Some(spec.Process.Capabilities.Bounding.clone()),
         life: None,
+        health: None,
     }
 }
 

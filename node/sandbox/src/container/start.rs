@@ -30,6 +30,7 @@ pub async fn create(
     let spec = spec(id, config, options)?;
     let mut running = running(id, &spec);
     running.life = Some(Life::of(config, &options.life));
+    running.health = options.health.clone();
     let mut storages = storages(id, root);
     if !options.volumes.is_empty() {
         storages.push(layout::shared());

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use thaw_protocol::api::HealthStatus;
 use thaw_sandbox::container::{Life, LifeNote, RestartDelay, can_start_again};
 use thaw_sys::lock::Lock;
 use tokio::sync::watch;
@@ -157,6 +158,13 @@ impl Restarting {
                 last_exit: shown.restarting,
             };
         });
+    }
+
+    /// Notes whether the container is healthy.
+    pub fn note_health(&self, status: Option<HealthStatus>) {
+        if self.noted.note().health != status {
+            self.noted.change(|note| note.health = status);
+        }
     }
 
     fn over(&self) {

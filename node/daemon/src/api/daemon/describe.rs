@@ -2,7 +2,7 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use thaw_protocol::api::{Sandbox as Described, SandboxAction, SandboxEvent};
+use thaw_protocol::api::{ContainerHealth, Sandbox as Described, SandboxAction, SandboxEvent};
 
 use crate::api::machine::{Condition, Machine};
 
@@ -27,6 +27,7 @@ pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described
         ended: None,
         exit_code: None,
         restarts: 0,
+        health: None,
         readiness: machine.readiness(),
         vsock: machine.vsock().display().to_string(),
         vmm_pid: record.vmm.map(|v| v.pid),
@@ -50,6 +51,7 @@ pub(super) fn event(action: SandboxAction) -> SandboxEvent {
         at_ns: now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)),
         exit_code: None,
         signal: None,
+        health: None,
     }
 }
 
@@ -88,6 +90,25 @@ pub(super) fn started(described: &mut Described, restarts: u32) {
     }
     described.restarts = restarts;
     described.event = Some(event(SandboxAction::Start));
+}
+
+/// Records whether its container is healthy, without the results of its checks. A change is an event.
+pub(super) fn is_healthy(described: &mut Described, health: Option<&ContainerHealth>) {
+    let before = described.health.as_ref().map(|health| health.status);
+    let now = health.map(|health| health.status);
+    if before == now {
+        return;
+    }
+    described.health = health.map(|health| ContainerHealth {
+        log: Vec::new(),
+        ..health.clone()
+    });
+    if before.is_some() {
+        described.event = Some(SandboxEvent {
+            health: now,
+            ..event(SandboxAction::HealthStatus)
+        });
+    }
 }
 
 /// Sets the state and the reason by its machine's condition.

@@ -6,8 +6,8 @@ use thaw_protocol::api::{SandboxAction, SandboxEvent, StopContainer};
 use thaw_sandbox::container::signals;
 use thaw_sandbox::error::{Error, ErrorKind};
 
-use super::Daemon;
 use super::describe::{RESTARTING, event};
+use super::{Daemon, Described, no_such_sandbox};
 use crate::api::machine::Machine;
 use crate::api::problem::{ApiCode, Refusal};
 use crate::api::scope::Wanted;
@@ -74,6 +74,26 @@ impl Daemon {
             reason = end => Err(Error::new(ErrorKind::GuestEnded, reason).into()),
             _ = closing.wait_for(|closing| *closing) => Err(shuts_down()),
         }
+    }
+
+    /// A sandbox with the results of its container's health checks.
+    ///
+    /// # Errors
+    /// There is no such sandbox.
+    pub fn described(&self, wanted: &Wanted) -> Result<Described, Error> {
+        let found = self
+            .cache
+            .find(wanted)
+            .ok_or_else(|| no_such_sandbox(&wanted.text))?;
+        let health = self
+            .find(&found.id)
+            .ok()
+            .and_then(|(machine, _)| machine.health());
+        let mut described = Described::clone(&found);
+        if let Some(health) = health.and_then(|health| health.borrow().clone()) {
+            described.health = Some(health);
+        }
+        Ok(described)
     }
 
     /// Shows an event of a sandbox, if that still exists.

@@ -5,11 +5,12 @@ use std::sync::Weak;
 
 use futures_util::future::BoxFuture;
 use thaw_pools::process::ProcessRecord;
+use thaw_protocol::api::ContainerHealth;
 use thaw_sandbox::readiness;
 use thaw_sandbox::state::Timeout;
 use tokio::sync::watch::Receiver;
 
-use super::describe::{exited, restarts, set, started};
+use super::describe::{exited, is_healthy, restarts, set, started};
 use super::{Daemon, Described};
 use crate::api::container_monitor::ContainerLife;
 use crate::api::machine::{Condition, Machine};
@@ -37,6 +38,7 @@ pub(super) fn watch(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<
     let times_out = times_out(record.terms.timeout);
     let container_ends = container_ends(shown.clone(), machine.exit(), record.terms.delete_on_exit);
     let lives = container_lives(shown.clone(), machine.life());
+    let health = container_health(shown.clone(), machine.health());
     let volumes_lost = volumes_lost(shown, machine.volumes_lost());
     let id = record.id.clone();
     async move {
@@ -48,6 +50,7 @@ pub(super) fn watch(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<
             end = times_out => end,
             end = container_ends => end,
             () = lives => return,
+            () = health => return,
             () = volumes_lost => return,
         };
         let Some(daemon) = daemon.upgrade() else { return };
@@ -133,6 +136,20 @@ async fn container_lives(shown: Shown, life: Option<Receiver<ContainerLife>>) {
         }
         before = Some(now);
         if life.changed().await.is_err() {
+            return pending().await;
+        }
+    }
+}
+
+/// Shows whether its container is healthy.
+async fn container_health(shown: Shown, health: Option<Receiver<Option<ContainerHealth>>>) {
+    let Some(mut health) = health else {
+        return pending().await;
+    };
+    loop {
+        let now = health.borrow_and_update().clone();
+        shown.update(|described| is_healthy(described, now.as_ref()));
+        if health.changed().await.is_err() {
             return pending().await;
         }
     }

@@ -8,11 +8,15 @@ use serde::de::{DeserializeOwned, IntoDeserializer};
 use thaw_images::progress::Silent;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
-use thaw_protocol::api::{CreateSandbox, OnExit, ProcessIdentity, Readiness, StartContainer, ThawSandbox};
+use thaw_protocol::api::{
+    CreateSandbox, HealthCheck, OnExit, ProcessIdentity, Readiness, StartContainer, ThawSandbox,
+};
 use thaw_protocol::control::MemoryMode;
 use thaw_sandbox::agent_client::{self, AgentClient};
 use thaw_sandbox::blocking::blocking;
-use thaw_sandbox::container::{self, LifeOptions, Options, RUNNING_FILE, RootServing, Running, ready};
+use thaw_sandbox::container::{
+    self, HealthOptions, LifeOptions, Options, RUNNING_FILE, RootServing, Running, ready,
+};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::image::record::{Recorded, Recording};
 use thaw_sandbox::images::Pull;
@@ -280,6 +284,7 @@ async fn start(
             stop_timeout_s: asked.stop_timeout_s,
             open_stdin: false,
         },
+        health: health_check(sandbox, asked.health_check, asked.no_health_check).await?,
         ..requested
     };
     let unread = || {
@@ -309,6 +314,21 @@ async fn start(
         closed.map_err(|e| Error::new(ErrorKind::AgentFailed, format!("cannot end its input: {e}")))?;
     }
     Ok((agent, running))
+}
+
+/// The health check of a container: the caller's, or its image's.
+async fn health_check(
+    sandbox: &Sandbox,
+    asked: Option<HealthCheck>,
+    disabled: bool,
+) -> Result<Option<HealthCheck>, Error> {
+    let options = HealthOptions {
+        disabled,
+        ..asked.map(HealthOptions::from).unwrap_or_default()
+    };
+    let image = sandbox.image();
+    let json = blocking(move || Ok(image.and_then(|image| image.config_json().ok()))).await?;
+    container::health_check(json.as_deref(), &options).map_err(|e| Error::new(ErrorKind::Runtime, e))
 }
 
 fn new_sandbox(

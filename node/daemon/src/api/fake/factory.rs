@@ -80,6 +80,7 @@ impl Factory for Fake {
             machine.output = Some((journal, directory));
             machine.exit = self.exit.subscribe();
             machine.life = self.life.subscribe();
+            machine.health = self.health.subscribe();
         }
         machine.files = self.files.clone();
         let probe = request.container.and_then(|c| c.readiness);

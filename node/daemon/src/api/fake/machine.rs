@@ -10,8 +10,8 @@ use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
 use thaw_pools::vmm::Ended;
 use thaw_protocol::api::{
-    FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure, SandboxNetwork,
-    StopContainer, Usage,
+    ContainerHealth, FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure,
+    SandboxNetwork, StopContainer, Usage,
 };
 use thaw_protocol::control::{DeviceId, HOST_DISKS};
 use thaw_sandbox::container::Options;
@@ -43,6 +43,7 @@ pub struct FakeMachine {
     pub(super) output: Option<(Arc<Journal>, tempfile::TempDir)>,
     pub(super) exit: watch::Receiver<Option<i32>>,
     pub(super) life: watch::Receiver<ContainerLife>,
+    pub(super) health: watch::Receiver<Option<ContainerHealth>>,
     pub(super) readiness: Option<Readiness>,
     /// The files of the host shared with it.
     shares: Mutex<BTreeMap<String, Source>>,
@@ -68,6 +69,7 @@ impl FakeMachine {
             output: None,
             exit: watch::Sender::new(None).subscribe(),
             life: watch::Sender::default().subscribe(),
+            health: watch::Sender::default().subscribe(),
             readiness: None,
             shares: Mutex::default(),
         }
@@ -174,6 +176,10 @@ impl Machine for FakeMachine {
 
     fn life(&self) -> Option<watch::Receiver<ContainerLife>> {
         self.output.as_ref().map(|_| self.life.clone())
+    }
+
+    fn health(&self) -> Option<watch::Receiver<Option<ContainerHealth>>> {
+        self.output.as_ref().map(|_| self.health.clone())
     }
 
     async fn stop(&self, how: StopContainer) -> Result<(), Error> {

@@ -166,3 +166,138 @@ fn flags_that_exclude_each_other_are_refused_at_once() {
         );
     }
 }
+
+#[test]
+fn events_show_a_containers_life_and_end_cleanly() {
+    let home = Home::new();
+    let mut thawd = home.thawd(&[]);
+    let format = "{{.Action}} {{.Actor.Attributes.name}}";
+    let mut live = home.thaw(&["events", "--filter", "container=seen", "--format", format]);
+    let live = live.spawn().unwrap();
+    let script = "trap 'exit 3' TERM; echo ready; while :; do sleep 0.1; done";
+    // Begun before the container, but perhaps not listening yet: the first event may be missed.
+    detached(&home, "seen", &["--label", "tier=front"], script);
+    logged(&home, "seen", &["ready"]);
+    done(&home, &["pause", "seen"]).ok();
+    done(&home, &["resume", "seen"]).ok();
+    done(&home, &["kill", "-s", "WINCH", "seen"]).ok();
+    done(&home, &["restart", "seen"]).ok();
+    done(&home, &["stop", "seen"]).ok();
+    done(&home, &["rm", "seen"]).ok();
+    let kept = done(
+        &home,
+        &[
+            "events",
+            "--since",
+            "5m",
+            "--until",
+            "0s",
+            "--format",
+            "{{.Action}}",
+        ],
+    )
+    .ok();
+    let mut actions: Vec<&str> = kept.lines().collect();
+    let restart = actions.iter().position(|action| *action == "restart").unwrap();
+    assert_eq!(actions.remove(restart), "restart");
+    let stop = actions.iter().position(|action| *action == "stop");
+    actions.extend(stop.map(|at| actions.remove(at)));
+    let expected = [
+        "create", "start", "pause", "unpause", "kill", "die", "start", "die", "destroy",
+    ];
+    assert_eq!(actions[..expected.len()], expected, "{kept}");
+    let died = [
+        "events",
+        "--since",
+        "5m",
+        "--until",
+        "0s",
+        "--filter",
+        "event=die",
+    ];
+    let died = done(&home, &died).ok();
+    let line = died.lines().next().unwrap();
+    assert!(
+        line.contains(" container die ") && line.contains("exitCode=3, image="),
+        "{line}"
+    );
+    assert!(line.ends_with("name=seen, tier=front)"), "{line}");
+    assert_eq!(died.lines().count(), 2, "{died}");
+
+    rustix::process::kill_process(thaw_e2e::pid_of(live.id() as i32), rustix::process::Signal::INT).unwrap();
+    let seen = live.wait_with_output().unwrap();
+    assert_eq!(seen.status.code(), Some(130));
+    let seen = String::from_utf8(seen.stdout).unwrap();
+    assert!(seen.ends_with("destroy seen\n"), "{seen}");
+    let mut piped = home.thaw(&["events", "--since", "5m"]).spawn().unwrap();
+    drop(piped.stdout.take());
+    assert_eq!(piped.wait().unwrap().code(), Some(141), "a closed pipe");
+    let refused = done(&home, &["events", "--format", "table {{.Action}}"]);
+    assert!(
+        !refused.status.success() && refused.stderr.contains("table"),
+        "{refused:?}"
+    );
+    thawd.kill().unwrap();
+    thawd.wait().unwrap();
+    let alone = done(&home, &["events"]);
+    assert!(alone.stderr.contains("no thawd answers"), "{alone:?}");
+}
+
+#[test]
+fn health_checks_show_in_ps_inspect_and_filters() {
+    with_and_without_thawd(|home| {
+        let flags = [
+            "--health-cmd",
+            "echo checked; test -e /well",
+            "--health-interval",
+            "300ms",
+            "--health-retries",
+            "2",
+        ];
+        detached(home, "sick", &flags, "sleep 1000");
+        let names = |health: &str| {
+            let filter = format!("health={health}");
+            done(
+                home,
+                &["ps", "--filter", &filter, "--format", "{{.Name}} {{.Status}}"],
+            )
+            .ok()
+        };
+        until("unhealthy", || names("unhealthy") == "sick running (unhealthy)\n");
+        let shown = inspected(home, "sick").unwrap();
+        let last = shown["health"]["log"].as_array().unwrap().last().unwrap().clone();
+        assert_eq!(
+            (&last["exit_code"], &last["output"]),
+            (&1.into(), &"checked\n".into())
+        );
+        done(home, &["exec", "sick", "touch", "/well"]).ok();
+        until("healthy", || names("healthy") == "sick running (healthy)\n");
+        until("five results", || {
+            inspected(home, "sick").unwrap()["health"]["log"]
+                .as_array()
+                .unwrap()
+                .len()
+                == 5
+        });
+        assert_eq!(names("none"), "");
+        done(home, &["rm", "sick"]).ok();
+
+        let slow = [
+            "--health-cmd",
+            "sleep 60",
+            "--health-interval",
+            "1ms",
+            "--health-timeout",
+            "200ms",
+        ];
+        detached(home, "slow", &slow, "sleep 1000");
+        until("a late check", || {
+            let shown = inspected(home, "slow").unwrap();
+            shown["health"]["status"] == "unhealthy" && shown["health"]["log"][0]["exit_code"] == -1
+        });
+        done(home, &["rm", "slow"]).ok();
+        detached(home, "plain", &["--no-healthcheck"], "sleep 1000");
+        assert_eq!(names("none"), "plain running\n");
+        done(home, &["rm", "plain"]).ok();
+    });
+}

@@ -59,9 +59,7 @@ const FIELDS: [&str; 8] = [
 
 /// An event as it is shown.
 struct Shown<'a> {
-    action: &'static str,
-    at_ns: u64,
-    event: Option<SandboxEvent>,
+    event: SandboxEvent,
     sandbox: &'a Sandbox,
 }
 
@@ -103,14 +101,15 @@ async fn follow(
         let Some(shown) = Shown::of(&change)? else {
             continue;
         };
-        if arguments.until.is_some_and(|until| shown.at_ns > until) {
+        if arguments.until.is_some_and(|until| shown.event.at_ns > until) {
             return Ok(0);
         }
-        let is_kept = arguments.since.is_none_or(|since| shown.at_ns >= since);
-        if is_kept && filter::admit(&arguments.filter, shown.action, shown.sandbox) {
-            if let Err(e) = shown.print(format)? {
-                return unwritten(&e);
-            }
+        let is_kept = arguments.since.is_none_or(|since| shown.event.at_ns >= since);
+        if is_kept
+            && filter::admit(&arguments.filter, shown.event.action.name(), shown.sandbox)
+            && let Err(e) = shown.print(format)?
+        {
+            return unwritten(&e);
         }
     }
 }
@@ -135,15 +134,8 @@ impl Shown<'_> {
     /// The change is the watch's failure.
     fn of(change: &WatchEvent) -> Result<Option<Shown<'_>>, Error> {
         let sandbox = match change {
-            WatchEvent::Added(sandbox) | WatchEvent::Modified(sandbox) => sandbox,
-            WatchEvent::Deleted(sandbox) => {
-                let now = SystemTime::now().duration_since(UNIX_EPOCH);
-                return Ok(Some(Shown {
-                    action: DESTROY,
-                    at_ns: now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)),
-                    event: None,
-                    sandbox,
-                }));
+            WatchEvent::Added(sandbox) | WatchEvent::Modified(sandbox) | WatchEvent::Deleted(sandbox) => {
+                sandbox
             }
             WatchEvent::Bookmark(_) => return Ok(None),
             WatchEvent::Error(problem) => {
@@ -151,12 +143,7 @@ impl Shown<'_> {
                 return Err(error.remedy("begin again: this command was too slow for the events"));
             }
         };
-        Ok(sandbox.event.map(|event| Shown {
-            action: event.action.name(),
-            at_ns: event.at_ns,
-            event: Some(event),
-            sandbox,
-        }))
+        Ok(sandbox.event.map(|event| Shown { event, sandbox }))
     }
 
     /// Writes it as a line. The inner error is that of the write.
@@ -175,13 +162,13 @@ impl Shown<'_> {
             labels.map(|(key, value)| (key.clone(), json!(value))).collect();
         attributes.insert("image".into(), json!(self.sandbox.image));
         attributes.insert("name".into(), json!(self.sandbox.name));
-        if let Some(status) = self.event.and_then(|event| event.exit_code) {
+        if let Some(status) = self.event.exit_code {
             attributes.insert("exitCode".into(), json!(status.to_string()));
         }
-        if let Some(signal) = self.event.and_then(|event| event.signal) {
+        if let Some(signal) = self.event.signal {
             attributes.insert("signal".into(), json!(signal.to_string()));
         }
-        if let Some(health) = self.event.and_then(|event| event.health) {
+        if let Some(health) = self.event.health {
             attributes.insert("health".into(), json!(health.name()));
         }
         attributes
@@ -195,27 +182,28 @@ impl Shown<'_> {
             Some(format!("{key}={}", printable(text)))
         });
         let texts: Vec<String> = texts.collect();
-        let (time, id) = (format_moment(self.at_ns), &self.sandbox.id);
-        format!("{time} container {} {id} ({})", self.action, texts.join(", "))
+        let (time, id) = (format_moment(self.event.at_ns), &self.sandbox.id);
+        format!(
+            "{time} container {} {id} ({})",
+            self.event.action.name(),
+            texts.join(", ")
+        )
     }
 
     /// The fields of templates, with docker's names.
     fn fields(&self) -> Value {
         json!({
             "Type": "container",
-            "Action": self.action,
-            "Status": self.action,
+            "Action": self.event.action.name(),
+            "Status": self.event.action.name(),
             "ID": self.sandbox.id,
             "From": self.sandbox.image,
-            "Time": self.at_ns / 1_000_000_000,
-            "TimeNano": self.at_ns,
+            "Time": self.event.at_ns / 1_000_000_000,
+            "TimeNano": self.event.at_ns,
             "Actor": {"ID": self.sandbox.id, "Attributes": self.attributes()},
         })
     }
 }
-
-/// The action of a sandbox that is no longer listed.
-const DESTROY: &str = "destroy";
 
 #[cfg(test)]
 mod tests {
@@ -258,9 +246,10 @@ mod tests {
     }
 
     #[test]
-    fn changes_without_an_event_are_not_shown_and_deletions_are() {
+    fn changes_without_an_event_are_not_shown() {
         assert!(Shown::of(&WatchEvent::Modified(sandbox(None))).unwrap().is_none());
-        let deleted = WatchEvent::Deleted(sandbox(None));
-        assert_eq!(Shown::of(&deleted).unwrap().unwrap().action, DESTROY);
+        let gone = SandboxEvent::now(SandboxAction::Destroy);
+        let deleted = WatchEvent::Deleted(sandbox(Some(gone)));
+        assert_eq!(Shown::of(&deleted).unwrap().unwrap().event, gone);
     }
 }

@@ -262,6 +262,7 @@ async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool)
         groups: Vec::new(),
         capabilities: None,
         life: None,
+        health: None,
     };
     running.write(&place.path("run/sandboxes").join(&first.id))?;
     for id in fork(place, &first.id)? {

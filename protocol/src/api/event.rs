@@ -1,5 +1,7 @@
 //! What happened to a sandbox, beside the state it has since.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use serde::{Deserialize, Serialize};
 
 use super::HealthStatus;
@@ -25,11 +27,13 @@ pub enum SandboxAction {
     Unpause,
     /// Whether its container is healthy has changed.
     HealthStatus,
+    /// It is no longer listed.
+    Destroy,
 }
 
 impl SandboxAction {
     /// All of them.
-    pub const ALL: [SandboxAction; 9] = [
+    pub const ALL: [SandboxAction; 10] = [
         SandboxAction::Create,
         SandboxAction::Start,
         SandboxAction::Die,
@@ -39,6 +43,7 @@ impl SandboxAction {
         SandboxAction::Pause,
         SandboxAction::Unpause,
         SandboxAction::HealthStatus,
+        SandboxAction::Destroy,
     ];
 
     /// Its name, as docker's events have it.
@@ -53,6 +58,7 @@ impl SandboxAction {
             SandboxAction::Pause => "pause",
             SandboxAction::Unpause => "unpause",
             SandboxAction::HealthStatus => "health_status",
+            SandboxAction::Destroy => "destroy",
         }
     }
 }
@@ -73,4 +79,18 @@ pub struct SandboxEvent {
     /// Of `health_status`: the new status.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<HealthStatus>,
+}
+
+impl SandboxEvent {
+    /// One that happens now.
+    pub fn now(action: SandboxAction) -> SandboxEvent {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH);
+        SandboxEvent {
+            action,
+            at_ns: now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)),
+            exit_code: None,
+            signal: None,
+            health: None,
+        }
+    }
 }

@@ -4,8 +4,6 @@ use std::str::FromStr;
 
 use thaw_protocol::api::{Sandbox, SandboxAction};
 
-use super::DESTROY;
-
 const KEYS: &str = "event, container, image, label, type";
 
 /// A condition on the events that are shown.
@@ -28,8 +26,7 @@ impl FromStr for Filter {
     fn from_str(text: &str) -> Result<Filter, String> {
         let keys = || format!("KEY=VALUE, where KEY is one of {KEYS}");
         let (key, value) = text.split_once('=').ok_or_else(keys)?;
-        let mut actions: Vec<&str> = SandboxAction::ALL.iter().map(|action| action.name()).collect();
-        actions.push(DESTROY);
+        let actions = SandboxAction::ALL.map(SandboxAction::name);
         Ok(match key {
             "event" if actions.contains(&value) => Filter::Event(value.into()),
             "event" => return Err(format!("event is one of {}", actions.join(", "))),

@@ -132,6 +132,8 @@ fn each_request_has_its_lane() {
         ("GET", "/v1/sandboxes/x/logs?tail=1&follow=tru%65", Verb::Watch),
         ("GET", "/v1/sandboxes", Verb::Read),
         ("GET", "/v1/sandboxes/x/files/watch?path=/", Verb::Watch),
+        ("GET", "/v1/sandboxes/x/exit", Verb::Watch),
+        ("POST", "/v1/sandboxes/x/restart", Verb::Exec),
         ("DELETE", "/v1/images/exec", Verb::Change),
         ("POST", "/v1/images", Verb::Change),
     ] {

@@ -7,13 +7,12 @@ use std::time::Instant;
 
 use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, Drain, Sandbox as Described, SandboxAction, ThawSandbox,
+    CreateSandbox, CreatedSandbox, Drain, Sandbox as Described, SandboxAction, SandboxEvent, ThawSandbox,
 };
 use thaw_sandbox::state::Behalf;
 use tokio::sync::watch;
 
 use super::Daemon;
-use super::describe::event;
 use crate::api::factory::{CreatePod, NewSandbox, ThawPod};
 use crate::api::machine::Condition;
 use crate::api::problem::{ApiCode, Refusal};
@@ -117,7 +116,7 @@ impl Daemon {
         let shown = self.insert(
             new_sandbox.machine,
             Condition::Running,
-            Some(event(SandboxAction::Create)),
+            Some(SandboxEvent::now(SandboxAction::Create)),
         );
         reach(Failpoint::CreateShown);
         CreatedSandbox {

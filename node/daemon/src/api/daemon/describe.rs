@@ -1,7 +1,5 @@
 //! The API's description of a sandbox.
 
-use std::time::{SystemTime, UNIX_EPOCH};
-
 use thaw_protocol::api::{ContainerHealth, Sandbox as Described, SandboxAction, SandboxEvent};
 
 use crate::api::machine::{Condition, Machine};
@@ -43,23 +41,11 @@ pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described
     described
 }
 
-/// An event that happens now.
-pub(super) fn event(action: SandboxAction) -> SandboxEvent {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    SandboxEvent {
-        action,
-        at_ns: now.map_or(0, |now| u64::try_from(now.as_nanos()).unwrap_or(u64::MAX)),
-        exit_code: None,
-        signal: None,
-        health: None,
-    }
-}
-
 /// The end of a container's process.
 fn died(status: i32) -> SandboxEvent {
     SandboxEvent {
         exit_code: Some(status),
-        ..event(SandboxAction::Die)
+        ..SandboxEvent::now(SandboxAction::Die)
     }
 }
 
@@ -89,11 +75,11 @@ pub(super) fn started(described: &mut Described, restarts: u32) {
         described.state = "running".into();
     }
     described.restarts = restarts;
-    described.event = Some(event(SandboxAction::Start));
+    described.event = Some(SandboxEvent::now(SandboxAction::Start));
 }
 
 /// Records whether its container is healthy, without the results of its checks. A change is an event.
-pub(super) fn is_healthy(described: &mut Described, health: Option<&ContainerHealth>) {
+pub(super) fn checked(described: &mut Described, health: Option<&ContainerHealth>) {
     let before = described.health.as_ref().map(|health| health.status);
     let now = health.map(|health| health.status);
     if before == now {
@@ -106,7 +92,7 @@ pub(super) fn is_healthy(described: &mut Described, health: Option<&ContainerHea
     if before.is_some() {
         described.event = Some(SandboxEvent {
             health: now,
-            ..event(SandboxAction::HealthStatus)
+            ..SandboxEvent::now(SandboxAction::HealthStatus)
         });
     }
 }

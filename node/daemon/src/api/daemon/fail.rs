@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, MutexGuard, Weak};
 use std::time::Duration;
 
-use thaw_protocol::api::{Sandbox as Described, SandboxAction};
+use thaw_protocol::api::{Sandbox as Described, SandboxAction, SandboxEvent};
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::state::RunDirectory;
@@ -18,7 +18,6 @@ use thaw_sys::lock::Lock;
 use tokio::sync::{Notify, watch};
 
 use super::Daemon;
-use super::describe::event;
 use crate::api::machine::{Condition, Machine};
 use crate::api::scope::Wanted;
 
@@ -117,10 +116,13 @@ impl Daemon {
             failing.remove(&id);
             let is_kept = self.kept.retention.seconds > 0 && self.kept.retention.most > 0;
             let was_there = self.cache.update(&id, |shown| {
+                // The end of its container's process may be shown already.
+                let is_known = shown.exit_code.is_some() && ended.failure.is_none();
                 *shown = ended;
-                if shown.failure.is_some() {
-                    shown.event = Some(event(SandboxAction::Die));
-                }
+                shown.event = (!is_known).then(|| SandboxEvent {
+                    exit_code: shown.exit_code,
+                    ..SandboxEvent::now(SandboxAction::Die)
+                });
             });
             if !is_kept {
                 self.cache.remove(&id);

@@ -251,6 +251,8 @@ async fn a_later_daemon_lists_what_failed_before() {
     second.keep_ended().await;
     let again = Described {
         resource_version: shown.resource_version,
+        // It happened once.
+        event: shown.event,
         ..Described::clone(&second.cache.find(&on_node("web")).unwrap())
     };
     assert_eq!(again, *shown);

@@ -6,7 +6,7 @@ use thaw_protocol::api::{SandboxAction, SandboxEvent, StopContainer};
 use thaw_sandbox::container::signals;
 use thaw_sandbox::error::{Error, ErrorKind};
 
-use super::describe::{RESTARTING, event};
+use super::describe::RESTARTING;
 use super::{Daemon, Described, no_such_sandbox};
 use crate::api::machine::Machine;
 use crate::api::problem::{ApiCode, Refusal};
@@ -26,7 +26,7 @@ impl Daemon {
                 self.running(wanted)?.signal(number).await?;
                 let killed = SandboxEvent {
                     signal: Some(number),
-                    ..event(SandboxAction::Kill)
+                    ..SandboxEvent::now(SandboxAction::Kill)
                 };
                 self.happened(wanted, killed);
                 Ok(())
@@ -38,7 +38,7 @@ impl Daemon {
     pub async fn stop(&self, wanted: &Wanted, how: StopContainer) -> Result<(), Refusal> {
         let machine = self.living(wanted)?;
         self.go_on(async move { Ok(machine.stop(how).await?) }).await?;
-        self.happened(wanted, event(SandboxAction::Stop));
+        self.happened(wanted, SandboxEvent::now(SandboxAction::Stop));
         Ok(())
     }
 
@@ -46,7 +46,7 @@ impl Daemon {
     pub async fn restart(&self, wanted: &Wanted, how: StopContainer) -> Result<(), Refusal> {
         let machine = self.living(wanted)?;
         self.go_on(async move { machine.restart(how).await }).await?;
-        self.happened(wanted, event(SandboxAction::Restart));
+        self.happened(wanted, SandboxEvent::now(SandboxAction::Restart));
         Ok(())
     }
 
@@ -97,7 +97,7 @@ impl Daemon {
     }
 
     /// Shows an event of a sandbox, if that still exists.
-    pub(super) fn happened(&self, wanted: &Wanted, event: SandboxEvent) {
+    fn happened(&self, wanted: &Wanted, event: SandboxEvent) {
         if let Some(shown) = self.cache.find(wanted) {
             self.cache
                 .update(&shown.id, |described| described.event = Some(event));

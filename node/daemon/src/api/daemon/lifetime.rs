@@ -10,7 +10,7 @@ use thaw_sandbox::readiness;
 use thaw_sandbox::state::Timeout;
 use tokio::sync::watch::Receiver;
 
-use super::describe::{exited, is_healthy, restarts, set, started};
+use super::describe::{checked, exited, restarts, set, started};
 use super::{Daemon, Described};
 use crate::api::container_monitor::ContainerLife;
 use crate::api::machine::{Condition, Machine};
@@ -148,7 +148,7 @@ async fn container_health(shown: Shown, health: Option<Receiver<Option<Container
     };
     loop {
         let now = health.borrow_and_update().clone();
-        shown.update(|described| is_healthy(described, now.as_ref()));
+        shown.update(|described| checked(described, now.as_ref()));
         if health.changed().await.is_err() {
             return pending().await;
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::share::Source;
 use thaw_protocol::api::{
-    FreezeSandbox, FrozenSandbox, KeptProcess, NetworkPolicy, RateLimits, SandboxAction,
+    FreezeSandbox, FrozenSandbox, KeptProcess, NetworkPolicy, RateLimits, SandboxAction, SandboxEvent,
 };
 use thaw_protocol::control::DeviceId;
 use thaw_sandbox::blocking::blocking;
@@ -17,7 +17,7 @@ use thaw_sandbox::error::Error;
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::state::{HostDisk, Record};
 
-use super::describe::{event, set};
+use super::describe::set;
 use super::{Daemon, Described, lifetime, no_such_sandbox};
 use crate::api::machine::Machine;
 use crate::api::problem::{ApiCode, Refusal};
@@ -71,10 +71,8 @@ impl Daemon {
         let turn = self.turn(wanted).await?;
         let done = turn.machine.pause().await;
         reach(Failpoint::PauseDone);
-        self.settle(turn).await;
-        if done.is_ok() {
-            self.happened(wanted, event(SandboxAction::Pause));
-        }
+        let happened = done.is_ok().then(|| SandboxEvent::now(SandboxAction::Pause));
+        self.settle(turn, happened).await;
         done
     }
 
@@ -83,10 +81,8 @@ impl Daemon {
         let turn = self.turn(wanted).await?;
         let done = turn.machine.resume().await;
         reach(Failpoint::ResumeDone);
-        self.settle(turn).await;
-        if done.is_ok() {
-            self.happened(wanted, event(SandboxAction::Unpause));
-        }
+        let happened = done.is_ok().then(|| SandboxEvent::now(SandboxAction::Unpause));
+        self.settle(turn, happened).await;
         done
     }
 
@@ -94,7 +90,7 @@ impl Daemon {
     pub async fn freeze(&self, wanted: &Wanted, request: FreezeSandbox) -> Result<FrozenSandbox, Error> {
         let turn = self.turn(wanted).await?;
         let done = turn.machine.freeze(request).await;
-        self.settle(turn).await;
+        self.settle(turn, None).await;
         done
     }
 
@@ -317,10 +313,13 @@ impl Daemon {
         })
     }
 
-    /// Updates the cache with the machine's condition, whether the operation succeeded or not.
-    async fn settle(&self, turn: Turn) {
+    /// Updates the cache with the machine's condition, whether the operation succeeded or not, and with what happened.
+    async fn settle(&self, turn: Turn, happened: Option<SandboxEvent>) {
         let condition = turn.machine.condition().await;
-        self.cache.update(&turn.id, |described| set(described, condition));
+        self.cache.update(&turn.id, |described| {
+            set(described, condition);
+            described.event = happened;
+        });
     }
 
     /// The record of a sandbox that has a machine.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use thaw_protocol::api::{FAILED, Sandbox};
+use thaw_protocol::api::{FAILED, Sandbox, SandboxAction, SandboxEvent};
 use thaw_sandbox::state::ended::ended_at;
 use thaw_sys::lock::Share;
 use tokio::sync::watch;
@@ -171,7 +171,11 @@ impl Cache {
         state.index.remove(&before);
         state.leave(&before);
         state.versions.advance();
-        self.keep(&mut state, Some(before), None);
+        let last = Sandbox {
+            event: Some(SandboxEvent::now(SandboxAction::Destroy)),
+            ..Sandbox::clone(&before)
+        };
+        self.keep(&mut state, Some(last.into()), None);
         true
     }
 

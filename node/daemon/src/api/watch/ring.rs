@@ -66,6 +66,12 @@ impl Change {
             (Some(_), Some(after)) => WatchEvent::Modified(Sandbox::clone(&after)),
             (before, None) => WatchEvent::Deleted(Sandbox {
                 resource_version: self.version,
+                // A change that only ceases to match is not its end.
+                event: self
+                    .before
+                    .as_ref()
+                    .and_then(|b| b.event)
+                    .filter(|_| self.after.is_none()),
                 ..before.map(|b| Sandbox::clone(&b)).unwrap_or_default()
             }),
         };

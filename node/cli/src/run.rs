@@ -32,11 +32,7 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
     check_image(image)?;
     let probe = arguments.ready.probe()?;
     if arguments.detach && !is_keeper {
-        let until = match probe {
-            None => Until::Started,
-            Some(_) => Until::Ready,
-        };
-        return detach::detached_self(until, ui).await;
+        return detach::detached_self(until(probe.as_ref()), ui).await;
     }
     if !is_keeper {
         check_tty(&arguments.process)?;
@@ -106,6 +102,14 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
         Err(failure) => Err(failure),
     };
     conclude(sandbox, result, arguments.timings.then_some(&trace), ui).await
+}
+
+/// What `-d` waits for.
+fn until(probe: Option<&ReadinessProbe>) -> Until {
+    match probe {
+        None => Until::Started,
+        Some(_) => Until::Ready,
+    }
 }
 
 /// What is kept of the container of `-d`.

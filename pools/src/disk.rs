@@ -193,7 +193,11 @@ fn format(path: &Path, size: u64) -> Result<(), Error> {
         return Err(Error::ProgramFailed {
             program: "mkfs.ext4",
             status: output.status,
-            message: String::from_utf8_lossy(&output.stderr).trim().to_owned(),
+            message: format!(
+                "cannot format {}: {}",
+                path.display(),
+                String::from_utf8_lossy(&output.stderr).trim()
+            ),
         });
     }
     Ok(())

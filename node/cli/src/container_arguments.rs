@@ -44,7 +44,8 @@ pub struct ContainerArguments {
     /// Mount a file system in memory: PATH or PATH:OPTION,... with options such as size=64m, mode=1777, exec
     #[arg(long, value_name = "PATH[:OPTIONS]")]
     pub tmpfs: Vec<Tmpfs>,
-    /// `type=bind,source=HOST,target=GUEST[,readonly]`: as -v. `type=tmpfs,target=GUEST[,tmpfs-size=SIZE][,tmpfs-mode=MODE]`
+    /// `type=bind,source=HOST,target=GUEST[,readonly]`: as -v. `type=volume,target=GUEST`: an empty directory of the sandbox's
+    /// own disk. `type=tmpfs,target=GUEST[,tmpfs-size=SIZE][,tmpfs-mode=MODE]`
     #[arg(long, value_name = "MOUNT")]
     pub mount: Vec<Mount>,
     /// Size of /dev/shm: bytes, or with k, m, g [default: 64m]
@@ -62,7 +63,8 @@ pub struct ContainerArguments {
     /// Drop a capability; ALL for all but those of --cap-add
     #[arg(long, value_name = "NAME")]
     pub cap_drop: Vec<Capability>,
-    /// Give the container a device of the guest: /dev/fuse, /dev/net/tun, /dev/kmsg. No device of this host can be given
+    /// Give the container a device of the guest: /dev/fuse, /dev/net/tun, /dev/kmsg, /dev/loop-control, /dev/loop0 to /dev/loop7.
+    /// No device of this host can be given
     #[arg(long, value_name = "PATH")]
     pub device: Vec<Device>,
     /// All capabilities, devices and system calls of the guest, and a writable /proc/sys, /sys and cgroup tree. It gives
@@ -108,7 +110,7 @@ impl ContainerArguments {
     pub(super) fn volumes(&self) -> impl Iterator<Item = Volume> {
         self.mount.iter().filter_map(|mount| match mount {
             Mount::Bind(volume) => Some(volume.clone()),
-            Mount::Tmpfs(_) => None,
+            Mount::Tmpfs(_) | Mount::Volume(_) => None,
         })
     }
 
@@ -124,8 +126,12 @@ impl ContainerArguments {
 
     pub(super) fn settings(&self) -> Settings {
         let mounted = self.mount.iter().filter_map(|mount| match mount {
-            Mount::Bind(_) => None,
             Mount::Tmpfs(tmpfs) => Some(tmpfs.clone()),
+            Mount::Bind(_) | Mount::Volume(_) => None,
+        });
+        let anonymous = self.mount.iter().filter_map(|mount| match mount {
+            Mount::Volume(volume) => Some(volume.clone()),
+            Mount::Bind(_) | Mount::Tmpfs(_) => None,
         });
         let no_new_privileges = self.security_opt.iter().rev().find_map(|option| match option {
             SecurityOption::Seccomp(_) | SecurityOption::SeccompFile(_) => None,
@@ -133,6 +139,7 @@ impl ContainerArguments {
         });
         Settings {
             tmpfs: self.tmpfs.iter().cloned().chain(mounted).collect(),
+            anonymous_volumes: anonymous.collect(),
             shm_bytes: self.shm_size.map(ByteSize::bytes),
             ulimits: self.ulimit.clone(),
             sysctls: self.sysctl.clone(),

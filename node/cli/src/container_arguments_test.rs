@@ -54,6 +54,8 @@ fn mounts_go_where_they_belong() {
         "type=bind,source=/srv,target=/data",
         "--mount",
         "type=tmpfs,target=/run",
+        "--mount",
+        "type=volume,target=/var/lib/docker",
         "--tmpfs",
         "/cache",
         "--shm-size",
@@ -61,7 +63,7 @@ fn mounts_go_where_they_belong() {
     ]);
     assert_eq!(given.volumes().count(), 1);
     let settings = given.settings();
-    assert_eq!(settings.tmpfs.len(), 2);
+    assert_eq!((settings.tmpfs.len(), settings.anonymous_volumes.len()), (2, 1));
     assert_eq!(settings.shm_bytes, Some(1 << 20));
 }
 

@@ -251,7 +251,7 @@ Examples:
   thaw run -p 8080:80 --egress allow=192.0.2.0/24:443 --egress default=deny oci:./web
   thaw run -d --ready-http 80/healthz oci:./web
   thaw run --disk-bps 20m --disk-iops 500 --net-out-bps 1m:8m oci:./web
-  thaw run --privileged --tmpfs /var/lib/docker docker:dind
+  thaw run --privileged -m 2g --mount type=volume,target=/var/lib/docker docker:dind
 
 Exit codes are the container's own, 125, 126, 127 and 137 as under `docker run`, and 64 to 120 for what is wrong
 with the host, the image or the registry: see docs/exit-codes.md.";

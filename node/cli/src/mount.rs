@@ -5,7 +5,7 @@ use std::str::FromStr;
 use thaw_protocol::api::Volume;
 use thaw_sandbox::closest::closest;
 use thaw_sandbox::container::parse_volume;
-use thaw_sandbox::container::settings::Tmpfs;
+use thaw_sandbox::container::settings::{AnonymousVolume, Tmpfs};
 
 use super::size::ByteSize;
 
@@ -18,7 +18,11 @@ pub enum Mount {
     Bind(Volume),
     /// A file system in memory.
     Tmpfs(Tmpfs),
+    /// An empty directory of the sandbox's own disk.
+    Volume(AnonymousVolume),
 }
+
+const FOR_TMPFS: &str = "tmpfs-size and tmpfs-mode are for type=tmpfs";
 
 /// The fields of a mount as they are given.
 #[derive(Default)]
@@ -41,12 +45,13 @@ impl FromStr for Mount {
         match fields.kind {
             Some("bind") | None if fields.source.is_some() || fields.kind.is_some() => fields.bind(target),
             Some("tmpfs") => fields.tmpfs(target),
-            Some("volume") | None => Err(
-                "there are no named volumes: share a directory of this host, type=bind,source=PATH".into(),
+            Some("volume") | None if fields.source.is_some() => Err(
+                "there are no named volumes: share a directory of this host, type=bind,source=PATH, or leave source out".into(),
             ),
+            Some("volume") | None => fields.volume(target),
             Some(other) => {
-                let closest = closest(other, ["bind", "tmpfs"]);
-                Err(format!("type={other}: there are bind and tmpfs{closest}"))
+                let closest = closest(other, ["bind", "volume", "tmpfs"]);
+                Err(format!("type={other}: there are bind, volume and tmpfs{closest}"))
             }
         }
     }
@@ -84,10 +89,17 @@ impl<'a> Fields<'a> {
             .source
             .ok_or("source=PATH is missing: what of this host to share")?;
         if !self.tmpfs.is_empty() {
-            return Err("tmpfs-size and tmpfs-mode are for type=tmpfs".into());
+            return Err(FOR_TMPFS.into());
         }
         let access = if self.read_only { "ro" } else { "rw" };
         Ok(Mount::Bind(parse_volume(&format!("{source}:{target}:{access}"))?))
+    }
+
+    fn volume(self, target: &str) -> Result<Mount, String> {
+        match self.tmpfs.is_empty() {
+            true => Ok(Mount::Volume(AnonymousVolume::new(target, self.read_only)?)),
+            false => Err(FOR_TMPFS.into()),
+        }
     }
 
     fn tmpfs(self, target: &str) -> Result<Mount, String> {
@@ -113,6 +125,9 @@ mod tests {
         let tmpfs = "type=tmpfs,target=/run,tmpfs-size=1m,tmpfs-mode=700".parse();
         let same = Tmpfs::new("/run", &["size=1048576", "mode=700"]).unwrap();
         assert_eq!(tmpfs, Ok(Mount::Tmpfs(same)));
+        let volume = Ok(Mount::Volume(AnonymousVolume::new("/data", false).unwrap()));
+        assert_eq!("type=volume,target=/data".parse(), volume);
+        assert_eq!("target=/data/".parse(), volume);
     }
 
     #[test]
@@ -121,7 +136,8 @@ mod tests {
             ("type=bind,source=/a", "target"),
             ("type=bind,target=/a", "source"),
             ("type=volume,source=data,target=/a", "named volumes"),
-            ("target=/a", "named volumes"),
+            ("type=volume,target=a", "\"a\""),
+            ("type=volume,target=/a,tmpfs-mode=700", "tmpfs-mode"),
             ("type=npipe,source=/a,target=/b", "npipe"),
             ("type=tmpfs,source=/a,target=/b", "source"),
             ("type=bind,source=/a,target=/b,tmpfs-size=1m", "tmpfs-size"),

@@ -131,6 +131,15 @@ pub fn disk() -> Storage {
     }
 }
 
+/// An empty directory of the disk, which must be mounted already, for container `id`.
+pub fn disk_directory(id: &str, name: &str) -> Storage {
+    Storage {
+        driver: "local".into(),
+        mount_point: format!("{DISK}/{id}/volumes/{name}"),
+        ..Default::default()
+    }
+}
+
 /// Root of container `id`: an overlay over `lower` that writes to a directory of the disk.
 pub fn root(id: &str, lower: &str) -> Storage {
     let (upper, work) = (format!("{DISK}/{id}/upper"), format!("{DISK}/{id}/work"));

@@ -32,7 +32,7 @@ pub struct ContainerSettings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "openapi", schema(max_items = 128))]
     pub cap_drop: Vec<String>,
-    /// Devices of the guest's kernel: `/dev/fuse`, `/dev/net/tun`, `/dev/kmsg`.
+    /// Devices of the guest's kernel: `/dev/fuse`, `/dev/net/tun`, `/dev/kmsg`, `/dev/loop-control`, `/dev/loop0` to `/dev/loop7`.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "openapi", schema(max_items = 128))]
     pub devices: Vec<String>,

@@ -8,6 +8,10 @@ use crate::error::{Error, ErrorKind};
 /// PATH for an image without one.
 const DEFAULT_PATH: &str = "PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// Tells systemd, if it is the first process, that it runs in a container (systemd.io/CONTAINER_INTERFACE): it then waits for no
+/// hardware.
+const CONTAINER: &str = "container=thaw";
+
 /// Merges the flags' variables over the environment of the image or container. A later value wins; each name appears once, at its first
 /// position. The agent adds HOME, because it knows the user.
 pub(super) fn merge(base: &[String], options: &Options) -> Vec<String> {
@@ -22,6 +26,9 @@ pub(super) fn merge(base: &[String], options: &Options) -> Vec<String> {
     set(DEFAULT_PATH);
     if !options.hostname.is_empty() {
         set(&format!("HOSTNAME={}", options.hostname));
+    }
+    if options.settings.privileged {
+        set(CONTAINER);
     }
     if options.tty {
         set("TERM=xterm");
@@ -65,6 +72,7 @@ fn bad(entry: &str) -> Error {
 
 #[cfg(test)]
 mod tests {
+    use super::super::settings::Settings;
     use super::*;
 
     #[test]
@@ -77,6 +85,14 @@ mod tests {
         };
         let env = merge(&["A=image".into(), "TERM=dumb".into()], &options);
         assert_eq!(env, [DEFAULT_PATH, "HOSTNAME=h", "TERM=dumb", "A=flag", "B=2"]);
+        let privileged = Options {
+            settings: Settings {
+                privileged: true,
+                ..Default::default()
+            },
+            ..Default::default()
+        };
+        assert_eq!(merge(&[], &privileged), [DEFAULT_PATH, "container=thaw"]);
         let own_path = merge(&["PATH=/mine".into()], &Options::default());
         assert_eq!(own_path, ["PATH=/mine"]);
     }

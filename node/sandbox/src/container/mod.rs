@@ -186,6 +186,9 @@ pub fn spec(id: &str, image: &ImageConfiguration, options: &Options) -> Result<o
         ..Default::default()
     };
     options.settings.apply(&mut spec, is_root, &options.seccomp);
+    let anonymous = &options.settings.anonymous_volumes;
+    spec.Mounts
+        .extend(settings::anonymous_volume::mounts(id, anonymous));
     // Last, so that a volume can lie in a tmpfs.
     spec.Mounts.extend(volumes::mounts(&options.volumes));
     options.names.annotate(&mut spec.Annotations);

@@ -49,6 +49,7 @@ fn settings(given: &ContainerSettings) -> Result<Settings, String> {
     });
     Ok(Settings {
         tmpfs: read("tmpfs", &given.tmpfs, FromStr::from_str)?,
+        anonymous_volumes: Vec::new(),
         shm_bytes: given.shm_bytes,
         ulimits: read("ulimits", &given.ulimits, FromStr::from_str)?,
         sysctls: sysctls.collect::<Result<_, _>>()?,
@@ -144,6 +145,7 @@ mod tests {
         let options = options.unwrap();
         let expected = Settings {
             tmpfs: vec!["/run:size=1m".parse().unwrap()],
+            anonymous_volumes: Vec::new(),
             shm_bytes: Some(4096),
             ulimits: vec!["nofile=9".parse().unwrap()],
             sysctls: vec!["net.core.somaxconn=7".parse().unwrap()],

@@ -8,6 +8,7 @@ use thaw_protocol::agent::{MessageField, oci};
 use super::seccomp::{self, Seccomp};
 use crate::error::Error;
 
+pub use anonymous_volume::AnonymousVolume;
 pub use capability::{Capability, Chosen};
 pub use device::Device;
 pub use domain::Domainname;
@@ -16,6 +17,7 @@ pub use sysctl::Sysctl;
 pub use tmpfs::Tmpfs;
 pub use ulimit::Ulimit;
 
+pub(super) mod anonymous_volume;
 mod capability;
 mod device;
 mod domain;
@@ -31,6 +33,7 @@ const KERNEL_MOUNTS: [&str; 2] = ["/sys", "/sys/fs/cgroup"];
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
     pub tmpfs: Vec<Tmpfs>,
+    pub anonymous_volumes: Vec<AnonymousVolume>,
     /// Size of `/dev/shm`, bytes [default: 64 MiB].
     pub shm_bytes: Option<u64>,
     pub ulimits: Vec<Ulimit>,
@@ -87,6 +90,16 @@ impl Settings {
                 mount.options.retain(|option| option != "ro");
             }
         }
+    }
+}
+
+/// A path in the container that a mount may have, without a slash at its end.
+fn container_path(path: &str) -> Result<String, String> {
+    let plain = path.trim_end_matches('/');
+    let is_absolute = plain.starts_with('/') && !plain.split('/').any(|part| part == "..");
+    match is_absolute && !plain.contains('\0') {
+        true => Ok(plain.to_owned()),
+        false => Err(format!("{path:?} is no absolute path in the container")),
     }
 }
 

@@ -51,6 +51,7 @@ fn plain_container_has_dockers_defaults() {
 fn settings_change_what_they_name() {
     let spec = made(Settings {
         tmpfs: vec!["/run:size=1m".parse().unwrap()],
+        anonymous_volumes: vec![AnonymousVolume::new("/data", false).unwrap()],
         shm_bytes: Some(1 << 20),
         ulimits: vec!["nofile=9".parse().unwrap()],
         sysctls: vec!["net.core.somaxconn=7".parse().unwrap()],
@@ -65,6 +66,7 @@ fn settings_change_what_they_name() {
         domainname: Some("corp.example".parse().unwrap()),
     });
     assert_eq!(mount(&spec, "/run").type_, "tmpfs");
+    assert_eq!(mount(&spec, "/data").source, "/run/thaw/disk/c/volumes/0");
     assert!(mount(&spec, "/dev/shm").options.contains(&"size=1048576".into()));
     assert_eq!((spec.Process.Rlimits[0].Soft, spec.Process.Rlimits.len()), (9, 1));
     assert_eq!(spec.Linux.Sysctl["net.core.somaxconn"], "7");

@@ -7,6 +7,7 @@ use thaw_protocol::agent::agent::CreateContainerRequest;
 use thaw_protocol::agent::{Message, MessageField, layout};
 use ttrpc::Code;
 
+use super::settings::anonymous_volume;
 use super::{Life, Options, Running, running, spec, storages};
 use crate::agent_client::{AgentClient, start_failure};
 use crate::container::RootServing;
@@ -32,6 +33,10 @@ pub async fn create(
     running.life = Some(Life::of(config, &options.life));
     running.health = options.health.clone();
     let mut storages = storages(id, root);
+    storages.extend(anonymous_volume::storages(
+        id,
+        &options.settings.anonymous_volumes,
+    ));
     if !options.volumes.is_empty() {
         storages.push(layout::shared());
     }

@@ -37,7 +37,7 @@ pub(super) fn mounts(volumes: &[Volume]) -> impl Iterator<Item = oci::Mount> {
 pub fn parse(text: &str) -> Result<Volume, String> {
     let mut parts = text.split(':');
     let (Some(host), Some(guest)) = (parts.next(), parts.next()) else {
-        return Err("HOST:GUEST, or HOST:GUEST:ro".into());
+        return Err("HOST:GUEST, or HOST:GUEST:ro; for a directory of the sandbox's own disk: --mount type=volume,target=GUEST".into());
     };
     let mut read_only = false;
     for option in parts.next().into_iter().flat_map(|options| options.split(',')) {

@@ -6,27 +6,40 @@ use thaw_protocol::agent::oci;
 
 use crate::closest::closest;
 
-/// The devices that the guest's kernel has besides those of every container.
-const GUESTS: [Device; 3] = [
-    Device {
-        path: "/dev/fuse",
-        kind: 'c',
-        major: 10,
-        minor: 229,
-    },
-    Device {
-        path: "/dev/kmsg",
-        kind: 'c',
-        major: 1,
-        minor: 11,
-    },
-    Device {
-        path: "/dev/net/tun",
-        kind: 'c',
-        major: 10,
-        minor: 200,
-    },
+/// The devices that the guest's kernel has besides those of every container. It makes a loop device when that is opened, and
+/// `/dev/loop-control` gives a program the number of a free one.
+const GUESTS: [Device; 12] = [
+    character("/dev/fuse", 10, 229),
+    character("/dev/kmsg", 1, 11),
+    character("/dev/loop-control", 10, 237),
+    loop_device("/dev/loop0", 0),
+    loop_device("/dev/loop1", 1),
+    loop_device("/dev/loop2", 2),
+    loop_device("/dev/loop3", 3),
+    loop_device("/dev/loop4", 4),
+    loop_device("/dev/loop5", 5),
+    loop_device("/dev/loop6", 6),
+    loop_device("/dev/loop7", 7),
+    character("/dev/net/tun", 10, 200),
 ];
+
+const fn character(path: &'static str, major: i64, minor: i64) -> Device {
+    Device {
+        path,
+        kind: 'c',
+        major,
+        minor,
+    }
+}
+
+const fn loop_device(path: &'static str, minor: i64) -> Device {
+    Device {
+        path,
+        kind: 'b',
+        major: 7,
+        minor,
+    }
+}
 
 /// Read and write for everyone, as docker makes them.
 const MODE: u32 = 0o666;
@@ -101,8 +114,11 @@ mod tests {
                 ("/dev/fuse", 10, 229)
             );
         }
+        let node = "/dev/loop3".parse::<Device>().unwrap().node();
+        assert_eq!((node.Type.as_str(), node.Major, node.Minor), ("b", 7, 3));
         for (wrong, named) in [
             ("/dev/sda", "/dev/sda"),
+            ("/dev/kvm", "/dev/net/tun"),
             ("/dev/fuse:/dev/other", "same path"),
             ("/dev/fuse:/dev/fuse:r", "\"r\""),
             ("/dev/fuse:/dev/fuse:rwm:x", "same path"),

@@ -25,10 +25,7 @@ pub struct Tmpfs {
 impl Tmpfs {
     /// One at this path, with the options of `tmpfs(5)`.
     pub fn new(path: &str, options: &[&str]) -> Result<Tmpfs, String> {
-        let is_absolute = path.starts_with('/') && path != "/" && !path.split('/').any(|part| part == "..");
-        if !is_absolute || path.contains('\0') {
-            return Err(format!("{path:?} is no absolute path in the container"));
-        }
+        let path = super::container_path(path)?;
         for option in options {
             let is_known = match option.split_once('=') {
                 Some((name, value)) => VALUES.contains(&name) && !value.is_empty() && !value.contains('\0'),
@@ -44,7 +41,7 @@ impl Tmpfs {
         }
         let options = DEFAULT_OPTIONS.iter().chain(options).map(|o| (*o).to_owned());
         Ok(Tmpfs {
-            path: path.into(),
+            path,
             options: options.collect(),
         })
     }
@@ -65,10 +62,9 @@ impl FromStr for Tmpfs {
 /// Mounts each, instead of what was to be mounted at the same path.
 pub(super) fn add(mounts: &mut Vec<oci::Mount>, all: &[Tmpfs]) {
     for one in all {
-        let path = one.path.trim_end_matches('/');
-        mounts.retain(|mount| mount.destination != path);
+        mounts.retain(|mount| mount.destination != one.path);
         mounts.push(oci::Mount {
-            destination: path.into(),
+            destination: one.path.clone(),
             type_: "tmpfs".into(),
             source: "tmpfs".into(),
             options: one.options.clone(),

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use clap::Args;
 use serde_json::{Map, Value, json};
 use thaw_daemon::api::client::{Changes, Client};
-use thaw_daemon::api::logs::format_moment;
+use thaw_images::index::rfc3339;
 use thaw_protocol::api::{Sandbox, SandboxEvent, WatchEvent};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::Paths;
@@ -182,7 +182,7 @@ impl Shown<'_> {
             Some(format!("{key}={}", printable(text)))
         });
         let texts: Vec<String> = texts.collect();
-        let (time, id) = (format_moment(self.event.at_ns), &self.sandbox.id);
+        let (time, id) = (rfc3339::format_nanoseconds(self.event.at_ns), &self.sandbox.id);
         format!(
             "{time} container {} {id} ({})",
             self.event.action.name(),

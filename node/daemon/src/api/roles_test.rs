@@ -48,13 +48,20 @@ const IMAGES: [&str; 10] = [
     "[::1]:5000/x",
 ];
 /// Text fields that name nothing of the host: they concern the guest, or the sandbox's own description.
-const OF_NO_FILE: [&str; 30] = [
+const OF_NO_FILE: [&str; 37] = [
     "CreateSandbox.command",
     "CreateSandbox.container.command",
     "CreateSandbox.container.entrypoint",
     "CreateSandbox.container.env",
+    "CreateSandbox.container.health_check.command",
     "CreateSandbox.container.readiness.http.host",
     "CreateSandbox.container.readiness.http.path",
+    "CreateSandbox.container.settings.dns_options",
+    "CreateSandbox.container.settings.dns_search",
+    "CreateSandbox.container.settings.domainname",
+    "CreateSandbox.container.settings.extra_hosts",
+    "CreateSandbox.container.settings.group_add",
+    "CreateSandbox.container.settings.tmpfs",
     "CreateSandbox.container.user",
     "CreateSandbox.container.workdir",
     "CreateSandbox.hostname",

@@ -183,4 +183,9 @@ impl Operation {
     pub fn is_a_session(&self) -> bool {
         self.name == "openExecSession"
     }
+
+    /// Whether the answer comes only when the container ends: `life_test` covers that.
+    pub fn waits_for_an_end(&self) -> bool {
+        self.name == "getContainerExit"
+    }
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-use thaw_protocol::api::{FAILED, Sandbox, SandboxAction, SandboxEvent};
+use thaw_protocol::api::{FAILED, Sandbox};
 use thaw_sandbox::state::ended::ended_at;
 use thaw_sys::lock::Share;
 use tokio::sync::watch;
@@ -171,11 +171,7 @@ impl Cache {
         state.index.remove(&before);
         state.leave(&before);
         state.versions.advance();
-        let last = Sandbox {
-            event: Some(SandboxEvent::now(SandboxAction::Destroy)),
-            ..Sandbox::clone(&before)
-        };
-        self.keep(&mut state, Some(last.into()), None);
+        self.keep(&mut state, Some(before), None);
         true
     }
 

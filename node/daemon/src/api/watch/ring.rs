@@ -8,7 +8,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::body::Bytes;
-use thaw_protocol::api::{Sandbox, WatchEvent};
+use thaw_protocol::api::{Sandbox, SandboxAction, SandboxEvent, WatchEvent};
 
 use super::selector::Selector;
 
@@ -27,6 +27,8 @@ pub struct Change {
     pub version: u64,
     pub before: Option<Arc<Sandbox>>,
     pub after: Option<Arc<Sandbox>>,
+    /// The end of a sandbox that was removed.
+    end: Option<SandboxEvent>,
     /// The line for watchers that match before and after, encoded once for all of them.
     line: OnceLock<Bytes>,
 }
@@ -35,6 +37,7 @@ impl Change {
     /// At least one of the two is set.
     pub fn new(version: u64, before: Option<Arc<Sandbox>>, after: Option<Arc<Sandbox>>) -> Change {
         Change {
+            end: after.is_none().then(|| SandboxEvent::now(SandboxAction::Destroy)),
             version,
             before,
             after,
@@ -67,11 +70,7 @@ impl Change {
             (before, None) => WatchEvent::Deleted(Sandbox {
                 resource_version: self.version,
                 // A change that only ceases to match is not its end.
-                event: self
-                    .before
-                    .as_ref()
-                    .and_then(|b| b.event)
-                    .filter(|_| self.after.is_none()),
+                event: self.end,
                 ..before.map(|b| Sandbox::clone(&b)).unwrap_or_default()
             }),
         };

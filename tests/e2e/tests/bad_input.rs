@@ -23,10 +23,13 @@ fn refused(args: &[&str], words: &[&str]) -> Outcome {
 
 /// Lines that say why. A template that is built meanwhile says how far it is.
 fn sentences(out: &Outcome) -> impl Iterator<Item = &str> {
-    let progress = "thaw: building the template";
+    let progress = [
+        "thaw: building the template",
+        "thaw: another process builds the template",
+    ];
     out.stderr
         .lines()
-        .filter(move |l| l.starts_with("thaw:") && !l.starts_with(progress))
+        .filter(move |l| l.starts_with("thaw:") && !progress.iter().any(|p| l.starts_with(p)))
 }
 
 fn bad_image(change: impl FnOnce(&mut Layout), words: &[&str]) -> i32 {

@@ -104,8 +104,9 @@ def walk(top: Path, skip_target: bool = False):
 
 def cargo_executables(target: Path):
     """The executables cargo leaves directly in target/PROFILE and target/TRIPLE/PROFILE."""
-    for pattern in ("release", "debug", "*-*-*/release", "*-*-*/debug"):
-        for profile in target.glob(pattern):
+    # The profiles whose programs run in the lab: `demo` is that of `make demo`.
+    for name in ("release", "debug", "demo"):
+        for profile in (*target.glob(name), *target.glob(f"*-*-*/{name}")):
             for entry in os.scandir(profile):
                 if entry.is_file(follow_symlinks=False) and os.access(entry.path, os.X_OK) and not entry.name.endswith((".so", ".d")):
                     yield Path(entry.path)

@@ -8,7 +8,7 @@ use super::create::Making;
 use super::files::MachineFiles;
 use super::parked::{self, ParkedWant};
 use super::spare::{Spare, Taken};
-use super::{Node, Origin, shells};
+use super::{Node, Origin, Resources, shells};
 use crate::error::Error;
 use crate::slow::Slow;
 use crate::state::{NameHeld, Record};
@@ -77,7 +77,23 @@ impl<'a> Making<'a> {
         if let Some(restored) = restored {
             trace.count("populated_pages", restored.populated_pages);
         }
-        let mut making = Making {
+        let mut making = Making::over(node, trace, files, record, resources);
+        if let Some(fitted) = &fitted {
+            making.resources.given = fitted.given.clone();
+        }
+        making.fitted = fitted;
+        Ok(making)
+    }
+
+    /// A sandbox of these resources, in whose machine nothing is yet.
+    pub(super) fn over(
+        node: &'a Node,
+        trace: &'a Trace,
+        files: Option<MachineFiles>,
+        record: Record,
+        resources: Resources,
+    ) -> Making<'a> {
+        Making {
             node,
             trace,
             files,
@@ -85,11 +101,6 @@ impl<'a> Making<'a> {
             resources,
             origin: None,
             fitted: None,
-        };
-        if let Some(fitted) = &fitted {
-            making.resources.given = fitted.given.clone();
         }
-        making.fitted = fitted;
-        Ok(making)
     }
 }

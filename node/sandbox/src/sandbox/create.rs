@@ -63,15 +63,7 @@ impl<'a> Making<'a> {
             ..record
         };
         let resources = Resources::new(node.run.create(&record)?, node.require.limits);
-        Ok(Making {
-            node,
-            trace,
-            files,
-            record,
-            resources,
-            origin: None,
-            fitted: None,
-        })
+        Ok(Making::over(node, trace, files, record, resources))
     }
 
     /// The files and devices that a machine is made from.

@@ -101,7 +101,7 @@ pub(super) struct Spares {
 }
 
 impl Spares {
-    /// Must be called within a tokio runtime.
+    /// The maker of a node's spares. Must be called within a tokio runtime.
     pub(super) fn of(node: &Node) -> Spares {
         Spares {
             run: node.run.spares(),

@@ -69,6 +69,7 @@ pub struct Outcome {
 
 impl Outcome {
     /// The exit code; a death by signal fails the test.
+    #[track_caller]
     pub fn code(&self) -> i32 {
         self.status
             .code()
@@ -76,6 +77,7 @@ impl Outcome {
     }
 
     /// Fails the test unless the command succeeded; gives its standard output.
+    #[track_caller]
     pub fn ok(self) -> String {
         assert!(self.status.success(), "failed: {self:?}");
         self.stdout

@@ -76,11 +76,11 @@ fn clones(count: usize, kernel_arguments: &str) -> Vec<Clone> {
     found.into_inner().unwrap()
 }
 
-/// From the log: how long the guest waited for the time.
+/// From the log: how long the guest waited for the time. The last entry counts: one that made the template tells of the template's guest first.
 fn round_trip_ns(log: &str) -> u64 {
-    let number = log
-        .split("round_trip_us=")
-        .nth(1)
+    let entry = log.rsplit_once("round_trip_us=");
+    let number = entry
+        .map(|(_, rest)| rest)
         .and_then(|rest| rest.split_whitespace().next());
     let us: u64 = number
         .and_then(|n| n.parse().ok())

@@ -31,6 +31,16 @@ fn done(home: &Home, arguments: &[&str]) -> Outcome {
     run(&mut home.thaw(arguments))
 }
 
+/// In a container's script: waits for [`tell`], and for the end of the process that told. If the container ended first, `exec` would
+/// lose its guest.
+const UNTIL_TOLD: &str = "until [ -s /tmp/told ]; do sleep 0.1; done; \
+                          while [ -d /proc/$(cat /tmp/told) ]; do sleep 0.1; done";
+
+/// Tells a container that its script may go on.
+fn tell(home: &Home, name: &str) {
+    done(home, &["exec", name, "sh", "-c", "echo $$ > /tmp/told"]).ok();
+}
+
 /// Runs a command until it ends so.
 fn until(home: &Home, arguments: &[&str], so: impl Fn(&Outcome) -> bool) -> Outcome {
     let since = Instant::now();
@@ -57,14 +67,13 @@ fn listed(home: &Home, name: &str) -> Option<Value> {
 #[test]
 fn output_and_exit_status_are_kept_until_removed() {
     with_and_without_thawd(|home| {
-        let script = "echo one; echo two; echo bad >&2; while [ ! -e /tmp/go ]; do sleep 0.1; done; \
-                      echo three; exit 7";
-        detached(home, "job", &[], script);
+        let script = format!("echo one; echo two; echo bad >&2; {UNTIL_TOLD}; echo three; exit 7");
+        detached(home, "job", &[], &script);
         until(home, &["logs", "job"], |logs| logs.stderr == "bad\n");
         let mut follower = home.thaw(&["logs", "-f", "--tail", "2", "job"]).spawn().unwrap();
         let mut followed = wait_for_line(&mut follower, "two");
         let waiter = home.thaw(&["wait", "job"]).spawn().unwrap();
-        done(home, &["exec", "job", "touch", "/tmp/go"]).ok();
+        tell(home, "job");
         let mut rest = String::new();
         followed.read_to_string(&mut rest).unwrap();
         assert_eq!(rest, "three\n");
@@ -107,11 +116,11 @@ fn output_and_exit_status_are_kept_until_removed() {
 #[test]
 fn detached_container_with_rm_leaves_nothing() {
     with_and_without_thawd(|home| {
-        let script = "echo out; while [ ! -e /tmp/go ]; do sleep 0.1; done; exit 3";
-        detached(home, "brief", &["--rm"], script);
+        let script = format!("echo out; {UNTIL_TOLD}; exit 3");
+        detached(home, "brief", &["--rm"], &script);
         until(home, &["logs", "brief"], |logs| logs.stdout == "out\n");
         let waiter = home.thaw(&["wait", "brief"]).spawn().unwrap();
-        done(home, &["exec", "brief", "touch", "/tmp/go"]).ok();
+        tell(home, "brief");
         assert_eq!(thaw_e2e::finish(waiter, "").ok(), "3\n");
         until(home, &["logs", "brief"], |logs| !logs.status.success());
         assert_eq!(listed(home, "brief"), None);

@@ -59,6 +59,18 @@ pub const PARTS: &[Part] = &[
         90,
     ),
     part(
+        "quickstart",
+        "the commands of docs/quickstart.md, typed",
+        "make test-quickstart",
+        60,
+    ),
+    part(
+        "release",
+        "a release, packed twice, compared, and read by its tools",
+        "make test-release",
+        60,
+    ),
+    part(
         "lab",
         "the lab's and the test images' tests of themselves",
         "make test-lab",

@@ -46,7 +46,7 @@ fn parts_of_other_runs_show_their_last_result_and_its_commit() {
     assert!(line(&text, "| fuzz |").contains("| never run |"));
     assert!(
         line(&text, "The latest run")
-            .contains("2026-11-25, commit `def`, 1 of 17 parts, 1 reruns (3 at most are allowed): good.")
+            .contains("2026-11-25, commit `def`, 1 of 19 parts, 1 reruns (3 at most are allowed): good.")
     );
     assert_eq!(
         line(&text, "- unit: `thaw_vmm"),

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use thaw_bench::create::storm::{self, CREATED, Storm};
-use thaw_bench::create::{Node, Ready, cycles, parked_byte, reads};
+use thaw_bench::create::{Node, Ready, cycle_cpu, cycles, parked_byte, reads};
 use thaw_bench::{Report, table};
 use thaw_tiny_guest::bare::bare;
 use thaw_tiny_node::Place;
@@ -16,6 +16,8 @@ struct Plan {
     alone: usize,
     alone_few: usize,
     cycles: usize,
+    /// Rounds of [`ROUND`] cycles whose CPU time is measured.
+    cpu_rounds: usize,
     watchers: usize,
     watch_seconds: u64,
 }
@@ -36,6 +38,7 @@ const WHOLE: Plan = Plan {
     alone: 100,
     alone_few: 20,
     cycles: 10_000,
+    cpu_rounds: 10,
     watchers: 1_000,
     watch_seconds: 10,
 };
@@ -51,6 +54,7 @@ const QUICK: Plan = Plan {
     alone: 20,
     alone_few: 2,
     cycles: 40,
+    cpu_rounds: 2,
     watchers: 50,
     watch_seconds: 1,
 };
@@ -61,6 +65,7 @@ const ONE: Plan = Plan {
     alone: 40,
     alone_few: 0,
     cycles: 0,
+    cpu_rounds: 0,
     watchers: 0,
     watch_seconds: 0,
 };
@@ -69,6 +74,8 @@ const ONE: Plan = Plan {
 const FEW: usize = 50;
 /// Sandboxes that are listed.
 const SANDBOXES: usize = 10_000;
+/// Cycles of a round: enough that the kernel's steps of 10 ms do not count.
+const ROUND: usize = 200;
 /// Changes a second.
 const CHANGES: u64 = 1_000;
 /// Lists of each way.
@@ -78,6 +85,7 @@ const STEADY: usize = 8;
 
 fn main() -> ExitCode {
     let plan = match std::env::args().nth(1).as_deref() {
+        Some(cycle_cpu::BARE) => return bare_cycles(),
         Some("--quick") => &QUICK,
         Some("--one") => &ONE,
         _ => &WHOLE,
@@ -92,6 +100,21 @@ fn main() -> ExitCode {
         }
         Err(why) => {
             eprintln!("bench-create: {why}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// As the bare program that [`cycle_cpu`] runs.
+fn bare_cycles() -> ExitCode {
+    let count = std::env::args().nth(2).and_then(|n| n.parse().ok());
+    match count
+        .ok_or_else(|| "how many?".to_string())
+        .and_then(|n| cycle_cpu::bare(n).map_err(|e| e.to_string()))
+    {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(why) => {
+            eprintln!("bench-create {}: {why}", cycle_cpu::BARE);
             ExitCode::FAILURE
         }
     }
@@ -137,6 +160,7 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
         return Ok(report);
     }
     let node = Node::start(place, Ready::Parts, STEADY..=STEADY).await?;
+    cycle_cpu::run(&node, plan.cpu_rounds, ROUND, &mut report).await?;
     cycles::run(&node, plan.cycles, &mut report).await?;
     drop(node.stop());
     reads::lists(&mut report, SANDBOXES, LISTS)?;

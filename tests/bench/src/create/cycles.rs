@@ -87,7 +87,7 @@ pub async fn run(node: &Node, count: usize, report: &mut Report) -> Result<(), S
 }
 
 /// Makes `count` and deletes each.
-async fn many(node: &Node, count: usize) -> Result<(), String> {
+pub(super) async fn many(node: &Node, count: usize) -> Result<(), String> {
     let next = Arc::new(AtomicUsize::new(0));
     let mut workers = JoinSet::new();
     for _ in 0..OVERLAP {

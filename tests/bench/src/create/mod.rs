@@ -5,9 +5,11 @@
 //! |---|---|
 //! | [`storm`] | so many creations at once, from one start |
 //! | [`parked_byte`] | what they are compared with: a thaw of a parked machine, without thawd |
+//! | [`cycle_cpu`] | what a creation and a deletion take of the processors, beside a bare program's |
 //! | [`cycles`] | what thousands of creations and deletions leave |
 //! | [`reads`] | lists by label, and many that watch |
 
+pub mod cycle_cpu;
 pub mod cycles;
 pub mod parked_byte;
 pub mod reads;

@@ -107,6 +107,31 @@ impl Frozen {
         shell.memory.map(&self.memory)?;
         self.state.set(shell, depth)
     }
+
+    /// Forks a process that makes a machine, runs it to its first port write, and ends; waits for its end. The caller has one thread.
+    pub fn cycle_in_child(&self) -> io::Result<()> {
+        let run = || {
+            self.shell().and_then(|mut shell| {
+                self.restore(&shell, Depth::Whole)?;
+                shell.run()
+            })
+        };
+        // SAFETY: there is no other thread, so the child finds no lock that another has taken.
+        let child = match unsafe { libc::fork() } {
+            -1 => return Err(io::Error::last_os_error()),
+            0 => {
+                let code = i32::from(run().is_err());
+                // SAFETY: _exit ends this process; nothing of it is used any more.
+                unsafe { libc::_exit(code) }
+            }
+            child => rustix::process::Pid::from_raw(child),
+        };
+        let status = rustix::process::waitpid(child, rustix::process::WaitOptions::empty())?;
+        match status.and_then(|(_, status)| status.exit_status()) {
+            Some(0) => Ok(()),
+            _ => Err(io::Error::other("a forked machine did not run")),
+        }
+    }
 }
 
 /// A machine.

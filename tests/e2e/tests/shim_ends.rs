@@ -110,9 +110,12 @@ fn vmm(node: &Node, id: &str) -> i32 {
     line.split_whitespace().nth(1).unwrap().parse().unwrap()
 }
 
-/// A pod that may do to its guest what it likes, and sees all of it.
+/// A pod that may do to its guest what it likes, and sees all of it: the host's processes stand for the guest's.
 fn mighty<'a>(node: &'a Node, name: &str) -> Pod<'a> {
     let pod = node.pod_with(name, |config| {
+        config
+            .annotations
+            .insert("run.thaw.host-namespaces".into(), "guest".into());
         let security = config.linux.as_mut().unwrap().security_context.as_mut().unwrap();
         security.privileged = true;
         security.namespace_options.as_mut().unwrap().pid = 2;

@@ -15,20 +15,10 @@ use super::{Shown, rate_limits};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT};
 use crate::vm::{MachineError, Vm};
 
-/// Devices whose backend is passed to the VMM; the other devices are implemented by the VMM alone.
-const SWAPPABLE: [DeviceId; 11] = [
-    DeviceId::Root,
-    DeviceId::Shared,
-    DeviceId::Blk0,
-    DeviceId::Blk1,
-    DeviceId::Blk2,
-    DeviceId::Blk3,
-    DeviceId::Net,
-    DeviceId::Vsock,
-    DeviceId::Pmem0,
-    DeviceId::Pmem1,
-    DeviceId::Console,
-];
+/// Whether a device's backend is passed to the VMM. The VMM alone implements the others.
+fn is_swappable(device: &DeviceId) -> bool {
+    !matches!(device, DeviceId::Mem | DeviceId::Balloon | DeviceId::Rng)
+}
 
 /// The backends to attach, in order.
 #[derive(Debug, Default)]
@@ -134,8 +124,8 @@ impl<'a> Backends<'a> {
 
     /// Sends every request, and waits for no answer.
     pub(super) async fn begin(self, control: &ControlClient) -> Result<Sent, Error> {
-        let is_left = |device: &DeviceId| !self.addressed.contains(device);
-        let empty = SWAPPABLE.into_iter().filter(is_left).collect();
+        let is_left = |device: &DeviceId| is_swappable(device) && !self.addressed.contains(device);
+        let empty = DeviceId::ALL.into_iter().filter(is_left).collect();
         let mut pending = Vec::with_capacity(self.requests.len());
         for (command, fds) in self.requests {
             let device = match &command {
@@ -302,7 +292,8 @@ mod tests {
                 [] => {
                     let mut devices = [attached, sent.unwrap()].concat();
                     devices.sort();
-                    assert_eq!(devices, SWAPPABLE, "which is in slot order");
+                    let swappable: Vec<_> = DeviceId::ALL.into_iter().filter(is_swappable).collect();
+                    assert_eq!(devices, swappable, "which is in slot order");
                 }
                 _ => assert_eq!(sent.unwrap_err().what, "blk0: no"),
             }

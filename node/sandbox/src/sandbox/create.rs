@@ -27,7 +27,7 @@ use super::retry::{retry_once, with_end_reason};
 use super::share::Served;
 use super::spec::{check_shape, record};
 use super::wanted_machine::WantedMachine;
-use super::{Node, Origin, READY_LIMIT, Resources, Sandbox, SandboxSpec, Shown, limits, network, share};
+use super::{Node, Origin, READY_LIMIT, Resources, Sandbox, SandboxSpec, Shown, host_limits, network, share};
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, RootServing, image_name};
 use crate::control_client::{ControlClient, Pending};
 use crate::error::{Error, ErrorKind};
@@ -89,7 +89,7 @@ impl<'a> Making<'a> {
         let (share, relay) = parts.share.map(|s| (s.process, s.relay)).unzip();
         if let Some(process) = &share {
             // thaw-share enters the cgroup before a guest uses it: the memory it uses counts against the sandbox's limits.
-            limits::enter(
+            host_limits::enter(
                 self.node.require.limits,
                 self.resources.cgroup.as_deref(),
                 process,
@@ -196,9 +196,9 @@ impl<'a> Making<'a> {
             return Ok(());
         }
         let cgroup = self.resources.cgroup.as_deref();
-        limits::set(self.node.require.limits, cgroup, &self.record, disk).await?;
+        host_limits::set(self.node.require.limits, cgroup, &self.record, disk).await?;
         match &self.resources.vmm {
-            Some(vmm) => limits::set_files(vmm, &self.record, disk),
+            Some(vmm) => host_limits::set_files(vmm, &self.record, disk),
             None => Ok(()),
         }
     }

@@ -15,7 +15,7 @@ use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
 use super::freeze_note::Freezing;
 use super::machine::unexpected_answer;
 use super::pagemap::pagemap;
-use super::{Node, READY_LIMIT, Sandbox, kept_components, limits};
+use super::{Node, READY_LIMIT, Sandbox, host_limits, kept_components};
 use crate::blocking::blocking;
 use crate::container::{RUNNING_FILE, Running};
 use crate::error::{Error, ErrorKind};
@@ -164,7 +164,7 @@ impl Sandbox {
     async fn write_files(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<u64, Error> {
         let pagemap = pagemap(self.record().vmm)?;
         let cgroup = self.resources.cgroup.as_deref();
-        limits::make_room(cgroup, draft.memory(), self.record(), self.disk()?);
+        host_limits::make_room(cgroup, draft.memory(), self.record(), self.disk()?);
         let kind = match options.delta {
             true => FreezeKind::Delta,
             false => FreezeKind::Full,

@@ -20,7 +20,7 @@ use thaw_protocol::share::{SLOTS, Serve, Share};
 pub(super) use self::supervise::{Served, Supervised};
 use super::backends::Backends;
 use super::vmm_log::log_tail;
-use super::{Sandbox, limits};
+use super::{Sandbox, host_limits};
 use crate::blocking::blocking;
 use crate::container::volume_name;
 use crate::error::{Error, ErrorKind};
@@ -162,7 +162,7 @@ impl Sandbox {
         let directory: PathBuf = self.resources.directory.path().to_owned();
         let Serving { process, relay } = blocking(move || run(&Shared::Added(None), &directory)).await?;
         let cgroup = self.resources.cgroup.as_deref();
-        limits::enter(self.resources.limits_required, cgroup, &process)?;
+        host_limits::enter(self.resources.limits_required, cgroup, &process)?;
         let supervised = self.resources.supervised(&self.record, control);
         *self.resources.share.locked() = Some(Served::new(process, supervised));
         // Recorded before it is attached: if this process dies before that, thaw-share ends with it, and the next owner starts another.

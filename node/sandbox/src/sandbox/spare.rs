@@ -20,7 +20,7 @@ use super::fitted::{Fitted, Fitting};
 use super::pools::Claimed;
 use super::spec::new_record;
 use super::vmm_log::LOG;
-use super::{Node, Pools, Required, Resources, limits, machine};
+use super::{Node, Pools, Required, Resources, host_limits, machine};
 use crate::control_client::{ControlClient, Vmm};
 use crate::error::{Error, ErrorKind};
 use crate::images::Images;
@@ -122,7 +122,7 @@ impl Spares {
     ) -> Result<Spare, Error> {
         let cgroup = match self.pools.cgroups.claim(&()) {
             Ok(claim) => Some(Claimed::new(claim.resource, &self.pools, |p| &p.cgroups)),
-            Err(e) if self.require.limits => return Err(limits::unlimited(e)),
+            Err(e) if self.require.limits => return Err(host_limits::unlimited(e)),
             // The process runs in the cgroup of this process.
             Err(_) => None,
         };
@@ -164,8 +164,8 @@ impl Spares {
         let mut fitted = Fitted::make(pools, images, &guest_image, fitting, &vsock, vm)?;
         if let Some(disk) = &fitted.disk {
             let (record, cgroup) = (&spare.record, spare.cgroup.as_deref());
-            limits::set_now(self.require.limits, cgroup, record, &disk.file, 0)?;
-            limits::set_files(spare.vm.process(), record, &disk.file)?;
+            host_limits::set_now(self.require.limits, cgroup, record, &disk.file, 0)?;
+            host_limits::set_files(spare.vm.process(), record, &disk.file)?;
             fitted.attached.limited_to_mib = Some(record.memory_mib);
         }
         reach(Failpoint::SpareFitted);
@@ -193,7 +193,7 @@ impl Spares {
         record.vmm = Some(process.process().record());
         directory.write(record)?;
         reach(Failpoint::SpareRecorded);
-        limits::enter(self.require.limits, cgroup, process.process())?;
+        host_limits::enter(self.require.limits, cgroup, process.process())?;
         reach(Failpoint::SpareInCgroup);
         let shell = process
             .create(kvm.as_fd(), machine.clone())

@@ -7,7 +7,7 @@ use thaw_pools::vmm;
 use thaw_protocol::control::MachineSpec;
 
 use super::create::Making;
-use super::limits;
+use super::host_limits;
 use super::machine::{make, times};
 use super::vmm_log::LOG;
 use crate::error::Error;
@@ -22,7 +22,7 @@ impl Making<'_> {
         }
         let (node, trace) = (self.node, self.trace);
         // Until the record names the cgroup, the cgroup's own name tells which sandbox it belongs to.
-        self.resources.cgroup = limits::claim_cgroup(node, trace).await?;
+        self.resources.cgroup = host_limits::claim_cgroup(node, trace).await?;
         self.record.cgroup = self.resources.cgroup.as_ref().map(|c| c.name().to_owned());
         let stage = trace.stage("spawn");
         let began = monotonic_ns();
@@ -39,7 +39,7 @@ impl Making<'_> {
             record.vmm = Some(process.record());
             directory.write(&record)?;
             reach(Failpoint::CreateVmmRecorded);
-            limits::enter(node.require.limits, cgroup.as_deref(), process)?;
+            host_limits::enter(node.require.limits, cgroup.as_deref(), process)?;
             reach(Failpoint::CreateInCgroup);
             Ok(())
         });

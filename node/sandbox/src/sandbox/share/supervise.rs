@@ -26,7 +26,7 @@ use crate::control_client::ControlClient;
 use crate::error::{Error, ErrorKind};
 use crate::readiness::register;
 use crate::sandbox::backends::Backends;
-use crate::sandbox::limits;
+use crate::sandbox::host_limits;
 use crate::state::{Record, SandboxDirectory};
 use thaw_sys::lock::Lock;
 
@@ -258,7 +258,7 @@ async fn once(of: &Supervised, now: &Mutex<Now>) -> Result<(), (Error, Again)> {
         let record = process.record();
         let written = directory.record().and_then(|was| {
             let cgroup = was.cgroup.as_deref().map(|name| Hierarchy::detect().adopt(name));
-            limits::enter(of.limits_required, cgroup.as_ref(), &process)?;
+            host_limits::enter(of.limits_required, cgroup.as_ref(), &process)?;
             directory.write(&Record {
                 share: Some(record),
                 ..was

@@ -1,4 +1,5 @@
-//! The limits of a sandbox's cgroup on the host, and what happens if a sandbox cannot be limited.
+//! What a sandbox may use of the host: the limits of its cgroup, the sizes of the files that its VMM may write, and what happens if they
+//! cannot be set.
 //!
 //! Invariant: if limits are required, no guest runs before its sandbox's limits are set. Exceptions: a pod's cgroup, which has
 //! limits of its own, and the build of a template, whose guest runs no user program. A CPU limit that the caller asked for is

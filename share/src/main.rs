@@ -1,7 +1,7 @@
 //! thaw-share: serves host directories to one guest, over the relay socket that it receives.
 
 use std::fs::File;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::ExitCode;
 
@@ -11,6 +11,7 @@ use thaw_protocol::share::{SETUP_FD, Serve};
 use thaw_share::relay::{self, End};
 use thaw_share::stable_ids::StableIds;
 use thaw_share::{file_system, jail, tree};
+use thaw_sys::child;
 
 const HELP: &str = "\
 thaw-share serves directories of this host to one guest. It is started by thawd (or by the thaw command itself), not by
@@ -28,25 +29,17 @@ Environment:
 
 /// Exit codes: 0 if the guest has ended, 1 on failure, 2 if started incorrectly.
 fn main() -> ExitCode {
-    match std::env::args().nth(1).as_deref() {
-        None => {}
-        Some("--help" | "-h") => {
-            print!("{HELP}");
-            return ExitCode::SUCCESS;
-        }
-        Some("--version" | "-V") => {
-            println!("thaw-share {}", env!("CARGO_PKG_VERSION"));
-            return ExitCode::SUCCESS;
-        }
-        Some(other) => {
-            eprintln!("thaw-share: unknown argument {other:?}; it takes none (see thaw-share --help)");
-            return ExitCode::from(2);
-        }
+    if let Some(code) = child::answer_arguments("thaw-share", env!("CARGO_PKG_VERSION"), HELP) {
+        return code;
     }
-    let Some(setup) = inherited_socket() else {
+    // SAFETY: this process has opened nothing yet, so nothing else owns the descriptor.
+    let Some(setup) = (unsafe { child::inherited_socket(SETUP_FD, false) }) else {
         eprintln!("thaw-share: descriptor {SETUP_FD} is not a SEQPACKET unix socket (see thaw-share --help)");
-        return ExitCode::from(2);
+        return ExitCode::from(child::STARTED_INCORRECTLY);
     };
+    // Closes all other inherited descriptors, because the guest must not reach them.
+    // SAFETY: only inherited descriptors are open yet, and nothing in this process refers to them by number.
+    unsafe { libc::close_range(SETUP_FD as u32 + 1, u32::MAX, 0) };
     thaw_log::to_stderr();
     thaw_log::end_on_panic();
     let ends = match begin(&setup) {
@@ -108,20 +101,4 @@ fn begin(setup: &OwnedFd) -> Result<std::sync::mpsc::Receiver<End>, String> {
     jail::close(serve.devices).map_err(|e| failed("cannot close the jail")(&e))?;
     tracing::info!(shares = serve.shares.len(), "jailed");
     relay::start(UnixStream::from(relay), file_system).map_err(|e| failed("cannot start serving")(&e))
-}
-
-/// Takes descriptor [`SETUP_FD`] if it is a SEQPACKET socket.
-fn inherited_socket() -> Option<OwnedFd> {
-    // SAFETY: if the descriptor is closed, the call returns EBADF and the borrow ends. This process has opened nothing yet, so nothing else
-    // owns it.
-    let inherited = unsafe { BorrowedFd::borrow_raw(SETUP_FD) };
-    if rustix::net::sockopt::socket_type(inherited) != Ok(SocketType::SEQPACKET) {
-        return None;
-    }
-    // SAFETY: the descriptor is open, and only this function takes it.
-    let socket = unsafe { OwnedFd::from_raw_fd(SETUP_FD) };
-    // Closes all other inherited descriptors, because the guest must not reach them.
-    // SAFETY: only inherited descriptors are open yet, and nothing in this process refers to them by number.
-    unsafe { libc::close_range(SETUP_FD as u32 + 1, u32::MAX, 0) };
-    Some(socket)
 }

@@ -10,6 +10,7 @@
 //! | [`bpf`] | bpf(2): maps, programs and an assembler for them |
 //! | [`jail`] | namespaces, root, limits and capabilities that a process gives up |
 //! | [`mount`] | mount_setattr(2) |
+//! | [`child`] | command line and inherited socket of a process that serves one guest |
 //! | [`backoff`] | pauses between attempts |
 //! | [`lock`] | locks that ignore the poison of a panicked thread |
 //! | [`prefix`] | IPv4 networks in CIDR notation, as rules use them |
@@ -23,6 +24,7 @@
 
 pub mod backoff;
 pub mod bpf;
+pub mod child;
 pub mod conntrack;
 pub mod jail;
 pub mod link;

@@ -1,9 +1,9 @@
 //! thaw-vmm: one microVM in one jailed process, driven over the listening control socket it inherits.
 
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd};
 use std::process::ExitCode;
 
 use thaw_protocol::control::{CONTROL_FD, JAIL_LACKS_CODE, JAIL_VARIABLE, JAIL_WHOLE, StartTimes};
+use thaw_sys::child;
 use thaw_vmm::clock::monotonic_ns;
 use thaw_vmm::control::{self, End};
 use thaw_vmm::events::EventSink;
@@ -30,26 +30,15 @@ Environment:
 /// this host cannot provide it.
 fn main() -> ExitCode {
     let process = monotonic_ns();
-    match std::env::args().nth(1).as_deref() {
-        None => {}
-        Some("--help" | "-h") => {
-            print!("{HELP}");
-            return ExitCode::SUCCESS;
-        }
-        Some("--version" | "-V") => {
-            println!("thaw-vmm {}", env!("CARGO_PKG_VERSION"));
-            return ExitCode::SUCCESS;
-        }
-        Some(other) => {
-            eprintln!("thaw-vmm: unknown argument {other:?}; it takes none (see thaw-vmm --help)");
-            return ExitCode::from(2);
-        }
+    if let Some(code) = child::answer_arguments("thaw-vmm", env!("CARGO_PKG_VERSION"), HELP) {
+        return code;
     }
-    let Some(listener) = inherited_socket() else {
+    // SAFETY: this process has opened nothing yet, so nothing else owns the descriptor.
+    let Some(listener) = (unsafe { child::inherited_socket(CONTROL_FD, true) }) else {
         eprintln!(
             "thaw-vmm: descriptor {CONTROL_FD} is not a listening SEQPACKET unix socket (see thaw-vmm --help)"
         );
-        return ExitCode::from(2);
+        return ExitCode::from(child::STARTED_INCORRECTLY);
     };
     thaw_log::to_stderr();
     thaw_log::end_on_panic();
@@ -92,18 +81,4 @@ fn main() -> ExitCode {
     };
     // Exits without returning: the kernel destroys threads, memory and VM faster than `machine`'s destructors would.
     std::process::exit(code)
-}
-
-/// Takes descriptor [`CONTROL_FD`] if it is the expected socket.
-fn inherited_socket() -> Option<OwnedFd> {
-    // SAFETY: if the descriptor is closed, these calls return EBADF and the borrow ends. This process has opened nothing yet, so nothing
-    // else uses it.
-    let inherited = unsafe { BorrowedFd::borrow_raw(CONTROL_FD) };
-    let sequenced = rustix::net::sockopt::socket_type(inherited) == Ok(rustix::net::SocketType::SEQPACKET);
-    let listening = rustix::net::sockopt::socket_acceptconn(inherited) == Ok(true);
-    if !sequenced || !listening {
-        return None;
-    }
-    // SAFETY: the descriptor is open, and only this function takes it.
-    Some(unsafe { OwnedFd::from_raw_fd(CONTROL_FD) })
 }

@@ -68,8 +68,6 @@ pub enum FileError {
 /// Bytes of the header.
 pub const HEADER: usize = 64;
 const HASH_AT: usize = 32;
-/// Bytes before a record's payload.
-pub const RECORD_HEADER: usize = 12;
 
 impl Format {
     pub(super) fn damaged(&self, at: u64, what: impl Into<String>) -> FileError {

@@ -16,7 +16,7 @@ use super::config::{Config, ConfigSpace};
 use super::device::{Activation, DeviceError, DeviceSpec, Saved, VirtioDevice};
 use super::guest_io;
 use super::queue::Answer;
-use super::state::{DeviceState, QueueRecord};
+use super::state::DeviceState;
 use crate::memory::GuestMemory;
 
 /// `VIRTIO_BALLOON_F_DEFLATE_ON_OOM`: the guest may take pages back when it runs out.
@@ -87,10 +87,6 @@ impl VirtioDevice for Balloon {
 
     fn save(&mut self) -> Saved {
         Saved::plain(self.active.as_ref())
-    }
-
-    fn check(&self, state: &DeviceState, _queues: Option<&[QueueRecord]>) -> Result<(), String> {
-        state.check_plain()
     }
 
     fn restore(&mut self, activation: Option<Activation>, _state: &DeviceState) -> Result<(), DeviceError> {

@@ -164,8 +164,10 @@ pub trait VirtioDevice: Send {
     fn save(&mut self) -> Saved;
 
     /// Checks whether `state` can be restored; `queues` are those of an active device. Changes nothing. The
-    /// error is a sentence.
-    fn check(&self, state: &DeviceState, queues: Option<&[QueueRecord]>) -> Result<(), String>;
+    /// error is a sentence. By default the device has no state except its queues.
+    fn check(&self, state: &DeviceState, _queues: Option<&[QueueRecord]>) -> Result<(), String> {
+        state.check_plain()
+    }
 
     /// Restores a device that was never active to a state that [`Self::check`] accepts, without a backend. Does
     /// not touch guest memory until an event is served; the device kicks itself for work that is due then.

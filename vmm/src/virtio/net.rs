@@ -29,7 +29,7 @@ use self::tap::Tap;
 use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError, DeviceSpec, Saved, VirtioDevice, one_descriptor};
 use super::event_loop::Registrar;
-use super::state::{DeviceState, QueueRecord};
+use super::state::DeviceState;
 use super::throttle::Throttle;
 
 const QUEUE_SIZES: [u16; 2] = [256; 2];
@@ -265,10 +265,6 @@ impl VirtioDevice for Net {
             queues[RX].has_work = false;
         }
         saved
-    }
-
-    fn check(&self, state: &DeviceState, _queues: Option<&[QueueRecord]>) -> Result<(), String> {
-        state.check_plain()
     }
 
     fn restore(&mut self, activation: Option<Activation>, _state: &DeviceState) -> Result<(), DeviceError> {

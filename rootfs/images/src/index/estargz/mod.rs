@@ -50,21 +50,6 @@ pub enum Bound {
     Zstd { stored: Digest, location: Range<u64> },
 }
 
-/// The digest of the table of a layer with these annotations; `None` if it is not an eStargz layer. [`bound`] knows
-/// zstd:chunked as well.
-///
-/// # Errors
-/// If the annotation exists but is not a digest.
-pub fn toc_digest<'a>(
-    annotations: impl IntoIterator<Item = (&'a String, &'a String)>,
-) -> Result<Option<Digest>, IndexError> {
-    annotations
-        .into_iter()
-        .find(|(name, _)| *name == TOC_DIGEST)
-        .map(|(_, value)| digest_of(value))
-        .transpose()
-}
-
 fn digest_of(value: &str) -> Result<Digest, IndexError> {
     value
         .parse::<Digest>()

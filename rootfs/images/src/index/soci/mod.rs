@@ -15,10 +15,6 @@ pub use manifest::{Index, Ztoc, bound_index, index_manifest, is_index};
 pub use write::{Toc, index_layer, scan, write_ztoc};
 pub use ztoc::read_ztoc;
 
-/// Spans of SOCI's own tool.
-pub const DEFAULT_SPAN: u64 = 4 << 20;
-/// Layers smaller than this get no ztoc from SOCI's own tool.
-pub const DEFAULT_LEAST_LAYER: u64 = 10 << 20;
 /// Largest ztoc: 40 bytes of checkpoint for each KiB of a 4 TiB layer, or 4 million files.
 pub const MAX_ZTOC: u64 = 1 << 30;
 

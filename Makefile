@@ -182,6 +182,10 @@ bench-tenants: ## what it costs that tenants share no image and no template; `QU
 	@./setup test
 	@tests/bench/run tenants $(if $(QUICK),--quick)
 
+bench-alternatives: ## mechanisms that do one job in two ways, in turn: memory of a thaw, owners of a sandbox; `QUICK=1`: a first look
+	@./setup test
+	@tests/bench/run alternatives $(if $(QUICK),--quick)
+
 bench-report: ## render docs/benchmarks.md and the README's ratios from target/bench; `CHECK=1`: only say which results must be measured again
 	@cargo build --release --quiet --bins
 	@$(BIN)/bench-report $(if $(CHECK),--check)
@@ -189,4 +193,4 @@ bench-report: ## render docs/benchmarks.md and the README's ratios from target/b
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-quickstart test-lab test-upgrade nightly lint house advisories fuzz deny build kernel install uninstall deb node-image release test-release bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-tenants bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-quickstart test-lab test-upgrade nightly lint house advisories fuzz deny build kernel install uninstall deb node-image release test-release bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-tenants bench-alternatives bench-report clean

@@ -10,6 +10,7 @@ use crate::form::{Form, layer_key};
 use crate::index::{Content, LayerIndex};
 use crate::load_order::LoadOrder;
 use crate::ranges::{Ranges, StoredBlob};
+use crate::source::Descriptor;
 
 /// A format of whole images. A value is one image's manifest in this format.
 #[async_trait]
@@ -24,6 +25,22 @@ pub trait ImageFormat: Send + Sync {
     /// # Errors
     /// Those of `ranges`; `DigestMismatch` or `Malformed` for documents that contradict the manifest.
     async fn open(&self, ranges: &dyn Ranges) -> Result<LazyImage, Error>;
+}
+
+/// A format of single layers, each described by a document to which the image is bound. A value is what binds one image.
+#[async_trait]
+pub trait LayerFormat: Send + Sync {
+    /// Reads and checks the document of the layer `stored`, which the manifest describes by `descriptor`. `None` if the image is not bound
+    /// to one in this format.
+    ///
+    /// # Errors
+    /// Those of `ranges`; `DigestMismatch` or `Malformed` for a document that contradicts what binds it.
+    async fn open(
+        &self,
+        stored: &StoredBlob,
+        descriptor: &Descriptor,
+        ranges: &dyn Ranges,
+    ) -> Result<Option<LazyLayer>, Error>;
 }
 
 /// An image whose metadata is complete and whose file data can be read in pieces.

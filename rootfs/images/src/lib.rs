@@ -10,6 +10,7 @@ pub mod error;
 pub mod fetch;
 pub mod fill;
 pub mod form;
+pub mod formats;
 pub mod guest_image;
 pub mod index;
 pub mod layer;

@@ -20,8 +20,9 @@ use std::time::Duration;
 use serde_json::Value;
 use thaw_imagefs::blob::BlobFile;
 
+use crate::formats::unusable_indexes;
 use crate::progress::{Event, Progress};
-use crate::pull::{PullOptions, PullPolicy, WhichLayer, unusable_indexes};
+use crate::pull::{PullOptions, PullPolicy, WhichLayer};
 use crate::source::fixture::{self, Blobs, Layer, TAR, TAR_GZIP, TAR_ZSTD};
 use crate::source::{Credentials, Platform, Retry};
 

@@ -4,6 +4,7 @@
 //! Ratios are between things measured in turn (A B A B …) within one process's lifetime: on a machine whose speed
 //! drifts, only those mean anything.
 
+pub mod alternatives;
 pub mod boot;
 pub mod clock;
 pub mod create;

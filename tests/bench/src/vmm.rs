@@ -87,6 +87,26 @@ impl Vmm {
         Ok(last)
     }
 
+    /// Asks and waits, for an answer that carries descriptors. Nothing else may be unanswered.
+    pub fn call_for_descriptors(
+        &mut self,
+        command: Command,
+        fds: &[BorrowedFd<'_>],
+    ) -> io::Result<(Response, Vec<OwnedFd>)> {
+        self.settle()?;
+        self.ask(command, fds)?;
+        loop {
+            match self.receiver.receive(&self.socket).map_err(io::Error::other)? {
+                (FromVmm::Reply { id, result }, fds) => {
+                    self.answered = id;
+                    return Ok((result.map_err(io::Error::other)?, fds));
+                }
+                (FromVmm::Event(Event::Exited(reason)), _) => return Err(ended(reason)),
+                (FromVmm::Event(Event::Doorbell { .. }), _) => {}
+            }
+        }
+    }
+
     /// Asks and waits.
     pub fn call(&mut self, command: Command, fds: &[BorrowedFd<'_>]) -> io::Result<Response> {
         self.ask(command, fds)?;

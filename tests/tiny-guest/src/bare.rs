@@ -27,6 +27,12 @@ pub fn terse(filled_mib: u32) -> Guest {
     halted(woken(filled_mib))
 }
 
+/// As [`terse`], but then it reads a word of every page that it wrote, and prints another newline.
+pub fn rereading(filled_mib: u32) -> Guest {
+    // mov ebx, [edi]; the port and the newline are still there.
+    halted(sweep(woken(filled_mib), [0x8b, 0x1f], filled_mib).raw(&[0xee]))
+}
+
 /// As [`bare`] with few pages, but it powers off a moment after its acknowledgement: 2^30 ticks of the time stamp counter.
 pub fn brief() -> Guest {
     let code = hexadecimal(woken(0)).print("\n");
@@ -203,16 +209,23 @@ fn halted(code: Code) -> Guest {
 
 /// Writes each page's address to it.
 fn fill(code: Code, filled_mib: u32) -> Code {
-    if filled_mib <= 2 {
+    // mov [edi], edi
+    sweep(code, [0x89, 0x3f], filled_mib)
+}
+
+/// Does `access`, whose address is in EDI, to every page from 2 MiB up to `end_mib`.
+fn sweep(code: Code, access: [u8; 2], end_mib: u32) -> Code {
+    if end_mib <= 2 {
         return code;
     }
-    // mov edi, 2 MiB; 1: mov [edi], edi; add edi, 4096; cmp edi, end; jb 1b
+    // mov edi, 2 MiB; 1: ACCESS; add edi, 4096; cmp edi, end; jb 1b
     code.raw(&[0xbf])
         .raw(&(2 * MIB).to_le_bytes())
-        .raw(&[0x89, 0x3f, 0x81, 0xc7])
+        .raw(&access)
+        .raw(&[0x81, 0xc7])
         .raw(&4096u32.to_le_bytes())
         .raw(&[0x81, 0xff])
-        .raw(&(filled_mib * MIB).to_le_bytes())
+        .raw(&(end_mib * MIB).to_le_bytes())
         .raw(&[0x72, (-16i8).to_le_bytes()[0]])
 }
 

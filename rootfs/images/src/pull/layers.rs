@@ -11,11 +11,10 @@ use tokio_util::sync::CancellationToken;
 use crate::blocking::blocking;
 use crate::error::Error;
 use crate::form::Form;
+use crate::formats::{BoundLayers, warn_unusable};
 use crate::progress::{Event, Progress};
 use crate::source::{Descriptor, LayerSource, Resolved, Source};
 use crate::store::{LayerRecord, Lock, Origin, Store};
-
-use super::indexes::{Indexes, warn_unusable};
 
 /// Layers unpacked at a time.
 const CONCURRENT_LAYERS: usize = 3;
@@ -23,7 +22,7 @@ const CONCURRENT_LAYERS: usize = 3;
 /// The context in which the layers of one image are made.
 pub(super) struct Pulling<'a> {
     pub source: &'a dyn Source,
-    pub indexes: Option<Indexes>,
+    pub bound: Option<BoundLayers>,
     /// Keeps the store from being collected.
     pub making: Arc<Lock>,
     pub progress: Arc<dyn Progress>,
@@ -97,11 +96,11 @@ impl Store {
             pulling.progress.event(Event::Cached { layer: diff_id });
             return Ok(record(Form::Tar, diff_id));
         }
-        if let (Some(indexes), Some(descriptor)) = (&pulling.indexes, &descriptor) {
+        if let (Some(bound), Some(descriptor)) = (&pulling.bound, &descriptor) {
             let found = tokio::select! {
                 biased;
                 () = cancelled.cancelled() => return Err(Error::Cancelled),
-                found = indexes.layer(&layer, descriptor) => found,
+                found = bound.layer(&layer, descriptor) => found,
             };
             match found {
                 Ok(Some(found)) => {

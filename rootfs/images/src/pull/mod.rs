@@ -5,7 +5,6 @@
 //! warning, and its layer is streamed.
 
 mod ensure;
-mod indexes;
 mod layers;
 
 use std::collections::HashSet;
@@ -16,8 +15,7 @@ use crate::error::Error;
 use crate::fetch::{self, FetchOptions};
 use crate::fill::Filler;
 use crate::form::Form;
-use crate::lazy::ImageFormat;
-use crate::manifest;
+use crate::formats::{BoundLayers, image_format, layer_formats, warn_unusable};
 use crate::progress::{Event, Progress};
 use crate::ranges::{Priority, Ranges};
 use crate::reference::ImageRef;
@@ -26,9 +24,7 @@ use crate::source::{self, Credentials, Platform, Resolved, Retry, Source, Source
 use crate::store::{Image, Lock, Parts, Store};
 
 pub use ensure::WhichLayer;
-pub use indexes::unusable_indexes;
 
-use indexes::Indexes;
 use layers::Pulling;
 
 /// When a pull asks the source.
@@ -224,7 +220,7 @@ impl<'a> Pull<'a> {
             pinned: false,
         };
         let store = self.store.clone();
-        let Some(format) = format(&resolved.kind) else {
+        let Some(format) = image_format(&resolved.kind) else {
             let pulling = self.pulling(source, resolved, making).await;
             parts.layers = self.store.make_layers(&pulling, resolved).await?;
             self.progress.event(Event::Assembling);
@@ -259,22 +255,34 @@ impl<'a> Pull<'a> {
     ) -> Pulling<'s> {
         Pulling {
             source,
-            indexes: self.indexes(source, resolved).await,
+            bound: self.bound(source, resolved).await,
             making,
             progress: self.progress.clone(),
         }
     }
 
-    /// The indexes that let the image's layers be read in pieces. `None`, with a warning, if they cannot be read.
-    async fn indexes(&self, source: &dyn Source, resolved: &Resolved) -> Option<Indexes> {
+    /// The documents that let the image's layers be read in pieces. `None`, with a warning, if they cannot be read.
+    async fn bound(&self, source: &dyn Source, resolved: &Resolved) -> Option<BoundLayers> {
         if !self.options.lazy {
             return None;
         }
-        let indexes = Indexes::of(source, resolved, || self.ranges()).await;
-        indexes.unwrap_or_else(|error| {
-            indexes::warn_unusable(&resolved.digest, &error);
+        self.find_bound(source, resolved).await.unwrap_or_else(|error| {
+            warn_unusable(&resolved.digest, &error);
             None
         })
+    }
+
+    async fn find_bound(
+        &self,
+        source: &dyn Source,
+        resolved: &Resolved,
+    ) -> Result<Option<BoundLayers>, Error> {
+        let formats = layer_formats(source, resolved).await?;
+        if formats.is_empty() {
+            return Ok(None);
+        }
+        let ranges = self.ranges().await?;
+        Ok(Some(BoundLayers { formats, ranges }))
     }
 
     /// A reader of the image's blobs.
@@ -311,15 +319,6 @@ impl<'a> Pull<'a> {
             }
         }
         Ok(())
-    }
-}
-
-/// The format of an image without tar layers.
-fn format(kind: &manifest::Kind) -> Option<&dyn ImageFormat> {
-    match kind {
-        manifest::Kind::Layers => None,
-        manifest::Kind::Converted(manifest) => Some(&**manifest),
-        manifest::Kind::Nydus(manifest) => Some(&**manifest),
     }
 }
 

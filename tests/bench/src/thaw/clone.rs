@@ -3,11 +3,16 @@
 use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use thaw_protocol::control::{Backend, Command, DeviceId};
+use thaw_protocol::control::{Backend, Command, DeviceId, MemoryMode};
+use thaw_sandbox::page_server::{FileSource, PageServer};
+use thaw_sandbox::snapshot::Hash;
+use thaw_sandbox::snapshot::manifest::{CHUNK, ChunkRun, ChunkedFile};
+use thaw_tiny_guest::Guest;
 use thaw_tiny_guest::bare::{READY, terse};
 
 use super::files::Files;
@@ -20,7 +25,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// What clones are made of and with.
 pub struct Template {
     pub memory_mib: u32,
-    files: Files,
+    pub(super) files: Files,
     kvm: File,
     directory: PathBuf,
     log: OwnedFd,
@@ -36,13 +41,18 @@ pub struct Clone {
 impl Template {
     /// Boots a bare guest of `memory_mib`, all of which holds data if `filled`, and freezes it.
     pub fn build(memory_mib: u32, filled: bool, directory: &Path) -> io::Result<Template> {
+        Template::of(&terse(if filled { memory_mib } else { 0 }), memory_mib, directory)
+    }
+
+    /// Boots `guest`, one of [`thaw_tiny_guest::bare`], and freezes it.
+    pub fn of(guest: &Guest, memory_mib: u32, directory: &Path) -> io::Result<Template> {
         let kvm = open_kvm()?;
         let log: OwnedFd = File::create(directory.join(format!("thaw-vmm-{memory_mib}.log")))?.into();
         let mut vmm = Vmm::spawn(directory, &log)?;
         vmm.create(&kvm, 1, memory_mib)?;
         let (mut console, theirs) = UnixStream::pair()?;
         vmm.attach(DeviceId::Console, Backend::Console, theirs.as_fd())?;
-        let kernel = terse(if filled { memory_mib } else { 0 }).kernel();
+        let kernel = guest.kernel();
         let boot = Command::Boot {
             cmdline: String::new(),
         };
@@ -65,6 +75,27 @@ impl Template {
         let mut vmm = self.asked_for_a_machine()?;
         vmm.settle()?;
         Ok(vmm)
+    }
+
+    /// A clone whose memory is as `mode` says, parked. The thread that serves its faults ends with it.
+    pub fn parked_as(&self, mode: MemoryMode) -> io::Result<(Clone, Option<PageServer>)> {
+        let mut vmm = self.shell()?;
+        let server = match mode {
+            MemoryMode::Cow | MemoryMode::Populate => {
+                self.files.restore(&mut vmm, None, mode)?;
+                None
+            }
+            MemoryMode::Uffd => {
+                let (regions, userfaultfd) = self.files.restore_by_userfaultfd(&mut vmm)?;
+                let broken = |why: String| eprintln!("a page server: {why}");
+                let source = FileSource::new(self.files.memory().try_clone()?, &self.chunks()?);
+                Some(PageServer::start(userfaultfd, &regions, source, broken)?)
+            }
+        };
+        let console = self.console(&mut vmm)?;
+        let mut clone = self.clone_of(vmm, console);
+        clone.vmm.settle()?;
+        Ok((clone, server))
     }
 
     /// A clone that waits for its thaw.
@@ -118,6 +149,24 @@ impl Template {
         Ok(taken)
     }
 
+    /// The hashes of its memory file.
+    fn chunks(&self) -> io::Result<ChunkedFile> {
+        let memory = self.files.memory();
+        let bytes = memory.metadata()?.len();
+        let mut blake3 = Vec::new();
+        let mut chunk = vec![0; CHUNK as usize];
+        for at in (0..bytes).step_by(CHUNK as usize) {
+            let length = CHUNK.min(bytes - at) as usize;
+            memory.read_exact_at(&mut chunk[..length], at)?;
+            blake3.push(Hash::of(&chunk[..length]));
+        }
+        Ok(ChunkedFile {
+            bytes,
+            data_bytes: bytes,
+            chunks: vec![ChunkRun { first: 0, blake3 }],
+        })
+    }
+
     fn clone_of(&self, vmm: Vmm, console: UnixStream) -> Clone {
         Clone {
             memory_mib: self.memory_mib,
@@ -134,9 +183,14 @@ impl Template {
 
     /// Asks `vmm` to load the template and gives its console a socket; our end of it.
     fn restore(&self, vmm: &mut Vmm) -> io::Result<UnixStream> {
+        self.files.restore(vmm, None, MemoryMode::Cow)?;
+        self.console(vmm)
+    }
+
+    /// Gives `vmm` a console: our end of it.
+    fn console(&self, vmm: &mut Vmm) -> io::Result<UnixStream> {
         let (console, theirs) = UnixStream::pair()?;
         console.set_read_timeout(Some(PATIENCE))?;
-        self.files.restore(vmm, None)?;
         vmm.attach(DeviceId::Console, Backend::Console, theirs.as_fd())?;
         Ok(console)
     }

@@ -2,15 +2,17 @@
 
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
-use thaw_protocol::control::{Command, FreezeKind, MemoryMode};
+use thaw_protocol::control::{Command, FreezeKind, MappedRegion, MemoryMode, Response};
 
 use crate::vmm::Vmm;
 
 /// Name of the memory file, as `/proc/PID/smaps` shows it.
 pub const MEMORY: &str = "template-memory";
+
+const USERFAULTFD: &str = "/dev/userfaultfd";
 
 /// State and memory.
 pub struct Files {
@@ -34,12 +36,32 @@ impl Files {
         Ok(Files { state, memory })
     }
 
+    /// The memory file.
+    pub fn memory(&self) -> &File {
+        &self.memory
+    }
+
+    /// Loads them by another process, which fills each page over `/dev/userfaultfd`: the regions to fill, and the userfaultfd.
+    pub fn restore_by_userfaultfd(&self, vmm: &mut Vmm) -> io::Result<(Vec<MappedRegion>, OwnedFd)> {
+        let device = File::options().read(true).write(true).open(USERFAULTFD)?;
+        let restore = Command::Restore {
+            layers: 0,
+            working_set: false,
+            mode: MemoryMode::Uffd,
+        };
+        let (response, mut fds) = vmm.call_for_descriptors(restore, &[self.state.as_fd(), device.as_fd()])?;
+        match (response, fds.pop()) {
+            (Response::Restored { regions, .. }, Some(userfaultfd)) => Ok((regions, userfaultfd)),
+            (other, _) => Err(io::Error::other(format!("a restore was answered {other:?}"))),
+        }
+    }
+
     /// Asks `vmm` to load them.
-    pub fn restore(&self, vmm: &mut Vmm, working_set: Option<&File>) -> io::Result<()> {
+    pub fn restore(&self, vmm: &mut Vmm, working_set: Option<&File>, mode: MemoryMode) -> io::Result<()> {
         let restore = Command::Restore {
             layers: 1,
             working_set: working_set.is_some(),
-            mode: MemoryMode::Cow,
+            mode,
         };
         let mut files: Vec<BorrowedFd<'_>> = vec![self.state.as_fd(), self.memory.as_fd()];
         files.extend(working_set.map(AsFd::as_fd));

@@ -26,6 +26,7 @@ pub mod disk;
 pub mod foreground;
 pub mod plan;
 pub mod pool;
+mod priority;
 pub mod process;
 pub mod resource;
 pub mod share;

@@ -9,8 +9,8 @@
 //! - A pool to be refilled yields to the work that its plan names, for a short time and unless it has almost run out.
 //! - After a resource could not be made, or was unfit, the pool retries after a pause that doubles each time.
 //!
-//! A pool has threads of its own: makers, which sleep until claims have taken it below its low mark, and one that destroys. An empty pool
-//! ([`Pool::empty`]) has no threads: its callers do all the work.
+//! A pool has threads of its own: makers, which sleep until claims have taken it below its low mark, and one that destroys. Their priority
+//! is low (`priority`). An empty pool ([`Pool::empty`]) has no threads: its callers do all the work.
 
 use std::collections::VecDeque;
 use std::fmt;
@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 use crate::demand::Demand;
 use crate::foreground::Wake;
 use crate::plan::{Plan, Sizing, Watermarks};
+use crate::priority;
 use crate::resource::{Claim, Kind, SlowReason, Unfit};
 use crate::statistics::{Counters, PoolStatistics, add};
 use crate::trouble::Trouble;
@@ -141,9 +142,13 @@ impl<K: Kind> Pool<K> {
 
     fn start(&self, what: &str, work: fn(&Shared<K>)) -> io::Result<()> {
         let shared = self.shared.clone();
+        let work = move || {
+            priority::lower();
+            work(&shared);
+        };
         let thread = std::thread::Builder::new()
             .name(format!("{what} {}", K::NAME))
-            .spawn(move || work(&shared))?;
+            .spawn(work)?;
         self.threads.locked().push(thread);
         Ok(())
     }

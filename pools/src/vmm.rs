@@ -20,6 +20,7 @@ use thaw_protocol::api::DISK_MIB;
 use thaw_protocol::control::{CONTROL_FD, JAIL_VARIABLE, JAIL_WHOLE};
 
 use crate::Error;
+use crate::priority;
 use crate::process::{self, ProcessRecord};
 use crate::spawn::{self, Program};
 
@@ -209,6 +210,11 @@ impl VmmProcess {
     /// Kills it. No effect once it has ended.
     pub fn kill(&self) {
         let _ = rustix::process::pidfd_send_signal(&self.pidfd, Signal::KILL);
+    }
+
+    /// Gives it the usual priority. A thread that makes resources ahead has a lower one, which the processes it starts inherit.
+    pub fn raise_priority(&self) {
+        priority::raise(self.record.pid);
     }
 
     /// Limits the size of files that it writes, in bytes, to less than [`LARGEST_FILE`]: a write beyond fails, and the process cannot raise

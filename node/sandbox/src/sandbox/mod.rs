@@ -321,13 +321,13 @@ impl Sandbox {
         progress: Arc<dyn Progress>,
         building: crate::template::Progress,
     ) -> Result<Sandbox, Error> {
-        let _creating = node.pools.creations.begin();
+        let _creating = node.pools.begin_creation();
         create::create(node, spec, trace, progress, building).await
     }
 
     /// Creates a sandbox from a snapshot of a running one: its workloads go on with a new identity. Timed like a creation.
     pub async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Error> {
-        let _creating = node.pools.creations.begin();
+        let _creating = node.pools.begin_creation();
         snapshot::thaw(node, spec, trace).await
     }
 

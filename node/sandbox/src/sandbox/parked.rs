@@ -57,7 +57,7 @@ impl Kind for ParkedVms {
         })?;
         self.0
             .fit(&mut spare, &want.template.manifest.subject, want.fitting)?;
-        Ok(spare)
+        Ok(spare.complete())
     }
 
     fn check(&self, spare: &Spare) -> Result<(), Unfit> {

@@ -3,16 +3,18 @@
 use std::fmt;
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
+use std::time::Duration;
 
 use thaw_network::{Networks, Setup};
 use thaw_pools::cgroup::{Cgroups, Hierarchy};
 use thaw_pools::disk::Disks;
-use thaw_pools::foreground::Foreground;
+use thaw_pools::foreground::{Active, Foreground};
 use thaw_pools::plan::Plan;
 use thaw_pools::pool::Pool;
 use thaw_pools::resource::Kind;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::DEFAULT_DISK_MIB;
+use tokio::runtime::Handle;
 use tokio::sync::watch;
 
 use crate::blocking::blocking;
@@ -24,6 +26,9 @@ use crate::trace::Trace;
 
 /// Size in bytes of the largest disk that is made ahead. On the host it occupies only what is written.
 const DISK_SIZE: u64 = (DEFAULT_DISK_MIB as u64) << 20;
+
+/// How long after a creation its pools may refill: its caller gets the answer first, and the next creation of a burst its machine.
+const ANSWERED: Duration = Duration::from_millis(5);
 
 /// The size to make for a disk of `size` bytes: the next smaller power of two, so that there are few templates.
 pub(super) fn made_size(size: u64) -> u64 {
@@ -83,6 +88,11 @@ impl Pools {
         })
     }
 
+    /// Begins a creation, beside which the pools do not refill. Must be called within a tokio runtime.
+    pub(super) fn begin_creation(&self) -> Creation {
+        Creation(Some(self.creations.begin()))
+    }
+
     /// The statistics of each pool.
     pub fn statistics(&self) -> [PoolStatistics; 3] {
         [
@@ -105,6 +115,21 @@ impl Pools {
         for pool in self.statistics() {
             let (kind, claims, hits, made) = (pool.kind, pool.claims, pool.hits, pool.made);
             tracing::info!(kind, claims, hits, made, failed = pool.failed, "pool closed");
+        }
+    }
+}
+
+/// A creation. It counts until a moment after this is dropped.
+pub(super) struct Creation(Option<Active>);
+
+impl Drop for Creation {
+    fn drop(&mut self) {
+        // Without a runtime, this process ends.
+        if let (Some(active), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
+            runtime.spawn(async move {
+                tokio::time::sleep(ANSWERED).await;
+                drop(active);
+            });
         }
     }
 }

@@ -23,7 +23,8 @@ impl Kind for Shells {
     type Error = Error;
 
     fn make(&self, machine: &MachineSpec) -> Result<Spare, Error> {
-        self.0.make(machine, |shell| Ok(Vm::Shell(shell)))
+        let made = self.0.make(machine, |shell| Ok(Vm::Shell(shell)));
+        made.map(Spare::complete)
     }
 
     fn check(&self, spare: &Spare) -> Result<(), Unfit> {

@@ -57,6 +57,12 @@ impl Spare {
         }
     }
 
+    /// It is complete: from now on its machine has the priority of others.
+    pub(super) fn complete(self) -> Spare {
+        self.vm.process().raise_priority();
+        self
+    }
+
     /// Whether devices are attached to it.
     pub(super) fn is_fitted(&self) -> bool {
         self.fitted.is_some()

@@ -6,6 +6,7 @@
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
@@ -25,6 +26,10 @@ const SHELL_PATIENCE: Timespec = Timespec {
     tv_sec: 30,
     tv_nsec: 0,
 };
+
+/// How long after a thaw the vCPUs that have nothing to do yet are woken. Each wake takes a processor from the guest's first vCPU, from the
+/// answer to the thaw and from other thaws; a guest that starts one of them later waits this long at most.
+const REST_AFTER: Duration = Duration::from_millis(2);
 
 /// Why [`serve`] returned.
 #[derive(Debug, PartialEq, Eq)]
@@ -47,6 +52,7 @@ pub fn serve(listener: OwnedFd, machine: &mut Machine, events: &EventSink) -> st
         events,
         receiver: Receiver::default(),
         tethered: false,
+        rest_at: None,
     };
     let mut patience = Some(SHELL_PATIENCE);
     loop {
@@ -63,7 +69,9 @@ pub fn serve(listener: OwnedFd, machine: &mut Machine, events: &EventSink) -> st
             Err(e) => return Err(e.into()),
         };
         patience = None;
-        if let Some(end) = server.serve_connection(socket)? {
+        let end = server.serve_connection(socket)?;
+        server.wake_rest();
+        if let Some(end) = end {
             return Ok(end);
         }
     }
@@ -104,6 +112,8 @@ struct Server<'a> {
     events: &'a EventSink,
     receiver: Receiver,
     tethered: bool,
+    /// When to wake the vCPUs that a thaw has not started.
+    rest_at: Option<Instant>,
 }
 
 /// What to do with a connection next.
@@ -141,7 +151,7 @@ impl Server<'_> {
     }
 
     /// Waits until there is something to do. Returns whether a packet can be read, and whether the peer has closed.
-    fn wait(&self, socket: &OwnedFd, all_sent: bool) -> std::io::Result<(bool, bool)> {
+    fn wait(&mut self, socket: &OwnedFd, all_sent: bool) -> std::io::Result<(bool, bool)> {
         let wanted = if all_sent { PollFlags::IN } else { PollFlags::OUT };
         let mut ready = [
             PollFd::new(socket, wanted),
@@ -149,7 +159,8 @@ impl Server<'_> {
         ];
         // While the peer does not read, events stay in the event sink.
         let watched = if all_sent { &mut ready[..] } else { &mut ready[..1] };
-        match poll(watched, None) {
+        let left = self.until_rest();
+        match poll(watched, left.as_ref()) {
             Ok(_) => {
                 let seen = ready[0].revents();
                 Ok((
@@ -159,6 +170,24 @@ impl Server<'_> {
             }
             Err(Errno::INTR) => Ok((false, false)),
             Err(e) => Err(e.into()),
+        }
+    }
+
+    /// How long until [`Self::wake_rest`] is due; wakes them if it is now. `None` if nothing is to be woken.
+    fn until_rest(&mut self) -> Option<Timespec> {
+        let left = self.rest_at?.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            self.wake_rest();
+            return None;
+        }
+        // Fails only for times that are longer by far.
+        Timespec::try_from(left).ok()
+    }
+
+    /// Wakes the vCPUs that the last thaw has not started.
+    fn wake_rest(&mut self) {
+        if self.rest_at.take().is_some() {
+            self.machine.wake_rest();
         }
     }
 
@@ -181,6 +210,10 @@ impl Server<'_> {
         };
         let shutdown = command == Command::Shutdown;
         let thaw = matches!(command, Command::Thaw { .. });
+        // vCPUs that have not run have nothing to add to a status.
+        if command != Command::Status {
+            self.wake_rest();
+        }
         let result = self.execute(command, fds);
         if let Err(e) = &result {
             tracing::info!(code = ?e.code, "request {id} refused: {e}");
@@ -200,9 +233,7 @@ impl Server<'_> {
             return Step::Shutdown;
         }
         if thaw {
-            // An error is ignored here: the next send fails with it again.
-            let _ = send_all(socket, outgoing);
-            self.machine.after_reply();
+            self.rest_at = Some(Instant::now() + REST_AFTER);
         }
         Step::Continue
     }

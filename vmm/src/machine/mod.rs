@@ -199,7 +199,7 @@ impl Machine {
 
     /// Runs a parked machine as a new one: its generation ID differs from that of its original and of every other clone. If `memory_mib`
     /// exceeds boot memory, virtio-mem offers the difference; otherwise the size last requested from the guest stays. The devices in
-    /// `empty` have no backend. [`Self::after_reply`] must follow.
+    /// `empty` have no backend. [`Self::wake_rest`] must follow.
     pub fn thaw(&mut self, memory_mib: u32, empty: &[DeviceId]) -> Outcome<()> {
         let State::Parked(parked) = &self.state else {
             return Err(self.wrong_state("thaw"));
@@ -224,8 +224,8 @@ impl Machine {
         }
     }
 
-    /// Does the rest of a [`Self::thaw`] that the reply need not wait for.
-    pub fn after_reply(&self) {
+    /// Wakes the vCPUs that a [`Self::thaw`] has not started, because they wait for their startup.
+    pub fn wake_rest(&self) {
         if let State::Running(started) = &self.state {
             started.vcpus.wake_rest();
         }

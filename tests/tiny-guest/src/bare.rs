@@ -33,6 +33,12 @@ pub fn rereading(filled_mib: u32) -> Guest {
     halted(sweep(woken(filled_mib), [0x8b, 0x1f], filled_mib).raw(&[0xee]))
 }
 
+/// As [`bare`] with few pages, but all it prints after a thaw is the first byte of the new ID and a newline: for timing what
+/// waits for its acknowledgement, since each byte it prints leaves the guest.
+pub fn concise() -> Guest {
+    halted(digits(changed(0)).print("\n"))
+}
+
 /// As [`bare`] with few pages, but it powers off a moment after its acknowledgement: 2^30 ticks of the time stamp counter.
 pub fn brief() -> Guest {
     let code = hexadecimal(woken(0)).print("\n");
@@ -185,6 +191,12 @@ fn interrupt_to(mut code: Code, awake: usize) -> Code {
 
 /// The guest up to its first byte after a thaw.
 fn woken(filled_mib: u32) -> Code {
+    // out dx, al: port and newline are still there from READY, so that nothing but this stands before the first byte.
+    changed(filled_mib).raw(&[0xee])
+}
+
+/// The guest until the generation ID is another than at boot.
+fn changed(filled_mib: u32) -> Code {
     let code = fill(Code::default(), filled_mib)
         // mov esi, GENERATION_ID
         .raw(&[0xbe])
@@ -193,11 +205,8 @@ fn woken(filled_mib: u32) -> Code {
         .raw(&[0x8b, 0x1e, 0x8b, 0x4e, 0x04])
         .print(READY);
     // 1: cmp ebx, [esi]; jne 2f; cmp ecx, [esi+4]; je 1b; 2: eight bytes of sixteen differ in any two IDs that exist.
-    let code = code
-        .raw(&[0x3b, 0x1e, 0x75, 0x05])
-        .raw(&[0x3b, 0x4e, 0x04, 0x74, (-9i8).to_le_bytes()[0]]);
-    // out dx, al: port and newline are still there from READY, so that nothing but this stands before the first byte.
-    code.raw(&[0xee])
+    code.raw(&[0x3b, 0x1e, 0x75, 0x05])
+        .raw(&[0x3b, 0x4e, 0x04, 0x74, (-9i8).to_le_bytes()[0]])
 }
 
 fn halted(code: Code) -> Guest {
@@ -231,20 +240,24 @@ fn sweep(code: Code, access: [u8; 2], end_mib: u32) -> Code {
 
 /// Prints the 16 bytes at ESI in hexadecimal, to the port in DX.
 fn hexadecimal(code: Code) -> Code {
-    // add al, '0'; cmp al, '9' + 1; jb +2; add al, 'a' - '9' - 1; out dx, al
-    let digit = [0x04, 0x30, 0x3c, 0x3a, 0x72, 0x02, 0x04, 0x27, 0xee];
     // mov ecx, 16
     let code = code.raw(&[0xb9, 16, 0, 0, 0]);
     let start = code.0.len();
-    // mov al, [esi]; shr al, 4; DIGIT; mov al, [esi]; and al, 15; DIGIT; inc esi; dec ecx; jnz
-    let code = code
-        .raw(&[0x8a, 0x06, 0xc0, 0xe8, 0x04])
+    // inc esi; dec ecx; jnz
+    let code = digits(code).raw(&[0x46, 0x49]);
+    let back = start as i64 - (code.0.len() as i64 + 2);
+    code.raw(&[0x75, (back as i8).to_le_bytes()[0]])
+}
+
+/// Prints the byte at ESI in hexadecimal, to the port in DX.
+fn digits(code: Code) -> Code {
+    // add al, '0'; cmp al, '9' + 1; jb +2; add al, 'a' - '9' - 1; out dx, al
+    let digit = [0x04, 0x30, 0x3c, 0x3a, 0x72, 0x02, 0x04, 0x27, 0xee];
+    // mov al, [esi]; shr al, 4; DIGIT; mov al, [esi]; and al, 15; DIGIT
+    code.raw(&[0x8a, 0x06, 0xc0, 0xe8, 0x04])
         .raw(&digit)
         .raw(&[0x8a, 0x06, 0x24, 0x0f])
         .raw(&digit)
-        .raw(&[0x46, 0x49]);
-    let back = start as i64 - (code.0.len() as i64 + 2);
-    code.raw(&[0x75, (back as i8).to_le_bytes()[0]])
 }
 
 /// The generation ID a clone printed; none when `printed` is not all of it.

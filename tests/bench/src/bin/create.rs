@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use thaw_bench::create::storm::{self, CREATED, Storm};
 use thaw_bench::create::{Node, Ready, cycle_cpu, cycles, parked_byte, reads};
 use thaw_bench::{Report, table};
-use thaw_tiny_guest::bare::bare;
+use thaw_tiny_guest::bare::concise;
 use thaw_tiny_node::Place;
 
 /// How much is measured.
@@ -141,7 +141,7 @@ fn compare(report: &mut Report, plan: &Plan) -> Result<(), String> {
 async fn measure(plan: &Plan) -> Result<Report, String> {
     let own = std::env::current_exe().map_err(|e| format!("where this program is: {e}"))?;
     let binaries = own.parent().unwrap_or(Path::new("."));
-    let mut place = Place::new(binaries, &bare(0)).ok_or("this host cannot run it")?;
+    let mut place = Place::new(binaries, &concise()).ok_or("this host cannot run it")?;
     let name = match plan.cycles {
         0 => "create-one",
         _ => "create",

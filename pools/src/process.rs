@@ -3,6 +3,8 @@
 //! A pid alone names whatever process has it now; a pid with its start time names one process for ever. A record read back from disk is
 //! used only through a pidfd whose start time was checked after the pidfd was opened.
 
+use std::fs::File;
+use std::io::Read;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::OnceLock;
 use std::time::Duration;
@@ -12,6 +14,9 @@ use serde::{Deserialize, Serialize};
 
 /// How long a killed process may take to end: it may be stuck in the kernel.
 pub(crate) const END_LIMIT: Duration = Duration::from_secs(10);
+
+/// Bytes of the longest `/proc/PID/stat`: 52 numbers of at most 20 digits, and a name.
+const LONGEST_STAT: usize = 2048;
 
 /// A process: its pid and its start time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -154,12 +159,19 @@ pub struct Stat {
 impl Stat {
     /// The record of the process that currently has this pid; `None` for a zombie.
     pub fn of(pid: i32) -> Option<Stat> {
-        Stat::parse(&std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?)
+        Stat::read(&format!("/proc/{pid}/stat"))
     }
 
     /// The record of the calling process.
     pub fn of_self() -> Option<Stat> {
-        Stat::parse(&std::fs::read_to_string("/proc/self/stat").ok()?)
+        Stat::read("/proc/self/stat")
+    }
+
+    /// Reads it in one call, because the kernel counts anew for each.
+    fn read(path: &str) -> Option<Stat> {
+        let mut text = [0; LONGEST_STAT];
+        let length = File::open(path).and_then(|mut file| file.read(&mut text)).ok()?;
+        Stat::parse(std::str::from_utf8(text.get(..length)?).ok()?)
     }
 
     /// Fields are counted after the last `)`, because the name before it can contain anything. The manual's third field is our first.

@@ -51,7 +51,8 @@ pub(crate) fn find_program(
             own.with_file_name(name)
         }
     };
-    match fs::canonicalize(&looked) {
+    // Absolute, because the child executes it in another directory. Links are followed then.
+    match std::path::absolute(&looked) {
         Ok(path) if path.is_file() => Ok(path),
         _ => Err(missing(looked)),
     }

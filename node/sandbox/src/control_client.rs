@@ -20,12 +20,13 @@ use thaw_protocol::packet::{self, PacketError};
 use thaw_protocol::tags::Tagged;
 use thaw_protocol::versions::CONTROL;
 use thaw_sys::lock::Lock;
+use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 use tokio::sync::{oneshot, watch};
 use tokio::time::Instant;
 
 use crate::error::Error;
-use crate::readiness::{BOTH, register};
+use crate::readiness::register;
 
 mod error;
 mod reader;
@@ -155,7 +156,7 @@ impl ControlClient {
         };
         rustix::io::ioctl_fionbio(&socket, true).map_err(|e| failed(e.into()))?;
         let shared = Arc::new(Shared {
-            socket: register(socket, BOTH).map_err(failed)?,
+            socket: register(socket, Interest::READABLE).map_err(failed)?,
             vmm,
             pending: Mutex::new(Some(HashMap::new())),
             life: watch::Sender::new(Life::default()),
@@ -229,9 +230,12 @@ impl ControlClient {
         if let Some(result) = self.try_send(request, fds) {
             return result;
         }
+        let failed = |e: std::io::Error| CallError::Send { vmm, error: e.into() };
+        // Watched only now: the kernel would report each packet that the VMM takes, and so wake a thread in vain.
+        let socket = self.shared.socket.get_ref().try_clone().map_err(failed)?;
+        let socket = register(socket, Interest::WRITABLE).map_err(failed)?;
         loop {
-            let ready = self.shared.socket.writable().await;
-            let mut ready = ready.map_err(|e| CallError::Send { vmm, error: e.into() })?;
+            let mut ready = socket.writable().await.map_err(failed)?;
             match self.try_send(request, fds) {
                 Some(result) => return result,
                 None => ready.clear_ready(),

@@ -132,21 +132,20 @@ impl Making<'_> {
     /// Runs after the acknowledgement: records that the sandbox is ready, and meanwhile asks the machine how its start went.
     pub(super) async fn note_thawed(&mut self) -> Result<(), Error> {
         let control = self.resources.control()?.clone();
-        let (status, noted) = tokio::join!(control.call(Command::Status, &[]), async { self.note_ready() });
-        noted?;
+        // The request is sent first, so that the machine answers while this thread does the rest.
+        let (status, noted) = tokio::join!(control.call(Command::Status, &[]), async {
+            self.note_ready()?;
+            let vmm = self.record.vmm.and_then(|vmm| Stat::of(vmm.pid));
+            Ok::<_, Error>(vmm.map_or(0, |vmm| vmm.major_faults))
+        });
+        let pages = noted?;
         // If the machine has ended meanwhile, the task that monitors it reports that.
         if let Ok(Response::Status { times, faults, .. }) = status {
             tracing::debug!(faults, "page faults of the vCPUs up to the acknowledgement");
             self.trace.add_monotonic("entry", times.thawed, times.entered);
             self.trace.count("faults", faults);
         }
-        if let Some(pages) = self
-            .record
-            .vmm
-            .and_then(|v| Stat::of(v.pid))
-            .map(|s| s.major_faults)
-            && pages > 0
-        {
+        if pages > 0 {
             let text =
                 format!("{pages} page faults waited for the disk: the snapshot was not in the page cache");
             self.trace.reason(Slow::PagesNotResident, &text);

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 use std::fs::File;
 use std::io::{self, Write};
 use std::path::Path;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
@@ -25,6 +25,9 @@ pub const METADATA: &str = "metadata.erofs";
 pub const LEASE: &str = "lease";
 pub const LOAD_ORDER: &str = "load-order.json";
 
+/// How exactly the time of an image's last lease is noted. Writing it for each of many creations would cost each of them a write to the
+/// store's file system.
+const NOTED_EVERY: Duration = Duration::from_secs(1);
 /// Records of version 1, which had neither keys nor forms, count as absent: their images are created again.
 const VERSION: u32 = 2;
 
@@ -152,8 +155,12 @@ fn read(path: &Path) -> Result<Option<Vec<u8>>, Error> {
     }
 }
 
-/// Sets a file's modification time to now.
+/// Sets a file's modification time to now, unless it is less than [`NOTED_EVERY`] ago.
 pub fn touch(path: &Path) -> io::Result<()> {
+    let noted = std::fs::metadata(path)?.modified()?;
+    if noted.elapsed().is_ok_and(|ago| ago < NOTED_EVERY) {
+        return Ok(());
+    }
     File::options()
         .write(true)
         .open(path)?

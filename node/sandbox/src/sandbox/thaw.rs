@@ -131,6 +131,7 @@ impl Making<'_> {
 
     /// Runs after the acknowledgement: records that the sandbox is ready, and meanwhile asks the machine how its start went.
     pub(super) async fn note_thawed(&mut self) -> Result<(), Error> {
+        let _stage = self.trace.stage("record");
         let control = self.resources.control()?.clone();
         // The request is sent first, so that the machine answers while this thread does the rest.
         let (status, noted) = tokio::join!(control.call(Command::Status, &[]), async {

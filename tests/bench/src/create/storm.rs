@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use thaw_protocol::api::{Account, CreatedSandbox};
+use thaw_protocol::api::{Account, CreatedSandbox, Stage};
 use thaw_sandbox::slow::Slow;
 use thaw_tiny_node::Place;
 use tokio::sync::watch;
@@ -113,6 +113,25 @@ fn sample(report: &mut Report, count: usize, ready: Ready, ms: f64, created: &Cr
         let what = format!("stage {}", stage.name);
         report.sample(&name(&what), "ms", stage.duration_ns as f64 / 1e6);
     }
+    let (end, between) = rest(&created.account.stages);
+    report.sample(&name("between stages"), "ms", between as f64 / 1e6);
+    report.sample(&name(OUTSIDE), "ms", ms - end as f64 / 1e6);
+}
+
+/// From the client's call to thawd's first step, and from its last stage to the client's return: connecting, HTTP, JSON, the table of
+/// sandboxes.
+const OUTSIDE: &str = "before the stages and after them";
+
+/// When the last stage ended, and for how long before that there was none, nanoseconds since the first step.
+fn rest(stages: &[Stage]) -> (u64, u64) {
+    let mut in_order: Vec<_> = stages
+        .iter()
+        .map(|stage| (stage.start_ns, stage.start_ns + stage.duration_ns))
+        .collect();
+    in_order.sort_unstable();
+    in_order.into_iter().fold((0, 0), |(end, between), (from, to)| {
+        (end.max(to), between + from.saturating_sub(end))
+    })
 }
 
 /// Deletes all at once; milliseconds until each was gone, of the median one.
@@ -138,6 +157,18 @@ async fn delete(node: &Node, made: &[(f64, CreatedSandbox)]) -> Result<f64, Stri
 mod tests {
     use super::*;
     use thaw_protocol::api::Reason;
+
+    #[test]
+    fn time_without_a_stage_is_counted_once() {
+        let stage = |start_ns, duration_ns| Stage {
+            name: String::new(),
+            start_ns,
+            duration_ns,
+        };
+        let stages = [stage(50, 10), stage(10, 20), stage(12, 3), stage(25, 5)];
+        assert_eq!(rest(&stages), (60, 30));
+        assert_eq!(rest(&[]), (0, 0));
+    }
 
     #[test]
     fn every_named_miss_is_counted_for_its_readiness() {

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::net::SocketType;
 use thaw_pools::vmm;
-use thaw_protocol::control::{Backend, Command, DeviceId};
+use thaw_protocol::control::{Backend, Command, DeviceId, MemoryMode};
 use thaw_protocol::handshake::WARM;
 
 use super::files::{Files, sealable};
@@ -94,7 +94,7 @@ impl Host {
             claimed = monotonic_ns();
         }
         let working_set = template.working_set.as_ref().filter(|_| use_working_set);
-        template.files.restore(&mut vmm, working_set)?;
+        template.files.restore(&mut vmm, working_set, MemoryMode::Cow)?;
         self.attach(&mut vmm, &vsock)?;
         vmm.settle()?;
         if start == Start::Parked {

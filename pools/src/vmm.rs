@@ -6,7 +6,7 @@
 //! [released](VmmProcess::release), it is killed when its owner drops it. [`crate::share`] starts its process the same way.
 
 use std::ffi::{CString, OsStr};
-use std::fs::{self, File};
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -295,6 +295,7 @@ impl Drop for VmmProcess {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::io::{Read, Seek};
     use std::os::unix::process::CommandExt;
 

@@ -129,6 +129,7 @@ mod tests {
     fn whole_pools() -> PoolsConfig {
         let PoolsConfig {
             makers,
+            larger_templates,
             disks,
             networks,
             cgroups,
@@ -141,11 +142,12 @@ mod tests {
                 },
         } = PoolsConfig::default();
         PoolsConfig {
-            makers,
-            disks,
-            networks,
-            cgroups,
             shells: ShellsConfig { shapes, each },
+            cgroups,
+            networks,
+            disks,
+            larger_templates,
+            makers,
             parked: ParkedConfig {
                 templates,
                 each: each_parked,

@@ -11,6 +11,8 @@ use thaw_pools::plan::{Watermarks, WatermarksError};
 pub struct PoolsConfig {
     /// Number of resources of one kind that are made at once.
     pub makers: NonZero<u8>,
+    /// Whether sandboxes of 256 MiB and more get templates of their own once they are in demand.
+    pub larger_templates: bool,
     /// Writable layers.
     pub disks: Marks,
     /// Network namespaces with their taps.
@@ -67,6 +69,7 @@ impl Default for PoolsConfig {
     fn default() -> Self {
         Self {
             makers: NonZero::<u8>::MIN.saturating_add(1),
+            larger_templates: true,
             disks: Marks::default(),
             networks: Marks::default(),
             cgroups: Marks::default(),

@@ -351,6 +351,9 @@ async fn make(
 ) -> Result<Sandbox, Error> {
     let share_of_disk = node.budget.sandbox(u64::from(spec.disk_mib) << 20).await?;
     let wanted = WantedMachine::of(node, spec).await?;
+    if let Some(known) = &wanted.template {
+        node.note_template(spec, known.shape);
+    }
     let parked = wanted.parked(spec);
     let WantedMachine { machine, template } = wanted;
     let mut making = Making::claim(node, record(spec)?, &machine, parked, trace)?;

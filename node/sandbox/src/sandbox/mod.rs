@@ -14,13 +14,12 @@ use thaw_images::progress::Progress;
 use thaw_images::store::Image;
 use thaw_network::{FastPathSetting, Setup};
 use thaw_pools::cgroup::Hierarchy;
-use thaw_pools::vmm::Jail;
 use thaw_protocol::api::RateLimits;
 use thaw_protocol::control::{Command, MachineState, Response};
 use tokio::sync::watch;
 
+use crate::config::Config;
 use crate::config::api::{ApiConfig, MetricsConfig};
-use crate::config::{Config, SandboxConfig};
 use crate::console::Console;
 use crate::control_client::Life;
 use crate::error::Error;
@@ -50,6 +49,7 @@ mod freeze_note;
 mod host_disk;
 mod host_limits;
 mod kept_components;
+mod larger_template;
 mod loopback;
 mod machine;
 pub mod network;
@@ -60,6 +60,7 @@ mod pools;
 mod provenance;
 mod rate_limits;
 mod recent_pools;
+mod required;
 mod resources;
 mod retry;
 mod share;
@@ -78,10 +79,12 @@ mod wanted_machine;
 pub use adoption::NotAdopted;
 pub use budget::{Budget, BudgetStatistics};
 pub use freeze::{FreezeOptions, Frozen};
+use larger_template::LargerTemplates;
 use machine::{describe, explain, unexpected_answer};
 pub use parked::ParkedPools;
 pub use pools::Pools;
 pub use recent_pools::RecentPlan;
+use required::Required;
 use resources::Resources;
 use retry::with_end_reason;
 pub use shells::ShellPools;
@@ -130,32 +133,6 @@ impl Origin {
     }
 }
 
-/// Host features without which a creation fails.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Required {
-    /// Limits of its cgroup.
-    limits: bool,
-    /// Namespaces and Landlock.
-    jail: bool,
-}
-
-impl Required {
-    /// The configured requirements; `unless_said` where the configuration sets none.
-    fn of(config: &SandboxConfig, unless_said: bool) -> Required {
-        Required {
-            limits: config.require_limits.unwrap_or(unless_said),
-            jail: config.require_jail.unwrap_or(unless_said),
-        }
-    }
-
-    fn jail(self) -> Jail {
-        match self.jail {
-            true => Jail::Whole,
-            false => Jail::AsHostAllows,
-        }
-    }
-}
-
 /// What a node makes sandboxes from: its stores, pools and configuration.
 #[derive(Clone, Debug)]
 pub struct Node {
@@ -167,6 +144,7 @@ pub struct Node {
     pub shells: Arc<ShellPools>,
     pub parked: Arc<ParkedPools>,
     pub templates: Templates,
+    larger: Arc<LargerTemplates>,
     pub snapshots: Snapshots,
     /// Whether guests weakened for a test are accepted.
     pub test_templates: bool,
@@ -202,6 +180,7 @@ impl Node {
         let require = Required::of(&images.config.sandbox, false);
         Ok(Node {
             templates,
+            larger: Arc::default(),
             snapshots: Snapshots::default(),
             // A fast path takes longer to set up than a slot, so it is worth it only if slots are made ahead.
             pools: Arc::new(Pools::empty(
@@ -259,6 +238,9 @@ impl Node {
             makers,
             creations,
         )));
+        if config.larger_templates {
+            self.larger = Arc::new(LargerTemplates::enabled());
+        }
         self.parked = Arc::new(ParkedPools::new(RecentPlan::of_parked(
             &config.parked,
             makers,

@@ -122,6 +122,7 @@ impl Node {
         Ok(Node {
             images: self.images.beside(&paths.images())?,
             parked: Arc::new(self.parked.others()),
+            larger: Arc::new(self.larger.others()),
             templates,
             snapshots: Snapshots::default(),
             stock: Some(tenant),

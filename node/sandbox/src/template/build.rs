@@ -65,15 +65,18 @@ impl Templates {
         Some(registered)
     }
 
-    /// The template of the common shape for a sandbox of this size, if this process holds it and remembers the hashes of everything it
-    /// depends on. Reads no file, and looks only whether those files have changed.
+    /// The best template that this process holds for a sandbox of this size, if it remembers the hashes of everything the template depends
+    /// on. Reads no file, and looks only whether those files have changed.
     pub(crate) fn at_hand(&self, vcpus: u8, memory_mib: u32) -> Option<(Shape, Arc<Registered>)> {
-        let shape = Shape::serving(vcpus, memory_mib);
-        let recipe = Recipe::of(shape);
-        let ingredients = self.remembered_ingredients(&recipe)?;
-        let registered = self.in_memory(&ingredients.key())?;
-        must_be(&subject(&recipe, &ingredients), &registered).ok()?;
-        Some((shape, registered))
+        self.shapes_in_memory(vcpus, memory_mib)
+            .into_iter()
+            .find_map(|shape| {
+                let recipe = Recipe::of(shape);
+                let ingredients = self.remembered_ingredients(&recipe)?;
+                let registered = self.in_memory(&ingredients.key())?;
+                must_be(&subject(&recipe, &ingredients), &registered).ok()?;
+                Some((shape, registered))
+            })
     }
 
     /// The template of a recipe. Builds it with `freeze` if it is missing.

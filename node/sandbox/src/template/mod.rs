@@ -11,6 +11,8 @@
 //! Invariant: a key names one template for ever: the one made from exactly the ingredients it is the hash of. A container image is never
 //! among them.
 
+use std::cmp::Reverse;
+
 use thaw_protocol::control::{CpuBaseline, VCPUS};
 
 use self::command_line::command_line;
@@ -30,7 +32,10 @@ pub use store::{Entry, Templates};
 
 /// vCPUs of the template for sandboxes with up to as many.
 const COMMON_VCPUS: u8 = 4;
-/// Boot memory of a template, MiB. A sandbox gets the rest of its memory by virtio-mem.
+/// Boot memory of the templates that a node makes by itself, MiB. A sandbox gets the rest of its memory by virtio-mem, which costs it time
+/// and memory of its own: the guest's page structures of plugged memory are its own, those of boot memory the template's.
+const MEMORY_SIZES_MIB: [u32; 5] = [COMMON_MEMORY_MIB, 256, 512, 1024, 2048];
+/// Boot memory of the first template, which serves all larger sandboxes too.
 const COMMON_MEMORY_MIB: u32 = 128;
 
 /// The shape of a template's machine.
@@ -50,7 +55,7 @@ impl Default for Shape {
 }
 
 impl Shape {
-    /// The template for a sandbox of this size: the same for all sizes from 128 MiB up and up to 4 vCPUs.
+    /// The first template for a sandbox of this size: the same for all sizes from 128 MiB up and up to 4 vCPUs.
     pub fn serving(vcpus: u8, memory_mib: u32) -> Shape {
         Shape {
             vcpus: match vcpus {
@@ -61,6 +66,32 @@ impl Shape {
             cpu: CpuBaseline::Host,
         }
     }
+
+    /// The template that serves a sandbox of this size best: the one with the most boot memory of those that a node makes by itself.
+    pub fn fitting(vcpus: u8, memory_mib: u32) -> Shape {
+        let sizes = MEMORY_SIZES_MIB.into_iter().rev();
+        let common = Shape::serving(vcpus, memory_mib);
+        Shape {
+            memory_mib: sizes
+                .into_iter()
+                .find(|size| *size <= memory_mib)
+                .unwrap_or(common.memory_mib),
+            ..common
+        }
+    }
+
+    /// Whether a sandbox of this size can be thawed from the template.
+    fn can_serve(&self, vcpus: u8, memory_mib: u32) -> bool {
+        self.vcpus >= vcpus && self.memory_mib <= memory_mib
+    }
+
+    /// Sorts templates that can serve a sandbox with `vcpus`: those with the usual number of vCPUs first, then those with the fewest,
+    /// and of those the one with the most boot memory.
+    fn preference(&self, vcpus: u8) -> (bool, u8, Reverse<u32>) {
+        let usual = Shape::serving(vcpus, self.memory_mib).vcpus;
+        (self.vcpus != usual, self.vcpus, Reverse(self.memory_mib))
+    }
+
     /// The shape of an existing template.
     fn of(manifest: &Manifest) -> Shape {
         Shape {

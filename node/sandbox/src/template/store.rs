@@ -4,7 +4,7 @@
 //! image or VMM is never used again, and stays until it is removed. Removing a template in use is safe: machines keep the memory they have
 //! mapped until they end.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -172,6 +172,22 @@ impl Templates {
         held.get(key).cloned()
     }
 
+    /// The shapes of the templates that this process holds and that can serve a sandbox of this size, the best first.
+    pub(super) fn shapes_in_memory(&self, vcpus: u8, memory_mib: u32) -> Vec<Shape> {
+        let Some(held) = &self.held else {
+            return Vec::new();
+        };
+        let shapes: HashSet<Shape> = held
+            .locked()
+            .values()
+            .map(|template| Shape::of(&template.manifest))
+            .filter(|shape| shape.can_serve(vcpus, memory_mib))
+            .collect();
+        let mut shapes: Vec<Shape> = shapes.into_iter().collect();
+        shapes.sort_by_key(|shape| shape.preference(vcpus));
+        shapes
+    }
+
     /// The template of this key, verified. `None` if there is none. Blocks while it is read.
     pub fn open_existing(&self, key: &Key) -> Result<Option<Arc<Registered>>, Error> {
         if let Some(registered) = self.in_memory(key) {
@@ -227,9 +243,8 @@ impl Templates {
         }
     }
 
-    /// The shape of the template for a sandbox of this size: the common one, unless the store has only another suitable one.
+    /// The shape of the template for a sandbox of this size: the best of those in the store, or else the one to be built first.
     pub fn shape_for(&self, vcpus: u8, memory_mib: u32, command_line: &str) -> Shape {
-        let common = Shape::serving(vcpus, memory_mib);
         let there = |shape: &Shape| {
             let recipe = Recipe {
                 shape: *shape,
@@ -238,19 +253,16 @@ impl Templates {
             let ingredients = self.ingredients(&recipe).ok();
             ingredients.is_some_and(|i| self.directory(&i.key()).exists())
         };
-        if there(&common) {
-            return common;
-        }
-        let mut others: Vec<Shape> = self
+        let mut shapes: Vec<Shape> = self
             .keys()
             .iter()
             .filter_map(|key| self.registry.find(&self.directory(key)).ok())
             .map(|snapshot| Shape::of(snapshot.manifest()))
-            .filter(|s| s.vcpus >= vcpus && s.memory_mib <= memory_mib)
+            .filter(|shape| shape.can_serve(vcpus, memory_mib))
             .collect();
-        // The smallest suitable machine, with as much of the memory at boot as possible.
-        others.sort_by_key(|s| (s.vcpus, std::cmp::Reverse(s.memory_mib)));
-        others.into_iter().find(there).unwrap_or(common)
+        shapes.sort_by_key(|shape| shape.preference(vcpus));
+        let best = shapes.into_iter().find(there);
+        best.unwrap_or_else(|| Shape::serving(vcpus, memory_mib))
     }
 
     /// All templates, by key. `command_line` is the one a template would be booted with now.

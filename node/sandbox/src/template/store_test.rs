@@ -50,6 +50,43 @@ async fn a_template_of_what_is_no_more_is_stale_and_says_why() {
 }
 
 #[tokio::test]
+async fn template_at_hand_is_the_best_of_those_held() {
+    let place = tempfile::tempdir().unwrap();
+    let store = store(place.path(), "kernel", Hold::Sealed);
+    let line = super::super::command_line::command_line();
+    let at_hand = |vcpus, memory| {
+        let found = store.at_hand(vcpus, memory);
+        found.map(|(shape, _)| (shape.vcpus, shape.memory_mib))
+    };
+    assert_eq!(at_hand(1, 1024), None);
+    for (vcpus, memory) in [(4, 128), (4, 512), (16, 1024)] {
+        let recipe = Recipe {
+            command_line: line.clone(),
+            ..recipe(vcpus, memory)
+        };
+        drop(built(&store, recipe).await);
+    }
+    assert_eq!(
+        (at_hand(1, 1024), at_hand(4, 511)),
+        (Some((4, 512)), Some((4, 128)))
+    );
+    assert_eq!((at_hand(5, 1024), at_hand(5, 1023)), (Some((16, 1024)), None));
+    fs::write(place.path().join("guest"), "another guest").unwrap();
+    assert_eq!(at_hand(1, 1024), None);
+}
+
+#[test]
+fn sizes_that_a_node_makes_by_itself_fit_best() {
+    let boot = |memory| Shape::fitting(1, memory).memory_mib;
+    assert_eq!(
+        [64, 128, 200, 256, 700, 1024].map(boot),
+        [64, 128, 128, 256, 512, 1024]
+    );
+    assert_eq!(boot(1 << 16), 2048);
+    assert_eq!(Shape::fitting(9, 512).vcpus, 16);
+}
+
+#[tokio::test]
 async fn template_serves_many_sizes_and_another_where_it_must() {
     let place = tempfile::tempdir().unwrap();
     let store = store(place.path(), "kernel", Hold::Files);
@@ -68,6 +105,9 @@ async fn template_serves_many_sizes_and_another_where_it_must() {
     assert_eq!(shape(9, 1024), (16, 128), "it has too few CPUs");
     drop(built(&store, recipe(4, 128)).await);
     assert_eq!(shape(1, 1024), (4, 128));
+    drop(built(&store, recipe(4, 512)).await);
+    assert_eq!(shape(1, 1024), (4, 512), "the most boot memory");
+    assert_eq!((shape(1, 511), shape(6, 1024)), ((4, 128), (8, 256)));
     // A template of another command line does not count.
     assert_eq!(store.shape_for(6, 1024, "loud").vcpus, 16);
 }

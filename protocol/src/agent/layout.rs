@@ -131,13 +131,15 @@ pub fn disk() -> Storage {
     }
 }
 
-/// An empty directory of the disk, which must be mounted already, for container `id`.
-pub fn disk_directory(id: &str, name: &str) -> Storage {
-    Storage {
-        driver: "local".into(),
-        mount_point: format!("{DISK}/{id}/volumes/{name}"),
-        ..Default::default()
-    }
+/// A directory of the disk for container `id`.
+pub fn disk_directory(id: &str, name: &str) -> String {
+    format!("{DISK}/{id}/volumes/{name}")
+}
+
+/// Driver option of a container's root ([`root`]): this directory of the disk is created before the root is mounted, unless it exists. The
+/// root's end does not remove it.
+pub fn create_directory(path: &str) -> String {
+    format!("{CREATE_DIRECTORY}={path}")
 }
 
 /// Root of container `id`: an overlay over `lower` that writes to a directory of the disk.
@@ -145,9 +147,7 @@ pub fn root(id: &str, lower: &str) -> Storage {
     let (upper, work) = (format!("{DISK}/{id}/upper"), format!("{DISK}/{id}/work"));
     Storage {
         driver: "overlayfs".into(),
-        driver_options: [&upper, &work]
-            .map(|path| format!("{CREATE_DIRECTORY}={path}"))
-            .into(),
+        driver_options: [&upper, &work].map(|path| create_directory(path)).into(),
         source: "overlay".into(),
         fstype: "overlay".into(),
         options: vec![

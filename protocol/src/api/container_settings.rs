@@ -13,6 +13,11 @@ pub struct ContainerSettings {
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[cfg_attr(feature = "openapi", schema(max_items = 128))]
     pub tmpfs: Vec<String>,
+    /// Directories of the sandbox's own disk, empty at first: `PATH` or `PATH:ro`. They keep their files when the container starts again. An
+    /// overlay can be mounted on them, so programs that run containers need one.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(max_items = 128))]
+    pub anonymous_volumes: Vec<String>,
     /// Size of `/dev/shm` in bytes. 64 MiB if absent.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]

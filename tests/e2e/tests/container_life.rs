@@ -56,13 +56,19 @@ const COUNTS: &str = "echo x >>/starts; echo start $(wc -l </starts) $(cat /tmp/
 #[test]
 fn restart_keeps_layer_and_machine_and_stop_uses_the_signal() {
     with_and_without_thawd(|home| {
-        let flags = ["--stop-signal", "USR1", "--tmpfs", "/tmp", "-v", "/etc:/host:ro"];
+        let flags = [
+            &["--stop-signal", "USR1", "--tmpfs", "/tmp", "-v", "/etc:/host:ro"][..],
+            &["--mount", "type=volume,target=/kept"],
+        ]
+        .concat();
         detached(home, "svc", &flags, COUNTS);
         logged(home, "svc", &["start 1"]);
+        done(home, &["exec", "svc", "touch", "/kept/file"]).ok();
         let pid = inspected(home, "svc").unwrap()["vmm_pid"].clone();
         assert_eq!(done(home, &["restart", "svc"]).ok(), "svc\n");
         logged(home, "svc", &["start 1", "usr1", "start 2"]);
-        assert_eq!(done(home, &["exec", "svc", "ls", "/host/hostname"]).code(), 0);
+        let there = ["exec", "svc", "ls", "/host/hostname", "/kept/file"];
+        assert_eq!(done(home, &there).code(), 0);
         done(home, &["restart", "-s", "TERM", "-t", "30", "svc"]).ok();
         let lines = ["start 1", "usr1", "start 2", "term", "start 3"];
         logged(home, "svc", &lines);

@@ -91,6 +91,7 @@ fn of_guest(container: &StartContainer) {
     } = container;
     let ContainerSettings {
         tmpfs: _,
+        anonymous_volumes: _,
         shm_bytes: _,
         ulimits: _,
         sysctls: _,

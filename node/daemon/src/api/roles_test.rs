@@ -48,7 +48,7 @@ const IMAGES: [&str; 10] = [
     "[::1]:5000/x",
 ];
 /// Text fields that name nothing of the host: they concern the guest, or the sandbox's own description.
-const OF_NO_FILE: [&str; 37] = [
+const OF_NO_FILE: [&str; 38] = [
     "CreateSandbox.command",
     "CreateSandbox.container.command",
     "CreateSandbox.container.entrypoint",
@@ -56,6 +56,7 @@ const OF_NO_FILE: [&str; 37] = [
     "CreateSandbox.container.health_check.command",
     "CreateSandbox.container.readiness.http.host",
     "CreateSandbox.container.readiness.http.path",
+    "CreateSandbox.container.settings.anonymous_volumes",
     "CreateSandbox.container.settings.dns_options",
     "CreateSandbox.container.settings.dns_search",
     "CreateSandbox.container.settings.domainname",

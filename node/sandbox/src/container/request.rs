@@ -49,7 +49,7 @@ fn settings(given: &ContainerSettings) -> Result<Settings, String> {
     });
     Ok(Settings {
         tmpfs: read("tmpfs", &given.tmpfs, FromStr::from_str)?,
-        anonymous_volumes: Vec::new(),
+        anonymous_volumes: read("anonymous_volumes", &given.anonymous_volumes, FromStr::from_str)?,
         shm_bytes: given.shm_bytes,
         ulimits: read("ulimits", &given.ulimits, FromStr::from_str)?,
         sysctls: sysctls.collect::<Result<_, _>>()?,
@@ -125,6 +125,7 @@ mod tests {
         let texts = |text: &str| vec![text.to_owned()];
         let options = with(ContainerSettings {
             tmpfs: texts("/run:size=1m"),
+            anonymous_volumes: texts("/data:ro"),
             shm_bytes: Some(4096),
             ulimits: texts("nofile=9"),
             sysctls: [("net.core.somaxconn".into(), "7".into())].into(),
@@ -145,7 +146,7 @@ mod tests {
         let options = options.unwrap();
         let expected = Settings {
             tmpfs: vec!["/run:size=1m".parse().unwrap()],
-            anonymous_volumes: Vec::new(),
+            anonymous_volumes: vec!["/data:ro".parse().unwrap()],
             shm_bytes: Some(4096),
             ulimits: vec!["nofile=9".parse().unwrap()],
             sysctls: vec!["net.core.somaxconn=7".parse().unwrap()],
@@ -172,6 +173,11 @@ mod tests {
         let read = |json: &str| with(serde_json::from_str(json).unwrap()).unwrap_err();
         for (json, field, value) in [
             (r#"{"tmpfs":["run"]}"#, "settings.tmpfs", "\"run\""),
+            (
+                r#"{"anonymous_volumes":["data"]}"#,
+                "settings.anonymous_volumes",
+                "\"data\"",
+            ),
             (r#"{"ulimits":["files=1"]}"#, "settings.ulimits", "\"files\""),
             (r#"{"sysctls":{"a b":"1"}}"#, "settings.sysctls", "\"a b\""),
             (r#"{"cap_add":["NET_MASTER"]}"#, "settings.cap_add", "NET_MASTER"),

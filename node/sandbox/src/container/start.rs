@@ -7,7 +7,6 @@ use thaw_protocol::agent::agent::CreateContainerRequest;
 use thaw_protocol::agent::{Message, MessageField, layout};
 use ttrpc::Code;
 
-use super::settings::anonymous_volume;
 use super::{Life, Options, Running, running, spec, storages};
 use crate::agent_client::{AgentClient, start_failure};
 use crate::container::RootServing;
@@ -32,11 +31,7 @@ pub async fn create(
     let mut running = running(id, &spec);
     running.life = Some(Life::of(config, &options.life));
     running.health = options.health.clone();
-    let mut storages = storages(id, root);
-    storages.extend(anonymous_volume::storages(
-        id,
-        &options.settings.anonymous_volumes,
-    ));
+    let mut storages = storages(id, root, &options.settings.anonymous_volumes);
     if !options.volumes.is_empty() {
         storages.push(layout::shared());
     }
@@ -118,7 +113,7 @@ mod tests {
         assert!(!can_start_again(directory.path()));
         let request = CreateContainerRequest {
             container_id: "a1".into(),
-            storages: storages("a1", RootServing::Virtiofs),
+            storages: storages("a1", RootServing::Virtiofs, &[]),
             ..Default::default()
         };
         note_request(&request, directory.path()).unwrap();

@@ -6,6 +6,8 @@ use thaw_protocol::agent::agent::Storage;
 use thaw_protocol::agent::layout;
 use thaw_protocol::control::DeviceId;
 
+use super::settings::{AnonymousVolume, anonymous_volume};
+
 /// The slot of the root device that shows the sandbox's image.
 pub const IMAGE_SLOT: u16 = 1;
 /// Stands for the slot of an image that is a disk: the root device uses slot 0 for itself.
@@ -34,8 +36,8 @@ pub fn image_name(slot: u16) -> String {
     slot.to_string()
 }
 
-/// The mounts to make before the container is created, in this order.
-pub fn storages(id: &str, root: RootServing) -> Vec<Storage> {
+/// The mounts to make before the container is created, in this order. The last one is its root, which makes the directories of its volumes.
+pub fn storages(id: &str, root: RootServing, volumes: &[AnonymousVolume]) -> Vec<Storage> {
     let (images, lower) = match root {
         RootServing::Virtiofs => (
             layout::images(),
@@ -53,5 +55,9 @@ pub fn storages(id: &str, root: RootServing) -> Vec<Storage> {
             (image, IMAGE.into())
         }
     };
-    vec![images, layout::disk(), layout::root(id, &lower)]
+    let mut root = layout::root(id, &lower);
+    let directories = anonymous_volume::directories(id, volumes);
+    root.driver_options
+        .extend(directories.map(|path| layout::create_directory(&path)));
+    vec![images, layout::disk(), root]
 }

@@ -3,10 +3,12 @@
 //! The root is an overlay, and an overlay cannot be the upper layer of another. So programs that mount overlays themselves, as docker and
 //! buildah do, need a directory of the disk itself.
 
-use thaw_protocol::agent::agent::Storage;
+use std::str::FromStr;
+
 use thaw_protocol::agent::{layout, oci};
 
-/// An empty directory of the sandbox's disk. It is removed with the sandbox, and is part of what `thaw freeze` writes.
+/// A directory of the sandbox's disk, empty at first. It keeps its files when the container starts again, is part of what `thaw freeze`
+/// writes, and is removed with the sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct AnonymousVolume {
     path: String,
@@ -23,8 +25,24 @@ impl AnonymousVolume {
     }
 }
 
-/// The directories to make on the disk, which is mounted already.
-pub(in crate::container) fn storages(id: &str, volumes: &[AnonymousVolume]) -> impl Iterator<Item = Storage> {
+impl FromStr for AnonymousVolume {
+    type Err = String;
+
+    /// Reads `PATH` or `PATH:ro`.
+    fn from_str(text: &str) -> Result<AnonymousVolume, String> {
+        match text.rsplit_once(':') {
+            None | Some((_, "rw")) => AnonymousVolume::new(text.strip_suffix(":rw").unwrap_or(text), false),
+            Some((path, "ro")) => AnonymousVolume::new(path, true),
+            Some((_, access)) => Err(format!("{access:?} in {text:?} is neither ro nor rw")),
+        }
+    }
+}
+
+/// The directories of the disk, which must exist before the container is created.
+pub(in crate::container) fn directories(
+    id: &str,
+    volumes: &[AnonymousVolume],
+) -> impl Iterator<Item = String> {
     (0..volumes.len()).map(move |position| layout::disk_directory(id, &position.to_string()))
 }
 
@@ -35,13 +53,13 @@ pub(in crate::container) fn mounts(
 ) -> impl Iterator<Item = oci::Mount> {
     volumes
         .iter()
-        .zip(storages(id, volumes))
+        .zip(directories(id, volumes))
         .map(|(volume, directory)| {
             let access = if volume.read_only { "ro" } else { "rw" };
             oci::Mount {
                 destination: volume.path.clone(),
                 type_: "bind".into(),
-                source: directory.mount_point,
+                source: directory,
                 options: ["rbind", access].map(String::from).into(),
                 ..Default::default()
             }
@@ -58,7 +76,7 @@ mod tests {
             AnonymousVolume::new("/var/lib/docker/", false).unwrap(),
             AnonymousVolume::new("/data", true).unwrap(),
         ];
-        let directories: Vec<_> = storages("c", &volumes).map(|s| s.mount_point).collect();
+        let directories: Vec<_> = directories("c", &volumes).collect();
         assert_eq!(
             directories,
             ["/run/thaw/disk/c/volumes/0", "/run/thaw/disk/c/volumes/1"]
@@ -69,6 +87,11 @@ mod tests {
             ("/run/thaw/disk/c/volumes/0", "/var/lib/docker")
         );
         assert_eq!(mounts[1].options, ["rbind", "ro"]);
+        assert_eq!("/data:ro".parse(), Ok(volumes[1].clone()));
+        assert_eq!("/data:rw".parse(), AnonymousVolume::new("/data", false));
+        assert_eq!("/data".parse(), AnonymousVolume::new("/data", false));
+        let refused = "/srv:/data".parse::<AnonymousVolume>().unwrap_err();
+        assert!(refused.contains("\"/data\" in \"/srv:/data\""), "{refused}");
         for wrong in ["data", "/", "/a/../b", ""] {
             assert!(AnonymousVolume::new(wrong, false).is_err(), "{wrong}");
         }

@@ -138,8 +138,17 @@ fn collect(directory: &Path, name: &str, found: &mut Vec<PathBuf>) {
 pub fn with_and_without_thawd(test: impl Fn(&Home)) {
     let home = Home::new();
     test(&home);
+    beside_thawd(&home, test);
+}
+
+/// Runs a test with thawd.
+pub fn with_thawd(test: impl Fn(&Home)) {
+    beside_thawd(&Home::new(), test);
+}
+
+fn beside_thawd(home: &Home, test: impl Fn(&Home)) {
     let mut thawd = home.thawd(&[]);
-    test(&home);
+    test(home);
     kill_process(pid_of(thawd.id() as i32), Signal::TERM).unwrap();
     assert!(thawd.wait().unwrap().success());
 }

@@ -4,9 +4,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Mutex;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
+use thaw_e2e::home::with_thawd;
 use thaw_e2e::{image, probe, run, thaw};
 
 /// How many clones the comparison takes where `THAW_CLONES` does not say; `make soak` asks for 100.
@@ -238,6 +239,29 @@ fn template_serves_many_sizes_without_a_cold_boot() {
     }
     templates.dedup();
     assert_eq!(templates.len(), 1, "another template was built: {templates:?}");
+}
+
+#[test]
+fn size_in_demand_gets_a_template_of_its_own() {
+    with_thawd(|home| {
+        let busybox = image("busybox");
+        // How many regions of the guest's memory virtio-mem has plugged.
+        let plugged = || {
+            let guest = ["run", "--rm", "-m", "512m", &busybox];
+            let counts = ["grep", "-c", "virtio_mem", "/proc/iomem"];
+            run(&mut home.thaw(&[&guest[..], &counts[..]].concat())).stdout
+        };
+        assert_eq!(plugged(), "1\n");
+        let since = Instant::now();
+        while plugged() != "0\n" {
+            assert!(since.elapsed() < Duration::from_secs(120), "no template is made");
+        }
+        let listed = run(&mut home.thaw(&["template", "ls"])).ok();
+        assert!(
+            listed.contains("128 MiB") && listed.contains("512 MiB"),
+            "{listed}"
+        );
+    });
 }
 
 /// The keys of the templates that are used here now.

@@ -52,7 +52,7 @@ impl<'a> Making<'a> {
                 let text = format!("no thaw-vmm was waiting ({why}): one was started now");
                 trace.reason(Slow::NoShell, &text);
                 drop(name);
-                Making::begin(node, record, trace)
+                Making::begin(&node.run, node, record, trace)
             }
         }
     }

@@ -79,7 +79,7 @@ impl Templates {
 
 /// Boots a guest from `recipe`, freezes it once its agent listens, and thaws it once. The thaw proves that the template works, and records
 /// which pages a guest touches until it has its identity. The guest has only what every clone needs: the guest image, a vsock and a
-/// console. Its directory is like a sandbox's, so the next start removes what a killed builder leaves.
+/// console. Its directory is a spare's, so no user sees it, and the next start removes what a killed builder leaves.
 async fn freeze_template(
     node: &Node,
     recipe: &Recipe,
@@ -107,7 +107,7 @@ async fn boot_and_freeze(
 ) -> Result<(), Error> {
     empty([&into.state, &into.memory])?;
     let trace = Trace::new();
-    let mut making = Making::begin(node, template_record(recipe)?, &trace)?;
+    let mut making = Making::begin(&node.run.spares(), node, template_record(recipe)?, &trace)?;
     progress(Step::Booting);
     let machine = super::wanted_machine::machine(recipe.shape, true);
     making.spawn(machine).await?;
@@ -170,7 +170,7 @@ async fn rehearse(node: &Node, recipe: &Recipe, into: &FrozenInto) -> Result<(),
         ..template_record(recipe)?
     };
     let memory_mib = record.memory_mib;
-    let mut making = Making::begin(node, record, &trace)?;
+    let mut making = Making::begin(&node.run.spares(), node, record, &trace)?;
     let machine = super::wanted_machine::machine(recipe.shape, true);
     making.spawn(machine).await?;
     let restore = Command::Restore {

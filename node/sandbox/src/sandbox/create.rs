@@ -35,7 +35,7 @@ use crate::handshake::{self, Performed, Wanted};
 use crate::image::account::Counting;
 use crate::images::{self, Exported, Images};
 use crate::slow::Slow;
-use crate::state::{Provenance, Record};
+use crate::state::{Provenance, Record, RunDirectory};
 use crate::template::Progress as TemplateProgress;
 use crate::trace::Trace;
 use thaw_sys::lock::Lock;
@@ -55,14 +55,19 @@ pub(super) struct Making<'a> {
 }
 
 impl<'a> Making<'a> {
-    /// Makes the sandbox's directory, from which everything later is found.
-    pub(super) fn begin(node: &'a Node, record: Record, trace: &'a Trace) -> Result<Making<'a>, Error> {
+    /// Makes the sandbox's directory in `run`, from which everything later is found.
+    pub(super) fn begin(
+        run: &RunDirectory,
+        node: &'a Node,
+        record: Record,
+        trace: &'a Trace,
+    ) -> Result<Making<'a>, Error> {
         let files = Some(MachineFiles::open(&node.paths)?);
         let record = Record {
             stock: node.stock.clone(),
             ..record
         };
-        let resources = Resources::new(node.run.create(&record)?, node.require.limits);
+        let resources = Resources::new(run.create(&record)?, node.require.limits);
         Ok(Making::over(node, trace, files, record, resources))
     }
 

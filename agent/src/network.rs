@@ -12,7 +12,7 @@ use thaw_sys::survey::{
 use crate::error::{Error, Result, WithContext};
 
 /// Converts a route of the handshake to one over this link.
-fn told(route: &handshake::Route, link: u32) -> Route {
+fn over_link(route: &handshake::Route, link: u32) -> Route {
     Route {
         to: (route.prefix != 0).then_some((route.to, route.prefix)),
         gateway: route.gateway,
@@ -128,7 +128,7 @@ pub fn configure(network: &Network) -> Result<()> {
     // A gateway must be reachable before a route can name it, so routes without gateways come first.
     routes.sort_by_key(|route| route.gateway.is_some());
     for route in routes {
-        add_route(&mut net, &told(route, link.index))?;
+        add_route(&mut net, &over_link(route, link.index))?;
     }
     for neighbour in &network.neighbours {
         let neighbour = Neighbour {

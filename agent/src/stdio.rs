@@ -55,7 +55,7 @@ struct Delivery {
 
 impl Delivery {
     /// Records that `reader` asks for more: its earlier bytes have arrived. Another reader's bytes may not have arrived.
-    fn asked(slot: &mut Option<Self>, reader: &Reader) {
+    fn confirm(slot: &mut Option<Self>, reader: &Reader) {
         match slot {
             Some(delivery) if same(&delivery.reader, reader) => delivery.given.clear(),
             Some(delivery) => {
@@ -122,7 +122,7 @@ pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> Result<AsyncFd<OwnedFd>>
 /// Makes `reader` the stream's reader. Returns the bytes that it must receive before any from the pipe.
 fn ask(delivery: &Mutex<Option<Delivery>>, reader: &Reader, length: usize) -> Option<Vec<u8>> {
     let mut delivery = delivery.locked();
-    Delivery::asked(&mut delivery, reader);
+    Delivery::confirm(&mut delivery, reader);
     let delivery = delivery.as_mut().filter(|d| !d.again.is_empty())?;
     let bytes: Vec<u8> = delivery.again.drain(..length.min(delivery.again.len())).collect();
     delivery.give(&bytes);

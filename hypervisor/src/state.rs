@@ -43,7 +43,7 @@ fn to_bytes<T: IntoBytes + Immutable>(value: &T) -> Vec<u8> {
 }
 
 /// Decodes one structure from exactly its bytes.
-fn one<T: FromBytes>(part: impl std::fmt::Debug, bytes: &[u8]) -> Result<T, StateError> {
+fn decode_struct<T: FromBytes>(part: impl std::fmt::Debug, bytes: &[u8]) -> Result<T, StateError> {
     T::read_from_bytes(bytes).map_err(|_| StateError::Length {
         part: format!("{part:?}"),
         actual: bytes.len(),
@@ -52,7 +52,11 @@ fn one<T: FromBytes>(part: impl std::fmt::Debug, bytes: &[u8]) -> Result<T, Stat
 }
 
 /// Decodes at most `most` consecutive structures.
-fn many<T: FromBytes>(part: impl std::fmt::Debug, bytes: &[u8], most: usize) -> Result<Vec<T>, StateError> {
+fn decode_structs<T: FromBytes>(
+    part: impl std::fmt::Debug,
+    bytes: &[u8],
+    most: usize,
+) -> Result<Vec<T>, StateError> {
     let wrong = || StateError::Length {
         part: format!("{part:?}"),
         actual: bytes.len(),

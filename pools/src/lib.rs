@@ -23,6 +23,7 @@ pub mod cgroup;
 pub mod cgroup_limits;
 mod demand;
 pub mod disk;
+mod failure_streak;
 pub mod foreground;
 pub mod plan;
 pub mod pool;
@@ -32,7 +33,6 @@ pub mod resource;
 pub mod share;
 mod spawn;
 pub mod statistics;
-mod trouble;
 pub mod usage;
 pub mod vmm;
 

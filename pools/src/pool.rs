@@ -20,12 +20,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::demand::Demand;
+use crate::failure_streak::FailureStreak;
 use crate::foreground::Wake;
 use crate::plan::{Plan, Sizing, Watermarks};
 use crate::priority;
 use crate::resource::{Claim, Kind, SlowReason, Unfit};
 use crate::statistics::{Counters, PoolStatistics, add};
-use crate::trouble::Trouble;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_sys::lock::Lock;
 
@@ -76,8 +76,8 @@ struct State<R> {
     closed: bool,
     demand: Demand,
     /// Failures of making, and of checks.
-    failing: Trouble,
-    unfit: Trouble,
+    failing: FailureStreak,
+    unfit: FailureStreak,
 }
 
 impl<R> State<R> {
@@ -281,8 +281,8 @@ impl<K: Kind> Shared<K> {
                 yields_until: None,
                 closed: false,
                 demand,
-                failing: Trouble::default(),
-                unfit: Trouble::default(),
+                failing: FailureStreak::default(),
+                unfit: FailureStreak::default(),
             }),
             refill: Condvar::new(),
             destroy: Condvar::new(),
@@ -335,7 +335,7 @@ impl<K: Kind> Shared<K> {
                 Ok(()) => {
                     reach(Failpoint::ClaimChecked);
                     if doubted {
-                        self.lock().unfit.over();
+                        self.lock().unfit.reset();
                     }
                     return Ok(resource);
                 }
@@ -350,8 +350,8 @@ impl<K: Kind> Shared<K> {
 
     fn quarantine(&self, plan: &Plan<K::Want>, resource: K::Resource, unfit: &Unfit) {
         add(&self.counters.quarantined);
-        let pause = self.lock().unfit.more(&plan.backoff, Instant::now());
-        tell::<K>(plan, pause, &format_args!("not handed out: {unfit}"));
+        let pause = self.lock().unfit.next_pause(&plan.backoff, Instant::now());
+        log_failure::<K>(plan, pause, &format_args!("not handed out: {unfit}"));
         self.doom(resource);
     }
 
@@ -449,7 +449,7 @@ impl<K: Kind> Shared<K> {
                 self.lock()
             }
             Ok(resource) => {
-                state.failing.over();
+                state.failing.reset();
                 state.ready.push_back(resource);
                 state.filling = state.ready.len() < state.demand.target(Instant::now()).full;
                 state
@@ -457,9 +457,9 @@ impl<K: Kind> Shared<K> {
             Err(error) => {
                 // Other makers may have counted on it.
                 state.fill(Instant::now());
-                let pause = state.failing.more(&plan.backoff, Instant::now());
+                let pause = state.failing.next_pause(&plan.backoff, Instant::now());
                 drop(state);
-                tell::<K>(plan, pause, &format_args!("cannot be made ahead: {error}"));
+                log_failure::<K>(plan, pause, &format_args!("cannot be made ahead: {error}"));
                 self.lock()
             }
         }
@@ -485,7 +485,7 @@ impl<K: Kind> Shared<K> {
 }
 
 /// Logs a failure. A lasting one is logged while pauses grow; afterwards only its counter shows it.
-fn tell<K: Kind>(plan: &Plan<K::Want>, pause: Duration, what: &dyn fmt::Display) {
+fn log_failure<K: Kind>(plan: &Plan<K::Want>, pause: Duration, what: &dyn fmt::Display) {
     match pause < plan.backoff.longest {
         true => tracing::warn!(kind = K::NAME, again_in = ?pause, "{what}"),
         false => tracing::debug!(kind = K::NAME, again_in = ?pause, "{what}"),

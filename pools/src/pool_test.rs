@@ -244,14 +244,14 @@ fn pool_recovers_once_making_succeeds() {
 #[test]
 fn failures_of_one_round_count_once() {
     let backoff = Backoff::default();
-    let (mut trouble, now) = (Trouble::default(), Instant::now());
+    let (mut streak, now) = (FailureStreak::default(), Instant::now());
     for _ in 0..3 {
-        assert_eq!(trouble.more(&backoff, now), backoff.first);
+        assert_eq!(streak.next_pause(&backoff, now), backoff.first);
     }
     let later = now + backoff.first;
-    assert_eq!(trouble.more(&backoff, later), 2 * backoff.first);
-    trouble.over();
-    assert_eq!(trouble.more(&backoff, later), backoff.first);
+    assert_eq!(streak.next_pause(&backoff, later), 2 * backoff.first);
+    streak.reset();
+    assert_eq!(streak.next_pause(&backoff, later), backoff.first);
 }
 
 #[derive(Clone, Copy, Debug)]

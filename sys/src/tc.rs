@@ -155,7 +155,7 @@ pub fn filters(socket: &mut Socket, link: u32) -> io::Result<Filters> {
     let message = Message::new(GET_FILTER, 0, &body(link, 0, ARRIVING, 0), Attributes::default());
     socket.dump(&message, |kind, payload| {
         if kind == NEW_FILTER && payload.len() >= BODY {
-            match whose(Parsed(&payload[BODY..])) {
+            match is_own_filter(Parsed(&payload[BODY..])) {
                 Some(true) => found.ours = true,
                 Some(false) => found.others = true,
                 None => {}
@@ -166,7 +166,7 @@ pub fn filters(socket: &mut Socket, link: u32) -> io::Result<Filters> {
 }
 
 /// Whether a filter is ours. `None` if the entry is a hash table, not a filter.
-fn whose(attributes: Parsed<'_>) -> Option<bool> {
+fn is_own_filter(attributes: Parsed<'_>) -> Option<bool> {
     let kind = attributes.get(TCA_KIND);
     let options = attributes.nested(TCA_OPTIONS);
     if kind != Some(b"u32\0") {

@@ -1,6 +1,6 @@
 //! The guest's paravirtual clock.
 
-use super::{StateError, one};
+use super::{StateError, decode_struct};
 
 /// kvmclock as the guest sees it. It continues from here after [`crate::Vm::set_clock`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -21,7 +21,7 @@ impl ClockState {
     /// [`StateError::Length`] unless there are 8 bytes.
     pub fn from_bytes(bytes: &[u8]) -> Result<ClockState, StateError> {
         Ok(ClockState {
-            nanoseconds: u64::from_le_bytes(one("clock", bytes)?),
+            nanoseconds: u64::from_le_bytes(decode_struct("clock", bytes)?),
         })
     }
 }

@@ -2,7 +2,7 @@
 
 use kvm_bindings::{KVM_IRQCHIP_IOAPIC, KVM_IRQCHIP_PIC_MASTER, KVM_IRQCHIP_PIC_SLAVE, kvm_irqchip};
 
-use super::{StateError, one, sorted, to_bytes};
+use super::{StateError, decode_struct, sorted, to_bytes};
 
 /// The parts of the interrupt controllers' state. The numbers are those of the state file and never change.
 /// Each is the `struct kvm_irqchip` (520 bytes) of a chip (KVM_GET_IRQCHIP).
@@ -83,7 +83,7 @@ impl InterruptState {
         let bytes = sorted(InterruptPart::ALL, parts)?;
         let mut chips = [kvm_irqchip::default(); 3];
         for ((chip, bytes), part) in chips.iter_mut().zip(bytes).zip(InterruptPart::ALL) {
-            *chip = one(part, bytes)?;
+            *chip = decode_struct(part, bytes)?;
             if chip.chip_id != part.chip_id() {
                 return Err(StateError::Content {
                     part: format!("{part:?}"),

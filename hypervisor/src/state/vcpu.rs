@@ -7,7 +7,7 @@ use kvm_bindings::{
 };
 use zerocopy::IntoBytes;
 
-use super::{StateError, many, one, sorted, to_bytes};
+use super::{StateError, decode_struct, decode_structs, sorted, to_bytes};
 use crate::msr;
 
 /// Minimum size of an XSAVE area, and all that KVM_GET_XSAVE returns.
@@ -170,16 +170,16 @@ impl VcpuState {
         ] = sorted(VcpuPart::ALL, parts)?;
         let state = VcpuState {
             cpuid: cpuid_from(cpuid)?,
-            tsc_khz: one(VcpuPart::TscKhz, tsc_khz)?,
-            mp_state: one(VcpuPart::MpState, mp_state)?,
-            regs: one(VcpuPart::Regs, regs)?,
-            sregs: one(VcpuPart::Sregs, sregs)?,
+            tsc_khz: decode_struct(VcpuPart::TscKhz, tsc_khz)?,
+            mp_state: decode_struct(VcpuPart::MpState, mp_state)?,
+            regs: decode_struct(VcpuPart::Regs, regs)?,
+            sregs: decode_struct(VcpuPart::Sregs, sregs)?,
             xsave: xsave_from(xsave)?,
-            xcrs: one(VcpuPart::Xcrs, xcrs)?,
-            debug_regs: one(VcpuPart::DebugRegs, debug_regs)?,
-            lapic: one(VcpuPart::Lapic, lapic)?,
-            msrs: many(VcpuPart::Msrs, msrs, MSRS_MAX)?,
-            events: one(VcpuPart::Events, events)?,
+            xcrs: decode_struct(VcpuPart::Xcrs, xcrs)?,
+            debug_regs: decode_struct(VcpuPart::DebugRegs, debug_regs)?,
+            lapic: decode_struct(VcpuPart::Lapic, lapic)?,
+            msrs: decode_structs(VcpuPart::Msrs, msrs, MSRS_MAX)?,
+            events: decode_struct(VcpuPart::Events, events)?,
         };
         if state.msr(msr::TSC).is_none() {
             return Err(content(VcpuPart::Msrs, "the TSC is not among them"));
@@ -192,7 +192,7 @@ impl VcpuState {
 }
 
 fn cpuid_from(bytes: &[u8]) -> Result<CpuId, StateError> {
-    let entries: Vec<kvm_cpuid_entry2> = many(VcpuPart::Cpuid, bytes, KVM_MAX_CPUID_ENTRIES)?;
+    let entries: Vec<kvm_cpuid_entry2> = decode_structs(VcpuPart::Cpuid, bytes, KVM_MAX_CPUID_ENTRIES)?;
     CpuId::from_entries(&entries).map_err(|_| content(VcpuPart::Cpuid, "too many entries"))
 }
 

@@ -37,12 +37,12 @@ impl Until {
 pub(super) async fn detached_self(until: Until, ui: &Ui) -> Result<u8, Error> {
     let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
     let id = detached(&arguments, until, ui).await?;
-    say(&id, ui);
+    print_id(&id, ui);
     Ok(0)
 }
 
 /// Prints an id, as a line or as an object.
-pub(super) fn say(id: &str, ui: &Ui) {
+pub(super) fn print_id(id: &str, ui: &Ui) {
     print(&match ui.mode() {
         crate::ui::Mode::Json => serde_json::json!({"id": id}).to_string(),
         _ => id.to_owned(),

@@ -144,7 +144,7 @@ pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Error
     let mut failed = None;
     for clone in join_all(clones).await {
         match clone {
-            Ok(id) => detach::say(&id, ui),
+            Ok(id) => detach::print_id(&id, ui),
             Err(e) => failed = Some(e),
         }
     }

@@ -68,22 +68,24 @@ impl Ui {
     /// Shows an error in one line, after the lines of its context.
     pub fn failure(&self, failure: &Error) {
         match self.mode {
-            Mode::Json => say(&json!({"error": {
-                "code": failure.kind.slug(),
-                "exit": exit(failure.kind).number,
-                "message": line(failure),
-                "context": failure.context,
-            }})
-            .to_string()),
+            Mode::Json => write_line(
+                &json!({"error": {
+                    "code": failure.kind.slug(),
+                    "exit": exit(failure.kind).number,
+                    "message": line(failure),
+                    "context": failure.context,
+                }})
+                .to_string(),
+            ),
             mode => {
                 let (dim, red, end) = match mode {
                     Mode::Terminal { colour: true } => ("\x1b[2m", "\x1b[31m", "\x1b[0m"),
                     _ => ("", "", ""),
                 };
                 for line in &failure.context {
-                    say(&format!("{dim}  | {line}{end}"));
+                    write_line(&format!("{dim}  | {line}{end}"));
                 }
-                say(&format!("{red}thaw:{end} {}", line(failure)));
+                write_line(&format!("{red}thaw:{end} {}", line(failure)));
             }
         }
     }
@@ -92,36 +94,38 @@ impl Ui {
     pub fn note(&self, event: &str, text: &str) {
         match self.mode {
             Mode::Quiet => {}
-            Mode::Json => say(&json!({"event": event, "message": text}).to_string()),
-            _ => say(&format!("thaw: {text}")),
+            Mode::Json => write_line(&json!({"event": event, "message": text}).to_string()),
+            _ => write_line(&format!("thaw: {text}")),
         }
     }
 
     /// A fact for programs: shown in JSON mode only.
     pub fn fact(&self, fact: serde_json::Value) {
         if self.mode == Mode::Json {
-            say(&fact.to_string());
+            write_line(&fact.to_string());
         }
     }
 
     /// Shows how long each step took.
     pub fn timings(&self, account: &Account) {
         match self.mode {
-            Mode::Json => say(&json!({
-                "event": "timings",
-                "stages": account.stages,
-                "reasons": account.reasons,
-                "counts": account.counts,
-                "notes": account.notes,
-            })
-            .to_string()),
+            Mode::Json => write_line(
+                &json!({
+                    "event": "timings",
+                    "stages": account.stages,
+                    "reasons": account.reasons,
+                    "counts": account.counts,
+                    "notes": account.notes,
+                })
+                .to_string(),
+            ),
             _ => {
-                say(timing_table(&account.stages).trim_end());
+                write_line(timing_table(&account.stages).trim_end());
                 for (stage, note) in &account.notes {
-                    say(&format!("{stage}: {note}"));
+                    write_line(&format!("{stage}: {note}"));
                 }
                 for reason in &account.reasons {
-                    say(&format!("slower: {}", reason.text));
+                    write_line(&format!("slower: {}", reason.text));
                 }
             }
         }
@@ -144,7 +148,7 @@ impl Ui {
 }
 
 /// Writes one line to stderr. A closed stderr is no error.
-fn say(line: &str) {
+fn write_line(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
@@ -217,7 +221,7 @@ impl PullProgress {
             }
             Event::Pushing { .. } | Event::Prefetched { .. } | Event::Converting { .. } => return,
         };
-        say(&value.to_string());
+        write_line(&value.to_string());
     }
 
     fn as_lines(&self, event: &Event) {
@@ -226,12 +230,12 @@ impl PullProgress {
                 layer,
                 total: Some(total),
             } => {
-                say(&format!("pull: layer {}: {}", short(layer), HumanBytes(*total)));
+                write_line(&format!("pull: layer {}: {}", short(layer), HumanBytes(*total)));
             }
-            Event::Started { layer, total: None } => say(&format!("pull: layer {}", short(layer))),
+            Event::Started { layer, total: None } => write_line(&format!("pull: layer {}", short(layer))),
             Event::Unpacked { layer, unpacked } => {
                 let seconds = self.began.elapsed().as_secs_f64();
-                say(&format!(
+                write_line(&format!(
                     "pull: layer {}: unpacked {} at {seconds:.1} s",
                     short(layer),
                     HumanBytes(*unpacked)
@@ -242,7 +246,7 @@ impl PullProgress {
                 wait,
                 reason,
             } => {
-                say(&format!(
+                write_line(&format!(
                     "pull: {registry}: trying again in {:.1} s: {reason}",
                     wait.as_secs_f64()
                 ));
@@ -251,15 +255,15 @@ impl PullProgress {
                 registry,
                 attempt,
                 waited,
-            } => say(&format!("pull: {}", waiting(registry, *attempt, *waited))),
-            Event::Repairing { layer } => say(&format!("pull: layer {}: repairing", short(layer))),
-            Event::Lazy { layer, form, fetched } => say(&format!(
+            } => write_line(&format!("pull: {}", waiting(registry, *attempt, *waited))),
+            Event::Repairing { layer } => write_line(&format!("pull: layer {}: repairing", short(layer))),
+            Event::Lazy { layer, form, fetched } => write_line(&format!(
                 "pull: layer {}: read as needed ({form}), after {}",
                 short(layer),
                 HumanBytes(*fetched)
             )),
             Event::Pushing { blob, sent, total } if sent == total => {
-                say(&format!("push: blob {}: {}", short(blob), HumanBytes(*total)));
+                write_line(&format!("push: blob {}: {}", short(blob), HumanBytes(*total)));
             }
             Event::Resolved { .. }
             | Event::Cached { .. }

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use thaw_sandbox::error::Error;
 use thaw_sandbox::images::part::Part;
 
-use super::copied;
+use super::copy_out;
 use super::remote::Layers;
 
 /// The files that are read, all of them text.
@@ -85,9 +85,9 @@ impl HostFiles {
         thaw_sandbox::blocking::blocking(move || {
             let fail = |e: io::Error| Error::system(format!("cannot make {}", place.display()), &e);
             let draft = begin(&root).map_err(fail)?;
-            copied::copy(draft.path(), &part, &runtime)?;
+            copy_out::copy(draft.path(), &part, &runtime)?;
             add(draft.path(), &files).map_err(fail)?;
-            copied::finish(draft.path(), &part).map_err(fail)?;
+            copy_out::finish(draft.path(), &part).map_err(fail)?;
             end(draft, &place).map_err(fail)
         })
         .await

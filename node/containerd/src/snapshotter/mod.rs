@@ -5,13 +5,13 @@
 //! | [`service`] | the gRPC service |
 //! | [`table`], [`record`] | snapshots: in memory by name, on disk by id |
 //! | [`remote`] | layers that are in the image store |
-//! | [`mounts`], [`host_files`], [`copied`] | the mounts for containerd, and the files in them |
+//! | [`mounts`], [`host_files`], [`copy_out`] | the mounts for containerd, and the files in them |
 //! | [`filter`] | containerd's filters |
 //!
 //! Invariant: a snapshot of an image's layer is reported only after the store has the image, and the chain ID of its layers is the one
 //! that containerd requested. While thawd runs, it leases the images that snapshots are based on.
 
-pub mod copied;
+pub mod copy_out;
 pub mod filter;
 pub mod host_files;
 pub mod mounts;

@@ -17,7 +17,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::UnixStream;
 use tokio::sync::watch;
 
-use super::problem::{ApiCode, Refusal, say};
+use super::problem::{ApiCode, Refusal, write_problems};
 use super::write_timeout::{WRITE_TIMEOUT, WriteTimeout};
 
 /// How long a request's head may take to arrive, and how long a connection may be idle.
@@ -74,7 +74,7 @@ pub async fn refuse(stream: UnixStream, code: ApiCode, what: String) {
     };
     let routes: Router = Router::new()
         .fallback(answer)
-        .layer(axum::middleware::from_fn(say));
+        .layer(axum::middleware::from_fn(write_problems));
     let service = TowerToHyperService::new(routes);
     let service =
         hyper::service::service_fn(move |request: Request<Incoming>| service.call(request.map(Body::new)));

@@ -49,7 +49,7 @@ pub async fn stat(
     check::directory(&asked.path)?;
     let files = daemon.running(&wanted)?.files().await?;
     let info = files.stat(&asked.path, asked.follow.unwrap_or(false)).await?;
-    Ok(Json(told(info)))
+    Ok(Json(file_info(info)))
 }
 
 /// Which directory is listed.
@@ -99,7 +99,12 @@ pub async fn list(
     let last = page.entries.last().filter(|_| page.more);
     Ok(Json(FileList {
         continue_token: last.map(|entry| URL_SAFE_NO_PAD.encode(&entry.name)),
-        items: page.entries.into_iter().take(limit.into()).map(told).collect(),
+        items: page
+            .entries
+            .into_iter()
+            .take(limit.into())
+            .map(file_info)
+            .collect(),
     }))
 }
 
@@ -181,8 +186,8 @@ pub async fn remove(
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// What the guest says of a file. Any answer of a guest is one.
-fn told(info: GuestInfo) -> FileInfo {
+/// A file as the guest describes it. Every answer of a guest is valid.
+fn file_info(info: GuestInfo) -> FileInfo {
     let kind = kind(info.mode);
     let target = (kind == FileKind::Link).then_some(info.target);
     let texts = (

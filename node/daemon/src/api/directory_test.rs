@@ -105,7 +105,7 @@ proptest! {
     #[test]
     fn any_answer_of_a_guest_is_told(name: Vec<u8>, target: Vec<u8>, mode: u32, size: u64) {
         let is_text = std::str::from_utf8(&name).is_ok();
-        let told = told(GuestInfo { name, target, mode, size, ..Default::default() });
+        let told = file_info(GuestInfo { name, target, mode, size, ..Default::default() });
         prop_assert_eq!(told.mode.len(), 4);
         prop_assert!(is_text || told.encoding == Encoding::Base64);
         prop_assert!(serde_json::to_vec(&told).is_ok());

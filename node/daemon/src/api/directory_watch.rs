@@ -114,11 +114,11 @@ impl Watching {
                 if !answer.ended.is_empty() {
                     self.progress = Progress::Ended;
                 }
-                told(answer)
+                file_events(answer)
             }
             Err(refusal) => {
                 self.progress = Progress::Over;
-                vec![FileEvent::Error(refusal.told(self.instance.clone()))]
+                vec![FileEvent::Error(refusal.in_stream(self.instance.clone()))]
             }
         };
         Some(lines(&events))
@@ -135,7 +135,7 @@ impl Drop for Watching {
 }
 
 /// The events of a guest's answer, at least one. Any answer of a guest has some.
-fn told(answer: NextEventsResponse) -> Vec<FileEvent> {
+fn file_events(answer: NextEventsResponse) -> Vec<FileEvent> {
     let mut events: Vec<FileEvent> = answer.events.into_iter().filter_map(event).collect();
     if !answer.ended.is_empty() {
         events.push(FileEvent::End(WatchEnd { reason: answer.ended }));
@@ -146,12 +146,12 @@ fn told(answer: NextEventsResponse) -> Vec<FileEvent> {
 }
 
 /// `None` for a kind that this version does not know.
-fn event(told: GuestEvent) -> Option<FileEvent> {
-    let kind = told.kind.enum_value().ok()?;
+fn event(of_guest: GuestEvent) -> Option<FileEvent> {
+    let kind = of_guest.kind.enum_value().ok()?;
     if kind == Kind::OVERFLOW {
         return Some(FileEvent::Overflow);
     }
-    let name = piece(told.name);
+    let name = piece(of_guest.name);
     let file = ChangedFile {
         name: name.data,
         encoding: name.encoding,

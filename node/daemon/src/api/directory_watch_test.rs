@@ -106,7 +106,7 @@ proptest! {
             ..Default::default()
         });
         let answer = NextEventsResponse { events: events.collect(), ended, ..Default::default() };
-        let told = told(answer);
+        let told = file_events(answer);
         prop_assert!(!told.is_empty());
         prop_assert_eq!(self::events(&lines(&told)), told);
     }

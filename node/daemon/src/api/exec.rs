@@ -85,7 +85,7 @@ pub async fn run(
         let instance = instance.clone();
         async move {
             let mut session = session?;
-            let event = told(session.next().await, instance);
+            let event = exec_event(session.next().await, instance);
             let last = matches!(event, ExecEvent::Exit(_) | ExecEvent::Error(_));
             Some((
                 Ok::<_, std::convert::Infallible>(event_line(&event)),
@@ -168,13 +168,13 @@ fn ending() -> Refusal {
 }
 
 /// The event as a line, for the request with this path.
-fn told(said: Option<Said>, instance: String) -> ExecEvent {
+fn exec_event(said: Option<Said>, instance: String) -> ExecEvent {
     match said {
         Some(Said::Wrote(Output::Stdout, data)) => ExecEvent::Stdout(piece(data)),
         Some(Said::Wrote(Output::Stderr, data)) => ExecEvent::Stderr(piece(data)),
         Some(Said::Ended(Ok(exit_code))) => ExecEvent::Exit(Exit { exit_code }),
-        Some(Said::Ended(Err(failure))) => ExecEvent::Error(Refusal::from(failure).told(instance)),
-        None => ExecEvent::Error(ending().told(instance)),
+        Some(Said::Ended(Err(failure))) => ExecEvent::Error(Refusal::from(failure).in_stream(instance)),
+        None => ExecEvent::Error(ending().in_stream(instance)),
     }
 }
 
@@ -246,7 +246,7 @@ pub async fn open_session(
             begun = begin => match begun {
                 Ok(Some(session)) => return converse(socket, session, instance, over).await,
                 Ok(None) => return,
-                Err(refusal) => event(&ExecEvent::Error(refusal.told(instance))),
+                Err(refusal) => event(&ExecEvent::Error(refusal.in_stream(instance))),
             },
             () = &mut over => dismissal(),
         };
@@ -316,7 +316,7 @@ async fn converse(socket: WebSocket, mut session: Session, instance: String, ove
     let last = tokio::select! {
         last = write(&mut sender, &mut session, instance.clone()) => last.map(|last| event(&last)),
         wrong = hear(&mut receiver, process.as_ref(), input) => {
-            wrong.map(|refusal| event(&ExecEvent::Error(refusal.told(instance))))
+            wrong.map(|refusal| event(&ExecEvent::Error(refusal.in_stream(instance))))
         }
         () = over => Some(dismissal()),
     };
@@ -351,7 +351,7 @@ async fn write(
             said = session.next() => match said {
                 Some(Said::Wrote(Output::Stdout, data)) => channel(STDOUT_CHANNEL, &data),
                 Some(Said::Wrote(Output::Stderr, data)) => channel(STDERR_CHANNEL, &data),
-                last => return Some(told(last, instance)),
+                last => return Some(exec_event(last, instance)),
             },
             _ = asks.tick() => Message::Ping(Bytes::new()),
         };

@@ -140,7 +140,7 @@ fn follow(
             match watcher.next().await {
                 Ok(lines) => Some((Ok::<_, std::convert::Infallible>(lines?), Some(watcher))),
                 Err(gone) => {
-                    let last = WatchEvent::Error(Refusal::from(gone).told(instance));
+                    let last = WatchEvent::Error(Refusal::from(gone).in_stream(instance));
                     Some((Ok(encode(&last)), None))
                 }
             }

@@ -18,10 +18,10 @@ use super::problem::{ApiCode, Refusal};
 use super::sandboxes::LINES;
 use super::scope::Wanted;
 
-mod moment;
+mod log_time;
 mod reader;
 
-pub use moment::{format_moment, parse_moment};
+pub use log_time::{format_moment, parse_moment};
 pub use reader::{LogReader, Selection};
 
 /// What of the output is asked for.

@@ -25,11 +25,11 @@ pub async fn metrics(
     State(daemon): State<Arc<Daemon>>,
     Extension(gate): Extension<Arc<Gate>>,
 ) -> Result<Response, Refusal> {
-    told(daemon, gate, ()).await
+    collect(daemon, gate, ()).await
 }
 
 /// Collects all metrics. `held` is dropped when they are collected, even if the caller has stopped waiting.
-pub async fn told(
+pub async fn collect(
     daemon: Arc<Daemon>,
     gate: Arc<Gate>,
     held: impl Send + 'static,

@@ -1,7 +1,7 @@
 //! Errors as problem documents (RFC 9457). Each code has one status.
 //!
 //! Codes are the slugs of [`ErrorKind`], and of [`ApiCode`] for errors that exist only over HTTP. Invariant: every answer with an error
-//! status has such a document; [`say`] writes it, because it knows the path of the request.
+//! status has such a document; [`write_problems`] writes it, because it knows the path of the request.
 
 use axum::extract::Request;
 use axum::http::{HeaderValue, StatusCode, header};
@@ -43,7 +43,7 @@ macro_rules! api_codes {
 api_codes! {
     Malformed = BAD_REQUEST, "malformed-request", "the request cannot be read", "send JSON as /openapi.json has it";
     BadParameter = BAD_REQUEST, "bad-parameter", "a parameter in the path, the query or a header cannot be", "see /openapi.json for what each may be";
-    Unauthenticated = UNAUTHORIZED, "unauthenticated", "the request does not say who asks", "send Authorization: Bearer TOKEN, or show a certificate";
+    Unauthenticated = UNAUTHORIZED, "unauthenticated", "the request is not authenticated", "send Authorization: Bearer TOKEN, or show a certificate";
     NotAllowed = FORBIDDEN, "not-allowed", "this caller may not use this thawd", "ask as root, or as the user thawd runs as";
     NoRole = FORBIDDEN, "no-role", "this certificate has no role on this node", "have this node's administrator put it into the file of roles, or send a token";
     RoleTooLow = FORBIDDEN, "role-too-low", "the caller's role does not allow this", "ask with a token or a certificate of the role that the detail names";
@@ -141,7 +141,7 @@ impl Refusal {
     }
 
     /// Its document within a stream, with the path of the request.
-    pub fn told(self, instance: String) -> Problem {
+    pub fn in_stream(self, instance: String) -> Problem {
         Problem {
             instance,
             ..self.problem()
@@ -202,9 +202,9 @@ fn status(kind: ErrorKind) -> StatusCode {
     }
 }
 
-/// A problem before [`say`] adds the path of the request.
+/// A problem before [`write_problems`] adds the path of the request.
 #[derive(Clone, Debug)]
-struct Unsaid(Problem);
+struct WithoutPath(Problem);
 
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
@@ -225,16 +225,16 @@ impl IntoResponse for Refusal {
             let bearer = HeaderValue::from_static("Bearer");
             response.headers_mut().insert(header::WWW_AUTHENTICATE, bearer);
         }
-        response.extensions_mut().insert(Unsaid(problem));
+        response.extensions_mut().insert(WithoutPath(problem));
         response
     }
 }
 
 /// Writes the documents of errors that handlers and inner layers returned.
-pub async fn say(request: Request, next: Next) -> Response {
+pub async fn write_problems(request: Request, next: Next) -> Response {
     let instance = request.uri().path().to_owned();
     let mut response = next.run(request).await;
-    if let Some(Unsaid(problem)) = response.extensions_mut().remove::<Unsaid>() {
+    if let Some(WithoutPath(problem)) = response.extensions_mut().remove::<WithoutPath>() {
         let problem = Problem { instance, ..problem };
         let body = serde_json::to_vec(&problem).unwrap_or_default();
         let headers = response.headers_mut();

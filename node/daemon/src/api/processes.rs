@@ -34,11 +34,11 @@ use super::scope::Wanted;
 ))]
 pub async fn list(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<Json<ProcessList>, Refusal> {
     let processes = daemon.running(&wanted)?.processes().await?;
-    let items = processes.list().await?.into_iter().map(told).collect();
+    let items = processes.list().await?.into_iter().map(kept_process).collect();
     Ok(Json(ProcessList { items }))
 }
 
-fn told(info: ProcessInfo) -> KeptProcess {
+fn kept_process(info: ProcessInfo) -> KeptProcess {
     KeptProcess {
         id: info.exec_id,
         command: info.command,
@@ -140,7 +140,7 @@ impl Reading {
                 }
             }
             Ok(Said::Ended(exit_code)) => ExecEvent::Exit(Exit { exit_code }),
-            Err(refusal) => ExecEvent::Error(refusal.told(self.instance.clone())),
+            Err(refusal) => ExecEvent::Error(refusal.in_stream(self.instance.clone())),
         };
         self.over = matches!(event, ExecEvent::Exit(_) | ExecEvent::Error(_));
         Some(event_line(&event))

@@ -233,7 +233,7 @@ pub fn router(daemon: Arc<Daemon>, gate: Arc<Gate>) -> Router {
         .layer(DefaultBodyLimit::max(MAX_BODY))
         .layer(Extension(gate.clone()))
         .layer(from_fn_with_state(gate, admit))
-        .layer(from_fn(problem::say))
+        .layer(from_fn(problem::write_problems))
         .layer(from_fn_with_state(daemon.clone(), metrics::measure))
         .layer(from_fn(unread_body::read_rest))
         .with_state(daemon)

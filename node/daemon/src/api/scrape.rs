@@ -82,7 +82,7 @@ fn routes(daemon: Arc<Daemon>, gate: Arc<Gate>, turns: Arc<Semaphore>) -> Router
         .method_not_allowed_fallback(problem::wrong_method)
         .layer(Extension(gate))
         .layer(Extension(turns))
-        .layer(from_fn(problem::say))
+        .layer(from_fn(problem::write_problems))
         .layer(from_fn(unread_body::read_rest))
         .with_state(daemon)
 }
@@ -95,7 +95,7 @@ async fn in_turn(
 ) -> Result<Response, Refusal> {
     let turn = turns.acquire_owned().await;
     let turn = turn.map_err(|e| Refusal::new(ApiCode::Broken, e))?;
-    metrics::told(daemon, gate, turn).await
+    metrics::collect(daemon, gate, turn).await
 }
 
 #[cfg(test)]

@@ -28,7 +28,7 @@ pub fn routes() -> Router {
         .route("/status.css", file("text/css; charset=utf-8", css))
         .route("/status.js", file("text/javascript; charset=utf-8", script))
         .method_not_allowed_fallback(problem::wrong_method)
-        .layer(from_fn(problem::say))
+        .layer(from_fn(problem::write_problems))
         .layer(from_fn(unread_body::read_rest))
 }
 

@@ -24,7 +24,7 @@ use super::daemon::Daemon;
 use super::lease::Lease;
 use super::listener::{Listener, Most};
 use super::peer::Peer;
-use super::problem::say;
+use super::problem::write_problems;
 use super::status_page;
 
 /// Most connections at once.
@@ -104,7 +104,7 @@ impl Tcp {
         } = self;
         let guarded = routes
             .layer(from_fn_with_state(credentials.clone(), authenticate))
-            .layer(from_fn(say))
+            .layer(from_fn(write_problems))
             .merge(status_page::routes());
         let stop = stopped.clone();
         let serve = move |stream, address| {

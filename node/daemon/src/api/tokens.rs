@@ -145,7 +145,7 @@ mod tests {
         Some(Peer::token(name, Grant::admin()))
     }
 
-    fn whose(tokens: &Tokens, token: &str, now: SystemTime) -> Option<Peer> {
+    fn peer_of(tokens: &Tokens, token: &str, now: SystemTime) -> Option<Peer> {
         tokens.find(token.as_bytes(), now).map(|known| known.peer.clone())
     }
 
@@ -153,10 +153,10 @@ mod tests {
     fn a_token_is_known_by_all_of_it() {
         let tokens = Tokens::parse(&format!("# whose\n\none {A}\n two\t{B} \n")).unwrap();
         let now = SystemTime::now();
-        assert_eq!(whose(&tokens, A, now), admin("one"));
-        assert_eq!(whose(&tokens, B, now), admin("two"));
+        assert_eq!(peer_of(&tokens, A, now), admin("one"));
+        assert_eq!(peer_of(&tokens, B, now), admin("two"));
         for unknown in ["", "a", &A[1..], &A[..A.len() - 1], &format!("{A}a"), "one"] {
-            assert_eq!(whose(&tokens, unknown, now), None);
+            assert_eq!(peer_of(&tokens, unknown, now), None);
         }
         let bearer = |values: &[&str]| tokens.bearer(&headers(values), now).map(|a| a.peer);
         assert_eq!(bearer(&[&format!("Bearer {B}")]), admin("two"));
@@ -181,12 +181,12 @@ mod tests {
         let tokens = Tokens::parse(&text).unwrap();
         assert_eq!(tokens.without_role(), ["one"]);
         let now = SystemTime::now();
-        let two = whose(&tokens, B, now).unwrap();
+        let two = peer_of(&tokens, B, now).unwrap();
         assert_eq!(
             (two.role(), two.tenant().unwrap().as_str()),
             (Role::Operate, "acme")
         );
-        assert_eq!(whose(&tokens, A, now).unwrap().role(), Role::Admin);
+        assert_eq!(peer_of(&tokens, A, now).unwrap().role(), Role::Admin);
     }
 
     #[test]

@@ -25,12 +25,12 @@ pub(super) fn expected() -> bool {
 impl Making<'_> {
     /// Waits until a bare guest reports at boot that it is ready.
     pub(super) async fn bare_is_ready(&self) -> Result<(), Error> {
-        said(&self.resources, "it is ready", |line| line == READY).await
+        wait_for_line(&self.resources, "it is ready", |line| line == READY).await
     }
 
     /// Waits until a thawed bare guest prints its new generation ID.
     pub(super) async fn bare_acknowledges(&self) -> Result<(), Error> {
-        said(&self.resources, "it is another now", is_generation).await
+        wait_for_line(&self.resources, "it is another now", is_generation).await
     }
 }
 
@@ -39,7 +39,7 @@ fn is_generation(line: &[u8]) -> bool {
 }
 
 /// Waits for a line on the console. Fails if the machine ends first.
-async fn said(resources: &Resources, what: &str, wanted: fn(&[u8]) -> bool) -> Result<(), Error> {
+async fn wait_for_line(resources: &Resources, what: &str, wanted: fn(&[u8]) -> bool) -> Result<(), Error> {
     let lost = |why: String| {
         let what = format!("a bare guest did not say that {what}: {why}");
         Err(explain(

@@ -3,14 +3,14 @@
 //! A [`Recorder`] makes a [`LoadOrder`](crate::load_order::LoadOrder) from the accesses that a guest's root device
 //! reports. `thaw image convert` can put it into a converted image. A later start prefetches in that order.
 
-mod ahead;
 mod find;
 mod journal;
+mod read_ahead;
 mod record;
 mod saved;
 
-pub use ahead::{Ahead, Prefetch, Wanted, wanted};
 pub use find::{Provenance, find};
 pub use journal::Journal;
+pub use read_ahead::{Ahead, Prefetch, Wanted, wanted};
 pub use record::Recorder;
 pub use saved::{keep, write};

@@ -12,6 +12,7 @@ use crate::error::Error;
 use crate::progress::{Progress, Silent};
 use crate::reference::RegistryRef;
 
+use super::account::{RegistryAccount, Unobserved};
 use super::address::{Address, no_client};
 use super::answer::Terms;
 use super::auth::{Credentials, Login};
@@ -20,7 +21,6 @@ use super::connection::Connection;
 use super::endpoint::{Endpoint, Pace, Place, Timed};
 use super::gate::Gate;
 use super::mirror::authority;
-use super::party::{Party, Unobserved};
 use super::plan::Plan;
 use super::redirect::Redirects;
 use super::repository::Repository;
@@ -141,8 +141,8 @@ impl Client {
     ) -> Result<Repository, Error> {
         let address = Address::of(&reference.registry, options.plain_http);
         let wire = self.wire(rights, &reference.registry)?;
-        let party = Party::of(reference, &address, options, rights).await?;
-        let connection = Connection::new(party, wire, options.retry, progress, Arc::new(Unobserved))?;
+        let account = RegistryAccount::of(reference, &address, options, rights).await?;
+        let connection = Connection::new(account, wire, options.retry, progress, Arc::new(Unobserved))?;
         let base = format!("{}/v2/{}", address.base, reference.repository);
         Ok(Repository::new(Arc::new(connection), base))
     }
@@ -161,7 +161,7 @@ impl Client {
             window: Duration::from_millis(config.window_ms),
         };
         let timed = Timed {
-            wire: self.wire(Rights::Pull, &plan.party.registry)?,
+            wire: self.wire(Rights::Pull, &plan.account.registry)?,
             answer: pace.answer,
             stats: stats.clone(),
         };
@@ -176,12 +176,17 @@ impl Client {
             let made = || Breaker::new(rules, self.breakers.changed.clone(), stats.clone());
             breakers.entry(plan.name).or_insert_with(made).clone()
         };
-        let (party, timed) = (plan.party, Arc::new(timed));
+        let (account, timed) = (plan.account, Arc::new(timed));
         let connection = match plan.access {
-            Some(access) => {
-                Connection::sharing(party.name, &party.base, access, timed, options.retry, progress)?
-            }
-            None => Connection::new(party, timed, options.retry, progress, stats.clone())?,
+            Some(access) => Connection::sharing(
+                account.name,
+                &account.base,
+                access,
+                timed,
+                options.retry,
+                progress,
+            )?,
+            None => Connection::new(account, timed, options.retry, progress, stats.clone())?,
         };
         Ok(Endpoint {
             connection,
@@ -205,7 +210,7 @@ impl Client {
             Url::parse(url).map_err(|error| Error::malformed(format!("the address {url:?}"), error))?;
         let name = authority(&parsed);
         let plan = Plan {
-            party: Party {
+            account: RegistryAccount {
                 name: name.clone(),
                 registry: name.clone(),
                 base: url.to_owned(),
@@ -234,11 +239,11 @@ impl Client {
     ) -> Result<Vec<Arc<Endpoint>>, Error> {
         let registry = &reference.registry;
         let address = Address::of(registry, options.plain_http);
-        let party = Party::of(reference, &address, options, Rights::Pull).await?;
-        let scope = party.scope.clone();
+        let account = RegistryAccount::of(reference, &address, options, Rights::Pull).await?;
+        let scope = account.scope.clone();
         let own = Plan {
             name: registry.clone(),
-            party,
+            account,
             place: Place::Repository {
                 base: format!("{}/v2/{}", address.base, reference.repository),
                 query: String::new(),
@@ -275,7 +280,7 @@ impl Client {
     }
 }
 
-impl Party {
+impl RegistryAccount {
     /// The registry itself, with the current credentials.
     async fn of(
         reference: &RegistryRef,

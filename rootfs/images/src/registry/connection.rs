@@ -13,8 +13,8 @@ use tokio::time::{Instant, sleep_until};
 use crate::error::Error;
 use crate::progress::{Event, Progress};
 
+use super::account::{Observer, RegistryAccount};
 use super::auth::Challenge;
-use super::party::{Observer, Party};
 use super::refusal::{failed, passing, refusal, retry_after};
 use super::request::{Payload, Request};
 use super::retries::Retry;
@@ -55,14 +55,14 @@ impl From<Failure> for Unanswered {
 
 impl Connection {
     pub fn new(
-        party: Party,
+        account: RegistryAccount,
         wire: Arc<dyn Wire>,
         retry: Retry,
         progress: Arc<dyn Progress>,
         observer: Arc<dyn Observer>,
     ) -> Result<Self, Error> {
-        let (name, base) = (party.name.clone(), party.base.clone());
-        let access = Arc::new(Access::new(party, observer));
+        let (name, base) = (account.name.clone(), account.base.clone());
+        let access = Arc::new(Access::new(account, observer));
         Self::sharing(name, &base, access, wire, retry, progress)
     }
 
@@ -238,7 +238,7 @@ mod tests {
     use bytes::Bytes;
     use reqwest::Method;
 
-    use crate::registry::party::Unobserved;
+    use crate::registry::account::Unobserved;
     use crate::registry::testing::{Network, Reply, anonymous};
 
     use super::*;
@@ -256,9 +256,9 @@ mod tests {
     async fn a_registry_that_is_silent_is_named_with_the_attempt() {
         let network = Network::new(|_| Reply::status(200).after(Duration::from_secs(28)));
         let log = Arc::new(Log(Instant::now(), Mutex::default()));
-        let party = anonymous();
+        let account = anonymous();
         let connection = Connection::new(
-            party,
+            account,
             network,
             Retry::default(),
             log.clone(),

@@ -301,7 +301,7 @@ mod tests {
     use std::sync::Mutex;
 
     use crate::progress::{Event, Progress, Silent};
-    use crate::registry::party::Unobserved;
+    use crate::registry::account::Unobserved;
     use crate::registry::retries::Retry;
     use crate::registry::testing::{Network, Reply, anonymous};
 
@@ -326,9 +326,9 @@ mod tests {
         size: u64,
         progress: Arc<dyn Progress>,
     ) -> (Result<(), Error>, Vec<u8>, Duration) {
-        let party = anonymous();
+        let account = anonymous();
         let observer = Arc::new(Unobserved);
-        let connection = Connection::new(party, network, Retry::default(), progress, observer);
+        let connection = Connection::new(account, network, Retry::default(), progress, observer);
         let mut download = Download {
             connection: Arc::new(connection.unwrap()),
             url: "https://registry.example/v2/app/blobs/x".into(),

@@ -20,12 +20,12 @@ use tokio::time::{Instant, timeout, timeout_at};
 use crate::error::Error;
 use crate::ranges::{Priority, StoredBlob};
 
+use super::account::Observer;
 use super::answer::{Cut, Misfit, Terms, judge};
 use super::breaker::{Admission, Breaker, Permit};
 use super::budget::Budget;
 use super::connection::{Connection, Unanswered};
 use super::gate::Gate;
-use super::party::Observer;
 use super::redirect::Redirects;
 use super::refusal::{passing, refusal, retry_after};
 use super::request::Request;

@@ -8,10 +8,10 @@ use reqwest::header::{AUTHORIZATION, CONTENT_LENGTH, HOST, HeaderName, HeaderVal
 use crate::error::Error;
 use crate::reference::{RegistryRef, is_loopback};
 
+use super::account::RegistryAccount;
 use super::address::Address;
 use super::auth::Credentials;
 use super::endpoint::Place;
-use super::party::Party;
 use super::plan::Plan;
 use super::token::Access;
 use super::{Mirror, MirrorKind, Options};
@@ -94,7 +94,7 @@ impl Mirror {
         };
         let login = credentials.login(&filed).await?;
         Ok(Plan {
-            party: Party {
+            account: RegistryAccount {
                 name: format!("{registry} through {name}"),
                 registry: filed,
                 base: url.to_string(),

@@ -1,12 +1,13 @@
 //! The client of registries. Pulls, pushes, reads of ranges and listings of referrers all go through it.
 //!
-//! A [`Client`] makes a [`connection::Connection`] for each party it talks to. A connection authenticates ([`token`]),
+//! A [`Client`] makes a [`connection::Connection`] for each account it talks to. A connection authenticates ([`token`]),
 //! follows redirects ([`wire`]) and retries ([`retries`]). An [`endpoint::Endpoint`] is a connection to one place that
 //! has blobs, a registry or a mirror, with its circuit breaker ([`breaker`]) and counters ([`stats`]).
 //!
 //! Invariants: a registry sees only credentials that are meant for it. Every operation ends, after a number of attempts
 //! or a time limit. An endpoint that keeps failing is not asked for a while.
 
+pub(crate) mod account;
 mod address;
 mod answer;
 pub(crate) mod auth;
@@ -20,7 +21,6 @@ pub(crate) mod download;
 pub(crate) mod endpoint;
 pub(crate) mod gate;
 mod mirror;
-pub(crate) mod party;
 mod plan;
 mod redirect;
 pub(crate) mod refusal;

@@ -4,15 +4,15 @@ use std::sync::Arc;
 
 use reqwest::header::{HeaderName, HeaderValue};
 
+use super::account::RegistryAccount;
 use super::endpoint::Place;
-use super::party::Party;
 use super::token::Access;
 
 /// The parameters of an endpoint.
 pub(super) struct Plan {
     /// Names its counters and its breaker.
     pub name: String,
-    pub party: Party,
+    pub account: RegistryAccount,
     pub place: Place,
     pub headers: Vec<(HeaderName, HeaderValue)>,
     pub strict: bool,

@@ -18,7 +18,7 @@ pub async fn refusal(registry: &str, what: &str, response: Response, attempts: u
             registry,
             status: response.status().as_u16(),
             what: what.into(),
-            reason: said(response).await,
+            reason: registry_message(response).await,
         },
         StatusCode::NOT_FOUND | StatusCode::GONE => Error::RegistryNotFound {
             registry,
@@ -40,7 +40,7 @@ pub async fn failed(registry: &str, what: &str, response: Response, attempts: u3
         registry: registry.into(),
         status,
         what: what.into(),
-        reason: said(response).await,
+        reason: registry_message(response).await,
         attempts,
     }
 }
@@ -76,7 +76,7 @@ pub async fn limited(mut response: Response, limit: usize) -> Vec<u8> {
 }
 
 /// The registry's own words, on one line.
-pub async fn said(response: Response) -> String {
+pub async fn registry_message(response: Response) -> String {
     #[derive(Deserialize)]
     struct Envelope {
         errors: Vec<One>,

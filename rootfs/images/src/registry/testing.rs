@@ -9,8 +9,8 @@ use futures_util::stream;
 use reqwest::header::{CONTENT_LENGTH, CONTENT_RANGE, HeaderName, HeaderValue, LOCATION, RANGE};
 use reqwest::{Body, Request, Response};
 
+use super::account::RegistryAccount;
 use super::auth::{Credentials, Login};
-use super::party::Party;
 use super::wire::{Failure, Wire};
 
 /// A scripted answer.
@@ -195,8 +195,8 @@ impl Wire for Network {
 }
 
 /// An anonymous client of `registry.example`.
-pub(crate) fn anonymous() -> Party {
-    Party {
+pub(crate) fn anonymous() -> RegistryAccount {
+    RegistryAccount {
         name: "registry.example".into(),
         registry: "registry.example".into(),
         base: "https://registry.example".into(),

@@ -17,9 +17,9 @@ use tokio::time::Instant;
 
 use crate::error::Error;
 
+use super::account::{Observer, RegistryAccount};
 use super::auth::{Challenge, Credentials, Login, basic};
-use super::party::{Observer, Party};
-use super::refusal::{limited, refusal, said};
+use super::refusal::{limited, refusal, registry_message};
 use super::wire::{Failure, Wire, follow, follow_within_origin};
 
 const MAX_TOKEN_BODY: usize = 1 << 20;
@@ -85,14 +85,14 @@ impl Epoch {
 }
 
 impl Access {
-    pub fn new(party: Party, observer: Arc<dyn Observer>) -> Self {
+    pub fn new(account: RegistryAccount, observer: Arc<dyn Observer>) -> Self {
         Self {
-            name: party.name,
-            registry: party.registry,
-            credentials: party.credentials,
-            scope: party.scope,
-            plain: party.plain,
-            first: Mutex::new(Some(party.login)),
+            name: account.name,
+            registry: account.registry,
+            credentials: account.credentials,
+            scope: account.scope,
+            plain: account.plain,
+            first: Mutex::new(Some(account.login)),
             current: Mutex::new(Epoch::new(None)),
             observer,
         }
@@ -252,7 +252,7 @@ impl Access {
             return Err(refusal(&self.name, what, response, 1).await);
         }
         if !status.is_success() {
-            let reason = format!("its token service says: {}", said(response).await);
+            let reason = format!("its token service says: {}", registry_message(response).await);
             return Err(self.denied(status, what, reason));
         }
         Ok(limited(response, MAX_TOKEN_BODY).await)

@@ -38,7 +38,7 @@ pub struct Keep {
 }
 
 impl Keep {
-    fn keeps(self, shown: &Described) -> bool {
+    fn applies_to(self, shown: &Described) -> bool {
         match &shown.failure {
             Some(_) => self.failed,
             None => self.exited && shown.ended_at().is_some(),
@@ -166,7 +166,7 @@ impl Daemon {
                 self.keep_exited(&id, status).await;
             }
             self.until_failed(&id).await;
-            if self.cache.get(&id).is_some_and(|shown| keep.keeps(&shown)) {
+            if self.cache.get(&id).is_some_and(|shown| keep.applies_to(&shown)) {
                 return Ok(());
             }
         }

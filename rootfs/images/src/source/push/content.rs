@@ -29,7 +29,7 @@ pub struct Content {
     pub size: u64,
     reader: Arc<Mutex<Box<dyn Upload>>>,
     /// Why the last stream broke off, if it did so by itself.
-    trouble: Arc<Mutex<Option<Error>>>,
+    error: Arc<Mutex<Option<Error>>>,
     /// When a piece was last wanted.
     moved: Arc<Mutex<Instant>>,
 }
@@ -44,7 +44,7 @@ impl Content {
             digest,
             size,
             reader: Arc::new(Mutex::new(Box::new(reader))),
-            trouble: Arc::default(),
+            error: Arc::default(),
             moved: Arc::new(Mutex::new(Instant::now())),
         }
     }
@@ -59,8 +59,8 @@ impl Content {
     }
 
     /// Why the content could not be read, if that is why a request failed.
-    pub fn trouble(&self) -> Option<Error> {
-        lock(&self.trouble).take()
+    pub fn take_error(&self) -> Option<Error> {
+        lock(&self.error).take()
     }
 
     /// Reads the whole, in pieces; may block.
@@ -155,7 +155,7 @@ impl Content {
             Ok(()) => held.map(Ok),
             Err(error) => {
                 let said = io::Error::other(error.to_string());
-                *lock(&self.trouble) = Some(error);
+                *lock(&self.error) = Some(error);
                 Some(Err(said))
             }
         };

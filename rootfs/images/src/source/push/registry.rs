@@ -128,7 +128,7 @@ impl Remote {
             return Ok(true);
         }
         // It has opened an upload instead, which will not be used.
-        if let Ok(place) = self.place(&sent, &what) {
+        if let Ok(place) = self.upload_url(&sent, &what) {
             let cancel = Request {
                 method: Method::DELETE,
                 ..Request::get(place.as_str(), &what)
@@ -174,7 +174,7 @@ impl Remote {
             ..Request::get(&url, what)
         };
         let sent = self.ask(&request).await?;
-        let place = self.place(&sent, what)?;
+        let place = self.upload_url(&sent, what)?;
         let least = header(sent.response.headers(), &CHUNK_MIN_LENGTH).and_then(|it| it.parse::<u64>().ok());
         let chunk = least.unwrap_or(0).clamp(CHUNK, MAX_CHUNK);
         drain(sent.response).await;
@@ -182,7 +182,7 @@ impl Remote {
     }
 
     /// The address at which the upload continues, from an answer.
-    fn place(&self, sent: &Sent, what: &str) -> Result<Url, Error> {
+    fn upload_url(&self, sent: &Sent, what: &str) -> Result<Url, Error> {
         let location = header(sent.response.headers(), &LOCATION).unwrap_or_default();
         let refuse = |problem: &str| {
             let what = format!("the answer of {} for {what}", self.registry.connection.registry);
@@ -222,7 +222,7 @@ impl Remote {
                 }
             }
         };
-        if let Some(error) = content.trouble() {
+        if let Some(error) = content.take_error() {
             return Err(Broken::Final(error));
         }
         match result {
@@ -296,7 +296,7 @@ impl Remote {
             };
             let (reached, broke_off) = match self.send(content, &request).await {
                 Ok(sent) => {
-                    session.place = self.place(&sent, what).map_err(Broken::Final)?;
+                    session.place = self.upload_url(&sent, what).map_err(Broken::Final)?;
                     let reached = received(sent.response.headers()).unwrap_or(at + length);
                     drain(sent.response).await;
                     (reached, false)
@@ -349,7 +349,7 @@ impl Remote {
         let place = session.place.clone();
         let sent = self.ask(&Request::get(place.as_str(), what)).await?;
         if header(sent.response.headers(), &LOCATION).is_some() {
-            session.place = self.place(&sent, what)?;
+            session.place = self.upload_url(&sent, what)?;
         }
         Ok(received(sent.response.headers()).unwrap_or(0))
     }

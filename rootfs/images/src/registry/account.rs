@@ -14,7 +14,7 @@ pub struct Unobserved;
 impl Observer for Unobserved {}
 
 /// A registry's address and the credentials to use there.
-pub struct Party {
+pub struct RegistryAccount {
     /// Its name in messages.
     pub name: String,
     /// The name under which its credentials are stored: `docker.io`, `host:port`.

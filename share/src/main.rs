@@ -13,23 +13,15 @@ use thaw_share::stable_ids::StableIds;
 use thaw_share::{file_system, jail, tree};
 use thaw_sys::child;
 
-const HELP: &str = "\
+const ABOUT: &str = "\
 thaw-share serves directories of this host to one guest. It is started by thawd (or by the thaw command itself), not by
 hand: it takes no arguments. It expects a SEQPACKET unix socket as descriptor 3, over which it is told what to serve, jails
 itself, and ends with the guest. To share a directory with a container, use: thaw run -v HOST:GUEST IMAGE
-
-Options:
-  --help     print this
-  --version  print the version
-
-Environment:
-  THAW_LOG   off, error, warn, info (default), debug or trace; logs go to standard error, as JSON lines unless that
-             is a terminal
 ";
 
 /// Exit codes: 0 if the guest has ended, 1 on failure, 2 if started incorrectly.
 fn main() -> ExitCode {
-    if let Some(code) = child::answer_arguments("thaw-share", env!("CARGO_PKG_VERSION"), HELP) {
+    if let Some(code) = child::answer_arguments("thaw-share", env!("CARGO_PKG_VERSION"), ABOUT, "") {
         return code;
     }
     // SAFETY: this process has opened nothing yet, so nothing else owns the descriptor.

@@ -7,12 +7,24 @@ use std::process::ExitCode;
 /// The exit code of a process that was started incorrectly.
 pub const STARTED_INCORRECTLY: u8 = 2;
 
-/// Answers `--help` and `--version`, and refuses any other argument. `Some` if the process is to exit with this code.
-pub fn answer_arguments(name: &str, version: &str, help: &str) -> Option<ExitCode> {
+/// The end of each program's help.
+const OPTIONS: &str = "
+Options:
+  --help     print this
+  --version  print the version
+
+Environment:
+  THAW_LOG   off, error, warn, info (default), debug or trace; logs go to standard error, as JSON lines unless that
+             is a terminal
+";
+
+/// Answers `--help` and `--version`, and refuses any other argument. `Some` if the process is to exit with this code. The help is `about`,
+/// then the options, then the lines of `variables`.
+pub fn answer_arguments(name: &str, version: &str, about: &str, variables: &str) -> Option<ExitCode> {
     match std::env::args().nth(1).as_deref() {
         None => None,
         Some("--help" | "-h") => {
-            print!("{help}");
+            print!("{about}{OPTIONS}{variables}");
             Some(ExitCode::SUCCESS)
         }
         Some("--version" | "-V") => {

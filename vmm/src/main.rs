@@ -11,26 +11,20 @@ use thaw_vmm::jail::{self, JailError};
 use thaw_vmm::machine::Machine;
 use thaw_vmm::multihit::Multihit;
 
-const HELP: &str = "\
+const ABOUT: &str = "\
 thaw-vmm runs one microVM. It is started by thawd (or by the thaw command itself), not by hand: it takes no
 arguments and opens no file. It expects a listening SEQPACKET unix socket as descriptor 3, jails itself, and is then
 told over that socket what to run. To run a container, use: thaw run IMAGE
-
-Options:
-  --help     print this
-  --version  print the version
-
-Environment:
-  THAW_LOG   off, error, warn, info (default), debug or trace; logs go to standard error, as JSON lines unless that
-             is a terminal
-  THAW_JAIL  whole: end, with code 3, where the host lacks namespaces or Landlock, instead of logging that
 ";
+
+/// The environment variable that only this program reads.
+const VARIABLES: &str = "  THAW_JAIL  whole: end, with code 3, where the host lacks namespaces or Landlock, instead of logging that\n";
 
 /// Exit codes: 0 after a shutdown request or when no longer needed, 1 on failure, 2 if started incorrectly, 3 if the jail must be whole but
 /// this host cannot provide it.
 fn main() -> ExitCode {
     let process = monotonic_ns();
-    if let Some(code) = child::answer_arguments("thaw-vmm", env!("CARGO_PKG_VERSION"), HELP) {
+    if let Some(code) = child::answer_arguments("thaw-vmm", env!("CARGO_PKG_VERSION"), ABOUT, VARIABLES) {
         return code;
     }
     // SAFETY: this process has opened nothing yet, so nothing else owns the descriptor.

@@ -16,7 +16,6 @@ use super::config::{Config, ConfigSpace};
 use super::device::{Activation, DeviceError, DeviceSpec, Saved, VirtioDevice};
 use super::guest_io;
 use super::queue::Answer;
-use super::state::DeviceState;
 use crate::memory::GuestMemory;
 
 /// `VIRTIO_BALLOON_F_DEFLATE_ON_OOM`: the guest may take pages back when it runs out.
@@ -87,11 +86,6 @@ impl VirtioDevice for Balloon {
 
     fn save(&mut self) -> Saved {
         Saved::plain(self.active.as_ref())
-    }
-
-    fn restore(&mut self, activation: Option<Activation>, _state: &DeviceState) -> Result<(), DeviceError> {
-        self.active = activation;
-        Ok(())
     }
 
     fn queue_ready(&mut self, index: usize) -> Result<(), DeviceError> {

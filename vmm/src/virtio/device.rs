@@ -170,8 +170,11 @@ pub trait VirtioDevice: Send {
     }
 
     /// Restores a device that was never active to a state that [`Self::check`] accepts, without a backend. Does
-    /// not touch guest memory until an event is served; the device kicks itself for work that is due then.
-    fn restore(&mut self, activation: Option<Activation>, state: &DeviceState) -> Result<(), DeviceError>;
+    /// not touch guest memory until an event is served; the device kicks itself for work that is due then. By default
+    /// the device has no state except its queues.
+    fn restore(&mut self, activation: Option<Activation>, _state: &DeviceState) -> Result<(), DeviceError> {
+        activation.map_or(Ok(()), |activation| self.activate(activation))
+    }
 
     /// Prepares a restored device to run, once its backends are attached. May wait for them. The error is a
     /// sentence, and then nothing runs.

@@ -29,7 +29,6 @@ use self::tap::Tap;
 use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError, DeviceSpec, Saved, VirtioDevice, one_descriptor};
 use super::event_loop::Registrar;
-use super::state::DeviceState;
 use super::throttle::Throttle;
 
 const QUEUE_SIZES: [u16; 2] = [256; 2];
@@ -265,13 +264,6 @@ impl VirtioDevice for Net {
             queues[RX].has_work = false;
         }
         saved
-    }
-
-    fn restore(&mut self, activation: Option<Activation>, _state: &DeviceState) -> Result<(), DeviceError> {
-        match activation {
-            Some(activation) => self.activate(activation),
-            None => Ok(()),
-        }
     }
 
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {

@@ -10,7 +10,6 @@ use super::config::{Config, ConfigSpace};
 use super::device::{Activation, DeviceError, DeviceSpec, Saved, VirtioDevice, active_queue};
 use super::guest_io;
 use super::queue::Answer;
-use super::state::DeviceState;
 use crate::memory::GuestMemory;
 
 const QUEUE_SIZES: [u16; 1] = [64];
@@ -56,11 +55,6 @@ impl VirtioDevice for Rng {
 
     fn save(&mut self) -> Saved {
         Saved::plain(self.active.as_ref())
-    }
-
-    fn restore(&mut self, activation: Option<Activation>, _state: &DeviceState) -> Result<(), DeviceError> {
-        self.active = activation;
-        Ok(())
     }
 
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError> {

@@ -14,7 +14,7 @@ mod kernel;
 use fuse_backend_rs::abi::fuse_abi::{FsOptions, InHeader, Opcode};
 use proptest::prelude::*;
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use thaw_imagefs::blob::{CHUNK_SIZE, ReadyFile};
+use thaw_imagefs::blob::CHUNK_SIZE;
 use thaw_imagefs::tree::BlobExtent;
 use thaw_protocol::control::BlobRange;
 use thaw_protocol::miss::Miss;

@@ -80,17 +80,7 @@ impl Image {
         let data = tempfile::tempfile().unwrap();
         data.write_all_at(&(0..length).map(pattern).collect::<Vec<_>>(), 0)
             .unwrap();
-        let ready_file = tempfile::tempfile().unwrap();
-        let digests = vec![[0; 32]; length.div_ceil(CHUNK_SIZE) as usize];
-        let ready = ReadyFile::create(
-            ready_file.try_clone().unwrap(),
-            DIGEST,
-            length,
-            Digests::Sealed(&digests),
-            false,
-            BOOT,
-        )
-        .unwrap();
+        let (ready_file, ready) = sealed_ready_file(length, false);
         let blob = BlobRange {
             address: summary.blobs[0].address,
             length,
@@ -119,4 +109,20 @@ impl Image {
             self.ready.set_ready(chunk);
         }
     }
+}
+
+/// The ready file of a blob whose digests are sealed; all its chunks are ready if `is_complete`.
+pub fn sealed_ready_file(length: u64, is_complete: bool) -> (File, ReadyFile) {
+    let file = tempfile::tempfile().unwrap();
+    let digests = vec![[0; 32]; length.div_ceil(CHUNK_SIZE) as usize];
+    let digests = Digests::Sealed(&digests);
+    let ready = ReadyFile::create(
+        file.try_clone().unwrap(),
+        DIGEST,
+        length,
+        digests,
+        is_complete,
+        BOOT,
+    );
+    (file, ready.unwrap())
 }

@@ -15,7 +15,6 @@ use thaw_images::layer::{FileSink, LayerLimits, unpack};
 use thaw_images::merge::flatten;
 
 use super::*;
-use thaw_imagefs::blob::Digests;
 use thaw_imagefs::erofs;
 
 /// A source tree with every kind of file that matters, made by a shell and packed by tar.
@@ -78,17 +77,7 @@ fn make() -> Made {
     std::io::Seek::rewind(&mut reader).unwrap();
     erofs::write_with_data(&tree, &mut [(length, &mut reader)], whole.as_file()).unwrap();
 
-    let ready = tempfile::tempfile().unwrap();
-    let digests = vec![[0; 32]; length.div_ceil(CHUNK_SIZE) as usize];
-    ReadyFile::create(
-        ready.try_clone().unwrap(),
-        DIGEST,
-        length,
-        Digests::Sealed(&digests),
-        true,
-        BOOT,
-    )
-    .unwrap();
+    let (ready, _) = sealed_ready_file(length, true);
     let blob = BlobRange {
         address: summary.blobs[0].address,
         length,

@@ -9,7 +9,7 @@ use thaw_sandbox::agent_client::Output;
 use thaw_sandbox::journal::{Extent, Frame, Frames, Journal};
 use tokio::sync::watch;
 
-use super::moment::stamped;
+use super::log_time::stamped;
 
 /// What of the output is wanted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -28,8 +28,8 @@ const LAST: Duration = Duration::from_millis(300);
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Events: create, start, die, kill, stop, restart, pause, unpause, health_status, destroy. thawd keeps those of the last minute, and at least the
-last 256 changes. It sees start and die of containers that `-d` or the API started.
+Events: create, start, oom, die, kill, stop, restart, pause, unpause, health_status, destroy. thawd keeps those of the last minute, and at least
+the last 256 changes. It sees start, oom and die of containers that `-d` or the API started.
 Filters: event=ACTION, container=ID, NAME or the beginning of an id, image=IMAGE, label=KEY[=VALUE], type=container. Values of the
 same key are alternatives.
 Fields of templates: .Type .Action .Status .ID .From .Time .TimeNano .Actor.ID .Actor.Attributes

@@ -15,6 +15,8 @@ pub enum SandboxAction {
     Create,
     /// Its container's program was started.
     Start,
+    /// The guest's kernel killed a process of its container because memory ran out. Shown when the container's process ends, before `die`.
+    Oom,
     /// Its container's process has ended.
     Die,
     /// A caller sent a signal to its container's process.
@@ -33,9 +35,10 @@ pub enum SandboxAction {
 
 impl SandboxAction {
     /// All of them.
-    pub const ALL: [SandboxAction; 10] = [
+    pub const ALL: [SandboxAction; 11] = [
         SandboxAction::Create,
         SandboxAction::Start,
+        SandboxAction::Oom,
         SandboxAction::Die,
         SandboxAction::Kill,
         SandboxAction::Stop,
@@ -51,6 +54,7 @@ impl SandboxAction {
         match self {
             SandboxAction::Create => "create",
             SandboxAction::Start => "start",
+            SandboxAction::Oom => "oom",
             SandboxAction::Die => "die",
             SandboxAction::Kill => "kill",
             SandboxAction::Stop => "stop",

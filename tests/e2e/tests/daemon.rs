@@ -303,6 +303,17 @@ fn a_guest_out_of_memory_ends_its_container_and_not_its_vmm() {
         "{ended}"
     );
     assert_eq!(ended["vmm_pid"].as_i64(), Some(vmm));
+    let shown = [
+        "events",
+        "--since",
+        "10m",
+        "--until",
+        "0s",
+        "--format",
+        "{{.Action}}",
+    ];
+    let shown = run(&mut home.thaw(&shown)).ok();
+    assert!(shown.ends_with("start\noom\ndie\n"), "{shown}");
     let events = cgroup(&home, id, "memory.events");
     for event in ["oom 0", "oom_kill 0"] {
         assert!(events.lines().any(|line| line == event), "{events}");

@@ -27,6 +27,10 @@ use restarting::{NotedLife, Restarting, Wishes};
 
 /// How long to wait before the next attempt to reach the agent: the guest may be paused.
 const RETRY: Duration = Duration::from_secs(1);
+/// How long the agent may take to report whether memory ran out, which delays the report of a container's end.
+const OOM_REPORT_LIMIT: Duration = Duration::from_secs(2);
+/// The agent's name for the number of processes in a container's cgroup that the kernel killed because memory ran out.
+const OOM_KILLS: &str = "oom_kill";
 
 /// Monitors until it is dropped, or the container's process has ended for good.
 #[derive(Debug)]
@@ -185,7 +189,13 @@ impl Monitored {
             let ended = match connected {
                 Ok(agent) => {
                     let id = self.running.process();
-                    keep(&GuestProcess { agent, id }, self.running.tty, &self.journal).await
+                    let process = GuestProcess { agent, id };
+                    let ended = keep(&process, self.running.tty, &self.journal).await;
+                    if ended.is_ok() {
+                        let out_of_memory = ran_out_of_memory(&process).await;
+                        self.restarting.ended(out_of_memory);
+                    }
+                    ended
                 }
                 Err(e) => Err(e),
             };
@@ -196,6 +206,21 @@ impl Monitored {
             tokio::time::sleep(RETRY).await;
         }
     }
+}
+
+/// Whether the kernel killed a process of a container, whose own process has ended, because memory ran out. The count is asked for, because
+/// the agent reports each kill as an event to one caller only.
+async fn ran_out_of_memory(process: &GuestProcess) -> bool {
+    let stats = process.agent.stats(&process.id.container);
+    let kills = match tokio::time::timeout(OOM_REPORT_LIMIT, stats).await {
+        Ok(Ok(stats)) => stats.cgroup_stats.memory_stats.stats.get(OOM_KILLS).copied(),
+        Ok(Err(e)) => {
+            tracing::debug!("whether memory ran out in a container is unknown: {e}");
+            None
+        }
+        Err(_) => None,
+    };
+    kills.is_some_and(|kills| kills > 0)
 }
 
 /// Writes the output of a process to the journal until it ends, and returns its exit status.

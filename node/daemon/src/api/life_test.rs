@@ -1,5 +1,5 @@
 use axum::Router;
-use thaw_protocol::api::{ContainerExit, Sandbox};
+use thaw_protocol::api::{ContainerExit, Sandbox, SandboxAction};
 
 use crate::api::container_monitor::ContainerLife;
 use crate::api::fake::Fake;
@@ -63,6 +63,7 @@ async fn restarts_are_shown_and_the_exit_is_the_last_one() {
         starts: 1,
         restarting: None,
         last_exit: Some(1),
+        out_of_memory: false,
     });
     assert_eq!(until("running").await.restarts, 1);
     let exits = async { fake.exit.send_replace(Some(7)) };
@@ -79,4 +80,47 @@ async fn exit_of_a_container_that_is_not_monitored_is_refused() {
     send(&routes, ask("POST", "/v1/sandboxes", JSON, bare)).await;
     let answer = send(&routes, ask("GET", "/v1/sandboxes/bare/exit", JSON, "")).await;
     assert_eq!(answer.status(), 404);
+}
+
+#[tokio::test]
+async fn oom_comes_before_the_end_of_each_process_it_ended() {
+    let (fake, daemon) = Fake::daemon(true);
+    let routes = router(daemon.clone(), Gate::new(Bounds::default()));
+    let since = daemon.cache.version();
+    send(&routes, ask("POST", "/v1/sandboxes", JSON, CONTAINER)).await;
+    let events = || {
+        let changes = daemon.cache.changes(since, 100).unwrap();
+        let events = changes.iter().filter_map(|change| change.after.as_ref()?.event);
+        events.map(|event| event.action).collect::<Vec<_>>()
+    };
+    let until = async |count: usize| {
+        while events().len() < count {
+            tokio::task::yield_now().await;
+        }
+        events()
+    };
+    until(1).await;
+    fake.life
+        .send_modify(|life| (life.out_of_memory, life.restarting) = (true, Some(137)));
+    until(3).await;
+    fake.life.send_replace(ContainerLife {
+        restarts: 1,
+        starts: 1,
+        restarting: None,
+        last_exit: Some(137),
+        out_of_memory: true,
+    });
+    until(4).await;
+    // Its program is started again and ends by itself; the next time memory runs out, for good.
+    fake.life
+        .send_modify(|life| (life.out_of_memory, life.restarting) = (false, Some(1)));
+    until(5).await;
+    fake.life
+        .send_modify(|life| (life.starts, life.restarting) = (2, None));
+    until(6).await;
+    fake.life.send_modify(|life| life.out_of_memory = true);
+    fake.exit.send_replace(Some(137));
+    use SandboxAction::{Create, Die, Oom, Start};
+    let expected = [Create, Oom, Die, Start, Die, Start, Oom, Die];
+    assert_eq!(until(expected.len()).await, expected);
 }

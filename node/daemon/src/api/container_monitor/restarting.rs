@@ -32,6 +32,8 @@ pub struct ContainerLife {
     pub restarting: Option<i32>,
     /// The status with which its process ended before the last of these starts.
     pub last_exit: Option<i32>,
+    /// Whether memory ran out in the container before the last end of its process.
+    pub out_of_memory: bool,
 }
 
 impl ContainerLife {
@@ -41,6 +43,7 @@ impl ContainerLife {
             starts: is_new.into(),
             restarting: note.restarting,
             last_exit: None,
+            out_of_memory: false,
         }
     }
 }
@@ -107,6 +110,11 @@ impl Restarting {
         self.noted.note().restarting
     }
 
+    /// Shows whether memory ran out before the end of its process. Comes before that end is shown.
+    pub fn ended(&self, out_of_memory: bool) {
+        self.show(|shown| shown.out_of_memory = out_of_memory);
+    }
+
     /// Waits until the program of a process that ended so, after this time, is to be started again. Returns false if it is not.
     pub async fn wait(&mut self, life: &Life, status: i32, ran: Duration) -> bool {
         let policy_ends = |wishes: &Wishes, note: &LifeNote| wishes.stopped || note.stopped;
@@ -156,6 +164,7 @@ impl Restarting {
                 starts: shown.starts + 1,
                 restarting: None,
                 last_exit: shown.restarting,
+                out_of_memory: shown.out_of_memory,
             };
         });
     }

@@ -49,6 +49,11 @@ fn died(status: i32) -> SandboxEvent {
     }
 }
 
+/// Records in the description that memory ran out in its container, whose process has ended.
+pub(super) fn ran_out_of_memory(described: &mut Described) {
+    described.event = Some(SandboxEvent::now(SandboxAction::Oom));
+}
+
 /// Records in the description that its container's process has ended.
 pub(super) fn exited(described: &mut Described, status: i32) {
     // The end before a restart that a user has prevented is known.

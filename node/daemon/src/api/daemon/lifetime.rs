@@ -10,7 +10,7 @@ use thaw_sandbox::readiness;
 use thaw_sandbox::state::Timeout;
 use tokio::sync::watch::Receiver;
 
-use super::describe::{checked, exited, restarts, set, started};
+use super::describe::{RESTARTING, checked, exited, ran_out_of_memory, restarts, set, started};
 use super::{Daemon, Described};
 use crate::api::container_monitor::ContainerLife;
 use crate::api::machine::{Condition, Machine};
@@ -36,7 +36,12 @@ pub(super) fn watch(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<
     let machine_ends = machine_ends(shown.clone(), machine.end());
     let client_ends = client_ends(record.client);
     let times_out = times_out(record.terms.timeout);
-    let container_ends = container_ends(shown.clone(), machine.exit(), record.terms.delete_on_exit);
+    let container_ends = container_ends(
+        shown.clone(),
+        machine.exit(),
+        machine.life(),
+        record.terms.delete_on_exit,
+    );
     let lives = container_lives(shown.clone(), machine.life());
     let health = container_health(shown.clone(), machine.health());
     let volumes_lost = volumes_lost(shown, machine.volumes_lost());
@@ -82,6 +87,13 @@ impl Shown {
             daemon.cache.update(&self.id, change);
         }
     }
+
+    /// Whether the last end of its container's process is shown already, and was to be followed by a start.
+    fn is_restarting(&self) -> bool {
+        let daemon = self.daemon.upgrade();
+        let shown = daemon.and_then(|daemon| daemon.cache.get(&self.id));
+        shown.is_some_and(|shown| shown.state == RESTARTING)
+    }
 }
 
 async fn client_ends(client: Option<ProcessRecord>) -> End {
@@ -107,8 +119,16 @@ async fn times_out(timeout: Option<Timeout>) -> End {
     End::Rule("its time is over")
 }
 
-async fn container_ends(shown: Shown, exit: BoxFuture<'static, i32>, delete_on_exit: bool) -> End {
+async fn container_ends(
+    shown: Shown,
+    exit: BoxFuture<'static, i32>,
+    life: Option<Receiver<ContainerLife>>,
+    delete_on_exit: bool,
+) -> End {
     let status = exit.await;
+    if life.is_some_and(|life| life.borrow().out_of_memory) && !shown.is_restarting() {
+        shown.update(ran_out_of_memory);
+    }
     shown.update(|described| exited(described, status));
     match delete_on_exit {
         true => End::Rule("its container's process has ended"),
@@ -129,6 +149,9 @@ async fn container_lives(shown: Shown, life: Option<Receiver<ContainerLife>>) {
         let unseen = before.is_some_and(|b| now.starts > b.starts && b.restarting.is_none());
         let ended = now.restarting.filter(is_new).or(now.last_exit.filter(|_| unseen));
         if let Some(status) = ended {
+            if now.out_of_memory {
+                shown.update(ran_out_of_memory);
+            }
             shown.update(|described| restarts(described, status));
         }
         if now.restarting.is_none() && now.starts > before.map_or(0, |before| before.starts) {

@@ -244,14 +244,16 @@ impl Terms {
     pub fn read(policy: Option<&NetworkPolicy>, ports: &[PublishedPort]) -> Result<Terms, String> {
         if ports.len() > crate::publish::MAX_PORTS {
             return Err(format!(
-                "at most {} ports are published",
+                "publish has {} ports; it may have {}",
+                ports.len(),
                 crate::publish::MAX_PORTS
             ));
         }
         let ports = ports.iter().map(Port::try_from).collect::<Result<_, _>>();
         Ok(Terms {
-            policy: Policy::new(policy.cloned().unwrap_or_default()).map_err(|e| e.to_string())?,
-            ports: ports.map_err(|e| e.to_string())?,
+            policy: Policy::new(policy.cloned().unwrap_or_default())
+                .map_err(|e| format!("network policy: {e}"))?,
+            ports: ports.map_err(|e| format!("publish: {e}"))?,
         })
     }
 

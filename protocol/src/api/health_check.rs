@@ -44,7 +44,7 @@ impl HealthCheck {
         let length: usize = self.command.iter().map(String::len).sum();
         if self.command.first().is_none_or(String::is_empty) || self.command.iter().any(|c| c.contains('\0'))
         {
-            return Err("command names a program, and is without NUL".into());
+            return Err("command is not a program and its arguments, without NUL".into());
         }
         if length > MOST_HEALTH_COMMAND {
             return Err(format!("command is at most {MOST_HEALTH_COMMAND} bytes"));
@@ -52,12 +52,15 @@ impl HealthCheck {
         let (least, most) = (HEALTH_MS.start(), HEALTH_MS.end());
         for (name, value) in [("interval_ms", self.interval_ms), ("timeout_ms", self.timeout_ms)] {
             if !HEALTH_MS.contains(&value) {
-                return Err(format!("{name} is {least} to {most}"));
+                return Err(format!("{name} is {value}; it may be {least} to {most}"));
             }
         }
         match (self.start_period_ms <= *most, self.retries) {
-            (false, _) => Err(format!("start_period_ms is 0 to {most}")),
-            (true, 0) => Err("retries is at least 1".into()),
+            (false, _) => Err(format!(
+                "start_period_ms is {}; it may be 0 to {most}",
+                self.start_period_ms
+            )),
+            (true, 0) => Err("retries is 0; it may be 1 or more".into()),
             (true, _) => Ok(()),
         }
     }

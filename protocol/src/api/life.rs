@@ -49,8 +49,8 @@ impl RestartPolicy {
         match (self.mode, self.max_restarts) {
             (_, None) => Ok(()),
             (RestartMode::OnFailure, Some(1..)) => Ok(()),
-            (RestartMode::OnFailure, Some(_)) => Err("the number of restarts is at least 1".into()),
-            _ => Err("a number of restarts goes with on-failure only".into()),
+            (RestartMode::OnFailure, Some(_)) => Err("max_restarts is 0; it may be 1 or more".into()),
+            _ => Err("max_restarts goes with the mode on-failure only".into()),
         }
     }
 }

@@ -251,7 +251,7 @@ fn settings_of_a_request_reach_its_container() {
     assert!(head.starts_with("http/1.1 422"), "{head} {problem}");
     let detail = problem["detail"].as_str().unwrap();
     assert!(
-        detail.contains("container: settings.ulimits: \"files\""),
+        detail.contains("container.settings.ulimits: \"files\""),
         "{detail}"
     );
     ask(&home, "DELETE", "/v1/sandboxes/set", "");

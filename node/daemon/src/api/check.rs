@@ -1,6 +1,8 @@
 //! Validates requests before anything is created for them.
 
 use std::collections::BTreeMap;
+use std::fmt::Display;
+use std::ops::RangeInclusive;
 use std::path::{Component, Path};
 
 use base64::Engine;
@@ -28,15 +30,17 @@ const MAX_COMMAND: usize = 32 << 10;
 const MAX_NAME: usize = 253;
 /// Most input that a process with `keep` is started with, bytes: what a pipe holds, so that it is written at once.
 const MAX_KEPT_INPUT: usize = 64 << 10;
+/// The signals that Linux has.
+const SIGNALS: RangeInclusive<u8> = 1..=64;
+/// Characters of an invalid value that an error shows.
+const SHOWN: usize = 64;
 /// Most clones of one fork.
 const MOST_CLONES: u8 = 32;
 
 /// The creation of a sandbox from an image.
 pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
-    if !VCPUS.contains(&request.cpus) {
-        return Err(invalid(format!("cpus is {} to {}", VCPUS.start(), VCPUS.end())));
-    }
-    let (least, most) = (*MEMORY_MIB.start(), *MEMORY_MIB.end());
+    within("cpus", request.cpus, &VCPUS)?;
+    let least = *MEMORY_MIB.start();
     if request.memory_mib < least {
         let what = format!(
             "memory_mib is {}, which is too small for a guest: the least is {least}",
@@ -44,25 +48,10 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
         );
         return Err(Error::new(ErrorKind::MemoryTooSmall, what).into());
     }
-    if request.memory_mib > most {
-        return Err(invalid(format!("memory_mib is at most {most}")));
-    }
-    if !DISK_MIB.contains(&request.disk_mib) {
-        return Err(invalid(format!(
-            "disk_mib is {} to {}",
-            DISK_MIB.start(),
-            DISK_MIB.end()
-        )));
-    }
-    if request
-        .cpu_limit_millis
-        .is_some_and(|millis| !CPU_LIMIT_MILLIS.contains(&millis))
-    {
-        return Err(invalid(format!(
-            "cpu_limit_millis is {} to {}",
-            CPU_LIMIT_MILLIS.start(),
-            CPU_LIMIT_MILLIS.end()
-        )));
+    within("memory_mib", request.memory_mib, &MEMORY_MIB)?;
+    within("disk_mib", request.disk_mib, &DISK_MIB)?;
+    if let Some(millis) = request.cpu_limit_millis {
+        within("cpu_limit_millis", millis, &CPU_LIMIT_MILLIS)?;
     }
     plain("image", &request.image, MAX_TEXT)?;
     memory_mode(request.memory_mode)?;
@@ -70,13 +59,15 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
         absolute("record_to", file)?;
     }
     network(request.network_policy.as_ref(), &request.publish)?;
-    check_volumes(&request.volumes).map_err(invalid)?;
+    check_volumes(&request.volumes).map_err(|why| invalid(format!("volumes: {why}")))?;
     rate_limits(&request.rate_limits)?;
     if let Some(asked) = &request.container {
         if !request.command.is_empty() {
-            return Err(invalid("command goes into container"));
+            return Err(invalid(
+                "command goes into container.command if there is a container",
+            ));
         }
-        container(asked)?;
+        container(asked).map_err(|refusal| refusal.within("container."))?;
     }
     let command = request
         .container
@@ -101,20 +92,19 @@ fn container(asked: &StartContainer) -> Result<(), Refusal> {
         ready::check(probe).map_err(|e| invalid(format!("readiness: {e}")))?;
     }
     if let Some(check) = &asked.health_check {
-        check.check().map_err(|e| invalid(format!("health_check: {e}")))?;
+        check.check().map_err(|e| invalid(format!("health_check.{e}")))?;
     }
     asked
         .restart
         .check()
-        .map_err(|e| invalid(format!("restart: {e}")))?;
-    stop(&StopContainer {
+        .map_err(|e| invalid(format!("restart.{e}")))?;
+    let how = StopContainer {
         signal: asked.stop_signal,
         timeout_s: asked.stop_timeout_s,
-    })?;
+    };
+    stop(&how).map_err(|refusal| refusal.within("stop_"))?;
     process(&asked.env, asked.workdir.as_deref(), asked.user.as_deref())?;
-    requested(asked)
-        .map(drop)
-        .map_err(|why| invalid(format!("container: {why}")))
+    requested(asked).map(drop).map_err(invalid)
 }
 
 /// The thaw of a sandbox from a snapshot.
@@ -242,16 +232,18 @@ pub fn bytes(field: &str, text: &str, encoding: Encoding) -> Result<Vec<u8>, Ref
 pub fn size(size: TerminalSize) -> Result<(), Refusal> {
     match size.rows > 0 && size.columns > 0 {
         true => Ok(()),
-        false => Err(invalid("rows and columns are at least 1")),
+        false => Err(invalid(format!(
+            "size is {} rows and {} columns; each may be 1 to {}",
+            size.rows,
+            size.columns,
+            u16::MAX
+        ))),
     }
 }
 
 /// A signal.
 pub fn signal(number: u8) -> Result<(), Refusal> {
-    match (1..=64).contains(&number) {
-        true => Ok(()),
-        false => Err(invalid("a signal is 1 to 64")),
-    }
+    within("signal", number, &SIGNALS)
 }
 
 /// How a container is stopped.
@@ -259,16 +251,9 @@ pub fn stop(how: &StopContainer) -> Result<(), Refusal> {
     if let Some(number) = how.signal {
         signal(number)?;
     }
-    match how
-        .timeout_s
-        .is_none_or(|timeout| STOP_TIMEOUT_S.contains(&timeout))
-    {
-        true => Ok(()),
-        false => Err(invalid(format!(
-            "a time until SIGKILL is {} to {} s",
-            STOP_TIMEOUT_S.start(),
-            STOP_TIMEOUT_S.end()
-        ))),
+    match how.timeout_s {
+        Some(timeout) => within("timeout_s", timeout, &STOP_TIMEOUT_S),
+        None => Ok(()),
     }
 }
 
@@ -284,8 +269,9 @@ fn command(command: &[String]) -> Result<(), Refusal> {
 /// What all kinds of processes have.
 fn process(env: &[String], workdir: Option<&str>, user: Option<&str>) -> Result<(), Refusal> {
     let good = |e: &String| e.find('=').is_some_and(|at| at > 0) && !e.contains('\0');
-    if !env.iter().all(good) {
-        return Err(invalid("env is of NAME=VALUE, without NUL"));
+    // By its position: its text may be a secret.
+    if let Some(bad) = env.iter().position(|e| !good(e)) {
+        return Err(invalid(format!("env[{bad}] is not NAME=VALUE without NUL")));
     }
     if let Some(directory) = workdir {
         absolute("workdir", Path::new(directory))?;
@@ -298,9 +284,7 @@ fn process(env: &[String], workdir: Option<&str>, user: Option<&str>) -> Result<
 
 /// A fork.
 pub fn fork(request: &ForkSandbox) -> Result<(), Refusal> {
-    if !(1..=MOST_CLONES).contains(&request.count) {
-        return Err(invalid(format!("count is 1 to {MOST_CLONES}")));
-    }
+    within("count", request.count, &(1..=MOST_CLONES))?;
     memory_mode(request.memory_mode)?;
     if let Some(key) = &request.sign {
         absolute("sign", key)?;
@@ -313,15 +297,27 @@ pub fn pull(request: &PullImage) -> Result<(), Refusal> {
     plain("image", &request.image, MAX_TEXT)
 }
 
-fn invalid(what: impl std::fmt::Display) -> Refusal {
+fn invalid(what: impl Display) -> Refusal {
     Refusal::new(ApiCode::Invalid, what)
 }
 
 fn terms(labels: &BTreeMap<String, String>, timeout_s: Option<u32>) -> Result<(), Refusal> {
-    check_labels(labels).map_err(invalid)?;
+    check_labels(labels).map_err(|why| invalid(format!("labels: {why}")))?;
     match timeout_s {
-        Some(0) => Err(invalid("timeout_s is at least 1")),
-        _ => Ok(()),
+        Some(timeout) => within("timeout_s", timeout, &(1..=u32::MAX)),
+        None => Ok(()),
+    }
+}
+
+/// A number within its range.
+fn within<N: PartialOrd + Display>(field: &str, value: N, range: &RangeInclusive<N>) -> Result<(), Refusal> {
+    match range.contains(&value) {
+        true => Ok(()),
+        false => Err(invalid(format!(
+            "{field} is {value}; it may be {} to {}",
+            range.start(),
+            range.end()
+        ))),
     }
 }
 
@@ -347,10 +343,15 @@ fn named(name: &Option<String>, hostname: &Option<String>) -> Result<(), Refusal
 
 fn plain(field: &str, text: &str, most: usize) -> Result<(), Refusal> {
     let length = text.chars().count();
-    match (1..=most).contains(&length) && !text.chars().any(char::is_control) {
+    if text.chars().any(char::is_control) {
+        return Err(invalid(format!(
+            "{field} has a control character, which it may not"
+        )));
+    }
+    match (1..=most).contains(&length) {
         true => Ok(()),
         false => Err(invalid(format!(
-            "{field} is 1 to {most} characters, no control characters"
+            "{field} has {length} characters; it may have 1 to {most}"
         ))),
     }
 }
@@ -359,16 +360,19 @@ fn absolute(field: &str, path: &Path) -> Result<(), Refusal> {
     let text = path.to_string_lossy();
     match path.is_absolute() && !text.contains('\0') && text.chars().count() <= MAX_TEXT {
         true => Ok(()),
-        false => Err(invalid(format!(
-            "{field} is an absolute path of at most {MAX_TEXT} characters"
-        ))),
+        false => {
+            let beginning: String = text.chars().take(SHOWN).collect();
+            Err(invalid(format!(
+                "{field} is {beginning:?}, not an absolute path of at most {MAX_TEXT} characters without NUL"
+            )))
+        }
     }
 }
 
 /// Sandboxes outlive thawd, and then no process would serve their page faults.
 fn memory_mode(mode: MemoryMode) -> Result<(), Refusal> {
     match mode {
-        MemoryMode::Uffd => Err(invalid("memory_mode is cow or populate")),
+        MemoryMode::Uffd => Err(invalid("memory_mode is uffd; it may be cow or populate")),
         MemoryMode::Cow | MemoryMode::Populate => Ok(()),
     }
 }

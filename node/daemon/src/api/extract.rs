@@ -83,12 +83,19 @@ pub fn parse<T: DeserializeOwned>(json: &[u8]) -> Result<T, Refusal> {
             text.end().map_err(malformed)?;
             match is_object {
                 true => Ok(said),
-                false => Err(Refusal::new(ApiCode::Invalid, "this is no object")),
+                false => Err(not_an_object()),
             }
         }
-        Err(e) if e.inner().classify() == Category::Data => Err(Refusal::new(ApiCode::Invalid, e)),
+        Err(e) if e.inner().classify() == Category::Data => match is_object {
+            true => Err(Refusal::new(ApiCode::Invalid, e)),
+            false => Err(not_an_object()),
+        },
         Err(e) => Err(malformed(e.into_inner())),
     }
+}
+
+fn not_an_object() -> Refusal {
+    Refusal::new(ApiCode::Invalid, "the body is not a JSON object")
 }
 
 /// The announced length of a body, bytes.

@@ -86,6 +86,14 @@ impl Refusal {
         Refusal::Api(code, detail.to_string())
     }
 
+    /// The same for a field within another, whose name it begins with.
+    pub fn within(self, outer: &str) -> Refusal {
+        match self {
+            Refusal::Api(code, detail) => Refusal::Api(code, format!("{outer}{detail}")),
+            failure => failure,
+        }
+    }
+
     /// The stable name of its code.
     pub fn slug(&self) -> &'static str {
         match self {

@@ -1,5 +1,7 @@
 //! Tests of refused requests: each gets a problem document, and no sandbox is created.
 
+use thaw_protocol::api::Problem;
+
 use super::*;
 
 const CREATE: &str = "/v1/sandboxes";
@@ -125,4 +127,89 @@ async fn bad_parameters_of_lists_and_watches_are_refused() {
         "/v1/sandboxes?watch=1&resourceVersion=18446744073709551615",
     ];
     paths_refused(410, "resource-version-gone", &gone).await;
+}
+
+/// Posts each body, and checks that its refusal begins with this detail.
+async fn details_begin<const N: usize>(path: &str, cases: [(String, &str); N]) {
+    let (fake, routes) = routes();
+    for (body, said) in cases {
+        let answer = send(&routes, ask("POST", path, JSON, body.clone())).await;
+        assert_eq!(answer.status(), StatusCode::UNPROCESSABLE_ENTITY, "{body}");
+        let problem: Problem = serde_json::from_slice(&whole(answer).await).unwrap();
+        assert_eq!(problem.code, "invalid-body", "{body}");
+        assert!(problem.detail.starts_with(said), "{body}: {}", problem.detail);
+    }
+    assert_eq!((fake.made(), fake.living()), (0, 0));
+}
+
+#[tokio::test]
+async fn invalid_body_names_field_value_and_what_is_allowed() {
+    let cases = [
+        ("[]".into(), "the body is not a JSON object"),
+        (GOOD.replace(":1,", ":\"1\","), "cpus: invalid type: string"),
+        (GOOD.replace(":1,", ":99,"), "cpus is 99; it may be 1 to 16"),
+        (
+            GOOD.replace("128", "99999999"),
+            "memory_mib is 99999999; it may be 64 to 65536",
+        ),
+        (
+            with(r#""labels":{"a b":"c"}"#),
+            "labels: \"a b\" is no label name",
+        ),
+        (
+            with(r#""timeout_s":0"#),
+            "timeout_s is 0; it may be 1 to 4294967295",
+        ),
+        (
+            with(r#""name":"""#),
+            "name has 0 characters; it may have 1 to 253",
+        ),
+        (
+            with(r#""record_to":"a/b""#),
+            "record_to is \"a/b\", not an absolute path",
+        ),
+        (
+            with(r#""publish":[{"address":"x","host":1,"guest":1}]"#),
+            "publish: ",
+        ),
+        (
+            with(r#""network_policy":{"egress":[{}]}"#),
+            "network policy: rule 1 has either allow or deny",
+        ),
+    ];
+    details_begin(CREATE, cases).await;
+    let signal = [(r#"{"signal":0}"#.into(), "signal is 0; it may be 1 to 64")];
+    details_begin("/v1/sandboxes/x/stop", signal).await;
+}
+
+#[tokio::test]
+async fn invalid_container_names_the_field_within_it() {
+    let container = |fields: &str| with(&format!(r#""container":{{{fields}}}"#));
+    let cases = [
+        (
+            container(r#""env":["A=1","B"]"#),
+            "container.env[1] is not NAME=VALUE",
+        ),
+        (
+            container(r#""stop_signal":65"#),
+            "container.stop_signal is 65; it may be 1 to 64",
+        ),
+        (
+            container(r#""stop_timeout_s":-2"#),
+            "container.stop_timeout_s is -2; it may be -1 to 86400",
+        ),
+        (
+            container(r#""restart":{"mode":"always","max_restarts":1}"#),
+            "container.restart.max_restarts goes with the mode on-failure only",
+        ),
+        (
+            container(r#""readiness":{"tcp":{"port":0}}"#),
+            "container.readiness: port is 0; it may be 1 to 65535",
+        ),
+        (
+            container(r#""settings":{"ulimits":["files=1"]}"#),
+            "container.settings.ulimits: \"files\"",
+        ),
+    ];
+    details_begin(CREATE, cases).await;
 }

@@ -55,14 +55,18 @@ pub fn check(probe: &ReadinessProbe) -> Result<(), String> {
             }
             http.port
         }
-        _ => return Err("it is exactly one of tcp and http".into()),
+        _ => return Err("it has exactly one of tcp and http".into()),
     };
     if port == 0 {
-        return Err("port is 1 to 65535".into());
+        return Err("port is 0; it may be 1 to 65535".into());
     }
     let within = |name: &str, value: u32, range: RangeInclusive<u32>| match range.contains(&value) {
         true => Ok(()),
-        false => Err(format!("{name} is {} to {}", range.start(), range.end())),
+        false => Err(format!(
+            "{name} is {value}; it may be {} to {}",
+            range.start(),
+            range.end()
+        )),
     };
     within("timeout_s", probe.timeout_s, READY_TIMEOUT_S)?;
     within("period_ms", probe.period_ms, READY_PERIOD_MS)

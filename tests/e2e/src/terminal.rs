@@ -6,6 +6,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::OpenOptionsExt;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, ExitStatus};
+use std::time::{Duration, Instant};
 
 use rustix::pty::OpenptFlags;
 use rustix::termios::Winsize;
@@ -73,39 +74,66 @@ impl Terminal {
 
     /// Reads until `text` has been shown since the last call; fails at the end of output.
     pub fn expect(&mut self, text: &str) {
-        let mut buffer = [0u8; 4096];
+        let deadline = Instant::now() + crate::PATIENCE;
         while !self.seen.contains(text) {
-            let mut ready = [libc::pollfd {
-                fd: self.master.as_raw_fd(),
-                events: libc::POLLIN,
-                revents: 0,
-            }];
-            // SAFETY: one valid pollfd.
-            let n = unsafe { libc::poll(ready.as_mut_ptr(), 1, crate::PATIENCE.as_millis() as i32) };
-            assert!(
-                n > 0,
-                "nothing more was shown; waiting for {text:?}, saw {:?}",
-                self.seen
-            );
-            match self.master.read(&mut buffer) {
-                Ok(n) if n > 0 => self.seen += &String::from_utf8_lossy(&buffer[..n]),
-                end => panic!("terminal closed ({end:?}) before {text:?}: {:?}", self.seen),
+            if !self.read_more(deadline, text) {
+                panic!("terminal closed before {text:?}: {:?}", self.seen);
             }
         }
         let end = self.seen.find(text).map(|at| at + text.len()).unwrap_or(0);
         self.seen.drain(..end);
     }
 
-    /// Reads to the end and waits for the command.
+    /// Reads to the end and waits for the command. Fails if that takes longer than [`crate::PATIENCE`].
     pub fn wait(mut self) -> (ExitStatus, String) {
-        let mut buffer = [0u8; 4096];
-        while let Ok(n) = self.master.read(&mut buffer) {
-            if n == 0 {
-                break;
+        let deadline = Instant::now() + crate::PATIENCE;
+        while self.read_more(deadline, "the end") {}
+        // It may close its terminal before it ends.
+        let status = loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                break status;
             }
-            self.seen += &String::from_utf8_lossy(&buffer[..n]);
+            if Instant::now() >= deadline {
+                self.give_up("the end");
+            }
+            std::thread::sleep(Duration::from_millis(10));
+        };
+        (status, self.seen)
+    }
+
+    /// Reads what is shown next, and returns false at the end. Kills the command and fails at the deadline: a bar that is redrawn without
+    /// end must not keep a test waiting.
+    fn read_more(&mut self, deadline: Instant, awaited: &str) -> bool {
+        let mut ready = [libc::pollfd {
+            fd: self.master.as_raw_fd(),
+            events: libc::POLLIN,
+            revents: 0,
+        }];
+        let left = deadline.saturating_duration_since(Instant::now());
+        // SAFETY: one valid pollfd.
+        let n = unsafe { libc::poll(ready.as_mut_ptr(), 1, left.as_millis() as i32) };
+        if n <= 0 {
+            self.give_up(awaited);
         }
-        (self.child.wait().unwrap(), self.seen)
+        let mut buffer = [0u8; 4096];
+        match self.master.read(&mut buffer) {
+            Ok(n) if n > 0 => {
+                self.seen += &String::from_utf8_lossy(&buffer[..n]);
+                true
+            }
+            // EIO: nothing has the terminal open.
+            _ => false,
+        }
+    }
+
+    fn give_up(&mut self, awaited: &str) -> ! {
+        let stuck = crate::stuck::report(self.child.id() as i32);
+        let _ = self.child.kill();
+        let seen = &self.seen;
+        panic!(
+            "{awaited:?} did not come within {:?}; shown since: {seen:?}\n{stuck}",
+            crate::PATIENCE
+        );
     }
 }
 

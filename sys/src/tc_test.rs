@@ -13,16 +13,16 @@ fn redirect_without_our_cookie_is_not_ours() {
             .text(TCA_KIND, kind)
             .nest(TCA_OPTIONS, options)
     };
-    let whose = |filter: Attributes| whose(Parsed(filter.as_bytes()));
-    assert_eq!(whose(filter("u32", COOKIE)), Some(true));
-    assert_eq!(whose(filter("u32", b"somebody")), Some(false));
-    assert_eq!(whose(filter("bpf", COOKIE)), Some(false));
-    assert_eq!(whose(Attributes::default().text(TCA_KIND, "u32")), None);
+    let is_own = |filter: Attributes| is_own_filter(Parsed(filter.as_bytes()));
+    assert_eq!(is_own(filter("u32", COOKIE)), Some(true));
+    assert_eq!(is_own(filter("u32", b"somebody")), Some(false));
+    assert_eq!(is_own(filter("bpf", COOKIE)), Some(false));
+    assert_eq!(is_own(Attributes::default().text(TCA_KIND, "u32")), None);
 }
 
 proptest::proptest! {
     #[test]
     fn reading_any_bytes_does_not_panic(bytes in proptest::collection::vec(proptest::num::u8::ANY, 0..128)) {
-        whose(Parsed(&bytes));
+        is_own_filter(Parsed(&bytes));
     }
 }

@@ -1,5 +1,7 @@
 //! Tests of the store: finding, checking, holding and removing templates.
 
+use std::time::{Duration, Instant};
+
 use super::*;
 use crate::template::build::tests::{built, recipe};
 
@@ -64,7 +66,14 @@ async fn template_at_hand_is_the_best_of_those_held() {
             command_line: line.clone(),
             ..recipe(vcpus, memory)
         };
-        drop(built(&store, recipe).await);
+        drop(built(&store, recipe.clone()).await);
+        // A file that was written just now is hashed each time: a change might not show.
+        let since = Instant::now();
+        while store.remembered_ingredients(&recipe).is_none() {
+            assert!(since.elapsed() < Duration::from_secs(10), "nothing is remembered");
+            std::thread::sleep(Duration::from_millis(10));
+            store.ingredients(&recipe).unwrap();
+        }
     }
     assert_eq!(
         (at_hand(1, 1024), at_hand(4, 511)),

@@ -93,7 +93,8 @@ fn root_of_any_snapshotter_is_served_and_gets_the_writes() {
                   mv /written /a/link/moved; echo up; exec sleep 1000";
     ctr.ctr(&host.run("overlayfs", &["-d"], "one", script));
     until("the script is through", || {
-        host.exec("one", "test -e /a/b/moved && echo yes").contains("yes")
+        host.exec("one", "if test -e /a/b/moved; then echo yes; fi")
+            .contains("yes")
     });
     // Where a diff of the snapshot is made from.
     let upper = host.path_of("overlayfs", "one", "upperdir=");

@@ -45,12 +45,23 @@ pub struct Config {
 }
 
 /// `[snapshots]`.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, serde::Deserialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SnapshotsConfig {
     /// Whether a snapshot without a signature by a trusted key is refused. `None`: only if there is a trusted key.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub require_signature: Option<bool>,
+    /// Maximum number of bytes of memory in which thawd holds recently thawed snapshots that no sandbox uses.
+    pub held: Size,
+}
+
+impl Default for SnapshotsConfig {
+    fn default() -> Self {
+        Self {
+            require_signature: None,
+            held: Size(1 << 30),
+        }
+    }
 }
 
 /// `[disk]`.

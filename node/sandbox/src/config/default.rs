@@ -90,6 +90,7 @@ mod tests {
             },
             snapshots: SnapshotsConfig {
                 require_signature: Some(true),
+                held: Size(1 << 30),
             },
             disk: DiskConfig {
                 limit: Some(DiskLimit::Percent(80)),
@@ -137,6 +138,7 @@ mod tests {
             parked:
                 ParkedConfig {
                     templates,
+                    snapshots,
                     each: each_parked,
                     within_s,
                 },
@@ -150,6 +152,7 @@ mod tests {
             makers,
             parked: ParkedConfig {
                 templates,
+                snapshots,
                 each: each_parked,
                 within_s,
             },

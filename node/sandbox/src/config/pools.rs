@@ -20,7 +20,7 @@ pub struct PoolsConfig {
     pub cgroups: Marks,
     /// thaw-vmm processes with an empty machine.
     pub shells: ShellsConfig,
-    /// thaw-vmm processes with a template in their machine.
+    /// thaw-vmm processes with a template or a snapshot in their machine.
     pub parked: ParkedConfig,
 }
 
@@ -40,7 +40,9 @@ pub struct ShellsConfig {
 pub struct ParkedConfig {
     /// Number of templates with a pool: the most recently used ones. 0: none.
     pub templates: u8,
-    /// Number of parked machines of each template: as many as were claimed recently, within these bounds.
+    /// Number of users' snapshots with a pool: those thawed most recently. 0: none.
+    pub snapshots: u8,
+    /// Number of parked machines of each template and snapshot: as many as were claimed recently, within these bounds.
     pub each: Marks,
     /// The period that counts as recent, seconds.
     pub within_s: NonZero<u32>,
@@ -50,6 +52,7 @@ impl Default for ParkedConfig {
     fn default() -> Self {
         Self {
             templates: 2,
+            snapshots: 4,
             each: Marks(Watermarks::half_of(2).up_to(16)),
             within_s: NonZero::<u32>::MIN.saturating_add(119),
         }

@@ -15,7 +15,8 @@ use crate::state::{NameHeld, Record};
 use crate::trace::Trace;
 
 impl<'a> Making<'a> {
-    /// Begins a sandbox. `parked` is given for a sandbox that this node has a template for. Notes in the trace what was ready.
+    /// Begins a sandbox. `parked` is given for a sandbox that this node holds a template or a snapshot for. Notes in the trace what was
+    /// ready.
     pub(super) fn claim(
         node: &'a Node,
         record: Record,
@@ -28,18 +29,18 @@ impl<'a> Making<'a> {
             Some(want) => match parked::ready(node, &want) {
                 Ok(spare) => {
                     let _stage = trace.stage("claim");
-                    trace.note("claim", "a machine was parked with this template in it");
+                    let kind = want.origin.manifest.subject.kind.noun();
+                    trace.note("claim", &format!("a machine was parked with this {kind} in it"));
                     let mut making = Making::of_spare(node, record, spare, name, trace)?;
-                    making.origin = Some(Origin::of(want.template));
+                    making.origin = Some(Origin::of(want.origin));
                     return Ok(making);
                 }
-                Err(why) => Some(why),
+                Err(why) => Some((why, want.origin.manifest.subject.kind.noun())),
             },
             None => None,
         };
-        if let Some(why) = why {
-            let text =
-                format!("no machine was parked with this template in it ({why}): one was restored now");
+        if let Some((why, kind)) = why {
+            let text = format!("no machine was parked with this {kind} in it ({why}): one was restored now");
             trace.reason(Slow::NoParkedVm, &text);
         }
         match shells::ready(node, machine) {

@@ -16,25 +16,39 @@ use thaw_protocol::control::DeviceId;
 
 use super::backends::{Backends, Devices, Ends};
 use super::pools::{Claimed, made_size};
-use super::{NetworkMode, NetworkSource, Pools, SandboxSpec, machine, network};
+use super::{NetworkMode, NetworkSource, Pools, SandboxSpec, frozen_disk, machine, network};
 use crate::error::Error;
 use crate::images::Images;
 use crate::misses::Given;
+use crate::snapshot::Registered;
 use crate::vm::Vm;
 
 /// The choices in a request that decide what is attached. They are few, so that requests cannot ask for many kinds of parked machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Fitting {
-    /// Whether the disk has the default size. One of another size is attached when the machine is claimed.
-    pub default_disk: bool,
+    pub disk: FittedDisk,
     /// Whether it has a private network of this node.
     pub private_network: bool,
+}
+
+/// The disk that is attached to a machine when it is parked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FittedDisk {
+    /// One is attached when the machine is claimed.
+    None,
+    /// An empty one of the default size.
+    Empty,
+    /// A copy of the snapshot's.
+    Frozen,
 }
 
 impl Fitting {
     pub(super) fn of(spec: &SandboxSpec) -> Fitting {
         Fitting {
-            default_disk: spec.disk_mib == DEFAULT_DISK_MIB,
+            disk: match spec.disk_mib {
+                DEFAULT_DISK_MIB => FittedDisk::Empty,
+                _ => FittedDisk::None,
+            },
             private_network: spec.network == NetworkSource::Ours(NetworkMode::Private),
         }
     }
@@ -61,22 +75,23 @@ pub(super) struct AttachedEnds {
 }
 
 impl Fitted {
-    /// Takes the parts from their pools, or makes them, and attaches them to a parked machine, whose vsock will be at `vsock`. Blocks. Must
-    /// be called within a tokio runtime.
+    /// Takes the parts from their pools, or makes them, and attaches them to a machine that is parked with `origin` in it, and whose vsock
+    /// will be at `vsock`. Blocks. Must be called within a tokio runtime.
     pub(super) fn make(
         pools: &Arc<Pools>,
         images: &Images,
         guest_image: &OwnedFd,
-        fitting: Fitting,
+        (origin, fitting): (&Registered, Fitting),
         vsock: &Path,
         vm: &mut Vm,
     ) -> Result<Fitted, Error> {
-        let disk = match fitting.default_disk {
-            true => {
+        let disk = match fitting.disk {
+            FittedDisk::Empty => {
                 let claim = pools.disks.claim(&made_size(u64::from(DEFAULT_DISK_MIB) << 20))?;
                 Some(Claimed::new(claim.resource, pools, |p| &p.disks))
             }
-            false => None,
+            FittedDisk::Frozen => Some(frozen_disk::copied(origin, pools)?),
+            FittedDisk::None => None,
         };
         let network = match fitting.private_network {
             true => {

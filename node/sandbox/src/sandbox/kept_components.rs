@@ -8,7 +8,9 @@ use std::time::{Duration, SystemTime};
 use super::Node;
 use crate::blocking::blocking;
 use crate::error::{Error, ErrorKind};
+use crate::paths::Paths;
 use crate::snapshot::{Hash, Registered, Scratch, SnapshotDir, Subject};
+use crate::template::Templates;
 
 /// Interval between two searches for components that nothing needs.
 const EVERY: Duration = Duration::from_secs(24 * 60 * 60);
@@ -43,19 +45,23 @@ fn refer(node: &Node, directory: &std::path::Path, manifest: Hash, subject: &Sub
 ///
 /// # Errors
 /// [`ErrorKind::SnapshotIncompatible`] if this node does not have it.
-pub(super) fn guest_image(node: &Node, of: &Registered) -> Result<Option<File>, Error> {
-    let registry = node.templates.registry();
+pub(super) fn guest_image(
+    templates: &Templates,
+    paths: &Paths,
+    of: &Registered,
+) -> Result<Option<File>, Error> {
+    let registry = templates.registry();
     let subject = &of.manifest.subject;
     let Some(frozen) = subject.guest_image else {
         return Ok(None);
     };
-    let here = registry.stamps().hash_file(&node.paths.guest_image)?;
+    let here = registry.stamps().hash_file(&paths.guest_image)?;
     let found = match here == frozen {
         true => None,
         false => Some(registry.components().find(frozen)?.ok_or_else(|| {
             let what = format!(
                 "the snapshot was frozen with guest image {frozen}; {} is {here}, and {} is not there",
-                node.paths.guest_image.display(),
+                paths.guest_image.display(),
                 registry.components().path(frozen).display()
             );
             Error::new(ErrorKind::SnapshotIncompatible, what)

@@ -43,9 +43,12 @@ mod create;
 mod disk;
 mod failed;
 mod files;
+mod first_thaw;
 mod fitted;
 pub mod freeze;
 mod freeze_note;
+mod frozen_disk;
+mod held_snapshots;
 mod host_disk;
 mod host_limits;
 mod kept_components;
@@ -88,7 +91,8 @@ use required::Required;
 use resources::Resources;
 use retry::with_end_reason;
 pub use shells::ShellPools;
-pub use snapshot::{Snapshots, ThawSpec};
+pub use held_snapshots::Snapshots;
+pub use snapshot::ThawSpec;
 pub use spec::{NetworkMode, NetworkSource, SandboxSpec};
 pub use tenants::Tenants;
 use thaw_sys::lock::Lock;
@@ -142,7 +146,10 @@ pub struct Node {
     pub cgroups: Hierarchy,
     pub pools: Arc<Pools>,
     pub shells: Arc<ShellPools>,
+    /// Machines parked with a template in them.
     pub parked: Arc<ParkedPools>,
+    /// Machines parked with a user's snapshot in them.
+    pub parked_snapshots: Arc<ParkedPools>,
     pub templates: Templates,
     larger: Arc<LargerTemplates>,
     pub snapshots: Snapshots,
@@ -174,6 +181,7 @@ impl Node {
         run.clean(&cgroups);
         Scratch::sweep(&paths.data);
         let config = Config::from_env()?;
+        let held = config.snapshots.held.0;
         let templates = Templates::open(&paths, hold, Signatures::of(&config.snapshots))?;
         templates.sweep();
         let images = Images::open_with(&paths.images(), config)?;
@@ -181,7 +189,7 @@ impl Node {
         Ok(Node {
             templates,
             larger: Arc::default(),
-            snapshots: Snapshots::default(),
+            snapshots: Snapshots::within(held),
             // A fast path takes longer to set up than a slot, so it is worth it only if slots are made ahead.
             pools: Arc::new(Pools::empty(
                 &paths,
@@ -193,6 +201,7 @@ impl Node {
             )),
             shells: Arc::default(),
             parked: Arc::default(),
+            parked_snapshots: Arc::default(),
             paths,
             run,
             images,
@@ -241,11 +250,12 @@ impl Node {
         if config.larger_templates {
             self.larger = Arc::new(LargerTemplates::enabled());
         }
-        self.parked = Arc::new(ParkedPools::new(RecentPlan::of_parked(
-            &config.parked,
-            makers,
-            creations,
-        )));
+        let parked = |wants| {
+            let plan = RecentPlan::of_parked(&config.parked, wants, makers, creations);
+            Arc::new(ParkedPools::new(plan))
+        };
+        self.parked = parked(config.parked.templates);
+        self.parked_snapshots = parked(config.parked.snapshots);
         Ok(())
     }
 }

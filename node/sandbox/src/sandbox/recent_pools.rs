@@ -44,11 +44,16 @@ impl RecentPlan {
         }
     }
 
-    /// The plan for parked machines, with this many makers for each template.
-    pub fn of_parked(config: &ParkedConfig, makers: usize, yields_to: &Arc<Foreground>) -> RecentPlan {
+    /// The plan for parked machines of so many templates or snapshots, with this many makers for each.
+    pub fn of_parked(
+        config: &ParkedConfig,
+        wants: u8,
+        makers: usize,
+        yields_to: &Arc<Foreground>,
+    ) -> RecentPlan {
         let within = Duration::from_secs(config.within_s.get().into());
         RecentPlan {
-            wants: config.templates.into(),
+            wants: wants.into(),
             marks: config.each.into(),
             sizing: Sizing::Demand { within },
             makers,

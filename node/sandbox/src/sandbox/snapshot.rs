@@ -1,25 +1,22 @@
 //! Thaws a sandbox from a snapshot: the same images in the same slots, copies of its disks, a new identity.
 
-use std::collections::HashMap;
 use std::fs::File;
-use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard, Weak};
+use std::sync::Arc;
 
 use thaw_failpoint::{Failpoint, reach};
-use thaw_pools::disk::Disk;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CPU_LIMIT_MILLIS, NetworkPolicy, PublishedPort};
 use thaw_protocol::control::MemoryMode;
-use thaw_sys::lock::Lock;
 
 use super::create::{Making, Parts};
-use super::freeze::{DISK_ID, Workload};
-use super::pools::Claimed;
+use super::fitted::{Fitted, FittedDisk, Fitting};
+use super::freeze::Workload;
+use super::parked::ParkedWant;
 use super::retry::retry_once;
 use super::spec::new_record;
 use super::wanted_machine::{machine, refuse_test_hooks, refuse_untethered_pages};
-use super::{NetworkMode, NetworkSource, Node, Sandbox, Shown, disk, kept_components, network};
+use super::{NetworkMode, NetworkSource, Node, Sandbox, Shown, first_thaw, frozen_disk, kept_components, network};
 use crate::blocking::blocking;
 use crate::container::{IMAGE_DISK_SLOT, RootServing};
 use crate::error::{Error, ErrorKind};
@@ -45,32 +42,6 @@ pub struct ThawSpec {
     pub publish: Vec<PublishedPort>,
     /// Rate limits given here replace those of the frozen sandbox.
     pub terms: Terms,
-}
-
-/// The snapshots that this process has thawed sandboxes from; clones of a snapshot share its memory.
-#[derive(Clone, Debug, Default)]
-pub struct Snapshots(Arc<Mutex<HashMap<PathBuf, Weak<Registered>>>>);
-
-impl Snapshots {
-    /// Verifies and holds a snapshot, or reuses it if a living sandbox was thawed from the same one.
-    fn register(&self, node: &Node, directory: &Path) -> Result<Arc<Registered>, Error> {
-        let registry = node.templates.registry();
-        let directory = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
-        let found = registry.find(&directory)?.hash();
-        let held = self.table().get(&directory).and_then(Weak::upgrade);
-        if let Some(held) = held.filter(|held| held.hash == found) {
-            return Ok(held);
-        }
-        let registered = Arc::new(registry.register(&directory)?);
-        let mut table = self.table();
-        table.retain(|_, held| held.strong_count() > 0);
-        table.insert(directory, Arc::downgrade(&registered));
-        Ok(registered)
-    }
-
-    fn table(&self) -> MutexGuard<'_, HashMap<PathBuf, Weak<Registered>>> {
-        self.0.locked()
-    }
 }
 
 pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Error> {
@@ -103,7 +74,7 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
     refuse_test_hooks(node, subject.command_line.as_deref().unwrap_or_default())?;
     let image = {
         let (node, registered) = (node.clone(), registered.clone());
-        blocking(move || kept_components::guest_image(&node, &registered)).await?
+        blocking(move || kept_components::guest_image(&node.templates, &node.paths, &registered)).await?
     };
     let told = |text: &str| trace.reason(Slow::MadeAgain, text);
     let frozen = Frozen {
@@ -113,12 +84,10 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
     };
     let made = retry_once(told, || make(node, &spec, &frozen, trace)).await;
     let sandbox = made.map_err(|e| kept_components::name_vmm(node, &registered, e))?;
+    first_thaw::record(node, &registered, &sandbox);
     let node = node.clone();
-    blocking(move || {
-        kept_components::note_thawed(&node, &registered);
-        Ok(())
-    })
-    .await?;
+    // Not awaited: the caller has its sandbox.
+    tokio::task::spawn_blocking(move || kept_components::note_thawed(&node, &registered));
     Ok(sandbox)
 }
 
@@ -158,7 +127,7 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
         },
         ..new_record()?
     };
-    let share_of_disk = node.budget.sandbox(frozen_disk(registered)?.1).await?;
+    let share_of_disk = node.budget.sandbox(frozen_disk::find(registered)?.1).await?;
     let machine = machine(
         Shape {
             vcpus: subject.machine.vcpus,
@@ -167,7 +136,16 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
         },
         spec.tethered,
     );
-    let mut making = Making::claim(node, record, &machine, None, trace)?;
+    let parked = ParkedWant {
+        machine: machine.clone(),
+        origin: registered.clone(),
+        mode: spec.memory_mode,
+        fitting: Fitting {
+            disk: FittedDisk::Frozen,
+            private_network: workload.network,
+        },
+    };
+    let mut making = Making::claim(node, record, &machine, Some(parked), trace)?;
     making.resources.share_of_disk = Some(share_of_disk);
     if let (Some(image), Some(files)) = (frozen.guest_image, &mut making.files) {
         let copied = image.try_clone();
@@ -175,14 +153,13 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
             .map_err(|e| Error::system("cannot copy a descriptor", &e))?
             .into();
     }
-    let directory = making.resources.directory.path().to_owned();
-    let parts = parts(node, registered, workload, spec, &directory, trace);
+    let (fitted, directory) = (making.fitted.take(), making.resources.directory.path().to_owned());
+    let parts = parts(node, frozen, spec, fitted, &directory, trace);
     let restored = async {
+        if making.origin.is_some() {
+            return Ok(());
+        }
         making.spawn(machine).await?;
-        trace.reason(
-            Slow::NoParkedVm,
-            "no machine was parked with this snapshot in it: one was restored now",
-        );
         making.restore(registered.clone(), spec.memory_mode).await
     };
     let (parts, ()) = tokio::try_join!(parts, restored)?;
@@ -196,21 +173,6 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
     making.give_identity(spec.hostname.clone(), false).await?;
     making.note_thawed().await?;
     making.done()
-}
-
-/// The disk it was frozen with, and its size in bytes.
-fn frozen_disk(registered: &Registered) -> Result<(&OwnedFd, u64), Error> {
-    let frozen = registered.disks.iter().find(|(id, _)| id == DISK_ID);
-    let (_, frozen) = frozen.ok_or_else(|| {
-        let what = format!(
-            "the snapshot at {} has no disk {DISK_ID}",
-            registered.directory.display()
-        );
-        Error::new(ErrorKind::SnapshotIncompatible, what)
-    })?;
-    let stat = rustix::fs::fstat(frozen)
-        .map_err(|e| Error::system("cannot look at a snapshot's disk", &e.into()))?;
-    Ok((frozen, u64::try_from(stat.st_size).unwrap_or(0)))
 }
 
 fn workload(registered: &Registered) -> Result<Workload, Error> {
@@ -240,14 +202,16 @@ fn workload(registered: &Registered) -> Result<Workload, Error> {
     }
 }
 
+/// Collects the parts that are made beside the machine, or that it was parked with.
 async fn parts(
     node: &Node,
-    registered: &Arc<Registered>,
-    workload: &Workload,
+    frozen: &Frozen<'_>,
     spec: &ThawSpec,
+    fitted: Option<Fitted>,
     directory: &Path,
     trace: &Trace,
 ) -> Result<Parts, Error> {
+    let (registered, workload) = (frozen.registered, frozen.workload);
     let mode = match workload.network {
         true => NetworkMode::Private,
         false => NetworkMode::None,
@@ -258,32 +222,33 @@ async fn parts(
         let _stage = trace.stage("image");
         images(node, &registered.manifest.subject)?
     };
+    let supply = fitted
+        .as_ref()
+        .map_or_else(|| node.images.counting_alone(), |fitted| fitted.supply.clone());
+    let (attached, disk, slot) = match fitted {
+        Some(fitted) => (Some(fitted.attached), fitted.disk, fitted.network),
+        None => (None, None, None),
+    };
     let disk = async {
+        if let Some(disk) = disk {
+            return Ok(disk);
+        }
         let _stage = trace.stage("disk");
-        let (registered, directory) = (registered.clone(), node.paths.disks());
-        let pools = node.pools.clone();
-        blocking(move || {
-            let (frozen, _) = frozen_disk(&registered)?;
-            let copied = disk::nameless_copy(frozen, &directory).and_then(Disk::of);
-            reach(Failpoint::ThawDiskCopied);
-            copied
-                .map(|disk| Claimed::new(disk, &pools, |p| &p.disks))
-                .map_err(|e| Error::system(format!("cannot copy a disk into {}", directory.display()), &e))
-        })
-        .await
+        let (registered, pools) = (registered.clone(), node.pools.clone());
+        blocking(move || frozen_disk::copied(&registered, &pools)).await
     };
     let source = NetworkSource::Ours(mode);
     let (disk, network) = tokio::try_join!(
         disk,
-        network::claim(node, None, (&source, &terms), directory, trace)
+        network::claim(node, slot, (&source, &terms), directory, trace)
     )?;
     Ok(Parts {
         images,
-        attached: None,
+        attached,
         disk,
         network,
         prefetch: None,
-        supply: node.images.counting_alone(),
+        supply,
         record: None,
         share: None,
     })

@@ -4,7 +4,7 @@
 //! a killed thawd left. A sandbox that takes a spare takes its id and its directory: the record is replaced, then the directory moves.
 //! Invariant: a thaw-vmm is in a record before it has a machine, and in one record from then on.
 
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,12 +20,12 @@ use super::fitted::{Fitted, Fitting};
 use super::pools::Claimed;
 use super::spec::new_record;
 use super::vmm_log::LOG;
-use super::{Node, Pools, Required, Resources, host_limits, machine};
+use super::{Node, Pools, Required, Resources, host_limits, kept_components, machine};
 use crate::control_client::{ControlClient, Vmm};
 use crate::error::{Error, ErrorKind};
 use crate::images::Images;
 use crate::paths::Paths;
-use crate::snapshot::Subject;
+use crate::snapshot::{Kind as SnapshotKind, Registered};
 use crate::state::{NameHeld, Record, RunDirectory, SandboxDirectory};
 use crate::template::Templates;
 use crate::vm::{MachineError, Process, Restored, Shell, Vm, VmmOptions};
@@ -150,24 +150,17 @@ impl Spares {
         })
     }
 
-    /// Attaches to a parked machine what every sandbox of its pool has, and sets the limits of a sandbox of the machine's size.
+    /// Attaches to a machine that is parked with `origin` in it what every sandbox of its pool has, and sets the limits of a sandbox of
+    /// the machine's size.
     ///
     /// # Errors
-    /// The guest image is no longer the template's.
-    pub(super) fn fit(&self, spare: &mut Spare, template: &Subject, fitting: Fitting) -> Result<(), Error> {
+    /// The guest image that `origin` was made with is not here.
+    pub(super) fn fit(&self, spare: &mut Spare, origin: &Registered, fitting: Fitting) -> Result<(), Error> {
         let _runtime = self.runtime.enter();
         let vsock = spare.directory.vsock_socket();
-        let guest_image = open_guest_image(&self.paths)?;
-        // Looked at after it was opened: a file that is replaced meanwhile does not pass.
-        if template
-            .guest_image
-            .is_some_and(|image| !self.templates.has_guest_image(image))
-        {
-            let what = "the guest image is another than the template was made with";
-            return Err(Error::new(ErrorKind::SnapshotIncompatible, what));
-        }
+        let guest_image = self.guest_image(origin)?;
         let (pools, images, vm) = (&self.pools, &self.images, &mut spare.vm);
-        let mut fitted = Fitted::make(pools, images, &guest_image, fitting, &vsock, vm)?;
+        let mut fitted = Fitted::make(pools, images, &guest_image, (origin, fitting), &vsock, vm)?;
         if let Some(disk) = &fitted.disk {
             let (record, cgroup) = (&spare.record, spare.cgroup.as_deref());
             host_limits::set_now(self.require.limits, cgroup, record, &disk.file, 0)?;
@@ -177,6 +170,26 @@ impl Spares {
         reach(Failpoint::SpareFitted);
         spare.fitted = Some(fitted);
         Ok(())
+    }
+
+    /// The guest image that the guest has mapped.
+    fn guest_image(&self, origin: &Registered) -> Result<OwnedFd, Error> {
+        let subject = &origin.manifest.subject;
+        if subject.kind == SnapshotKind::Sandbox
+            && let Some(kept) = kept_components::guest_image(&self.templates, &self.paths, origin)?
+        {
+            return Ok(kept.into());
+        }
+        let guest_image = open_guest_image(&self.paths)?;
+        // Looked at after it was opened: a file that is replaced meanwhile does not pass.
+        if subject
+            .guest_image
+            .is_some_and(|image| !self.templates.has_guest_image(image))
+        {
+            let what = "the guest image is another than the template was made with";
+            return Err(Error::new(ErrorKind::SnapshotIncompatible, what));
+        }
+        Ok(guest_image)
     }
 
     fn begin(

@@ -16,7 +16,6 @@ use thaw_pools::statistics::PoolStatistics;
 use tokio::sync::OnceCell;
 
 use super::Node;
-use super::snapshot::Snapshots;
 use crate::blocking::blocking;
 use crate::error::Error;
 use crate::paths::Paths;
@@ -89,7 +88,8 @@ impl Tenants {
         let node = self.shared();
         let mut all = Vec::from(node.pools.statistics());
         all.push(node.shells.statistics());
-        let parked = self.all().into_iter().map(|node| node.parked.statistics());
+        let of_node = |node: Node| node.parked.statistics().and(&node.parked_snapshots.statistics());
+        let parked = self.all().into_iter().map(of_node);
         all.extend(parked.reduce(|sum, more| sum.and(&more)));
         all
     }
@@ -98,6 +98,7 @@ impl Tenants {
     pub fn close(&self) {
         for node in self.all() {
             node.parked.close();
+            node.parked_snapshots.close();
         }
     }
 
@@ -124,7 +125,8 @@ impl Node {
             parked: Arc::new(self.parked.others()),
             larger: Arc::new(self.larger.others()),
             templates,
-            snapshots: Snapshots::default(),
+            parked_snapshots: Arc::new(self.parked_snapshots.others()),
+            snapshots: self.snapshots.others(),
             stock: Some(tenant),
             paths,
             ..self.clone()

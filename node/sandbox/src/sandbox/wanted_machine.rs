@@ -43,7 +43,7 @@ impl WantedMachine {
     pub(super) fn parked(&self, spec: &SandboxSpec) -> Option<ParkedWant> {
         Some(ParkedWant {
             machine: self.machine.clone(),
-            template: self.template.as_ref()?.template.clone()?,
+            origin: self.template.as_ref()?.template.clone()?,
             mode: spec.memory_mode,
             fitting: Fitting::of(spec),
         })

@@ -32,6 +32,16 @@ pub enum Kind {
     Bare,
 }
 
+impl Kind {
+    /// What people call such a snapshot.
+    pub fn noun(self) -> &'static str {
+        match self {
+            Kind::Template | Kind::Bare => "template",
+            Kind::Sandbox => "snapshot",
+        }
+    }
+}
+
 /// The size of the machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Machine {

@@ -22,6 +22,7 @@ use super::hash::Hash;
 use super::manifest::{ChunkedFile, MAX_LAYERS, Manifest, WholeFile};
 use super::signature::{KEYS, Signatures, TrustedKeys};
 use super::stamp::Stamps;
+use super::working_sets::WorkingSets;
 use crate::vm::SnapshotFiles;
 
 /// Where memory is held.
@@ -45,14 +46,48 @@ pub struct Registered {
     pub files: SnapshotFiles,
     /// The disks at the freeze, by id. They are cloned for each thaw.
     pub disks: Vec<(String, OwnedFd)>,
+    /// Bytes of this process's memory that it holds.
+    pub held_bytes: u64,
     /// Its memory was read and compared for this registration, and no start has reported that yet.
     just_read: AtomicBool,
+    /// A thaw records its working set, or has.
+    recording: AtomicBool,
 }
 
 impl Registered {
     /// Whether its memory had to be read and compared for this registration. True only for the first call.
     pub fn take_just_read(&self) -> bool {
         self.just_read.swap(false, Ordering::Relaxed)
+    }
+
+    /// Whether the caller is to record its working set, because it has none and nobody else does.
+    pub fn take_recording(&self) -> bool {
+        self.files.working_set.is_none() && !self.recording.swap(true, Ordering::Relaxed)
+    }
+
+    /// After a recording that failed: the next thaw may record.
+    pub fn give_up_recording(&self) {
+        self.recording.store(false, Ordering::Relaxed);
+    }
+
+    /// The same snapshot with another working set.
+    pub fn with_working_set(&self, working_set: OwnedFd) -> io::Result<Registered> {
+        let memory = self.files.memory.iter().map(OwnedFd::try_clone);
+        let disk = |(id, file): &(String, OwnedFd)| Ok((id.clone(), file.try_clone()?));
+        Ok(Registered {
+            manifest: self.manifest.clone(),
+            hash: self.hash,
+            directory: self.directory.clone(),
+            files: SnapshotFiles {
+                state: self.files.state.try_clone()?,
+                memory: memory.collect::<io::Result<_>>()?,
+                working_set: Some(working_set),
+            },
+            disks: self.disks.iter().map(disk).collect::<io::Result<_>>()?,
+            held_bytes: self.held_bytes,
+            just_read: false.into(),
+            recording: false.into(),
+        })
     }
 }
 
@@ -61,6 +96,7 @@ impl Registered {
 pub struct Registry {
     stamps: Stamps,
     components: Components,
+    working_sets: WorkingSets,
     trusted: TrustedKeys,
     hold: Hold,
 }
@@ -71,6 +107,7 @@ impl Registry {
         let stamps = Stamps::open(&data.join("verified"))?;
         Ok(Registry {
             components: Components::of(data, stamps.clone()),
+            working_sets: WorkingSets::of(data),
             stamps,
             trusted: TrustedKeys::load(&data.join(KEYS), signatures)?,
             hold,
@@ -82,6 +119,7 @@ impl Registry {
         let stamps = Stamps::open(&data.join("verified"))?;
         Ok(Registry {
             components: Components::of(data, stamps.clone()),
+            working_sets: WorkingSets::of(data),
             stamps,
             ..self.clone()
         })
@@ -95,6 +133,11 @@ impl Registry {
     /// The store of components.
     pub fn components(&self) -> &Components {
         &self.components
+    }
+
+    /// The store of recorded working sets.
+    pub fn working_sets(&self) -> &WorkingSets {
+        &self.working_sets
     }
 
     /// The trusted keys.
@@ -129,13 +172,17 @@ impl Registry {
         let state = sealed_whole(&top, "state", &files.state, &expected.state)?;
         let working_set = match (&files.working_set, &expected.working_set) {
             (Some(file), Some(expected)) => Some(sealed_whole(&top, "working-set", file, expected)?),
-            _ => None,
+            _ => self.working_sets.find(top.hash()).map(OwnedFd::from),
         };
         if self.hold == Hold::Sealed {
             for ((id, file), disk) in files.disks.iter().zip(&expected.disks) {
                 top.check(|| check_chunks(&format!("disks/{id}"), file, &disk.contents, None))?;
             }
         }
+        let held_bytes = match self.hold {
+            Hold::Sealed => memory.iter().map(allocated).sum::<io::Result<u64>>().map_err(io_at(&top))?,
+            Hold::Files => 0,
+        };
         let (hash, directory) = (top.hash(), top.path().to_owned());
         let (manifest, files) = top.into_files();
         Ok(Registered {
@@ -148,7 +195,9 @@ impl Registry {
                 working_set,
             },
             disks: files.disks.into_iter().map(|(id, f)| (id, f.into())).collect(),
+            held_bytes,
             just_read: just_read.into(),
+            recording: false.into(),
         })
     }
 
@@ -187,6 +236,11 @@ impl Manifest {
 
 fn io_at(layer: &SnapshotDir) -> impl FnOnce(io::Error) -> SnapshotError {
     SnapshotError::io("hold the snapshot at", layer.path())
+}
+
+/// Bytes that a file occupies.
+fn allocated(file: &OwnedFd) -> io::Result<u64> {
+    Ok(u64::try_from(rustix::fs::fstat(file)?.st_blocks).unwrap_or(0) * 512)
 }
 
 /// Copies memory and compares it meanwhile.

@@ -16,6 +16,7 @@ pub mod network;
 pub mod provenance;
 pub mod report;
 pub mod shim;
+pub mod snapshot;
 pub mod svg;
 pub mod table;
 pub mod tenants;

@@ -92,7 +92,13 @@ pub fn spinning() -> Guest {
 /// As [`bare`] with few pages, but it acknowledges every thaw, not the first alone. In between it sleeps: the interrupt that
 /// tells of a new generation ID wakes it.
 pub fn lasting() -> Guest {
+    lasting_filled(0)
+}
+
+/// As [`lasting`], but it first fills its memory as [`bare`] does.
+pub fn lasting_filled(filled_mib: u32) -> Guest {
     let (setup, data) = asleep(GENERATION_GSI);
+    let setup = fill(setup, filled_mib);
     // mov esi, GENERATION_ID; mov ebx, [esi]; mov ecx, [esi+4]
     let start = setup.0.len();
     let code = setup

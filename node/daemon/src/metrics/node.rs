@@ -7,7 +7,7 @@ use thaw_images::registry::EndpointCounts;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_sandbox::images::Size;
 use thaw_sandbox::miss_counts::{MissCounts, Refusal};
-use thaw_sandbox::{BudgetStatistics, Tenants};
+use thaw_sandbox::{BudgetStatistics, Node, Tenants};
 
 use super::{Families, Names, OTHER};
 
@@ -21,6 +21,7 @@ pub fn collect(tenants: &Tenants, endpoints: &Names, families: &mut Families) {
     misses(&missed, families);
     fetches(few(node.images.client.stats().snapshot(), endpoints), families);
     budget(node.budget.statistics(), families);
+    held_snapshots(&all, families);
     let sizes = all.iter().filter_map(|node| node.images.size());
     if let Some(size) = sizes.reduce(Size::and) {
         families.gauge(
@@ -35,6 +36,21 @@ pub fn collect(tenants: &Tenants, endpoints: &Names, families: &mut Families) {
         );
         families.gauge("thaw_store_images", "Images in the store.", size.images as f64);
     }
+}
+
+fn held_snapshots(nodes: &[Node], families: &mut Families) {
+    let held = nodes.iter().map(|node| node.snapshots.kept());
+    let (count, bytes) = held.fold((0, 0), |sum, held| (sum.0 + held.0, sum.1 + held.1));
+    families.gauge(
+        "thaw_snapshots_held",
+        "Users' snapshots that thawd holds: their next thaw does not read and compare them.",
+        count as f64,
+    );
+    families.gauge(
+        "thaw_snapshots_held_bytes",
+        "Memory of thawd that they take.",
+        bytes as f64,
+    );
 }
 
 fn budget(budget: BudgetStatistics, families: &mut Families) {

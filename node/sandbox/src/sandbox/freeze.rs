@@ -128,6 +128,7 @@ impl Sandbox {
         blocking(move || {
             let made = draft.finish(subject, key.as_ref())?;
             kept_components::note(&of, &made);
+            of.snapshots.hold_ahead(&of, &made);
             Ok(())
         })
         .await?;

@@ -1,7 +1,8 @@
 //! The snapshots that this process has thawed sandboxes from: verified, and ready to be restored.
 //!
-//! Invariant: a snapshot is read and compared once, however many thaws ask for it at once. Snapshots that no sandbox uses stay held
-//! within [`SnapshotsConfig::held`](crate::config::SnapshotsConfig), and the least recently thawed are let go first.
+//! Invariants: a snapshot is read and compared once, however many thaws ask for it at once. Snapshots that no sandbox uses stay held
+//! within [`SnapshotsConfig::held`](crate::config::SnapshotsConfig), and the least recently thawed are let go first. Machines are parked
+//! only with snapshots that are held.
 
 use std::collections::{HashMap, VecDeque};
 use std::path::{Path, PathBuf};
@@ -11,7 +12,7 @@ use thaw_sys::lock::Lock;
 
 use super::{Node, parked};
 use crate::error::Error;
-use crate::snapshot::{Hash, Registered, Scratch};
+use crate::snapshot::{Hash, Registered, Scratch, SnapshotDir};
 
 /// Maximum number of snapshots held without use, whatever their size: each has open descriptors.
 const MOST_HELD: usize = 64;
@@ -25,6 +26,8 @@ struct Held {
     /// Maximum number of bytes of memory held without use.
     budget: u64,
     table: Mutex<Table>,
+    /// Held by the thread that reads a snapshot which nobody waits for.
+    reading_ahead: Mutex<()>,
 }
 
 #[derive(Debug, Default)]
@@ -56,10 +59,13 @@ impl Table {
         known.reading.clone()
     }
 
-    /// Holds it as the most recently thawed. Returns those that are let go.
+    /// Holds it as the most recently thawed. Returns those that are let go: removed ones, and those beyond the budget.
     fn keep(&mut self, registered: &Arc<Registered>, budget: u64) -> Vec<Arc<Registered>> {
-        self.kept
-            .retain(|kept| kept.directory != registered.directory && kept.directory.exists());
+        let mut let_go = self.let_go(|kept| {
+            !Arc::ptr_eq(kept, registered)
+                && (kept.directory == registered.directory || !kept.directory.exists())
+        });
+        self.kept.retain(|kept| !Arc::ptr_eq(kept, registered));
         self.kept.push_front(registered.clone());
         let mut sum = 0_u64;
         let within = |kept: &&Arc<Registered>| {
@@ -67,7 +73,16 @@ impl Table {
             sum <= budget
         };
         let most = self.kept.iter().take(MOST_HELD).take_while(within).count();
-        self.kept.split_off(most).into()
+        let_go.extend(self.kept.split_off(most));
+        let_go
+    }
+
+    /// Stops keeping some of them, and returns these.
+    fn let_go(&mut self, is_due: impl Fn(&Arc<Registered>) -> bool) -> Vec<Arc<Registered>> {
+        let kept = std::mem::take(&mut self.kept);
+        let (due, kept): (VecDeque<_>, VecDeque<_>) = kept.into_iter().partition(is_due);
+        self.kept = kept;
+        due.into()
     }
 }
 
@@ -89,7 +104,8 @@ impl Snapshots {
     pub(super) fn register(&self, node: &Node, directory: &Path) -> Result<Arc<Registered>, Error> {
         let registry = node.templates.registry();
         let directory = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
-        let found = registry.find(&directory)?.hash();
+        let found = registry.find(&directory);
+        let found = found.inspect_err(|_| self.let_go_of_removed(node))?.hash();
         let reading = self.table().reading(&directory);
         let _one = reading.locked();
         let held = self.table().get(&directory, found);
@@ -113,19 +129,60 @@ impl Snapshots {
             return;
         }
         let let_go = self.table().keep(registered, self.0.budget);
-        for snapshot in let_go {
-            parked::drop_snapshot(node, &snapshot);
+        drop_parked(node, let_go);
+    }
+
+    /// Reads and holds a new snapshot in the background, so that its first thaw need not. Does nothing if another is being read, or in a
+    /// process that holds no snapshot's memory. Does not block.
+    pub(super) fn hold_ahead(&self, node: &Node, made: &SnapshotDir) {
+        let bytes = made.manifest().files.memory.data_bytes;
+        let is_held = node.templates.registry().holds_memory() && bytes <= self.0.budget;
+        if !is_held || Scratch::holds(&node.paths.data, made.path()) {
+            return;
         }
+        let (snapshots, node, directory) = (self.clone(), node.clone(), made.path().to_owned());
+        let reader = std::thread::Builder::new().name("hold snapshot".into());
+        let read = reader.spawn(move || {
+            let Ok(_one) = snapshots.0.reading_ahead.try_lock() else {
+                return;
+            };
+            match snapshots.register(&node, &directory) {
+                // Not by the thaw that would report it.
+                Ok(held) => drop(held.take_just_read()),
+                Err(e) => tracing::warn!("a new snapshot is read again at its first thaw: {e}"),
+            }
+        });
+        if let Err(e) = read {
+            tracing::warn!("a new snapshot is read at its first thaw: {e}");
+        }
+    }
+
+    /// Lets go of snapshots whose directories were removed.
+    pub(super) fn let_go_of_removed(&self, node: &Node) {
+        let let_go = self.table().let_go(|kept| !kept.directory.exists());
+        drop_parked(node, let_go);
     }
 
     /// From now on, thaws use `again`, which is the same snapshot with a working set. Ends the machines parked without it.
     pub(super) fn replace(&self, node: &Node, registered: &Arc<Registered>, again: Registered) {
-        parked::drop_snapshot(node, registered);
         self.hold(node, &Arc::new(again));
+        parked::drop_snapshot(node, registered);
+    }
+
+    /// How many are kept, used or not, and bytes of memory that they hold.
+    pub fn kept(&self) -> (usize, u64) {
+        let table = self.table();
+        (table.kept.len(), table.kept.iter().map(|kept| kept.held_bytes).sum())
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
         self.0.table.locked()
+    }
+}
+
+fn drop_parked(node: &Node, let_go: Vec<Arc<Registered>>) {
+    for snapshot in let_go {
+        parked::drop_snapshot(node, &snapshot);
     }
 }
 

@@ -102,10 +102,11 @@ pub(super) fn name_vmm(node: &Node, of: &Registered, failure: Error) -> Error {
 }
 
 impl Node {
-    /// Removes components that nothing on this node needs, now and once a day. Never returns.
+    /// Removes components that nothing on this node needs, and lets go of removed snapshots, now and once a day. Never returns.
     pub async fn collect_components(self) {
         loop {
             let node = self.clone();
+            node.snapshots.let_go_of_removed(&node);
             match blocking(move || collect(&node)).await {
                 Ok(0) => {}
                 Ok(removed) => tracing::info!(

@@ -135,6 +135,11 @@ impl Registry {
         &self.components
     }
 
+    /// Whether this process copies the memory of snapshots into its own.
+    pub fn holds_memory(&self) -> bool {
+        self.hold == Hold::Sealed
+    }
+
     /// The store of recorded working sets.
     pub fn working_sets(&self) -> &WorkingSets {
         &self.working_sets

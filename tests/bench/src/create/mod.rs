@@ -79,6 +79,11 @@ impl Node {
         self.place
     }
 
+    /// So many more machines wait from now on when its pools do nothing.
+    pub fn wait_for_more(&mut self, machines: usize) {
+        self.waiting += machines;
+    }
+
     /// What is made.
     pub fn request(&self) -> CreateSandbox {
         serde_json::from_value(self.place.request()).expect("it is a creation")

@@ -1,0 +1,135 @@
+//! A user's snapshot thaws as a template does: held since its freeze, read once after a restart, in a machine parked with it.
+
+#![allow(clippy::unwrap_used)]
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde_json::{Value, json};
+use thaw_tiny_guest::bare::lasting;
+use thaw_tiny_node::daemon::{eventually, log};
+use thaw_tiny_node::{Place, Thawd, asked};
+
+/// A node with a snapshot of a sandbox that still runs.
+struct Node {
+    place: Place,
+    thawd: Thawd,
+    directory: String,
+}
+
+impl Node {
+    fn new() -> Option<Node> {
+        let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent()?;
+        let place = Place::new(binaries, &lasting())?;
+        place.fill_pools_to(2..=4, 2..=4);
+        let thawd = Thawd::start(&place);
+        let directory = place.path("frozen").display().to_string();
+        let node = Node {
+            place,
+            thawd,
+            directory,
+        };
+        let made = node.ask("POST /v1/sandboxes", &node.place.request());
+        let id = made["sandbox"]["id"].as_str().unwrap();
+        node.ask(
+            &format!("POST /v1/sandboxes/{id}/freeze"),
+            &json!({"directory": node.directory}),
+        );
+        Some(node)
+    }
+
+    fn ask(&self, request: &str, body: &Value) -> Value {
+        let stream = asked::ask(&self.place, request, None, body).unwrap();
+        let (status, body) = asked::answer(stream).unwrap();
+        assert!(status.contains(" 20"), "{request}: {status} {body}");
+        serde_json::from_str(&body).unwrap_or_default()
+    }
+
+    /// Thaws a sandbox. Returns its id, and the reasons why that was slower than it could be.
+    fn begin_thaw(&self) -> (String, BTreeSet<String>) {
+        let made = self.ask("POST /v1/thaws", &json!({"directory": self.directory}));
+        let id = made["sandbox"]["id"].as_str().unwrap().to_owned();
+        let reasons = made["account"]["reasons"].as_array().unwrap();
+        let codes = reasons.iter().map(|reason| reason["code"].as_str().unwrap().to_owned());
+        (id, codes.collect())
+    }
+
+    fn delete(&self, id: &str) {
+        self.ask(&format!("DELETE /v1/sandboxes/{id}"), &json!({}));
+    }
+
+    /// Thaws a sandbox and ends it. Returns the reasons why that was slower than it could be.
+    fn thaw(&self) -> BTreeSet<String> {
+        let (id, reasons) = self.begin_thaw();
+        self.delete(&id);
+        reasons
+    }
+
+    fn metric(&self, name: &str) -> f64 {
+        let stream = asked::ask(&self.place, "GET /metrics", None, &json!(null)).unwrap();
+        let (_, body) = asked::answer(stream).unwrap();
+        let line = body.lines().find(|line| line.starts_with(&format!("{name} ")));
+        line.unwrap().split(' ').nth(1).unwrap().parse().unwrap()
+    }
+
+    fn until_held(&self) {
+        eventually("the new snapshot is held", || self.metric("thaw_snapshots_held") == 1.0);
+    }
+
+    fn restart(self) -> Node {
+        let Node {
+            place,
+            thawd,
+            directory,
+        } = self;
+        assert!(thawd.stop().success(), "{}", log(&place));
+        Node {
+            thawd: Thawd::start(&place),
+            place,
+            directory,
+        }
+    }
+}
+
+#[test]
+fn snapshot_is_read_once_by_each_thawd() {
+    let Some(node) = Node::new() else { return };
+    node.until_held();
+    assert!(node.metric("thaw_snapshots_held_bytes") > 0.0);
+    assert!(!node.thaw().contains("snapshot-verified"), "held since the freeze");
+    let node = node.restart();
+    assert!(node.thaw().contains("snapshot-verified"), "read by the next thawd");
+    assert!(!node.thaw().contains("snapshot-verified"), "once");
+}
+
+#[test]
+fn machines_are_parked_with_a_snapshot_that_is_thawed_often() {
+    let Some(node) = Node::new() else { return };
+    node.until_held();
+    let (first, reasons) = node.begin_thaw();
+    assert!(reasons.contains("no-parked-vm") && reasons.contains("no-working-set"), "{reasons:?}");
+    let recorded = || std::fs::read_dir(node.place.path("data/working-sets")).is_ok_and(|sets| sets.count() == 1);
+    eventually("what the first touched is recorded", recorded);
+    let (second, reasons) = node.begin_thaw();
+    assert!(!reasons.contains("no-working-set"), "{reasons:?}");
+    eventually("a parked machine is thawed", || !node.thaw().contains("no-parked-vm"));
+    node.delete(&first);
+    node.delete(&second);
+}
+
+#[test]
+fn parked_machines_end_with_the_held_snapshot() {
+    let Some(node) = Node::new() else { return };
+    node.place.fill_pools_to(0..=0, 2..=4);
+    let node = node.restart();
+    eventually("a parked machine is thawed", || !node.thaw().contains("no-parked-vm"));
+    let parked = node.place.spares();
+    assert!(parked > 0);
+    std::fs::remove_dir_all(&node.directory).unwrap();
+    let stream = asked::ask(&node.place, "POST /v1/thaws", None, &json!({"directory": node.directory}));
+    let (status, body) = asked::answer(stream.unwrap()).unwrap();
+    assert!(status.contains(" 404") || status.contains(" 409"), "{status} {body}");
+    eventually("the machines parked with it are gone", || {
+        node.metric("thaw_snapshots_held") == 0.0 && node.place.spares() < parked
+    });
+}

@@ -8,11 +8,12 @@ use std::time::Instant;
 
 use thaw_protocol::agent::oci;
 use thaw_sys::lock::Lock;
+use tokio::sync::OnceCell;
 
 use crate::agent::ProcessId;
 use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result};
-use crate::process::Process;
+use crate::process::{Exit, Process};
 use crate::role::Role;
 use crate::share::Used;
 use crate::spec::config::{Hooks, Spec};
@@ -40,6 +41,8 @@ pub struct Container {
     pub is_killed: AtomicBool,
     /// When its removal started.
     pub removing: OnceLock<Instant>,
+    /// How it ended, once it is removed. Concurrent deletes wait for the one that removes it.
+    pub removed: OnceCell<Exit>,
     /// Host directories and devices that the guest has for it.
     shares: Mutex<Vec<Used>>,
     /// Whether it has a PID namespace of its own.
@@ -78,6 +81,7 @@ impl Container {
             paused: AtomicBool::new(false),
             is_killed: AtomicBool::new(false),
             removing: OnceLock::new(),
+            removed: OnceCell::new(),
             shares: Mutex::default(),
             has_own_pids: pids.is_some_and(|namespace| namespace.path.is_empty()),
             restored: from.is_some(),

@@ -1,7 +1,9 @@
 //! Publishes task events to containerd: each in order, also when containerd is away for long.
 //!
-//! One task sends; publishers append to a bounded queue and do not wait. An event that containerd received
-//! but did not answer before it went away is sent again, so an event may arrive twice but is never lost.
+//! One task sends; publishers append to a bounded queue and do not wait. As long as the connection stands,
+//! containerd has the event, and its answer is awaited without limit: containerd publishes each event that it
+//! receives, so one that is sent again is published twice. Only if the connection breaks before the answer is
+//! the event sent again. So an event arrives twice at most if containerd restarts, and is never lost.
 
 use std::time::Duration;
 
@@ -11,14 +13,12 @@ use thaw_protocol::shim::events_ttrpc::EventsClient;
 use thaw_protocol::shim::task_events::*;
 use thaw_protocol::shim::{Any, Message, MessageField, StringValue, Timestamp};
 use tokio::sync::{mpsc, oneshot};
-use ttrpc::context;
+use ttrpc::context::Context;
 
 use crate::warning;
 
 /// Most queued events while containerd is away; enough for a thousand execs.
 const MAX_QUEUED: usize = 4096;
-/// Limit for containerd to answer.
-const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 /// Delay before reconnecting to containerd.
 const RETRY_DELAY: Duration = Duration::from_millis(500);
 
@@ -170,10 +170,7 @@ async fn forward(path: &str, client: &mut Option<EventsClient>, request: &Forwar
             Err(_) => return false,
         },
     };
-    match connected
-        .forward(context::with_duration(ANSWER_LIMIT), request)
-        .await
-    {
+    match connected.forward(Context::default(), request).await {
         Ok(_) => true,
         // containerd refused the event: do not send it again.
         Err(ttrpc::Error::RpcStatus(status)) => {

@@ -24,7 +24,7 @@ use crate::process::{Exit, Phase};
 use crate::stdio::Stdio;
 
 /// The services for containerd. A shutdown sets `stop`.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub struct Service {
     pub pod: Arc<Pod>,
     pub stop: watch::Sender<bool>,
@@ -51,10 +51,19 @@ pub async fn run_to_completion<T: Send + 'static>(
 impl Service {
     /// Ends the shim, and removes its socket at once so that another shim can be started for the same pod.
     pub fn stop(&self) {
-        if let Some(socket) = &self.socket {
+        let stopped_before = self.stop.send_replace(true);
+        // Only once: afterwards there may be the socket of another shim.
+        if !stopped_before && let Some(socket) = &self.socket {
             let _ = std::fs::remove_file(socket);
         }
-        self.stop.send_replace(true);
+    }
+
+    /// Ends the microVM and the shim, unless there are tasks.
+    fn stop_without_tasks(&self) {
+        if !self.pod.has_tasks() && !self.pod.is_sandbox() {
+            self.pod.end_machine();
+            self.stop();
+        }
     }
 
     fn state(&self, r: &StateRequest) -> Result<StateResponse> {
@@ -123,8 +132,10 @@ impl Task for Service {
     }
 
     async fn delete(&self, _: &TtrpcContext, r: DeleteRequest) -> Answer<DeleteResponse> {
-        let pod = self.pod.clone();
+        let (pod, id) = (self.pod.clone(), r.id.clone());
         let exit = run_to_completion(async move { pod.delete(&r.id, &r.exec_id).await }).await?;
+        // Not reached if the client has disconnected or timed out, because ttrpc then drops this future.
+        self.pod.forget(&id);
         Ok(DeleteResponse {
             pid: self.pod.pid(),
             exit_status: exit.status,
@@ -215,13 +226,21 @@ impl Task for Service {
     }
 
     /// Ends the shim unless it has tasks; containerd calls this after each task of a pod. A task in creation
-    /// does not count, because its client no longer waits for it.
+    /// does not count, because its client no longer waits for it. A task in deletion counts until its client
+    /// can be answered; the shim ends then, as containerd may not call this again.
     async fn shutdown(&self, _: &TtrpcContext, r: ShutdownRequest) -> Answer<Empty> {
-        if !r.now && (self.pod.has_tasks() || self.pod.is_sandbox()) {
-            return Ok(Empty::new());
+        if r.now {
+            self.pod.end_machine();
+            self.stop();
+        } else if self.pod.is_deleting() {
+            let service = self.clone();
+            tokio::spawn(async move {
+                service.pod.deleted().await;
+                service.stop_without_tasks();
+            });
+        } else {
+            self.stop_without_tasks();
         }
-        self.pod.end_machine();
-        self.stop();
         Ok(Empty::new())
     }
 }

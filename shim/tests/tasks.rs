@@ -6,6 +6,8 @@
 mod abandoned;
 #[path = "tasks/checkpoints.rs"]
 mod checkpoints;
+#[path = "tasks/exits.rs"]
+mod exits;
 #[path = "tasks/hooks.rs"]
 mod hooks;
 #[path = "tasks/shared.rs"]

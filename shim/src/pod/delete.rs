@@ -45,41 +45,33 @@ impl Pod {
                 _ => ended_with(&process),
             });
         }
-        self.take_from_table(id)?;
-        if let Err(e) = self.remove(&container).await {
-            self.table().insert(id.to_owned(), Entry::Created(container));
-            return Err(e);
-        }
-        let exit = ended_with(&process);
-        self.events.publish(&Event::Delete(TaskDelete {
-            container_id: id.into(),
-            pid: self.pid(),
-            exit_status: exit.status,
-            exited_at: MessageField::some(exit.at.clone()),
-            ..Default::default()
-        }));
-        Ok(exit)
+        self.deleting.send_modify(|deleting| *deleting += 1);
+        let removed = container.removed.get_or_try_init(|| self.remove(&container));
+        let exit = removed.await.cloned();
+        self.deleting.send_modify(|deleting| *deleting -= 1);
+        exit
     }
 
-    /// Removes a container from the table, so that only one of several concurrent deletes proceeds.
-    fn take_from_table(&self, id: &str) -> Result<()> {
+    /// Removes a deleted task from the table. To be called with the answer to its delete: a client that gave
+    /// up before deletes the task again and gets the same answer.
+    pub fn forget(&self, id: &str) {
         let mut table = self.table();
-        match table.get(id) {
-            Some(Entry::Created(_)) => {
-                table.remove(id);
-                Ok(())
-            }
-            Some(Entry::Creating) | None => Err(Error::NotFound(format!("container {id}"))),
+        if let Some(Entry::Created(container)) = table.get(id)
+            && container.removed.initialized()
+        {
+            table.remove(id);
         }
     }
 
-    async fn remove(self: &Arc<Pod>, container: &Arc<Container>) -> Result<()> {
+    async fn remove(self: &Arc<Pod>, container: &Arc<Container>) -> Result<Exit> {
         let machine = self.machine()?;
         for process in container.processes() {
             if matches!(process.phase(), Phase::Ended(_)) {
                 drain(&process).await;
             }
         }
+        // If it was not started, it cannot be any more, and no exit of it is published.
+        let exit = ended_with(&container.init);
         // With the pod's own container, or the only one, the whole machine ends.
         if ends_machine(&container.role) {
             let has_of_the_host = !container.shares().is_empty();
@@ -104,7 +96,14 @@ impl Pod {
         hooks::run_each(&container.hooks.poststop, state).await;
         // containerd still runs the `delete` command, which then has nothing to do.
         MachineRecord::remove(&container.bundle);
-        Ok(())
+        self.events.publish(&Event::Delete(TaskDelete {
+            container_id: container.id.clone(),
+            pid: self.pid(),
+            exit_status: exit.status,
+            exited_at: MessageField::some(exit.at.clone()),
+            ..Default::default()
+        }));
+        Ok(exit)
     }
 }
 

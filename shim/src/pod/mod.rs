@@ -3,7 +3,11 @@
 //! Invariants: the table of tasks is locked only to look up or change an entry, never while waiting for the
 //! guest, thawd or a client. A guest that does not answer for one container therefore delays only the callers
 //! of that container. Each task that was published as created is published exactly once as exited, whether it
-//! ended by itself, by a signal or with its machine.
+//! ended by itself, by a signal or with its machine, unless it is deleted before it starts.
+//!
+//! containerd publishes the exit itself, a second time, if a delete is answered with "not found" or its
+//! connection closes before the answer (`shimTask.delete` and `cleanupAfterDeadShim` in its runtime/v2). So a
+//! task stays in the table until a client has the answer to its delete, and the shim does not end before that.
 
 mod create;
 mod delete;
@@ -62,6 +66,8 @@ pub struct Pod {
     shared: OnceLock<Shared>,
     /// Number of operations in progress that end the machine.
     ending: watch::Sender<usize>,
+    /// Number of deletes in progress.
+    deleting: watch::Sender<usize>,
     /// Set once the guest was asked to write back the files of the last container.
     written_back: OnceCell<()>,
     /// Whether thawd was asked to end the machine. Reset if that failed.
@@ -95,6 +101,7 @@ impl Pod {
             containers: Mutex::default(),
             shared: OnceLock::new(),
             ending: watch::Sender::new(0),
+            deleting: watch::Sender::new(0),
             written_back: OnceCell::new(),
             is_ending: AtomicBool::new(false),
         })
@@ -119,11 +126,20 @@ impl Pod {
         self.machine.get().map_or(0, |machine| machine.vmm.unsigned_abs())
     }
 
-    /// Whether there are tasks, not counting those in creation.
+    /// Whether there are tasks, not counting those in creation and those that are removed.
     pub fn has_tasks(&self) -> bool {
-        self.table()
-            .values()
-            .any(|entry| matches!(entry, Entry::Created(_)))
+        !self.created().is_empty()
+    }
+
+    /// Whether deletes are in progress.
+    pub fn is_deleting(&self) -> bool {
+        *self.deleting.borrow() > 0
+    }
+
+    /// Waits until no delete is in progress.
+    pub async fn deleted(&self) {
+        let mut deleting = self.deleting.subscribe();
+        let _ = deleting.wait_for(|deleting| *deleting == 0).await;
     }
 
     /// Waits until no end of the machine is in progress.
@@ -168,10 +184,11 @@ impl Pod {
         self.containers.locked()
     }
 
+    /// The tasks that are created and not removed.
     fn created(&self) -> Vec<Arc<Container>> {
         let created = |entry: &Entry| match entry {
-            Entry::Created(container) => Some(container.clone()),
-            Entry::Creating => None,
+            Entry::Created(container) if !container.removed.initialized() => Some(container.clone()),
+            Entry::Created(_) | Entry::Creating => None,
         };
         self.table().values().filter_map(created).collect()
     }

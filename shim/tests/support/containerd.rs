@@ -12,12 +12,16 @@ use super::Answer;
 
 /// A containerd that records events.
 #[derive(Default)]
-pub struct FakeContainerd(watch::Sender<Vec<String>>);
+pub struct FakeContainerd {
+    received: watch::Sender<Vec<String>>,
+    /// Whether it answers later.
+    pub holds_on: watch::Sender<bool>,
+}
 
 impl FakeContainerd {
     /// Waits until `count` events were received, and returns all of them.
     pub async fn events(&self, count: usize) -> Vec<String> {
-        let mut events = self.0.subscribe();
+        let mut events = self.received.subscribe();
         events
             .wait_for(|events| events.len() >= count)
             .await
@@ -46,8 +50,9 @@ impl Events for FakeContainerd {
     async fn forward(&self, _: &TtrpcContext, r: ForwardRequest) -> Answer<Empty> {
         let envelope = r.envelope;
         assert_eq!(envelope.namespace, "ns");
-        self.0
-            .send_modify(|heard| heard.push(line(&envelope.topic, &envelope.event.value)));
+        self.received
+            .send_modify(|received| received.push(line(&envelope.topic, &envelope.event.value)));
+        let _ = self.holds_on.subscribe().wait_for(|holds| !holds).await;
         Ok(Empty::new())
     }
 }

@@ -51,7 +51,7 @@ pub struct Rig {
     pub sandbox: SandboxClient,
     pub agent: Arc<FakeAgent>,
     pub thawd: Arc<FakeThawd>,
-    containerd: Arc<FakeContainerd>,
+    pub containerd: Arc<FakeContainerd>,
     pub served: Mutex<Option<tokio::task::JoinHandle<ShimResult<()>>>>,
     servers: tokio::sync::Mutex<Vec<Server>>,
 }

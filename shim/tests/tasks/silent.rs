@@ -10,14 +10,14 @@ use tokio::task::JoinHandle;
 use super::*;
 
 /// Waits until the guest has received this call.
-async fn heard(rig: &Rig, call: &str) {
+pub(super) async fn heard(rig: &Rig, call: &str) {
     while !rig.agent.heard.lock().unwrap().iter().any(|heard| heard == call) {
         tokio::task::yield_now().await;
     }
 }
 
 /// Advances the clock past a limit.
-async fn pass(limit: Duration) {
+pub(super) async fn pass(limit: Duration) {
     tokio::time::pause();
     tokio::time::advance(limit + Duration::from_millis(1)).await;
     tokio::time::resume();
@@ -34,14 +34,14 @@ async fn ended_with_its_machine(rig: &Rig) {
     }
 }
 
-fn delete(rig: &Rig, id: &str) -> JoinHandle<ttrpc::Result<()>> {
+pub(super) fn delete(rig: &Rig, id: &str) -> JoinHandle<ttrpc::Result<u32>> {
     let (client, id) = (rig.client.clone(), id.to_owned());
     tokio::spawn(async move {
         let request = DeleteRequest {
             id,
             ..Default::default()
         };
-        client.delete(Context::default(), &request).await.map(drop)
+        Ok(client.delete(Context::default(), &request).await?.exit_status)
     })
 }
 

@@ -50,7 +50,9 @@ impl Node {
         let made = self.ask("POST /v1/thaws", &json!({"directory": self.directory}));
         let id = made["sandbox"]["id"].as_str().unwrap().to_owned();
         let reasons = made["account"]["reasons"].as_array().unwrap();
-        let codes = reasons.iter().map(|reason| reason["code"].as_str().unwrap().to_owned());
+        let codes = reasons
+            .iter()
+            .map(|reason| reason["code"].as_str().unwrap().to_owned());
         (id, codes.collect())
     }
 
@@ -73,7 +75,9 @@ impl Node {
     }
 
     fn until_held(&self) {
-        eventually("the new snapshot is held", || self.metric("thaw_snapshots_held") == 1.0);
+        eventually("the new snapshot is held", || {
+            self.metric("thaw_snapshots_held") == 1.0
+        });
     }
 
     fn restart(self) -> Node {
@@ -96,9 +100,15 @@ fn snapshot_is_read_once_by_each_thawd() {
     let Some(node) = Node::new() else { return };
     node.until_held();
     assert!(node.metric("thaw_snapshots_held_bytes") > 0.0);
-    assert!(!node.thaw().contains("snapshot-verified"), "held since the freeze");
+    assert!(
+        !node.thaw().contains("snapshot-verified"),
+        "held since the freeze"
+    );
     let node = node.restart();
-    assert!(node.thaw().contains("snapshot-verified"), "read by the next thawd");
+    assert!(
+        node.thaw().contains("snapshot-verified"),
+        "read by the next thawd"
+    );
     assert!(!node.thaw().contains("snapshot-verified"), "once");
 }
 
@@ -107,12 +117,18 @@ fn machines_are_parked_with_a_snapshot_that_is_thawed_often() {
     let Some(node) = Node::new() else { return };
     node.until_held();
     let (first, reasons) = node.begin_thaw();
-    assert!(reasons.contains("no-parked-vm") && reasons.contains("no-working-set"), "{reasons:?}");
-    let recorded = || std::fs::read_dir(node.place.path("data/working-sets")).is_ok_and(|sets| sets.count() == 1);
+    assert!(
+        reasons.contains("no-parked-vm") && reasons.contains("no-working-set"),
+        "{reasons:?}"
+    );
+    let recorded =
+        || std::fs::read_dir(node.place.path("data/working-sets")).is_ok_and(|sets| sets.count() == 1);
     eventually("what the first touched is recorded", recorded);
     let (second, reasons) = node.begin_thaw();
     assert!(!reasons.contains("no-working-set"), "{reasons:?}");
-    eventually("a parked machine is thawed", || !node.thaw().contains("no-parked-vm"));
+    eventually("a parked machine is thawed", || {
+        !node.thaw().contains("no-parked-vm")
+    });
     node.delete(&first);
     node.delete(&second);
 }
@@ -122,13 +138,23 @@ fn parked_machines_end_with_the_held_snapshot() {
     let Some(node) = Node::new() else { return };
     node.place.fill_pools_to(0..=0, 2..=4);
     let node = node.restart();
-    eventually("a parked machine is thawed", || !node.thaw().contains("no-parked-vm"));
+    eventually("a parked machine is thawed", || {
+        !node.thaw().contains("no-parked-vm")
+    });
     let parked = node.place.spares();
     assert!(parked > 0);
     std::fs::remove_dir_all(&node.directory).unwrap();
-    let stream = asked::ask(&node.place, "POST /v1/thaws", None, &json!({"directory": node.directory}));
+    let stream = asked::ask(
+        &node.place,
+        "POST /v1/thaws",
+        None,
+        &json!({"directory": node.directory}),
+    );
     let (status, body) = asked::answer(stream.unwrap()).unwrap();
-    assert!(status.contains(" 404") || status.contains(" 409"), "{status} {body}");
+    assert!(
+        status.contains(" 404") || status.contains(" 409"),
+        "{status} {body}"
+    );
     eventually("the machines parked with it are gone", || {
         node.metric("thaw_snapshots_held") == 0.0 && node.place.spares() < parked
     });

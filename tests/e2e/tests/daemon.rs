@@ -364,3 +364,64 @@ fn disk_budget_refuses_excess_and_counts_adopted_sandboxes() {
     rustix::process::kill_process(pid_of(second.id() as i32), Signal::TERM).unwrap();
     assert!(second.wait().unwrap().success());
 }
+
+/// A warmed application, thawed often enough that machines are parked with it: each clone goes on from the freeze with a disk, a name and
+/// randomness of its own, and reaches its gateway.
+#[test]
+fn clones_of_a_snapshot_thaw_in_machines_parked_with_it() {
+    let home = Home::new();
+    let config = home.scratch("config").join("thawd.toml");
+    std::fs::write(&config, "[pools.parked]\neach = { low = 1, high = 2 }\n").unwrap();
+    let mut thawd = home.thawd_with(&[], &[("THAW_CONFIG", config.as_os_str())]);
+    let made = json!({"image": image("busybox"), "cpus": 1, "memory_mib": 128, "name": "warm",
+        "container": {"command": ["sh", "-c", "echo warmed >/state; exec sleep 1000000"]}});
+    let (head, made) = ask(&home, "POST", "/v1/sandboxes", &made.to_string());
+    assert!(head.starts_with("http/1.1 201"), "{head} {made}");
+    let within = |name: &str, script: &str| run(&mut home.thaw(&["exec", name, "sh", "-c", script])).ok();
+    while run(&mut home.thaw(&["exec", "warm", "cat", "/state"])).stdout != "warmed\n" {}
+    let place = home.scratch("snapshots").join("s");
+    let frozen = json!({"directory": place});
+    let (head, said) = ask(&home, "POST", "/v1/sandboxes/warm/freeze", &frozen.to_string());
+    assert!(head.starts_with("http/1.1 20"), "{head} {said}");
+    let mut parked = Vec::new();
+    let mut seen = std::collections::BTreeSet::new();
+    let own = "head -c 16 /dev/urandom | od -An -tx1; hostname";
+    let gateway = "ping -c 1 -W 10 $(ip route | sed -n 's/^default via \\([^ ]*\\).*/\\1/p') >/dev/null && echo reached";
+    for number in 0..20 {
+        let name = format!("clone-{number}");
+        let asked = json!({"directory": place, "name": name});
+        let (head, made) = ask(&home, "POST", "/v1/thaws", &asked.to_string());
+        assert!(head.starts_with("http/1.1 201"), "{head} {made}");
+        let reasons = made["account"]["reasons"].as_array().unwrap();
+        if !reasons.iter().any(|reason| reason["code"] == "no-parked-vm") {
+            parked.push(name.clone());
+        }
+        assert_eq!(
+            within(&name, "cat /state"),
+            "warmed\n",
+            "its disk is the frozen one"
+        );
+        within(&name, &format!("echo {name} >/state"));
+        assert_eq!(within(&name, "cat /state"), format!("{name}\n"));
+        for own in within(&name, own).lines() {
+            assert!(seen.insert(own.to_owned()), "{own} is another clone's too");
+        }
+        assert_eq!(within(&name, gateway), "reached\n");
+        if parked.len() == 3 {
+            break;
+        }
+    }
+    assert_eq!(parked.len(), 3, "no machines were parked with the snapshot");
+    assert_eq!(within("warm", "cat /state"), "warmed\n");
+    let (_, listed) = ask(&home, "GET", "/v1/sandboxes", "");
+    for sandbox in listed["items"].as_array().unwrap() {
+        ask(
+            &home,
+            "DELETE",
+            &format!("/v1/sandboxes/{}", sandbox["id"].as_str().unwrap()),
+            "",
+        );
+    }
+    rustix::process::kill_process(pid_of(thawd.id() as i32), Signal::TERM).unwrap();
+    assert!(thawd.wait().unwrap().success());
+}

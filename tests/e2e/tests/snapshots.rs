@@ -100,8 +100,8 @@ impl Place {
     /// Everything there is, on the host and in the data directory.
     fn everything(&self) -> (Leftovers, Vec<String>) {
         let mut data = walk(&self.path("data"));
-        // What is remembered of files that were read.
-        data.retain(|path| !path.contains("/verified"));
+        // What is remembered of files that were read, and of sandboxes that were thawed.
+        data.retain(|path| !path.contains("/verified") && !path.contains("/working-sets"));
         data.sort();
         (Leftovers::now(), data)
     }

@@ -31,7 +31,8 @@ pub(super) fn record(node: &Node, registered: &Arc<Registered>, sandbox: &Sandbo
         let recorded = async {
             let sets = node.templates.registry().working_sets().clone();
             let failed = |e: std::io::Error| Error::system("cannot write a working set", &e);
-            let (from, pagemap) = blocking(move || Ok((sets.draft().map_err(failed)?, pagemap(vmm)?))).await?;
+            let (from, pagemap) =
+                blocking(move || Ok((sets.draft().map_err(failed)?, pagemap(vmm)?))).await?;
             let fds = [from.as_fd(), pagemap.as_fd()];
             control.call(Command::WorkingSet, &fds).await?;
             let (node, registered) = (node.clone(), registered.clone());

@@ -6,9 +6,9 @@ use std::sync::Arc;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::disk::{Disk, Disks};
 
+use super::disk;
 use super::freeze::DISK_ID;
 use super::pools::{Claimed, Pools};
-use super::disk;
 use crate::error::{Error, ErrorKind};
 use crate::snapshot::Registered;
 

@@ -122,7 +122,10 @@ impl Snapshots {
         let mut table = self.table();
         let known = table.known.entry(registered.directory.clone()).or_default();
         known.held = Arc::downgrade(registered);
-        let is_first = table.kept.front().is_some_and(|kept| Arc::ptr_eq(kept, registered));
+        let is_first = table
+            .kept
+            .front()
+            .is_some_and(|kept| Arc::ptr_eq(kept, registered));
         drop(table);
         // The snapshot of a fork is thawed once.
         if is_first || Scratch::holds(&node.paths.data, &registered.directory) {
@@ -172,7 +175,10 @@ impl Snapshots {
     /// How many are kept, used or not, and bytes of memory that they hold.
     pub fn kept(&self) -> (usize, u64) {
         let table = self.table();
-        (table.kept.len(), table.kept.iter().map(|kept| kept.held_bytes).sum())
+        (
+            table.kept.len(),
+            table.kept.iter().map(|kept| kept.held_bytes).sum(),
+        )
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {

@@ -12,7 +12,8 @@ struct Place {
 impl Place {
     fn new() -> Place {
         let root = tempfile::tempdir().unwrap();
-        let registry = Registry::open(&root.path().join("data"), Hold::Sealed, Signatures::AsKeysSay).unwrap();
+        let registry =
+            Registry::open(&root.path().join("data"), Hold::Sealed, Signatures::AsKeysSay).unwrap();
         Place { root, registry }
     }
 
@@ -63,7 +64,10 @@ fn held_snapshot_is_found_by_directory_and_hash() {
     let reading = table.reading(&a.directory);
     let directory = a.directory.clone();
     drop(a);
-    assert!(Arc::ptr_eq(&reading, &table.reading(&directory)), "while it is read");
+    assert!(
+        Arc::ptr_eq(&reading, &table.reading(&directory)),
+        "while it is read"
+    );
     drop(reading);
     table.reading(Path::new("/other"));
     assert!(!table.known.contains_key(&directory));

@@ -16,7 +16,9 @@ use super::parked::ParkedWant;
 use super::retry::retry_once;
 use super::spec::new_record;
 use super::wanted_machine::{machine, refuse_test_hooks, refuse_untethered_pages};
-use super::{NetworkMode, NetworkSource, Node, Sandbox, Shown, first_thaw, frozen_disk, kept_components, network};
+use super::{
+    NetworkMode, NetworkSource, Node, Sandbox, Shown, first_thaw, frozen_disk, kept_components, network,
+};
 use crate::blocking::blocking;
 use crate::container::{IMAGE_DISK_SLOT, RootServing};
 use crate::error::{Error, ErrorKind};

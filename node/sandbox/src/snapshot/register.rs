@@ -185,7 +185,11 @@ impl Registry {
             }
         }
         let held_bytes = match self.hold {
-            Hold::Sealed => memory.iter().map(allocated).sum::<io::Result<u64>>().map_err(io_at(&top))?,
+            Hold::Sealed => memory
+                .iter()
+                .map(allocated)
+                .sum::<io::Result<u64>>()
+                .map_err(io_at(&top))?,
             Hold::Files => 0,
         };
         let (hash, directory) = (top.hash(), top.path().to_owned());

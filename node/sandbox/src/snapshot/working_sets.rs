@@ -39,7 +39,10 @@ impl WorkingSets {
 
     /// A file without a name, for [`Self::keep`].
     pub fn draft(&self) -> io::Result<File> {
-        fs::DirBuilder::new().mode(0o700).recursive(true).create(&self.root)?;
+        fs::DirBuilder::new()
+            .mode(0o700)
+            .recursive(true)
+            .create(&self.root)?;
         let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
         Ok(rustix::fs::open(&self.root, flags, Mode::RUSR)?.into())
     }
@@ -61,7 +64,9 @@ impl WorkingSets {
             .collect::<io::Result<_>>()?;
         all.sort();
         let surplus = all.len().saturating_sub(MOST);
-        all.iter().take(surplus).try_for_each(|(_, path)| fs::remove_file(path))
+        all.iter()
+            .take(surplus)
+            .try_for_each(|(_, path)| fs::remove_file(path))
     }
 
     fn path(&self, manifest: Hash) -> PathBuf {

@@ -38,7 +38,10 @@ fn main() -> ExitCode {
 
 async fn measure(rounds: usize, snapshots: usize) -> Result<Report, String> {
     let own = std::env::current_exe().map_err(|e| format!("where this program is: {e}"))?;
-    let place = Place::new(own.parent().unwrap_or(Path::new(".")), &lasting_filled(FILLED_MIB));
+    let place = Place::new(
+        own.parent().unwrap_or(Path::new(".")),
+        &lasting_filled(FILLED_MIB),
+    );
     let place = place.ok_or("this host cannot run it")?;
     let mut report = Report::new("snapshot");
     let node = Node::start(place, Ready::Parked, EACH..=2 * EACH).await?;
@@ -49,7 +52,9 @@ async fn measure(rounds: usize, snapshots: usize) -> Result<Report, String> {
         last = measured.first_thaws(&mut report).await?;
     }
     measured.parked_thaws(&last, rounds, &mut report).await?;
-    let measured = measured.thaws_after_restarts(&last, snapshots, &mut report).await?;
+    let measured = measured
+        .thaws_after_restarts(&last, snapshots, &mut report)
+        .await?;
     measured.end().await?;
     report.ratio("thaw_over_template", PARKED, CREATED)?;
     report.ratio("first_thaw_over_second", FIRST, SECOND)?;

@@ -11,6 +11,7 @@
 //! | [`stamp`] | remembers which files were verified since this boot and have not changed since |
 //! | [`signature`] | Ed25519 over the manifest's bytes |
 //! | [`scratch`] | the directory of a fork's snapshot, while the fork is in progress |
+//! | [`store`] | the snapshots that the node keeps: named, listed, removed |
 //! | [`register`] | verified files as the descriptors a VMM restores from |
 //!
 //! Invariant: every byte that a VMM gets has been compared with the manifest since this boot, and if any key is trusted, a trusted key has
@@ -29,6 +30,7 @@ pub mod register;
 pub mod scratch;
 pub mod signature;
 pub mod stamp;
+pub mod store;
 
 pub use components::Components;
 pub use directory::SnapshotDir;
@@ -42,3 +44,4 @@ pub use register::{Hold, Registered, Registry};
 pub use scratch::Scratch;
 pub use signature::{KEYS, Signatures, SigningKey, TrustedKeys};
 pub use stamp::Stamps;
+pub use store::{SnapshotStore, Stored};

@@ -1,0 +1,25 @@
+//! `[snapshots]`: which snapshots are trusted, and which stored ones are kept.
+
+use std::num::NonZeroU32;
+
+use serde::{Deserialize, Serialize};
+
+use super::Size;
+
+/// `[snapshots]`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct SnapshotsConfig {
+    /// Whether a snapshot without a signature by a trusted key is refused. `None`: only if there is a trusted key.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub require_signature: Option<bool>,
+    /// Days after which a stored snapshot that no sandbox was thawed from is removed. `None`: never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep_days: Option<NonZeroU32>,
+    /// Most stored snapshots of a tenant. `None`: unlimited.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep_count: Option<NonZeroU32>,
+    /// Most bytes on disk of a tenant's stored snapshots. `None`: unlimited.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub keep_bytes: Option<Size>,
+}

@@ -280,7 +280,11 @@ async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool)
 
 /// Stores a snapshot of a sandbox, names it and removes it.
 async fn store_and_remove(client: &Client, id: &str) -> Result<(), Error> {
-    let stored = client.freeze(id, &FreezeSandbox::default()).await?.snapshot.unwrap();
+    let stored = client
+        .freeze(id, &FreezeSandbox::default())
+        .await?
+        .snapshot
+        .unwrap();
     let named: ChangeSnapshot = serde_json::from_value(json!({"name": "deed"})).unwrap();
     client.change_snapshot(&stored, &named).await?;
     client.remove_snapshot("deed", false).await

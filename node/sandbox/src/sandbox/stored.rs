@@ -133,3 +133,7 @@ fn tenants_on_disk(shared: &Path) -> Vec<Tenant> {
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
     names.filter_map(|name| name.parse().ok()).collect()
 }
+
+#[cfg(test)]
+#[path = "stored_test.rs"]
+mod tests;

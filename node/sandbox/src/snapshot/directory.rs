@@ -314,4 +314,4 @@ fn optional(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
 
 #[cfg(test)]
 #[path = "directory_test.rs"]
-pub(in crate::snapshot) mod tests;
+pub(crate) mod tests;

@@ -12,7 +12,7 @@ use crate::snapshot::manifest::{CHUNK, Cpu, Kind, Machine, Subject, inventory};
 use crate::snapshot::signature::tests::key_pair;
 use crate::snapshot::signature::{Signatures, SigningKey};
 
-pub(in crate::snapshot) fn subject() -> Subject {
+pub(crate) fn subject() -> Subject {
     Subject {
         kind: Kind::Template,
         machine: Machine {
@@ -35,7 +35,7 @@ pub(in crate::snapshot) fn subject() -> Subject {
 }
 
 /// Three chunks of memory, of which the second is a hole.
-pub(in crate::snapshot) fn draft(target: &Path) -> Draft {
+pub(crate) fn draft(target: &Path) -> Draft {
     let mut draft = Draft::begin(target).unwrap();
     draft.state().write_all_at(b"state of the machine", 0).unwrap();
     draft.memory().set_len(2 * CHUNK + 8192).unwrap();

@@ -38,7 +38,11 @@ fn new(name: Option<&str>, owner: Option<Tenant>) -> NewSnapshot {
     }
 }
 
-pub(super) fn store_over(store: &SnapshotStore, new: NewSnapshot, base: Option<Base>) -> Result<Arc<Stored>, Error> {
+pub(super) fn store_over(
+    store: &SnapshotStore,
+    new: NewSnapshot,
+    base: Option<Base>,
+) -> Result<Arc<Stored>, Error> {
     let making = store.begin(new)?;
     let subject = Subject { base, ..subject() };
     draft(&making.snapshot()).finish(subject, None).unwrap();

@@ -195,6 +195,18 @@ failpoints! {
     SnapshotDoomed = "snapshot.doomed",
     SnapshotRemoved = "snapshot.removed",
     SnapshotForgotten = "snapshot.forgotten",
+    /// A stored snapshot's directory exists and is locked.
+    ObjectPlaced = "object.placed",
+    /// The new file of its record exists and is empty.
+    ObjectMade = "object.made",
+    ObjectBegun = "object.begun",
+    ObjectWritten = "object.written",
+    /// Its record is removed, so it is not listed any more.
+    ObjectForgotten = "object.forgotten",
+    ObjectEmptied = "object.emptied",
+    ObjectRemoved = "object.removed",
+    /// What a dead maker or remover left is removed.
+    ObjectSwept = "object.swept",
     StampMade = "stamp.made",
     StampWritten = "stamp.written",
     StampPlaced = "stamp.placed",

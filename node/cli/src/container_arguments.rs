@@ -96,14 +96,7 @@ impl ContainerArguments {
         }
         // Flags win over files.
         all.extend(self.label.iter().cloned());
-        let pairs = all.iter().map(|label| {
-            // As under docker, a key alone has the empty value.
-            let (key, value) = label.split_once('=').unwrap_or((label, ""));
-            (key.to_owned(), value.to_owned())
-        });
-        let labels = pairs.collect();
-        check_labels(&labels).map_err(|why| Error::new(ErrorKind::Runtime, format!("--label: {why}")))?;
-        Ok(labels)
+        labels_of(&all)
     }
 
     /// The directories of this host that `--mount` shares.
@@ -166,6 +159,18 @@ impl ContainerArguments {
                 .remedy("name a file that does not exist, in a directory that does")
         })
     }
+}
+
+/// The labels of flags `--label`, checked.
+pub(super) fn labels_of(flags: &[String]) -> Result<BTreeMap<String, String>, Error> {
+    let pairs = flags.iter().map(|label| {
+        // As under docker, a key alone has the empty value.
+        let (key, value) = label.split_once('=').unwrap_or((label, ""));
+        (key.to_owned(), value.to_owned())
+    });
+    let labels = pairs.collect();
+    check_labels(&labels).map_err(|why| Error::new(ErrorKind::Runtime, format!("--label: {why}")))?;
+    Ok(labels)
 }
 
 /// The lines of a file of `--label-file`.

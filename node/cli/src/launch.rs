@@ -18,10 +18,11 @@ use thaw_sandbox::image::record::Recording;
 use thaw_sandbox::images::Images;
 use thaw_sandbox::paths::Paths;
 use thaw_sandbox::slow::Slow;
+use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::ended::Retention;
 use thaw_sandbox::state::{RunDirectory, Terms, vsock_socket};
 use thaw_sandbox::trace::Trace;
-use thaw_sandbox::{NetworkSource, Node, Sandbox, SandboxSpec, ThawSpec, network};
+use thaw_sandbox::{NetworkSource, Node, Sandbox, SandboxSpec, Tenants, ThawSpec, network};
 
 use super::memory_mode::memory_mode;
 use super::{CpuLimit, RunArguments, ps, template};
@@ -188,8 +189,15 @@ impl Launched {
         }
         let run = paths.run.clone();
         let node = Node::open(paths)?;
+        let (node, directory) = match &request.snapshot {
+            Some(wanted) => {
+                let tenants = Tenants::open(node);
+                tenants.snapshot_to_thaw(wanted, &Viewer::node()).await?
+            }
+            None => (node, request.directory.unwrap_or_default()),
+        };
         let spec = ThawSpec {
-            directory: request.directory,
+            directory,
             hostname: request.hostname,
             name: request.name,
             tethered: true,

@@ -43,6 +43,7 @@ mod run;
 mod running;
 mod signal;
 mod size;
+mod snapshot;
 mod source;
 mod stats;
 mod stdio;
@@ -79,6 +80,7 @@ pub use ready::ReadyArguments;
 pub use running::FreezeArguments;
 pub use signal::{KillArguments, RestartArguments, StopArguments};
 pub use size::{ByteSize, CpuLimit};
+pub use snapshot::SnapshotCommand;
 pub use source::SourceArguments;
 pub use stats::StatsArguments;
 pub use template::TemplateCommand;
@@ -200,6 +202,9 @@ pub enum Command {
     /// Remove images: `thaw image rm`
     #[command(after_help = "Example:\n  thaw rmi registry.example/python:3")]
     Rmi(RemoveArguments),
+    /// List, name, check and remove the snapshots that the node stores
+    #[command(subcommand)]
+    Snapshot(SnapshotCommand),
     /// Build, list, check and remove the templates sandboxes are thawed from
     #[command(subcommand)]
     Template(TemplateCommand),
@@ -456,6 +461,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Error> {
         Command::Images(arguments) => image::list(arguments, ui),
         Command::Pull(arguments) => in_runtime(image::pull(arguments, ui, cli.global.json)),
         Command::Rmi(arguments) => image::remove(arguments, cli.global.json),
+        Command::Snapshot(command) => in_runtime(snapshot::snapshot(command, ui, cli.global.json)),
         Command::Template(command) => in_runtime(template::template(command, ui, cli.global.json)),
         Command::Install { arguments, print } => install::install(arguments, *print, ui, cli.global.json),
         Command::Uninstall(arguments) => install::uninstall(arguments, ui, cli.global.json),

@@ -10,15 +10,24 @@ use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::Paths;
 use thaw_sandbox::state::{RunDirectory, owner_socket};
 
-use super::print;
+use super::container_arguments::labels_of;
+use super::{print, values};
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  thaw freeze web ./web-frozen && thaw thaw -d ./web-frozen")]
+#[command(
+    after_help = "Without a directory, the node stores the snapshot and the command prints its id: see thaw snapshot.\n\nExamples:\n  thaw freeze web --name web-ready && thaw thaw -d web-ready\n  thaw freeze web ./web-frozen && thaw thaw -d ./web-frozen"
+)]
 pub struct FreezeArguments {
     /// The sandbox: id, name, or the beginning of an id
     pub sandbox: String,
-    /// The snapshot's directory, which must not exist
-    pub directory: PathBuf,
+    /// A directory for the snapshot, which must not exist [default: the node stores the snapshot]
+    pub directory: Option<PathBuf>,
+    /// A name for the stored snapshot
+    #[arg(long, value_name = "NAME", value_parser = values::parse_name, conflicts_with = "directory")]
+    pub name: Option<String>,
+    /// A label of the stored snapshot
+    #[arg(long, value_name = "NAME[=VALUE]", conflicts_with = "directory")]
+    pub label: Vec<String>,
     /// Write only the memory that changed since it was thawed; the snapshot then needs the one it was thawed from
     #[arg(long)]
     pub delta: bool,
@@ -135,9 +144,11 @@ async fn remove_failed(run: &RunDirectory, wanted: &str, not_found: Error) -> Re
 
 pub(super) async fn freeze(arguments: &FreezeArguments, json: bool) -> Result<u8, Error> {
     let owner = Owner::find(&arguments.sandbox)?;
-    let directory = absolute(&arguments.directory)?;
+    let directory = arguments.directory.as_deref().map(absolute).transpose()?;
     let request = FreezeSandbox {
         directory: directory.clone(),
+        name: arguments.name.clone(),
+        labels: labels_of(&arguments.label)?,
         delta: arguments.delta,
         stop: arguments.stop,
         sign: arguments.sign.as_deref().map(absolute).transpose()?,
@@ -146,16 +157,22 @@ pub(super) async fn freeze(arguments: &FreezeArguments, json: bool) -> Result<u8
     if arguments.stop {
         owner.delete().await?;
     }
+    let snapshot = match (&directory, &frozen.snapshot) {
+        (Some(directory), _) => directory.display().to_string(),
+        (None, Some(id)) => id.clone(),
+        (None, None) => String::new(),
+    };
     print(&match json {
         true => serde_json::json!({
-            "snapshot": directory,
+            "snapshot": snapshot,
             "memory_bytes": frozen.memory_bytes,
             "paused_ns": frozen.paused_ns,
         })
         .to_string(),
+        // For `thaw thaw $(thaw freeze web)`.
+        false if directory.is_none() => snapshot,
         false => format!(
-            "{}: {:.1} MiB of memory, paused for {:.1} ms",
-            directory.display(),
+            "{snapshot}: {:.1} MiB of memory, paused for {:.1} ms",
             frozen.memory_bytes as f64 / f64::from(1 << 20),
             frozen.paused_ns as f64 / 1e6,
         ),

@@ -10,7 +10,7 @@ use thaw_protocol::api::{FreezeSandbox, RateLimits, ThawSandbox};
 use thaw_protocol::control::MemoryMode;
 use thaw_sandbox::config::Config;
 use thaw_sandbox::container::Running;
-use thaw_sandbox::error::Error;
+use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::Paths;
 use thaw_sandbox::snapshot::{Hold, Registry, Scratch, Signatures};
 use thaw_sandbox::trace::Trace;
@@ -21,18 +21,19 @@ use super::launch::{Keeping, Launched};
 use super::memory_mode::{memory_mode, parse_memory_mode};
 use super::run::{Started, conclude, keeping};
 use super::running::{Owner, absolute};
-use super::{MEMORY_MODE_HELP, NetworkArguments, RateLimitArguments, detach, values};
+use super::{MEMORY_MODE_HELP, NetworkArguments, RateLimitArguments, detach, snapshot, values};
 use crate::stdio::{AttachOptions, Signals, Stdin};
 use crate::ui::Ui;
 
 #[derive(Debug, Args)]
 #[command(
     disable_help_flag = true,
-    after_help = "Examples:\n  thaw thaw ./web-frozen\n  thaw thaw -d --name web-2 -p 8081:80 ./web-frozen"
+    after_help = "SNAPSHOT is a stored snapshot: its id, its name, or the beginning of its id. With a slash, or if no stored snapshot has that\nname, it is a directory.\n\nExamples:\n  thaw thaw web-ready\n  thaw thaw -d --name web-2 -p 8081:80 ./web-frozen"
 )]
 pub struct ThawArguments {
-    /// The snapshot that `thaw freeze` wrote
-    pub directory: PathBuf,
+    /// The snapshot that `thaw freeze` stored or wrote
+    #[arg(value_name = "SNAPSHOT")]
+    pub snapshot: PathBuf,
     /// Pass stdin to the process
     #[arg(short, long)]
     pub interactive: bool,
@@ -81,8 +82,10 @@ pub(super) async fn thaw(arguments: &ThawArguments, is_keeper: bool, ui: &Ui) ->
         return detach::detached_self(Until::Started, ui).await;
     }
     let trace = Trace::new();
+    let (directory, snapshot) = snapshot::reference(&arguments.snapshot)?;
     let request = ThawSandbox {
-        directory: absolute(&arguments.directory)?,
+        directory,
+        snapshot,
         hostname: arguments.hostname.clone(),
         name: arguments.name.clone(),
         client: None,
@@ -94,7 +97,7 @@ pub(super) async fn thaw(arguments: &ThawArguments, is_keeper: bool, ui: &Ui) ->
         timeout_s: None,
     };
     let mut sandbox = tokio::select! {
-        sandbox = Launched::thaw(request, &trace) => sandbox?,
+        sandbox = launch(request, arguments, &trace) => sandbox?,
         status = interrupted() => return Ok(status),
     };
     sandbox.keeping = keeping(is_keeper, arguments.rm);
@@ -102,6 +105,21 @@ pub(super) async fn thaw(arguments: &ThawArguments, is_keeper: bool, ui: &Ui) ->
     sandbox.print_ports(&arguments.through.publish, ui);
     let result = attach(arguments, &sandbox, &trace, ui).await;
     conclude(sandbox, result, arguments.timings.then_some(&trace), ui).await
+}
+
+/// Thaws from the stored snapshot that the arguments name, or, if there is none of that name, from a directory of that name.
+async fn launch(request: ThawSandbox, arguments: &ThawArguments, trace: &Trace) -> Result<Launched, Error> {
+    match Launched::thaw(request.clone(), trace).await {
+        Err(e) if e.kind == ErrorKind::SnapshotNotFound && arguments.snapshot.is_dir() => {
+            let from_directory = ThawSandbox {
+                directory: Some(absolute(&arguments.snapshot)?),
+                snapshot: None,
+                ..request
+            };
+            Launched::thaw(from_directory, trace).await
+        }
+        thawed => thawed,
+    }
 }
 
 async fn attach(
@@ -133,10 +151,9 @@ pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Error
     let scratch = Scratch::for_clones(&data, &registry, arguments.sign.is_some())?;
     let directory = scratch.snapshot();
     let request = FreezeSandbox {
-        directory: directory.clone(),
-        delta: false,
-        stop: false,
+        directory: Some(directory.clone()),
         sign: arguments.sign.as_deref().map(absolute).transpose()?,
+        ..FreezeSandbox::default()
     };
     owner.client.freeze(&owner.id, &request).await?;
     let line: [OsString; 2] = ["thaw".into(), directory.into()];

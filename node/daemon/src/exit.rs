@@ -61,12 +61,12 @@ exits! {
     SandboxNotFound = 91, "there is no such running sandbox", "see `thaw ps`";
     ImageNotStored = 92, "--pull never, and the image is not in the store", "pull it first: thaw image pull";
     DaemonUnreachable = 93, "thawd does not answer on its socket", "start thawd again, or remove its socket";
-    NameInUse = 94, "a running sandbox has this name already", "choose another --name";
+    NameInUse = 94, "a running sandbox or a stored snapshot has this name already", "choose another --name";
     AgentFailed = 95, "the guest's agent refused or broke the connection", "THAW_LOG=debug says more";
     SnapshotDamaged = 96, "a snapshot's file is not what its manifest says, or cannot be read", "of a template: thaw template rm, and it is built again; of your own: use another copy";
     SnapshotIncompatible = 97, "the snapshot is whole, but not for this host, this machine or this version", "build it on this kind of host; thaw template inspect says what it was made for";
     SnapshotSignature = 98, "the snapshot is not signed by a key this node trusts", "sign it when it is made, --sign KEY, or see the keys in THAW_DATA/keys";
-    SnapshotNotFound = 99, "there is no such template or snapshot", "see `thaw template ls`";
+    SnapshotNotFound = 99, "there is no such template or snapshot", "see `thaw snapshot ls` or `thaw template ls`";
     ConfigInvalid = 100, "the configuration file cannot be read or says what cannot be", "correct the line it names; `thawd config default` shows every key";
     ImageDamaged = 101, "`thaw image verify`: file data in the store is not what it was", "thaw image verify --repair fetches it again";
     ImageInUse = 102, "a running sandbox uses the image", "end the sandbox first: thaw ps, thaw rm";
@@ -81,6 +81,7 @@ exits! {
     ShareFailed = 111, "thaw-share does not serve", "see the lines above; run as root, or allow user namespaces";
     ServiceFailed = 112, "a unit of systemd cannot be started or stopped", "see journalctl -e";
     RuntimeInUse = 113, "`thaw uninstall`: sandboxes run", "end them first: thaw ps, or kubectl drain";
+    SnapshotInUse = 114, "a sandbox or another snapshot needs the snapshot", "remove first what the message names: thaw rm, thaw snapshot rm";
     VmmTooOld = 116, "the sandbox's thaw-vmm is of a release that lacks this", "make the sandbox again: thaw-vmm is replaced with its sandbox";
     LimitsUnavailable = 118, "this host cannot limit what a sandbox takes of it", "see \"Limits of a sandbox\" in docs/operations.md, or set require_limits = false in [sandbox] of thawd.toml";
     JailIncomplete = 119, "this host cannot jail a VMM whole: namespaces or Landlock are missing", "see docs/jail.md, or set require_jail = false in [sandbox] of thawd.toml";
@@ -127,9 +128,8 @@ fn section(kind: ErrorKind) -> &'static str {
         NetworkUnavailable | PortUnavailable => "no-network-or-no-port",
         SandboxNotFound | NameInUse => "a-sandbox-is-not-found",
         DaemonUnreachable | ServiceFailed => "thawd-does-not-answer",
-        SnapshotDamaged | SnapshotIncompatible | SnapshotSignature | SnapshotNotFound | Shared => {
-            "a-snapshot-or-template-is-refused"
-        }
+        SnapshotDamaged | SnapshotIncompatible | SnapshotSignature | SnapshotNotFound | SnapshotInUse
+        | Shared => "a-snapshot-or-template-is-refused",
         ConfigInvalid => "the-configuration-is-refused",
         VolumeUnavailable => "a-volume-cannot-be-shared",
         VmmTooOld | LimitsUnavailable | JailIncomplete | RuntimeInUse => "a-node-refuses-after-an-upgrade",

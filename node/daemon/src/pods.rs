@@ -327,10 +327,8 @@ impl Service for Pods {
 
     async fn freeze(&self, _: &TtrpcContext, r: FreezePodRequest) -> Answer<Empty> {
         let request = FreezeSandbox {
-            directory: r.directory.into(),
-            delta: false,
-            stop: false,
-            sign: None,
+            directory: Some(r.directory.into()),
+            ..FreezeSandbox::default()
         };
         let daemon = self.daemon.clone();
         let freezing = async move { daemon.freeze(&pod(r.sandbox_id), request).await };

@@ -14,6 +14,9 @@ use crate::error::{Error, ErrorKind};
 pub mod api;
 pub mod default;
 pub mod pools;
+mod snapshots;
+
+pub use snapshots::SnapshotsConfig;
 
 /// The variable that names the file.
 pub const VARIABLE: &str = "THAW_CONFIG";
@@ -42,26 +45,6 @@ pub struct Config {
     pub sandbox: SandboxConfig,
     pub disk: DiskConfig,
     pub snapshots: SnapshotsConfig,
-}
-
-/// `[snapshots]`.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, serde::Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct SnapshotsConfig {
-    /// Whether a snapshot without a signature by a trusted key is refused. `None`: only if there is a trusted key.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub require_signature: Option<bool>,
-    /// Maximum number of bytes of memory in which thawd holds recently thawed snapshots that no sandbox uses.
-    pub held: Size,
-}
-
-impl Default for SnapshotsConfig {
-    fn default() -> Self {
-        Self {
-            require_signature: None,
-            held: Size(1 << 30),
-        }
-    }
 }
 
 /// `[disk]`.

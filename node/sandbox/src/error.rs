@@ -53,12 +53,13 @@ error_kinds! {
     SandboxNotFound = "sandbox-not-found", "there is no such running sandbox";
     ImageNotStored = "image-not-stored", "the image is not in the store, and may not be pulled";
     DaemonUnreachable = "daemon-unreachable", "thawd does not answer on its socket";
-    NameInUse = "name-in-use", "a running sandbox has this name already";
+    NameInUse = "name-in-use", "a running sandbox or a stored snapshot has this name already";
     AgentFailed = "agent-failed", "the guest's agent refused or broke the connection";
     SnapshotDamaged = "snapshot-damaged", "a snapshot's file is not what its manifest says, or cannot be read";
     SnapshotIncompatible = "snapshot-incompatible", "the snapshot is whole, but not for this host, this machine or this version";
     SnapshotSignature = "snapshot-signature", "the snapshot is not signed by a key this node trusts";
     SnapshotNotFound = "snapshot-not-found", "there is no such template or snapshot";
+    SnapshotInUse = "snapshot-in-use", "a sandbox or another snapshot needs the snapshot";
     ConfigInvalid = "config-invalid", "the configuration file cannot be read or says what cannot be";
     ImageDamaged = "image-damaged", "file data in the store is not what it was";
     ImageInUse = "image-in-use", "a running sandbox uses the image";

@@ -56,8 +56,8 @@ pub mod unix_socket;
 pub mod vm;
 
 pub use sandbox::{
-    BudgetStatistics, FreezeOptions, NetworkMode, NetworkSource, Node, NotAdopted, READY_LIMIT, Sandbox,
-    SandboxSpec, Tenants, ThawSpec, network, usage,
+    BudgetStatistics, FoundSnapshot, FreezeOptions, NetworkMode, NetworkSource, Node, NotAdopted,
+    READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, network, thawed_from, usage,
 };
 
 /// `N` bytes from the kernel's generator.

@@ -140,6 +140,11 @@ impl Paths {
         self.data.join("snapshots")
     }
 
+    /// The snapshots of sandboxes that the node stores.
+    pub fn frozen(&self) -> PathBuf {
+        self.data.join("frozen")
+    }
+
     /// Disk templates, and the disks cloned from them, which must be on the same filesystem.
     pub fn disks(&self) -> PathBuf {
         self.data.join("disks")

@@ -217,6 +217,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
         tokio::spawn(node.images.clone().keep_measured());
         tokio::spawn(node.clone().collect_components());
         let tenants = Tenants::open(node.clone());
+        tokio::spawn(tenants.clone().keep_snapshots_retired());
         pools = Some((tenants.clone(), node.shells.clone(), node.pools.clone()));
         let snapshotter = match &arguments.snapshots_socket {
             Some(socket) => {

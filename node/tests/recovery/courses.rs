@@ -11,7 +11,7 @@ use thaw_images::prefetch::{Journal, Recorder};
 use thaw_images::store::{Image, Store};
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
-use thaw_protocol::api::{CreateSandbox, FreezeSandbox, NetworkPolicy, ThawSandbox};
+use thaw_protocol::api::{ChangeSnapshot, CreateSandbox, FreezeSandbox, NetworkPolicy, ThawSandbox};
 use thaw_sandbox::container::Running;
 use thaw_sandbox::error::Error;
 use thaw_tiny_node::daemon::{eventually, log};
@@ -66,11 +66,12 @@ const COLD: [&str; 15] = [
     "tethered.unlisted",
     "store.directory-made",
 ];
-const DEEDS: [&str; 11] = [
+const DEEDS: [&str; 12] = [
     "answer.",
     "container.",
     "fork.",
     "journal.",
+    "object.",
     "policy.",
     "publish.inserted",
     "publish.removed",
@@ -252,6 +253,7 @@ async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool)
     }
     client.pause(&first.id).await?;
     client.resume(&first.id).await?;
+    store_and_remove(client, &first.id).await?;
     // Its guest has no agent, so a record must claim that a container runs.
     let running = Running {
         container_id: first.id.clone(),
@@ -274,6 +276,18 @@ async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool)
         length() == 0 || ended()
     });
     Ok(())
+}
+
+/// Stores a snapshot of a sandbox, names it and removes it.
+async fn store_and_remove(client: &Client, id: &str) -> Result<(), Error> {
+    let stored = client
+        .freeze(id, &FreezeSandbox::default())
+        .await?
+        .snapshot
+        .unwrap();
+    let named: ChangeSnapshot = serde_json::from_value(json!({"name": "deed"})).unwrap();
+    client.change_snapshot(&stored, &named).await?;
+    client.remove_snapshot("deed", false).await
 }
 
 /// Clones a sandbox, with a key. Returns the clones' ids.

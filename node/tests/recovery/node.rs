@@ -15,6 +15,8 @@ use thaw_tiny_node::{Counts, Place, Thawd, counts};
 const SURVIVOR: &str = "frozen/survivor";
 /// Name of a partial snapshot.
 const HALF: &str = ".thaw-partial-dead";
+/// The directory of a stored snapshot that was not finished.
+const HALF_STORED: &str = "data/frozen/0123456789ab";
 
 /// A node, and the thawds that it has had.
 pub struct Node {
@@ -30,7 +32,9 @@ impl Node {
         let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
         let place = Place::new(binaries, &lasting())?;
         place.fill_pools_to(1..=1, 1..=1);
-        std::fs::create_dir_all(place.path("data/forks")).unwrap();
+        for directory in ["data/forks", "data/frozen"] {
+            std::fs::create_dir_all(place.path(directory)).unwrap();
+        }
         Some(Node {
             place,
             thawds: Vec::new(),
@@ -116,6 +120,7 @@ impl Node {
         for directory in ["data/forks", "frozen"] {
             std::fs::create_dir_all(self.place.path(directory).join(HALF)).unwrap();
         }
+        std::fs::create_dir_all(self.place.path(HALF_STORED).join("snapshot")).unwrap();
         std::fs::write(self.place.path("data/verified/.1.0.dead.new"), "half").unwrap();
         survivor
     }
@@ -195,6 +200,7 @@ impl Node {
             client.delete(&copy.id).await.unwrap();
             assert!(frozen().is_empty(), "{what}: {:?}", frozen());
         }
+        self.has_whole_snapshots(&client, what).await;
         // It works again.
         self.make_one().await;
         for sandbox in living.iter().chain(&failed) {
@@ -204,6 +210,20 @@ impl Node {
         let _ = std::fs::remove_dir_all(self.place.path("frozen"));
         self.is_empty_again(what);
         failed.into_iter().filter_map(|s| s.name).collect()
+    }
+}
+
+impl Node {
+    /// Checks that every stored snapshot is whole, and that there is nothing else in the store. Removes them.
+    async fn has_whole_snapshots(&self, client: &Client, what: &str) {
+        let stored = client.snapshots().await.unwrap();
+        let entries = std::fs::read_dir(self.place.path("data/frozen")).unwrap();
+        assert_eq!(entries.count(), stored.len(), "{what}: {stored:?}");
+        for snapshot in stored {
+            let verified = client.verify_snapshot(&snapshot.id).await.unwrap();
+            assert!(verified.damaged.is_empty(), "{what}: {verified:?}");
+            client.remove_snapshot(&snapshot.id, false).await.unwrap();
+        }
     }
 }
 

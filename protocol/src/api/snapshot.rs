@@ -1,4 +1,4 @@
-//! Requests to thaw, freeze and fork a sandbox, and their results.
+//! Snapshots: requests to thaw, freeze and fork a sandbox, their results, and the snapshots that a node stores.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "openapi")]
-use super::labels::labels;
+use super::labels::{changed_labels, labels};
 use super::{CreatedSandbox, NetworkPolicy, ProcessIdentity, PublishedPort, RateLimits};
 use crate::control::MemoryMode;
 
@@ -15,9 +15,17 @@ use crate::control::MemoryMode;
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ThawSandbox {
-    /// Absolute path of the snapshot's directory.
-    #[cfg_attr(feature = "openapi", schema(value_type = String, max_length = 1024, pattern = r"^/[^\x00]*$"))]
-    pub directory: PathBuf,
+    /// Absolute path of the snapshot's directory. Requires the role admin. Either this or `snapshot`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 1024, pattern = r"^/[^\x00]*$"))]
+    pub directory: Option<PathBuf>,
+    /// A stored snapshot: its id, its name, or an unambiguous beginning of its id.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
+    )]
+    pub snapshot: Option<String>,
     #[serde(default)]
     #[cfg_attr(
         feature = "openapi",
@@ -30,14 +38,15 @@ pub struct ThawSandbox {
         schema(max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
     )]
     pub name: Option<String>,
-    /// Delete the sandbox when this process ends.
+    /// Delete the sandbox when this process ends. Requires the role admin.
     #[serde(default)]
     pub client: Option<ProcessIdentity>,
     /// How its memory is loaded; `uffd` is refused.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = String, pattern = "^(cow|populate)$"))]
     pub memory_mode: MemoryMode,
-    /// Ports of the host that are forwarded to it.
+    /// Ports of the host that are forwarded to it. Choosing a host port requires the role admin; with 0 the
+    /// host chooses.
     #[serde(default)]
     pub publish: Vec<PublishedPort>,
     /// Where it may connect to. The policy of the frozen sandbox if absent.
@@ -57,13 +66,26 @@ pub struct ThawSandbox {
 }
 
 /// How to freeze a running sandbox.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct FreezeSandbox {
-    /// Absolute path of the snapshot's directory, which must not exist.
-    #[cfg_attr(feature = "openapi", schema(value_type = String, max_length = 1024, pattern = r"^/[^\x00]*$"))]
-    pub directory: PathBuf,
+    /// Absolute path of the snapshot's directory, which must not exist. If absent, the node stores the snapshot.
+    /// Requires the role admin.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 1024, pattern = r"^/[^\x00]*$"))]
+    pub directory: Option<PathBuf>,
+    /// A name for the stored snapshot, unique among those of the sandbox's tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 253, pattern = r"^[^/\x00-\x1f\x7f-\x9f]+$")
+    )]
+    pub name: Option<String>,
+    /// Labels of the stored snapshot; docs/api.md describes the syntax.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(schema_with = labels))]
+    pub labels: BTreeMap<String, String>,
     /// Write only what changed since the sandbox was thawed. The snapshot then refers to the one it was
     /// thawed from.
     #[serde(default)]
@@ -72,6 +94,7 @@ pub struct FreezeSandbox {
     #[serde(default)]
     pub stop: bool,
     /// Absolute path of the private key to sign the snapshot with. The sandbox's owner reads it.
+    /// Requires the role admin.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub sign: Option<PathBuf>,
@@ -123,6 +146,115 @@ pub struct FrozenSandbox {
     pub memory_bytes: u64,
     /// How long the machine was paused, in nanoseconds.
     pub paused_ns: u64,
+    /// The id of the stored snapshot, if the node stores it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub snapshot: Option<String>,
+}
+
+/// A snapshot that the node stores.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct Snapshot {
+    pub id: String,
+    /// The tenant that owns it, if any.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tenant: Option<String>,
+    pub name: Option<String>,
+    pub labels: BTreeMap<String, String>,
+    /// The sandbox that was frozen.
+    pub sandbox: String,
+    /// The stored snapshot that this sandbox was thawed from, if any. It may have been removed since.
+    pub parent: Option<String>,
+    /// Seconds since the Unix epoch.
+    pub created: u64,
+    /// When a sandbox was last thawed from it, or else when it was created, in seconds since the Unix epoch.
+    pub last_used: u64,
+    /// Bytes that its files occupy on the disk.
+    pub disk_bytes: u64,
+    /// What its manifest says. Absent if the manifest cannot be read.
+    pub manifest: Option<SnapshotManifest>,
+    /// Why it cannot be read, or which of its files are damaged.
+    pub error: Option<String>,
+}
+
+/// What the manifest of a snapshot says. docs/snapshot-format.md describes it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SnapshotManifest {
+    /// BLAKE3 of the manifest, which identifies the snapshot.
+    pub hash: String,
+    /// The version of Thaw that wrote it.
+    pub thaw: String,
+    /// The image of the frozen sandbox, as it was named.
+    pub image: String,
+    pub command: Vec<String>,
+    /// Digests of the images that a thaw needs.
+    pub images: Vec<String>,
+    /// CPUs of the frozen sandbox.
+    pub cpus: u8,
+    /// Its memory, in MiB.
+    pub memory_mib: u32,
+    /// The CPU baseline, and the processor it was frozen on.
+    pub baseline: String,
+    pub processor: String,
+    /// Hashes of the thaw-vmm, the kernel and the guest image it was frozen with.
+    pub vmm: Option<String>,
+    pub kernel: Option<String>,
+    pub guest_image: Option<String>,
+    /// Bytes of its memory and its disks that are not holes.
+    pub memory_data_bytes: u64,
+    pub disk_data_bytes: u64,
+    /// Of a delta: what it lies on.
+    pub base: Option<SnapshotBase>,
+}
+
+/// What a delta lies on: a template, or another snapshot.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SnapshotBase {
+    /// Hash of its manifest.
+    pub hash: String,
+    /// Its id, if it is stored.
+    pub snapshot: Option<String>,
+}
+
+/// The stored snapshots that match, ordered by id.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct SnapshotList {
+    pub items: Vec<Snapshot>,
+    /// Present if there are more: repeat the request with `continue` set to this and the same selectors.
+    #[serde(rename = "continue", default, skip_serializing_if = "Option::is_none")]
+    pub continue_token: Option<String>,
+}
+
+/// Changes of a stored snapshot. What is absent stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ChangeSnapshot {
+    /// Its new name; `null` removes it.
+    #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 253, pattern = r"^[^/\x00-\x1f\x7f-\x9f]+$"))]
+    pub name: Option<Option<String>>,
+    /// Labels to set; a label that is `null` is removed. `null` removes all.
+    #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(schema_with = changed_labels))]
+    pub labels: Option<Option<BTreeMap<String, Option<String>>>>,
+}
+
+/// The result of a comparison of a stored snapshot with its manifest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct VerifiedSnapshot {
+    pub id: String,
+    /// The files and parts of files that are not what the manifest says; none if it is whole.
+    pub damaged: Vec<String>,
+}
+
+/// A field that was given, also if it is `null`.
+fn given<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
+    T::deserialize(from).map(Some)
 }
 
 fn one() -> u8 {

@@ -20,6 +20,7 @@ pub(super) enum Completion {
 pub(super) trait Names {
     fn sandboxes(&self) -> Vec<Candidate>;
     fn images(&self) -> Vec<Candidate>;
+    fn snapshots(&self) -> Vec<Candidate>;
 }
 
 /// The place that the words before the last one lead to.
@@ -138,6 +139,8 @@ fn values(argument: &Arg, typed: &str, prefix: &str, names: &dyn Names) -> Compl
             ..sandbox
         });
         inside.collect()
+    } else if label.contains("SNAPSHOT") && !typed.contains(['/', '.']) {
+        names.snapshots()
     } else if label.contains("IMAGE") {
         names.images()
     } else if takes_path(argument, &label) {
@@ -166,7 +169,7 @@ fn takes_path(argument: &Arg, label: &str) -> bool {
         ValueHint::AnyPath | ValueHint::FilePath | ValueHint::DirPath
     );
     hinted
-        || ["FILE", "DIR", "PATH", "HOST:GUEST", "SRC", "DST"]
+        || ["FILE", "DIR", "PATH", "SNAPSHOT", "HOST:GUEST", "SRC", "DST"]
             .iter()
             .any(|path| label.starts_with(path))
 }

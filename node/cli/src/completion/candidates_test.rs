@@ -15,6 +15,10 @@ impl Names for Two {
         vec![named("web"), named("worker")]
     }
 
+    fn snapshots(&self) -> Vec<Candidate> {
+        vec![named("web-ready"), named("0123456789ab")]
+    }
+
     fn images(&self) -> Vec<Candidate> {
         vec![named("registry.example/app:1"), named("registry.example/web:2")]
     }
@@ -89,4 +93,11 @@ fn completion_of_nonsense_is_empty() {
     assert!(values_of("run --nonsense=x").is_empty());
     assert!(values_of("nonsense x").is_empty());
     assert!(values_of("version x").is_empty());
+}
+
+#[test]
+fn snapshots_are_completed_and_directories_after_a_slash() {
+    assert_eq!(values_of("snapshot rm we"), ["web-ready"]);
+    assert_eq!(values_of("thaw 01"), ["0123456789ab"]);
+    assert_eq!(completion("thaw ./we"), Completion::Files);
 }

@@ -5,6 +5,7 @@
 use clap::{Args, CommandFactory, ValueEnum};
 use thaw_images::store::Store;
 use thaw_sandbox::paths::Paths;
+use thaw_sandbox::snapshot::SnapshotStore;
 use thaw_sandbox::state::RunDirectory;
 
 use crate::Cli;
@@ -14,7 +15,7 @@ mod candidates;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Completes commands, flags, their values, and the names of sandboxes and images.
+Completes commands, flags, their values, and the names of sandboxes, images and stored snapshots.
 
 Examples:
   source <(thaw completion bash)      # in ~/.bashrc
@@ -60,7 +61,7 @@ pub(super) fn print_candidates(words: &[String]) -> u8 {
     0
 }
 
-/// The sandboxes and images of this host.
+/// The sandboxes, images and stored snapshots of this host.
 struct Installed;
 
 impl Names for Installed {
@@ -81,6 +82,16 @@ impl Names for Installed {
                 help: image,
             })
             .collect()
+    }
+
+    fn snapshots(&self) -> Vec<Candidate> {
+        let stored = SnapshotStore::objects(&Paths::from_env().data).into_iter();
+        let mine = stored.filter(|object| object.tenant.is_none());
+        mine.map(|object| Candidate {
+            value: object.name.unwrap_or(object.id),
+            help: format!("of sandbox {}", object.sandbox),
+        })
+        .collect()
     }
 
     fn images(&self) -> Vec<Candidate> {

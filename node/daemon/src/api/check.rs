@@ -9,9 +9,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use thaw_network::Terms;
 use thaw_protocol::api::{
-    CPU_LIMIT_MILLIS, CreateSandbox, DISK_MIB, Encoding, ExecProcess, ForkSandbox, FreezeSandbox,
-    NetworkPolicy, PublishedPort, PullImage, RateLimits, STOP_TIMEOUT_S, StartContainer, StopContainer,
-    TerminalSize, ThawSandbox,
+    CPU_LIMIT_MILLIS, ChangeSnapshot, CreateSandbox, DISK_MIB, Encoding, ExecProcess, ForkSandbox,
+    FreezeSandbox, NetworkPolicy, PublishedPort, PullImage, RateLimits, STOP_TIMEOUT_S, StartContainer,
+    StopContainer, TerminalSize, ThawSandbox,
 };
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 use thaw_sandbox::container::{Options, check_volumes, ready, requested};
@@ -109,7 +109,11 @@ fn container(asked: &StartContainer) -> Result<(), Refusal> {
 
 /// The thaw of a sandbox from a snapshot.
 pub fn thaw(request: &ThawSandbox) -> Result<(), Refusal> {
-    absolute("directory", &request.directory)?;
+    match (&request.directory, &request.snapshot) {
+        (Some(directory), None) => absolute("directory", directory)?,
+        (None, Some(snapshot)) => plain("snapshot", snapshot, MAX_NAME)?,
+        _ => return Err(no_snapshot()),
+    }
     network(request.network_policy.as_ref(), &request.publish)?;
     memory_mode(request.memory_mode)?;
     rate_limits(&request.rate_limits)?;
@@ -129,11 +133,45 @@ pub fn network(policy: Option<&NetworkPolicy>, publish: &[PublishedPort]) -> Res
 
 /// The freeze of a sandbox.
 pub fn freeze(request: &FreezeSandbox) -> Result<(), Refusal> {
-    absolute("directory", &request.directory)?;
-    match &request.sign {
-        Some(key) => absolute("sign", key),
-        None => Ok(()),
+    if let Some(key) = &request.sign {
+        absolute("sign", key)?;
     }
+    let Some(directory) = &request.directory else {
+        request.name.as_deref().map_or(Ok(()), snapshot_name)?;
+        return terms(&request.labels, None);
+    };
+    match request.name.is_some() || !request.labels.is_empty() {
+        true => Err(invalid(
+            "name and labels are of stored snapshots, which have no directory",
+        )),
+        false => absolute("directory", directory),
+    }
+}
+
+/// A change of a stored snapshot.
+pub fn change_snapshot(change: &ChangeSnapshot) -> Result<(), Refusal> {
+    if let Some(Some(name)) = &change.name {
+        snapshot_name(name)?;
+    }
+    let labels = change.labels.iter().flatten().flatten();
+    let labels = labels.map(|(label, value)| (label.clone(), value.clone().unwrap_or_default()));
+    terms(&labels.collect(), None)
+}
+
+/// A name of a stored snapshot. One that looks like an id could mean another, and one with a slash is a directory for `thaw thaw`.
+fn snapshot_name(name: &str) -> Result<(), Refusal> {
+    plain("name", name, MAX_NAME)?;
+    match id::is_id(name) || name.contains('/') {
+        true => Err(invalid(
+            "name is neither 12 hexadecimal digits, which are ids, nor has it a slash",
+        )),
+        false => Ok(()),
+    }
+}
+
+/// The error for a thaw without a snapshot, or with two.
+pub fn no_snapshot() -> Refusal {
+    invalid("a thaw is of either a directory or a snapshot")
 }
 
 /// A process and its input.

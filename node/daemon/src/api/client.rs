@@ -11,9 +11,9 @@ use rustix::net::SocketType;
 use serde::de::DeserializeOwned;
 use thaw_pools::vmm;
 use thaw_protocol::api::{
-    ChangeSandbox, ContainerExit, CreateSandbox, CreatedSandbox, Drain, FreezeSandbox, FrozenSandbox, Health,
-    MAX_BODY, NetworkPolicy, NodeUsage, Problem, Sandbox, SandboxList, SignalContainer, StopContainer,
-    ThawSandbox,
+    ChangeSandbox, ChangeSnapshot, ContainerExit, CreateSandbox, CreatedSandbox, Drain, FreezeSandbox,
+    FrozenSandbox, Health, MAX_BODY, NetworkPolicy, NodeUsage, Problem, Sandbox, SandboxList,
+    SignalContainer, Snapshot, SnapshotList, StopContainer, ThawSandbox, VerifiedSnapshot,
 };
 use thaw_sandbox::error::{Error, ErrorKind};
 use tokio::task::JoinHandle;
@@ -30,6 +30,8 @@ pub use logs::Logs;
 
 /// Sandboxes in one page of a list, so that an answer has at most [`MAX_ANSWER`] bytes.
 const PIECE: usize = 16;
+/// Stored snapshots in one page of a list: they are described briefly.
+const SNAPSHOTS_PIECE: usize = 512;
 /// Largest answer that is read, bytes: some sandboxes, each with its command.
 const MAX_ANSWER: usize = 32 * MAX_BODY;
 
@@ -205,6 +207,42 @@ impl Client {
         self.ask(Method::POST, &path, Some(body)).await
     }
 
+    /// All stored snapshots.
+    pub async fn snapshots(&self) -> Result<Vec<Snapshot>, Error> {
+        let path = format!("/v1/snapshots?limit={SNAPSHOTS_PIECE}");
+        let mut list: SnapshotList = self.ask(Method::GET, &path, None).await?;
+        let mut all = list.items;
+        while let Some(token) = list.continue_token {
+            let path = format!("{path}&continue={}", escape(&token));
+            list = self.ask(Method::GET, &path, None).await?;
+            all.append(&mut list.items);
+        }
+        Ok(all)
+    }
+
+    /// One stored snapshot, by id, name, or the beginning of an id.
+    pub async fn snapshot(&self, wanted: &str) -> Result<Snapshot, Error> {
+        self.ask(Method::GET, &snapshot(wanted), None).await
+    }
+
+    /// Changes the name and the labels of a stored snapshot.
+    pub async fn change_snapshot(&self, wanted: &str, change: &ChangeSnapshot) -> Result<Snapshot, Error> {
+        let body = serde_json::to_vec(change).map_err(|e| self.broken(&e))?;
+        self.ask(Method::PATCH, &snapshot(wanted), Some(body)).await
+    }
+
+    /// Compares every byte of a stored snapshot with its manifest.
+    pub async fn verify_snapshot(&self, wanted: &str) -> Result<VerifiedSnapshot, Error> {
+        let path = format!("{}/verify", snapshot(wanted));
+        self.ask(Method::POST, &path, None).await
+    }
+
+    /// Removes a stored snapshot.
+    pub async fn remove_snapshot(&self, wanted: &str, force: bool) -> Result<(), Error> {
+        let path = format!("{}?force={force}", snapshot(wanted));
+        self.exchange(Method::DELETE, &path, None).await.map(drop)
+    }
+
     /// Changes where a sandbox may connect to.
     pub async fn set_network_policy(&self, id: &str, policy: &NetworkPolicy) -> Result<Sandbox, Error> {
         let body = serde_json::to_vec(policy).map_err(|e| self.broken(&e))?;
@@ -311,6 +349,11 @@ impl Drop for Connection {
     fn drop(&mut self) {
         self.task.abort();
     }
+}
+
+/// The path of a stored snapshot.
+fn snapshot(wanted: &str) -> String {
+    format!("/v1/snapshots/{}", escape(wanted))
 }
 
 /// A path segment, percent-encoded.

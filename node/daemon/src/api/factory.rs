@@ -11,11 +11,13 @@ use async_trait::async_trait;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
-    Account, CreateSandbox, Image, ImageDetail, PullImage, RateLimits, Template, ThawSandbox,
+    Account, ChangeSnapshot, CreateSandbox, Image, ImageDetail, PullImage, RateLimits, Snapshot, Template,
+    ThawSandbox, VerifiedSnapshot,
 };
 use thaw_sandbox::NetworkSource;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::snapshot::Scratch;
+use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::{Behalf, Record};
 
 use super::machine::Machine;
@@ -25,6 +27,7 @@ use crate::metrics::{Families, Names};
 
 mod catalog;
 mod node;
+mod snapshots;
 
 /// The images and templates of a node. Excludes those of tenants with a separate store.
 #[async_trait]
@@ -39,6 +42,27 @@ pub trait Catalog: std::fmt::Debug + Send + Sync {
     async fn templates(&self) -> Result<Vec<Template>, Error>;
     /// Removes a template by its key or a prefix of it.
     async fn remove_template(&self, wanted: String) -> Result<(), Error>;
+}
+
+/// The stored snapshots of a node and of its tenants. A viewer gets only those that exist for it.
+#[async_trait]
+pub trait StoredSnapshots: std::fmt::Debug + Send + Sync {
+    /// All, ordered by id.
+    async fn snapshots(&self, viewer: Viewer) -> Result<Vec<Snapshot>, Error>;
+    /// One by id, name, or the beginning of an id, as in all methods below.
+    async fn snapshot(&self, wanted: String, viewer: Viewer) -> Result<Snapshot, Error>;
+    async fn change_snapshot(
+        &self,
+        wanted: String,
+        viewer: Viewer,
+        change: ChangeSnapshot,
+    ) -> Result<Snapshot, Error>;
+    /// Compares every byte with the manifest.
+    async fn verify_snapshot(&self, wanted: String, viewer: Viewer) -> Result<VerifiedSnapshot, Error>;
+    /// Removes one on which no other lies and, unless `force`, from which no sandbox was thawed.
+    async fn remove_snapshot(&self, wanted: String, viewer: Viewer, force: bool) -> Result<(), Error>;
+    /// Removes those that the configuration does not keep.
+    async fn retire_snapshots(&self);
 }
 
 /// A directory for one snapshot. Dropping it removes the directory.
@@ -83,13 +107,14 @@ pub struct ThawPod {
 
 /// Creates sandboxes.
 #[async_trait]
-pub trait Factory: Catalog {
+pub trait Factory: Catalog + StoredSnapshots {
     /// A directory for a snapshot of this sandbox that only its clones need.
     async fn scratch(&self, original: &Record, signed: bool) -> Result<Box<dyn SnapshotPlace>, Refusal>;
     /// Creates a sandbox from an image, on behalf of a caller.
     async fn create(&self, request: CreateSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal>;
-    /// Thaws a sandbox from a snapshot, on behalf of a caller.
-    async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal>;
+    /// Thaws a sandbox from a snapshot, on behalf of a caller. The viewer finds a stored snapshot.
+    async fn thaw(&self, request: ThawSandbox, behalf: Behalf, viewer: Viewer)
+    -> Result<NewSandbox, Refusal>;
     /// Thaws a clone of this sandbox from a snapshot in a scratch directory, with the original's images.
     async fn thaw_clone(
         &self,

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
-use thaw_protocol::api::{ContainerHealth, CreateSandbox, Image};
+use thaw_protocol::api::{ContainerHealth, CreateSandbox, Image, Snapshot};
 use tokio::sync::watch;
 
 use super::container_monitor::ContainerLife;
@@ -16,6 +16,7 @@ mod factory;
 mod files;
 mod machine;
 mod process;
+mod snapshots;
 
 pub use files::FakeFiles;
 pub use machine::FakeMachine;
@@ -28,6 +29,8 @@ pub struct Counts {
     pub made: AtomicUsize,
     /// The actions on running processes.
     pub heard: watch::Sender<Vec<String>>,
+    /// The stored snapshots.
+    pub stored: Mutex<Vec<Snapshot>>,
 }
 
 impl Counts {

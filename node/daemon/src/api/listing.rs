@@ -26,6 +26,17 @@ use super::watch::{Page, Query, Selector, Watcher, page::Token};
 /// How many sandboxes may be asked for at once; without a limit, all are.
 const LIMIT: std::ops::RangeInclusive<u32> = 1..=10_000;
 
+/// Fails if a list of this many is not served.
+pub fn check_limit(limit: Option<u32>) -> Result<(), Refusal> {
+    match limit.is_some_and(|limit| !LIMIT.contains(&limit)) {
+        true => {
+            let what = format!("limit is {} to {}", LIMIT.start(), LIMIT.end());
+            Err(Refusal::new(ApiCode::BadParameter, what))
+        }
+        false => Ok(()),
+    }
+}
+
 /// What of the sandboxes is asked for.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
@@ -85,10 +96,7 @@ pub async fn list(
     if asked.resource_version.is_some() || asked.since.is_some() {
         return Err(bad("resourceVersion and since go with watch=1"));
     }
-    if asked.limit.is_some_and(|limit| !LIMIT.contains(&limit)) {
-        let (least, most) = (LIMIT.start(), LIMIT.end());
-        return Err(bad(&format!("limit is {least} to {most}")));
-    }
+    check_limit(asked.limit)?;
     let from = match asked.continue_token.as_deref() {
         Some(text) => Some(Token::decode(text).ok_or_else(|| bad("this is no continue token"))?),
         None => None,

@@ -13,6 +13,7 @@ use thaw_protocol::api::{
 };
 use thaw_protocol::control::{DeviceId, MachineState};
 use thaw_sandbox::agent_client;
+use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::container::{self, Options, Running, ready, signals};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
@@ -174,13 +175,25 @@ impl Machine for Microvm {
             stop: request.stop,
             sign: request.sign,
         };
-        let frozen = self
-            .sandbox
-            .freeze(&self.node, &request.directory, options)
-            .await?;
+        let frozen = match request.directory {
+            Some(directory) => (self.sandbox.freeze(&self.node, &directory, options).await?, None),
+            None => {
+                let (store, sandbox) = (self.node.stored.clone(), self.sandbox.clone());
+                let begin = move || store.begin_for(sandbox.record(), request.name, request.labels);
+                let making = blocking(begin).await?;
+                let frozen = self
+                    .sandbox
+                    .freeze(&self.node, &making.snapshot(), options)
+                    .await?;
+                let stored = blocking(move || making.finish()).await?;
+                (frozen, Some(stored.object.id.clone()))
+            }
+        };
+        let (frozen, snapshot) = frozen;
         Ok(FrozenSandbox {
             memory_bytes: frozen.memory_bytes,
             paused_ns: frozen.paused_ns,
+            snapshot,
         })
     }
 

@@ -15,7 +15,7 @@
 //! | [`unread_body`] | the rest of a body that a handler did not read |
 //! | [`problem`] | errors as problem documents |
 //! | [`extract`], [`check`] | parsing and validating requests |
-//! | [`sandboxes`], [`listing`], [`exec`], [`life`], [`logs`], [`transfer`], [`directory`], [`images`], [`health`], [`drain`], [`metrics`], [`usage`] | the handlers, by subject |
+//! | [`sandboxes`], [`listing`], [`exec`], [`life`], [`logs`], [`transfer`], [`directory`], [`images`], [`snapshots`], [`health`], [`drain`], [`metrics`], [`usage`] | the handlers, by subject |
 //! | [`processes`], [`kept`] | processes that outlive who started them |
 //! | [`session`], [`process`] | a process of a container, and the caller that runs it |
 //! | [`files`], [`archive`] | the files of a container, and tar streams of them |
@@ -23,7 +23,7 @@
 //! | [`timing`] | where the time of a creation went |
 //! | [`idempotency`] | creations that happen once |
 //! | [`daemon`] | thawd's state |
-//! | [`factory`] | creating sandboxes; images and templates |
+//! | [`factory`] | creating sandboxes; images, templates and stored snapshots |
 //! | [`machine`], [`microvm`] | a sandbox; the sandboxes of this node |
 //! | [`watch`] | the current state of every sandbox, and the changes |
 //! | [`client`] | the client |
@@ -79,6 +79,7 @@ pub mod scrape;
 pub mod server;
 pub mod session;
 mod signal;
+pub mod snapshots;
 pub mod status_page;
 pub mod tcp;
 #[cfg(test)]

@@ -7,9 +7,9 @@ use std::str::FromStr;
 
 use thaw_images::reference::ImageRef;
 use thaw_protocol::api::{
-    ChangeSandbox, ContainerSettings, CreateSandbox, ExecProcess, ForkSandbox, FreezeSandbox, MakeDirectory,
-    MoveFile, NetworkPolicy, ProcessInput, ProcessSignal, PublishedPort, PullImage, SignalContainer,
-    StartContainer, StopContainer, ThawSandbox,
+    ChangeSandbox, ChangeSnapshot, ContainerSettings, CreateSandbox, ExecProcess, ForkSandbox, FreezeSandbox,
+    MakeDirectory, MoveFile, NetworkPolicy, ProcessInput, ProcessSignal, PublishedPort, PullImage,
+    SignalContainer, StartContainer, StopContainer, ThawSandbox,
 };
 
 use super::grant::Role;
@@ -213,13 +213,45 @@ impl Reserved for CreateSandbox {
 
 impl Reserved for ThawSandbox {
     fn reserved(&self) -> Option<&'static str> {
-        Some("directory")
+        let ThawSandbox {
+            directory,
+            client,
+            publish,
+            snapshot: _,
+            hostname: _,
+            name: _,
+            memory_mode: _,
+            network_policy: _,
+            rate_limits: _,
+            labels: _,
+            timeout_s: _,
+        } = self;
+        first([
+            ("directory", directory.is_some()),
+            ("client", client.is_some()),
+            ("a chosen port or address of the host", chooses_a_port(publish)),
+        ])
     }
 }
 
 impl Reserved for FreezeSandbox {
     fn reserved(&self) -> Option<&'static str> {
-        Some("directory")
+        let FreezeSandbox {
+            directory,
+            sign,
+            name: _,
+            labels: _,
+            delta: _,
+            stop: _,
+        } = self;
+        first([("directory", directory.is_some()), ("sign", sign.is_some())])
+    }
+}
+
+impl Reserved for ChangeSnapshot {
+    fn reserved(&self) -> Option<&'static str> {
+        let ChangeSnapshot { name: _, labels: _ } = self;
+        None
     }
 }
 

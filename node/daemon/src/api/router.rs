@@ -27,7 +27,7 @@ use super::problem::{ApiCode, Refusal};
 use super::request_gate::{Gate, admit};
 use super::{
     directory, directory_watch, drain, exec, health, images, life, listing, logs, metrics, problem,
-    processes, sandboxes, signal, transfer, unread_body, usage,
+    processes, sandboxes, signal, snapshots, transfer, unread_body, usage,
 };
 
 /// A page that shows the OpenAPI document. It loads nothing else.
@@ -41,6 +41,7 @@ const PAGE: &str = include_str!("document.html");
         (name = "sandboxes", description = "Containers, each in a microVM of its own"),
         (name = "processes", description = "Processes in a sandbox's container"),
         (name = "files", description = "The files of a sandbox's container"),
+        (name = "snapshots", description = "Frozen sandboxes that the node stores"),
         (name = "images", description = "Images and templates, from which sandboxes are created"),
         (name = "node", description = "The node and its thawd"),
     ),
@@ -50,8 +51,8 @@ struct Document;
 /// The routes with their descriptions, each with the least role that may use it.
 ///
 /// Only administrators use what all tenants share (images, templates, pools, drain), because it reveals or changes something of every
-/// tenant, and the operations that name a directory of the host (freeze, thaw). Reading a container's file requires the same role as
-/// running a process in it.
+/// tenant. A field that names a directory of the host is reserved for them too ([`super::reserved`]). Reading a container's file requires
+/// the same role as running a process in it.
 fn table() -> Table {
     use Role::{Admin, Operate, Read};
     Table(OpenApiRouter::with_openapi(Document::openapi()))
@@ -66,9 +67,13 @@ fn table() -> Table {
         .add(Operate, routes!(sandboxes::change, sandboxes::delete))
         .add(Operate, routes!(sandboxes::pause))
         .add(Operate, routes!(sandboxes::resume))
-        .add(Admin, routes!(sandboxes::freeze))
+        .add(Operate, routes!(sandboxes::freeze))
         .add(Operate, routes!(sandboxes::set_network_policy))
-        .add(Admin, routes!(sandboxes::thaw))
+        .add(Operate, routes!(sandboxes::thaw))
+        .add(Read, routes!(snapshots::list))
+        .add(Read, routes!(snapshots::get))
+        .add(Operate, routes!(snapshots::change, snapshots::remove))
+        .add(Operate, routes!(snapshots::verify))
         .add(Operate, routes!(exec::run, exec::open_session))
         .add(Operate, routes!(processes::list))
         .add(Operate, routes!(processes::output))

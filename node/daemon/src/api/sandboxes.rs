@@ -25,7 +25,7 @@ use super::daemon::{Daemon, Keep};
 use super::extract::{Body, Key, Parameters};
 use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
-use super::scope::Wanted;
+use super::scope::{Scope, Wanted};
 use super::timing::{SERVER_TIMING, server_timing};
 use crate::metrics::How;
 use crate::spans::{self, Creation, Told};
@@ -91,6 +91,7 @@ pub async fn create(
 pub async fn thaw(
     State(daemon): State<Arc<Daemon>>,
     Extension(peer): Extension<Peer>,
+    scope: Scope,
     Key(key): Key,
     headers: HeaderMap,
     Body(request): Body<ThawSandbox>,
@@ -99,7 +100,7 @@ pub async fn thaw(
     check::name(&request.name, &peer)?;
     let said = encoded(&("thaw", &request))?;
     let behalf = behalf(&peer, key, &said, true);
-    let making = daemon.thaw(request, behalf.clone());
+    let making = daemon.thaw(request, behalf.clone(), scope.viewer());
     once(&daemon, behalf.asked, || {
         traced(&daemon, How::Thaw, &headers, making)
     })
@@ -331,11 +332,12 @@ pub async fn set_network_policy(
     Ok(Json(Sandbox::clone(&changed)))
 }
 
-/// Freezes a running sandbox: writes its memory and disk to a snapshot.
+/// Freezes a running sandbox: writes its memory and disk to a snapshot. Without a directory, the node stores the snapshot.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/freeze", operation_id = "freezeSandbox", tag = "sandboxes", request_body = FreezeSandbox,
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = FrozenSandbox),
     (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The snapshot's name is in use, or the sandbox cannot be frozen", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn freeze(

@@ -4,6 +4,7 @@
 //! [`Scope`], so none can ignore the caller.
 
 use thaw_protocol::api::Sandbox;
+use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::tenant::Tenant;
 
 use super::grant::Role;
@@ -39,6 +40,14 @@ impl Scope {
         Scope {
             tenant: peer.tenant().cloned(),
             is_node: peer.role() == Role::Admin,
+        }
+    }
+
+    /// The stored snapshots that exist for the same caller.
+    pub fn viewer(&self) -> Viewer {
+        Viewer {
+            tenant: self.tenant.clone(),
+            is_node: self.is_node,
         }
     }
 

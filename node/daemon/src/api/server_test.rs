@@ -59,10 +59,8 @@ async fn both_ends_agree_over_a_socket() {
     );
     assert!(client.list().await.unwrap().is_empty());
     let freeze = FreezeSandbox {
-        directory: path("s"),
-        delta: false,
-        stop: false,
-        sign: None,
+        directory: Some(path("s")),
+        ..FreezeSandbox::default()
     };
     for not_found in [
         client.get("nobody").await.map(drop),
@@ -78,7 +76,8 @@ async fn both_ends_agree_over_a_socket() {
         assert_eq!(not_found.unwrap_err().kind, ErrorKind::SandboxNotFound);
     }
     let nowhere = ThawSandbox {
-        directory: path("s"),
+        directory: Some(path("s")),
+        snapshot: None,
         hostname: None,
         name: None,
         client: None,

@@ -28,6 +28,7 @@ pub fn check(file: Option<&Path>) -> Result<String, Error> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
+    use std::num::NonZeroU32;
 
     use thaw_images::registry::{Config as FetchConfig, Mirror, MirrorKind};
     use thaw_network::Setup;
@@ -91,6 +92,9 @@ mod tests {
             snapshots: SnapshotsConfig {
                 require_signature: Some(true),
                 held: Size(1 << 30),
+                keep_days: Some(NonZeroU32::new(30).unwrap()),
+                keep_count: Some(NonZeroU32::new(100).unwrap()),
+                keep_bytes: Some(Size(100 << 30)),
             },
             disk: DiskConfig {
                 limit: Some(DiskLimit::Percent(80)),

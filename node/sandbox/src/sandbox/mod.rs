@@ -26,7 +26,7 @@ use crate::error::Error;
 use crate::human_bytes::HumanBytes;
 use crate::images::Images;
 use crate::paths::Paths;
-use crate::snapshot::{Hash, Hold, Registered, Scratch, Signatures, Subject};
+use crate::snapshot::{Hash, Hold, Registered, Scratch, Signatures, SnapshotStore, Subject};
 use crate::state::{Record, RunDirectory, SandboxDirectory};
 use crate::template::Templates;
 use crate::template::command_line::{command_line, has_test_hooks};
@@ -73,6 +73,7 @@ mod snapshot;
 mod spare;
 mod spawn;
 mod spec;
+mod stored;
 mod tenants;
 mod thaw;
 mod usage;
@@ -94,6 +95,7 @@ use retry::with_end_reason;
 pub use shells::ShellPools;
 pub use snapshot::ThawSpec;
 pub use spec::{NetworkMode, NetworkSource, SandboxSpec};
+pub use stored::{FoundSnapshot, thawed_from};
 pub use tenants::Tenants;
 use thaw_sys::lock::Lock;
 pub use usage::usage;
@@ -153,6 +155,8 @@ pub struct Node {
     pub templates: Templates,
     larger: Arc<LargerTemplates>,
     pub snapshots: Snapshots,
+    /// The snapshots that it keeps.
+    pub stored: SnapshotStore,
     /// Whether guests weakened for a test are accepted.
     pub test_templates: bool,
     /// Host features without which a creation fails.
@@ -184,12 +188,15 @@ impl Node {
         let held = config.snapshots.held.0;
         let templates = Templates::open(&paths, hold, Signatures::of(&config.snapshots))?;
         templates.sweep();
+        let stored = SnapshotStore::open(&paths.data, templates.registry().clone());
+        stored.sweep();
         let images = Images::open_with(&paths.images(), config)?;
         let require = Required::of(&images.config.sandbox, false);
         Ok(Node {
             templates,
             larger: Arc::default(),
             snapshots: Snapshots::within(held),
+            stored,
             // A fast path takes longer to set up than a slot, so it is worth it only if slots are made ahead.
             pools: Arc::new(Pools::empty(
                 &paths,

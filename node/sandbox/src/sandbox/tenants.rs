@@ -19,12 +19,12 @@ use super::Node;
 use crate::blocking::blocking;
 use crate::error::Error;
 use crate::paths::Paths;
-use crate::snapshot::Scratch;
+use crate::snapshot::{Scratch, SnapshotStore};
 use crate::tenant::Tenant;
 use thaw_sys::lock::Lock;
 
 /// Under the data directory.
-const TENANTS: &str = "tenants";
+pub(super) const TENANTS: &str = "tenants";
 
 /// The node, and the nodes of tenants with a stock of their own. Clones share them.
 #[derive(Clone, Debug)]
@@ -33,6 +33,8 @@ pub struct Tenants {
     /// Whether new sandboxes of a tenant are made from its own stock.
     separate: bool,
     opened: Arc<Mutex<BTreeMap<Tenant, Opened>>>,
+    /// The stored snapshots of tenants with a stock of their own, whether the stock is open or not.
+    pub(super) stores: Arc<Mutex<BTreeMap<Tenant, SnapshotStore>>>,
 }
 
 /// Empty until the node is opened, and after a failure to open it.
@@ -47,6 +49,7 @@ impl Tenants {
             separate: shared.api_config().separate_tenants,
             shared,
             opened: Arc::default(),
+            stores: Arc::default(),
         }
     }
 
@@ -104,7 +107,12 @@ impl Tenants {
 
     async fn open_one(&self, tenant: Tenant) -> Result<Node, Error> {
         let shared = self.shared.clone();
-        let node = blocking(move || shared.with_stock_of(tenant)).await?;
+        let tenants = self.clone();
+        let node = blocking(move || {
+            let stored = tenants.store_of(&tenant)?;
+            shared.with_stock_of(tenant, stored)
+        })
+        .await?;
         tokio::spawn(node.images.clone().keep_measured());
         tokio::spawn(node.clone().collect_components());
         Ok(node)
@@ -113,7 +121,7 @@ impl Tenants {
 
 impl Node {
     /// A node that shares everything with this one but the stock, which is this tenant's alone. Blocks.
-    fn with_stock_of(&self, tenant: Tenant) -> Result<Node, Error> {
+    fn with_stock_of(&self, tenant: Tenant, stored: SnapshotStore) -> Result<Node, Error> {
         let paths = Paths {
             data: data(&self.paths.data, &tenant),
             ..self.paths.clone()
@@ -127,6 +135,7 @@ impl Node {
             templates,
             parked_snapshots: Arc::new(self.parked_snapshots.others()),
             snapshots: self.snapshots.others(),
+            stored,
             stock: Some(tenant),
             paths,
             ..self.clone()
@@ -135,7 +144,7 @@ impl Node {
 }
 
 /// The data directory of a tenant: a name is one component of a path, and never `..` ([`Tenant`]).
-fn data(shared: &Path, tenant: &Tenant) -> PathBuf {
+pub(super) fn data(shared: &Path, tenant: &Tenant) -> PathBuf {
     shared.join(TENANTS).join(tenant.as_str())
 }
 

@@ -132,18 +132,44 @@ impl SnapshotDir {
         (self.manifest, self.files)
     }
 
-    /// Compares every byte of every file with the manifest.
+    /// Compares every byte of every file with the manifest, up to the first difference.
     pub fn verify(&self) -> Result<(), SnapshotError> {
+        self.comparisons().try_for_each(|compare| self.check(compare))
+    }
+
+    /// The damage of every file: the first part of it that is not what the manifest says. Empty if the snapshot is whole.
+    pub fn damage(&self) -> Result<Vec<String>, SnapshotError> {
+        let mut damage = Vec::new();
+        for compare in self.comparisons() {
+            match compare() {
+                Ok(()) => {}
+                Err(CheckError::Damaged(region)) => damage.push(region),
+                Err(CheckError::Io(source)) => {
+                    return Err(SnapshotError::io("read the snapshot at", &self.path)(source));
+                }
+            }
+        }
+        Ok(damage)
+    }
+
+    /// The comparisons of all files with the manifest.
+    fn comparisons(&self) -> impl Iterator<Item = Box<dyn FnOnce() -> Result<(), CheckError> + '_>> {
+        type Compare<'a> = Box<dyn FnOnce() -> Result<(), CheckError> + 'a>;
         let (files, expected) = (&self.files, &self.manifest.files);
-        self.check(|| check_whole(STATE, &files.state, &expected.state))?;
-        self.check(|| check_chunks(MEMORY, &files.memory, &expected.memory, None))?;
-        if let (Some(file), Some(expected)) = (&files.working_set, &expected.working_set) {
-            self.check(|| check_whole(WORKING_SET, file, expected))?;
-        }
-        for ((id, file), expected) in files.disks.iter().zip(&expected.disks) {
-            self.check(|| check_chunks(&format!("{DISKS}/{id}"), file, &expected.contents, None))?;
-        }
-        Ok(())
+        let state: Compare<'_> = Box::new(|| check_whole(STATE, &files.state, &expected.state));
+        let memory: Compare<'_> = Box::new(|| check_chunks(MEMORY, &files.memory, &expected.memory, None));
+        let working_set = files.working_set.as_ref().zip(expected.working_set.as_ref());
+        let working_set = working_set
+            .map(|(file, expected)| Box::new(|| check_whole(WORKING_SET, file, expected)) as Compare<'_>);
+        let disks = files
+            .disks
+            .iter()
+            .zip(&expected.disks)
+            .map(|((id, file), expected)| {
+                Box::new(move || check_chunks(&format!("{DISKS}/{id}"), file, &expected.contents, None))
+                    as Compare<'_>
+            });
+        [state, memory].into_iter().chain(working_set).chain(disks)
     }
 
     /// Verifies it, unless that was done since this boot and no file has changed since. Returns whether it was done now.

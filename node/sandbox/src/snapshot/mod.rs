@@ -12,10 +12,11 @@
 //! | [`signature`] | Ed25519 over the manifest's bytes |
 //! | [`scratch`] | the directory of a fork's snapshot, while the fork is in progress |
 //! | [`working_sets`] | the pages that thawed applications touch first, recorded by this node |
+//! | [`store`] | the snapshots that the node keeps: named, listed, removed |
 //! | [`register`] | verified files as the descriptors a VMM restores from |
 //!
-//! Invariant: every byte of a snapshot that a VMM gets has been compared with the manifest since this boot, and if any key is trusted, a trusted key has
-//! signed the manifest. Formats: `docs/snapshot-format.md`.
+//! Invariant: every byte of a snapshot that a VMM gets has been compared with the manifest since this boot, and if any key is trusted, a
+//! trusted key has signed the manifest. Formats: `docs/snapshot-format.md`.
 
 mod check;
 pub mod components;
@@ -30,6 +31,7 @@ pub mod register;
 pub mod scratch;
 pub mod signature;
 pub mod stamp;
+pub mod store;
 pub mod working_sets;
 
 pub use components::Components;
@@ -44,4 +46,5 @@ pub use register::{Hold, Registered, Registry};
 pub use scratch::Scratch;
 pub use signature::{KEYS, Signatures, SigningKey, TrustedKeys};
 pub use stamp::Stamps;
+pub use store::{SnapshotStore, Stored};
 pub use working_sets::WorkingSets;

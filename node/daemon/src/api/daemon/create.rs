@@ -9,6 +9,7 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::api::{
     CreateSandbox, CreatedSandbox, Drain, Sandbox as Described, SandboxAction, SandboxEvent, ThawSandbox,
 };
+use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::Behalf;
 use tokio::sync::watch;
 
@@ -63,9 +64,11 @@ impl Daemon {
         self: &Arc<Daemon>,
         request: ThawSandbox,
         behalf: Behalf,
+        viewer: Viewer,
     ) -> Result<CreatedSandbox, Refusal> {
         let factory = self.factory()?;
-        self.run_creation(How::Thaw, factory.thaw(request, behalf)).await
+        self.run_creation(How::Thaw, factory.thaw(request, behalf, viewer))
+            .await
     }
 
     /// Awaits a creation and the readiness of its sandbox, puts the sandbox into the table, and counts the outcome.

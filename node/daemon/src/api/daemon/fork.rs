@@ -56,10 +56,9 @@ impl Daemon {
         let trace = Trace::new();
         let place = factory.scratch(&original, request.sign.is_some()).await?;
         let freeze = FreezeSandbox {
-            directory: place.snapshot(),
-            delta: false,
-            stop: false,
+            directory: Some(place.snapshot()),
             sign: request.sign,
+            ..FreezeSandbox::default()
         };
         let daemon = self.clone();
         let freezing = async move { Ok::<_, Error>((daemon.freeze(&wanted, freeze).await?, place)) };
@@ -69,7 +68,8 @@ impl Daemon {
         };
         reach(Failpoint::ForkFrozen);
         let thaw = ThawSandbox {
-            directory: place.snapshot(),
+            directory: Some(place.snapshot()),
+            snapshot: None,
             hostname: None,
             name: None,
             client: None,

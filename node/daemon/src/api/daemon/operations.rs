@@ -91,6 +91,17 @@ impl Daemon {
         let turn = self.turn(wanted).await?;
         let done = turn.machine.freeze(request).await;
         self.settle(turn, None).await;
+        if let (
+            Ok(FrozenSandbox {
+                snapshot: Some(_), ..
+            }),
+            Some(factory),
+        ) = (&done, &self.factory)
+        {
+            let factory = factory.clone();
+            // The caller does not wait for it.
+            tokio::spawn(async move { factory.retire_snapshots().await });
+        }
         done
     }
 

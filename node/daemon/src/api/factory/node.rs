@@ -22,6 +22,7 @@ use thaw_sandbox::image::record::{Recorded, Recording};
 use thaw_sandbox::images::Pull;
 use thaw_sandbox::slow::Slow;
 use thaw_sandbox::snapshot::Scratch;
+use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::{Behalf, Record, Terms, Timeout};
 use thaw_sandbox::trace::{Reason, Trace};
 use thaw_sandbox::{
@@ -29,6 +30,7 @@ use thaw_sandbox::{
 };
 
 use super::{CreatePod, Factory, NewSandbox, SnapshotPlace, ThawPod};
+use crate::api::check;
 use crate::api::container_monitor::ContainerMonitor;
 use crate::api::microvm::Microvm;
 use crate::api::problem::{ApiCode, Refusal};
@@ -48,8 +50,20 @@ impl Factory for Tenants {
         create_sandbox(&node, request, behalf).await
     }
 
-    async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal> {
-        let node = self.for_new(behalf.tenant.as_ref()).await?;
+    async fn thaw(
+        &self,
+        request: ThawSandbox,
+        behalf: Behalf,
+        viewer: Viewer,
+    ) -> Result<NewSandbox, Refusal> {
+        let (node, request) = match &request.snapshot {
+            Some(wanted) => {
+                let (node, directory) = self.snapshot_to_thaw(wanted, &viewer).await?;
+                let directory = Some(directory);
+                (node, ThawSandbox { directory, ..request })
+            }
+            None => (self.for_new(behalf.tenant.as_ref()).await?, request),
+        };
         thaw_sandbox(&node, request, behalf).await
     }
 
@@ -219,7 +233,7 @@ async fn thaw_pod(node: &Node, request: ThawPod) -> Result<NewSandbox, Refusal> 
 
 async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal> {
     let spec = ThawSpec {
-        directory: request.directory,
+        directory: request.directory.ok_or_else(check::no_snapshot)?,
         hostname: request.hostname,
         name: request.name,
         tethered: false,

@@ -9,11 +9,12 @@ use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{Account, CreateSandbox, OnExit, RateLimits, Readiness, Stage, ThawSandbox};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
+use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::{Behalf, Record, Terms, Timeout};
 use thaw_sandbox::{NetworkMode, NetworkSource};
 
 use super::{Fake, FakeMachine, UNOWNED};
-use crate::api::factory::{CreatePod, Factory, NewSandbox, SnapshotPlace, ThawPod};
+use crate::api::factory::{CreatePod, Factory, NewSandbox, SnapshotPlace, StoredSnapshots as _, ThawPod};
 use crate::api::problem::Refusal;
 use crate::api::readiness::ReadinessWait;
 use crate::metrics::{Families, Names};
@@ -126,8 +127,15 @@ impl Factory for Fake {
         self.create_pod(pod).await
     }
 
-    async fn thaw(&self, request: ThawSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal> {
-        if !request.directory.is_dir() {
+    async fn thaw(
+        &self,
+        request: ThawSandbox,
+        behalf: Behalf,
+        viewer: Viewer,
+    ) -> Result<NewSandbox, Refusal> {
+        if let Some(wanted) = request.snapshot {
+            self.snapshot(wanted, viewer).await?;
+        } else if !request.directory.is_some_and(|directory| directory.is_dir()) {
             return Err(Error::new(ErrorKind::SnapshotNotFound, "no snapshot").into());
         }
         let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
@@ -163,7 +171,7 @@ impl Factory for Fake {
         request: ThawSandbox,
         behalf: Behalf,
     ) -> Result<NewSandbox, Refusal> {
-        self.thaw(request, behalf).await
+        self.thaw(request, behalf, Viewer::node()).await
     }
 
     async fn scratch(&self, _: &Record, _: bool) -> Result<Box<dyn SnapshotPlace>, Refusal> {

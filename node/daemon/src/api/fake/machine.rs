@@ -147,11 +147,18 @@ impl Machine for FakeMachine {
     }
 
     async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Error> {
-        // Fails without effect if the parent directory is missing.
-        let _ = std::fs::create_dir(&request.directory);
+        let snapshot = match request.directory {
+            Some(directory) => {
+                // Fails without effect if the parent directory is missing.
+                let _ = std::fs::create_dir(&directory);
+                None
+            }
+            None => Some(self.counts.store(&self.record, request.name, request.labels)),
+        };
         Ok(FrozenSandbox {
             memory_bytes: 1,
             paused_ns: 2,
+            snapshot,
         })
     }
 

@@ -4,7 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use thaw_protocol::api::Sandbox;
+use thaw_protocol::api::{Sandbox, Snapshot};
 
 use crate::api::scope::Scope;
 
@@ -87,6 +87,27 @@ impl Selector {
         })
     }
 
+    /// Whether a stored snapshot matches. The caller checks the scope.
+    pub fn wants_snapshot(&self, snapshot: &Snapshot) -> bool {
+        let image = snapshot.manifest.as_ref().map(|manifest| manifest.image.as_str());
+        let field = |field: Field| match field {
+            Field::Name => snapshot.name.as_deref(),
+            Field::State => None,
+            Field::Image => image,
+            Field::Tenant => snapshot.tenant.as_deref(),
+        };
+        self.labels.iter().all(|r| r.holds(&snapshot.labels))
+            && self
+                .fields
+                .iter()
+                .all(|r| r.is(field(r.field).unwrap_or_default()))
+    }
+
+    /// Whether it selects by state.
+    pub fn has_state(&self) -> bool {
+        self.fields.iter().any(|r| r.field == Field::State)
+    }
+
     /// Whether a sandbox matches.
     pub fn wants(&self, sandbox: &Sandbox) -> bool {
         self.scope.reaches(sandbox)
@@ -114,7 +135,11 @@ impl FieldRequirement {
             Field::Image => &sandbox.image,
             Field::Tenant => sandbox.tenant.as_deref().unwrap_or_default(),
         };
-        (is == self.value) == self.equal
+        self.is(is)
+    }
+
+    fn is(&self, value: &str) -> bool {
+        (value == self.value) == self.equal
     }
 }
 

@@ -1,0 +1,101 @@
+//! Fake stored snapshots: a list in memory.
+
+use std::collections::BTreeMap;
+
+use async_trait::async_trait;
+use thaw_protocol::api::{ChangeSnapshot, Snapshot, VerifiedSnapshot};
+use thaw_sandbox::error::{Error, ErrorKind};
+use thaw_sandbox::snapshot::store::Viewer;
+use thaw_sandbox::state::Record;
+
+use super::{Counts, Fake};
+use crate::api::factory::StoredSnapshots;
+
+impl Counts {
+    /// Stores a snapshot of a sandbox, and returns its id.
+    pub(super) fn store(
+        &self,
+        of: &Record,
+        name: Option<String>,
+        labels: BTreeMap<String, String>,
+    ) -> String {
+        let mut stored = self.stored.lock().unwrap();
+        let id = format!("{:012x}", 0xf000 + stored.len());
+        stored.push(Snapshot {
+            id: id.clone(),
+            tenant: of.terms.tenant.as_ref().map(|tenant| tenant.as_str().to_owned()),
+            name,
+            labels,
+            sandbox: of.id.clone(),
+            ..Snapshot::default()
+        });
+        id
+    }
+}
+
+impl Fake {
+    fn at(&self, wanted: &str, viewer: &Viewer) -> Result<usize, Error> {
+        let stored = self.counts.stored.lock().unwrap();
+        let tenant = viewer.tenant.as_ref().map(|tenant| tenant.as_str());
+        let at = stored.iter().position(|snapshot| {
+            let is_mine = snapshot.tenant.as_deref() == tenant;
+            (snapshot.id == wanted && (is_mine || viewer.is_node))
+                || (snapshot.name.as_deref() == Some(wanted) && is_mine)
+        });
+        at.ok_or_else(|| Error::new(ErrorKind::SnapshotNotFound, "no snapshot"))
+    }
+}
+
+#[async_trait]
+impl StoredSnapshots for Fake {
+    async fn snapshots(&self, viewer: Viewer) -> Result<Vec<Snapshot>, Error> {
+        let mut stored = self.counts.stored.lock().unwrap().clone();
+        let tenant = viewer.tenant.map(String::from);
+        stored.retain(|snapshot| viewer.is_node || snapshot.tenant == tenant);
+        Ok(stored)
+    }
+
+    async fn snapshot(&self, wanted: String, viewer: Viewer) -> Result<Snapshot, Error> {
+        let at = self.at(&wanted, &viewer)?;
+        Ok(self.counts.stored.lock().unwrap()[at].clone())
+    }
+
+    async fn change_snapshot(
+        &self,
+        wanted: String,
+        viewer: Viewer,
+        change: ChangeSnapshot,
+    ) -> Result<Snapshot, Error> {
+        let at = self.at(&wanted, &viewer)?;
+        let mut stored = self.counts.stored.lock().unwrap();
+        if let Some(name) = change.name {
+            stored[at].name = name;
+        }
+        Ok(stored[at].clone())
+    }
+
+    async fn verify_snapshot(&self, wanted: String, viewer: Viewer) -> Result<VerifiedSnapshot, Error> {
+        let id = self.snapshot(wanted, viewer).await?.id;
+        Ok(VerifiedSnapshot {
+            id,
+            damaged: Vec::new(),
+        })
+    }
+
+    async fn remove_snapshot(&self, wanted: String, viewer: Viewer, force: bool) -> Result<(), Error> {
+        let at = self.at(&wanted, &viewer)?;
+        let mut stored = self.counts.stored.lock().unwrap();
+        match stored[at].labels.contains_key("in-use") && !force {
+            true => Err(Error::new(
+                ErrorKind::SnapshotInUse,
+                "a sandbox was thawed from it",
+            )),
+            false => {
+                stored.remove(at);
+                Ok(())
+            }
+        }
+    }
+
+    async fn retire_snapshots(&self) {}
+}

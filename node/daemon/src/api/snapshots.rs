@@ -1,0 +1,167 @@
+//! The handlers for stored snapshots.
+//!
+//! Invariant: a snapshot of another tenant does not exist for a caller.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use base64::Engine;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::Deserialize;
+use thaw_protocol::api::{ChangeSnapshot, Problem, Snapshot, SnapshotList, VerifiedSnapshot};
+use utoipa::IntoParams;
+
+use super::check;
+use super::daemon::Daemon;
+use super::extract::{Body, Parameters};
+use super::listing::check_limit;
+use super::problem::{ApiCode, Refusal};
+use super::scope::{Scope, Wanted};
+use super::watch::Selector;
+
+/// What of the stored snapshots is asked for.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields, rename_all = "camelCase")]
+#[into_params(parameter_in = Query)]
+pub struct SnapshotParameters {
+    /// Select by label: `a=b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`. Commas separate conditions, all of which must match.
+    label_selector: Option<String>,
+    /// Select by field: `name`, `image` or `tenant`, with `=` or `!=`. Commas separate conditions, all of which must match.
+    field_selector: Option<String>,
+    /// Most snapshots in the answer.
+    #[param(minimum = 1, maximum = 10000)]
+    limit: Option<u32>,
+    /// The `continue` of the previous page.
+    #[serde(rename = "continue")]
+    continue_token: Option<String>,
+}
+
+/// Lists the stored snapshots.
+#[utoipa::path(get, path = "/v1/snapshots", operation_id = "listSnapshots", tag = "snapshots", params(SnapshotParameters), responses(
+    (status = 200, body = SnapshotList),
+    (status = 400, description = "A parameter is invalid", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn list(
+    State(daemon): State<Arc<Daemon>>,
+    scope: Scope,
+    Parameters(asked): Parameters<SnapshotParameters>,
+) -> Result<Json<SnapshotList>, Refusal> {
+    let bad = |what: &str| Refusal::new(ApiCode::BadParameter, what);
+    check_limit(asked.limit)?;
+    let labels = asked.label_selector.as_deref().unwrap_or_default();
+    let fields = asked.field_selector.as_deref().unwrap_or_default();
+    let viewer = scope.viewer();
+    let selector = Selector::parse(scope, labels, fields).map_err(|e| bad(&e.to_string()))?;
+    if selector.has_state() {
+        return Err(bad("a snapshot has no state: name, image or tenant"));
+    }
+    let after = asked.continue_token.as_deref().map(decode);
+    let after = after.map(|id| id.ok_or_else(|| bad("this is no continue token")));
+    let after = after.transpose()?;
+    let all = daemon.factory()?.snapshots(viewer).await?;
+    let mut wanted = all
+        .into_iter()
+        .filter(|snapshot| after.as_ref().is_none_or(|after| snapshot.id > *after))
+        .filter(|snapshot| selector.wants_snapshot(snapshot));
+    let limit = asked.limit.map_or(usize::MAX, |limit| limit as usize);
+    let items: Vec<Snapshot> = wanted.by_ref().take(limit).collect();
+    let more = wanted.next().is_some();
+    let last = items.last().filter(|_| more);
+    let continue_token = last.map(|last| URL_SAFE_NO_PAD.encode(&last.id));
+    Ok(Json(SnapshotList {
+        items,
+        continue_token,
+    }))
+}
+
+/// The last id of the page before.
+fn decode(token: &str) -> Option<String> {
+    let id = String::from_utf8(URL_SAFE_NO_PAD.decode(token).ok()?).ok()?;
+    thaw_sandbox::id::is_id(&id).then_some(id)
+}
+
+/// Describes a stored snapshot.
+#[utoipa::path(get, path = "/v1/snapshots/{id}", operation_id = "getSnapshot", tag = "snapshots",
+    params(("id" = String, Path, description = "Id, name, or an unambiguous beginning of an id", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    (status = 200, body = Snapshot),
+    (status = 404, description = "There is no such snapshot", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn get(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<Json<Snapshot>, Refusal> {
+    let viewer = wanted.scope.viewer();
+    Ok(Json(daemon.factory()?.snapshot(wanted.text, viewer).await?))
+}
+
+/// Changes the name and the labels of a stored snapshot. Fields that the body omits keep their values.
+#[utoipa::path(patch, path = "/v1/snapshots/{id}", operation_id = "changeSnapshot", tag = "snapshots", request_body = ChangeSnapshot,
+    params(("id" = String, Path, description = "Id, name, or an unambiguous beginning of an id", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    (status = 200, body = Snapshot),
+    (status = 404, description = "There is no such snapshot", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn change(
+    State(daemon): State<Arc<Daemon>>,
+    wanted: Wanted,
+    Body(change): Body<ChangeSnapshot>,
+) -> Result<Json<Snapshot>, Refusal> {
+    check::change_snapshot(&change)?;
+    let factory = daemon.factory()?.clone();
+    let viewer = wanted.scope.viewer();
+    let changed = async move { factory.change_snapshot(wanted.text, viewer, change).await };
+    Ok(Json(daemon.finish(changed).await?))
+}
+
+/// Compares every byte of a stored snapshot with its manifest. The answer names what is damaged.
+#[utoipa::path(post, path = "/v1/snapshots/{id}/verify", operation_id = "verifySnapshot", tag = "snapshots",
+    params(("id" = String, Path, description = "Id, name, or an unambiguous beginning of an id", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    (status = 200, body = VerifiedSnapshot),
+    (status = 404, description = "There is no such snapshot", body = Problem, content_type = "application/problem+json"),
+    (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn verify(
+    State(daemon): State<Arc<Daemon>>,
+    wanted: Wanted,
+) -> Result<Json<VerifiedSnapshot>, Refusal> {
+    let viewer = wanted.scope.viewer();
+    Ok(Json(
+        daemon.factory()?.verify_snapshot(wanted.text, viewer).await?,
+    ))
+}
+
+/// How a stored snapshot is removed.
+#[derive(Debug, Default, Deserialize, IntoParams)]
+#[serde(deny_unknown_fields)]
+#[into_params(parameter_in = Query)]
+pub struct RemoveParameters {
+    /// Remove it even if a sandbox was thawed from it. That sandbox runs on, but cannot be frozen as a delta.
+    #[serde(default)]
+    force: bool,
+}
+
+/// Removes a stored snapshot.
+#[utoipa::path(delete, path = "/v1/snapshots/{id}", operation_id = "deleteSnapshot", tag = "snapshots", params(RemoveParameters,
+    ("id" = String, Path, description = "Id, name, or an unambiguous beginning of an id", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    (status = 204, description = "The snapshot is removed"),
+    (status = 400, description = "A parameter is invalid", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such snapshot", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "Another snapshot lies on it, or a sandbox was thawed from it", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn remove(
+    State(daemon): State<Arc<Daemon>>,
+    wanted: Wanted,
+    Parameters(how): Parameters<RemoveParameters>,
+) -> Result<StatusCode, Refusal> {
+    let factory = daemon.factory()?.clone();
+    let viewer = wanted.scope.viewer();
+    let removed = async move { factory.remove_snapshot(wanted.text, viewer, how.force).await };
+    daemon.finish(removed).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+#[cfg(test)]
+#[path = "snapshots_test.rs"]
+mod tests;

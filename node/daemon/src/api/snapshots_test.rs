@@ -1,0 +1,206 @@
+use serde_json::{Value, json};
+
+use crate::api::fake::Fake;
+use crate::api::grant::{Grant, Role};
+use crate::api::peer::Peer;
+use crate::api::request_gate::{Bounds, Gate};
+use crate::api::router::router;
+use crate::api::test_client::{JSON, ask, send, whole};
+
+/// What a caller asks a daemon of fakes.
+struct Caller(axum::Router, Peer);
+
+impl Caller {
+    async fn asks(&self, method: &str, path: &str, body: Value) -> (u16, Value) {
+        let body = match body {
+            Value::Null => String::new(),
+            body => body.to_string(),
+        };
+        let mut request = ask(method, path, JSON, body);
+        request.extensions_mut().insert(self.1.clone());
+        let response = send(&self.0, request).await;
+        let status = response.status().as_u16();
+        (
+            status,
+            serde_json::from_slice(&whole(response).await).unwrap_or_default(),
+        )
+    }
+
+    async fn freezes(&self, body: Value) -> String {
+        let create = json!({"image": "x", "cpus": 1, "memory_mib": 128});
+        let (_, made) = self.asks("POST", "/v1/sandboxes", create).await;
+        let path = format!("/v1/sandboxes/{}/freeze", made["sandbox"]["id"].as_str().unwrap());
+        let (status, frozen) = self.asks("POST", &path, body).await;
+        assert_eq!(status, 200, "{frozen}");
+        frozen["snapshot"].as_str().unwrap().to_owned()
+    }
+
+    async fn lists(&self, query: &str) -> Vec<String> {
+        let (status, list) = self
+            .asks("GET", &format!("/v1/snapshots{query}"), Value::Null)
+            .await;
+        assert_eq!(status, 200, "{list}");
+        let ids = list["items"].as_array().unwrap().iter();
+        ids.map(|item| item["id"].as_str().unwrap().to_owned()).collect()
+    }
+}
+
+fn callers() -> [Caller; 3] {
+    let (_fake, daemon) = Fake::daemon(true);
+    let routes = router(daemon, Gate::new(Bounds::default()));
+    let of = |name: &str, tenant: &str| {
+        Peer::token(
+            name,
+            Grant::new(Role::Operate, Some(tenant.parse().unwrap())).unwrap(),
+        )
+    };
+    [of("a", "acme"), of("o", "other"), Peer::user(0)].map(|peer| Caller(routes.clone(), peer))
+}
+
+#[tokio::test]
+async fn operator_freezes_lists_thaws_and_removes_its_own() {
+    let [acme, ..] = callers();
+    let id = acme
+        .freezes(json!({"name": "web", "labels": {"tier": "front"}}))
+        .await;
+    assert_eq!(acme.lists("").await, std::slice::from_ref(&id));
+    for wanted in [id.as_str(), "web"] {
+        let (status, shown) = acme
+            .asks("GET", &format!("/v1/snapshots/{wanted}"), Value::Null)
+            .await;
+        assert_eq!((status, shown["labels"]["tier"].as_str()), (200, Some("front")));
+        let (status, thawed) = acme.asks("POST", "/v1/thaws", json!({"snapshot": wanted})).await;
+        assert_eq!(
+            (status, thawed["sandbox"]["tenant"].as_str()),
+            (201, Some("acme"))
+        );
+    }
+    let path = format!("/v1/snapshots/{id}");
+    let (status, verified) = acme.asks("POST", &format!("{path}/verify"), Value::Null).await;
+    assert_eq!((status, &verified["damaged"]), (200, &json!([])));
+    let (_, unnamed) = acme.asks("PATCH", &path, json!({"name": null})).await;
+    assert_eq!(unnamed["name"], Value::Null);
+    assert_eq!(acme.asks("DELETE", &path, Value::Null).await.0, 204);
+    assert_eq!(acme.asks("GET", &path, Value::Null).await.0, 404);
+}
+
+#[tokio::test]
+async fn snapshot_of_another_tenant_is_not_found() {
+    let [acme, other, admin] = callers();
+    let id = acme.freezes(json!({"name": "web"})).await;
+    assert!(other.lists("").await.is_empty());
+    assert_eq!(
+        admin.lists("?fieldSelector=tenant%3Dacme").await,
+        std::slice::from_ref(&id)
+    );
+    for wanted in [id.as_str(), "web"] {
+        let path = format!("/v1/snapshots/{wanted}");
+        for (method, path, body) in [
+            ("GET", path.clone(), Value::Null),
+            ("DELETE", format!("{path}?force=true"), Value::Null),
+            ("PATCH", path.clone(), json!({"name": "mine"})),
+            ("POST", format!("{path}/verify"), Value::Null),
+            ("POST", "/v1/thaws".into(), json!({"snapshot": wanted})),
+        ] {
+            let (status, problem) = other.asks(method, &path, body).await;
+            assert_eq!(
+                (status, problem["code"].as_str()),
+                (404, Some("snapshot-not-found")),
+                "{method} {path}"
+            );
+        }
+    }
+    assert_eq!(
+        admin
+            .asks("GET", &format!("/v1/snapshots/{id}"), Value::Null)
+            .await
+            .0,
+        200
+    );
+}
+
+#[tokio::test]
+async fn snapshot_in_use_is_a_conflict_unless_forced() {
+    let [acme, ..] = callers();
+    let id = acme.freezes(json!({"labels": {"in-use": ""}})).await;
+    let path = format!("/v1/snapshots/{id}");
+    let (status, problem) = acme.asks("DELETE", &path, Value::Null).await;
+    assert_eq!((status, problem["code"].as_str()), (409, Some("snapshot-in-use")));
+    assert_eq!(
+        acme.asks("DELETE", &format!("{path}?force=maybe"), Value::Null)
+            .await
+            .0,
+        400
+    );
+    assert_eq!(
+        acme.asks("DELETE", &format!("{path}?force=true"), Value::Null)
+            .await
+            .0,
+        204
+    );
+}
+
+#[tokio::test]
+async fn list_is_selected_and_comes_in_pages() {
+    let [acme, ..] = callers();
+    let mut ids = Vec::new();
+    for name in ["a", "b", "c"] {
+        ids.push(acme.freezes(json!({"name": name, "labels": {"n": name}})).await);
+    }
+    assert_eq!(
+        acme.lists("?labelSelector=n+in+(a,c)").await,
+        [ids[0].clone(), ids[2].clone()]
+    );
+    assert_eq!(acme.lists("?fieldSelector=name%3Db").await, [ids[1].clone()]);
+    let (mut seen, mut query) = (Vec::new(), "?limit=1".to_owned());
+    loop {
+        let (_, page) = acme
+            .asks("GET", &format!("/v1/snapshots{query}"), Value::Null)
+            .await;
+        seen.push(page["items"][0]["id"].as_str().unwrap().to_owned());
+        let Some(token) = page["continue"].as_str() else {
+            break;
+        };
+        query = format!("?limit=1&continue={token}");
+    }
+    assert_eq!(seen, ids);
+    for wrong in [
+        "?limit=0",
+        "?continue=x",
+        "?fieldSelector=state%3Drunning",
+        "?watch=1",
+    ] {
+        let (status, _) = acme
+            .asks("GET", &format!("/v1/snapshots{wrong}"), Value::Null)
+            .await;
+        assert_eq!(status, 400, "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn thaw_and_freeze_name_one_snapshot_and_no_host_path() {
+    let [acme, _, admin] = callers();
+    for (wrong, status) in [
+        (json!({}), 422),
+        (json!({"snapshot": ""}), 422),
+        (json!({"snapshot": "a", "directory": "/x"}), 403),
+        (json!({"directory": "/x"}), 403),
+    ] {
+        assert_eq!(
+            acme.asks("POST", "/v1/thaws", wrong.clone()).await.0,
+            status,
+            "{wrong}"
+        );
+    }
+    let both = json!({"snapshot": "a", "directory": "/x"});
+    assert_eq!(admin.asks("POST", "/v1/thaws", both).await.0, 422);
+    for (wrong, status) in [
+        (json!({"directory": "/x", "name": "a"}), 422),
+        (json!({"name": "a/b"}), 422),
+        (json!({"name": "0123456789ab"}), 422),
+        (json!({"labels": {"-": ""}}), 422),
+    ] {
+        let (found, _) = admin.asks("POST", "/v1/sandboxes/x/freeze", wrong.clone()).await;
+        assert_eq!(found, status, "{wrong}");
+    }
+}

@@ -1,0 +1,147 @@
+//! The stored snapshots of the node and of tenants with a stock of their own: found for a caller, kept free of what nobody keeps.
+//!
+//! Invariant: a snapshot is thawed with the stock that it lies in, because that has its images.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use thaw_sys::lock::Lock;
+
+use super::Node;
+use super::tenants::{TENANTS, Tenants, data};
+use crate::blocking::blocking;
+use crate::error::Error;
+use crate::snapshot::store::{Retention, Viewer, find};
+use crate::snapshot::{SnapshotStore, Stored};
+use crate::state::RunDirectory;
+use crate::tenant::Tenant;
+
+/// Interval between two searches for snapshots that are not kept.
+const EVERY: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// A stored snapshot, the store that it is in, and that store's tenant if it is one tenant's alone.
+#[derive(Clone, Debug)]
+pub struct FoundSnapshot {
+    pub stored: Arc<Stored>,
+    pub store: SnapshotStore,
+    stock: Option<Tenant>,
+}
+
+impl Tenants {
+    /// The store of a tenant with a stock of its own, opened once. Blocks.
+    pub(super) fn store_of(&self, tenant: &Tenant) -> Result<SnapshotStore, Error> {
+        let mut stores = self.stores.locked();
+        if let Some(store) = stores.get(tenant) {
+            return Ok(store.clone());
+        }
+        let shared = self.shared();
+        let store = shared.stored.below(&data(&shared.paths.data, tenant))?;
+        store.sweep();
+        stores.insert(tenant.clone(), store.clone());
+        Ok(store)
+    }
+
+    /// The stores that may hold snapshots for this viewer: the node's first. Blocks.
+    pub fn snapshot_stores(&self, viewer: &Viewer) -> Vec<(Option<Tenant>, SnapshotStore)> {
+        let shared = self.shared();
+        let tenants = match viewer.is_node {
+            true => tenants_on_disk(&shared.paths.data),
+            false => viewer.tenant.iter().cloned().collect(),
+        };
+        let has_one = |tenant: &Tenant| SnapshotStore::exists(&data(&shared.paths.data, tenant));
+        let opened = tenants.into_iter().filter(has_one).filter_map(|tenant| {
+            let store = self.store_of(&tenant);
+            let store = store.inspect_err(|e| tracing::warn!("snapshots of tenant {tenant:?}: {e}"));
+            Some((Some(tenant), store.ok()?))
+        });
+        [(None, shared.stored.clone())]
+            .into_iter()
+            .chain(opened)
+            .collect()
+    }
+
+    /// Finds a stored snapshot for a viewer, by id, name, or an unambiguous beginning of an id. Blocks.
+    ///
+    /// # Errors
+    /// [`crate::error::ErrorKind::SnapshotNotFound`].
+    pub fn find_snapshot(&self, wanted: &str, viewer: &Viewer) -> Result<FoundSnapshot, Error> {
+        let (stocks, stores): (Vec<_>, Vec<_>) = self.snapshot_stores(viewer).into_iter().unzip();
+        let (at, stored) = find(&stores, wanted, viewer)?;
+        Ok(FoundSnapshot {
+            stored,
+            store: stores[at].clone(),
+            stock: stocks[at].clone(),
+        })
+    }
+
+    /// Finds a stored snapshot to thaw, and notes its use. Returns the node to thaw it with, and its directory.
+    ///
+    /// # Errors
+    /// [`crate::error::ErrorKind::SnapshotNotFound`], and those of [`Tenants::with_stock`].
+    pub async fn snapshot_to_thaw(&self, wanted: &str, viewer: &Viewer) -> Result<(Node, PathBuf), Error> {
+        let (tenants, wanted, viewer) = (self.clone(), wanted.to_owned(), viewer.clone());
+        let found = blocking(move || tenants.find_snapshot(&wanted, &viewer)).await?;
+        let node = self.with_stock(found.stock.as_ref()).await?;
+        let directory = found.stored.directory.clone();
+        // The thaw does not wait for the disk.
+        tokio::task::spawn_blocking(move || found.store.note_use(&found.stored.object.id));
+        Ok((node, directory))
+    }
+
+    /// Removes the stored snapshots that the configuration does not keep. Blocks.
+    pub fn retire_snapshots(&self) {
+        let shared = self.shared();
+        let keep = Retention::of(&shared.images.config.snapshots);
+        for (_, store) in self.snapshot_stores(&Viewer::node()) {
+            store.retire(&keep, &|snapshot| thawed_from(&shared.run, snapshot));
+        }
+        self.let_go_of_removed_snapshots();
+    }
+
+    /// Stops holding removed snapshots, and ends the machines parked with them.
+    pub fn let_go_of_removed_snapshots(&self) {
+        for node in self.all() {
+            node.snapshots.let_go_of_removed(&node);
+        }
+    }
+
+    /// The same now and once a day. Reads the stored snapshots, so that the first request finds them in memory. Never returns.
+    pub async fn keep_snapshots_retired(self) {
+        loop {
+            let tenants = self.clone();
+            let retired = blocking(move || {
+                let stores = tenants.snapshot_stores(&Viewer::node());
+                stores.iter().for_each(|(_, store)| drop(store.list()));
+                tenants.retire_snapshots();
+                Ok(())
+            });
+            if let Err(e) = retired.await {
+                tracing::warn!("stored snapshots are all kept: {e}");
+            }
+            tokio::time::sleep(EVERY).await;
+        }
+    }
+}
+
+/// A sandbox of this host that was thawed from the snapshot in a directory.
+pub fn thawed_from(run: &RunDirectory, snapshot: &Path) -> Option<String> {
+    let place = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    let wanted = place(snapshot);
+    let thawed = run.list().into_iter().find(|record| {
+        let from = record.provenance.as_ref().map(|provenance| provenance.snapshot());
+        from.is_some_and(|from| from == wanted || place(from) == wanted)
+    });
+    thawed.map(|record| record.id)
+}
+
+fn tenants_on_disk(shared: &Path) -> Vec<Tenant> {
+    let entries = fs::read_dir(shared.join(TENANTS)).into_iter().flatten().flatten();
+    let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+    names.filter_map(|name| name.parse().ok()).collect()
+}
+
+#[cfg(test)]
+#[path = "stored_test.rs"]
+mod tests;

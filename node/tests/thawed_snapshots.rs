@@ -14,6 +14,8 @@ use thaw_tiny_node::{Place, Thawd, asked};
 struct Node {
     place: Place,
     thawd: Thawd,
+    /// The sandbox.
+    original: String,
     directory: String,
 }
 
@@ -24,15 +26,16 @@ impl Node {
         place.fill_pools_to(2..=4, 2..=4);
         let thawd = Thawd::start(&place);
         let directory = place.path("frozen").display().to_string();
-        let node = Node {
+        let mut node = Node {
             place,
             thawd,
+            original: String::new(),
             directory,
         };
         let made = node.ask("POST /v1/sandboxes", &node.place.request());
-        let id = made["sandbox"]["id"].as_str().unwrap();
+        node.original = made["sandbox"]["id"].as_str().unwrap().to_owned();
         node.ask(
-            &format!("POST /v1/sandboxes/{id}/freeze"),
+            &format!("POST /v1/sandboxes/{}/freeze", node.original),
             &json!({"directory": node.directory}),
         );
         Some(node)
@@ -81,17 +84,16 @@ impl Node {
     }
 
     fn restart(self) -> Node {
-        let Node {
-            place,
-            thawd,
-            directory,
-        } = self;
-        assert!(thawd.stop().success(), "{}", log(&place));
+        assert!(self.thawd.stop().success(), "{}", log(&self.place));
         Node {
-            thawd: Thawd::start(&place),
-            place,
-            directory,
+            thawd: Thawd::start(&self.place),
+            ..self
         }
+    }
+
+    fn end(self) {
+        self.delete(&self.original);
+        assert!(self.thawd.stop().success(), "{}", log(&self.place));
     }
 }
 
@@ -110,6 +112,7 @@ fn snapshot_is_read_once_by_each_thawd() {
         "read by the next thawd"
     );
     assert!(!node.thaw().contains("snapshot-verified"), "once");
+    node.end();
 }
 
 #[test]
@@ -131,6 +134,7 @@ fn machines_are_parked_with_a_snapshot_that_is_thawed_often() {
     });
     node.delete(&first);
     node.delete(&second);
+    node.end();
 }
 
 #[test]
@@ -158,4 +162,5 @@ fn parked_machines_end_with_the_held_snapshot() {
     eventually("the machines parked with it are gone", || {
         node.metric("thaw_snapshots_held") == 0.0 && node.place.spares() < parked
     });
+    node.end();
 }

@@ -28,7 +28,7 @@ use crate::ui::Ui;
 #[derive(Debug, Args)]
 #[command(
     disable_help_flag = true,
-    after_help = "SNAPSHOT is a stored snapshot: its id, its name, or the beginning of its id. With a slash, or if no stored snapshot has that\nname, it is a directory.\n\nExamples:\n  thaw thaw web-ready\n  thaw thaw -d --name web-2 -p 8081:80 ./web-frozen"
+    after_help = "SNAPSHOT is the id, the name or the beginning of the id of a stored snapshot. With a slash, or if\nno stored snapshot is so named, it is a directory.\n\nExamples:\n  thaw thaw web-ready\n  thaw thaw -d --name web-2 -p 8081:80 ./web-frozen"
 )]
 pub struct ThawArguments {
     /// The snapshot that `thaw freeze` stored or wrote

@@ -100,22 +100,31 @@ pub fn lasting_filled(filled_mib: u32) -> Guest {
     let (setup, data) = asleep(GENERATION_GSI);
     let setup = fill(setup, filled_mib);
     // mov esi, GENERATION_ID; mov ebx, [esi]; mov ecx, [esi+4]
-    let start = setup.0.len();
     let code = setup
         .raw(&[0xbe])
         .raw(&GENERATION_ID.to_le_bytes())
-        .raw(&[0x8b, 0x1e, 0x8b, 0x4e, 0x04])
-        .print(READY);
+        .raw(&[0x8b, 0x1e, 0x8b, 0x4e, 0x04]);
+    let start = code.0.len();
+    let code = code.print(READY);
     // Where the interrupt goes on: nothing of what it interrupts is needed.
     let awake = code.0.len();
     let code = code
         // 1: cli; cmp ebx, [esi]; jne 2f; cmp ecx, [esi+4]; jne 2f; sti; hlt; jmp 1b; 2: out dx, al
         .raw(&[0xfa, 0x3b, 0x1e, 0x75, 0x09, 0x3b, 0x4e, 0x04, 0x75, 0x04])
         .raw(&[0xfb, 0xf4, 0xeb, (-14i8).to_le_bytes()[0]])
-        .raw(&[0xee]);
+        .raw(&[0xee])
+        // mov ebx, [esi]; mov ecx, [esi+4]; push ebx; push ecx: kept before the ID is printed, so that a thaw of what is frozen
+        // meanwhile is acknowledged too.
+        .raw(&[0x8b, 0x1e, 0x8b, 0x4e, 0x04, 0x53, 0x51]);
     let code = interrupt_to(code, awake);
     Guest {
-        code: hexadecimal(code).print("\n").repeat_from(start).0,
+        // pop ecx; pop ebx; mov esi, GENERATION_ID
+        code: hexadecimal(code)
+            .print("\n")
+            .raw(&[0x59, 0x5b, 0xbe])
+            .raw(&GENERATION_ID.to_le_bytes())
+            .repeat_from(start)
+            .0,
         data,
     }
 }

@@ -49,8 +49,8 @@ async fn concurrent_deletes_have_one_result() {
     );
 }
 
-#[tokio::test]
-async fn delete_that_timed_out_has_its_result_when_retried() {
+/// A pod whose container `one` was removed after the client that deleted it gave up.
+async fn removed_without_an_answer() -> Rig {
     let rig = ended().await;
     let request = DeleteRequest {
         id: "one".into(),
@@ -62,6 +62,12 @@ async fn delete_that_timed_out_has_its_result_when_retried() {
     tokio::time::sleep(PATIENCE).await;
     rig.agent.release("one");
     assert_eq!(rig.events(6).await[5], "delete one");
+    rig
+}
+
+#[tokio::test]
+async fn delete_that_timed_out_has_its_result_when_retried() {
+    let rig = removed_without_an_answer().await;
     assert_eq!(rig.state("one", "").await.unwrap().status, Status::STOPPED.into());
     assert_eq!(rig.delete("one", "").await.unwrap(), 137);
     assert_eq!(code(rig.delete("one", "").await), Code::NOT_FOUND);
@@ -74,16 +80,7 @@ async fn delete_that_timed_out_has_its_result_when_retried() {
 
 #[tokio::test]
 async fn removed_task_without_an_answer_does_not_keep_the_shim() {
-    let rig = ended().await;
-    let request = DeleteRequest {
-        id: "one".into(),
-        ..Default::default()
-    };
-    let deleted = rig.client.delete(with_duration(PATIENCE), &request);
-    deleted.await.unwrap_err();
-    tokio::time::sleep(PATIENCE).await;
-    rig.agent.release("one");
-    assert_eq!(rig.events(6).await[5], "delete one");
+    let rig = removed_without_an_answer().await;
     end_pause(&rig).await;
     rig.delete("pause", "").await.unwrap();
     rig.shutdown(false).await;

@@ -19,7 +19,7 @@ use thaw_protocol::control::{Backend, Command, DeviceId};
 
 use super::backends::{Backends, Devices, Ends, Sent, has_image_disk};
 use super::files::MachineFiles;
-use super::fitted::{AttachedEnds, Fitted};
+use super::fitted::{AttachedEnds, Fitted, FittedParts};
 use super::machine::explain;
 use super::network::Attached;
 use super::pools::{Claimed, claim, made_size};
@@ -408,13 +408,12 @@ async fn parts(
     progress: Arc<dyn Progress>,
     trace: &Trace,
 ) -> Result<Parts, Error> {
-    let supply = fitted
-        .as_ref()
-        .map_or_else(|| node.images.counting_alone(), |fitted| fitted.supply.clone());
-    let (attached, disk, slot) = match fitted {
-        Some(fitted) => (Some(fitted.attached), fitted.disk, fitted.network),
-        None => (None, None, None),
-    };
+    let FittedParts {
+        supply,
+        attached,
+        disk,
+        network: slot,
+    } = FittedParts::of(fitted, &node.images);
     let (pulled, disk, network, share) = tokio::try_join!(
         image(&supply, spec, trace, progress),
         new_disk(node, disk, spec.disk_mib, trace),

@@ -74,6 +74,33 @@ pub(super) struct AttachedEnds {
     pub limited_to_mib: Option<u32>,
 }
 
+/// What is attached to a machine, taken apart. A machine that nothing is attached to has a supply only.
+pub(super) struct FittedParts {
+    pub supply: Images,
+    pub attached: Option<AttachedEnds>,
+    pub disk: Option<Claimed<Disks>>,
+    pub network: Option<Claimed<Networks>>,
+}
+
+impl FittedParts {
+    pub(super) fn of(fitted: Option<Fitted>, images: &Images) -> FittedParts {
+        match fitted {
+            Some(fitted) => FittedParts {
+                supply: fitted.supply,
+                attached: Some(fitted.attached),
+                disk: fitted.disk,
+                network: fitted.network,
+            },
+            None => FittedParts {
+                supply: images.counting_alone(),
+                attached: None,
+                disk: None,
+                network: None,
+            },
+        }
+    }
+}
+
 impl Fitted {
     /// Takes the parts from their pools, or makes them, and attaches them to a machine that is parked with `origin` in it, and whose vsock
     /// will be at `vsock`. Blocks. Must be called within a tokio runtime.

@@ -10,7 +10,7 @@ use thaw_protocol::api::{CPU_LIMIT_MILLIS, NetworkPolicy, PublishedPort};
 use thaw_protocol::control::MemoryMode;
 
 use super::create::{Making, Parts};
-use super::fitted::{Fitted, FittedDisk, Fitting};
+use super::fitted::{Fitted, FittedDisk, FittedParts, Fitting};
 use super::freeze::Workload;
 use super::parked::ParkedWant;
 use super::retry::retry_once;
@@ -224,13 +224,12 @@ async fn parts(
         let _stage = trace.stage("image");
         images(node, &registered.manifest.subject)?
     };
-    let supply = fitted
-        .as_ref()
-        .map_or_else(|| node.images.counting_alone(), |fitted| fitted.supply.clone());
-    let (attached, disk, slot) = match fitted {
-        Some(fitted) => (Some(fitted.attached), fitted.disk, fitted.network),
-        None => (None, None, None),
-    };
+    let FittedParts {
+        supply,
+        attached,
+        disk,
+        network: slot,
+    } = FittedParts::of(fitted, &node.images);
     let disk = async {
         if let Some(disk) = disk {
             return Ok(disk);

@@ -2,6 +2,7 @@
 //!
 //! Invariant: a snapshot is thawed with the stock that it lies in, because that has its images.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,9 +14,9 @@ use super::Node;
 use super::tenants::{TENANTS, Tenants, data};
 use crate::blocking::blocking;
 use crate::error::Error;
-use crate::snapshot::store::{Retention, Viewer, find};
+use crate::snapshot::store::{Making, NewSnapshot, Retention, Viewer, find};
 use crate::snapshot::{SnapshotStore, Stored};
-use crate::state::RunDirectory;
+use crate::state::{Record, RunDirectory};
 use crate::tenant::Tenant;
 
 /// Interval between two searches for snapshots that are not kept.
@@ -122,6 +123,31 @@ impl Tenants {
             }
             tokio::time::sleep(EVERY).await;
         }
+    }
+}
+
+impl SnapshotStore {
+    /// Makes the place for a snapshot of the sandbox with this record. Blocks.
+    ///
+    /// # Errors
+    /// Those of [`SnapshotStore::begin`].
+    pub fn begin_for(
+        &self,
+        sandbox: &Record,
+        name: Option<String>,
+        labels: BTreeMap<String, String>,
+    ) -> Result<Making, Error> {
+        let thawed_from = sandbox
+            .provenance
+            .as_ref()
+            .map(|provenance| provenance.snapshot());
+        self.begin(NewSnapshot {
+            name,
+            labels,
+            tenant: sandbox.terms.tenant.clone(),
+            sandbox: sandbox.id.clone(),
+            parent: thawed_from.and_then(|snapshot| self.id_of(snapshot)),
+        })
     }
 }
 

@@ -12,6 +12,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -310,6 +311,21 @@ fn optional(path: &Path, most: u64) -> io::Result<Option<Vec<u8>>> {
         Err(e) if e.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(e),
     }
+}
+
+/// Bytes that the files of a snapshot occupy on their disk: a directory of directories one deep.
+pub fn disk_bytes(directory: &Path) -> u64 {
+    let entries = fs::read_dir(directory)
+        .into_iter()
+        .flatten()
+        .filter_map(io::Result::ok);
+    entries
+        .filter_map(|entry| Some((entry.path(), entry.metadata().ok()?)))
+        .map(|(path, metadata)| match metadata.is_dir() {
+            true => disk_bytes(&path),
+            false => metadata.blocks() * 512,
+        })
+        .fold(0, u64::saturating_add)
 }
 
 #[cfg(test)]

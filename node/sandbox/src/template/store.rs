@@ -17,6 +17,7 @@ use super::key::{Ingredients, Key};
 use super::{Recipe, Shape, build_lock};
 use crate::error::{Error, ErrorKind};
 use crate::paths::Paths;
+use crate::snapshot::directory::disk_bytes;
 use crate::snapshot::{
     Hash, Hold, Manifest, Registered, Registry, Signatures, SnapshotDir, SnapshotError, Subject, directory,
     sweep,
@@ -359,18 +360,6 @@ impl Templates {
         keys.sort();
         keys
     }
-}
-
-fn disk_bytes(directory: &Path) -> u64 {
-    use std::os::unix::fs::MetadataExt;
-    let entries = fs::read_dir(directory)
-        .into_iter()
-        .flatten()
-        .filter_map(io::Result::ok);
-    entries
-        .filter_map(|e| e.metadata().ok())
-        .map(|m| m.blocks() * 512)
-        .sum()
 }
 
 #[cfg(test)]

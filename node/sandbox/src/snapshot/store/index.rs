@@ -14,6 +14,7 @@ use thaw_protocol::api;
 
 use super::object::{self, Object, Version};
 use crate::id::is_id;
+use crate::snapshot::directory::disk_bytes;
 use crate::snapshot::error::SnapshotError;
 use crate::snapshot::hash::Hash;
 use crate::snapshot::manifest::Manifest;
@@ -200,20 +201,4 @@ fn shown(manifest: &Manifest, hash: Hash) -> api::SnapshotManifest {
             snapshot: None,
         }),
     }
-}
-
-/// Bytes that the files of a snapshot occupy on their disk: a directory of directories one deep.
-fn disk_bytes(directory: &Path) -> u64 {
-    use std::os::unix::fs::MetadataExt;
-    let entries = fs::read_dir(directory)
-        .into_iter()
-        .flatten()
-        .filter_map(io::Result::ok);
-    entries
-        .filter_map(|entry| Some((entry.path(), entry.metadata().ok()?)))
-        .map(|(path, metadata)| match metadata.is_dir() {
-            true => disk_bytes(&path),
-            false => metadata.blocks() * 512,
-        })
-        .fold(0, u64::saturating_add)
 }

@@ -15,7 +15,6 @@ use super::index::{SNAPSHOT, Stored};
 use super::object::{self, Object};
 use super::{SnapshotStore, lock, new_id};
 use crate::error::{Error, ErrorKind};
-use crate::state::Record;
 use crate::tenant::Tenant;
 
 /// What a new snapshot is.
@@ -42,29 +41,6 @@ pub struct Making {
 }
 
 impl SnapshotStore {
-    /// Makes the place for a snapshot of the sandbox with this record. Blocks.
-    ///
-    /// # Errors
-    /// Those of [`SnapshotStore::begin`].
-    pub fn begin_for(
-        &self,
-        sandbox: &Record,
-        name: Option<String>,
-        labels: BTreeMap<String, String>,
-    ) -> Result<Making, Error> {
-        let thawed_from = sandbox
-            .provenance
-            .as_ref()
-            .map(|provenance| provenance.snapshot());
-        self.begin(NewSnapshot {
-            name,
-            labels,
-            tenant: sandbox.terms.tenant.clone(),
-            sandbox: sandbox.id.clone(),
-            parent: thawed_from.and_then(|snapshot| self.id_of(snapshot)),
-        })
-    }
-
     /// Makes the place for a snapshot. Removes what dead makers left. Blocks.
     ///
     /// # Errors

@@ -224,14 +224,9 @@ async fn parts(
         let _stage = trace.stage("image");
         images(node, &registered.manifest.subject)?
     };
-    let FittedParts {
-        supply,
-        attached,
-        disk,
-        network: slot,
-    } = FittedParts::of(fitted, &node.images);
+    let fitted = FittedParts::of(fitted, &node.images);
     let disk = async {
-        if let Some(disk) = disk {
+        if let Some(disk) = fitted.disk {
             return Ok(disk);
         }
         let _stage = trace.stage("disk");
@@ -241,15 +236,15 @@ async fn parts(
     let source = NetworkSource::Ours(mode);
     let (disk, network) = tokio::try_join!(
         disk,
-        network::claim(node, slot, (&source, &terms), directory, trace)
+        network::claim(node, fitted.network, (&source, &terms), directory, trace)
     )?;
     Ok(Parts {
         images,
-        attached,
+        attached: fitted.attached,
         disk,
         network,
         prefetch: None,
-        supply,
+        supply: fitted.supply,
         record: None,
         share: None,
     })

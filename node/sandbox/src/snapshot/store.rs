@@ -325,7 +325,7 @@ impl SnapshotStore {
 fn not_found(wanted: &str) -> Error {
     Error::new(
         ErrorKind::SnapshotNotFound,
-        format!("no stored snapshot is {wanted}"),
+        format!("no stored snapshot has the id or the name {wanted}"),
     )
     .remedy("see `thaw snapshot ls`")
 }

@@ -1,6 +1,6 @@
 //! Records what the first sandbox thawed from a snapshot touches, so that later thaws map it before the guest runs.
 //!
-//! Invariant: nobody waits for this, and no thaw fails because of it. A recording that fails is repeated by the next thaw.
+//! Invariant: no caller waits for a recording, and no thaw fails because of one. If a recording fails, the next thaw records.
 
 use std::os::fd::AsFd;
 use std::sync::Arc;

@@ -26,7 +26,7 @@ struct Held {
     /// Maximum number of bytes of memory held without use.
     budget: u64,
     table: Mutex<Table>,
-    /// Held by the thread that reads a snapshot which nobody waits for.
+    /// Held by the thread that reads a new snapshot in the background.
     reading_ahead: Mutex<()>,
 }
 

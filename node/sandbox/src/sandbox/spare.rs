@@ -186,7 +186,7 @@ impl Spares {
             .guest_image
             .is_some_and(|image| !self.templates.has_guest_image(image))
         {
-            let what = "the guest image is another than the template was made with";
+            let what = "the guest image is not the one that this snapshot or template was made with";
             return Err(Error::new(ErrorKind::SnapshotIncompatible, what));
         }
         Ok(guest_image)

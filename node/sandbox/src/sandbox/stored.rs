@@ -1,4 +1,5 @@
-//! The stored snapshots of the node and of tenants with a stock of their own: found for a caller, kept free of what nobody keeps.
+//! The stored snapshots of the node, and of tenants with a stock of their own: finds one for a caller, and removes those that the
+//! configuration does not keep.
 //!
 //! Invariant: a snapshot is thawed with the stock that it lies in, because that has its images.
 

@@ -60,7 +60,7 @@ impl Registered {
         self.just_read.swap(false, Ordering::Relaxed)
     }
 
-    /// Whether the caller is to record its working set, because it has none and nobody else does.
+    /// Whether the caller is to record its working set: it has none, and no other thaw is recording one.
     pub fn take_recording(&self) -> bool {
         self.files.working_set.is_none() && !self.recording.swap(true, Ordering::Relaxed)
     }

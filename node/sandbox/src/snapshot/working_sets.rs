@@ -1,13 +1,14 @@
 //! The working sets that this node recorded at the first thaw of each snapshot: `THAW_DATA/working-sets/HASH`, by the manifest's hash.
 //!
 //! A snapshot's own files never change after the freeze, and its signature covers them. What a thawed application touches first is known
-//! only later, so each node keeps it beside. Invariants: a file under its final name is complete, and there are at most [`MOST`].
-//! It is a hint: a wrong one costs time and never changes a guest (`vmm/src/snapshot/working_set.rs`).
+//! only later, so each node keeps it beside. Invariants: a VMM gets only a file that is whole and of the known format, because it refuses
+//! any other, and there are at most [`MOST`]. What the file says is a hint: a wrong one costs time and never changes a guest
+//! (`vmm/src/snapshot/working_set.rs`).
 
 use std::fs::{self, File};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, FileExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -17,6 +18,13 @@ use super::hash::Hash;
 
 /// Maximum number of working sets kept. Each has at most 1 MiB (docs/snapshot-format.md).
 const MOST: usize = 256;
+
+/// Maximum number of bytes of a file: its header, and 65536 runs of 16 bytes.
+const MOST_BYTES: u64 = HEADER as u64 + (1 << 20);
+/// Bytes of the header.
+const HEADER: usize = 64;
+/// The magic, version 1 of the format, and zeros.
+const BEGINNING: &[u8] = b"THAWWSET\x01\0\0\0\0\0\0\0";
 
 /// The store of working sets.
 #[derive(Clone, Debug)]
@@ -32,9 +40,22 @@ impl WorkingSets {
         }
     }
 
-    /// The working set of a snapshot, if this node recorded one.
+    /// The working set of a snapshot, if this node recorded one. One that a VMM would refuse is removed, and the next thaw records another.
     pub fn find(&self, manifest: Hash) -> Option<File> {
-        File::open(self.path(manifest)).ok()
+        let path = self.path(manifest);
+        let file = File::open(&path).ok()?;
+        match is_whole(&file) {
+            Ok(true) => Some(file),
+            Ok(false) => {
+                tracing::warn!("removed {}: it is damaged, or of another release", path.display());
+                let _ = fs::remove_file(&path);
+                None
+            }
+            Err(e) => {
+                tracing::warn!("cannot read {}: {e}", path.display());
+                None
+            }
+        }
     }
 
     /// A file without a name, for [`Self::keep`].
@@ -74,10 +95,56 @@ impl WorkingSets {
     }
 }
 
+/// Whether it has the header that docs/snapshot-format.md describes, and the body that the header says.
+fn is_whole(file: &File) -> io::Result<bool> {
+    let bytes = file.metadata()?.len();
+    if !(HEADER as u64..=MOST_BYTES).contains(&bytes) {
+        return Ok(false);
+    }
+    let mut whole = vec![0; usize::try_from(bytes).unwrap_or(HEADER)];
+    file.read_exact_at(&mut whole, 0)?;
+    let (header, body) = whole.split_at(HEADER);
+    let length = (body.len() as u64).to_le_bytes();
+    Ok(header.starts_with(BEGINNING)
+        && header[16..24] == length
+        && header[24..32] == [0; 8]
+        && header[32..] == *blake3::hash(body).as_bytes())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::io::Write;
+
+    /// A whole file with this body.
+    fn whole(body: &[u8]) -> Vec<u8> {
+        let mut bytes = [BEGINNING, &(body.len() as u64).to_le_bytes(), &[0; 8]].concat();
+        bytes.extend(blake3::hash(body).as_bytes());
+        bytes.extend(body);
+        bytes
+    }
+
+    #[test]
+    fn damaged_working_set_is_removed_and_recorded_again() {
+        let place = tempfile::tempdir().unwrap();
+        let sets = WorkingSets::of(place.path());
+        let (snapshot, good) = (Hash::of(b"manifest"), whole(b"pages"));
+        let mut bad: Vec<Vec<u8>> = (0..good.len())
+            .map(|at| {
+                let mut bytes = good.clone();
+                bytes[at] ^= 1;
+                bytes
+            })
+            .collect();
+        bad.extend([Vec::new(), good[..40].to_vec(), good[..good.len() - 1].to_vec()]);
+        for bytes in bad {
+            let mut draft = sets.draft().unwrap();
+            draft.write_all(&bytes).unwrap();
+            sets.keep(snapshot, &draft).unwrap();
+            assert!(sets.find(snapshot).is_none(), "{bytes:?}");
+            assert!(!sets.path(snapshot).exists());
+        }
+    }
 
     #[test]
     fn working_set_is_found_once_it_is_complete() {
@@ -86,14 +153,15 @@ mod tests {
         let snapshot = Hash::of(b"manifest");
         assert!(sets.find(snapshot).is_none());
         let mut draft = sets.draft().unwrap();
-        draft.write_all(b"pages").unwrap();
+        draft.write_all(&whole(b"pages")).unwrap();
         assert!(sets.find(snapshot).is_none());
         sets.keep(snapshot, &draft).unwrap();
         let mut other = sets.draft().unwrap();
         other.write_all(b"others").unwrap();
         sets.keep(snapshot, &other).unwrap();
-        let found = io::read_to_string(sets.find(snapshot).unwrap()).unwrap();
-        assert_eq!(found, "pages", "the first stays");
+        let found = fs::read(sets.path(snapshot)).unwrap();
+        assert!(sets.find(snapshot).is_some());
+        assert_eq!(found, whole(b"pages"), "the first stays");
         assert!(sets.find(Hash::of(b"another")).is_none());
     }
 
@@ -103,7 +171,8 @@ mod tests {
         let sets = WorkingSets::of(place.path());
         let snapshots: Vec<Hash> = (0..=MOST).map(|n| Hash::of(&n.to_le_bytes())).collect();
         for (age, snapshot) in snapshots.iter().rev().enumerate() {
-            let draft = sets.draft().unwrap();
+            let mut draft = sets.draft().unwrap();
+            draft.write_all(&whole(b"pages")).unwrap();
             let then = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(1_000_000 - age as u64);
             draft.set_modified(then).unwrap();
             sets.keep(*snapshot, &draft).unwrap();

@@ -178,6 +178,10 @@ bench-host: ## many VMMs killed at once, and what that leaves of this host; `MOS
 	@./setup test
 	@tests/bench/run host $(if $(MOST),--most $(MOST))
 
+bench-data: ## a guest's requests to its disks beside a plain program's to a file; `QUICK=1`: a first look
+	@./setup test
+	@tests/bench/run data $(if $(QUICK),--quick)
+
 bench-snapshot: ## thaws of a user's snapshot, the first and parked, beside creations from the template; `QUICK=1`: a first look
 	@./setup test
 	@tests/bench/run snapshot $(if $(QUICK),--quick)
@@ -197,4 +201,4 @@ bench-report: ## render docs/benchmarks.md and the README's ratios from target/b
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-quickstart test-lab test-upgrade nightly lint house advisories fuzz deny build kernel install uninstall deb node-image release test-release bench-boot bench-thaw bench-create bench-network bench-image bench-shim bench-host bench-tenants bench-snapshot bench-alternatives bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-quickstart test-lab test-upgrade nightly lint house advisories fuzz deny build kernel install uninstall deb node-image release test-release bench-boot bench-thaw bench-create bench-data bench-network bench-image bench-shim bench-host bench-tenants bench-snapshot bench-alternatives bench-report clean

@@ -8,6 +8,7 @@ pub mod alternatives;
 pub mod boot;
 pub mod clock;
 pub mod create;
+pub mod data;
 pub mod headlines;
 pub mod host;
 pub mod image;

@@ -12,8 +12,10 @@ use thaw_sys::lock::Lock;
 pub enum Thread {
     /// Makes the machine, then serves the control socket.
     Control,
-    /// Serves every device but those of virtio-fs.
+    /// Serves every device but disks and those of virtio-fs.
     Devices,
+    /// Serves a disk.
+    Disk,
     /// Runs a vCPU, and a device's registers when the guest touches them.
     Vcpu,
     /// Serves a virtio-fs device.
@@ -21,12 +23,19 @@ pub enum Thread {
 }
 
 impl Thread {
-    pub const ALL: [Thread; 4] = [Thread::Control, Thread::Devices, Thread::Vcpu, Thread::Files];
+    pub const ALL: [Thread; 5] = [
+        Thread::Control,
+        Thread::Devices,
+        Thread::Disk,
+        Thread::Vcpu,
+        Thread::Files,
+    ];
 
     pub const fn name(self) -> &'static str {
         match self {
             Thread::Control => "control",
             Thread::Devices => "devices",
+            Thread::Disk => "disk",
             Thread::Vcpu => "vcpu",
             Thread::Files => "fs",
         }

@@ -1,4 +1,5 @@
-//! The thread that serves every device but virtio-fs: it waits for kicks, backends and timers, and calls the device.
+//! A thread that serves devices: it waits for kicks, backends and timers, and calls the device. Each disk has a loop of its own; virtio-fs
+//! devices have threads of another kind.
 //!
 //! Waits are level-triggered unless a device requests otherwise: a device that takes only part of what is ready is called again, after the
 //! others. A queue over its rate limit waits for a timer ([`super::alarms`]). A device is called with its lock held. A device that fails is
@@ -181,19 +182,12 @@ impl EventLoop {
     }
 
     /// Starts the thread. It calls devices while `gate` is open.
-    pub fn start(self, gate: Arc<Gate>) -> io::Result<DeviceThread> {
+    pub fn start(self, name: &str, kind: Thread, gate: Arc<Gate>) -> io::Result<DeviceThread> {
         let epoll = self.epoll.clone();
         let never = Timeout::default();
-        DeviceThread::start(
-            "devices",
-            Thread::Devices,
-            epoll,
-            gate,
-            never,
-            move |data, events| {
-                self.event(data, events);
-            },
-        )
+        DeviceThread::start(name, kind, epoll, gate, never, move |data, events| {
+            self.event(data, events);
+        })
     }
 
     /// Serves what is ready, once, on this thread and without waiting. For fuzzing, where a run must be repeatable.

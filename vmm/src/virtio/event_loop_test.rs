@@ -115,7 +115,7 @@ fn kicks_and_backends_reach_their_device() {
     let mut event_loop = EventLoop::new().unwrap();
     let a = serve(&mut event_loop, DeviceId::Blk0, false);
     let b = serve(&mut event_loop, DeviceId::Rng, false);
-    let running = event_loop.start(open_gate()).unwrap();
+    let running = event_loop.start("devices", Thread::Devices, open_gate()).unwrap();
     a.kicks[1].write(1).unwrap();
     assert_eq!(a.calls.recv_timeout(PATIENCE).unwrap(), Call::Queue(1));
     b.backend.write(1).unwrap();
@@ -129,7 +129,7 @@ fn a_device_that_fails_is_idled_and_the_others_go_on() {
     let mut event_loop = EventLoop::new().unwrap();
     let bad = serve(&mut event_loop, DeviceId::Blk0, true);
     let good = serve(&mut event_loop, DeviceId::Rng, false);
-    let running = event_loop.start(open_gate()).unwrap();
+    let running = event_loop.start("devices", Thread::Devices, open_gate()).unwrap();
     bad.kicks[0].write(1).unwrap();
     assert_eq!(bad.calls.recv_timeout(PATIENCE).unwrap(), Call::Queue(0));
     assert_eq!(bad.calls.recv_timeout(PATIENCE).unwrap(), Call::Reset);
@@ -147,7 +147,7 @@ fn wake_at_calls_the_device_then_and_once() {
     let sleeper = serve(&mut event_loop, DeviceId::Blk0, false);
     let other = serve(&mut event_loop, DeviceId::Net, false);
     let registrar = event_loop.registrar(DeviceId::Blk0);
-    let running = event_loop.start(open_gate()).unwrap();
+    let running = event_loop.start("devices", Thread::Devices, open_gate()).unwrap();
     let moment = crate::clock::monotonic_ns() + 30_000_000;
     registrar.wake_at(Some(moment));
     // Meanwhile the thread serves other devices that have work.

@@ -7,6 +7,7 @@
 //! The threads touch guest memory only while the [`Gate`] is open: after [`Inventory::start_work`] and until [`Inventory::quiesce`]. Before
 //! [`Inventory::start_work`], each restored device must be [settled](BackendCheck).
 
+mod loops;
 mod table;
 mod wiring;
 
@@ -21,13 +22,13 @@ use thaw_sys::lock::Lock;
 use vm_memory::{GuestMemory as _, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
+pub use self::loops::Loops;
 use self::table::Parts;
 pub use self::table::Windows;
 use self::wiring::{assemble, eventfd};
 use super::backend_check::{BackendCheck, NotSettled};
 use super::device::{AttachError, RestoreError, VirtioDevice};
 use super::device_thread::DeviceThread;
-use super::event_loop::EventLoop;
 use super::fs::{Fs, Images};
 use super::gate::Gate;
 use super::mem::{self, BLOCK, Mem, MemorySlots, SizeError};
@@ -83,7 +84,7 @@ pub struct Inventory {
     /// The line of the ACPI generic event device.
     generation: EventFd,
     gate: Arc<Gate>,
-    _event_loop: DeviceThread,
+    _threads: Vec<DeviceThread>,
 }
 
 impl Inventory {
@@ -95,7 +96,7 @@ impl Inventory {
         vm: &Arc<Vm>,
         events: EventSink,
     ) -> Result<Inventory, InventoryError> {
-        let event_loop = EventLoop::new().map_err(|error| InventoryError::System { what: "epoll", error })?;
+        let mut loops = Loops::new().map_err(|error| InventoryError::System { what: "epoll", error })?;
         let gate = Arc::new(Gate::new());
         let root = Fs::root(windows.take(DeviceId::Root), gate.clone());
         let root = Arc::new(Mutex::new(root));
@@ -108,23 +109,21 @@ impl Inventory {
             .map_err(|e| InventoryError::Region(e.to_string()))?;
         let mem = Arc::new(Mutex::new(Mem::new(MemorySlots::new(hotplug, vm.clone()))));
         let devices = table::build(Parts {
-            event_loop: &event_loop,
+            loops: &mut loops,
             gate: &gate,
             windows,
             events,
             root: root.clone(),
             mem: mem.clone(),
         });
-        let (transports, event_loop) = assemble(&devices, event_loop, &memory, vm)?;
+        let transports = assemble(&devices, &mut loops, &memory, vm)?;
         let generation = eventfd()?;
         vm.register_irqfd(&generation, layout::GED_GSI)
             .map_err(InventoryError::GenericEvent)?;
-        let event_loop = event_loop
-            .start(gate.clone())
-            .map_err(|error| InventoryError::System {
-                what: "device thread",
-                error,
-            })?;
+        let threads = loops.start(&gate).map_err(|error| InventoryError::System {
+            what: "device thread",
+            error,
+        })?;
         Ok(Inventory {
             transports,
             backend_checks: devices.iter().map(|_| BackendCheck::default()).collect(),
@@ -134,7 +133,7 @@ impl Inventory {
             memory,
             generation,
             gate,
-            _event_loop: event_loop,
+            _threads: threads,
         })
     }
 

@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  vCPU thread ── register access ──> mmio::MmioDevice ── activate, reset ──> device::VirtioDevice
-//!  KVM ── ioeventfd ──> event loop (fs: a thread of its own) ── queue_ready ──> the same
+//!  KVM ── ioeventfd ──> event loop (one for each disk; fs: a thread of its own) ── queue_ready ──> the same
 //!  device ── Interrupt ── irqfd ──> KVM
 //! ```
 //!
@@ -71,7 +71,7 @@ pub use device::{
     Activation, AttachError, DeviceError, DeviceSpec, RestoreError, SharedMemory, VirtioDevice,
 };
 pub use interrupt::Interrupt;
-pub use inventory::{Inventory, InventoryError, Windows};
+pub use inventory::{Inventory, InventoryError, Loops, Windows};
 pub use queue::{DeviceQueue, QueueError};
 pub use state::{BusRecords, ConsoleRecord, DeviceRecord, DeviceState};
 pub use window::HostWindow;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use thaw_protocol::device_limits::{Bucket, DeviceLimit};
 
 use super::*;
+use crate::jail::threads::Thread;
 use crate::virtio::event_loop::EventLoop;
 use crate::virtio::testing::{Shared, open_gate};
 use crate::virtio::throttle::test_clock::{self, SECOND};
@@ -215,7 +216,7 @@ fn limited_disk_leaves_its_neighbour_on_the_same_loop_alone() {
     // One request each 200 ms.
     let limit = DeviceLimits::Disk(operations(5, 1));
     lock(&flooded.device.device).limit(limit).unwrap();
-    let running = event_loop.start(open_gate()).unwrap();
+    let running = event_loop.start("devices", Thread::Devices, open_gate()).unwrap();
     let submit = |rig: &mut Rig<Shared<Blk>>| {
         let header = rig.readable(&header(b::VIRTIO_BLK_T_IN, 1));
         let chain = [header, rig.writable(512), rig.writable(1)];

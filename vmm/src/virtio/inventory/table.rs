@@ -9,12 +9,12 @@ use thaw_hypervisor::{Access, Vm};
 use thaw_protocol::control::DeviceId;
 
 use super::InventoryError;
+use super::loops::Loops;
 use crate::events::EventSink;
 use crate::layout::{self, Window, memslot};
 use crate::virtio::balloon::Balloon;
 use crate::virtio::blk::Blk;
 use crate::virtio::device::VirtioDevice;
-use crate::virtio::event_loop::EventLoop;
 use crate::virtio::fs::share::PATIENCE;
 use crate::virtio::fs::{Fs, Images};
 use crate::virtio::gate::Gate;
@@ -109,7 +109,7 @@ enum Spec {
 
 /// The parts that devices are built with.
 pub struct Parts<'a> {
-    pub event_loop: &'a EventLoop,
+    pub loops: &'a mut Loops,
     pub gate: &'a Arc<Gate>,
     pub windows: Windows,
     pub events: EventSink,
@@ -121,13 +121,13 @@ pub struct Parts<'a> {
 impl Spec {
     /// The device, without a driver and without a backend.
     fn build(self, id: DeviceId, parts: &mut Parts<'_>) -> Arc<Mutex<dyn VirtioDevice>> {
-        let registrar = || parts.event_loop.registrar(id);
+        let registrar = parts.loops.of(id).registrar(id);
         match self {
             Spec::Root { .. } => parts.root.clone(),
             Spec::Shared { patience } => device(Fs::shared(parts.gate.clone(), patience)),
-            Spec::Blk { serial } => device(Blk::new(serial, registrar())),
-            Spec::Net { mac } => device(Net::new(mac, registrar())),
-            Spec::Vsock => device(Vsock::new(registrar(), parts.events.clone())),
+            Spec::Blk { serial } => device(Blk::new(serial, registrar)),
+            Spec::Net { mac } => device(Net::new(mac, registrar)),
+            Spec::Vsock => device(Vsock::new(registrar, parts.events.clone())),
             Spec::Pmem { .. } => device(Pmem::new(parts.windows.take(id))),
             Spec::Mem => parts.mem.clone(),
             Spec::Balloon => device(Balloon::default()),

@@ -8,20 +8,20 @@ use thaw_sys::lock::Lock;
 use vmm_sys_util::eventfd::EventFd;
 
 use super::InventoryError;
+use super::loops::Loops;
 use crate::layout::{self, MMIO_BASE, MMIO_WINDOW};
 use crate::memory::GuestMemory;
 use crate::virtio::device::VirtioDevice;
-use crate::virtio::event_loop::EventLoop;
 use crate::virtio::interrupt::Interrupt;
 use crate::virtio::mmio::{MmioDevice, register};
 
 /// Gives each device its register window, and connects window and interrupt to KVM.
 pub fn assemble(
     devices: &[Arc<Mutex<dyn VirtioDevice>>],
-    mut event_loop: EventLoop,
+    loops: &mut Loops,
     memory: &GuestMemory,
     vm: &Vm,
-) -> Result<(Vec<MmioDevice>, EventLoop), InventoryError> {
+) -> Result<Vec<MmioDevice>, InventoryError> {
     let mut transports = Vec::with_capacity(devices.len());
     for (id, device) in DeviceId::ALL.into_iter().zip(devices) {
         let (queues, own_threads) = {
@@ -33,7 +33,8 @@ pub fn assemble(
             .map_err(|error| InventoryError::Kvm { device: id, error })?;
         let kicks = kicks(vm, id, queues)?;
         if !own_threads {
-            event_loop
+            loops
+                .of(id)
                 .serve(id, device.clone(), interrupt.clone(), kicks.clone())
                 .map_err(|error| InventoryError::System {
                     what: "epoll_ctl",
@@ -44,7 +45,7 @@ pub fn assemble(
             .map_err(|error| InventoryError::Queue { device: id, error })?;
         transports.push(transport);
     }
-    Ok((transports, event_loop))
+    Ok(transports)
 }
 
 /// The eventfds of a device's queues: KVM signals one when the driver writes its queue's number to QueueNotify.

@@ -1,6 +1,7 @@
 //! Both directions of a connection at once, behind the real event loop.
 
 use super::*;
+use crate::jail::threads::Thread;
 use crate::virtio::testing::{Shared, open_gate};
 
 /// A guest that sends back all bytes it gets, and closes when its peer ends, behind the real event loop. Tests edge-triggered waits, credit
@@ -21,7 +22,7 @@ fn a_megabyte_goes_through_the_event_loop_and_back() {
     event_loop
         .serve(DeviceId::Vsock, device, rig.interrupt.clone(), rig.kicks())
         .unwrap();
-    let _running = event_loop.start(open_gate()).unwrap();
+    let _running = event_loop.start("devices", Thread::Devices, open_gate()).unwrap();
     rig.activate(0);
 
     let client = std::thread::spawn(move || {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use thaw_bench::create::storm::{self, CREATED, Storm};
-use thaw_bench::create::{Node, Ready, cycle_cpu, cycles, parked_byte, reads};
+use thaw_bench::create::{Node, Ready, cycle_cpu, cycles, growth, parked_byte, reads};
 use thaw_bench::{Report, table};
 use thaw_tiny_guest::bare::concise;
 use thaw_tiny_node::Place;
@@ -18,6 +18,9 @@ struct Plan {
     cycles: usize,
     /// Rounds of [`ROUND`] cycles whose CPU time is measured.
     cpu_rounds: usize,
+    /// Sandboxes beside which creations are timed, few and many, and rounds of that.
+    beside: (usize, usize),
+    beside_rounds: usize,
     watchers: usize,
     watch_seconds: u64,
 }
@@ -39,6 +42,8 @@ const WHOLE: Plan = Plan {
     alone_few: 20,
     cycles: 10_000,
     cpu_rounds: 10,
+    beside: (10, 2_000),
+    beside_rounds: 50,
     watchers: 1_000,
     watch_seconds: 10,
 };
@@ -55,6 +60,8 @@ const QUICK: Plan = Plan {
     alone_few: 2,
     cycles: 40,
     cpu_rounds: 2,
+    beside: (10, 100),
+    beside_rounds: 5,
     watchers: 50,
     watch_seconds: 1,
 };
@@ -66,6 +73,8 @@ const ONE: Plan = Plan {
     alone_few: 0,
     cycles: 0,
     cpu_rounds: 0,
+    beside: (0, 0),
+    beside_rounds: 0,
     watchers: 0,
     watch_seconds: 0,
 };
@@ -162,6 +171,7 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
     let node = Node::start(place, Ready::Parts, STEADY..=STEADY).await?;
     cycle_cpu::run(&node, plan.cpu_rounds, ROUND, &mut report).await?;
     cycles::run(&node, plan.cycles, &mut report).await?;
+    growth::run(&node, plan.beside, plan.beside_rounds, &mut report).await?;
     drop(node.stop());
     reads::lists(&mut report, SANDBOXES, LISTS)?;
     reads::watches(&mut report, plan.watchers, CHANGES, plan.watch_seconds).await?;

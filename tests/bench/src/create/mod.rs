@@ -7,10 +7,12 @@
 //! | [`parked_byte`] | what they are compared with: a thaw of a parked machine, without thawd |
 //! | [`cycle_cpu`] | what a creation and a deletion take of the processors, beside a bare program's |
 //! | [`cycles`] | what thousands of creations and deletions leave |
+//! | [`growth`] | the same beside few sandboxes and beside many |
 //! | [`reads`] | lists by label, and many that watch |
 
 pub mod cycle_cpu;
 pub mod cycles;
+pub mod growth;
 pub mod parked_byte;
 pub mod reads;
 pub mod storm;

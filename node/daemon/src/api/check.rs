@@ -309,13 +309,19 @@ fn command(command: &[String]) -> Result<(), Refusal> {
     }
 }
 
-/// What all kinds of processes have.
-fn process(env: &[String], workdir: Option<&str>, user: Option<&str>) -> Result<(), Refusal> {
+/// An environment.
+pub fn environment(env: &[String]) -> Result<(), Refusal> {
     let good = |e: &String| e.find('=').is_some_and(|at| at > 0) && !e.contains('\0');
     // By its position: its text may be a secret.
-    if let Some(bad) = env.iter().position(|e| !good(e)) {
-        return Err(invalid(format!("env[{bad}] is not NAME=VALUE without NUL")));
+    match env.iter().position(|e| !good(e)) {
+        Some(bad) => Err(invalid(format!("env[{bad}] is not NAME=VALUE without NUL"))),
+        None => Ok(()),
     }
+}
+
+/// What all kinds of processes have.
+fn process(env: &[String], workdir: Option<&str>, user: Option<&str>) -> Result<(), Refusal> {
+    environment(env)?;
     if let Some(directory) = workdir {
         absolute("workdir", Path::new(directory))?;
     }

@@ -51,10 +51,7 @@ impl Tcp {
                 false => Err(invalid("there is no listen, the address to serve at")),
             };
         };
-        let secured = config.certificate.is_some();
-        if secured != config.key.is_some() {
-            return Err(invalid("certificate and key go together"));
-        }
+        let secured = is_encrypted("[api]", config, address)?;
         if config.tokens.is_none() && config.client_ca.is_none() {
             return Err(invalid("with listen goes tokens or client_ca: who may ask"));
         }
@@ -64,11 +61,6 @@ impl Tcp {
         if config.client_roles.is_some() && config.client_ca.is_none() {
             return Err(invalid(
                 "with client_roles goes client_ca: whose certificates have them",
-            ));
-        }
-        if !secured && !address.ip().is_loopback() {
-            return Err(invalid(
-                "without certificate and key it listens on a loopback address alone",
             ));
         }
         let credentials = Arc::new(Credentials::read(config)?);
@@ -116,10 +108,33 @@ impl Tcp {
 }
 
 fn invalid(why: &str) -> Error {
-    Error::new(ErrorKind::ConfigInvalid, format!("[api]: {why}"))
+    invalid_in("[api]", why)
 }
 
-async fn serve_tcp(
+fn invalid_in(section: &str, why: &str) -> Error {
+    Error::new(ErrorKind::ConfigInvalid, format!("{section}: {why}"))
+}
+
+/// Whether connections to an address that `section` names are encrypted, with the certificate of `[api]`.
+///
+/// # Errors
+/// `config-invalid`: half of what TLS needs, or neither TLS nor a loopback address.
+pub(crate) fn is_encrypted(section: &str, config: &ApiConfig, address: SocketAddr) -> Result<bool, Error> {
+    let secured = config.certificate.is_some();
+    if secured != config.key.is_some() {
+        return Err(invalid("certificate and key go together"));
+    }
+    match secured || address.ip().is_loopback() {
+        true => Ok(secured),
+        false => Err(invalid_in(
+            section,
+            "without certificate and key it listens on a loopback address alone",
+        )),
+    }
+}
+
+/// Serves one connection, encrypted if there are TLS settings.
+pub(crate) async fn serve_tcp(
     stream: TcpStream,
     address: IpAddr,
     tls: Option<TlsAcceptor>,

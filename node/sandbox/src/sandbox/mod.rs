@@ -20,6 +20,7 @@ use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::config::api::{ApiConfig, MetricsConfig};
+use crate::config::e2b::E2bConfig;
 use crate::console::Console;
 use crate::control_client::Life;
 use crate::error::Error;
@@ -235,6 +236,11 @@ impl Node {
     /// The addresses where the API is served besides the unix socket.
     pub fn api_config(&self) -> &ApiConfig {
         &self.images.config.api
+    }
+
+    /// Where E2B's API is served, and its templates.
+    pub fn e2b_config(&self) -> &E2bConfig {
+        &self.images.config.e2b
     }
 
     /// Applies the configuration for a process that makes many sandboxes: resources are made ahead from now on, the disk has a budget, and

@@ -10,7 +10,7 @@ use thaw_protocol::api::{ChangeSandbox, OnTimeout, RateLimits};
 use crate::snapshot::Hash;
 use crate::tenant::Tenant;
 
-/// Tenant, labels, timeout and idempotency key of a sandbox.
+/// Tenant, labels, annotations, timeout and idempotency key of a sandbox.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Terms {
     /// `None`: the sandbox belongs to the node, as all sandboxes did before tenants.
@@ -18,6 +18,9 @@ pub struct Terms {
     pub tenant: Option<Tenant>,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
+    /// Texts that a protocol of thawd keeps with the sandbox, each under the protocol's name. Only that protocol reads them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub annotations: BTreeMap<String, String>,
     #[serde(default)]
     pub timeout: Option<Timeout>,
     /// What happens when the timeout is over.
@@ -102,6 +105,8 @@ pub struct Behalf {
     pub tenant: Option<Tenant>,
     /// The idempotency key, if the request has one.
     pub asked: Option<Asked>,
+    /// See [`Terms::annotations`].
+    pub annotations: BTreeMap<String, String>,
 }
 
 /// The idempotency key of a creation: a later owner gives a repeated request the same answer.
@@ -159,6 +164,7 @@ mod tests {
         let terms = Terms {
             tenant: Some("acme".parse().unwrap()),
             labels: BTreeMap::new(),
+            annotations: BTreeMap::from([("protocol".to_owned(), "any text: \u{1f9ca}\n".to_owned())]),
             timeout: Some(timeout),
             on_timeout: OnTimeout::Pause,
             delete_on_exit: true,
@@ -176,6 +182,7 @@ mod tests {
         let before: Terms = serde_json::from_str(r#"{"labels": {}, "timeout": null}"#).unwrap();
         assert_eq!((before.rate_limits, before.tenant), (None, None));
         assert_eq!(before.on_timeout, OnTimeout::Delete);
+        assert!(before.annotations.is_empty());
         let wrong = serde_json::from_str::<Terms>(r#"{"tenant": "../other"}"#);
         assert!(
             wrong.is_err(),

@@ -52,7 +52,11 @@ impl Daemon {
         // Clones get the original's tenant, whichever caller forks it.
         let original = self.record_of(&wanted)?;
         let tenant = original.terms.tenant.clone();
-        let behalf = Behalf { tenant, asked };
+        let behalf = Behalf {
+            tenant,
+            asked,
+            annotations: original.terms.annotations.clone(),
+        };
         let trace = Trace::new();
         let place = factory.scratch(&original, request.sign.is_some()).await?;
         let freeze = FreezeSandbox {

@@ -338,6 +338,11 @@ impl Daemon {
         });
     }
 
+    /// Reads something of the record of the sandbox with this id; `None` if it has no machine. `read` must not block.
+    pub fn read_record<T>(&self, id: &str, read: impl FnOnce(&Record) -> T) -> Option<T> {
+        self.table().get(id).map(|held| read(held.machine.record()))
+    }
+
     /// The record of a sandbox that has a machine.
     pub(super) fn record_of(&self, wanted: &Wanted) -> Result<Record, Error> {
         let machine = self.find(&self.id(wanted)?)?.0;

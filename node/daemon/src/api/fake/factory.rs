@@ -66,6 +66,7 @@ impl Factory for Fake {
         let terms = Terms {
             tenant: behalf.tenant,
             labels: request.labels,
+            annotations: behalf.annotations,
             timeout: request.timeout_s.map(Timeout::after),
             on_timeout: request.on_timeout,
             delete_on_exit: request
@@ -143,6 +144,7 @@ impl Factory for Fake {
         let terms = Terms {
             tenant: behalf.tenant,
             labels: request.labels,
+            annotations: behalf.annotations,
             timeout: request.timeout_s.map(Timeout::after),
             on_timeout: request.on_timeout,
             asked: behalf.asked,

@@ -24,7 +24,7 @@ use super::daemon::Daemon;
 use super::lease::Lease;
 use super::listener::{Listener, Most};
 use super::peer::Peer;
-use super::problem::write_problems;
+use super::problem::{Refusal, write_problems};
 use super::status_page;
 
 /// Most connections at once.
@@ -160,8 +160,7 @@ pub(crate) async fn serve_tcp(
     connection::serve(stream, certificate, routes, stopped).await;
 }
 
-/// Authenticates the caller by its connection's certificate, or else by the request's token, with the credentials in force now. Streams
-/// that the request opens last no longer than the [`Lease`] among the request's extensions.
+/// Authenticates the caller by its connection's certificate, or else by the request's token.
 async fn authenticate(
     State(credentials): State<Arc<Credentials>>,
     mut request: Request,
@@ -169,14 +168,24 @@ async fn authenticate(
 ) -> Response {
     let certificate = request.extensions().get::<Arc<ClientCertificate>>().cloned();
     let presented = Presented::take(certificate, request.headers_mut());
-    let peer = match credentials.admit(&presented) {
-        Ok(admission) => admission.peer,
-        Err(refusal) => return refusal.into_response(),
-    };
+    match identify(credentials, presented, &mut request) {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+/// Puts the caller among a request's extensions, by the credentials in force now. Streams that the request opens last no longer than the
+/// [`Lease`] that is put there too.
+pub(crate) fn identify(
+    credentials: Arc<Credentials>,
+    presented: Presented,
+    request: &mut Request,
+) -> Result<(), Refusal> {
+    let peer = credentials.admit(&presented)?.peer;
     let lease = Lease::new(credentials, presented, peer.clone());
     request.extensions_mut().insert(peer);
     request.extensions_mut().insert(Arc::new(lease));
-    next.run(request).await
+    Ok(())
 }
 
 #[cfg(test)]

@@ -31,10 +31,10 @@ use crate::api::sandboxes::{behalf, encoded, traced};
 use crate::api::scope::Scope;
 use crate::metrics::How;
 
-/// The timeout of a sandbox whose request names none, seconds.
-const TIMEOUT_S: u32 = 300;
-/// The same in the first version of the API.
-const FIRST_TIMEOUT_S: u32 = 15;
+/// The timeout of a sandbox whose request names none, seconds, in the first version of the API.
+pub const FIRST_TIMEOUT_S: u32 = 15;
+/// The same in the second.
+pub const SECOND_TIMEOUT_S: u32 = 300;
 
 /// A request for a sandbox.
 #[derive(Clone, Debug, Deserialize, Serialize)]
@@ -203,42 +203,24 @@ impl Creation {
     }
 }
 
-/// `POST /v2/sandboxes`.
-pub async fn create(
-    state: State<Arc<Service>>,
-    peer: Extension<Peer>,
-    scope: Scope,
-    key: Key,
-    headers: HeaderMap,
-    Body(asked): Body<NewSandbox>,
-) -> Result<Response, Failure> {
-    create_with(state, peer, scope, key, headers, (asked, TIMEOUT_S)).await
-}
-
-/// `POST /sandboxes`.
-pub async fn create_first(
-    state: State<Arc<Service>>,
-    peer: Extension<Peer>,
-    scope: Scope,
-    key: Key,
-    headers: HeaderMap,
-    Body(asked): Body<NewSandbox>,
-) -> Result<Response, Failure> {
-    create_with(state, peer, scope, key, headers, (asked, FIRST_TIMEOUT_S)).await
-}
-
-async fn create_with(
+/// `POST /v2/sandboxes` and `POST /sandboxes`, which differ in the timeout of a request that names none, in seconds.
+pub async fn create<const TIMEOUT_S: u32>(
     State(service): State<Arc<Service>>,
     Extension(peer): Extension<Peer>,
     scope: Scope,
     Key(key): Key,
     headers: HeaderMap,
-    (asked, timeout): (NewSandbox, u32),
+    Body(asked): Body<NewSandbox>,
 ) -> Result<Response, Failure> {
     asked.check()?;
     let template = find(&service, &asked.template_id, scope.viewer()).await?;
     let notes = asked.notes(&template);
-    let creation = Creation::new(template.source, &asked, &notes, asked.timeout.unwrap_or(timeout))?;
+    let creation = Creation::new(
+        template.source,
+        &asked,
+        &notes,
+        asked.timeout.unwrap_or(TIMEOUT_S),
+    )?;
     let said = encoded(&("e2b", &asked))?;
     let behalf = Behalf {
         annotations: notes.annotations()?,

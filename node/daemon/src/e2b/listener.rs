@@ -26,11 +26,10 @@ use super::target::Domain;
 use super::template::Templates;
 use super::token::AccessTokens;
 use crate::api::credentials::{Credentials, Presented};
-use crate::api::lease::Lease;
 use crate::api::listener::{Listener, Most};
 use crate::api::request_gate::Gate;
 use crate::api::server::{OtherApi, Serving};
-use crate::api::tcp::{is_encrypted, serve_tcp};
+use crate::api::tcp::{identify, is_encrypted, serve_tcp};
 use crate::api::unread_body;
 
 /// Most connections at once: a client keeps one for each command that it runs in a sandbox.
@@ -172,14 +171,10 @@ async fn authenticate(
     next: Next,
 ) -> Response {
     let presented = Presented::take_from(&API_KEY, request.headers_mut());
-    let peer = match credentials.admit(&presented) {
-        Ok(admission) => admission.peer,
-        Err(refusal) => return refusal.into_response(),
-    };
-    let lease = Lease::new(credentials, presented, peer.clone());
-    request.extensions_mut().insert(peer);
-    request.extensions_mut().insert(Arc::new(lease));
-    next.run(request).await
+    match identify(credentials, presented, &mut request) {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => refusal.into_response(),
+    }
 }
 
 #[cfg(test)]

@@ -6,17 +6,16 @@
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
-use std::pin::Pin;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
-use axum::body::{Body, Bytes, HttpBody};
+use axum::body::Body;
 use axum::extract::Request;
 use axum::http::header::{CONNECTION, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri};
 use axum::response::Response;
-use hyper::body::{Frame, Incoming, SizeHint};
+use http_body_util::BodyExt;
+use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
@@ -207,11 +206,13 @@ fn pass_on(
 ) -> Response {
     let guest = hyper::upgrade::on(&mut answer);
     let is_switched = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
+    let held = place.clone();
+    // The answer counts as a connection as long as its body is read.
     let mut answer = answer.map(|body| {
-        Body::new(Held {
-            body,
-            _place: place.clone(),
-        })
+        Body::new(body.map_err(move |e| {
+            let _held = &held;
+            e
+        }))
     });
     remove_connection_fields(answer.headers_mut());
     if !is_switched {
@@ -245,32 +246,6 @@ async fn join(client: OnUpgrade, guest: OnUpgrade, place: Arc<Place>, mut closin
         _ = closing.wait_for(|closing| *closing) => {}
     }
     drop(place);
-}
-
-/// A body that counts as a connection as long as it is read.
-struct Held {
-    body: Incoming,
-    _place: Arc<Place>,
-}
-
-impl HttpBody for Held {
-    type Data = Bytes;
-    type Error = hyper::Error;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        Pin::new(&mut self.body).poll_frame(context)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
-    }
 }
 
 #[cfg(test)]

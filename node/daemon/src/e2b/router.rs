@@ -50,11 +50,11 @@ pub fn router(service: Arc<Service>, gate: Arc<Gate>) -> Router {
     Router::new()
         .route(
             "/v2/sandboxes",
-            read(get(list::list)).merge(operate(post(create::create))),
+            read(get(list::list)).merge(operate(post(create::create::<{ create::SECOND_TIMEOUT_S }>))),
         )
         .route(
             "/sandboxes",
-            read(get(list::list_running)).merge(operate(post(create::create_first))),
+            read(get(list::list_running)).merge(operate(post(create::create::<{ create::FIRST_TIMEOUT_S }>))),
         )
         .route(
             "/sandboxes/{id}",

@@ -13,6 +13,7 @@ use crate::error::{Error, ErrorKind};
 
 pub mod api;
 pub mod default;
+pub mod e2b;
 pub mod pools;
 mod snapshots;
 
@@ -41,6 +42,8 @@ pub struct Config {
     pub api: api::ApiConfig,
     /// Where thawd serves its metrics to callers without access to the API.
     pub metrics: api::MetricsConfig,
+    /// Where thawd serves E2B's API, and the templates of that API.
+    pub e2b: e2b::E2bConfig,
     pub tracing: TracingConfig,
     pub sandbox: SandboxConfig,
     pub disk: DiskConfig,

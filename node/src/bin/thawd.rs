@@ -12,8 +12,9 @@ use thaw_daemon::api::credentials::Credentials;
 use thaw_daemon::api::daemon::Daemon;
 use thaw_daemon::api::peer::Access;
 use thaw_daemon::api::scrape::Scrape;
-use thaw_daemon::api::server::{OverTcp, serve};
+use thaw_daemon::api::server::{OtherApi, OverTcp, serve};
 use thaw_daemon::api::tcp::Tcp;
+use thaw_daemon::e2b::listener::E2b;
 use thaw_daemon::exit::{exit, line};
 use thaw_daemon::pods;
 use thaw_daemon::service;
@@ -190,6 +191,37 @@ async fn read_again(mut said: Signal, credentials: Option<Arc<Credentials>>) {
     }
 }
 
+/// Opens the TCP sockets that the configuration names. Also returns the credentials of their callers.
+async fn over_tcp(node: &Node) -> Result<(OverTcp, Option<Arc<Credentials>>), Error> {
+    let listening = |address: std::io::Result<std::net::SocketAddr>, what: &str| {
+        if let Ok(address) = address {
+            tracing::info!(%address, "listening{what}");
+        }
+    };
+    let (api_config, e2b_config) = (node.api_config(), node.e2b_config());
+    // The tokens and the certificate may be for E2B's API alone.
+    let is_for_e2b = api_config.listen.is_none() && e2b_config.listen.is_some();
+    let api = match is_for_e2b {
+        true => None,
+        false => Tcp::open(api_config).await?,
+    };
+    let credentials = api.as_ref().map(Tcp::credentials);
+    let e2b = E2b::open(e2b_config, api_config, credentials.clone(), &node.paths).await?;
+    let credentials = credentials.or_else(|| e2b.as_ref().map(E2b::credentials));
+    let scrape = Scrape::open(node.metrics_config()).await?;
+    if let Some(api) = &api {
+        listening(api.address(), "");
+    }
+    if let Some(e2b) = &e2b {
+        listening(e2b.address(), " for clients of E2B's API");
+    }
+    if let Some(scrape) = &scrape {
+        listening(scrape.address(), " for who reads metrics");
+    }
+    let other = e2b.map(|e2b| Box::new(e2b) as Box<dyn OtherApi>);
+    Ok((OverTcp { api, scrape, other }, credentials))
+}
+
 /// Catches a signal from now on.
 fn caught(kind: SignalKind) -> Result<Signal, Error> {
     signal(kind).map_err(|e| Error::system("cannot catch a signal", &e))
@@ -225,16 +257,8 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
             }
             None => None,
         };
-        let tcp = Tcp::open(node.api_config()).await?;
-        tokio::spawn(read_again(hang_ups, tcp.as_ref().map(Tcp::credentials)));
-        if let Some(address) = tcp.as_ref().and_then(|tcp| tcp.address().ok()) {
-            tracing::info!(%address, "listening");
-        }
-        let scrape = Scrape::open(node.metrics_config()).await?;
-        if let Some(address) = scrape.as_ref().and_then(|scrape| scrape.address().ok()) {
-            tracing::info!(%address, "listening for who reads metrics");
-        }
-        let tcp = OverTcp { api: tcp, scrape };
+        let (tcp, credentials) = over_tcp(&node).await?;
+        tokio::spawn(read_again(hang_ups, credentials));
         let pods = pods::Listening::open(&node.paths.pods_socket())?;
         let daemon = Daemon::start(tenants).await?;
         tokio::spawn(service::keep_alive(daemon.clone()));

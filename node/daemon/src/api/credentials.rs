@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::{Arc, RwLock};
 use std::time::SystemTime;
 
-use axum::http::{HeaderMap, HeaderValue, header};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use rustls::RootCertStore;
 use rustls::crypto::CryptoProvider;
 use rustls::pki_types::pem::PemObject;
@@ -50,6 +50,21 @@ impl Presented {
             certificate,
             headers: taken,
         }
+    }
+
+    /// Takes a token out of another header than `Authorization`, and removes both, so that no handler sees a token.
+    pub(crate) fn take_from(name: &HeaderName, headers: &mut HeaderMap) -> Presented {
+        let mut given = headers.get_all(name).iter();
+        let one = match (given.next(), given.next()) {
+            (Some(token), None) => HeaderValue::from_bytes(&[b"Bearer ", token.as_bytes()].concat()).ok(),
+            _ => None,
+        };
+        headers.remove(name);
+        headers.remove(header::AUTHORIZATION);
+        if let Some(token) = one {
+            headers.insert(header::AUTHORIZATION, token);
+        }
+        Presented::take(None, headers)
     }
 }
 

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use axum::body::to_bytes;
+use axum::body::{Bytes, to_bytes};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::Extensions;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
@@ -43,33 +43,35 @@ impl<S: Send + Sync, T: DeserializeOwned + Reserved> FromRequest<S> for Body<T> 
                 "Content-Type is not application/json",
             ));
         }
-        let too_large = || {
-            Refusal::new(
-                ApiCode::BodyTooLarge,
-                format!("the body is over {MAX_BODY} bytes"),
-            )
-        };
-        if content_length(&request).is_some_and(|l| l > MAX_BODY as u64) {
-            return Err(too_large());
-        }
-        let body = to_bytes(request.into_body(), MAX_BODY);
-        let body = match tokio::time::timeout(BODY_LIMIT, body).await {
-            Ok(Ok(body)) => body,
-            Ok(Err(e)) if is_over_limit(&e) => return Err(too_large()),
-            Ok(Err(e)) => {
-                return Err(Refusal::new(
-                    ApiCode::Malformed,
-                    format!("the body broke off: {e}"),
-                ));
-            }
-            Err(_) => {
-                let what = format!("the body did not come within {} s", BODY_LIMIT.as_secs());
-                return Err(Refusal::new(ApiCode::TooSlow, what));
-            }
-        };
-        let said = parse(&body)?;
+        let said = parse(&read_body(request).await?)?;
         reserved::check(&peer, &said)?;
         Ok(Body(said))
+    }
+}
+
+/// Reads a body within its limits of size and time.
+pub(crate) async fn read_body(request: Request) -> Result<Bytes, Refusal> {
+    let too_large = || {
+        Refusal::new(
+            ApiCode::BodyTooLarge,
+            format!("the body is over {MAX_BODY} bytes"),
+        )
+    };
+    if content_length(&request).is_some_and(|l| l > MAX_BODY as u64) {
+        return Err(too_large());
+    }
+    let body = to_bytes(request.into_body(), MAX_BODY);
+    match tokio::time::timeout(BODY_LIMIT, body).await {
+        Ok(Ok(body)) => Ok(body),
+        Ok(Err(e)) if is_over_limit(&e) => Err(too_large()),
+        Ok(Err(e)) => Err(Refusal::new(
+            ApiCode::Malformed,
+            format!("the body broke off: {e}"),
+        )),
+        Err(_) => {
+            let what = format!("the body did not come within {} s", BODY_LIMIT.as_secs());
+            Err(Refusal::new(ApiCode::TooSlow, what))
+        }
     }
 }
 

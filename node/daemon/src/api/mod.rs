@@ -83,7 +83,7 @@ pub mod snapshots;
 pub mod status_page;
 pub mod tcp;
 #[cfg(test)]
-mod test_client;
+pub(crate) mod test_client;
 #[cfg(test)]
 mod test_document;
 pub mod timing;

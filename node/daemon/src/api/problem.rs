@@ -240,11 +240,17 @@ impl IntoResponse for Refusal {
     }
 }
 
+/// Takes the document of an error out of an answer, for a server that writes errors in another form. `instance` is empty.
+pub(crate) fn take(response: &mut Response) -> Option<Problem> {
+    let taken = response.extensions_mut().remove::<WithoutPath>();
+    taken.map(|WithoutPath(problem)| problem)
+}
+
 /// Writes the documents of errors that handlers and inner layers returned.
 pub async fn write_problems(request: Request, next: Next) -> Response {
     let instance = request.uri().path().to_owned();
     let mut response = next.run(request).await;
-    if let Some(WithoutPath(problem)) = response.extensions_mut().remove::<WithoutPath>() {
+    if let Some(problem) = take(&mut response) {
         let problem = Problem { instance, ..problem };
         let body = serde_json::to_vec(&problem).unwrap_or_default();
         let headers = response.headers_mut();

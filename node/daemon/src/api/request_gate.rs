@@ -316,8 +316,11 @@ fn forget(lane: &mut Lane, client: u64) {
     }
 }
 
-/// The kind of a request.
+/// The kind of a request of the API.
 fn verb(request: &Request) -> Verb {
+    if let Some(verb) = request.extensions().get() {
+        return *verb;
+    }
     let (method, path) = (request.method(), request.uri().path());
     let of_one = path.starts_with("/v1/sandboxes/");
     let creates = matches!(path, "/v1/sandboxes" | "/v1/thaws") || of_one && path.ends_with("/fork");
@@ -355,8 +358,8 @@ fn verb(request: &Request) -> Verb {
     }
 }
 
-/// Admits a request through the gate, until its answer has been written or given up. The permit is also among the request's extensions,
-/// for work that goes on after the answer.
+/// Admits a request through the gate, until its answer has been written or given up. Its [`Verb`] is the one among its extensions, or that
+/// of its route in the API. The permit is also among the request's extensions, for work that goes on after the answer.
 pub async fn admit(State(gate): State<Arc<Gate>>, mut request: Request, next: Next) -> Response {
     let client = match peer(request.extensions()) {
         Ok(peer) => peer.share(),

@@ -119,7 +119,11 @@ impl Table {
     }
 }
 
-fn guarded(least: Role, handlers: MethodRouter<Arc<Daemon>>) -> MethodRouter<Arc<Daemon>> {
+/// Handlers that admit only callers with at least this role.
+pub(crate) fn guarded<S: Clone + Send + Sync + 'static>(
+    least: Role,
+    handlers: MethodRouter<S>,
+) -> MethodRouter<S> {
     handlers.route_layer(from_fn_with_state(least, authorize))
 }
 

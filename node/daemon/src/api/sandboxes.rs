@@ -108,7 +108,7 @@ pub async fn thaw(
 }
 
 /// Sends a creation as a span, successful or not.
-async fn traced(
+pub(crate) async fn traced(
     daemon: &Daemon,
     how: How,
     headers: &HeaderMap,
@@ -161,8 +161,8 @@ impl Made for ForkedSandbox {
     }
 }
 
-/// The caller, and the idempotency key of the request, if there is one.
-fn behalf(peer: &Peer, key: Option<String>, said: &[u8], ready_is_all: bool) -> Behalf {
+/// The caller, and the idempotency key of the request, if there is one. `said` is the request.
+pub(crate) fn behalf(peer: &Peer, key: Option<String>, said: &[u8], ready_is_all: bool) -> Behalf {
     let asked = key.map(|key| Asked {
         client: peer.client(),
         share: peer.share(),
@@ -173,6 +173,7 @@ fn behalf(peer: &Peer, key: Option<String>, said: &[u8], ready_is_all: bool) -> 
     Behalf {
         tenant: peer.tenant().cloned(),
         asked,
+        ..Behalf::default()
     }
 }
 
@@ -207,7 +208,8 @@ async fn once<T: Made, F: Future<Output = Result<T, Refusal>>>(
     Ok((StatusCode::CREATED, headers, answer).into_response())
 }
 
-fn encoded(value: &impl serde::Serialize) -> Result<Bytes, Refusal> {
+/// A value as JSON.
+pub(crate) fn encoded(value: &impl serde::Serialize) -> Result<Bytes, Refusal> {
     let encoded = serde_json::to_vec(value).map_err(|e| Refusal::new(ApiCode::Broken, e))?;
     Ok(encoded.into())
 }
@@ -278,10 +280,10 @@ pub async fn change(
     wanted: Wanted,
     Body(change): Body<ChangeSandbox>,
 ) -> Result<Json<Sandbox>, Refusal> {
-    check::rate_limits(&change.rate_limits)?;
+    check::change(&change)?;
     let changed = daemon
         .clone()
-        .finish(async move { daemon.set_rate_limits(&wanted, change.rate_limits).await })
+        .finish(async move { daemon.change(&wanted, &change).await })
         .await?;
     Ok(Json(Sandbox::clone(&changed)))
 }

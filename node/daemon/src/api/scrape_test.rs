@@ -71,7 +71,7 @@ async fn metrics_and_health_are_served_without_a_caller() {
     };
     let behalf = Behalf {
         tenant: Some("a-secret-tenant".parse().unwrap()),
-        asked: None,
+        ..Behalf::default()
     };
     served.daemon.create(secret, behalf).await.unwrap();
     let (status, text) = ask(&served, "GET", "/metrics", "").await;

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
+use futures_util::future::BoxFuture;
 use rustix::net::SocketType;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::vmm;
@@ -48,6 +49,26 @@ pub struct OverTcp {
     pub api: Option<Tcp>,
     /// Metrics and health alone.
     pub scrape: Option<Scrape>,
+    /// Another API for the same sandboxes.
+    pub other: Option<Box<dyn OtherApi>>,
+}
+
+/// What every server over TCP needs.
+#[derive(Clone)]
+pub struct Serving {
+    pub daemon: Arc<Daemon>,
+    /// The gate of all sockets: a caller that uses several gets no larger share.
+    pub gate: Arc<Gate>,
+    /// Changes when the server must stop.
+    pub stopped: watch::Receiver<()>,
+    /// How long requests that are being answered may take then.
+    pub shutdown_timeout: Duration,
+}
+
+/// A server of another API over TCP.
+pub trait OtherApi: Send {
+    /// Serves until it must stop, then waits for the remaining requests.
+    fn serve(self: Box<Self>, serving: Serving) -> BoxFuture<'static, ()>;
 }
 
 /// Serves until `end`; `listens` is called when callers can connect. The socket of a dead thawd is replaced; the socket of a living one is
@@ -169,6 +190,17 @@ async fn serve_all(
             }
         }
     };
+    let serving = Serving {
+        daemon: daemon.clone(),
+        gate: gate.clone(),
+        stopped: stopped.clone(),
+        shutdown_timeout,
+    };
+    let other = async move {
+        if let Some(other) = tcp.other {
+            other.serve(serving).await;
+        }
+    };
     let scraped = async {
         if let Some(scrape) = tcp.scrape {
             scrape
@@ -185,9 +217,13 @@ async fn serve_all(
         shutdown_timeout,
     );
     // On the threads that serve connections: another thread would have to wake one of them for each.
-    let (on_socket, over_tcp) = (tokio::spawn(on_socket), tokio::spawn(over_tcp));
-    let ((), (), on_socket, over_tcp) = tokio::join!(ending, scraped, on_socket, over_tcp);
-    if let Err(e) = on_socket.and(over_tcp) {
+    let (on_socket, over_tcp, other) = (
+        tokio::spawn(on_socket),
+        tokio::spawn(over_tcp),
+        tokio::spawn(other),
+    );
+    let ((), (), on_socket, over_tcp, other) = tokio::join!(ending, scraped, on_socket, over_tcp, other);
+    if let Err(e) = on_socket.and(over_tcp).and(other) {
         tracing::error!("a listener ended: {e}");
     }
 }

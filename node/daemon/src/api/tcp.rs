@@ -24,7 +24,7 @@ use super::daemon::Daemon;
 use super::lease::Lease;
 use super::listener::{Listener, Most};
 use super::peer::Peer;
-use super::problem::write_problems;
+use super::problem::{Refusal, write_problems};
 use super::status_page;
 
 /// Most connections at once.
@@ -51,10 +51,7 @@ impl Tcp {
                 false => Err(invalid("there is no listen, the address to serve at")),
             };
         };
-        let secured = config.certificate.is_some();
-        if secured != config.key.is_some() {
-            return Err(invalid("certificate and key go together"));
-        }
+        let secured = is_encrypted("[api]", config, address)?;
         if config.tokens.is_none() && config.client_ca.is_none() {
             return Err(invalid("with listen goes tokens or client_ca: who may ask"));
         }
@@ -64,11 +61,6 @@ impl Tcp {
         if config.client_roles.is_some() && config.client_ca.is_none() {
             return Err(invalid(
                 "with client_roles goes client_ca: whose certificates have them",
-            ));
-        }
-        if !secured && !address.ip().is_loopback() {
-            return Err(invalid(
-                "without certificate and key it listens on a loopback address alone",
             ));
         }
         let credentials = Arc::new(Credentials::read(config)?);
@@ -116,10 +108,33 @@ impl Tcp {
 }
 
 fn invalid(why: &str) -> Error {
-    Error::new(ErrorKind::ConfigInvalid, format!("[api]: {why}"))
+    invalid_in("[api]", why)
 }
 
-async fn serve_tcp(
+fn invalid_in(section: &str, why: &str) -> Error {
+    Error::new(ErrorKind::ConfigInvalid, format!("{section}: {why}"))
+}
+
+/// Whether connections to an address that `section` names are encrypted, with the certificate of `[api]`.
+///
+/// # Errors
+/// `config-invalid`: half of what TLS needs, or neither TLS nor a loopback address.
+pub(crate) fn is_encrypted(section: &str, config: &ApiConfig, address: SocketAddr) -> Result<bool, Error> {
+    let secured = config.certificate.is_some();
+    if secured != config.key.is_some() {
+        return Err(invalid("certificate and key go together"));
+    }
+    match secured || address.ip().is_loopback() {
+        true => Ok(secured),
+        false => Err(invalid_in(
+            section,
+            "without certificate and key it listens on a loopback address alone",
+        )),
+    }
+}
+
+/// Serves one connection, encrypted if there are TLS settings.
+pub(crate) async fn serve_tcp(
     stream: TcpStream,
     address: IpAddr,
     tls: Option<TlsAcceptor>,
@@ -145,8 +160,7 @@ async fn serve_tcp(
     connection::serve(stream, certificate, routes, stopped).await;
 }
 
-/// Authenticates the caller by its connection's certificate, or else by the request's token, with the credentials in force now. Streams
-/// that the request opens last no longer than the [`Lease`] among the request's extensions.
+/// Authenticates the caller by its connection's certificate, or else by the request's token.
 async fn authenticate(
     State(credentials): State<Arc<Credentials>>,
     mut request: Request,
@@ -154,14 +168,24 @@ async fn authenticate(
 ) -> Response {
     let certificate = request.extensions().get::<Arc<ClientCertificate>>().cloned();
     let presented = Presented::take(certificate, request.headers_mut());
-    let peer = match credentials.admit(&presented) {
-        Ok(admission) => admission.peer,
-        Err(refusal) => return refusal.into_response(),
-    };
+    match identify(credentials, presented, &mut request) {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+/// Puts the caller among a request's extensions, by the credentials in force now. Streams that the request opens last no longer than the
+/// [`Lease`] that is put there too.
+pub(crate) fn identify(
+    credentials: Arc<Credentials>,
+    presented: Presented,
+    request: &mut Request,
+) -> Result<(), Refusal> {
+    let peer = credentials.admit(&presented)?.peer;
     let lease = Lease::new(credentials, presented, peer.clone());
     request.extensions_mut().insert(peer);
     request.extensions_mut().insert(Arc::new(lease));
-    next.run(request).await
+    Ok(())
 }
 
 #[cfg(test)]

@@ -34,6 +34,7 @@ mod tests {
     use thaw_network::Setup;
 
     use super::super::api::{ApiConfig, MetricsConfig};
+    use super::super::e2b::{E2bConfig, E2bTemplate};
     use super::super::pools::{ParkedConfig, PoolsConfig, ShellsConfig};
     use super::super::{
         DiskConfig, DiskLimit, PrefetchConfig, SandboxConfig, Size, SnapshotsConfig, StoreConfig,
@@ -80,6 +81,7 @@ mod tests {
             metrics: MetricsConfig {
                 listen: Some(([127, 0, 0, 1], 9464).into()),
             },
+            e2b: whole_e2b(),
             tracing: TracingConfig {
                 otlp: Some("http://127.0.0.1:4318".into()),
             },
@@ -128,6 +130,26 @@ mod tests {
             forwarding,
             fast_path,
             nameservers: vec![[192, 0, 2, 53].into()],
+        }
+    }
+
+    fn whole_e2b() -> E2bConfig {
+        let base = E2bTemplate {
+            image: Some("docker.io/library/python:3.13-slim".into()),
+            cpus: Some(2),
+            memory_mib: Some(512),
+            disk_mib: Some(8192),
+            command: Some(["sleep", "infinity"].map(str::to_owned).into()),
+            snapshot: None,
+        };
+        let warm = E2bTemplate {
+            snapshot: Some("warm".into()),
+            ..E2bTemplate::default()
+        };
+        E2bConfig {
+            listen: Some(([127, 0, 0, 1], 3000).into()),
+            domain: Some("sandboxes.example".into()),
+            templates: [("base".into(), base), ("warm".into(), warm)].into(),
         }
     }
 

@@ -20,6 +20,7 @@ use tokio::sync::watch;
 
 use crate::config::Config;
 use crate::config::api::{ApiConfig, MetricsConfig};
+use crate::config::e2b::E2bConfig;
 use crate::console::Console;
 use crate::control_client::Life;
 use crate::error::Error;
@@ -27,7 +28,7 @@ use crate::human_bytes::HumanBytes;
 use crate::images::Images;
 use crate::paths::Paths;
 use crate::snapshot::{Hash, Hold, Registered, Scratch, Signatures, SnapshotStore, Subject};
-use crate::state::{Record, RunDirectory, SandboxDirectory};
+use crate::state::{Record, RunDirectory, SandboxDirectory, TimeLimit};
 use crate::template::Templates;
 use crate::template::command_line::{command_line, has_test_hooks};
 use crate::tenant::Tenant;
@@ -76,6 +77,7 @@ mod spec;
 mod stored;
 mod tenants;
 mod thaw;
+mod time_limit;
 mod usage;
 mod vmm_log;
 mod wanted_machine;
@@ -236,6 +238,11 @@ impl Node {
         &self.images.config.api
     }
 
+    /// Where E2B's API is served, and its templates.
+    pub fn e2b_config(&self) -> &E2bConfig {
+        &self.images.config.e2b
+    }
+
     /// Applies the configuration for a process that makes many sandboxes: resources are made ahead from now on, the disk has a budget, and
     /// sandboxes without limits or without a complete jail are refused.
     pub fn fill_pools(&mut self) -> Result<(), Error> {
@@ -280,6 +287,7 @@ pub struct Sandbox {
     freezing: Arc<tokio::sync::Mutex<()>>,
     /// The current limits; `None` if its VMM does not support them.
     rate_limits: Mutex<Option<RateLimits>>,
+    time_limit: watch::Sender<TimeLimit>,
 }
 
 impl Sandbox {
@@ -303,6 +311,7 @@ impl Sandbox {
         Sandbox {
             life,
             rate_limits: Mutex::new(record.terms.rate_limits),
+            time_limit: watch::Sender::new(record.terms.time_limit()),
             record,
             config,
             origin,

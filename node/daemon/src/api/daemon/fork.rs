@@ -52,7 +52,11 @@ impl Daemon {
         // Clones get the original's tenant, whichever caller forks it.
         let original = self.record_of(&wanted)?;
         let tenant = original.terms.tenant.clone();
-        let behalf = Behalf { tenant, asked };
+        let behalf = Behalf {
+            tenant,
+            asked,
+            annotations: original.terms.annotations.clone(),
+        };
         let trace = Trace::new();
         let place = factory.scratch(&original, request.sign.is_some()).await?;
         let freeze = FreezeSandbox {
@@ -76,6 +80,7 @@ impl Daemon {
             memory_mode: request.memory_mode,
             labels: request.labels,
             timeout_s: request.timeout_s,
+            on_timeout: request.on_timeout,
             // The snapshot contains the original's policy. No ports are published, because a port of the host belongs to one sandbox only.
             network_policy: None,
             rate_limits: RateLimits::default(),

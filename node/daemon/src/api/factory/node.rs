@@ -132,7 +132,9 @@ async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> 
         terms: Terms {
             tenant: behalf.tenant,
             labels: request.labels,
+            annotations: behalf.annotations,
             timeout: request.timeout_s.map(Timeout::after),
+            on_timeout: request.on_timeout,
             delete_on_exit: request
                 .container
                 .as_ref()
@@ -244,7 +246,9 @@ async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Resu
         terms: Terms {
             tenant: behalf.tenant,
             labels: request.labels,
+            annotations: behalf.annotations,
             timeout: request.timeout_s.map(Timeout::after),
+            on_timeout: request.on_timeout,
             asked: behalf.asked,
             rate_limits: Some(request.rate_limits),
             ..Terms::default()

@@ -66,7 +66,9 @@ impl Factory for Fake {
         let terms = Terms {
             tenant: behalf.tenant,
             labels: request.labels,
+            annotations: behalf.annotations,
             timeout: request.timeout_s.map(Timeout::after),
+            on_timeout: request.on_timeout,
             delete_on_exit: request
                 .container
                 .as_ref()
@@ -142,7 +144,9 @@ impl Factory for Fake {
         let terms = Terms {
             tenant: behalf.tenant,
             labels: request.labels,
+            annotations: behalf.annotations,
             timeout: request.timeout_s.map(Timeout::after),
+            on_timeout: request.on_timeout,
             asked: behalf.asked,
             rate_limits: Some(request.rate_limits),
             ..Terms::default()

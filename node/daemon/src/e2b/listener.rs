@@ -1,0 +1,182 @@
+//! Serves E2B's API over TCP: `[e2b] listen`.
+//!
+//! Invariants: a request for the control plane without an API key of this node gets an error and nothing else, and no handler sees the
+//! key; there are at most [`MOST`] connections.
+
+use std::net::SocketAddr;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::extract::{Request, State};
+use axum::http::HeaderName;
+use axum::middleware::{Next, from_fn, from_fn_with_state};
+use axum::response::{IntoResponse, Response};
+use futures_util::future::BoxFuture;
+use thaw_sandbox::blocking::blocking;
+use thaw_sandbox::config::api::ApiConfig;
+use thaw_sandbox::config::e2b::E2bConfig;
+use thaw_sandbox::error::{Error, ErrorKind};
+use thaw_sandbox::paths::Paths;
+
+use super::failure::write_errors;
+use super::route::{Routing, dispatch};
+use super::router::router;
+use super::service::Service;
+use super::target::Domain;
+use super::template::Templates;
+use super::token::AccessTokens;
+use crate::api::credentials::{Credentials, Presented};
+use crate::api::listener::{Listener, Most};
+use crate::api::request_gate::Gate;
+use crate::api::server::{OtherApi, Serving};
+use crate::api::tcp::{identify, is_encrypted, serve_tcp};
+use crate::api::unread_body;
+
+/// Most connections at once: a client keeps one for each command that it runs in a sandbox.
+const MOST: Most = Most {
+    in_all: 4096,
+    of_one: 2048,
+};
+/// What errors call the part of the configuration.
+const SECTION: &str = "[e2b]";
+/// The header with the API key.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+/// A listening TCP socket, and what the configuration says of the API behind it.
+pub struct E2b {
+    listener: Listener,
+    credentials: Arc<Credentials>,
+    tokens: AccessTokens,
+    templates: Templates,
+    domain: Option<Domain>,
+}
+
+impl E2b {
+    /// Listens at the configured address; `None` if there is none. The API keys are the tokens of `[api]`, and so is the certificate:
+    /// `credentials` are those of the API over TCP, if that is served. Must be called within a tokio runtime.
+    ///
+    /// # Errors
+    /// `config-invalid`: the configuration is incomplete, or a file that it names cannot be used. The secret of the access tokens cannot be
+    /// read or written; thawd cannot listen at the address.
+    pub async fn open(
+        config: &E2bConfig,
+        api: &ApiConfig,
+        credentials: Option<Arc<Credentials>>,
+        paths: &Paths,
+    ) -> Result<Option<E2b>, Error> {
+        let Some(address) = config.listen else {
+            return match *config == E2bConfig::default() {
+                true => Ok(None),
+                false => Err(invalid("there is no listen, the address to serve at")),
+            };
+        };
+        is_encrypted(SECTION, api, address)?;
+        if api.tokens.is_none() {
+            return Err(invalid(
+                "with listen goes tokens of [api]: the API keys of callers",
+            ));
+        }
+        let domain = config.domain.as_deref().map(Domain::parse).transpose();
+        let domain = domain.map_err(|why| invalid(&why))?;
+        let templates = Templates::read(config)?;
+        let (api, data) = (api.clone(), paths.data.clone());
+        let opened = blocking(move || {
+            let credentials = match credentials {
+                Some(credentials) => credentials,
+                None => Arc::new(Credentials::read(&api)?),
+            };
+            Ok((credentials, AccessTokens::open(&data)?))
+        });
+        let (credentials, tokens) = opened.await?;
+        let listener = Listener::open(address).await;
+        let listener =
+            listener.map_err(|e| Error::system(format!("{SECTION}: cannot listen at {address}"), &e))?;
+        Ok(Some(E2b {
+            listener,
+            credentials,
+            tokens,
+            templates,
+            domain,
+        }))
+    }
+
+    /// Where it listens.
+    pub fn address(&self) -> std::io::Result<SocketAddr> {
+        self.listener.address()
+    }
+
+    /// The credentials, to be reloaded.
+    pub fn credentials(&self) -> Arc<Credentials> {
+        self.credentials.clone()
+    }
+}
+
+impl OtherApi for E2b {
+    fn serve(self: Box<Self>, serving: Serving) -> BoxFuture<'static, ()> {
+        let E2b {
+            listener,
+            credentials,
+            tokens,
+            templates,
+            domain,
+        } = *self;
+        let daemon = serving.daemon.clone();
+        let service = Arc::new(Service {
+            daemon: daemon.clone(),
+            tokens,
+            templates,
+            domain,
+        });
+        let routes = routes(service, serving.gate, credentials.clone(), None);
+        let stop = serving.stopped.clone();
+        let serve = move |stream, address| {
+            let (tls, routes) = (credentials.tls(), routes.clone());
+            serve_tcp(stream, address, tls, routes, serving.stopped.clone())
+        };
+        Box::pin(async move {
+            listener
+                .serve(&daemon, MOST, stop, serving.shutdown_timeout, serve)
+                .await;
+        })
+    }
+}
+
+/// All requests' way: to a sandbox, or through the authentication to the control plane. `envd` serves the protocol for processes and files
+/// in sandboxes.
+pub fn routes(
+    service: Arc<Service>,
+    gate: Arc<Gate>,
+    credentials: Arc<Credentials>,
+    envd: Option<Router>,
+) -> Router {
+    let routing = Routing::new(service.clone(), envd);
+    let control_plane = router(service, gate)
+        .layer(from_fn_with_state(credentials, authenticate))
+        .layer(from_fn(unread_body::read_rest));
+    // As a service of its own, so that a sandbox's requests do not match its paths.
+    Router::new()
+        .fallback_service(control_plane)
+        .layer(from_fn_with_state(routing, dispatch))
+        .layer(from_fn(write_errors))
+}
+
+fn invalid(why: &str) -> Error {
+    Error::new(ErrorKind::ConfigInvalid, format!("{SECTION}: {why}"))
+}
+
+/// Authenticates the caller by its API key, with the credentials in force now.
+async fn authenticate(
+    State(credentials): State<Arc<Credentials>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let presented = Presented::take_from(&API_KEY, request.headers_mut());
+    match identify(credentials, presented, &mut request) {
+        Ok(()) => next.run(request).await,
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+#[cfg(test)]
+#[path = "listener_test.rs"]
+mod tests;

@@ -1,0 +1,142 @@
+use std::path::Path;
+use std::time::Duration;
+
+use tokio::sync::watch;
+
+use super::*;
+use crate::api::fake::Fake;
+use crate::api::request_gate::Bounds;
+use crate::e2b::test_api::{ACME, config, keys};
+
+fn paths(root: &Path) -> Paths {
+    Paths {
+        data: root.to_owned(),
+        run: root.join("run"),
+        kernel: root.join("kernel"),
+        guest_image: root.join("guest"),
+    }
+}
+
+fn api(keys: &tempfile::NamedTempFile) -> ApiConfig {
+    ApiConfig {
+        tokens: Some(keys.path().to_owned()),
+        ..ApiConfig::default()
+    }
+}
+
+async fn open(config: &E2bConfig, api: &ApiConfig) -> Result<Option<E2b>, Error> {
+    let data = tempfile::tempdir().unwrap();
+    E2b::open(config, api, None, &paths(data.path())).await
+}
+
+#[tokio::test]
+async fn incomplete_configuration_is_refused() {
+    let keys = keys();
+    assert!(open(&E2bConfig::default(), &api(&keys)).await.unwrap().is_none());
+    assert!(open(&config(), &api(&keys)).await.unwrap().is_some());
+    let with = |change: fn(&mut E2bConfig)| {
+        let mut config = config();
+        change(&mut config);
+        config
+    };
+    let template = |change: fn(&mut thaw_sandbox::config::e2b::E2bTemplate)| {
+        let mut config = config();
+        change(config.templates.get_mut("base").unwrap());
+        config
+    };
+    for (config, word) in [
+        (with(|c| c.listen = None), "listen"),
+        (with(|c| c.listen = Some(([0, 0, 0, 0], 0).into())), "loopback"),
+        (with(|c| c.domain = Some("*.example".into())), "domain"),
+        (
+            with(|c| drop(c.templates.insert("a b".into(), Default::default()))),
+            "a b",
+        ),
+        (template(|t| t.image = None), "base"),
+        (template(|t| t.snapshot = Some("s".into())), "base"),
+        (
+            template(|t| (t.image, t.snapshot) = (None, Some("s".into()))),
+            "disk_mib",
+        ),
+        (template(|t| t.image = Some(String::new())), "image"),
+        (template(|t| t.cpus = Some(17)), "cpus"),
+        (template(|t| t.memory_mib = Some(1)), "memory_mib"),
+        (template(|t| t.command = Some(Vec::new())), "command"),
+    ] {
+        let refused = open(&config, &api(&keys)).await.err().unwrap();
+        assert_eq!(refused.kind, ErrorKind::ConfigInvalid, "{word}");
+        assert!(
+            refused.what.contains("[e2b") && refused.what.contains(word),
+            "{word}: {refused}"
+        );
+    }
+    let nobody = open(&config(), &ApiConfig::default()).await.err().unwrap();
+    assert!(nobody.what.contains("tokens"), "{nobody}");
+}
+
+/// The API over TCP until it is dropped.
+struct Served {
+    address: SocketAddr,
+    stop: watch::Sender<()>,
+    serving: tokio::task::JoinHandle<()>,
+    _keys: tempfile::NamedTempFile,
+    _data: tempfile::TempDir,
+}
+
+async fn serve() -> Served {
+    let (keys, data) = (keys(), tempfile::tempdir().unwrap());
+    let e2b = E2b::open(&config(), &api(&keys), None, &paths(data.path())).await;
+    let e2b = Box::new(e2b.unwrap().unwrap());
+    let address = e2b.address().unwrap();
+    let (_fake, daemon) = Fake::daemon(true);
+    let (stop, stopped) = watch::channel(());
+    let serving = tokio::spawn(e2b.serve(Serving {
+        daemon,
+        gate: Gate::new(Bounds::default()),
+        stopped,
+        shutdown_timeout: Duration::from_secs(5),
+    }));
+    Served {
+        address,
+        stop,
+        serving,
+        _keys: keys,
+        _data: data,
+    }
+}
+
+#[tokio::test]
+async fn api_is_served_until_thawd_stops() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    let served = serve().await;
+    let mut stream = tokio::net::TcpStream::connect(served.address).await.unwrap();
+    let request =
+        format!("GET /v2/sandboxes HTTP/1.1\r\nhost: x\r\nx-api-key: {ACME}\r\nconnection: close\r\n\r\n");
+    stream.write_all(request.as_bytes()).await.unwrap();
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).await.unwrap();
+    assert!(
+        answer.starts_with("HTTP/1.1 200") && answer.ends_with("[]"),
+        "{answer}"
+    );
+    drop(served.stop);
+    served.serving.await.unwrap();
+    assert!(tokio::net::TcpStream::connect(served.address).await.is_err());
+}
+
+/// Runs `tests/e2b/control_plane.py` with E2B's Python SDK against fakes. `THAW_E2B_PYTHON` is a Python that has the SDK.
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a Python with E2B's SDK"]
+async fn python_sdk_uses_every_call_of_the_control_plane() {
+    let python = std::env::var("THAW_E2B_PYTHON").expect("THAW_E2B_PYTHON is a Python with E2B's SDK");
+    let served = serve().await;
+    let url = format!("http://{}", served.address);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2b/control_plane.py");
+    let ran = std::process::Command::new(python)
+        .arg(script)
+        .env("E2B_API_URL", &url)
+        .env("E2B_SANDBOX_URL", &url)
+        .env("E2B_API_KEY", ACME)
+        .status();
+    assert!(ran.unwrap().success());
+}

@@ -1,0 +1,215 @@
+//! Where a sandbox may connect to, in E2B's words: allowed networks come before denied ones, and what is in neither is allowed. They
+//! become the rules of thawd's network policy, and its rules become these words again.
+//!
+//! Invariant: a restriction that a policy cannot express is refused, never dropped.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use thaw_protocol::api::{Egress, EgressRule, NetworkPolicy};
+
+use super::failure::Failure;
+
+/// The network of all addresses.
+const ALL: &str = "0.0.0.0/0";
+
+/// The network of a request for a sandbox, and of a sandbox in an answer.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields, default, rename_all = "camelCase")]
+pub struct Network {
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    allow_out: Vec<String>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    deny_out: Vec<String>,
+    /// Whether anyone may connect to its ports.
+    #[serde(skip_serializing)]
+    allow_public_traffic: Option<bool>,
+    /// The name servers that are allowed if `allow_out` has a domain name, which it cannot have here.
+    #[serde(skip_serializing)]
+    dns_servers: Option<Vec<String>>,
+    #[serde(skip_serializing)]
+    egress_proxy: Option<Value>,
+    #[serde(skip_serializing)]
+    mask_request_host: Option<Value>,
+    #[serde(skip_serializing)]
+    https_ports: Vec<Value>,
+    #[serde(skip_serializing)]
+    rules: serde_json::Map<String, Value>,
+}
+
+/// A change of a running sandbox's network. What is absent is reset.
+#[derive(Clone, Debug, Default, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct NetworkChange {
+    #[serde(rename = "allowOut")]
+    allow_out: Vec<String>,
+    #[serde(rename = "denyOut")]
+    deny_out: Vec<String>,
+    #[serde(rename = "dnsServers")]
+    dns_servers: Option<Vec<String>>,
+    #[serde(rename = "egressProxy")]
+    egress_proxy: Option<Value>,
+    rules: serde_json::Map<String, Value>,
+    /// The only field in this form.
+    allow_internet_access: Option<bool>,
+}
+
+impl NetworkChange {
+    /// The whole new policy.
+    ///
+    /// # Errors
+    /// See [`Network::policy`].
+    pub fn policy(self) -> Result<NetworkPolicy, Failure> {
+        let network = Network {
+            allow_out: self.allow_out,
+            deny_out: self.deny_out,
+            dns_servers: self.dns_servers,
+            egress_proxy: self.egress_proxy,
+            rules: self.rules,
+            ..Network::default()
+        };
+        network.policy(self.allow_internet_access)
+    }
+}
+
+impl Network {
+    /// The policy of a sandbox with this network. `internet` is `false` to deny what is not allowed.
+    ///
+    /// # Errors
+    /// It says something that a policy cannot express, or a network that cannot be.
+    pub fn policy(&self, internet: Option<bool>) -> Result<NetworkPolicy, Failure> {
+        let unsupported = [
+            ("network.egressProxy", self.egress_proxy.is_some()),
+            ("network.maskRequestHost", self.mask_request_host.is_some()),
+            ("network.httpsPorts", !self.https_ports.is_empty()),
+            ("network.rules", !self.rules.is_empty()),
+            (
+                "network.allowPublicTraffic: false",
+                self.allow_public_traffic == Some(false),
+            ),
+        ];
+        if let Some((what, _)) = unsupported.into_iter().find(|(_, is_there)| *is_there) {
+            return Err(Failure::unsupported(what));
+        }
+        let allowed = self
+            .allow_out
+            .iter()
+            .filter(|to| *to != ALL)
+            .map(|to| EgressRule {
+                allow: Some(to.clone()),
+                ..EgressRule::default()
+            });
+        let denied = self.deny_out.iter().filter(|to| *to != ALL).map(|to| EgressRule {
+            deny: Some(to.clone()),
+            ..EgressRule::default()
+        });
+        let denies_all = internet == Some(false) || self.deny_out.iter().any(|to| to == ALL);
+        let policy = match self.allow_out.iter().any(|to| to == ALL) {
+            true => NetworkPolicy::default(),
+            false => NetworkPolicy {
+                egress: allowed.chain(denied).collect(),
+                default: if denies_all { Egress::Deny } else { Egress::Allow },
+            },
+        };
+        let read = thaw_network::Terms::read(Some(&policy), &[]);
+        read.map(|_| policy).map_err(|why| {
+            let why =
+                format!("network: {why}. allowOut and denyOut have IPv4 networks and addresses, not names");
+            Failure::Bad(why)
+        })
+    }
+
+    /// The words for a policy; `None` for one that denies nothing.
+    pub fn of_policy(policy: &NetworkPolicy) -> Option<Network> {
+        if *policy == NetworkPolicy::default() {
+            return None;
+        }
+        let rules = policy.egress.iter();
+        let denies_all = (policy.default == Egress::Deny).then(|| ALL.to_owned());
+        Some(Network {
+            allow_out: rules.clone().filter_map(|rule| rule.allow.clone()).collect(),
+            deny_out: rules
+                .filter_map(|rule| rule.deny.clone())
+                .chain(denies_all)
+                .collect(),
+            ..Network::default()
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn read(network: Value) -> Network {
+        serde_json::from_value(network).unwrap()
+    }
+
+    fn policy(network: Value, internet: Option<bool>) -> NetworkPolicy {
+        read(network).policy(internet).unwrap()
+    }
+
+    #[test]
+    fn allowed_networks_come_before_denied_ones() {
+        let network =
+            json!({"denyOut": ["0.0.0.0/0", "192.0.2.0/24"], "allowOut": ["192.0.2.7", "198.51.100.0/24"]});
+        let expected = json!({"default": "deny", "egress": [{"allow": "192.0.2.7"}, {"allow": "198.51.100.0/24"}, {"deny": "192.0.2.0/24"}]});
+        let made = policy(network, None);
+        assert_eq!(serde_json::to_value(&made).unwrap(), expected);
+        let shown = serde_json::to_value(Network::of_policy(&made)).unwrap();
+        assert_eq!(
+            shown,
+            json!({"allowOut": ["192.0.2.7", "198.51.100.0/24"], "denyOut": ["192.0.2.0/24", "0.0.0.0/0"]})
+        );
+        assert_eq!(read(shown).policy(None).unwrap(), made);
+    }
+
+    #[test]
+    fn no_internet_denies_what_is_not_allowed() {
+        assert_eq!(policy(json!({}), Some(false)).default, Egress::Deny);
+        assert_eq!(
+            policy(json!({"denyOut": ["0.0.0.0/0"]}), None),
+            policy(json!({}), Some(false))
+        );
+        let all = policy(
+            json!({"allowOut": ["0.0.0.0/0"], "denyOut": ["192.0.2.0/24"]}),
+            Some(false),
+        );
+        assert_eq!(all, NetworkPolicy::default());
+        for open in [None, Some(true)] {
+            assert_eq!(
+                Network::of_policy(&policy(json!({"dnsServers": ["192.0.2.53"]}), open)),
+                None
+            );
+        }
+    }
+
+    #[test]
+    fn restrictions_that_no_policy_has_are_refused() {
+        for (network, name) in [
+            (
+                json!({"egressProxy": {"address": "proxy.example:1080"}}),
+                "egressProxy",
+            ),
+            (json!({"maskRequestHost": "x"}), "maskRequestHost"),
+            (json!({"httpsPorts": [443]}), "httpsPorts"),
+            (json!({"rules": {"a.example": []}}), "rules"),
+            (json!({"allowPublicTraffic": false}), "allowPublicTraffic"),
+        ] {
+            let Err(Failure::Unsupported(why)) = read(network).policy(None) else {
+                panic!("{name} was taken");
+            };
+            assert!(why.contains(name), "{why}");
+        }
+        for bad in ["pypi.org", "*.example.com", "::1", "", "192.0.2.1/33"] {
+            let refused = read(json!({"allowOut": [bad]})).policy(None);
+            assert!(matches!(refused, Err(Failure::Bad(_))), "{bad}");
+        }
+        assert!(serde_json::from_value::<Network>(json!({"denyIn": []})).is_err());
+        let change: NetworkChange =
+            serde_json::from_value(json!({"allow_internet_access": false, "allowOut": ["192.0.2.7"]}))
+                .unwrap();
+        assert_eq!(change.policy().unwrap().default, Egress::Deny);
+    }
+}

@@ -1,0 +1,159 @@
+//! The way of a request: to the control plane, or to a port of a sandbox.
+//!
+//! Invariants: a request for a sandbox that does not exist, or does not run, never reaches another; only sandboxes that this API created, and
+//! clones of those, have ports here.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::StatusCode;
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use axum::{Json, Router};
+use hyper::service::Service as _;
+use hyper_util::service::TowerToHyperService;
+use serde_json::json;
+use thaw_protocol::api::Sandbox;
+
+use super::failure::Failure;
+use super::proxy::{Failed, Proxy};
+use super::service::{Service, is_living, is_paused};
+use super::target::{ENVD_PORT, Target, target};
+use crate::api::scope::Wanted;
+
+/// The timeout of a sandbox that a request resumed, seconds.
+const RESUMED_TIMEOUT_S: u32 = 300;
+
+/// The header with a sandbox's access token. The guest does not see it.
+const ACCESS_TOKEN: &str = "x-access-token";
+
+/// The sandbox that a request is for, an extension of the request. Whether the caller has its access token is still to be checked.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForSandbox {
+    pub wanted: Wanted,
+}
+
+/// The ways.
+#[derive(Clone)]
+pub struct Routing {
+    service: Arc<Service>,
+    /// Serves [`ENVD_PORT`] of all sandboxes. `None`: that port is one like the others.
+    envd: Option<Router>,
+    proxy: Proxy,
+}
+
+impl Routing {
+    /// The ways to the sandboxes of a service.
+    pub fn new(service: Arc<Service>, envd: Option<Router>) -> Routing {
+        Routing {
+            service,
+            envd,
+            proxy: Proxy::default(),
+        }
+    }
+
+    /// Sends a request to a port in the guest, and returns the guest's answer.
+    async fn proxied(&self, target: &Target, mut request: Request) -> Response {
+        let daemon = &self.service.daemon;
+        let shown = daemon.cache.get(&target.id);
+        let network = shown.as_ref().and_then(|shown| shown.network.as_ref());
+        let Some(address) = network.and_then(|network| network.address.parse().ok()) else {
+            return Unavailable::NotOpen.answer(target);
+        };
+        let given = request
+            .headers()
+            .get(ACCESS_TOKEN)
+            .and_then(|token| token.to_str().ok());
+        if given.is_some_and(|given| self.service.tokens.check(&target.id, given)) {
+            request.headers_mut().remove(ACCESS_TOKEN);
+        }
+        let sent = self
+            .proxy
+            .send(&target.id, (address, target.port), request, daemon.closing());
+        match sent.await {
+            Ok(answer) => answer,
+            Err(Failed::NotOpen) => Unavailable::NotOpen.answer(target),
+            Err(Failed::Refused(refusal)) => refusal.into_response(),
+            Err(Failed::Broken(why)) => {
+                Failure::Unreachable(format!("the connection to port {} broke: {why}", target.port))
+                    .into_response()
+            }
+        }
+    }
+
+    /// The sandbox of a target. A paused one is resumed if it is to be.
+    async fn sandbox(&self, target: &Target) -> Result<Wanted, Unavailable> {
+        let wanted = Wanted::on_node(&target.id);
+        let found = self.service.daemon.cache.get(&target.id);
+        let found = found
+            .filter(|found| is_living(found))
+            .ok_or(Unavailable::Missing)?;
+        let notes = self.service.own_notes(&target.id).ok_or(Unavailable::Missing)?;
+        if is_paused(&found) {
+            if !notes.auto_resume {
+                return Err(Unavailable::Paused);
+            }
+            self.wake(&wanted, &found).await?;
+        }
+        Ok(wanted)
+    }
+
+    async fn wake(&self, wanted: &Wanted, paused: &Sandbox) -> Result<(), Unavailable> {
+        match self.service.resume(wanted, RESUMED_TIMEOUT_S, None).await {
+            // Another request has resumed it meanwhile.
+            Ok(_) | Err(Failure::Conflict(_)) => Ok(()),
+            Err(failure) => {
+                tracing::warn!(sandbox = paused.id, "not resumed for a request: {failure:?}");
+                Err(Unavailable::Paused)
+            }
+        }
+    }
+}
+
+/// Why a request does not reach a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Unavailable {
+    Missing,
+    Paused,
+    NotOpen,
+}
+
+impl Unavailable {
+    /// The answer, by whose words clients tell one reason from another.
+    fn answer(self, target: &Target) -> Response {
+        let message = match self {
+            Unavailable::Missing => "The sandbox was not found".to_owned(),
+            Unavailable::Paused => "The sandbox is paused: connect to it first".to_owned(),
+            Unavailable::NotOpen => format!("The sandbox is running but port is not open: {}", target.port),
+        };
+        let code = StatusCode::BAD_GATEWAY;
+        let body =
+            json!({"sandboxId": target.id, "message": message, "code": code.as_u16(), "port": target.port});
+        (code, Json(body)).into_response()
+    }
+}
+
+/// Sends a request on its way.
+pub async fn dispatch(State(routing): State<Routing>, mut request: Request, next: Next) -> Response {
+    let target = match target(&request, routing.service.domain.as_ref()) {
+        Ok(Some(target)) => target,
+        Ok(None) => return next.run(request).await,
+        Err(why) => return Failure::Bad(why).into_response(),
+    };
+    let wanted = match routing.sandbox(&target).await {
+        Ok(wanted) => wanted,
+        Err(unavailable) => return unavailable.answer(&target),
+    };
+    match &routing.envd {
+        Some(envd) if target.port == ENVD_PORT => {
+            request.extensions_mut().insert(ForSandbox { wanted });
+            let answered = TowerToHyperService::new(envd.clone()).call(request).await;
+            answered.unwrap_or_else(|never| match never {})
+        }
+        _ => routing.proxied(&target, request).await,
+    }
+}
+
+#[cfg(test)]
+#[path = "route_test.rs"]
+mod tests;

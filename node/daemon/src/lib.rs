@@ -3,6 +3,7 @@
 //! | module | noun |
 //! |---|---|
 //! | [`api`] | thawd's HTTP API, both ends |
+//! | [`e2b`] | what clients of E2B speak to |
 //! | [`exit`] | exit codes, their meanings and remedies |
 //! | [`pods`] | the API for containerd's shim |
 //! | [`metrics`] | thawd's metrics |
@@ -12,6 +13,7 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 pub mod api;
+pub mod e2b;
 pub mod exit;
 pub mod metrics;
 pub mod pods;

@@ -150,7 +150,10 @@ mod tests {
         assert_eq!(decoder.finish(), Err(EnvelopeError::Truncated));
         // No memory is reserved for what was only announced.
         let mut decoder = Decoder::new(usize::MAX);
-        assert_eq!(read_all(&mut decoder, &[0, 0xff, 0xff, 0xff, 0xff]), Ok(Vec::new()));
+        assert_eq!(
+            read_all(&mut decoder, &[0, 0xff, 0xff, 0xff, 0xff]),
+            Ok(Vec::new())
+        );
         assert!(decoder.data.capacity() < 64);
     }
 }

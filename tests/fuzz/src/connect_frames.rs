@@ -11,9 +11,15 @@ const MOST: usize = 4096;
 
 /// The first byte is the size of the pieces.
 pub fn run(input: &[u8]) {
-    let Some((&size, bytes)) = input.split_first() else { return };
+    let Some((&size, bytes)) = input.split_first() else {
+        return;
+    };
     let whole = read(bytes, bytes.len().max(1));
-    assert_eq!(whole, read(bytes, usize::from(size).max(1)), "the pieces make no difference");
+    assert_eq!(
+        whole,
+        read(bytes, usize::from(size).max(1)),
+        "the pieces make no difference"
+    );
     for envelope in &whole.0 {
         assert!(envelope.data.len() <= MOST);
         if !envelope.is_compressed {

@@ -3,6 +3,7 @@
 //! Invariants: a request without an [`Access`] is refused, so a route that forgot it is closed; secrets are compared in a time that reveals
 //! nothing about them.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::SystemTime;
 
@@ -89,7 +90,8 @@ fn check(request: &Request) -> Result<(), Failure> {
         ("/files", &Method::POST) => Operation::Write,
         _ => return Err(refused("send the sandbox's token as X-Access-Token")),
     };
-    let (mut path, mut user, mut signature, mut expiration) = Default::default();
+    let (mut path, mut user) = (Cow::default(), Cow::default());
+    let (mut signature, mut expiration) = (None, None);
     for (name, value) in form_urlencoded::parse(request.uri().query().unwrap_or_default().as_bytes()) {
         match &*name {
             "path" => path = value,
@@ -101,8 +103,9 @@ fn check(request: &Request) -> Result<(), Failure> {
     }
     let signature =
         signature.ok_or_else(|| refused("send the sandbox's token as X-Access-Token, or a signed URL"))?;
-    let expiration = expiration.map(|seconds| seconds.parse()).transpose();
-    let expiration = expiration.map_err(|_| Failure::invalid("signature_expiration is seconds since 1970"))?;
+    let expiration = expiration.map(|seconds| seconds.parse::<u64>()).transpose();
+    let expiration =
+        expiration.map_err(|_| Failure::invalid("signature_expiration is seconds since 1970"))?;
     let signed = Signed {
         path: &path,
         operation,

@@ -12,7 +12,13 @@ fn with(access: Option<Access>, mut request: Request) -> Request {
     request
 }
 
-async fn status(bed: &Bed, access: Option<Access>, method: &str, path: &str, headers: &[(&str, &str)]) -> u16 {
+async fn status(
+    bed: &Bed,
+    access: Option<Access>,
+    method: &str,
+    path: &str,
+    headers: &[(&str, &str)],
+) -> u16 {
     let request = with(access, bed.request(method, path, headers, ""));
     bed.send(request).await.status().as_u16()
 }
@@ -22,10 +28,19 @@ async fn sandbox_with_a_token_needs_it() {
     let bed = Bed::new().await;
     let token = || Some(Access::Token("secret".into()));
     assert_eq!(status(&bed, token(), "GET", "/metrics", &[]).await, 401);
-    assert_eq!(status(&bed, token(), "GET", "/metrics", &[(TOKEN, "wrong")]).await, 401);
-    assert_eq!(status(&bed, token(), "GET", "/metrics", &[(TOKEN, "secret")]).await, 200);
+    assert_eq!(
+        status(&bed, token(), "GET", "/metrics", &[(TOKEN, "wrong")]).await,
+        401
+    );
+    assert_eq!(
+        status(&bed, token(), "GET", "/metrics", &[(TOKEN, "secret")]).await,
+        200
+    );
     // A route that forgot to say who may use the sandbox is closed.
-    assert_eq!(status(&bed, None, "GET", "/metrics", &[(TOKEN, "secret")]).await, 401);
+    assert_eq!(
+        status(&bed, None, "GET", "/metrics", &[(TOKEN, "secret")]).await,
+        401
+    );
     // Whether it runs is not secret.
     assert_eq!(status(&bed, None, "GET", "/health", &[]).await, 204);
     assert_eq!(format!("{:?}", token()), "Some(Token)");
@@ -71,7 +86,10 @@ async fn sandbox_that_does_not_run_is_not_found() {
     let mut unnamed = bed.request("GET", "/health", &[], "");
     unnamed.extensions_mut().remove::<ForSandbox>();
     assert_eq!(bed.send(unnamed).await.status(), StatusCode::BAD_GATEWAY);
-    assert_eq!(status(&bed, Some(Access::Open), "GET", "/nothing", &[]).await, 404);
+    assert_eq!(
+        status(&bed, Some(Access::Open), "GET", "/nothing", &[]).await,
+        404
+    );
 }
 
 #[tokio::test]
@@ -80,7 +98,10 @@ async fn requests_of_a_sandbox_are_bounded() {
     let message = serde_json::json!({"path": "/quiet", "recursive": true});
     let mut open = Vec::new();
     for _ in 0..128 {
-        open.push(bed.open("/filesystem.Filesystem/WatchDir", &[], message.clone()).await);
+        open.push(
+            bed.open("/filesystem.Filesystem/WatchDir", &[], message.clone())
+                .await,
+        );
     }
     assert_eq!(status(&bed, Some(Access::Open), "GET", "/health", &[]).await, 429);
     open.pop();

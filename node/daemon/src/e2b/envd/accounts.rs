@@ -33,11 +33,16 @@ impl Accounts {
     fn parse(passwd: &str, group: &str) -> Accounts {
         let mut accounts = Accounts::default();
         for fields in lines(passwd) {
-            let [name, _, id, _, _, home, ..] = fields[..] else { continue };
+            let [name, _, id, _, _, home, ..] = fields[..] else {
+                continue;
+            };
             // The first of two with one id or name counts.
             if let Ok(id) = id.parse() {
                 accounts.users.entry(id).or_insert_with(|| name.into());
-                accounts.homes.entry(id.to_string()).or_insert_with(|| home.into());
+                accounts
+                    .homes
+                    .entry(id.to_string())
+                    .or_insert_with(|| home.into());
             }
             accounts.homes.entry(name.into()).or_insert_with(|| home.into());
         }
@@ -79,9 +84,18 @@ mod tests {
     fn users_and_groups_have_names_and_homes() {
         let passwd = "root:x:0:0:root:/root:/bin/sh\nbroken\napp:x:1000:100:::/bin/sh\ntwin:x:0:0::/twin:/bin/sh\nbad:x:y:0::relative:x";
         let accounts = Accounts::parse(passwd, "root:x:0:\nusers:x:100:app\n:::");
-        assert_eq!((accounts.user(0), accounts.user(1000), accounts.user(7)), ("root".into(), "app".into(), "7".into()));
-        assert_eq!((accounts.group(100), accounts.group(7)), ("users".into(), "7".into()));
-        assert_eq!((accounts.home("root"), accounts.home("0"), accounts.home("twin")), ("/root", "/root", "/twin"));
+        assert_eq!(
+            (accounts.user(0), accounts.user(1000), accounts.user(7)),
+            ("root".into(), "app".into(), "7".into())
+        );
+        assert_eq!(
+            (accounts.group(100), accounts.group(7)),
+            ("users".into(), "7".into())
+        );
+        assert_eq!(
+            (accounts.home("root"), accounts.home("0"), accounts.home("twin")),
+            ("/root", "/root", "/twin")
+        );
         for homeless in ["app", "bad", "nobody"] {
             assert_eq!(accounts.home(homeless), "/", "{homeless}");
         }

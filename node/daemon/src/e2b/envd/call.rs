@@ -115,8 +115,9 @@ pub enum Waited<T> {
 impl Patience {
     /// Waits for an event. `event` must lose nothing when it is dropped before it is complete.
     pub async fn wait<T>(&mut self, event: impl Future<Output = T>) -> Waited<T> {
-        let deadline = async {
-            match self.deadline {
+        let (deadline, keepalive) = (self.deadline, self.keepalive);
+        let deadline = async move {
+            match deadline {
                 Some(deadline) => tokio::time::sleep_until(deadline).await,
                 None => std::future::pending().await,
             }
@@ -127,7 +128,7 @@ impl Patience {
             () = deadline => Waited::Over(Failure::late()),
             _ = self.closing.wait_for(|closing| *closing) => Waited::Over(Failure::ending()),
             event = event => Waited::Event(event),
-            () = tokio::time::sleep(self.keepalive) => Waited::Silence,
+            () = tokio::time::sleep(keepalive) => Waited::Silence,
         }
     }
 }
@@ -141,7 +142,10 @@ fn user(headers: &HeaderMap) -> Result<Option<String>, Failure> {
     let Some(encoded) = text.strip_prefix("Basic ") else {
         return Ok(None);
     };
-    let decoded = STANDARD.decode(encoded.trim()).ok().and_then(|bytes| String::from_utf8(bytes).ok());
+    let decoded = STANDARD
+        .decode(encoded.trim())
+        .ok()
+        .and_then(|bytes| String::from_utf8(bytes).ok());
     let pair = decoded.ok_or_else(|| Failure::invalid("Authorization: Basic is not base64 of USER:"))?;
     user_name(pair.split(':').next().unwrap_or_default())
 }
@@ -163,7 +167,10 @@ fn keepalive(headers: &HeaderMap) -> Result<Duration, Failure> {
     let Some(text) = headers.get(KEEPALIVE) else {
         return Ok(Duration::from_secs(KEEPALIVE_S));
     };
-    let seconds = text.to_str().ok().and_then(|text| text.trim().parse::<u64>().ok());
+    let seconds = text
+        .to_str()
+        .ok()
+        .and_then(|text| text.trim().parse::<u64>().ok());
     match seconds {
         Some(seconds @ 1..=MOST_KEEPALIVE_S) => Ok(Duration::from_secs(seconds)),
         _ => Err(Failure::invalid(format!(

@@ -40,7 +40,10 @@ impl Failure {
 
     /// The call took longer than its caller allows.
     pub fn late() -> Failure {
-        Failure::new(Code::DeadlineExceeded, "the call took longer than its Connect-Timeout-Ms")
+        Failure::new(
+            Code::DeadlineExceeded,
+            "the call took longer than its Connect-Timeout-Ms",
+        )
     }
 
     /// thawd shuts down during a stream.
@@ -180,7 +183,11 @@ mod tests {
             (ApiCode::TooMany, Code::ResourceExhausted, 429),
         ] {
             let failure = api(code);
-            assert_eq!((failure.code, failure.status().as_u16()), (expected, status), "{code:?}");
+            assert_eq!(
+                (failure.code, failure.status().as_u16()),
+                (expected, status),
+                "{code:?}"
+            );
             assert!(failure.message.contains('x'));
         }
         let kind = |kind| Failure::from(Error::new(kind, "x")).code;

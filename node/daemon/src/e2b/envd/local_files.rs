@@ -64,7 +64,10 @@ fn info(path: &Path, metadata: &std::fs::Metadata) -> FileInfo {
         gid: metadata.gid(),
         modified_s: metadata.mtime(),
         modified_ns: metadata.mtime_nsec() as u32,
-        target: std::fs::read_link(path).unwrap_or_default().into_os_string().into_vec(),
+        target: std::fs::read_link(path)
+            .unwrap_or_default()
+            .into_os_string()
+            .into_vec(),
         ..Default::default()
     }
 }
@@ -144,7 +147,8 @@ impl Files for LocalFiles {
         let part = self.at(&format!("{}.{}", upload.path, upload.name));
         let mut options = std::fs::File::options();
         let file = options.create(true).write(true).truncate(false).open(&part);
-        file.and_then(|file| file.write_all_at(&data, offset)).map_err(refused)?;
+        file.and_then(|file| file.write_all_at(&data, offset))
+            .map_err(refused)?;
         match last {
             true => std::fs::rename(part, self.at(&upload.path)).map_err(refused),
             false => Ok(()),

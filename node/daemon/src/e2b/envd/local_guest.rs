@@ -82,7 +82,9 @@ impl LocalGuest {
 
 /// A command on a terminal, which `script` makes.
 fn on_terminal(command: &[String]) -> Command {
-    let quoted = command.iter().map(|word| format!("'{}'", word.replace('\'', r"'\''")));
+    let quoted = command
+        .iter()
+        .map(|word| format!("'{}'", word.replace('\'', r"'\''")));
     let mut script = Command::new("script");
     script.args(["-qfec", &quoted.collect::<Vec<_>>().join(" "), "/dev/null"]);
     script
@@ -105,8 +107,16 @@ impl Guest for LocalGuest {
         if let Some(user) = &options.user {
             command.env("LOCAL_USER", user);
         }
-        command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let not_found = |e| Error::new(ErrorKind::NotFound, format!("exec: {:?}: {e}", options.command[0]));
+        command
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let not_found = |e| {
+            Error::new(
+                ErrorKind::NotFound,
+                format!("exec: {:?}: {e}", options.command[0]),
+            )
+        };
         let mut child = command.spawn().map_err(not_found)?;
         let pid = child.id().unwrap();
         let (ends, ended) = watch::channel(None);
@@ -256,7 +266,11 @@ impl Processes for LocalProcesses {
             for (is_stderr, data) in pieces {
                 if at >= offset {
                     let (offset, data) = (at, data.clone());
-                    return Some(Said::Wrote { offset, is_stderr: *is_stderr, data });
+                    return Some(Said::Wrote {
+                        offset,
+                        is_stderr: *is_stderr,
+                        data,
+                    });
                 }
                 at += data.len() as u64;
             }

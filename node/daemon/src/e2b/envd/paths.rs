@@ -25,7 +25,11 @@ pub async fn absolute(files: &Arc<dyn Files>, user: Option<&str>, path: &str) ->
     }
     let path = match path.strip_prefix('~') {
         Some(below) if below.is_empty() || below.starts_with('/') => below.trim_start_matches('/'),
-        Some(_) => return Err(Failure::invalid("path begins with ~ of another user; write the path in full")),
+        Some(_) => {
+            return Err(Failure::invalid(
+                "path begins with ~ of another user; write the path in full",
+            ));
+        }
         None if path.starts_with('/') => return checked(path),
         None => path,
     };
@@ -83,6 +87,9 @@ mod tests {
         }
         assert!(checked("/a\0").is_err() && checked(&"/a".repeat(600)).is_err());
         assert_eq!((parent("/a/b"), parent("/a"), parent("/")), ("/a", "/", "/"));
-        assert_eq!((name("/a/b"), join("/", "a"), join("/a", "b")), ("b", "/a".into(), "/a/b".into()));
+        assert_eq!(
+            (name("/a/b"), join("/", "a"), join("/a", "b")),
+            ("b", "/a".into(), "/a/b".into())
+        );
     }
 }

@@ -21,8 +21,8 @@ use tokio::time::Instant;
 
 use super::failure::Failure;
 use crate::api::kept::{Processes, Said as Kept};
-use crate::api::process::Process;
 use crate::api::problem::Refusal;
+use crate::api::process::Process;
 use crate::api::session::{self, Said};
 
 /// Most processes of one sandbox that are relayed at once.
@@ -158,7 +158,7 @@ struct Forgotten(Arc<Relays>, Arc<Relay>);
 impl Drop for Forgotten {
     fn drop(&mut self) {
         let Forgotten(relays, relay) = self;
-        relay.become_(Reading::Nobody);
+        relay.set(Reading::Nobody);
         relays.0.locked().remove(&relay.id);
     }
 }
@@ -207,7 +207,7 @@ impl Relay {
         }
     }
 
-    fn become_(&self, reading: Reading) {
+    fn set(&self, reading: Reading) {
         *self.reading.locked() = reading;
         self.changed.send_modify(|changes| *changes += 1);
     }
@@ -260,42 +260,75 @@ struct Running {
 }
 
 impl Running {
-    async fn run(mut self) {
-        let relay = self.relay.clone();
-        let (process, has_terminal) = (self.process.clone(), relay.about.has_terminal);
-        let mut work = std::pin::pin!(pass_on(&relay, process.as_ref(), has_terminal));
-        let mut deadline = self.deadline;
-        loop {
-            let kill = async {
-                match deadline {
-                    Some(deadline) => tokio::time::sleep_until(deadline).await,
-                    None => std::future::pending().await,
+    async fn run(self) {
+        let Running {
+            relay,
+            process,
+            processes,
+            mut closing,
+            mut deadline,
+        } = self;
+        let mut work = std::pin::pin!(pass_on(&relay, process.as_ref(), relay.about.has_terminal));
+        let end = loop {
+            let wait = wait_for(&relay, deadline);
+            let next = tokio::select! {
+                biased;
+                end = &mut work => break end,
+                _ = closing.wait_for(|closing| *closing) => Next::Closing,
+                next = wait => next,
+            };
+            // A guest that is paused does not answer.
+            let answer = async {
+                match next {
+                    Next::Deadline => process.signal(libc::SIGKILL as u8).await,
+                    Next::Alone if relay.leave() => relay.set(reading_after(processes.keep(&relay.id).await)),
+                    Next::Alone | Next::Closing => {}
                 }
             };
-            tokio::select! {
+            let is_closing = tokio::select! {
                 biased;
-                end = &mut work => {
-                    return relay.finish(end.map_err(Failure::from)).await;
+                () = answer => next == Next::Closing,
+                _ = closing.wait_for(|closing| *closing) => true,
+            };
+            if is_closing {
+                let kept = tokio::time::timeout(PARTING, processes.keep(&relay.id)).await;
+                if !matches!(kept, Ok(Ok(()))) {
+                    tracing::debug!("the guest does not keep the output of a process that thawd relayed");
                 }
-                _ = self.closing.wait_for(|closing| *closing) => {
-                    let kept = self.processes.keep(&relay.id);
-                    if !matches!(tokio::time::timeout(PARTING, kept).await, Ok(Ok(()))) {
-                        tracing::debug!("the guest does not keep the output of a process that thawd relayed");
-                    }
-                    return relay.finish(Err(Failure::ending())).await;
-                }
-                () = kill => {
-                    deadline = None;
-                    process.signal(libc::SIGKILL as u8).await;
-                }
-                () = relay.alone.notified() => {
-                    if relay.leave() {
-                        let kept = self.processes.keep(&relay.id).await;
-                        relay.become_(reading_after(kept));
-                    }
-                }
+                return;
             }
+            if next == Next::Deadline {
+                deadline = None;
+            }
+        };
+        tokio::select! {
+            () = relay.finish(end.map_err(Failure::from)) => {}
+            _ = closing.wait_for(|closing| *closing) => {}
         }
+    }
+}
+
+/// What a relay does next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Next {
+    /// The process has run for as long as it may.
+    Deadline,
+    /// The last reader has left.
+    Alone,
+    /// thawd shuts down. The readers see that their senders are gone.
+    Closing,
+}
+
+async fn wait_for(relay: &Relay, deadline: Option<Instant>) -> Next {
+    let late = async {
+        match deadline {
+            Some(deadline) => tokio::time::sleep_until(deadline).await,
+            None => std::future::pending().await,
+        }
+    };
+    tokio::select! {
+        () = late => Next::Deadline,
+        () = relay.alone.notified() => Next::Alone,
     }
 }
 
@@ -376,11 +409,7 @@ impl Drop for Subscription {
 impl Reader {
     /// A reader of what the guest has kept, and of what comes after it.
     pub fn of_guest(processes: Arc<dyn Processes>, id: String) -> Reader {
-        Reader::Kept {
-            processes,
-            id,
-            at: 0,
-        }
+        Reader::Kept { processes, id, at: 0 }
     }
 
     /// The next event. Loses nothing if it is dropped before it is complete.

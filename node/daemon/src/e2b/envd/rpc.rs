@@ -30,14 +30,17 @@ pub fn unary<Q: Wire, A: Wire, F>(
 where
     F: Future<Output = Result<A, Failure>> + Send + 'static,
 {
-    post(async move |State(open): State<Arc<OpenSandboxes>>, request: Request| {
-        let work = async |call, form, body| function(call, incoming::message(form, body).await?).await;
-        let answer = |codec, answer: Result<A, Failure>| match answer {
-            Ok(message) => outgoing::message(codec, &message),
-            Err(failure) => failure.into_response(),
-        };
-        serve(&open, request, false, work, answer).await
-    })
+    post(
+        move |State(open): State<Arc<OpenSandboxes>>, request: Request| async move {
+            let work =
+                |call, form, body| async move { function(call, incoming::message(form, body).await?).await };
+            let answer = |codec, answer: Result<A, Failure>| match answer {
+                Ok(message) => outgoing::message(codec, &message),
+                Err(failure) => failure.into_response(),
+            };
+            serve(&open, request, false, work, answer).await
+        },
+    )
 }
 
 /// A function that answers one message with a stream. The stream itself minds the deadline.
@@ -47,14 +50,18 @@ pub fn server_stream<Q: Wire, A: Wire, F>(
 where
     F: Future<Output = Result<Outgoing<A>, Failure>> + Send + 'static,
 {
-    post(async move |State(open): State<Arc<OpenSandboxes>>, request: Request| {
-        let work = async |call, form, body| function(call, incoming::only_message(form, body).await?).await;
-        let answer = |codec, answer: Result<Outgoing<A>, Failure>| match answer {
-            Ok(messages) => outgoing::stream(codec, messages),
-            Err(failure) => outgoing::single::<A>(codec, Err(failure)),
-        };
-        serve(&open, request, true, work, answer).await
-    })
+    post(
+        move |State(open): State<Arc<OpenSandboxes>>, request: Request| async move {
+            let work = |call, form, body| async move {
+                function(call, incoming::only_message(form, body).await?).await
+            };
+            let answer = |codec, answer: Result<Outgoing<A>, Failure>| match answer {
+                Ok(messages) => outgoing::stream(codec, messages),
+                Err(failure) => outgoing::single::<A>(codec, Err(failure)),
+            };
+            serve(&open, request, true, work, answer).await
+        },
+    )
 }
 
 /// A function that answers a stream of messages with one.
@@ -64,18 +71,20 @@ pub fn client_stream<Q: Wire, A: Wire, F>(
 where
     F: Future<Output = Result<A, Failure>> + Send + 'static,
 {
-    post(async move |State(open): State<Arc<OpenSandboxes>>, request: Request| {
-        let work = async |call, form, body| function(call, Messages::new(form, body)).await;
-        serve(&open, request, true, work, outgoing::single::<A>).await
-    })
+    post(
+        move |State(open): State<Arc<OpenSandboxes>>, request: Request| async move {
+            let work = |call, form, body| function(call, Messages::new(form, body));
+            serve(&open, request, true, work, outgoing::single::<A>).await
+        },
+    )
 }
 
 /// Reads a request's headers, and answers with what `work` makes of it before the caller's deadline.
-async fn serve<T>(
+async fn serve<T, W: Future<Output = Result<T, Failure>>>(
     open: &OpenSandboxes,
     request: Request,
     is_stream: bool,
-    work: impl AsyncFnOnce(Call, Form, Body) -> Result<T, Failure>,
+    work: impl FnOnce(Call, Form, Body) -> W,
     answer: impl FnOnce(Codec, Result<T, Failure>) -> Response,
 ) -> Response {
     let (parts, body) = request.into_parts();

@@ -30,7 +30,10 @@ async fn sdk_of_python_uses_a_sandbox() {
     tokio::spawn(async move { axum::serve(listener, routes).await });
     let mut script = tokio::process::Command::new(python);
     script.args(["-c", include_str!("sdk_test.py")]);
-    script.env("E2B_SANDBOX_URL", url).env("E2B_DEBUG", "true").env("E2B_API_KEY", "e2b_0");
+    script
+        .env("E2B_SANDBOX_URL", url)
+        .env("E2B_DEBUG", "true")
+        .env("E2B_API_KEY", "e2b_0");
     let done = script.output().await.unwrap();
     println!("{}", String::from_utf8_lossy(&done.stdout));
     assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));

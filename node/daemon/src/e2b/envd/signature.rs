@@ -96,12 +96,30 @@ mod tests {
         assert_eq!(expiring.check("token", at(999)), Ok(()));
         assert!(expiring.check("token", at(1000)).is_err());
         for changed in [
-            Signed { path: "y", ..expiring },
-            Signed { user: "root", ..expiring },
-            Signed { operation: Operation::Read, ..expiring },
-            Signed { expiration: Some(1001), ..expiring },
-            Signed { expiration: None, ..expiring },
-            Signed { signature: "", ..expiring },
+            Signed {
+                path: "y",
+                ..expiring
+            },
+            Signed {
+                user: "root",
+                ..expiring
+            },
+            Signed {
+                operation: Operation::Read,
+                ..expiring
+            },
+            Signed {
+                expiration: Some(1001),
+                ..expiring
+            },
+            Signed {
+                expiration: None,
+                ..expiring
+            },
+            Signed {
+                signature: "",
+                ..expiring
+            },
         ] {
             assert!(changed.check("token", at(5)).is_err(), "{changed:?}");
         }

@@ -61,7 +61,13 @@ impl Bed {
     }
 
     /// A request of a caller who may do everything.
-    pub fn request(&self, method: &str, path: &str, headers: &[(&str, &str)], body: impl Into<Body>) -> Request<Body> {
+    pub fn request(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Body>,
+    ) -> Request<Body> {
         let mut request = Request::builder().method(method).uri(path);
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -69,7 +75,11 @@ impl Bed {
         let of = ForSandbox {
             wanted: self.wanted.clone(),
         };
-        request.extension(of).extension(Access::Open).body(body.into()).unwrap()
+        request
+            .extension(of)
+            .extension(Access::Open)
+            .body(body.into())
+            .unwrap()
     }
 
     pub async fn send(&self, request: Request<Body>) -> Response<Body> {
@@ -77,20 +87,31 @@ impl Bed {
     }
 
     /// The status and body of a request.
-    pub async fn plain(&self, method: &str, path: &str, headers: &[(&str, &str)], body: impl Into<Body>) -> (u16, Vec<u8>) {
+    pub async fn plain(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &[(&str, &str)],
+        body: impl Into<Body>,
+    ) -> (u16, Vec<u8>) {
         let response = self.send(self.request(method, path, headers, body)).await;
         (response.status().as_u16(), whole(response).await.to_vec())
     }
 
     /// A unary call in JSON.
     pub async fn call(&self, path: &str, message: Value) -> (u16, Value) {
-        let (status, body) = self.plain("POST", path, &[("content-type", JSON)], message.to_string()).await;
+        let (status, body) = self
+            .plain("POST", path, &[("content-type", JSON)], message.to_string())
+            .await;
         (status, serde_json::from_slice(&body).unwrap())
     }
 
     /// A unary call in protobuf.
     pub async fn call_proto<A: Message + Default>(&self, path: &str, message: &(impl Message + Name)) -> A {
-        let headers = [("content-type", "application/proto"), ("connect-protocol-version", "1")];
+        let headers = [
+            ("content-type", "application/proto"),
+            ("connect-protocol-version", "1"),
+        ];
         let (status, body) = self.plain("POST", path, &headers, message.encode_to_vec()).await;
         assert_eq!(status, 200, "{}", String::from_utf8_lossy(&body));
         A::decode(&body[..]).unwrap()

@@ -32,7 +32,12 @@ pub struct Form {
 /// The answer for another content type.
 pub fn codec(headers: &HeaderMap, is_stream: bool) -> Result<Codec, Response> {
     let named = text(headers, header::CONTENT_TYPE);
-    let media_type = named.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    let media_type = named
+        .split(';')
+        .next()
+        .unwrap_or_default()
+        .trim()
+        .to_ascii_lowercase();
     Codec::of(&media_type, is_stream).ok_or_else(|| {
         let accepted = match is_stream {
             true => "application/connect+json, application/connect+proto",
@@ -80,8 +85,8 @@ fn timeout(text: &str) -> Result<Option<Duration>, Failure> {
     }
     let is_number = text.len() <= TIMEOUT_DIGITS && text.bytes().all(|byte| byte.is_ascii_digit());
     let milliseconds = is_number.then(|| text.parse().ok()).flatten();
-    let milliseconds =
-        milliseconds.ok_or_else(|| Failure::invalid("Connect-Timeout-Ms is a number of at most 10 digits"))?;
+    let milliseconds = milliseconds
+        .ok_or_else(|| Failure::invalid("Connect-Timeout-Ms is a number of at most 10 digits"))?;
     Ok(Some(Duration::from_millis(milliseconds)))
 }
 
@@ -97,7 +102,9 @@ mod tests {
     use super::*;
 
     fn read(headers: &[(HeaderName, &str)], is_stream: bool) -> Result<Form, Code> {
-        let headers = headers.iter().map(|(name, value)| (name.clone(), value.parse().unwrap()));
+        let headers = headers
+            .iter()
+            .map(|(name, value)| (name.clone(), value.parse().unwrap()));
         Form::read(&headers.collect(), Codec::Json, is_stream).map_err(|failure| failure.code)
     }
 
@@ -105,7 +112,11 @@ mod tests {
     fn headers_say_how_messages_are_sent() {
         let plain = read(&[], false).unwrap();
         assert!(!plain.is_gzip && plain.timeout.is_none());
-        let full = [(VERSION, "1"), (TIMEOUT, "1500"), (header::CONTENT_ENCODING, "gzip")];
+        let full = [
+            (VERSION, "1"),
+            (TIMEOUT, "1500"),
+            (header::CONTENT_ENCODING, "gzip"),
+        ];
         let form = read(&full, false).unwrap();
         assert!(form.is_gzip && form.timeout == Some(Duration::from_millis(1500)));
         // A stream's own header counts: the other one is of the whole body.
@@ -114,7 +125,11 @@ mod tests {
         assert_eq!(read(&[(VERSION, "2")], false), Err(Code::InvalidArgument));
         assert_eq!(read(&[(STREAM_ENCODING, "br")], true), Err(Code::Unimplemented));
         for bad in ["-1", "1.5", "12345678901", "x"] {
-            assert_eq!(read(&[(TIMEOUT, bad)], false), Err(Code::InvalidArgument), "{bad}");
+            assert_eq!(
+                read(&[(TIMEOUT, bad)], false),
+                Err(Code::InvalidArgument),
+                "{bad}"
+            );
         }
     }
 
@@ -124,7 +139,10 @@ mod tests {
             let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, value.parse().unwrap())]);
             codec(&headers, is_stream).map_err(|response| response.status().as_u16())
         };
-        assert_eq!(named("application/json; charset=utf-8", false).unwrap(), Codec::Json);
+        assert_eq!(
+            named("application/json; charset=utf-8", false).unwrap(),
+            Codec::Json
+        );
         assert_eq!(named("application/connect+proto", true).unwrap(), Codec::Proto);
         assert_eq!(named("application/json", true).unwrap_err(), 415);
         assert_eq!(named("application/grpc", false).unwrap_err(), 415);

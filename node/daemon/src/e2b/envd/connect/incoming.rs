@@ -85,14 +85,18 @@ impl<M: Message + Name + Default> Messages<M> {
         loop {
             let mut input = &self.rest[..];
             let envelope = self.decoder.next(&mut input).map_err(broken)?;
-            self.rest = self.rest.slice(self.rest.len() - input.len()..);
+            let left = input.len();
+            self.rest = self.rest.slice(self.rest.len() - left..);
             if let Some(envelope) = envelope {
                 return self.decode(&envelope).map(Some);
             }
             match self.body.next().await {
                 Some(Ok(bytes)) => self.rest = bytes,
                 Some(Err(e)) => {
-                    return Err(Failure::new(Code::Canceled, format!("the request breaks off: {e}")));
+                    return Err(Failure::new(
+                        Code::Canceled,
+                        format!("the request breaks off: {e}"),
+                    ));
                 }
                 None => {
                     self.decoder.finish().map_err(broken)?;

@@ -34,7 +34,9 @@ async fn unary(form: Form, body: impl Into<Body>) -> Result<SendInputRequest, Co
 }
 
 async fn stream(form: Form, body: impl Into<Body>) -> Result<ListRequest, Code> {
-    only_message(form, body.into()).await.map_err(|failure| failure.code)
+    only_message(form, body.into())
+        .await
+        .map_err(|failure| failure.code)
 }
 
 #[tokio::test]
@@ -42,9 +44,22 @@ async fn unary_messages_are_read_in_both_codecs() {
     let json = br#"{"process":{"pid":7},"input":{"stdin":"YQ=="}}"#;
     let read = unary(form(Codec::Json, false, false), &json[..]).await.unwrap();
     let proto = prost::Message::encode_to_vec(&read);
-    assert_eq!(unary(form(Codec::Proto, false, false), proto.clone()).await.unwrap(), read);
-    assert_eq!(unary(form(Codec::Proto, false, true), gzip(&proto)).await.unwrap(), read);
-    assert_eq!(unary(form(Codec::Json, false, true), gzip(json)).await.unwrap(), read);
+    assert_eq!(
+        unary(form(Codec::Proto, false, false), proto.clone())
+            .await
+            .unwrap(),
+        read
+    );
+    assert_eq!(
+        unary(form(Codec::Proto, false, true), gzip(&proto))
+            .await
+            .unwrap(),
+        read
+    );
+    assert_eq!(
+        unary(form(Codec::Json, false, true), gzip(json)).await.unwrap(),
+        read
+    );
     for bad in ["", "x", "{", "[]", r#"{"process":{"pid":-1}}"#] {
         let refused = unary(form(Codec::Json, false, false), bad).await;
         assert_eq!(refused, Err(Code::InvalidArgument), "{bad}");
@@ -67,7 +82,10 @@ async fn messages_that_are_too_large_are_refused() {
     assert_eq!(stream(compressed, frame(1, &bomb)).await, Err(Code::OutOfRange));
     // One that is only announced.
     let header = [&[0][..], &(MAX_MESSAGE as u32 + 1).to_be_bytes()].concat();
-    assert_eq!(stream(form(Codec::Json, true, false), header).await, Err(Code::OutOfRange));
+    assert_eq!(
+        stream(form(Codec::Json, true, false), header).await,
+        Err(Code::OutOfRange)
+    );
 }
 
 #[tokio::test]
@@ -88,16 +106,29 @@ async fn streams_are_checked_frame_by_frame() {
         (gzipped, frame(1, &gzip(b"{}")[..8])),
         (plain, [frame(0, b"{}"), frame(0, b"{}")].concat()),
     ] {
-        assert_eq!(stream(form, bytes.clone()).await, Err(Code::InvalidArgument), "{bytes:?}");
+        assert_eq!(
+            stream(form, bytes.clone()).await,
+            Err(Code::InvalidArgument),
+            "{bytes:?}"
+        );
     }
     let broken = futures_util::stream::iter([Ok(frame(0, b"{}")), Err(std::io::Error::other("gone"))]);
-    assert_eq!(stream(plain, Body::from_stream(broken)).await, Err(Code::Canceled));
+    assert_eq!(
+        stream(plain, Body::from_stream(broken)).await,
+        Err(Code::Canceled)
+    );
 }
 
 #[tokio::test(start_paused = true)]
 async fn body_that_stops_coming_is_given_up() {
     let silent = || Body::from_stream(futures_util::stream::pending::<std::io::Result<Bytes>>());
     let slow = Err(Code::DeadlineExceeded);
-    assert_eq!(unary(form(Codec::Json, false, false), silent()).await.map(drop), slow);
-    assert_eq!(stream(form(Codec::Json, true, false), silent()).await.map(drop), slow);
+    assert_eq!(
+        unary(form(Codec::Json, false, false), silent()).await.map(drop),
+        slow
+    );
+    assert_eq!(
+        stream(form(Codec::Json, true, false), silent()).await.map(drop),
+        slow
+    );
 }

@@ -63,5 +63,9 @@ fn end(failure: Option<Failure>) -> Vec<u8> {
 }
 
 fn of_type(media_type: &'static str, body: Body) -> Response {
-    ([(header::CONTENT_TYPE, HeaderValue::from_static(media_type))], body).into_response()
+    (
+        [(header::CONTENT_TYPE, HeaderValue::from_static(media_type))],
+        body,
+    )
+        .into_response()
 }

@@ -81,7 +81,7 @@ fn permissions(mode: u32) -> String {
         libc::S_IFBLK => "D",
         _ => "-",
     };
-    let bits = (0..9).map(|bit| match mode & (0o400 >> bit) {
+    let bits = (0..9).map(|bit| match mode & (0o400_u32 >> bit) {
         0 => '-',
         _ => ['r', 'w', 'x'][bit % 3],
     });
@@ -91,7 +91,9 @@ fn permissions(mode: u32) -> String {
 /// A time that JSON can express: of the years 1 to 9999. A guest says any.
 fn modified(seconds: i64, nanoseconds: u32) -> Option<Timestamp> {
     const YEARS: std::ops::RangeInclusive<i64> = -62_135_596_800..=253_402_300_799;
-    let nanos = i32::try_from(nanoseconds).ok().filter(|nanos| *nanos < 1_000_000_000);
+    let nanos = i32::try_from(nanoseconds)
+        .ok()
+        .filter(|nanos| *nanos < 1_000_000_000);
     YEARS.contains(&seconds).then(|| Timestamp {
         seconds,
         nanos: nanos.unwrap_or(0),

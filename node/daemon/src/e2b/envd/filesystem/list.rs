@@ -54,7 +54,8 @@ async fn list_one(looker: &Looker, directory: &str, entries: &mut Vec<EntryInfo>
     loop {
         let page = looker.files.list(directory, after, FILES_PAGE).await?;
         if entries.len() + page.entries.len() > MOST_ENTRIES {
-            let what = format!("the list has more than {MOST_ENTRIES} entries; list with less depth, or run find");
+            let what =
+                format!("the list has more than {MOST_ENTRIES} entries; list with less depth, or run find");
             return Err(Failure::new(Code::OutOfRange, what));
         }
         let last = page.entries.last().map(|entry| entry.name.clone());

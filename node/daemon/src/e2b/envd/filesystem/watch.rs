@@ -167,7 +167,8 @@ impl Stream {
                     if events.is_empty() && end.is_none() {
                         self.ready.push_back(Ok(Event::Keepalive(KeepAlive {})));
                     }
-                    self.ready.extend(events.into_iter().map(|event| Ok(Event::Filesystem(event))));
+                    self.ready
+                        .extend(events.into_iter().map(|event| Ok(Event::Filesystem(event))));
                     match end {
                         Some(failure) => self.end(failure),
                         None => self.next = next(watched),
@@ -190,7 +191,7 @@ pub async fn create(call: Call, request: CreateWatcherRequest) -> Result<CreateW
     let collect = |waiting: Arc<Waiting>| async move {
         let mut closing = closing;
         tokio::select! {
-            () = collect(watched, &waiting) => {}
+            () = gather(watched, &waiting) => {}
             _ = closing.wait_for(|closing| *closing) => {}
         }
     };
@@ -198,7 +199,7 @@ pub async fn create(call: Call, request: CreateWatcherRequest) -> Result<CreateW
     Ok(CreateWatcherResponse { watcher_id })
 }
 
-async fn collect(mut watched: Watched, waiting: &Waiting) {
+async fn gather(mut watched: Watched, waiting: &Waiting) {
     loop {
         let (events, end) = watched.next().await;
         for event in events {
@@ -211,7 +212,10 @@ async fn collect(mut watched: Watched, waiting: &Waiting) {
 }
 
 /// The events of a watcher since it was last asked.
-pub async fn events(call: Call, request: GetWatcherEventsRequest) -> Result<GetWatcherEventsResponse, Failure> {
+pub async fn events(
+    call: Call,
+    request: GetWatcherEventsRequest,
+) -> Result<GetWatcherEventsResponse, Failure> {
     let events = call.sandbox.watchers.take(&request.watcher_id)?;
     Ok(GetWatcherEventsResponse { events })
 }

@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
+use axum::Json;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use axum::Json;
 use serde::Serialize;
 use thaw_protocol::api::Usage;
 use thaw_sandbox::blocking::blocking;
@@ -39,10 +39,19 @@ struct Metrics {
 pub async fn metrics(State(open): State<Arc<OpenSandboxes>>, request: Request) -> Response {
     answer(&open, request, async |call| {
         let machine = call.machine()?;
-        let measure = move || Ok::<_, Error>((machine.usage(), machine.record().vcpus, machine.record().memory_mib));
+        let measure = move || {
+            Ok::<_, Error>((
+                machine.usage(),
+                machine.record().vcpus,
+                machine.record().memory_mib,
+            ))
+        };
         let (usage, vcpus, memory_mib) = blocking(measure).await?;
         Ok(Metrics {
-            ts: SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs(),
+            ts: SystemTime::now()
+                .duration_since(UNIX_EPOCH)
+                .unwrap_or_default()
+                .as_secs(),
             cpu_count: vcpus,
             cpu_used_pct: cpu_percent(&call, &usage),
             mem_total: u64::from(memory_mib) << 20,
@@ -65,7 +74,10 @@ fn cpu_percent(call: &Call, usage: &Usage) -> f64 {
 pub async fn environment(State(open): State<Arc<OpenSandboxes>>, request: Request) -> Response {
     answer(&open, request, async |call| {
         let piece = call.files().await?.read("/proc/1/environ", 0, 0).await?;
-        let entries = piece.data.split(|byte| *byte == 0).filter(|entry| !entry.is_empty());
+        let entries = piece
+            .data
+            .split(|byte| *byte == 0)
+            .filter(|entry| !entry.is_empty());
         let pairs = entries.map(|entry| {
             let text = String::from_utf8_lossy(entry).into_owned();
             match text.split_once('=') {

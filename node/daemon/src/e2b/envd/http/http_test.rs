@@ -32,9 +32,14 @@ async fn body_becomes_a_file() {
     let (status, written) = post(&bed, "?path=new/dir/a", &[BYTES], data.clone()).await;
     let expected = json!([{"name": "a", "type": "file", "path": "/root/new/dir/a"}]);
     assert_eq!((status, written), (200, expected));
-    let response = bed.send(bed.request("GET", "/files?path=/root/new/dir/a", &[], "")).await;
+    let response = bed
+        .send(bed.request("GET", "/files?path=/root/new/dir/a", &[], ""))
+        .await;
     assert_eq!(response.headers()["content-length"], "700000");
-    assert_eq!(response.headers()["content-disposition"], "attachment; filename*=UTF-8''a");
+    assert_eq!(
+        response.headers()["content-disposition"],
+        "attachment; filename*=UTF-8''a"
+    );
     assert_eq!(crate::api::test_client::whole(response).await, data);
     let gzipped = [BYTES, ("content-encoding", "gzip")];
     assert_eq!(post(&bed, "?path=/b", &gzipped, gzip(&data)).await.0, 200);
@@ -47,7 +52,12 @@ async fn body_becomes_a_file() {
 #[tokio::test]
 async fn parts_of_a_form_become_files() {
     let bed = Bed::new().await;
-    let form = [part("file", "/d/a b.txt", "one"), part("other", "/no", "x"), part("file", "two", "2")].concat();
+    let form = [
+        part("file", "/d/a b.txt", "one"),
+        part("other", "/no", "x"),
+        part("file", "two", "2"),
+    ]
+    .concat();
     let (status, written) = post(&bed, "", &[FORM], format!("{form}--xyz--\r\n")).await;
     let expected = json!([{"name": "a b.txt", "type": "file", "path": "/d/a b.txt"},
         {"name": "two", "type": "file", "path": "/root/two"}]);
@@ -71,12 +81,20 @@ async fn long_form_is_taken_piece_by_piece() {
     let bed = Bed::new().await;
     let data = "x".repeat(5_000_000);
     let form = format!("{}--xyz--\r\n", part("file", "/long", &data));
-    let pieces: Vec<_> = form.as_bytes().chunks(300_000).map(Bytes::copy_from_slice).collect();
+    let pieces: Vec<_> = form
+        .as_bytes()
+        .chunks(300_000)
+        .map(Bytes::copy_from_slice)
+        .collect();
     let pieces = futures_util::stream::iter(pieces.into_iter().map(Ok::<_, std::io::Error>));
     assert_eq!(post(&bed, "", &[FORM], Body::from_stream(pieces)).await.0, 200);
-    assert_eq!(std::fs::read(bed.guest.root().join("long")).unwrap().len(), data.len());
+    assert_eq!(
+        std::fs::read(bed.guest.root().join("long")).unwrap().len(),
+        data.len()
+    );
     // A head that does not end.
-    let endless = futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from(vec![b'x'; 100_000])));
+    let endless =
+        futures_util::stream::repeat_with(|| Ok::<_, std::io::Error>(Bytes::from(vec![b'x'; 100_000])));
     let endless = futures_util::StreamExt::chain(
         futures_util::stream::iter([Ok(Bytes::from_static(b"--xyz\r\nContent-Disposition: "))]),
         endless,
@@ -95,24 +113,51 @@ async fn uploads_that_cannot_be_are_refused() {
         ("?path=/x&username=a%00", &[BYTES], b"x".to_vec(), 400),
         ("?path=/x", &gzipped, b"not gzip".to_vec(), 400),
         ("?path=/x", &gzipped, cut, 400),
-        ("?path=/x", &[BYTES, ("content-encoding", "br")], b"x".to_vec(), 400),
-        ("?path=/x", &[FORM, ("content-encoding", "gzip")], b"x".to_vec(), 400),
+        (
+            "?path=/x",
+            &[BYTES, ("content-encoding", "br")],
+            b"x".to_vec(),
+            400,
+        ),
+        (
+            "?path=/x",
+            &[FORM, ("content-encoding", "gzip")],
+            b"x".to_vec(),
+            400,
+        ),
         ("?path=/x", &[("content-type", "text/plain")], b"x".to_vec(), 400),
         ("?path=/x", &[BYTES, ("x-metadata-a", "b")], b"x".to_vec(), 501),
-        ("?path=/x", &[BYTES, ("content-length", "9999999999")], Vec::new(), 413),
+        (
+            "?path=/x",
+            &[BYTES, ("content-length", "9999999999")],
+            Vec::new(),
+            413,
+        ),
     ] {
         let (got, body) = post(&bed, query, headers, body).await;
-        assert_eq!((got, body["code"].as_u64()), (status, Some(status.into())), "{query} {headers:?}");
+        assert_eq!(
+            (got, body["code"].as_u64()),
+            (status, Some(status.into())),
+            "{query} {headers:?}"
+        );
         assert!(!body["message"].as_str().unwrap().is_empty());
     }
-    let left: Vec<_> = std::fs::read_dir(bed.guest.root()).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let left: Vec<_> = std::fs::read_dir(bed.guest.root())
+        .unwrap()
+        .map(|e| e.unwrap().file_name())
+        .collect();
     assert_eq!(left.len(), 2, "nothing is left of them: {left:?}");
 }
 
 #[tokio::test]
 async fn downloads_that_cannot_be_are_refused() {
     let bed = Bed::new().await;
-    for (query, status) in [("?path=/none", 404), ("?path=/", 400), ("?path=/etc", 400), ("", 400)] {
+    for (query, status) in [
+        ("?path=/none", 404),
+        ("?path=/", 400),
+        ("?path=/etc", 400),
+        ("", 400),
+    ] {
         let (got, body) = bed.plain("GET", &format!("/files{query}"), &[], "").await;
         let body: Value = serde_json::from_slice(&body).unwrap();
         assert_eq!((got, &body["code"]), (status, &json!(status)), "{query}");
@@ -125,10 +170,16 @@ async fn condition_of_the_sandbox_is_told() {
     assert_eq!(bed.plain("GET", "/health", &[], "").await, (204, Vec::new()));
     let (_, metrics) = bed.plain("GET", "/metrics", &[], "").await;
     let metrics: Value = serde_json::from_slice(&metrics).unwrap();
-    assert_eq!((&metrics["cpu_count"], &metrics["mem_total"]), (&json!(1), &json!(128 << 20)));
+    assert_eq!(
+        (&metrics["cpu_count"], &metrics["mem_total"]),
+        (&json!(1), &json!(128 << 20))
+    );
     let proc = bed.guest.root().join("proc/1");
     std::fs::create_dir_all(&proc).unwrap();
     std::fs::write(proc.join("environ"), b"A=1\0B=x=y\0").unwrap();
     let (_, envs) = bed.plain("GET", "/envs", &[], "").await;
-    assert_eq!(serde_json::from_slice::<Value>(&envs).unwrap(), json!({"A": "1", "B": "x=y"}));
+    assert_eq!(
+        serde_json::from_slice::<Value>(&envs).unwrap(),
+        json!({"A": "1", "B": "x=y"})
+    );
 }

@@ -63,7 +63,11 @@ async fn upload(open: &OpenSandboxes, request: Request) -> Result<Vec<Written>, 
         user: query.user.or(call.user),
     };
     let is_gzip = is_gzip(&parts.headers)?;
-    if parts.headers.keys().any(|name| name.as_str().starts_with(METADATA)) {
+    if parts
+        .headers
+        .keys()
+        .any(|name| name.as_str().starts_with(METADATA))
+    {
         return Err(Failure::new(
             Code::Unimplemented,
             "files have no metadata here; leave out X-Metadata-*",
@@ -79,13 +83,18 @@ async fn upload(open: &OpenSandboxes, request: Request) -> Result<Vec<Written>, 
 }
 
 fn media_type(headers: &HeaderMap) -> String {
-    let named = headers.get(header::CONTENT_TYPE).and_then(|value| value.to_str().ok());
+    let named = headers
+        .get(header::CONTENT_TYPE)
+        .and_then(|value| value.to_str().ok());
     let named = named.unwrap_or_default().split(';').next().unwrap_or_default();
     named.trim().to_ascii_lowercase()
 }
 
 fn is_gzip(headers: &HeaderMap) -> Result<bool, Failure> {
-    match headers.get(header::CONTENT_ENCODING).map(|value| value.as_bytes()) {
+    match headers
+        .get(header::CONTENT_ENCODING)
+        .map(|value| value.as_bytes())
+    {
         None | Some(b"identity") => Ok(false),
         Some(b"gzip") => Ok(true),
         Some(_) => Err(Failure::invalid("Content-Encoding is gzip or identity")),
@@ -102,7 +111,9 @@ impl Target {
     /// Begins to write a file, and makes the directories above it.
     async fn begin(&self, path: &str) -> Result<(OpenUpload, Written), Failure> {
         if path.is_empty() {
-            return Err(Failure::invalid("the file has no path: name one in the query, or as the part's file name"));
+            return Err(Failure::invalid(
+                "the file has no path: name one in the query, or as the part's file name",
+            ));
         }
         let path = paths::absolute(&self.files, self.user.as_deref(), path).await?;
         check::file(&path)?;
@@ -151,12 +162,13 @@ impl Target {
     /// Writes the files of a form. What was written before an error stays.
     async fn form(&self, path: &str, mut form: Form) -> Result<Vec<Written>, Failure> {
         let mut written = Vec::new();
+        let most = if path.is_empty() { MOST_FILES } else { 1 };
         while let Some(mut part) = form.next().await? {
             if part.name() != FIELD {
                 while part.next().await?.is_some() {}
                 continue;
             }
-            if written.len() >= if path.is_empty() { MOST_FILES } else { 1 } {
+            if written.len() >= most {
                 return Err(Failure::invalid(format!(
                     "a form has at most {MOST_FILES} files, and only one if the query has a path"
                 )));

@@ -67,7 +67,11 @@ pub async fn update(call: Call, request: UpdateRequest) -> Result<UpdateResponse
     let Some(size) = terminal_size(&pty)? else {
         return Ok(UpdateResponse {});
     };
-    if selected.relay.as_ref().is_some_and(|relay| !relay.about.has_terminal) {
+    if selected
+        .relay
+        .as_ref()
+        .is_some_and(|relay| !relay.about.has_terminal)
+    {
         return Err(Failure::invalid("the process has no terminal"));
     }
     let resized = selected.processes.resize(&selected.id, size.rows, size.columns);
@@ -89,19 +93,23 @@ pub async fn stream_input(
 ) -> Result<StreamInputResponse, Failure> {
     let mut selected = None;
     while let Some(message) = messages.next().await? {
-        match (message.event, &selected) {
-            (Some(Event::Start(start)), None) => selected = Some(select(&call, start.process).await?),
-            (Some(Event::Data(data)), Some(selected)) => write(selected, data.input).await?,
-            (Some(Event::Keepalive(_)), _) => {}
-            (Some(Event::Start(_)), Some(_)) | (Some(Event::Data(_)), None) | (None, _) => {
-                return Err(Failure::invalid("the stream is one start, and then data and keepalives"));
+        match message.event {
+            Some(Event::Start(start)) if selected.is_none() => {
+                selected = Some(select(&call, start.process).await?);
             }
+            Some(Event::Data(data)) => {
+                let begun = selected.as_ref().ok_or_else(disordered)?;
+                write(begun, data.input).await?;
+            }
+            Some(Event::Keepalive(_)) => {}
+            Some(Event::Start(_)) | None => return Err(disordered()),
         }
     }
-    match selected {
-        Some(_) => Ok(StreamInputResponse {}),
-        None => Err(Failure::invalid("the stream has no start")),
-    }
+    selected.map(|_| StreamInputResponse {}).ok_or_else(disordered)
+}
+
+fn disordered() -> Failure {
+    Failure::invalid("a stream of input is one start, and then data and keepalives")
 }
 
 async fn write(selected: &Selected, input: Option<ProcessInput>) -> Result<(), Failure> {
@@ -128,7 +136,11 @@ async fn write(selected: &Selected, input: Option<ProcessInput>) -> Result<(), F
 /// Closes the input of a process. A terminal has no end of input: its user types ^D.
 pub async fn close_stdin(call: Call, request: CloseStdinRequest) -> Result<CloseStdinResponse, Failure> {
     let selected = select(&call, request.process).await?;
-    if selected.relay.as_ref().is_some_and(|relay| relay.about.has_terminal) {
+    if selected
+        .relay
+        .as_ref()
+        .is_some_and(|relay| relay.about.has_terminal)
+    {
         let what = "a terminal has no end of input: send the byte 4 (^D)";
         return Err(Failure::new(Code::FailedPrecondition, what));
     }

@@ -95,9 +95,7 @@ impl Stream {
             Output::Stdout => Data::Stdout(piece.to_vec()),
             Output::Stderr => Data::Stderr(piece.to_vec()),
         };
-        Event::Data(DataEvent {
-            output: Some(output),
-        })
+        Event::Data(DataEvent { output: Some(output) })
     }
 }
 

@@ -50,7 +50,10 @@ async fn until(mut is_so: impl AsyncFnMut() -> bool) {
 }
 
 async fn is_kept(bed: &Bed, pid: u64) -> bool {
-    let list = crate::api::fake::Guest::processes(bed.guest.as_ref()).list().await.unwrap();
+    let list = crate::api::fake::Guest::processes(bed.guest.as_ref())
+        .list()
+        .await
+        .unwrap();
     list.iter().any(|info| info.pid as u64 == pid && info.kept)
 }
 
@@ -67,7 +70,8 @@ async fn process_runs_and_its_events_come() {
     assert!(text.contains(&STANDARD.encode("1 root\n")), "{text}");
     assert!(text.contains("stderr"), "{text}");
     let end = &messages.last().unwrap()["event"]["end"];
-    let expected = json!({"exitCode": 3, "exited": true, "status": "exit status 3", "error": "exit status 3"});
+    let expected =
+        json!({"exitCode": 3, "exited": true, "status": "exit status 3", "error": "exit status 3"});
     assert_eq!(end, &expected);
 }
 
@@ -85,7 +89,9 @@ async fn protobuf_clients_get_protobuf() {
     };
     let body = Envelope::encode(false, &prost::Message::encode_to_vec(&request)).unwrap();
     let headers = [("content-type", "application/connect+proto")];
-    let response = bed.send(bed.request("POST", "/process.Process/Start", &headers, body)).await;
+    let response = bed
+        .send(bed.request("POST", "/process.Process/Start", &headers, body))
+        .await;
     assert_eq!(response.headers()["content-type"], "application/connect+proto");
     let mut frames = Frames::of(response);
     let mut events = Vec::new();
@@ -121,7 +127,12 @@ async fn long_output_is_whole_however_slowly_it_is_read() {
 async fn input_reaches_the_process_in_order() {
     let bed = Bed::new().await;
     let (pid, frames) = start(&bed, &[], script("cat", json!({"tag": "cat"}))).await;
-    let (status, _) = call(&bed, "SendInput", json!({"process": {"pid": pid}, "input": {"stdin": "YQ=="}})).await;
+    let (status, _) = call(
+        &bed,
+        "SendInput",
+        json!({"process": {"pid": pid}, "input": {"stdin": "YQ=="}}),
+    )
+    .await;
     assert_eq!(status, 200);
     let messages = [
         json!({"start": {"process": {"tag": "cat"}}}),
@@ -135,14 +146,28 @@ async fn input_reaches_the_process_in_order() {
     };
     let send = async |messages: &[Value]| {
         let headers = [("content-type", STREAM)];
-        let request = bed.request("POST", "/process.Process/StreamInput", &headers, frames_of(messages));
+        let request = bed.request(
+            "POST",
+            "/process.Process/StreamInput",
+            &headers,
+            frames_of(messages),
+        );
         Frames::of(bed.send(request).await).all().await
     };
     assert_eq!(send(&messages).await, (vec![json!({})], Value::Null));
-    for bad in [&messages[1..], &messages[..0], &[&messages[..1], &messages[..1]].concat()] {
+    for bad in [
+        &messages[1..],
+        &messages[..0],
+        &[&messages[..1], &messages[..1]].concat(),
+    ] {
         assert_eq!(send(bad).await.1["code"], "invalid_argument");
     }
-    let (status, refused) = call(&bed, "SendInput", json!({"process": {"pid": pid}, "input": {"pty": "YQ=="}})).await;
+    let (status, refused) = call(
+        &bed,
+        "SendInput",
+        json!({"process": {"pid": pid}, "input": {"pty": "YQ=="}}),
+    )
+    .await;
     assert_eq!((status, &refused["code"]), (400, &json!("invalid_argument")));
     let (status, _) = call(&bed, "CloseStdin", json!({"process": {"pid": pid}})).await;
     assert_eq!(status, 200);
@@ -160,7 +185,10 @@ async fn processes_are_listed_and_signalled_by_pid_or_tag() {
     for (bad, status) in [
         (json!({"process": {"pid": pid}}), 400),
         (json!({"process": {"pid": 1}, "signal": "SIGNAL_SIGKILL"}), 404),
-        (json!({"process": {"tag": "other"}, "signal": "SIGNAL_SIGKILL"}), 404),
+        (
+            json!({"process": {"tag": "other"}, "signal": "SIGNAL_SIGKILL"}),
+            404,
+        ),
         (json!({"signal": "SIGNAL_SIGKILL"}), 400),
         (json!({"process": {"pid": pid}, "signal": 1}), 400),
     ] {
@@ -170,7 +198,11 @@ async fn processes_are_listed_and_signalled_by_pid_or_tag() {
     assert_eq!(call(&bed, "SendSignal", kill).await.0, 200);
     assert_eq!(output(frames, "stdout").await.1["exitCode"], 143);
     until(async || call(&bed, "List", json!({})).await.1 == json!({})).await;
-    let (_, error) = bed.open("/process.Process/Connect", &[], json!({"process": {"pid": pid}})).await.all().await;
+    let (_, error) = bed
+        .open("/process.Process/Connect", &[], json!({"process": {"pid": pid}}))
+        .await
+        .all()
+        .await;
     assert_eq!(error["code"], "not_found");
 }
 
@@ -192,13 +224,19 @@ async fn process_outlives_its_caller_and_is_read_again() {
     call(&bed, "SendInput", line("two\n")).await;
     let third = bed.open("/process.Process/Connect", &[], selector).await;
     let (text, end) = output(third, "stdout").await;
-    assert_eq!((&text[..], &end["status"]), (&b"two\n"[..], &json!("exit status 0")));
+    assert_eq!(
+        (&text[..], &end["status"]),
+        (&b"two\n"[..], &json!("exit status 0"))
+    );
 }
 
 #[tokio::test]
 async fn output_without_a_reader_is_lost_if_the_guest_is_full() {
     let bed = Bed::new().await;
-    bed.guest.local_processes().is_full.store(true, std::sync::atomic::Ordering::SeqCst);
+    bed.guest
+        .local_processes()
+        .is_full
+        .store(true, std::sync::atomic::Ordering::SeqCst);
     let endless = "while :; do head -c 100000 /dev/zero; echo; read x; echo $x; done";
     let (pid, frames) = start(&bed, &[], script(endless, json!({}))).await;
     drop(frames);
@@ -207,7 +245,9 @@ async fn output_without_a_reader_is_lost_if_the_guest_is_full() {
     for _ in 0..10 {
         assert_eq!(call(&bed, "SendInput", line.clone()).await.0, 200);
     }
-    let mut again = bed.open("/process.Process/Connect", &[], json!({"process": {"pid": pid}})).await;
+    let mut again = bed
+        .open("/process.Process/Connect", &[], json!({"process": {"pid": pid}}))
+        .await;
     again.message().await.unwrap();
     call(&bed, "SendInput", line).await;
     assert!(again.message().await.unwrap()["event"]["data"]["stdout"].is_string());
@@ -221,7 +261,14 @@ async fn deadline_kills_the_process_and_ends_the_stream() {
     let (messages, error) = frames.all().await;
     assert!(messages.is_empty());
     assert_eq!(error["code"], "deadline_exceeded");
-    until(async || !call(&bed, "List", json!({})).await.1.to_string().contains(&pid.to_string())).await;
+    until(async || {
+        !call(&bed, "List", json!({}))
+            .await
+            .1
+            .to_string()
+            .contains(&pid.to_string())
+    })
+    .await;
 }
 
 #[tokio::test]
@@ -229,7 +276,10 @@ async fn silent_streams_are_kept_alive() {
     let bed = Bed::new().await;
     let interval = [("keepalive-ping-interval", "1")];
     let (pid, mut frames) = start(&bed, &interval, script("exec sleep 60", json!({}))).await;
-    assert_eq!(frames.message().await.unwrap(), json!({"event": {"keepalive": {}}}));
+    assert_eq!(
+        frames.message().await.unwrap(),
+        json!({"event": {"keepalive": {}}})
+    );
     let kill = json!({"process": {"pid": pid}, "signal": "SIGNAL_SIGKILL"});
     assert_eq!(call(&bed, "SendSignal", kill).await.0, 200);
 }
@@ -252,11 +302,15 @@ async fn processes_of_others_are_listed_and_read() {
         command: vec!["/bin/sh".into(), "-c".into(), "read x; echo $x".into()],
         ..Default::default()
     };
-    let process = crate::api::fake::Guest::exec(bed.guest.as_ref(), options).await.unwrap();
+    let process = crate::api::fake::Guest::exec(bed.guest.as_ref(), options)
+        .await
+        .unwrap();
     let (_, list) = call(&bed, "List", json!({})).await;
     let pid = &list["processes"][0]["pid"];
     assert_eq!(list["processes"][0]["config"]["cmd"], "/bin/sh");
-    let frames = bed.open("/process.Process/Connect", &[], json!({"process": {"pid": pid}})).await;
+    let frames = bed
+        .open("/process.Process/Connect", &[], json!({"process": {"pid": pid}}))
+        .await;
     process.write(b"hi\n".to_vec()).await.unwrap();
     assert_eq!(output(frames, "stdout").await.0, b"hi\n");
 }
@@ -285,7 +339,11 @@ async fn terminals_have_sizes_and_their_own_output() {
 async fn commands_that_cannot_be_are_refused() {
     let bed = Bed::new().await;
     let refused = async |message: Value, headers: &[(&str, &str)]| {
-        let (messages, error) = bed.open("/process.Process/Start", headers, message).await.all().await;
+        let (messages, error) = bed
+            .open("/process.Process/Start", headers, message)
+            .await
+            .all()
+            .await;
         assert!(messages.is_empty());
         error["code"].as_str().unwrap_or_default().to_owned()
     };
@@ -303,7 +361,16 @@ async fn commands_that_cannot_be_are_refused() {
         assert_eq!(refused(bad, &[]).await, "invalid_argument");
     }
     let good = json!({"process": {"cmd": "true"}});
-    assert_eq!(refused(good.clone(), &[("connect-protocol-version", "2")]).await, "invalid_argument");
-    assert_eq!(refused(good.clone(), &[("connect-content-encoding", "br")]).await, "unimplemented");
-    assert_eq!(refused(good, &[("keepalive-ping-interval", "0")]).await, "invalid_argument");
+    assert_eq!(
+        refused(good.clone(), &[("connect-protocol-version", "2")]).await,
+        "invalid_argument"
+    );
+    assert_eq!(
+        refused(good.clone(), &[("connect-content-encoding", "br")]).await,
+        "unimplemented"
+    );
+    assert_eq!(
+        refused(good, &[("keepalive-ping-interval", "0")]).await,
+        "invalid_argument"
+    );
 }

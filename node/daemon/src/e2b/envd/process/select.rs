@@ -52,7 +52,10 @@ pub async fn select(call: &Call, selector: Option<ProcessSelector>) -> Result<Se
         Selector::Tag(tag) => Err(format!("tag {:?}", tag.chars().take(64).collect::<String>())),
     };
     let found = found.map_err(|named| {
-        Failure::new(Code::NotFound, format!("there is no process with {named}, or it has ended"))
+        Failure::new(
+            Code::NotFound,
+            format!("there is no process with {named}, or it has ended"),
+        )
     })?;
     Ok(Selected {
         pid: running_pid(&found).unwrap_or_default(),

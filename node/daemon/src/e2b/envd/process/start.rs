@@ -86,7 +86,9 @@ async fn run(
         });
         Ok::<_, Failure>((pid, reader))
     });
-    let (pid, reader) = started.await.map_err(|e| Failure::from(Refusal::new(ApiCode::Broken, e)))??;
+    let (pid, reader) = started
+        .await
+        .map_err(|e| Failure::from(Refusal::new(ApiCode::Broken, e)))??;
     Ok((pid, reader, has_terminal))
 }
 
@@ -98,7 +100,13 @@ fn options(config: &ProcessConfig, pty: Option<Pty>, user: Option<String>) -> Re
         .iter()
         .map(|(name, value)| format!("{name}={value}"))
         .collect();
-    if command.iter().chain(&env).map(|text| text.len() + 1).sum::<usize>() > MAX_COMMAND {
+    if command
+        .iter()
+        .chain(&env)
+        .map(|text| text.len() + 1)
+        .sum::<usize>()
+        > MAX_COMMAND
+    {
         return Err(Failure::invalid(format!(
             "a command has at most {MAX_COMMAND} bytes with its arguments and environment"
         )));

@@ -177,3 +177,7 @@ pub fn too_large() -> Refusal {
         format!("a file has at most {MAX_FILE} bytes"),
     )
 }
+
+#[cfg(test)]
+#[path = "file_stream_test.rs"]
+mod tests;

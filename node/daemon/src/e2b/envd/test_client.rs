@@ -120,7 +120,7 @@ impl Bed {
     /// A stream in JSON.
     pub async fn open(&self, path: &str, headers: &[(&str, &str)], message: Value) -> Frames {
         let body = Envelope::encode(false, message.to_string().as_bytes()).unwrap();
-        let headers = [&[("content-type", STREAM)], headers].concat();
+        let headers = [&[("content-type", STREAM)][..], headers].concat();
         let response = self.send(self.request("POST", path, &headers, body)).await;
         assert_eq!(response.status(), 200);
         Frames::of(response)

@@ -108,8 +108,9 @@ impl Processes for GuestProcesses {
     }
 
     async fn resize(&self, id: &str, rows: u16, columns: u16) -> Result<(), Refusal> {
-        let resized = self.agent.resize(&self.id(id)?, rows.into(), columns.into());
-        resized.await.map_err(refusal)
+        let id = self.id(id)?;
+        let resized = self.agent.resize(&id, rows.into(), columns.into()).await;
+        resized.map_err(refusal)
     }
 }
 

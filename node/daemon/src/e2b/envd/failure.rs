@@ -56,10 +56,8 @@ impl Failure {
 
     /// The sandbox is not there, or does not run. Clients know it by these words.
     pub fn not_running(sandbox: &str, why: impl Display) -> Failure {
-        Failure::new(
-            Code::Unavailable,
-            format!("The sandbox was not found: {sandbox} does not run here ({why})"),
-        )
+        let what = format!("The sandbox was not found: {sandbox} does not run here ({why})");
+        Failure::new(Code::Unavailable, what).with_status(StatusCode::BAD_GATEWAY)
     }
 
     fn with_status(self, status: StatusCode) -> Failure {
@@ -195,6 +193,6 @@ mod tests {
         assert_eq!(kind(ErrorKind::GuestEnded), Code::Unavailable);
         assert_eq!(kind(ErrorKind::AgentFailed), Code::Internal);
         let absent = Failure::not_running("x", "it is paused");
-        assert!(absent.message.contains("was not found") && absent.code == Code::Unavailable);
+        assert!(absent.message.contains("was not found") && absent.status() == StatusCode::BAD_GATEWAY);
     }
 }

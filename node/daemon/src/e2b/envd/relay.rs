@@ -207,12 +207,14 @@ impl Relay {
         }
     }
 
-    fn set(&self, reading: Reading) {
-        *self.reading.locked() = reading;
+    /// Returns who read before.
+    fn set(&self, reading: Reading) -> Reading {
+        let before = std::mem::replace(&mut *self.reading.locked(), reading);
         self.changed.send_modify(|changes| *changes += 1);
+        before
     }
 
-    /// The current readers, with their numbers.
+    /// The current readers.
     fn callers(&self) -> Vec<mpsc::Sender<Event>> {
         match &*self.reading.locked() {
             Reading::Callers(callers) => callers.values().cloned().collect(),
@@ -228,8 +230,12 @@ impl Relay {
         }
     }
 
+    /// Tells every reader the end. There are no more readers from then on.
     async fn finish(&self, end: Result<i32, Failure>) {
-        for caller in self.callers() {
+        let Reading::Callers(callers) = self.set(Reading::Nobody) else {
+            return;
+        };
+        for caller in callers.into_values() {
             let _ = caller.send(Event::Ended(end.clone())).await;
         }
     }
@@ -281,7 +287,10 @@ impl Running {
             let answer = async {
                 match next {
                     Next::Deadline => process.signal(libc::SIGKILL as u8).await,
-                    Next::Alone if relay.leave() => relay.set(reading_after(processes.keep(&relay.id).await)),
+                    Next::Alone if relay.leave() => {
+                        let kept = processes.keep(&relay.id).await;
+                        relay.set(reading_after(kept));
+                    }
                     Next::Alone | Next::Closing => {}
                 }
             };

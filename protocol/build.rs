@@ -1,5 +1,5 @@
-//! Generates the agent's ttrpc API, what containerd's shim speaks, and containerd's snapshots service from `proto/`, with
-//! parsers in Rust: no protoc on the building machine.
+//! Generates the agent's ttrpc API, what containerd's shim speaks, containerd's snapshots service and E2B's in-sandbox protocol from
+//! `proto/`, with parsers in Rust: no protoc on the building machine.
 
 fn main() -> std::io::Result<()> {
     println!("cargo::rerun-if-changed=proto");
@@ -44,6 +44,8 @@ fn main() -> std::io::Result<()> {
     )?;
     #[cfg(feature = "snapshots")]
     snapshots()?;
+    #[cfg(feature = "e2b")]
+    e2b()?;
     Ok(())
 }
 
@@ -82,4 +84,16 @@ fn generate(place: &str, protos: &[&str], services: &[&str]) -> std::io::Result<
 fn snapshots() -> std::io::Result<()> {
     let parsed = protox::compile(["containerd/snapshots.proto"], ["proto"]).map_err(std::io::Error::other)?;
     tonic_prost_build::configure().compile_fds(parsed)
+}
+
+/// Messages, and their descriptors for the JSON mapping.
+#[cfg(feature = "e2b")]
+fn e2b() -> std::io::Result<()> {
+    use prost::Message;
+
+    let parsed = protox::compile(["e2b/process.proto", "e2b/filesystem.proto"], ["proto"])
+        .map_err(std::io::Error::other)?;
+    let out = std::path::PathBuf::from(std::env::var_os("OUT_DIR").ok_or(std::io::ErrorKind::NotFound)?);
+    std::fs::write(out.join("e2b.descriptors"), parsed.encode_to_vec())?;
+    prost_build::Config::new().enable_type_names().compile_fds(parsed)
 }

@@ -10,6 +10,7 @@
 //! | `agent` (feature `agent`) | host and guest agent | ttrpc on vsock port [`handshake::AGENT_PORT`] |
 //! | `shim` (feature `shim`) | containerd and its shim; the shim and thawd | ttrpc on unix sockets |
 //! | `snapshots` (feature `snapshots`) | containerd and thawd | gRPC on a unix socket |
+//! | [`connect`], `e2b` (feature `e2b`) | clients of E2B and thawd | the Connect protocol over HTTP |
 //! | [`device_limits`] | (types of [`control`]) | |
 //! | [`api`] | thawd and its callers | HTTP on a unix socket, JSON bodies |
 //!
@@ -22,8 +23,11 @@ pub mod access;
 #[cfg(feature = "agent")]
 pub mod agent;
 pub mod api;
+pub mod connect;
 pub mod control;
 pub mod device_limits;
+#[cfg(feature = "e2b")]
+pub mod e2b;
 pub mod encoding;
 pub mod handshake;
 pub mod miss;

@@ -25,6 +25,7 @@ targets! {
     blk_disk,
     blk_image,
     chunk_table,
+    connect_frames,
     control_requests,
     docker_archive,
     erofs_reader,

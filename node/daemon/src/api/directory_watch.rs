@@ -13,8 +13,6 @@ use serde::Deserialize;
 use thaw_protocol::agent::files::file_event::Kind;
 use thaw_protocol::agent::files::{FileEvent as GuestEvent, NextEventsResponse};
 use thaw_protocol::api::{ChangedFile, FileEvent, Problem, WatchEnd};
-use thaw_sandbox::error::Error;
-use thaw_sandbox::id::new_id;
 use tokio::sync::watch::Receiver;
 use utoipa::IntoParams;
 
@@ -22,7 +20,7 @@ use super::check;
 use super::daemon::Daemon;
 use super::exec::piece;
 use super::extract::Parameters;
-use super::files::{DirectoryWatch, Files, forget};
+use super::open_watch::OpenWatch;
 use super::problem::{ApiCode, Refusal};
 use super::sandboxes::LINES;
 use super::scope::Wanted;
@@ -58,19 +56,13 @@ pub async fn watch(
     Parameters(asked): Parameters<WatchParameters>,
 ) -> Result<Response, Refusal> {
     check::directory(&asked.path)?;
-    let name = new_id().map_err(|e| Error::system("cannot read random bytes", &e))?;
+    let files = daemon.running(&wanted)?.files().await?;
     let watching = Watching {
-        files: daemon.running(&wanted)?.files().await?,
-        watch: DirectoryWatch {
-            path: asked.path,
-            recursive: asked.recursive.unwrap_or(false),
-            name,
-        },
-        progress: Progress::Open,
+        watch: OpenWatch::begin(files, asked.path, asked.recursive.unwrap_or(false)).await?,
+        is_over: false,
         closing: daemon.closing(),
         instance: uri.path().to_owned(),
     };
-    watching.files.watch(&watching.watch).await?;
     let lines = futures_util::stream::unfold(watching, async |mut watching| {
         let lines = watching.next().await?;
         Some((Ok::<_, std::convert::Infallible>(lines), watching))
@@ -78,21 +70,11 @@ pub async fn watch(
     Ok(([(header::CONTENT_TYPE, LINES)], Stream::from_stream(lines)).into_response())
 }
 
-/// How far a watch has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Progress {
-    Open,
-    /// The caller got the last line, but the guest may still watch.
-    Over,
-    /// The guest has ended the watch.
-    Ended,
-}
-
 /// The watch of one caller. Dropping it ends the watch.
 struct Watching {
-    files: Arc<dyn Files>,
-    watch: DirectoryWatch,
-    progress: Progress,
+    watch: OpenWatch,
+    /// The caller got the last line.
+    is_over: bool,
     closing: Receiver<bool>,
     instance: String,
 }
@@ -100,37 +82,26 @@ struct Watching {
 impl Watching {
     /// The next lines; `None` after the last.
     async fn next(&mut self) -> Option<Bytes> {
-        if self.progress != Progress::Open {
+        if self.is_over {
             return None;
         }
         let answer = tokio::select! {
-            answer = self.files.next_events(&self.watch) => answer,
+            answer = self.watch.next() => answer,
             _ = self.closing.wait_for(|closing| *closing) => {
                 Err(Refusal::new(ApiCode::Ending, "the directory is no longer watched"))
             }
         };
         let events = match answer {
             Ok(answer) => {
-                if !answer.ended.is_empty() {
-                    self.progress = Progress::Ended;
-                }
+                self.is_over = !answer.ended.is_empty();
                 file_events(answer)
             }
             Err(refusal) => {
-                self.progress = Progress::Over;
+                self.is_over = true;
                 vec![FileEvent::Error(refusal.in_stream(self.instance.clone()))]
             }
         };
         Some(lines(&events))
-    }
-}
-
-impl Drop for Watching {
-    fn drop(&mut self) {
-        if self.progress != Progress::Ended {
-            let (files, watch) = (self.files.clone(), self.watch.clone());
-            forget(async move { files.abandon_watch(&watch).await });
-        }
     }
 }
 

@@ -4,11 +4,17 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
+use async_trait::async_trait;
 use thaw_protocol::api::{ContainerHealth, CreateSandbox, Image, Snapshot};
+use thaw_sandbox::container::Options;
+use thaw_sandbox::error::Error;
 use tokio::sync::watch;
 
 use super::container_monitor::ContainerLife;
 use super::daemon::Daemon;
+use super::files::Files;
+use super::kept::Processes;
+use super::process::Process;
 use super::watch::Versions;
 
 mod catalog;
@@ -39,6 +45,14 @@ impl Counts {
     }
 }
 
+/// What runs processes and has files in the place of the fakes, for tests that need more.
+#[async_trait]
+pub trait Guest: std::fmt::Debug + Send + Sync {
+    async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Error>;
+    fn processes(&self) -> Arc<dyn Processes>;
+    fn files(&self) -> Arc<dyn Files>;
+}
+
 /// Creates fake machines.
 #[derive(Debug)]
 pub struct Fake {
@@ -57,6 +71,8 @@ pub struct Fake {
     pub ready: watch::Sender<Option<bool>>,
     /// The files of all containers.
     pub files: Arc<FakeFiles>,
+    /// What the machines have in place of fake processes and files.
+    pub guest: Mutex<Option<Arc<dyn Guest>>>,
     pub images: Mutex<Vec<Image>>,
     /// Number of creations after which thaws fail.
     pub most: AtomicUsize,
@@ -76,6 +92,7 @@ impl Fake {
             health: watch::Sender::default(),
             ready: watch::Sender::new(None),
             files: Arc::default(),
+            guest: Mutex::default(),
             images: Mutex::default(),
             most: AtomicUsize::new(usize::MAX),
             place: Mutex::default(),

@@ -31,6 +31,8 @@ pub trait Processes: std::fmt::Debug + Send + Sync {
     async fn write(&self, id: &str, data: &[u8]) -> Result<(), Refusal>;
     async fn close_stdin(&self, id: &str) -> Result<(), Refusal>;
     async fn signal(&self, id: &str, number: u8) -> Result<(), Refusal>;
+    /// Changes the size of its terminal.
+    async fn resize(&self, id: &str, rows: u16, columns: u16) -> Result<(), Refusal>;
 }
 
 /// The processes behind a guest's agent.
@@ -103,6 +105,12 @@ impl Processes for GuestProcesses {
             .signal(&self.id(id)?, number.into())
             .await
             .map_err(refusal)
+    }
+
+    async fn resize(&self, id: &str, rows: u16, columns: u16) -> Result<(), Refusal> {
+        let id = self.id(id)?;
+        let resized = self.agent.resize(&id, rows.into(), columns.into()).await;
+        resized.map_err(refusal)
     }
 }
 

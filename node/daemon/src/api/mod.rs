@@ -19,6 +19,7 @@
 //! | [`processes`], [`kept`] | processes that outlive who started them |
 //! | [`session`], [`process`] | a process of a container, and the caller that runs it |
 //! | [`files`], [`archive`] | the files of a container, and tar streams of them |
+//! | [`file_stream`], [`open_watch`] | a file that is being read or written, a directory that is being watched |
 //! | [`container_monitor`], [`readiness`] | the containers that the API started: output, exit, readiness |
 //! | [`timing`] | where the time of a creation went |
 //! | [`idempotency`] | creations that happen once |
@@ -45,6 +46,7 @@ pub mod extract;
 pub mod factory;
 #[cfg(test)]
 pub(crate) mod fake;
+pub mod file_stream;
 pub mod files;
 #[cfg(test)]
 mod fork_test;
@@ -61,6 +63,7 @@ pub mod logs;
 pub mod machine;
 pub mod metrics;
 pub mod microvm;
+pub mod open_watch;
 pub mod peer;
 pub mod problem;
 pub mod process;

@@ -118,8 +118,8 @@ async fn run(
 }
 
 /// Passes on the output of the process until its stream ends, or for at most [`OUTPUT_LINGERS`] after the process's end: another
-/// process may hold the stream open.
-async fn pump(
+/// process may hold the stream open. `ended` becomes true at that end.
+pub async fn pump(
     process: &dyn Process,
     output: Output,
     says: &mpsc::Sender<Said>,

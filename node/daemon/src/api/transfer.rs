@@ -1,24 +1,22 @@
 //! The handlers for files of a sandbox's container.
 //!
-//! Invariants: at most one piece of a file is held, whatever its size; an answer with a length has that length, or breaks off; an
-//! incomplete upload leaves nothing under its path.
+//! Invariants: those of [`super::file_stream`].
 
 use std::sync::Arc;
 
-use axum::body::{Body as Stream, Bytes};
+use axum::body::{Body as Stream, BodyDataStream, Bytes};
 use axum::extract::{Request, State};
 use axum::http::{HeaderValue, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use futures_util::StreamExt;
 use serde::Deserialize;
-use thaw_protocol::api::{FILE_MODE, MAX_FILE, Problem};
-use thaw_sandbox::error::Error;
-use thaw_sandbox::id::new_id;
+use thaw_protocol::api::{FILE_MODE, Problem};
 use utoipa::{IntoParams, ToSchema};
 
 use super::daemon::Daemon;
 use super::extract::{BODY_LIMIT, Parameters, content_length};
-use super::files::{Files, PIECE, Piece, Upload, UploadKind, forget};
+use super::file_stream::{OpenDownload, OpenUpload, too_large};
+use super::files::UploadKind;
 use super::problem::{ApiCode, Refusal};
 use super::scope::Wanted;
 use super::{archive, check};
@@ -89,25 +87,10 @@ pub async fn read(
     without_archive("follow", asked.follow)?;
     check::file(&asked.path)?;
     let files = daemon.running(&wanted)?.files().await?;
-    let first = files.read(&asked.path, 0, 0).await?;
-    if first.size > MAX_FILE {
-        let what = format!("{} has {} bytes, more than {MAX_FILE}", asked.path, first.size);
-        return Err(Refusal::new(ApiCode::NotAFile, what));
-    }
-    let mode = format!("{:04o}", first.mode);
-    let size = (first.size > 0).then_some(first.size);
-    let reading = Reading {
-        files,
-        path: asked.path,
-        identity: first.identity,
-        size,
-        at: 0,
-        next: Some(first),
-    };
-    let pieces = futures_util::stream::unfold(reading, async |mut reading| {
-        reading.next().await.map(|piece| (piece, reading))
-    });
-    let mut response = Stream::from_stream(pieces).into_response();
+    let download = OpenDownload::open(files, asked.path).await?;
+    let mode = format!("{:04o}", download.mode());
+    let size = download.size();
+    let mut response = Stream::from_stream(download.into_stream()).into_response();
     let headers = response.headers_mut();
     headers.insert(
         header::CONTENT_TYPE,
@@ -120,42 +103,6 @@ pub async fn read(
         headers.insert(header::CONTENT_LENGTH, size.into());
     }
     Ok(response)
-}
-
-/// The body of a download.
-struct Reading {
-    files: Arc<dyn Files>,
-    path: String,
-    identity: u64,
-    /// The announced bytes that were not sent yet. `None`: read until the end of the file.
-    size: Option<u64>,
-    at: u64,
-    next: Option<Piece>,
-}
-
-impl Reading {
-    /// The next bytes; `None` at the end.
-    async fn next(&mut self) -> Option<std::io::Result<Bytes>> {
-        let left = self.size.unwrap_or(MAX_FILE) - self.at;
-        if left == 0 {
-            return None;
-        }
-        let piece = match self.next.take() {
-            Some(first) => Ok(first),
-            None => self.files.read(&self.path, self.at, self.identity).await,
-        };
-        let mut data = match piece {
-            Ok(piece) => piece.data,
-            Err(refusal) => return Some(Err(std::io::Error::other(refusal.to_string()))),
-        };
-        if data.is_empty() {
-            let short = || std::io::Error::other("the file became shorter while it was read");
-            return self.size.map(|_| Err(short()));
-        }
-        data.truncate(usize::try_from(left).unwrap_or(usize::MAX));
-        self.at += data.len() as u64;
-        Some(Ok(data.into()))
-    }
 }
 
 /// Writes a file of the sandbox's container, as the container's root user.
@@ -182,55 +129,36 @@ pub async fn write(
     request: Request,
 ) -> Result<StatusCode, Refusal> {
     let kind = kind(&asked)?;
-    let most = match kind {
-        UploadKind::File { .. } => MAX_FILE,
-        UploadKind::Archive { .. } => u64::MAX,
-    };
-    if content_length(&request).is_some_and(|length| length > most) {
+    let files = daemon.running(&wanted)?.files().await?;
+    let mut upload = OpenUpload::begin(files, asked.path, kind)?;
+    if content_length(&request).is_some_and(|length| length > upload.most()) {
         return Err(too_large());
     }
-    let name = new_id().map_err(|e| Error::system("cannot read random bytes", &e))?;
-    let mut writing = Writing {
-        files: daemon.running(&wanted)?.files().await?,
-        upload: Upload {
-            path: asked.path,
-            name,
-            kind,
-        },
-        at: 0,
-        over: false,
-    };
     let mut body = request.into_body().into_data_stream();
-    let mut held = Vec::new();
-    loop {
-        let data = match tokio::time::timeout(BODY_LIMIT, body.next()).await {
-            Ok(Some(Ok(data))) => data,
-            Ok(None) => break,
-            Ok(Some(Err(e))) => {
-                return Err(Refusal::new(
-                    ApiCode::Malformed,
-                    format!("the body broke off: {e}"),
-                ));
-            }
-            Err(_) => {
-                let what = format!("nothing of the body came for {} s", BODY_LIMIT.as_secs());
-                return Err(Refusal::new(ApiCode::TooSlow, what));
-            }
-        };
-        if writing.at + (held.len() + data.len()) as u64 > most {
-            return Err(too_large());
-        }
-        let mut data = &data[..];
-        while held.len() + data.len() > PIECE {
-            let (now, later) = data.split_at(PIECE - held.len());
-            held.extend_from_slice(now);
-            writing.write(std::mem::take(&mut held), false).await?;
-            data = later;
-        }
-        held.extend_from_slice(data);
+    while let Some(data) = next_data(&mut body).await? {
+        upload.push(&data).await?;
     }
-    writing.write(held, true).await?;
+    upload.finish().await?;
     Ok(StatusCode::NO_CONTENT)
+}
+
+/// The next bytes of a body; `None` at its end.
+///
+/// # Errors
+/// The body breaks off, or nothing of it comes for [`BODY_LIMIT`].
+pub async fn next_data(body: &mut BodyDataStream) -> Result<Option<Bytes>, Refusal> {
+    match tokio::time::timeout(BODY_LIMIT, body.next()).await {
+        Ok(Some(Ok(data))) => Ok(Some(data)),
+        Ok(None) => Ok(None),
+        Ok(Some(Err(e))) => Err(Refusal::new(
+            ApiCode::Malformed,
+            format!("the body broke off: {e}"),
+        )),
+        Err(_) => {
+            let what = format!("nothing of the body came for {} s", BODY_LIMIT.as_secs());
+            Err(Refusal::new(ApiCode::TooSlow, what))
+        }
+    }
 }
 
 /// What the body of a request is.
@@ -259,40 +187,6 @@ fn without_archive(name: &str, value: Option<bool>) -> Result<(), Refusal> {
             ApiCode::BadParameter,
             format!("{name} goes with archive"),
         )),
-    }
-}
-
-fn too_large() -> Refusal {
-    Refusal::new(
-        ApiCode::BodyTooLarge,
-        format!("a file has at most {MAX_FILE} bytes"),
-    )
-}
-
-/// An upload. Dropping it before it is complete discards it.
-struct Writing {
-    files: Arc<dyn Files>,
-    upload: Upload,
-    at: u64,
-    over: bool,
-}
-
-impl Writing {
-    async fn write(&mut self, data: Vec<u8>, last: bool) -> Result<(), Refusal> {
-        let length = data.len() as u64;
-        self.files.write(&self.upload, self.at, data, last).await?;
-        self.at += length;
-        self.over = last;
-        Ok(())
-    }
-}
-
-impl Drop for Writing {
-    fn drop(&mut self) {
-        if !self.over {
-            let (files, upload) = (self.files.clone(), self.upload.clone());
-            forget(async move { files.abandon(&upload).await });
-        }
     }
 }
 

@@ -1,8 +1,10 @@
 use axum::Router;
 use futures_util::stream;
+use thaw_protocol::api::MAX_FILE;
 
 use super::*;
 use crate::api::fake::Fake;
+use crate::api::files::{Files, PIECE, Upload};
 use crate::api::test_client::{JSON, ask, refused, routes, send, whole};
 
 const PATH: &str = "/v1/sandboxes/web/files";
@@ -153,32 +155,6 @@ async fn what_is_no_file_of_a_container_is_refused() {
     refused(&routes, huge, 413, "body-too-large", "huge").await;
     send(&routes, ask("POST", "/v1/sandboxes/web/pause", JSON, "")).await;
     refused(&routes, put("path=/a", ""), 409, "sandbox-not-running", "paused").await;
-}
-
-#[tokio::test]
-async fn a_file_that_changes_under_the_reader_breaks_the_answer_off() {
-    let (fake, _routes) = with_sandbox().await;
-    let upload = Upload {
-        path: "/a".into(),
-        name: "u".into(),
-        kind: UploadKind::File { mode: 0o644 },
-    };
-    fake.files.write(&upload, 0, vec![1; 10], true).await.unwrap();
-    let mut reading = Reading {
-        files: fake.files.clone(),
-        path: "/a".into(),
-        identity: 7,
-        size: Some(20),
-        at: 0,
-        next: Some(fake.files.read("/a", 0, 0).await.unwrap()),
-    };
-    assert_eq!(reading.next().await.unwrap().unwrap().len(), 10);
-    assert!(reading.next().await.unwrap().is_err());
-    // A file that grew is sent with the announced length.
-    (reading.at, reading.size) = (4, Some(6));
-    reading.next = Some(fake.files.read("/a", 0, 0).await.unwrap());
-    assert_eq!(reading.next().await.unwrap().unwrap().len(), 2);
-    assert!(reading.next().await.is_none());
 }
 
 #[tokio::test]

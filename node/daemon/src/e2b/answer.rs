@@ -12,7 +12,7 @@ use super::service::{Service, is_paused};
 
 /// The version of the protocol for processes and files, by which clients know what it can do: since 0.4.0 a client may leave out the user,
 /// since 0.5.7 it sends a file as it is, since 0.6.2 files have metadata, and since 0.6.4 network mounts can be watched.
-pub const ENVD_VERSION: &str = "0.6.4";
+pub const ENVD_VERSION: &str = super::envd::VERSION;
 /// The id of the node in answers, which clients ignore.
 const CLIENT: &str = "thaw";
 

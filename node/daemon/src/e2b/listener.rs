@@ -18,6 +18,7 @@ use thaw_sandbox::config::e2b::E2bConfig;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::Paths;
 
+use super::envd;
 use super::failure::write_errors;
 use super::route::{Routing, dispatch};
 use super::router::router;
@@ -127,7 +128,8 @@ impl OtherApi for E2b {
             templates,
             domain,
         });
-        let routes = routes(service, serving.gate, credentials.clone(), None);
+        let envd = Some(envd::router(daemon.clone()));
+        let routes = routes(service, serving.gate, credentials.clone(), envd);
         let stop = serving.stopped.clone();
         let serve = move |stream, address| {
             let (tls, routes) = (credentials.tls(), routes.clone());

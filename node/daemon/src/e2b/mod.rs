@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`listener`] | the TCP socket, and the layers that every request passes |
 //! | [`target`], [`route`], [`proxy`] | which port of which sandbox a request is for, and the way there |
+//! | [`envd`] | the protocol for processes and files in a sandbox |
 //! | [`router`] | the routes of the control plane, and those of E2B's API that are not implemented |
 //! | [`create`], [`sandboxes`], [`list`], [`fork`], [`snapshots`], [`templates`], [`usage`], [`logs`] | its handlers, by subject |
 //! | [`service`] | what the handlers share |
@@ -21,6 +22,7 @@
 
 mod answer;
 mod create;
+pub mod envd;
 mod extract;
 pub mod failure;
 mod fork;

@@ -15,6 +15,7 @@ use hyper_util::service::TowerToHyperService;
 use serde_json::json;
 use thaw_protocol::api::Sandbox;
 
+use super::envd::access::Access;
 use super::failure::Failure;
 use super::proxy::{Failed, Proxy};
 use super::service::{Service, is_living, is_paused};
@@ -27,7 +28,7 @@ const RESUMED_TIMEOUT_S: u32 = 300;
 /// The header with a sandbox's access token. The guest does not see it.
 const ACCESS_TOKEN: &str = "x-access-token";
 
-/// The sandbox that a request is for, an extension of the request. Whether the caller has its access token is still to be checked.
+/// The sandbox that a request is for. An extension of the request, beside the [`Access`] to it, which is still to be checked.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForSandbox {
     pub wanted: Wanted,
@@ -146,7 +147,10 @@ pub async fn dispatch(State(routing): State<Routing>, mut request: Request, next
     };
     match &routing.envd {
         Some(envd) if target.port == ENVD_PORT => {
-            request.extensions_mut().insert(ForSandbox { wanted });
+            let token = routing.service.tokens.access_token(&target.id);
+            let extensions = request.extensions_mut();
+            extensions.insert(ForSandbox { wanted });
+            extensions.insert(Access::Token(token.into()));
             let answered = TowerToHyperService::new(envd.clone()).call(request).await;
             answered.unwrap_or_else(|never| match never {})
         }

@@ -86,6 +86,7 @@ impl Factory for Fake {
             machine.health = self.health.subscribe();
         }
         machine.files = self.files.clone();
+        machine.guest = self.guest.lock().unwrap().clone();
         let probe = request.container.and_then(|c| c.readiness);
         machine.readiness = probe.as_ref().map(|_| Readiness::Waiting);
         Ok(NewSandbox {

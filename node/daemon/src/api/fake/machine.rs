@@ -22,7 +22,7 @@ use thaw_sandbox::state::{HostDisk, Record, Terms, TimeLimit};
 use tokio::sync::watch;
 
 use super::catalog::not_stored;
-use super::{Counts, FakeFiles, FakeProcess, FakeProcesses};
+use super::{Counts, FakeFiles, FakeProcess, FakeProcesses, Guest};
 use crate::api::container_monitor::ContainerLife;
 use crate::api::files::Files;
 use crate::api::kept::Processes;
@@ -39,6 +39,7 @@ pub struct FakeMachine {
     ended: watch::Sender<bool>,
     released: AtomicBool,
     pub(super) files: Arc<FakeFiles>,
+    pub(super) guest: Option<Arc<dyn Guest>>,
     /// The output of its container, if it has one.
     pub(super) output: Option<(Arc<Journal>, tempfile::TempDir)>,
     pub(super) exit: watch::Receiver<Option<i32>>,
@@ -68,6 +69,7 @@ impl FakeMachine {
             ended: watch::Sender::new(false),
             released: AtomicBool::new(false),
             files: Arc::default(),
+            guest: None,
             output: None,
             exit: watch::Sender::new(None).subscribe(),
             life: watch::Sender::default().subscribe(),
@@ -236,6 +238,9 @@ impl Machine for FakeMachine {
     }
 
     async fn exec(&self, options: Options) -> Result<Arc<dyn Process>, Error> {
+        if let Some(guest) = &self.guest {
+            return guest.exec(options).await;
+        }
         match options.command[0].as_str() {
             "missing" => Err(Error::new(ErrorKind::NotFound, "exec: \"missing\": not found")),
             program => Ok(Arc::new(FakeProcess::start(program, self.counts.clone()))),
@@ -243,7 +248,10 @@ impl Machine for FakeMachine {
     }
 
     async fn processes(&self) -> Result<Arc<dyn Processes>, Error> {
-        Ok(Arc::new(FakeProcesses))
+        Ok(match &self.guest {
+            Some(guest) => guest.processes(),
+            None => Arc::new(FakeProcesses),
+        })
     }
 
     async fn signal(&self, number: u8) -> Result<(), Error> {
@@ -252,7 +260,10 @@ impl Machine for FakeMachine {
     }
 
     async fn files(&self) -> Result<Arc<dyn Files>, Error> {
-        Ok(self.files.clone())
+        Ok(match &self.guest {
+            Some(guest) => guest.files(),
+            None => self.files.clone(),
+        })
     }
 
     async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Error> {

@@ -162,4 +162,8 @@ impl Processes for FakeProcesses {
     async fn signal(&self, _: &str, _: u8) -> Result<(), Refusal> {
         Ok(())
     }
+
+    async fn resize(&self, _: &str, _: u16, _: u16) -> Result<(), Refusal> {
+        Ok(())
+    }
 }

@@ -125,7 +125,7 @@ pub enum Waited<T> {
 }
 
 impl Patience {
-    /// Waits for an event. `event` must lose nothing when it is dropped before it is complete.
+    /// Waits for an event. After a silence, wait for the same `event` again: give a reference to it.
     pub async fn wait<T>(&mut self, event: impl Future<Output = T>) -> Waited<T> {
         let (deadline, keepalive) = (self.deadline, self.keepalive);
         let deadline = async move {

@@ -421,7 +421,7 @@ impl Reader {
         Reader::Kept { processes, id, at: 0 }
     }
 
-    /// The next event. Loses nothing if it is dropped before it is complete.
+    /// The next event.
     pub async fn next(&mut self) -> Event {
         match self {
             Reader::Relayed(subscription) => match subscription.events.recv().await {

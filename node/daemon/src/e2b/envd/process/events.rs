@@ -3,6 +3,7 @@
 use std::collections::VecDeque;
 
 use futures_util::StreamExt;
+use futures_util::future::BoxFuture;
 use thaw_protocol::e2b::process::process_event::data_event::Output as Data;
 use thaw_protocol::e2b::process::process_event::{DataEvent, EndEvent, Event, KeepAlive, StartEvent};
 use thaw_protocol::e2b::process::{ConnectResponse, ProcessEvent, StartResponse};
@@ -33,9 +34,20 @@ impl OfEvent for ConnectResponse {
     }
 }
 
+/// A reader, and its next event.
+type Next = BoxFuture<'static, (Reader, relay::Event)>;
+
+fn next(mut reader: Reader) -> Next {
+    Box::pin(async move {
+        let event = reader.next().await;
+        (reader, event)
+    })
+}
+
 /// A stream's position.
 struct Stream {
-    reader: Reader,
+    /// Kept while nothing happens, so that the guest is asked once for each event.
+    next: Next,
     patience: Patience,
     has_terminal: bool,
     /// Events to send before the next one is read.
@@ -46,7 +58,7 @@ struct Stream {
 /// The events of a process: its start, its output, and its end.
 pub fn stream<A: OfEvent>(pid: u32, reader: Reader, has_terminal: bool, patience: Patience) -> Outgoing<A> {
     let stream = Stream {
-        reader,
+        next: next(reader),
         patience,
         has_terminal,
         ready: VecDeque::from([Event::Start(StartEvent { pid })]),
@@ -68,19 +80,20 @@ impl Stream {
         if self.is_over {
             return None;
         }
-        match self.patience.wait(self.reader.next()).await {
+        match self.patience.wait(&mut self.next).await {
             Waited::Silence => Some(Ok(Event::Keepalive(KeepAlive {}))),
             Waited::Over(failure) => self.fail(failure),
-            Waited::Event(relay::Event::Wrote(output, data)) => {
+            Waited::Event((reader, relay::Event::Wrote(output, data))) => {
+                self.next = next(reader);
                 let pieces = data.chunks(PIECE).map(|piece| self.data(output, piece));
                 self.ready = pieces.collect();
                 self.ready.pop_front().map(Ok)
             }
-            Waited::Event(relay::Event::Ended(Ok(code))) => {
+            Waited::Event((_, relay::Event::Ended(Ok(code)))) => {
                 self.is_over = true;
                 Some(Ok(Event::End(end(code))))
             }
-            Waited::Event(relay::Event::Ended(Err(failure))) => self.fail(failure),
+            Waited::Event((_, relay::Event::Ended(Err(failure)))) => self.fail(failure),
         }
     }
 

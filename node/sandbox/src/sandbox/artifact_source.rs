@@ -10,8 +10,7 @@ use thaw_imagefs::digest::Digest;
 use thaw_images::manifest::Descriptor;
 use thaw_images::progress::Progress;
 use thaw_images::reference::ImageRef;
-use thaw_images::source::{self, Fallback, LayerSource, Root, Source, SourceOptions};
-use tokio::task::AbortHandle;
+use thaw_images::source::{self, AbortOnDrop, Fallback, LayerSource, Root, Source, SourceOptions};
 
 use crate::error::{Error, ErrorKind};
 use crate::image::destination::verified;
@@ -119,14 +118,5 @@ impl ArtifactSource {
     /// The error for a document that is refused.
     pub fn refuse(&self, error: ArtifactError) -> Error {
         error.of(&self.reference)
-    }
-}
-
-/// Ends a transfer when its reader's future is dropped, which wakes the thread that waits for its bytes.
-struct AbortOnDrop(Option<AbortHandle>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.iter().for_each(AbortHandle::abort);
     }
 }

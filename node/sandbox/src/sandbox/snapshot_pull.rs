@@ -104,13 +104,14 @@ pub(super) async fn pull(
     // Compares the images' metadata too: the guest has inode numbers of it.
     blocking(move || snapshot::images(&of, &subject).map(drop)).await?;
 
-    let (draft, files) = begin(&making, &documents).await?;
+    let mut begun = begin(making, &documents).await?;
+    let files = std::mem::take(&mut begun.files);
     progress.event(Event::Resolved {
         digest,
         layers: listing.packs.len(),
     });
     fetch_packs(&source, &listing, documents.table.clone(), files, &progress).await?;
-    let stored = finish(node, &source, making, draft, documents).await?;
+    let stored = finish(node, &source, begun, documents).await?;
     let (budget, place) = (node.budget.clone(), stored.directory.clone());
     blocking(move || {
         budget.written(share, &place);
@@ -254,12 +255,23 @@ fn not_stored(source: &ArtifactSource, image: &ImageSource) -> Error {
         .remedy("copy that image to this node, pull it with thaw image pull, and pull the snapshot again")
 }
 
-/// Begins the snapshot's directory: its small files are written, the memory and the disks are holes. Returns it and the latter.
-async fn begin(making: &Making, documents: &Documents) -> Result<(Draft, Vec<File>), Error> {
-    let (place, files) = (making.snapshot(), documents.manifest.files.clone());
+/// A snapshot that is being written. The fields are dropped in this order: the place is removed last.
+struct Begun {
+    draft: Draft,
+    /// The memory and the disks.
+    files: Vec<File>,
+    making: Making,
+}
+
+/// Begins the snapshot's directory: its small files are written, the memory and the disks are holes. The thread that writes them has the
+/// place, so that a pull that is dropped meanwhile removes it after that.
+async fn begin(making: Making, documents: &Documents) -> Result<Begun, Error> {
+    let (place, of) = (making.snapshot(), documents.manifest.files.clone());
     let state = documents.state.clone();
-    let own = files.working_set.as_ref().and(documents.working_set.clone());
+    let own = of.working_set.as_ref().and(documents.working_set.clone());
     blocking(move || {
+        // Moved in here, so that it outlives the draft also on a failure.
+        let making = making;
         let mut draft = Draft::begin(&place)?;
         let fail = |e| Error::system(format!("cannot write into {}", place.display()), &e);
         draft.state().write_all(&state).map_err(fail)?;
@@ -267,14 +279,14 @@ async fn begin(making: &Making, documents: &Documents) -> Result<(Draft, Vec<Fil
             .working_set()
             .write_all(&own.unwrap_or_default())
             .map_err(fail)?;
-        draft.memory().set_len(files.memory.bytes).map_err(fail)?;
-        let mut large = vec![draft.memory().try_clone().map_err(fail)?];
-        for disk in &files.disks {
+        draft.memory().set_len(of.memory.bytes).map_err(fail)?;
+        let mut files = vec![draft.memory().try_clone().map_err(fail)?];
+        for disk in &of.disks {
             let file = draft.add_disk(&disk.id)?;
             file.set_len(disk.contents.bytes).map_err(fail)?;
-            large.push(file.try_clone().map_err(fail)?);
+            files.push(file.try_clone().map_err(fail)?);
         }
-        Ok((draft, large))
+        Ok(Begun { draft, files, making })
     })
     .await
 }
@@ -328,12 +340,12 @@ async fn fetch_packs(
 async fn finish(
     node: &Node,
     source: &ArtifactSource,
-    making: Making,
-    draft: Draft,
+    begun: Begun,
     documents: Documents,
 ) -> Result<Arc<Stored>, Error> {
     let (of, reference) = (node.clone(), source.reference.clone());
     blocking(move || {
+        let Begun { making, draft, .. } = begun;
         let registry = of.templates.registry();
         let signature = documents.signature.as_deref();
         let made = draft.finish_copy(&documents.manifest_bytes, signature, registry.trusted());

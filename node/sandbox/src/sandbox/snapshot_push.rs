@@ -115,6 +115,8 @@ pub(super) async fn push(
         packs,
     };
     let bytes = listing.encode();
+    // What no node would pull gets no name.
+    Listing::decode(&bytes).map_err(too_large)?;
     let pushed = sending.push.manifest(destination::tag(to), OCI_MANIFEST, &bytes);
     let digest = pushed.await.map_err(failure)?;
     Ok(PushedSnapshot {
@@ -353,16 +355,18 @@ async fn send_packs(
     Ok((packer.into_table(), packs))
 }
 
+fn too_large(why: impl std::fmt::Display) -> Error {
+    let what = format!("the snapshot is too large to push: {why}");
+    Error::new(ErrorKind::PushRefused, what)
+}
+
 /// Writes the next pack to a file without a name. Blocks.
 fn one_pack(packer: &mut Packer, scratch: PathBuf) -> Result<Option<(Descriptor, File)>, Error> {
     let fail = |e| Error::system(format!("cannot write into {}", scratch.display()), &e);
     let mut content = BufWriter::new(tempfile::tempfile_in(&scratch).map_err(fail)?);
     let pack = packer.pack(&mut content).map_err(|e| match e {
         PackError::Io(e) => fail(e),
-        PackError::TooMany => Error::new(
-            ErrorKind::PushRefused,
-            format!("the snapshot is too large to push: {e}"),
-        ),
+        PackError::TooMany => too_large(e),
     })?;
     content.flush().map_err(fail)?;
     let Some(pack) = pack else { return Ok(None) };

@@ -36,8 +36,8 @@ pub const SPAN: u64 = 64 << 20;
 pub const MAX_PACKS: usize = 4000;
 /// Most bytes of a pack: a span whose chunks do not compress.
 pub const MAX_PACK: u64 = SPAN;
-/// Most distinct chunks of one snapshot: 256 GiB of them.
-pub const MAX_CHUNKS: usize = 1 << 20;
+/// Most distinct chunks of one snapshot: 128 GiB of them.
+pub const MAX_CHUNKS: usize = 1 << 19;
 
 /// Why a registry's documents are refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -9,8 +9,8 @@ use std::collections::HashSet;
 use super::{ArtifactError, CHUNK, MAX_CHUNKS, MAX_PACK, MAX_PACKS};
 use crate::snapshot::hash::Hash;
 
-/// Most bytes of a table.
-pub const MAX_TABLE: u64 = 96 << 20;
+/// Most bytes of a table: room for the most chunks, each in one or two places.
+pub const MAX_TABLE: u64 = 32 << 20;
 /// Most files: the memory, and disks.
 const MAX_FILES: usize = 64;
 /// Largest file, bytes, so that chunks are numbered by a u32.

@@ -12,7 +12,7 @@ mod compatible;
 mod features;
 
 pub use baseline::Baseline;
-pub use compatible::missing;
+pub use compatible::{missing, required};
 
 use kvm_bindings::{CpuId, KVM_CPUID_FLAG_SIGNIFCANT_INDEX, kvm_cpuid_entry2};
 

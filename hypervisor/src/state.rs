@@ -14,7 +14,7 @@ mod vcpu;
 pub use clock::ClockState;
 pub use interrupts::{InterruptPart, InterruptState};
 pub(crate) use vcpu::XSAVE_MIN;
-pub use vcpu::{VcpuPart, VcpuState};
+pub use vcpu::{VcpuPart, VcpuState, decode_cpuid};
 
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 

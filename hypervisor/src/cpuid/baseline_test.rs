@@ -197,6 +197,16 @@ fn what_a_host_lacks_is_named() {
 }
 
 #[test]
+fn required_features_are_those_a_host_could_lack() {
+    let names = required(&cpuid(&everything()));
+    for name in ["avx2", "aes", "sse4_2", "kvm_steal_time"] {
+        assert!(names.iter().any(|it| it == name), "{name}");
+    }
+    assert!(!names.iter().any(|it| it == "hypervisor" || it == "cmp_legacy"));
+    assert!(required(&cpuid(&[])).is_empty());
+}
+
+#[test]
 fn another_vendor_is_named() {
     let mut host = everything();
     (host[0].ebx, host[0].edx, host[0].ecx) = (0x6874_7541, 0x6974_6e65, 0x444d_4163);

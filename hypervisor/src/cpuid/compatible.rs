@@ -46,6 +46,15 @@ pub fn missing(saved: &CpuId, offered: &CpuId) -> Vec<String> {
     missing
 }
 
+/// The names of the feature bits of a vCPU's CPUID that depend on the host, for people: [`missing`] compares more than these.
+pub fn required(saved: &CpuId) -> Vec<String> {
+    let words = WORDS.iter().flat_map(|word| {
+        let counted = word.bits_where(|class| class != Class::Free);
+        word.names(word.read(saved.as_slice()) & counted)
+    });
+    words.collect()
+}
+
 /// Whether KVM could confuse the entry with another: an earlier one is equal, or it covers sub-leaves that
 /// have entries of their own on this host.
 fn is_ambiguous(entry: &kvm_cpuid_entry2, before: &[kvm_cpuid_entry2], host: &[kvm_cpuid_entry2]) -> bool {

@@ -169,7 +169,7 @@ impl VcpuState {
             events,
         ] = sorted(VcpuPart::ALL, parts)?;
         let state = VcpuState {
-            cpuid: cpuid_from(cpuid)?,
+            cpuid: decode_cpuid(cpuid)?,
             tsc_khz: decode_struct(VcpuPart::TscKhz, tsc_khz)?,
             mp_state: decode_struct(VcpuPart::MpState, mp_state)?,
             regs: decode_struct(VcpuPart::Regs, regs)?,
@@ -191,7 +191,11 @@ impl VcpuState {
     }
 }
 
-fn cpuid_from(bytes: &[u8]) -> Result<CpuId, StateError> {
+/// Decodes [`VcpuPart::Cpuid`] alone, for [`crate::cpuid::missing`].
+///
+/// # Errors
+/// [`StateError::Length`]: these are not up to 256 entries.
+pub fn decode_cpuid(bytes: &[u8]) -> Result<CpuId, StateError> {
     let entries: Vec<kvm_cpuid_entry2> = decode_structs(VcpuPart::Cpuid, bytes, KVM_MAX_CPUID_ENTRIES)?;
     CpuId::from_entries(&entries).map_err(|_| content(VcpuPart::Cpuid, "too many entries"))
 }

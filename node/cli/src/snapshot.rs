@@ -21,6 +21,10 @@ use crate::ps::age;
 use crate::table::{Table, printable};
 use crate::ui::{Mode, Ui};
 
+mod transfer;
+
+use transfer::{PullArguments, PushArguments};
+
 /// Stored snapshots: frozen sandboxes, from which others are thawed.
 #[derive(Debug, Subcommand)]
 pub enum SnapshotCommand {
@@ -63,6 +67,16 @@ pub enum SnapshotCommand {
         #[arg(long, value_name = "NAME")]
         no_label: Vec<String>,
     },
+    /// Push a snapshot to a registry, for other nodes to pull; what the registry has is not sent again
+    #[command(
+        after_help = "Prints the digest of what was pushed. Whoever can pull it has all that was in the sandbox's memory: docs/snapshots.md.\n\nExample:\n  thaw snapshot push web-ready registry.example/web:ready"
+    )]
+    Push(PushArguments),
+    /// Pull a snapshot from a registry into the store, with the images that it needs, and print its id
+    #[command(
+        after_help = "Fails before it fetches much if this host lacks a feature of the processor that the snapshot was frozen on.\n\nExamples:\n  thaw snapshot pull registry.example/web:ready --name web-ready\n  thaw thaw -d $(thaw snapshot pull registry.example/web:ready)"
+    )]
+    Pull(PullArguments),
     /// Compare every byte of snapshots with the hashes in their manifests
     #[command(after_help = "Exits with 96 if one is damaged.\n\nExample:\n  thaw snapshot verify web-ready")]
     Verify {
@@ -171,6 +185,8 @@ pub(super) async fn snapshot(command: &SnapshotCommand, ui: &Ui, json: bool) -> 
                 false => changed.id,
             });
         }
+        SnapshotCommand::Push(arguments) => return transfer::push(&stored, arguments, ui, json).await,
+        SnapshotCommand::Pull(arguments) => return transfer::pull(&stored, arguments, ui, json).await,
         SnapshotCommand::Verify { snapshots } => {
             for wanted in snapshots {
                 verified(&stored.verify(wanted).await?, json)?;

@@ -1,7 +1,7 @@
 //! How `thaw` and `thawd` end: the exit code of each kind of error, what it means, and what to do about it.
 //!
 //! A container's own exit code is passed through; a closed output pipe gives 141; 125, 126, 127 and 137 have the same meaning as under `docker run`. Thaw's own codes are
-//! in 64..=120. `docs/exit-codes.md` is made from this table; a test compares them.
+//! in 64..=123. `docs/exit-codes.md` is made from this table; a test compares them.
 
 use thaw_sandbox::error::{Error, ErrorKind};
 
@@ -86,6 +86,9 @@ exits! {
     LimitsUnavailable = 118, "this host cannot limit what a sandbox takes of it", "see \"Limits of a sandbox\" in docs/operations.md, or set require_limits = false in [sandbox] of thawd.toml";
     JailIncomplete = 119, "this host cannot jail a VMM whole: namespaces or Landlock are missing", "see docs/jail.md, or set require_jail = false in [sandbox] of thawd.toml";
     DiskBudget = 120, "the node's disk budget has no room for it", "remove sandboxes or snapshots, ask for a smaller disk, or raise limit in [disk] of thawd.toml";
+    NotASnapshot = 121, "what a registry has by this reference is no snapshot", "pull an image with `thaw image pull`; check the name and the tag";
+    SnapshotMalformed = 122, "a registry's snapshot contradicts itself, or exceeds a limit", "do not use it: push it again from the node that froze it";
+    SnapshotDelta = 123, "a delta cannot be pushed: it needs the snapshot that it lies on", "freeze the sandbox without --delta, and push that";
     Runtime = 125, "wrong usage, or an error of Thaw itself", "see `thaw --help`";
     NotExecutable = 126, "the container's command cannot be executed", "check its permissions and its format";
     NotFound = 127, "the container's command was not found", "check the command and the image's PATH";
@@ -129,7 +132,7 @@ fn section(kind: ErrorKind) -> &'static str {
         SandboxNotFound | NameInUse => "a-sandbox-is-not-found",
         DaemonUnreachable | ServiceFailed => "thawd-does-not-answer",
         SnapshotDamaged | SnapshotIncompatible | SnapshotSignature | SnapshotNotFound | SnapshotInUse
-        | Shared => "a-snapshot-or-template-is-refused",
+        | NotASnapshot | SnapshotMalformed | SnapshotDelta | Shared => "a-snapshot-or-template-is-refused",
         ConfigInvalid => "the-configuration-is-refused",
         VolumeUnavailable => "a-volume-cannot-be-shared",
         VmmTooOld | LimitsUnavailable | JailIncomplete | RuntimeInUse => "a-node-refuses-after-an-upgrade",
@@ -183,7 +186,7 @@ mod tests {
         assert!(numbers.is_sorted());
         numbers.dedup();
         assert_eq!(numbers.len(), ErrorKind::ALL.len());
-        assert!(numbers.iter().all(|n| matches!(n, 64..=120 | 125..=127 | 137)));
+        assert!(numbers.iter().all(|n| matches!(n, 64..=123 | 125..=127 | 137)));
     }
 
     #[test]

@@ -77,6 +77,9 @@ error_kinds! {
     VmmTooOld = "vmm-too-old", "the sandbox's thaw-vmm is of a release that lacks this";
     LimitsUnavailable = "limits-unavailable", "this host cannot limit what a sandbox takes of it";
     JailIncomplete = "jail-incomplete", "this host cannot jail a VMM whole: namespaces or Landlock are missing";
+    NotASnapshot = "not-a-snapshot", "what a registry has by this reference is no snapshot";
+    SnapshotMalformed = "snapshot-malformed", "a registry's snapshot contradicts itself, or exceeds a limit";
+    SnapshotDelta = "snapshot-delta", "a delta cannot be pushed: it needs the snapshot that it lies on";
     DiskBudget = "disk-budget", "the node's disk budget has no room for it";
     Runtime = "runtime", "wrong usage, or an error of Thaw itself";
     NotExecutable = "not-executable", "the container's command cannot be executed";

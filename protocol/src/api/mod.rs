@@ -37,10 +37,11 @@
 //! | `GET /v1/templates`, `DELETE /v1/templates/{key}` | — | [`TemplateList`], 204 |
 //! | `PATCH /v1/sandboxes/{id}/network` | [`NetworkPolicy`] | [`Sandbox`] |
 //! | `POST /v1/thaws` | [`ThawSandbox`] | 201, [`CreatedSandbox`] |
-//! | `GET /v1/snapshots` | — | [`SnapshotList`] |
+//! | `GET`, `POST /v1/snapshots` | —, [`PullSnapshot`] | [`SnapshotList`], 201 and [`Snapshot`] |
 //! | `GET`, `DELETE /v1/snapshots/{id}`, with `?force=true` | — | [`Snapshot`], 204 |
 //! | `PATCH /v1/snapshots/{id}` | [`ChangeSnapshot`] | [`Snapshot`] |
 //! | `POST /v1/snapshots/{id}/verify` | — | [`VerifiedSnapshot`] |
+//! | `POST /v1/snapshots/{id}/push` | [`PushSnapshot`] | [`PushedSnapshot`] |
 //!
 //! A `thaw run` that owns its sandbox serves the same requests for it at `owner.sock` in the sandbox's
 //! directory, except those that create sandboxes; `DELETE` ends the machine. Every other answer is a
@@ -99,8 +100,8 @@ pub use readiness::{
 };
 pub use sandbox::{Account, CreatedSandbox, ProcessIdentity, Reason, Sandbox, Stage};
 pub use snapshot::{
-    ChangeSnapshot, ForkSandbox, ForkedSandbox, FreezeSandbox, FrozenSandbox, Snapshot, SnapshotBase,
-    SnapshotList, SnapshotManifest, ThawSandbox, VerifiedSnapshot,
+    ChangeSnapshot, ForkSandbox, ForkedSandbox, FreezeSandbox, FrozenSandbox, PullSnapshot, PushSnapshot,
+    PushedSnapshot, Snapshot, SnapshotBase, SnapshotList, SnapshotManifest, ThawSandbox, VerifiedSnapshot,
 };
 pub use store::{Image, ImageDetail, ImageLayer, ImageList, LoadOrder, PullImage, Template, TemplateList};
 pub use usage::{NodeUsage, PoolUsage, SandboxUsage, Usage};

@@ -249,6 +249,63 @@ pub struct ChangeSnapshot {
     pub labels: Option<Option<BTreeMap<String, Option<String>>>>,
 }
 
+/// Where to push a stored snapshot.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct PushSnapshot {
+    /// A repository of a registry with a tag, or `oci:` and the absolute path of a layout directory. A directory, and a registry on the
+    /// host's loopback, require the role admin.
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
+    )]
+    pub reference: String,
+    /// Use HTTP without TLS. Requires the role admin.
+    #[serde(default)]
+    pub plain_http: bool,
+}
+
+/// The result of a push.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+pub struct PushedSnapshot {
+    pub reference: String,
+    /// Digest of the OCI manifest, by which the snapshot can be pulled whatever the tag becomes.
+    pub digest: String,
+    /// Bytes that were sent, and bytes that the registry had already.
+    pub sent_bytes: u64,
+    pub present_bytes: u64,
+}
+
+/// A snapshot to pull into the store.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct PullSnapshot {
+    /// What a snapshot was pushed to, or the same with `@` and a digest. A layout directory, and a registry on the host's loopback,
+    /// require the role admin.
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
+    )]
+    pub reference: String,
+    /// A name for the stored snapshot, unique among those of the caller's tenant.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "openapi",
+        schema(max_length = 253, pattern = r"^[^/\x00-\x1f\x7f-\x9f]+$")
+    )]
+    pub name: Option<String>,
+    /// Labels of the stored snapshot; docs/api.md describes the syntax.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[cfg_attr(feature = "openapi", schema(schema_with = labels))]
+    pub labels: BTreeMap<String, String>,
+    /// Use HTTP without TLS, also for the images that the snapshot needs. Requires the role admin.
+    #[serde(default)]
+    pub plain_http: bool,
+}
+
 /// The result of a comparison of a stored snapshot with its manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
@@ -259,7 +316,9 @@ pub struct VerifiedSnapshot {
 }
 
 /// A field that was given, also if it is `null`.
-pub(super) fn given<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
+pub(super) fn given<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
     T::deserialize(from).map(Some)
 }
 

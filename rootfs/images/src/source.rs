@@ -138,6 +138,15 @@ pub struct LayerBody {
     pub sender: Sender,
 }
 
+/// Ends a transfer when the pull is cancelled or dropped, which wakes the thread that waits for its bytes.
+pub struct AbortOnDrop(pub Option<AbortHandle>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.iter().for_each(AbortHandle::abort);
+    }
+}
+
 impl LayerBody {
     /// The body of a file at `place`.
     fn local(reader: impl Read + Send + 'static, place: &Path) -> Self {

@@ -44,6 +44,7 @@ targets! {
     registry_answers,
     seccomp_profile,
     share_frames,
+    snapshot_artifact,
     snapshot_state,
     soci_index,
     span_expand,

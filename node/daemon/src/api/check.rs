@@ -9,9 +9,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use thaw_network::Terms;
 use thaw_protocol::api::{
-    CPU_LIMIT_MILLIS, ChangeSandbox, ChangeSnapshot, CreateSandbox, DISK_MIB, Encoding, ExecProcess, ForkSandbox,
-    FreezeSandbox, NetworkPolicy, PublishedPort, PullImage, RateLimits, STOP_TIMEOUT_S, StartContainer,
-    StopContainer, TerminalSize, ThawSandbox,
+    CPU_LIMIT_MILLIS, ChangeSandbox, ChangeSnapshot, CreateSandbox, DISK_MIB, Encoding, ExecProcess,
+    ForkSandbox, FreezeSandbox, NetworkPolicy, PublishedPort, PullImage, PullSnapshot, PushSnapshot,
+    RateLimits, STOP_TIMEOUT_S, StartContainer, StopContainer, TerminalSize, ThawSandbox,
 };
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 use thaw_sandbox::container::{Options, check_volumes, ready, requested};
@@ -161,6 +161,18 @@ pub fn change_snapshot(change: &ChangeSnapshot) -> Result<(), Refusal> {
     let labels = change.labels.iter().flatten().flatten();
     let labels = labels.map(|(label, value)| (label.clone(), value.clone().unwrap_or_default()));
     terms(&labels.collect(), None)
+}
+
+/// The push of a stored snapshot.
+pub fn push_snapshot(request: &PushSnapshot) -> Result<(), Refusal> {
+    plain("reference", &request.reference, MAX_TEXT)
+}
+
+/// The pull of a snapshot.
+pub fn pull_snapshot(request: &PullSnapshot) -> Result<(), Refusal> {
+    plain("reference", &request.reference, MAX_TEXT)?;
+    request.name.as_deref().map_or(Ok(()), snapshot_name)?;
+    terms(&request.labels, None)
 }
 
 /// A name of a stored snapshot. One that looks like an id could mean another, and one with a slash is a directory for `thaw thaw`.

@@ -12,8 +12,9 @@ use serde::de::DeserializeOwned;
 use thaw_pools::vmm;
 use thaw_protocol::api::{
     ChangeSandbox, ChangeSnapshot, ContainerExit, CreateSandbox, CreatedSandbox, Drain, FreezeSandbox,
-    FrozenSandbox, Health, MAX_BODY, NetworkPolicy, NodeUsage, Problem, Sandbox, SandboxList,
-    SignalContainer, Snapshot, SnapshotList, StopContainer, ThawSandbox, VerifiedSnapshot,
+    FrozenSandbox, Health, MAX_BODY, NetworkPolicy, NodeUsage, Problem, PullSnapshot, PushSnapshot,
+    PushedSnapshot, Sandbox, SandboxList, SignalContainer, Snapshot, SnapshotList, StopContainer,
+    ThawSandbox, VerifiedSnapshot,
 };
 use thaw_sandbox::error::{Error, ErrorKind};
 use tokio::task::JoinHandle;
@@ -235,6 +236,19 @@ impl Client {
     pub async fn verify_snapshot(&self, wanted: &str) -> Result<VerifiedSnapshot, Error> {
         let path = format!("{}/verify", snapshot(wanted));
         self.ask(Method::POST, &path, None).await
+    }
+
+    /// Pushes a stored snapshot to a registry.
+    pub async fn push_snapshot(&self, wanted: &str, request: &PushSnapshot) -> Result<PushedSnapshot, Error> {
+        let body = serde_json::to_vec(request).map_err(|e| self.broken(&e))?;
+        let path = format!("{}/push", snapshot(wanted));
+        self.ask(Method::POST, &path, Some(body)).await
+    }
+
+    /// Pulls a snapshot from a registry into the store.
+    pub async fn pull_snapshot(&self, request: &PullSnapshot) -> Result<Snapshot, Error> {
+        let body = serde_json::to_vec(request).map_err(|e| self.broken(&e))?;
+        self.ask(Method::POST, "/v1/snapshots", Some(body)).await
     }
 
     /// Removes a stored snapshot.

@@ -11,8 +11,8 @@ use async_trait::async_trait;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
-    Account, ChangeSnapshot, CreateSandbox, Image, ImageDetail, PullImage, RateLimits, Snapshot, Template,
-    ThawSandbox, VerifiedSnapshot,
+    Account, ChangeSnapshot, CreateSandbox, Image, ImageDetail, PullImage, PullSnapshot, PushSnapshot,
+    PushedSnapshot, RateLimits, Snapshot, Template, ThawSandbox, VerifiedSnapshot,
 };
 use thaw_sandbox::NetworkSource;
 use thaw_sandbox::error::Error;
@@ -61,6 +61,15 @@ pub trait StoredSnapshots: std::fmt::Debug + Send + Sync {
     async fn verify_snapshot(&self, wanted: String, viewer: Viewer) -> Result<VerifiedSnapshot, Error>;
     /// Removes one on which no other lies and, unless `force`, from which no sandbox was thawed.
     async fn remove_snapshot(&self, wanted: String, viewer: Viewer, force: bool) -> Result<(), Error>;
+    /// Pushes one to a registry. Dropping the future stops the push; blobs sent so far stay there.
+    async fn push_snapshot(
+        &self,
+        wanted: String,
+        viewer: Viewer,
+        request: PushSnapshot,
+    ) -> Result<PushedSnapshot, Error>;
+    /// Pulls one from a registry into the store of the viewer's tenant. Dropping the future stops the pull and removes what it wrote.
+    async fn pull_snapshot(&self, viewer: Viewer, request: PullSnapshot) -> Result<Snapshot, Error>;
     /// Removes those that the configuration does not keep.
     async fn retire_snapshots(&self);
 }

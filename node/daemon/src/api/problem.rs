@@ -185,9 +185,13 @@ fn status(kind: ErrorKind) -> StatusCode {
         E::SandboxNotFound | E::ImageNotFound | E::ImageNotStored | E::SnapshotNotFound => {
             StatusCode::NOT_FOUND
         }
-        E::NameInUse | E::ImageInUse | E::SnapshotInUse | E::PortUnavailable | E::Shared | E::VmmTooOld => {
-            StatusCode::CONFLICT
-        }
+        E::NameInUse
+        | E::ImageInUse
+        | E::SnapshotInUse
+        | E::PortUnavailable
+        | E::Shared
+        | E::VmmTooOld
+        | E::SnapshotDelta => StatusCode::CONFLICT,
         E::BadReference => StatusCode::BAD_REQUEST,
         E::DiskFull | E::DiskBudget => StatusCode::INSUFFICIENT_STORAGE,
         E::LimitsUnavailable | E::JailIncomplete => StatusCode::SERVICE_UNAVAILABLE,
@@ -207,6 +211,9 @@ fn status(kind: ErrorKind) -> StatusCode {
         | E::SnapshotDamaged
         | E::SnapshotIncompatible
         | E::SnapshotSignature
+        | E::NotASnapshot
+        | E::SnapshotMalformed
+        | E::PushRefused
         | E::VolumeUnavailable => StatusCode::UNPROCESSABLE_ENTITY,
         _ => StatusCode::INTERNAL_SERVER_ERROR,
     }

@@ -9,7 +9,7 @@ use thaw_images::reference::ImageRef;
 use thaw_protocol::api::{
     ChangeSandbox, ChangeSnapshot, ContainerSettings, CreateSandbox, ExecProcess, ForkSandbox, FreezeSandbox,
     MakeDirectory, MoveFile, NetworkPolicy, ProcessInput, ProcessSignal, PublishedPort, PullImage,
-    SignalContainer, StartContainer, StopContainer, ThawSandbox,
+    PullSnapshot, PushSnapshot, SignalContainer, StartContainer, StopContainer, ThawSandbox,
 };
 
 use super::grant::Role;
@@ -254,6 +254,36 @@ impl Reserved for ChangeSnapshot {
     fn reserved(&self) -> Option<&'static str> {
         let ChangeSnapshot { name: _, labels: _ } = self;
         None
+    }
+}
+
+impl Reserved for PushSnapshot {
+    fn reserved(&self) -> Option<&'static str> {
+        let PushSnapshot {
+            reference,
+            plain_http,
+        } = self;
+        first([
+            ("a reference of the host", is_of_host(reference)),
+            // Guest memory has secrets.
+            ("plain_http", *plain_http),
+        ])
+    }
+}
+
+impl Reserved for PullSnapshot {
+    fn reserved(&self) -> Option<&'static str> {
+        let PullSnapshot {
+            reference,
+            plain_http,
+            name: _,
+            labels: _,
+        } = self;
+        first([
+            ("a reference of the host", is_of_host(reference)),
+            // Without TLS it can be changed in transit, and so can images, which all tenants share.
+            ("plain_http", *plain_http),
+        ])
     }
 }
 

@@ -243,7 +243,8 @@ async fn path_of_the_host_is_refused_in_every_field_that_takes_one() {
         document.texts(name, schema, &mut texts);
         for field in texts {
             let names: Vec<&str> = field.split('.').skip(1).collect();
-            let texts: Vec<&str> = match field.ends_with(".image") {
+            let is_reference = field.ends_with(".image") || field.ends_with(".reference");
+            let texts: Vec<&str> = match is_reference {
                 true => IMAGES.to_vec(),
                 false => paths.iter().map(String::as_str).collect(),
             };
@@ -262,7 +263,7 @@ async fn path_of_the_host_is_refused_in_every_field_that_takes_one() {
                     // The operation accepts such a text from no caller.
                     "invalid-body" | "bad-reference" => {}
                     _ => {
-                        let is_known = OF_NO_FILE.contains(&field.as_str()) && !field.ends_with(".image");
+                        let is_known = OF_NO_FILE.contains(&field.as_str()) && !is_reference;
                         assert!(
                             is_known,
                             "{field} takes {text}: {status} {code}; is it a file of the host?"

@@ -71,6 +71,8 @@ fn table() -> Table {
         .add(Operate, routes!(sandboxes::set_network_policy))
         .add(Operate, routes!(sandboxes::thaw))
         .add(Read, routes!(snapshots::list))
+        .add(Operate, routes!(snapshots::pull))
+        .add(Operate, routes!(snapshots::push))
         .add(Read, routes!(snapshots::get))
         .add(Operate, routes!(snapshots::change, snapshots::remove))
         .add(Operate, routes!(snapshots::verify))

@@ -10,7 +10,10 @@ use axum::http::StatusCode;
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
-use thaw_protocol::api::{ChangeSnapshot, Problem, Snapshot, SnapshotList, VerifiedSnapshot};
+use thaw_protocol::api::{
+    ChangeSnapshot, Problem, PullSnapshot, PushSnapshot, PushedSnapshot, Snapshot, SnapshotList,
+    VerifiedSnapshot,
+};
 use utoipa::IntoParams;
 
 use super::check;
@@ -130,6 +133,50 @@ pub async fn verify(
     Ok(Json(
         daemon.factory()?.verify_snapshot(wanted.text, viewer).await?,
     ))
+}
+
+/// Pushes a stored snapshot to a registry. What the registry has already is not sent again.
+#[utoipa::path(post, path = "/v1/snapshots/{id}/push", operation_id = "pushSnapshot", tag = "snapshots", request_body = PushSnapshot,
+    params(("id" = String, Path, description = "Id, name, or an unambiguous beginning of an id", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+    (status = 200, body = PushedSnapshot),
+    (status = 400, description = "The reference is invalid", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such snapshot", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The snapshot is a delta", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The snapshot is damaged or too large, the reference cannot be written to, or the body does not match the schema", body = Problem, content_type = "application/problem+json"),
+    (status = 502, description = "The registry failed", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn push(
+    State(daemon): State<Arc<Daemon>>,
+    wanted: Wanted,
+    Body(request): Body<PushSnapshot>,
+) -> Result<Json<PushedSnapshot>, Refusal> {
+    check::push_snapshot(&request)?;
+    let viewer = wanted.scope.viewer();
+    let pushed = daemon.factory()?.push_snapshot(wanted.text, viewer, request);
+    Ok(Json(pushed.await?))
+}
+
+/// Pulls a snapshot from a registry into the store, with the images that it needs. It belongs to the caller's tenant.
+#[utoipa::path(post, path = "/v1/snapshots", operation_id = "pullSnapshot", tag = "snapshots", request_body = PullSnapshot, responses(
+    (status = 201, body = Snapshot),
+    (status = 400, description = "The reference is invalid", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is nothing by this reference, or an image of the snapshot is neither stored nor in a registry", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "It is no snapshot, is malformed, is not signed as required, or needs another processor or guest image; or the body does not match the schema", body = Problem, content_type = "application/problem+json"),
+    (status = 502, description = "The registry failed", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "The disk or the disk budget is full", body = Problem, content_type = "application/problem+json"),
+))]
+pub async fn pull(
+    State(daemon): State<Arc<Daemon>>,
+    scope: Scope,
+    Body(request): Body<PullSnapshot>,
+) -> Result<(StatusCode, Json<Snapshot>), Refusal> {
+    check::pull_snapshot(&request)?;
+    let factory = daemon.factory()?.clone();
+    let pulled = factory.pull_snapshot(scope.viewer(), request).await?;
+    // The caller does not wait for it.
+    tokio::spawn(async move { factory.retire_snapshots().await });
+    Ok((StatusCode::CREATED, Json(pulled)))
 }
 
 /// How a stored snapshot is removed.

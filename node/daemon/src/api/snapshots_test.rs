@@ -100,6 +100,11 @@ async fn snapshot_of_another_tenant_is_not_found() {
             ("DELETE", format!("{path}?force=true"), Value::Null),
             ("PATCH", path.clone(), json!({"name": "mine"})),
             ("POST", format!("{path}/verify"), Value::Null),
+            (
+                "POST",
+                format!("{path}/push"),
+                json!({"reference": "registry.example/x"}),
+            ),
             ("POST", "/v1/thaws".into(), json!({"snapshot": wanted})),
         ] {
             let (status, problem) = other.asks(method, &path, body).await;
@@ -202,5 +207,48 @@ async fn thaw_and_freeze_name_one_snapshot_and_no_host_path() {
     ] {
         let (found, _) = admin.asks("POST", "/v1/sandboxes/x/freeze", wrong.clone()).await;
         assert_eq!(found, status, "{wrong}");
+    }
+}
+
+#[tokio::test]
+async fn operator_pushes_and_pulls_for_its_own_tenant() {
+    let [acme, other, admin] = callers();
+    let id = acme.freezes(json!({"name": "web"})).await;
+    let push = format!("/v1/snapshots/{id}/push");
+    let reference = "registry.example/web:1";
+    let (status, pushed) = acme.asks("POST", &push, json!({"reference": reference})).await;
+    assert_eq!((status, pushed["reference"].as_str()), (200, Some(reference)));
+    let wanted = json!({"reference": reference, "name": "copy", "labels": {"tier": "front"}});
+    let (status, pulled) = other.asks("POST", "/v1/snapshots", wanted).await;
+    assert_eq!((status, pulled["tenant"].as_str()), (201, Some("other")));
+    assert_eq!(pulled["labels"]["tier"], "front");
+    assert_eq!(other.lists("").await.len(), 1);
+    assert_eq!(acme.lists("").await, [id]);
+    for body in [
+        json!({"reference": reference, "plain_http": true}),
+        json!({"reference": "oci:/srv/web"}),
+        json!({"reference": "127.0.0.1:5000/web"}),
+    ] {
+        for path in [push.as_str(), "/v1/snapshots"] {
+            let (status, problem) = acme.asks("POST", path, body.clone()).await;
+            assert_eq!(
+                (status, problem["code"].as_str()),
+                (403, Some("role-too-low")),
+                "{path}"
+            );
+            assert!(admin.asks("POST", path, body.clone()).await.0 < 300, "{path}");
+        }
+    }
+    for wrong in [
+        json!({}),
+        json!({"reference": ""}),
+        json!({"reference": reference, "name": "a/b"}),
+        json!({"reference": reference, "labels": {"-": ""}}),
+    ] {
+        assert_eq!(
+            acme.asks("POST", "/v1/snapshots", wrong.clone()).await.0,
+            422,
+            "{wrong}"
+        );
     }
 }

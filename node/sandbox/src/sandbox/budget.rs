@@ -181,6 +181,14 @@ impl Budget {
         self.take(Use::Snapshot, memory.saturating_add(disk)).await
     }
 
+    /// Reserves this many bytes for a snapshot from another node.
+    ///
+    /// # Errors
+    /// Those of [`Budget::sandbox`].
+    pub(super) async fn copied_snapshot(self: &Arc<Budget>, bytes: u64) -> Result<Share, Error> {
+        self.take(Use::Snapshot, bytes).await
+    }
+
     /// Counts a complete snapshot with its real size, instead of its maximum size. Blocks: it writes the list.
     pub(super) fn written(&self, share: Share, place: &Path) {
         let bytes = directory_bytes(place).unwrap_or(share.bytes);

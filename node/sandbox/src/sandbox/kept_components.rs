@@ -48,11 +48,10 @@ fn refer(node: &Node, directory: &std::path::Path, manifest: Hash, subject: &Sub
 pub(super) fn guest_image(
     templates: &Templates,
     paths: &Paths,
-    of: &Registered,
+    frozen: Option<Hash>,
 ) -> Result<Option<File>, Error> {
     let registry = templates.registry();
-    let subject = &of.manifest.subject;
-    let Some(frozen) = subject.guest_image else {
+    let Some(frozen) = frozen else {
         return Ok(None);
     };
     let here = registry.stamps().hash_file(&paths.guest_image)?;

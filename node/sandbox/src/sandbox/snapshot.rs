@@ -75,8 +75,8 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
     let subject = &registered.manifest.subject;
     refuse_test_hooks(node, subject.command_line.as_deref().unwrap_or_default())?;
     let image = {
-        let (node, registered) = (node.clone(), registered.clone());
-        blocking(move || kept_components::guest_image(&node.templates, &node.paths, &registered)).await?
+        let (node, frozen) = (node.clone(), subject.guest_image);
+        blocking(move || kept_components::guest_image(&node.templates, &node.paths, frozen)).await?
     };
     let told = |text: &str| trace.reason(Slow::MadeAgain, text);
     let frozen = Frozen {
@@ -251,7 +251,7 @@ async fn parts(
 }
 
 /// The images that the guest had, with the same metadata, because the guest holds inode numbers of it.
-fn images(node: &Node, subject: &Subject) -> Result<Vec<Shown>, Error> {
+pub(super) fn images(node: &Node, subject: &Subject) -> Result<Vec<Shown>, Error> {
     let stamps = node.templates.registry().stamps();
     let shown = subject.images.iter().map(|record| {
         let image = node.images.by_digest(&record.digest)?.ok_or_else(|| {

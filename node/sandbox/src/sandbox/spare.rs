@@ -176,7 +176,8 @@ impl Spares {
     fn guest_image(&self, origin: &Registered) -> Result<OwnedFd, Error> {
         let subject = &origin.manifest.subject;
         if subject.kind == SnapshotKind::Sandbox
-            && let Some(kept) = kept_components::guest_image(&self.templates, &self.paths, origin)?
+            && let Some(kept) =
+                kept_components::guest_image(&self.templates, &self.paths, subject.guest_image)?
         {
             return Ok(kept.into());
         }

@@ -28,7 +28,7 @@ const EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 pub struct FoundSnapshot {
     pub stored: Arc<Stored>,
     pub store: SnapshotStore,
-    stock: Option<Tenant>,
+    pub(super) stock: Option<Tenant>,
 }
 
 impl Tenants {

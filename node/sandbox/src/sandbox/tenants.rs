@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 
 use thaw_pools::statistics::PoolStatistics;
-use tokio::sync::OnceCell;
+use tokio::sync::{OnceCell, OwnedSemaphorePermit, Semaphore};
 
 use super::Node;
 use crate::blocking::blocking;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::paths::Paths;
 use crate::snapshot::{Scratch, SnapshotStore};
 use crate::tenant::Tenant;
@@ -25,6 +25,8 @@ use thaw_sys::lock::Lock;
 
 /// Under the data directory.
 pub(super) const TENANTS: &str = "tenants";
+/// Most snapshots that one tenant pushes and pulls at once.
+const TRANSFERS: usize = 2;
 
 /// The node, and the nodes of tenants with a stock of their own. Clones share them.
 #[derive(Clone, Debug)]
@@ -35,6 +37,8 @@ pub struct Tenants {
     opened: Arc<Mutex<BTreeMap<Tenant, Opened>>>,
     /// The stored snapshots of tenants with a stock of their own, whether the stock is open or not.
     pub(super) stores: Arc<Mutex<BTreeMap<Tenant, SnapshotStore>>>,
+    /// Limits the snapshots that each tenant pushes and pulls at once.
+    transfers: Arc<Mutex<BTreeMap<Option<Tenant>, Arc<Semaphore>>>>,
 }
 
 /// Empty until the node is opened, and after a failure to open it.
@@ -50,7 +54,24 @@ impl Tenants {
             shared,
             opened: Arc::default(),
             stores: Arc::default(),
+            transfers: Arc::default(),
         }
+    }
+
+    /// Waits until this tenant, or the node, may push or pull another snapshot. Each transfer takes threads, which a slow registry keeps.
+    ///
+    /// # Errors
+    /// None in practice: the limit is never closed.
+    pub(super) async fn transfer(&self, of: Option<&Tenant>) -> Result<OwnedSemaphorePermit, Error> {
+        let limit = || Arc::new(Semaphore::new(TRANSFERS));
+        let limit = self
+            .transfers
+            .locked()
+            .entry(of.cloned())
+            .or_insert_with(limit)
+            .clone();
+        let permit = limit.acquire_owned().await;
+        permit.map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))
     }
 
     /// The node: what all tenants share, and the stock of those that are not separate.

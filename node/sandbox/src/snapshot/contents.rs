@@ -5,6 +5,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -42,7 +43,8 @@ pub(super) fn scan<T: Send, E: From<io::Error> + Send>(
             if number >= count || number >= stop.load(Ordering::Relaxed) {
                 return Ok(done);
             }
-            let result = read_chunk(file, number, bytes, &mut buffer)
+            let start = number * CHUNK;
+            let result = read_part(file, start..(start + CHUNK).min(bytes), &mut buffer)
                 .map_err(E::from)
                 .and_then(|any| each(number, any.then_some(&buffer[..])));
             match result {
@@ -85,10 +87,9 @@ pub(super) fn scan<T: Send, E: From<io::Error> + Send>(
     }
 }
 
-/// Reads one chunk into `buffer`. Returns whether it has a non-zero byte.
-fn read_chunk(file: &File, number: u64, bytes: u64, buffer: &mut Vec<u8>) -> io::Result<bool> {
-    let start = number * CHUNK;
-    let end = (start + CHUNK).min(bytes);
+/// Reads a part of a file into `buffer`. Returns whether it has a non-zero byte. Holes are not read.
+pub(super) fn read_part(file: &File, part: Range<u64>, buffer: &mut Vec<u8>) -> io::Result<bool> {
+    let Range { start, end } = part;
     let mut at = start;
     let mut cleared = false;
     while let Some((from, to)) = data_range(file, at, end)? {
@@ -129,8 +130,8 @@ pub(super) fn is_zero(bytes: &[u8]) -> bool {
 }
 
 /// The ranges of pages with a non-zero byte.
-pub(super) fn data_pages(bytes: &[u8]) -> Vec<std::ops::Range<usize>> {
-    let mut ranges: Vec<std::ops::Range<usize>> = Vec::new();
+pub(super) fn data_pages(bytes: &[u8]) -> Vec<Range<usize>> {
+    let mut ranges: Vec<Range<usize>> = Vec::new();
     for (number, page) in bytes.chunks(PAGE).enumerate() {
         if is_zero(page) {
             continue;

@@ -12,7 +12,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
@@ -47,6 +47,19 @@ pub struct SnapshotDir {
     manifest: Manifest,
     hash: Hash,
     files: OpenFiles,
+}
+
+/// What a snapshot consists of.
+#[derive(Debug)]
+pub struct Contents {
+    /// The bytes of `manifest.json`.
+    pub manifest: Vec<u8>,
+    /// `manifest.sig`, if it is signed.
+    pub signature: Option<Vec<u8>>,
+    pub state: Vec<u8>,
+    pub working_set: Option<Vec<u8>>,
+    /// The memory, then the disks in the order of the manifest.
+    pub memory_and_disks: Vec<File>,
 }
 
 /// The snapshot's files, open for reading.
@@ -127,6 +140,38 @@ impl SnapshotDir {
 
     pub(super) fn files(&self) -> &OpenFiles {
         &self.files
+    }
+
+    /// All of it, for a copy: its small files in memory, the others open.
+    ///
+    /// # Errors
+    /// A file cannot be read, or the manifest has changed since it was opened.
+    pub fn contents(&self) -> Result<Contents, SnapshotError> {
+        let path = &self.path;
+        let read = || -> io::Result<Contents> {
+            let files = &self.files;
+            let whole = |file: &File| {
+                let mut bytes = vec![0; usize::try_from(file.metadata()?.len()).unwrap_or(usize::MAX)];
+                file.read_exact_at(&mut bytes, 0).map(|()| bytes)
+            };
+            let disks = files.disks.iter().map(|(_, file)| file);
+            let large = [&files.memory].into_iter().chain(disks).map(File::try_clone);
+            Ok(Contents {
+                manifest: whole(&files.manifest)?,
+                signature: optional(&path.join(MANIFEST_SIGNATURE), SIGNATURE as u64 + 1)?,
+                state: whole(&files.state)?,
+                working_set: files.working_set.as_ref().map(whole).transpose()?,
+                memory_and_disks: large.collect::<io::Result<_>>()?,
+            })
+        };
+        let contents = read().map_err(SnapshotError::io("read the snapshot at", path))?;
+        match Hash::of(&contents.manifest) == self.hash {
+            true => Ok(contents),
+            false => Err(SnapshotError::Damaged {
+                directory: path.clone(),
+                region: format!("{MANIFEST}, which changed while it was read,"),
+            }),
+        }
     }
 
     pub(super) fn into_files(self) -> (Manifest, OpenFiles) {

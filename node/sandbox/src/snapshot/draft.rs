@@ -135,8 +135,34 @@ impl Draft {
             let source = io::Error::new(io::ErrorKind::InvalidInput, reason.to_string());
             return Err(SnapshotError::io("describe", &self.target)(source));
         }
-        self.seal(&bytes, key)
+        let signature = key.map(|key| key.sign(&bytes));
+        self.seal(&bytes, signature.as_ref().map(|signature| &signature[..]))
             .map_err(SnapshotError::io("write", &self.path))?;
+        self.place()?;
+        SnapshotDir::open(&self.target, &TrustedKeys::default())
+    }
+
+    /// Finishes a copy of a snapshot: compares the files with its manifest, which stays as it is, and so does its signature. Blocks until
+    /// all is on disk.
+    ///
+    /// # Errors
+    /// [`SnapshotError::Damaged`]: the files are not what the manifest says. Those of [`SnapshotDir::open`].
+    pub fn finish_copy(
+        mut self,
+        manifest: &[u8],
+        signature: Option<&[u8]>,
+        trusted: &TrustedKeys,
+    ) -> Result<SnapshotDir, SnapshotError> {
+        self.has_working_set()
+            .and_then(|_| self.seal(manifest, signature))
+            .map_err(SnapshotError::io("write", &self.path))?;
+        SnapshotDir::open(&self.path, trusted)?.verify()?;
+        self.place()?;
+        SnapshotDir::open(&self.target, trusted)
+    }
+
+    /// Renames the directory, which is complete, to its final name.
+    fn place(&mut self) -> Result<(), SnapshotError> {
         reach(Failpoint::SnapshotDescribed);
         let root = rustix::fs::CWD;
         match rustix::fs::renameat_with(root, &self.path, root, &self.target, RenameFlags::NOREPLACE) {
@@ -153,17 +179,23 @@ impl Draft {
             // If this fails, a power loss may undo the rename; the files are complete under either name.
             let _ = parent.sync_all();
         }
-        SnapshotDir::open(&self.target, &TrustedKeys::default())
+        Ok(())
+    }
+
+    /// Whether there is a working set. If there is none, its empty file is removed.
+    fn has_working_set(&self) -> io::Result<bool> {
+        let is_there = self.working_set.metadata()?.len() > 0;
+        if !is_there {
+            fs::remove_file(self.path.join(WORKING_SET))?;
+            reach(Failpoint::SnapshotWorkingSetLeft);
+        }
+        Ok(is_there)
     }
 
     fn hash(&self) -> io::Result<Files> {
-        let working_set = match self.working_set.metadata()?.len() {
-            0 => {
-                fs::remove_file(self.path.join(WORKING_SET))?;
-                reach(Failpoint::SnapshotWorkingSetLeft);
-                None
-            }
-            _ => Some(hash_whole(&self.working_set)?),
+        let working_set = match self.has_working_set()? {
+            true => Some(hash_whole(&self.working_set)?),
+            false => None,
         };
         let disk = |(id, file): &(String, File)| {
             Ok(DiskFile {
@@ -179,12 +211,12 @@ impl Draft {
         })
     }
 
-    fn seal(&self, manifest: &[u8], key: Option<&SigningKey>) -> io::Result<()> {
+    fn seal(&self, manifest: &[u8], signature: Option<&[u8]>) -> io::Result<()> {
         let mut small = vec![
             (MANIFEST, manifest.to_vec()),
             (MANIFEST_HASH, hash_line(&Hash::of(manifest)).into_bytes()),
         ];
-        small.extend(key.map(|key| (MANIFEST_SIGNATURE, key.sign(manifest).to_vec())));
+        small.extend(signature.map(|signature| (MANIFEST_SIGNATURE, signature.to_vec())));
         for (name, bytes) in &small {
             let mut file = create(&self.path, name)?;
             file.write_all(bytes)?;

@@ -15,6 +15,11 @@ impl Hash {
     pub fn of(bytes: &[u8]) -> Hash {
         Hash(*blake3::hash(bytes).as_bytes())
     }
+
+    /// Its 32 bytes.
+    pub fn bytes(&self) -> &[u8; 32] {
+        &self.0
+    }
 }
 
 impl From<blake3::Hash> for Hash {

@@ -14,10 +14,12 @@
 //! | [`working_sets`] | the pages that thawed applications touch first, recorded by this node |
 //! | [`store`] | the snapshots that the node keeps: named, listed, removed |
 //! | [`register`] | verified files as the descriptors a VMM restores from |
+//! | [`artifact`] | a snapshot in an OCI registry |
 //!
 //! Invariant: every byte of a snapshot that a VMM gets has been compared with the manifest since this boot, and if any key is trusted, a
 //! trusted key has signed the manifest. Formats: `docs/snapshot-format.md`.
 
+pub mod artifact;
 mod check;
 pub mod components;
 pub mod contents;

@@ -20,7 +20,7 @@ use super::hash::Hash;
 const MOST: usize = 256;
 
 /// Maximum number of bytes of a file: its header, and 65536 runs of 16 bytes.
-const MOST_BYTES: u64 = HEADER as u64 + (1 << 20);
+pub(super) const MOST_BYTES: u64 = HEADER as u64 + (1 << 20);
 /// Bytes of the header.
 const HEADER: usize = 64;
 /// The magic, version 1 of the format, and zeros.

@@ -9,7 +9,6 @@ use std::time::Duration;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_imagefs::blob::{Digests, ReadyFile};
 use thaw_imagefs::digest::Digest;
-use tokio::task::AbortHandle;
 use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
@@ -19,7 +18,7 @@ use crate::layer::tree::LayerTree;
 use crate::lazy::{LazyBlob, LazyLayer};
 use crate::progress::{Event, Progress};
 use crate::ranges::StoredBlob;
-use crate::source::{Fallback, LayerSource, Source};
+use crate::source::{AbortOnDrop, Fallback, LayerSource, Source};
 use crate::span::SpanDigest;
 
 use super::layer::{self, Job};
@@ -196,15 +195,6 @@ impl Store {
         }
         drop(transfer);
         unpacking.await
-    }
-}
-
-/// Ends a transfer when the pull is cancelled or dropped, which wakes the thread that waits for its bytes.
-struct AbortOnDrop(Option<AbortHandle>);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.iter().for_each(AbortHandle::abort);
     }
 }
 

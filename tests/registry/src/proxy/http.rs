@@ -7,31 +7,31 @@ const MAX_HEAD: usize = 64 << 10;
 
 /// A message's head: its first line and headers.
 #[derive(Clone, Debug)]
-pub(super) struct Head {
+pub(crate) struct Head {
     first: String,
     headers: Vec<(String, String)>,
     /// Of a request.
-    pub(super) method: String,
+    pub(crate) method: String,
     /// Of a request.
-    pub(super) target: String,
+    pub(crate) target: String,
 }
 
 /// How long a body is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Body {
+pub(crate) enum Body {
     Length(u64),
     Chunked,
     UntilClose,
 }
 
 /// A whole response.
-pub(super) struct Answer {
-    pub(super) status: u16,
-    pub(super) bytes: Vec<u8>,
+pub(crate) struct Answer {
+    pub(crate) status: u16,
+    pub(crate) bytes: Vec<u8>,
 }
 
 impl Answer {
-    pub(super) fn new(status: u16, headers: &[(String, String)], body: &[u8]) -> Answer {
+    pub(crate) fn new(status: u16, headers: &[(String, String)], body: &[u8]) -> Answer {
         let mut text = format!("HTTP/1.1 {status} Told\r\nContent-Length: {}\r\n", body.len());
         for (name, value) in headers {
             text += &format!("{name}: {value}\r\n");
@@ -44,7 +44,7 @@ impl Answer {
 
 impl Head {
     /// None at the end of the connection.
-    pub(super) fn read(from: &mut impl BufRead) -> io::Result<Option<Head>> {
+    pub(crate) fn read(from: &mut impl BufRead) -> io::Result<Option<Head>> {
         let mut lines = Vec::new();
         let mut length = 0;
         loop {
@@ -82,13 +82,13 @@ impl Head {
         }))
     }
 
-    pub(super) fn header(&self, name: &str) -> Option<&str> {
+    pub(crate) fn header(&self, name: &str) -> Option<&str> {
         let found = self.headers.iter().find(|(n, _)| n.eq_ignore_ascii_case(name));
         found.map(|(_, value)| value.as_str())
     }
 
     /// As sent, but for one header.
-    pub(super) fn bytes(&self, without: Option<&str>) -> Vec<u8> {
+    pub(crate) fn bytes(&self, without: Option<&str>) -> Vec<u8> {
         let mut text = format!("{}\r\n", self.first);
         for (name, value) in &self.headers {
             let dropped =
@@ -101,22 +101,22 @@ impl Head {
     }
 
     /// Of a response.
-    pub(super) fn status(&self) -> io::Result<u16> {
+    pub(crate) fn status(&self) -> io::Result<u16> {
         self.target
             .parse()
             .map_err(|_| io::Error::other(format!("no status in {:?}", self.first)))
     }
 
-    pub(super) fn closes(&self) -> bool {
+    pub(crate) fn closes(&self) -> bool {
         self.header("connection")
             .is_some_and(|value| value.eq_ignore_ascii_case("close"))
     }
 
-    pub(super) fn request_body(&self) -> io::Result<Body> {
+    pub(crate) fn request_body(&self) -> io::Result<Body> {
         Ok(self.framed()?.unwrap_or(Body::Length(0)))
     }
 
-    pub(super) fn response_body(&self, method: &str) -> io::Result<Body> {
+    pub(crate) fn response_body(&self, method: &str) -> io::Result<Body> {
         let status = self.status()?;
         if method == "HEAD" || status == 204 || status == 304 {
             return Ok(Body::Length(0));
@@ -141,7 +141,7 @@ impl Head {
 
 impl Body {
     /// Passes it on, framing included; how many bytes.
-    pub(super) fn copy(self, from: &mut impl Read, to: &mut impl Write) -> io::Result<u64> {
+    pub(crate) fn copy(self, from: &mut impl Read, to: &mut impl Write) -> io::Result<u64> {
         match self {
             Body::Length(length) => {
                 let copied = io::copy(&mut from.by_ref().take(length), to)?;

@@ -5,7 +5,7 @@
 //! What is counted is what left towards the client, heads included.
 
 mod fault;
-mod http;
+pub(crate) mod http;
 mod link;
 
 use std::io::{self, Read, Write};

@@ -1,7 +1,12 @@
 //! The stored snapshots of this node.
 
+use std::sync::Arc;
+
 use async_trait::async_trait;
-use thaw_protocol::api::{ChangeSnapshot, Snapshot, VerifiedSnapshot};
+use thaw_images::progress::Silent;
+use thaw_protocol::api::{
+    ChangeSnapshot, PullSnapshot, PushSnapshot, PushedSnapshot, Snapshot, VerifiedSnapshot,
+};
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::snapshot::store::{Change, Viewer};
@@ -75,6 +80,20 @@ impl StoredSnapshots for Tenants {
             Ok(())
         })
         .await
+    }
+
+    async fn push_snapshot(
+        &self,
+        wanted: String,
+        viewer: Viewer,
+        request: PushSnapshot,
+    ) -> Result<PushedSnapshot, Error> {
+        Tenants::push_snapshot(self, &wanted, &viewer, &request, Arc::new(Silent)).await
+    }
+
+    async fn pull_snapshot(&self, viewer: Viewer, request: PullSnapshot) -> Result<Snapshot, Error> {
+        let (store, stored) = Tenants::pull_snapshot(self, &viewer, &request, Arc::new(Silent)).await?;
+        blocking(move || Ok(store.describe_one(&stored))).await
     }
 
     async fn retire_snapshots(&self) {

@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 
 use async_trait::async_trait;
-use thaw_protocol::api::{ChangeSnapshot, Snapshot, VerifiedSnapshot};
+use thaw_protocol::api::{
+    ChangeSnapshot, PullSnapshot, PushSnapshot, PushedSnapshot, Snapshot, VerifiedSnapshot,
+};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::Record;
@@ -95,6 +97,34 @@ impl StoredSnapshots for Fake {
                 Ok(())
             }
         }
+    }
+
+    async fn push_snapshot(
+        &self,
+        wanted: String,
+        viewer: Viewer,
+        request: PushSnapshot,
+    ) -> Result<PushedSnapshot, Error> {
+        self.at(&wanted, &viewer)?;
+        Ok(PushedSnapshot {
+            reference: request.reference,
+            digest: "sha256:0".into(),
+            sent_bytes: 1,
+            present_bytes: 0,
+        })
+    }
+
+    async fn pull_snapshot(&self, viewer: Viewer, request: PullSnapshot) -> Result<Snapshot, Error> {
+        let mut stored = self.counts.stored.lock().unwrap();
+        let pulled = Snapshot {
+            id: format!("{:012x}", 0xe000 + stored.len()),
+            tenant: viewer.tenant.map(String::from),
+            name: request.name,
+            labels: request.labels,
+            ..Snapshot::default()
+        };
+        stored.push(pulled.clone());
+        Ok(pulled)
     }
 
     async fn retire_snapshots(&self) {}

@@ -198,7 +198,8 @@ async fn over_tcp(node: &Node) -> Result<(OverTcp, Option<Arc<Credentials>>), Er
             tracing::info!(%address, "listening{what}");
         }
     };
-    let (api_config, e2b_config) = (node.api_config(), node.e2b_config());
+    let config = &node.images.config;
+    let (api_config, e2b_config) = (&config.api, &config.e2b);
     // The tokens and the certificate may be for E2B's API alone.
     let is_for_e2b = api_config.listen.is_none() && e2b_config.listen.is_some();
     let api = match is_for_e2b {
@@ -208,7 +209,7 @@ async fn over_tcp(node: &Node) -> Result<(OverTcp, Option<Arc<Credentials>>), Er
     let credentials = api.as_ref().map(Tcp::credentials);
     let e2b = E2b::open(e2b_config, api_config, credentials.clone(), &node.paths).await?;
     let credentials = credentials.or_else(|| e2b.as_ref().map(E2b::credentials));
-    let scrape = Scrape::open(node.metrics_config()).await?;
+    let scrape = Scrape::open(&config.metrics).await?;
     if let Some(api) = &api {
         listening(api.address(), "");
     }

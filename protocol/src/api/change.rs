@@ -1,28 +1,9 @@
-//! Changes of a running sandbox, and what happens when its timeout is over.
+//! Changes of a running sandbox.
 
 use serde::{Deserialize, Serialize};
 
-use super::RateLimits;
 use super::snapshot::given;
-
-/// What happens to a sandbox when its timeout is over.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(rename_all = "lowercase")]
-pub enum OnTimeout {
-    /// It is deleted.
-    #[default]
-    Delete,
-    /// It is paused.
-    Pause,
-}
-
-impl OnTimeout {
-    /// Whether this is what happens if a request does not say.
-    pub fn is_default(&self) -> bool {
-        *self == OnTimeout::default()
-    }
-}
+use super::{OnTimeout, RateLimits};
 
 /// Changes to a running sandbox. What is absent stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

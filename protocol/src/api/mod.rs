@@ -65,6 +65,7 @@ mod life;
 mod list;
 mod logs;
 mod network;
+mod on_timeout;
 mod problem;
 mod rate_limits;
 mod readiness;
@@ -73,7 +74,7 @@ mod snapshot;
 mod store;
 mod usage;
 
-pub use change::{ChangeSandbox, OnTimeout};
+pub use change::ChangeSandbox;
 pub use container_settings::ContainerSettings;
 pub use create::{CreateSandbox, OnExit, SeccompProfile, StartContainer, Volume};
 pub use event::{SandboxAction, SandboxEvent};
@@ -92,6 +93,7 @@ pub use life::{ContainerExit, RestartMode, RestartPolicy, STOP_TIMEOUT_S, StopCo
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use logs::{LogEvent, LogStream};
 pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
+pub use on_timeout::OnTimeout;
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
 pub use rate_limits::{RATE_BYTES, RATE_OPS, RateLimit, RateLimits};
 pub use readiness::{

@@ -25,3 +25,17 @@ pub mod thaw;
 pub mod vmm;
 
 pub use report::{Report, Series};
+
+/// Ends a benchmark's program: prints what was measured, or why nothing was.
+pub fn conclude(name: &str, measured: Result<Report, String>) -> std::process::ExitCode {
+    match measured {
+        Ok(report) => {
+            print!("{}", table::terminal(&report));
+            std::process::ExitCode::SUCCESS
+        }
+        Err(why) => {
+            eprintln!("bench-{name}: {why}");
+            std::process::ExitCode::FAILURE
+        }
+    }
+}

@@ -15,7 +15,7 @@ use hyper_util::service::TowerToHyperService;
 use serde_json::json;
 use thaw_protocol::api::Sandbox;
 
-use super::envd::access::Access;
+use super::envd::access::{Access, ForSandbox};
 use super::failure::Failure;
 use super::proxy::{Failed, Proxy};
 use super::service::{Service, is_living, is_paused};
@@ -27,12 +27,6 @@ const RESUMED_TIMEOUT_S: u32 = 300;
 
 /// The header with a sandbox's access token. The guest does not see it.
 const ACCESS_TOKEN: &str = "x-access-token";
-
-/// The sandbox that a request is for. An extension of the request, beside the [`Access`] to it, which is still to be checked.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct ForSandbox {
-    pub wanted: Wanted,
-}
 
 /// The ways.
 #[derive(Clone)]

@@ -19,8 +19,6 @@ use thaw_protocol::control::{Command, MachineState, Response};
 use tokio::sync::watch;
 
 use crate::config::Config;
-use crate::config::api::{ApiConfig, MetricsConfig};
-use crate::config::e2b::E2bConfig;
 use crate::console::Console;
 use crate::control_client::Life;
 use crate::error::Error;
@@ -230,21 +228,6 @@ impl Node {
     /// Whether guests have agents: only bare test guests have none.
     fn has_agents(&self) -> bool {
         !self.bare
-    }
-
-    /// The addresses where only metrics are served.
-    pub fn metrics_config(&self) -> &MetricsConfig {
-        &self.images.config.metrics
-    }
-
-    /// The addresses where the API is served besides the unix socket.
-    pub fn api_config(&self) -> &ApiConfig {
-        &self.images.config.api
-    }
-
-    /// Where E2B's API is served, and its templates.
-    pub fn e2b_config(&self) -> &E2bConfig {
-        &self.images.config.e2b
     }
 
     /// Applies the configuration for a process that makes many sandboxes: resources are made ahead from now on, the disk has a budget, and

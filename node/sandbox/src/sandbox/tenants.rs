@@ -50,7 +50,7 @@ impl Tenants {
     pub fn open(shared: Node) -> Tenants {
         sweep(&shared.paths.data);
         Tenants {
-            separate: shared.api_config().separate_tenants,
+            separate: shared.images.config.api.separate_tenants,
             shared,
             opened: Arc::default(),
             stores: Arc::default(),

@@ -109,6 +109,18 @@ pub struct Behalf {
     pub annotations: BTreeMap<String, String>,
 }
 
+impl Behalf {
+    /// The terms that follow from who asked; the others are of the request.
+    pub fn terms(self) -> Terms {
+        Terms {
+            tenant: self.tenant,
+            annotations: self.annotations,
+            asked: self.asked,
+            ..Terms::default()
+        }
+    }
+}
+
 /// The idempotency key of a creation: a later owner gives a repeated request the same answer.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Asked {

@@ -9,16 +9,7 @@ use thaw_bench::{Report, boot, table};
 const ROUNDS: usize = 20;
 
 fn main() -> ExitCode {
-    match measure() {
-        Ok(report) => {
-            print!("{}", table::terminal(&report));
-            ExitCode::SUCCESS
-        }
-        Err(why) => {
-            eprintln!("bench-boot: {why}");
-            ExitCode::FAILURE
-        }
-    }
+    conclude("boot", measure())
 }
 
 fn measure() -> Result<Report, String> {

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use thaw_bench::create::storm::{self, CREATED, Storm};
 use thaw_bench::create::{Node, Ready, cycle_cpu, cycles, growth, parked_byte, reads};
-use thaw_bench::{Report, table};
+use thaw_bench::{Report, conclude};
 use thaw_tiny_guest::bare::concise;
 use thaw_tiny_node::Place;
 
@@ -102,16 +102,7 @@ fn main() -> ExitCode {
     let measured = tokio::runtime::Runtime::new()
         .map_err(|e| format!("no runtime: {e}"))
         .and_then(|runtime| runtime.block_on(measure(plan)));
-    match measured {
-        Ok(report) => {
-            print!("{}", table::terminal(&report));
-            ExitCode::SUCCESS
-        }
-        Err(why) => {
-            eprintln!("bench-create: {why}");
-            ExitCode::FAILURE
-        }
-    }
+    conclude("create", measured)
 }
 
 /// As the bare program that [`cycle_cpu`] runs.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use thaw_bench::create::Ready;
 use thaw_bench::create::storm::{self, CREATED, Storm};
-use thaw_bench::{Report, table};
+use thaw_bench::{Report, conclude};
 use thaw_tiny_node::{Linux, Place};
 
 /// As many at once as their slowest is to be compared with their median.
@@ -37,16 +37,7 @@ fn main() -> ExitCode {
     let measured = tokio::runtime::Runtime::new()
         .map_err(|e| format!("no runtime: {e}"))
         .and_then(|runtime| runtime.block_on(measure(storms)));
-    match measured {
-        Ok(report) => {
-            print!("{}", table::terminal(&report));
-            ExitCode::SUCCESS
-        }
-        Err(why) => {
-            eprintln!("bench-create-linux: {why}");
-            ExitCode::FAILURE
-        }
-    }
+    conclude("create-linux", measured)
 }
 
 async fn measure(storms: &[Storm]) -> Result<Report, String> {

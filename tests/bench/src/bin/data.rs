@@ -9,7 +9,7 @@ use std::time::Instant;
 use thaw_bench::data::Disks;
 use thaw_bench::data::driver::{LONGEST, Operation};
 use thaw_bench::data::workload::{BYTES, Offsets, Plain, Store};
-use thaw_bench::{Report, table};
+use thaw_bench::{Report, conclude};
 
 /// Rounds, each of every workload on the disk and on the file in turn.
 const WHOLE: usize = 20;
@@ -32,16 +32,7 @@ fn main() -> ExitCode {
         Some("--quick") => QUICK,
         _ => WHOLE,
     };
-    match measure(rounds) {
-        Ok(report) => {
-            print!("{}", table::terminal(&report));
-            ExitCode::SUCCESS
-        }
-        Err(why) => {
-            eprintln!("bench-data: {why}");
-            ExitCode::FAILURE
-        }
-    }
+    conclude("data", measure(rounds))
 }
 
 fn measure(rounds: usize) -> Result<Report, String> {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use thaw_bench::network::Path;
 use thaw_bench::network::frames::Guest;
 use thaw_bench::network::place::{PORT, Place};
-use thaw_bench::{Report, table};
+use thaw_bench::{Report, conclude};
 use thaw_network::{FastPathSetting, NetworkSlot, Networks, Setup};
 use thaw_pools::resource::Kind;
 
@@ -29,16 +29,7 @@ fn main() -> ExitCode {
         Some("--quick") => QUICK,
         _ => WHOLE,
     };
-    match measure(rounds) {
-        Ok(report) => {
-            print!("{}", table::terminal(&report));
-            ExitCode::SUCCESS
-        }
-        Err(why) => {
-            eprintln!("bench-network: {why}");
-            ExitCode::FAILURE
-        }
-    }
+    conclude("network", measure(rounds))
 }
 
 fn measure(rounds: usize) -> Result<Report, String> {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use thaw_bench::shim::{Node, Way, memory, starts};
-use thaw_bench::{Report, table};
+use thaw_bench::{Report, conclude};
 
 /// How much is measured.
 struct Plan {
@@ -30,16 +30,7 @@ fn main() -> ExitCode {
         Some("--quick") => &QUICK,
         _ => &WHOLE,
     };
-    match measure(plan) {
-        Ok(report) => {
-            print!("{}", table::terminal(&report));
-            ExitCode::SUCCESS
-        }
-        Err(why) => {
-            eprintln!("bench-shim: {why}");
-            ExitCode::FAILURE
-        }
-    }
+    conclude("shim", measure(plan))
 }
 
 fn measure(plan: &Plan) -> Result<Report, String> {

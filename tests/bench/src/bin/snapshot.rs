@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use thaw_bench::create::{Node, Ready};
 use thaw_bench::snapshot::{CREATED, EACH, FIRST, PARKED, SECOND, Snapshots, UNHELD};
-use thaw_bench::{Report, table};
+use thaw_bench::{Report, conclude};
 use thaw_tiny_guest::bare::lasting_filled;
 use thaw_tiny_node::Place;
 
@@ -24,16 +24,7 @@ fn main() -> ExitCode {
     let measured = tokio::runtime::Runtime::new()
         .map_err(|e| format!("no runtime: {e}"))
         .and_then(|runtime| runtime.block_on(measure(rounds, snapshots)));
-    match measured {
-        Ok(report) => {
-            print!("{}", table::terminal(&report));
-            ExitCode::SUCCESS
-        }
-        Err(why) => {
-            eprintln!("bench-snapshot: {why}");
-            ExitCode::FAILURE
-        }
-    }
+    conclude("snapshot", measured)
 }
 
 async fn measure(rounds: usize, snapshots: usize) -> Result<Report, String> {

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use thaw_bench::tenants::{LATER, MEMORY, Stock, name, round};
-use thaw_bench::{Report, table};
+use thaw_bench::{Report, conclude};
 
 /// Tenants of a node.
 const TENANTS: [usize; 2] = [1, MOST];
@@ -19,16 +19,7 @@ fn main() -> ExitCode {
         Some("--quick") => QUICK,
         _ => ROUNDS,
     };
-    match measure(rounds) {
-        Ok(report) => {
-            print!("{}", table::terminal(&report));
-            ExitCode::SUCCESS
-        }
-        Err(why) => {
-            eprintln!("bench-tenants: {why}");
-            ExitCode::FAILURE
-        }
-    }
+    conclude("tenants", measure(rounds))
 }
 
 fn measure(rounds: usize) -> Result<Report, String> {

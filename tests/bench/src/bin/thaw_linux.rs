@@ -8,7 +8,7 @@ use std::time::Duration;
 use thaw_bench::boot::MEMORY_MIB;
 use thaw_bench::thaw::cost;
 use thaw_bench::thaw::linux::{Host, Ready, Start, Template};
-use thaw_bench::{Report, table};
+use thaw_bench::{Report, conclude};
 
 /// Samples of each; one round more, which warms caches, is not counted.
 const ROUNDS: usize = 15;
@@ -24,16 +24,7 @@ const PARKED: &str = "parked: thaw to acknowledged";
 const WITHOUT: &str = "parked, no working set: thaw to acknowledged";
 
 fn main() -> ExitCode {
-    match measure() {
-        Ok(report) => {
-            print!("{}", table::terminal(&report));
-            ExitCode::SUCCESS
-        }
-        Err(why) => {
-            eprintln!("bench-thaw-linux: {why}");
-            ExitCode::FAILURE
-        }
-    }
+    conclude("thaw-linux", measure())
 }
 
 fn measure() -> Result<Report, String> {

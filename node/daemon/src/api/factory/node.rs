@@ -130,17 +130,15 @@ async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> 
         record,
         prefetch: request.prefetch,
         terms: Terms {
-            tenant: behalf.tenant,
             labels: request.labels,
-            annotations: behalf.annotations,
             timeout: request.timeout_s.map(Timeout::after),
             on_timeout: request.on_timeout,
             delete_on_exit: request
                 .container
                 .as_ref()
                 .is_some_and(|c| c.on_exit == OnExit::Delete),
-            asked: behalf.asked,
             rate_limits: Some(request.rate_limits),
+            ..behalf.terms()
         },
         volumes: request.volumes,
         cpu_limit_millis: request.cpu_limit_millis,
@@ -244,14 +242,11 @@ async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Resu
         network_policy: request.network_policy,
         publish: request.publish,
         terms: Terms {
-            tenant: behalf.tenant,
             labels: request.labels,
-            annotations: behalf.annotations,
             timeout: request.timeout_s.map(Timeout::after),
             on_timeout: request.on_timeout,
-            asked: behalf.asked,
             rate_limits: Some(request.rate_limits),
-            ..Terms::default()
+            ..behalf.terms()
         },
     };
     // If the caller has a process for the sandbox, that process attaches to the container.

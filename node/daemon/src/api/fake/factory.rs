@@ -64,17 +64,15 @@ impl Factory for Fake {
         }
         let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
         let terms = Terms {
-            tenant: behalf.tenant,
             labels: request.labels,
-            annotations: behalf.annotations,
             timeout: request.timeout_s.map(Timeout::after),
             on_timeout: request.on_timeout,
             delete_on_exit: request
                 .container
                 .as_ref()
                 .is_some_and(|c| c.on_exit == OnExit::Delete),
-            asked: behalf.asked,
             rate_limits: Some(request.rate_limits),
+            ..behalf.terms()
         };
         let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
         if request.container.is_some() {
@@ -143,14 +141,11 @@ impl Factory for Fake {
         }
         let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
         let terms = Terms {
-            tenant: behalf.tenant,
             labels: request.labels,
-            annotations: behalf.annotations,
             timeout: request.timeout_s.map(Timeout::after),
             on_timeout: request.on_timeout,
-            asked: behalf.asked,
             rate_limits: Some(request.rate_limits),
-            ..Terms::default()
+            ..behalf.terms()
         };
         let machine = Arc::new(FakeMachine::new(number, request.name, terms, self.counts.clone()));
         if number >= self.most.load(Ordering::SeqCst) {

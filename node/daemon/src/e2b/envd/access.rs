@@ -19,10 +19,16 @@ use tokio::sync::OwnedSemaphorePermit;
 use super::failure::Failure;
 use super::open_sandbox::{OpenSandbox, OpenSandboxes};
 use super::signature::{Operation, Signed, is_same};
-use crate::e2b::route::ForSandbox;
+use crate::api::scope::Wanted;
 
 /// The header with the token of a sandbox.
 const TOKEN: &str = "x-access-token";
+
+/// The sandbox that a request is for. An extension of the request.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForSandbox {
+    pub wanted: Wanted,
+}
 
 /// Who may use a sandbox. An extension of the request.
 #[derive(Clone)]

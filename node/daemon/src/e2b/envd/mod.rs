@@ -52,7 +52,7 @@ mod test_client;
 /// network mounts since 0.6.4.
 pub const VERSION: &str = "0.6.4";
 
-/// The routes. Each request must have the extensions [`ForSandbox`](super::route::ForSandbox) and [`access::Access`]; it is refused
+/// The routes. Each request must have the extensions [`access::ForSandbox`] and [`access::Access`]; it is refused
 /// otherwise.
 pub fn router(daemon: Arc<Daemon>) -> Router {
     let open = Arc::new(OpenSandboxes::new(daemon));

@@ -3,9 +3,8 @@
 use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 
-use super::access::Access;
+use super::access::{Access, ForSandbox};
 use super::test_client::Bed;
-use crate::e2b::route::ForSandbox;
 
 /// The variable with the Python interpreter of an environment that has the SDK (`pip install e2b==2.63.0`).
 const PYTHON: &str = "THAW_E2B_PYTHON";

@@ -12,14 +12,13 @@ use serde_json::Value;
 use thaw_protocol::connect::envelope::{Decoder, Envelope};
 use thaw_sandbox::state::Behalf;
 
-use super::access::Access;
+use super::access::{Access, ForSandbox};
 use super::local_guest::LocalGuest;
 use super::router;
 use crate::api::daemon::Daemon;
 use crate::api::fake::{Fake, request};
 use crate::api::scope::Wanted;
 use crate::api::test_client::{send, whole};
-use crate::e2b::route::ForSandbox;
 
 pub const JSON: &str = "application/json";
 pub const STREAM: &str = "application/connect+json";

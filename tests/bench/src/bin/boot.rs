@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use thaw_bench::{Report, boot, table};
+use thaw_bench::{Report, boot, conclude};
 
 /// Boots of each; the first pair, which warms the page cache, is not counted.
 const ROUNDS: usize = 20;

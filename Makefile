@@ -159,6 +159,11 @@ test-api: ## what the API's document promises, asked by Schemathesis and by a cl
 	@$(MAKE) kernel build
 	@tests/api/run
 
+test-e2b: ## E2B's Python SDK, unchanged, against thawd: over fakes, and with real guests
+	@./setup test api
+	@$(MAKE) kernel build
+	@tests/e2b/run
+
 test-quickstart: ## the commands of docs/quickstart.md, typed in the lab; `WRITE=yes`: their output into the document
 	@./setup test
 	@$(MAKE) kernel build
@@ -201,4 +206,4 @@ bench-report: ## render docs/benchmarks.md and the README's ratios from target/b
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-quickstart test-lab test-upgrade nightly lint house advisories fuzz deny build kernel install uninstall deb node-image release test-release bench-boot bench-thaw bench-create bench-data bench-network bench-image bench-shim bench-host bench-tenants bench-snapshot bench-alternatives bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-e2b test-quickstart test-lab test-upgrade nightly lint house advisories fuzz deny build kernel install uninstall deb node-image release test-release bench-boot bench-thaw bench-create bench-data bench-network bench-image bench-shim bench-host bench-tenants bench-snapshot bench-alternatives bench-report clean

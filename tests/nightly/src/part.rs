@@ -112,6 +112,12 @@ pub const PARTS: &[Part] = &[
         "make test-api",
         120,
     ),
+    part(
+        "e2b",
+        "E2B's Python SDK, unchanged, over fakes and with real guests",
+        "make test-e2b",
+        60,
+    ),
     suite(
         "containerd",
         "containerd's own client suite, with runc and with Thaw",

@@ -155,7 +155,7 @@ fn ignored(results: &Results) -> String {
         }
     }
     if !out.is_empty() {
-        out += "\nThe parts `e2e` (the VMM's `linux`), `interop` and `push` run such tests. The others are not tests of their own: tests run \
+        out += "\nThe parts `e2e` (the VMM's `linux`), `interop`, `push` and `e2b` run such tests. The others are not tests of their own: tests run \
                 them in a process apart.\n";
     }
     out

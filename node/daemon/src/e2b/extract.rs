@@ -67,9 +67,9 @@ impl Query {
 
     /// The last value of a parameter. An empty one counts as absent.
     pub fn text(&self, name: &str) -> Option<&str> {
-        let values = self.0.iter().filter(|(given, _)| given == name);
+        let mut values = self.0.iter().filter(|(given, _)| given == name);
         values
-            .last()
+            .next_back()
             .map(|(_, value)| value.as_str())
             .filter(|value| !value.is_empty())
     }

@@ -88,9 +88,8 @@ async fn serve<T, W: Future<Output = Result<T, Failure>>>(
     answer: impl FnOnce(Codec, Result<T, Failure>) -> Response,
 ) -> Response {
     let (parts, body) = request.into_parts();
-    let codec = match headers::codec(&parts.headers, is_stream) {
-        Ok(codec) => codec,
-        Err(response) => return response,
+    let Some(codec) = headers::codec(&parts.headers, is_stream) else {
+        return headers::other_type(is_stream);
     };
     let done = async {
         let form = Form::read(&parts.headers, codec, is_stream)?;

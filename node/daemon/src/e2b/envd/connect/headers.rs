@@ -26,11 +26,8 @@ pub struct Form {
     pub timeout: Option<Duration>,
 }
 
-/// The codec that a request's content type names.
-///
-/// # Errors
-/// The answer for another content type.
-pub fn codec(headers: &HeaderMap, is_stream: bool) -> Result<Codec, Response> {
+/// The codec that a request's content type names. `None`: see [`other_type`].
+pub fn codec(headers: &HeaderMap, is_stream: bool) -> Option<Codec> {
     let named = text(headers, header::CONTENT_TYPE);
     let media_type = named
         .split(';')
@@ -38,14 +35,17 @@ pub fn codec(headers: &HeaderMap, is_stream: bool) -> Result<Codec, Response> {
         .unwrap_or_default()
         .trim()
         .to_ascii_lowercase();
-    Codec::of(&media_type, is_stream).ok_or_else(|| {
-        let accepted = match is_stream {
-            true => "application/connect+json, application/connect+proto",
-            false => "application/json, application/proto",
-        };
-        let accepted = [(ACCEPT_POST, HeaderValue::from_static(accepted))];
-        (StatusCode::UNSUPPORTED_MEDIA_TYPE, accepted).into_response()
-    })
+    Codec::of(&media_type, is_stream)
+}
+
+/// The answer to a request of another content type.
+pub fn other_type(is_stream: bool) -> Response {
+    let accepted = match is_stream {
+        true => "application/connect+json, application/connect+proto",
+        false => "application/json, application/proto",
+    };
+    let accepted = [(ACCEPT_POST, HeaderValue::from_static(accepted))];
+    (StatusCode::UNSUPPORTED_MEDIA_TYPE, accepted).into_response()
 }
 
 impl Form {
@@ -137,15 +137,16 @@ mod tests {
     fn content_types_of_the_other_kind_are_refused() {
         let named = |value: &str, is_stream| {
             let headers = HeaderMap::from_iter([(header::CONTENT_TYPE, value.parse().unwrap())]);
-            codec(&headers, is_stream).map_err(|response| response.status().as_u16())
+            codec(&headers, is_stream)
         };
         assert_eq!(
             named("application/json; charset=utf-8", false).unwrap(),
             Codec::Json
         );
         assert_eq!(named("application/connect+proto", true).unwrap(), Codec::Proto);
-        assert_eq!(named("application/json", true).unwrap_err(), 415);
-        assert_eq!(named("application/grpc", false).unwrap_err(), 415);
+        assert_eq!(named("application/json", true), None);
+        assert_eq!(named("application/grpc", false), None);
+        assert_eq!(other_type(true).status(), 415);
         for codec in [Codec::Json, Codec::Proto] {
             for is_stream in [true, false] {
                 assert_eq!(Codec::of(codec.media_type(is_stream), is_stream), Some(codec));

@@ -424,6 +424,7 @@ fn daemon_request(
         root: name(&arguments.root),
         labels: arguments.container.labels()?,
         timeout_s: None,
+        on_timeout: Default::default(),
         volumes: arguments.volumes()?,
         cpu_limit_millis: arguments.cpu_limit.map(CpuLimit::millis),
         rate_limits: arguments.limits.limits(),

@@ -50,6 +50,7 @@ mod stdio;
 mod table;
 mod template;
 mod thaw;
+mod timeout;
 mod timings;
 mod top;
 pub mod ui;
@@ -85,6 +86,7 @@ pub use source::SourceArguments;
 pub use stats::StatsArguments;
 pub use template::TemplateCommand;
 pub use thaw::{ForkArguments, ThawArguments};
+pub use timeout::TimeoutArguments;
 pub use top::TopArguments;
 pub use values::{NetworkMode, Pull, RootServing};
 pub use wait::WaitArguments;
@@ -180,6 +182,8 @@ pub enum Command {
     Network(ChangeArguments),
     /// Change the rate limits of a running sandbox's disks and network
     Limit(ChangeRateLimits),
+    /// Change how long a running sandbox may run, and what happens then
+    Timeout(TimeoutArguments),
     /// End sandboxes, and remove what is left of failed ones
     #[command(after_help = "Examples:\n  thaw rm web\n  thaw rm $(thaw ps -q)")]
     Rm {
@@ -453,6 +457,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Error> {
         Command::Wait(arguments) => in_runtime(wait::wait(arguments)),
         Command::Attach(arguments) => in_runtime(attach::attach(arguments, ui)),
         Command::Limit(arguments) => in_runtime(rate_limits::change(arguments)),
+        Command::Timeout(arguments) => in_runtime(timeout::change(arguments)),
         Command::Freeze(arguments) => in_runtime(running::freeze(arguments, cli.global.json)),
         Command::Thaw(arguments) => in_runtime(thaw::thaw(arguments, cli.global.keeper, ui)),
         Command::Fork(arguments) => in_runtime(thaw::fork(arguments, ui)),

@@ -94,10 +94,11 @@ pub(super) async fn change(arguments: &ChangeRateLimits) -> Result<u8, Error> {
     if rate_limits.is_none() {
         return Err(Error::new(ErrorKind::Runtime, "no limit is named").remedy("see `thaw limit --help`"));
     }
-    owner
-        .client
-        .change(&owner.id, &ChangeSandbox { rate_limits })
-        .await?;
+    let change = ChangeSandbox {
+        rate_limits,
+        ..ChangeSandbox::default()
+    };
+    owner.client.change(&owner.id, &change).await?;
     Ok(0)
 }
 

@@ -42,7 +42,7 @@ pub use provenance::{FileIdentity, Provenance, ShownRecord};
 pub use record::Record;
 use record::read_record;
 pub use spares::NameHeld;
-pub use terms::{Asked, Behalf, Terms, Timeout};
+pub use terms::{Asked, Behalf, Terms, TimeLimit, Timeout};
 pub use unreadable::Living;
 use unreadable::Remains;
 

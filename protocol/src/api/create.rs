@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "openapi")]
 use super::labels::labels;
 use super::{
-    ContainerSettings, DEFAULT_DISK_MIB, HealthCheck, NetworkPolicy, ProcessIdentity, PublishedPort,
-    RateLimits, ReadinessProbe, RestartPolicy,
+    ContainerSettings, DEFAULT_DISK_MIB, HealthCheck, NetworkPolicy, OnTimeout, ProcessIdentity,
+    PublishedPort, RateLimits, ReadinessProbe, RestartPolicy,
 };
 use crate::control::MemoryMode;
 
@@ -99,10 +99,13 @@ pub struct CreateSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(schema_with = labels))]
     pub labels: BTreeMap<String, String>,
-    /// Delete it after this many seconds; at least one.
+    /// Its timeout in seconds; at least one.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub timeout_s: Option<u32>,
+    /// What happens when the timeout is over.
+    #[serde(default, skip_serializing_if = "OnTimeout::is_default")]
+    pub on_timeout: OnTimeout,
     /// Directories and files of the host for its container. A sandbox with volumes cannot be frozen or
     /// forked. Requires the role admin.
     #[serde(default)]

@@ -50,6 +50,7 @@ use std::ops::RangeInclusive;
 
 use serde::{Deserialize, Serialize};
 
+mod change;
 mod container_settings;
 mod create;
 mod event;
@@ -71,6 +72,7 @@ mod snapshot;
 mod store;
 mod usage;
 
+pub use change::{ChangeSandbox, OnTimeout};
 pub use container_settings::ContainerSettings;
 pub use create::{CreateSandbox, OnExit, SeccompProfile, StartContainer, Volume};
 pub use event::{SandboxAction, SandboxEvent};
@@ -90,7 +92,7 @@ pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use logs::{LogEvent, LogStream};
 pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
-pub use rate_limits::{ChangeSandbox, RATE_BYTES, RATE_OPS, RateLimit, RateLimits};
+pub use rate_limits::{RATE_BYTES, RATE_OPS, RateLimit, RateLimits};
 pub use readiness::{
     HttpProbe, MOST_PROBE_HOST, MOST_PROBE_PATH, READY_PERIOD_MS, READY_TIMEOUT_S, Readiness, ReadinessProbe,
     TcpProbe,

@@ -61,15 +61,6 @@ pub struct RateLimit {
     pub once_ops: Option<u64>,
 }
 
-/// Changes to a running sandbox.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
-#[serde(deny_unknown_fields)]
-pub struct ChangeSandbox {
-    /// New rate limits of its disks and its network.
-    pub rate_limits: RateLimits,
-}
-
 impl RateLimits {
     /// Whether nothing is limited.
     pub fn is_none(&self) -> bool {

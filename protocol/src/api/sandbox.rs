@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ContainerHealth, RateLimits, Readiness, SandboxEvent, SandboxFailure, SandboxNetwork};
+use super::{ContainerHealth, OnTimeout, RateLimits, Readiness, SandboxEvent, SandboxFailure, SandboxNetwork};
 
 /// One process: its PID, and its start time in clock ticks since boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -111,9 +111,15 @@ pub struct Sandbox {
     pub rate_limits: RateLimits,
     #[serde(default)]
     pub labels: BTreeMap<String, String>,
-    /// It is deleted this many seconds after its creation.
+    /// Its timeout in seconds, from its creation or the last change of the timeout.
     #[serde(default)]
     pub timeout_s: Option<u32>,
+    /// What happens when the timeout is over.
+    #[serde(default, skip_serializing_if = "OnTimeout::is_default")]
+    pub on_timeout: OnTimeout,
+    /// When the timeout is over, in seconds since the Unix epoch.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ends_at: Option<u64>,
     /// The version of its last change. Each change of any sandbox gets a higher number.
     #[serde(default)]
     pub resource_version: u64,

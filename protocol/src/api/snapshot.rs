@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "openapi")]
 use super::labels::{changed_labels, labels};
-use super::{CreatedSandbox, NetworkPolicy, ProcessIdentity, PublishedPort, RateLimits};
+use super::{CreatedSandbox, NetworkPolicy, OnTimeout, ProcessIdentity, PublishedPort, RateLimits};
 use crate::control::MemoryMode;
 
 /// A sandbox to thaw from a snapshot.
@@ -59,10 +59,13 @@ pub struct ThawSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(schema_with = labels))]
     pub labels: BTreeMap<String, String>,
-    /// Delete it after this many seconds; at least one.
+    /// Its timeout in seconds; at least one.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub timeout_s: Option<u32>,
+    /// What happens when the timeout is over.
+    #[serde(default, skip_serializing_if = "OnTimeout::is_default")]
+    pub on_timeout: OnTimeout,
 }
 
 /// How to freeze a running sandbox.
@@ -117,10 +120,13 @@ pub struct ForkSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(schema_with = labels))]
     pub labels: BTreeMap<String, String>,
-    /// Delete the clones after this many seconds; at least one.
+    /// The clones' timeout in seconds; at least one.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub timeout_s: Option<u32>,
+    /// What happens when the timeout is over.
+    #[serde(default, skip_serializing_if = "OnTimeout::is_default")]
+    pub on_timeout: OnTimeout,
     /// Absolute path of the private key to sign the intermediate snapshot with, on nodes that thaw only
     /// signed snapshots. Requires the role admin.
     #[serde(default)]
@@ -253,7 +259,7 @@ pub struct VerifiedSnapshot {
 }
 
 /// A field that was given, also if it is `null`.
-fn given<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
+pub(super) fn given<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
     T::deserialize(from).map(Some)
 }
 

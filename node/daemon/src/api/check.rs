@@ -9,7 +9,7 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use thaw_network::Terms;
 use thaw_protocol::api::{
-    CPU_LIMIT_MILLIS, ChangeSnapshot, CreateSandbox, DISK_MIB, Encoding, ExecProcess, ForkSandbox,
+    CPU_LIMIT_MILLIS, ChangeSandbox, ChangeSnapshot, CreateSandbox, DISK_MIB, Encoding, ExecProcess, ForkSandbox,
     FreezeSandbox, NetworkPolicy, PublishedPort, PullImage, RateLimits, STOP_TIMEOUT_S, StartContainer,
     StopContainer, TerminalSize, ThawSandbox,
 };
@@ -121,8 +121,13 @@ pub fn thaw(request: &ThawSandbox) -> Result<(), Refusal> {
     terms(&request.labels, request.timeout_s)
 }
 
-/// Rate limits.
-pub fn rate_limits(limits: &RateLimits) -> Result<(), Refusal> {
+/// A change of a sandbox.
+pub fn change(change: &ChangeSandbox) -> Result<(), Refusal> {
+    rate_limits(&change.rate_limits)?;
+    timeout(change.timeout_s.flatten())
+}
+
+fn rate_limits(limits: &RateLimits) -> Result<(), Refusal> {
     limits.check().map_err(invalid)
 }
 
@@ -341,8 +346,12 @@ fn invalid(what: impl Display) -> Refusal {
 
 fn terms(labels: &BTreeMap<String, String>, timeout_s: Option<u32>) -> Result<(), Refusal> {
     check_labels(labels).map_err(|why| invalid(format!("labels: {why}")))?;
-    match timeout_s {
-        Some(timeout) => within("timeout_s", timeout, &(1..=u32::MAX)),
+    timeout(timeout_s)
+}
+
+fn timeout(seconds: Option<u32>) -> Result<(), Refusal> {
+    match seconds {
+        Some(seconds) => within("timeout_s", seconds, &(1..=u32::MAX)),
         None => Ok(()),
     }
 }

@@ -35,6 +35,7 @@ mod lifetime;
 mod operations;
 mod orphans;
 mod ready;
+mod timeout;
 mod usage;
 
 use create::Creations;

@@ -17,7 +17,7 @@ use thaw_protocol::control::DeviceId;
 use thaw_sandbox::container::Options;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::journal::Journal;
-use thaw_sandbox::state::{HostDisk, Record};
+use thaw_sandbox::state::{HostDisk, Record, TimeLimit};
 use tokio::sync::watch;
 
 use super::container_monitor::ContainerLife;
@@ -97,6 +97,10 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Error>;
     /// Changes its rate limits, and returns all of them.
     async fn set_rate_limits(&self, change: RateLimits) -> Result<RateLimits, Error>;
+    /// How long it may run, and every later limit.
+    fn time_limit(&self) -> watch::Receiver<TimeLimit>;
+    /// Records and sets how long it may run.
+    async fn set_time_limit(&self, limit: TimeLimit) -> Result<(), Error>;
     /// Ends it. Its owner removes it.
     fn kill(&self);
     /// Ends it and removes everything it has.

@@ -17,7 +17,7 @@ use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::container::{self, Options, Running, ready, signals};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
-use thaw_sandbox::state::{HostDisk, Record};
+use thaw_sandbox::state::{HostDisk, Record, TimeLimit};
 use thaw_sandbox::{FreezeOptions, Node, READY_LIMIT, Sandbox, usage};
 use thaw_sys::lock::Lock;
 use tokio::sync::watch;
@@ -203,6 +203,14 @@ impl Machine for Microvm {
 
     async fn set_rate_limits(&self, change: RateLimits) -> Result<RateLimits, Error> {
         self.sandbox.set_rate_limits(change).await
+    }
+
+    fn time_limit(&self) -> watch::Receiver<TimeLimit> {
+        self.sandbox.time_limit()
+    }
+
+    async fn set_time_limit(&self, limit: TimeLimit) -> Result<(), Error> {
+        self.sandbox.set_time_limit(limit).await
     }
 
     fn monitor(&self) -> Result<(), Error> {

@@ -191,6 +191,7 @@ impl Reserved for CreateSandbox {
             root: _,
             labels: _,
             timeout_s: _,
+            on_timeout: _,
             cpu_limit_millis: _,
             rate_limits: _,
         } = self;
@@ -225,6 +226,7 @@ impl Reserved for ThawSandbox {
             rate_limits: _,
             labels: _,
             timeout_s: _,
+            on_timeout: _,
         } = self;
         first([
             ("directory", directory.is_some()),
@@ -263,6 +265,7 @@ impl Reserved for ForkSandbox {
             memory_mode: _,
             labels: _,
             timeout_s: _,
+            on_timeout: _,
         } = self;
         first([("sign", sign.is_some())])
     }
@@ -284,7 +287,11 @@ impl Reserved for PullImage {
 
 impl Reserved for ChangeSandbox {
     fn reserved(&self) -> Option<&'static str> {
-        let ChangeSandbox { rate_limits: _ } = self;
+        let ChangeSandbox {
+            rate_limits: _,
+            timeout_s: _,
+            on_timeout: _,
+        } = self;
         None
     }
 }

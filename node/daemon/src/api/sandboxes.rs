@@ -278,10 +278,10 @@ pub async fn change(
     wanted: Wanted,
     Body(change): Body<ChangeSandbox>,
 ) -> Result<Json<Sandbox>, Refusal> {
-    check::rate_limits(&change.rate_limits)?;
+    check::change(&change)?;
     let changed = daemon
         .clone()
-        .finish(async move { daemon.set_rate_limits(&wanted, change.rate_limits).await })
+        .finish(async move { daemon.change(&wanted, &change).await })
         .await?;
     Ok(Json(Sandbox::clone(&changed)))
 }

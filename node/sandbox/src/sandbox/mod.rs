@@ -27,7 +27,7 @@ use crate::human_bytes::HumanBytes;
 use crate::images::Images;
 use crate::paths::Paths;
 use crate::snapshot::{Hash, Hold, Registered, Scratch, Signatures, SnapshotStore, Subject};
-use crate::state::{Record, RunDirectory, SandboxDirectory};
+use crate::state::{Record, RunDirectory, SandboxDirectory, TimeLimit};
 use crate::template::Templates;
 use crate::template::command_line::{command_line, has_test_hooks};
 use crate::tenant::Tenant;
@@ -76,6 +76,7 @@ mod spec;
 mod stored;
 mod tenants;
 mod thaw;
+mod time_limit;
 mod usage;
 mod vmm_log;
 mod wanted_machine;
@@ -280,6 +281,7 @@ pub struct Sandbox {
     freezing: Arc<tokio::sync::Mutex<()>>,
     /// The current limits; `None` if its VMM does not support them.
     rate_limits: Mutex<Option<RateLimits>>,
+    time_limit: watch::Sender<TimeLimit>,
 }
 
 impl Sandbox {
@@ -303,6 +305,7 @@ impl Sandbox {
         Sandbox {
             life,
             rate_limits: Mutex::new(record.terms.rate_limits),
+            time_limit: watch::Sender::new(record.terms.time_limit()),
             record,
             config,
             origin,

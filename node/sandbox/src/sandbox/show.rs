@@ -78,7 +78,7 @@ impl Sandbox {
             host_disks: self.resources.host_disks.locked().clone(),
             terms: Terms {
                 rate_limits: *self.rate_limits.locked(),
-                ..self.record.terms.clone()
+                ..self.record.terms.clone().within(*self.time_limit.borrow())
             },
             ..self.record.clone()
         }

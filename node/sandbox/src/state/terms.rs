@@ -1,11 +1,11 @@
 //! The caller's terms for a sandbox that its machine does not know. They are recorded, so that a later owner keeps them.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use thaw_protocol::api::RateLimits;
+use thaw_protocol::api::{ChangeSandbox, OnTimeout, RateLimits};
 
 use crate::snapshot::Hash;
 use crate::tenant::Tenant;
@@ -20,6 +20,9 @@ pub struct Terms {
     pub labels: BTreeMap<String, String>,
     #[serde(default)]
     pub timeout: Option<Timeout>,
+    /// What happens when the timeout is over.
+    #[serde(default)]
+    pub on_timeout: OnTimeout,
     /// Whether the sandbox is deleted when its container's process ends.
     #[serde(default)]
     pub delete_on_exit: bool,
@@ -28,6 +31,68 @@ pub struct Terms {
     /// Rate limits of its disks and network. `None` for a sandbox of the release before rate limits, whose VMM has none.
     #[serde(default)]
     pub rate_limits: Option<RateLimits>,
+}
+
+impl Terms {
+    /// How long the sandbox may run, and what happens then.
+    pub fn time_limit(&self) -> TimeLimit {
+        TimeLimit {
+            timeout: self.timeout,
+            on_timeout: self.on_timeout,
+        }
+    }
+
+    /// The same terms with another time limit.
+    pub fn within(self, limit: TimeLimit) -> Terms {
+        Terms {
+            timeout: limit.timeout,
+            on_timeout: limit.on_timeout,
+            ..self
+        }
+    }
+}
+
+/// How long a sandbox may run, and what happens then.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TimeLimit {
+    pub timeout: Option<Timeout>,
+    pub on_timeout: OnTimeout,
+}
+
+impl TimeLimit {
+    /// This limit with a caller's change. A timeout that the change names starts now.
+    pub fn changed(self, change: &ChangeSandbox) -> TimeLimit {
+        TimeLimit {
+            timeout: match change.timeout_s {
+                Some(seconds) => seconds.map(Timeout::after),
+                None => self.timeout,
+            },
+            on_timeout: change.on_timeout.unwrap_or(self.on_timeout),
+        }
+    }
+
+    /// This limit with a timeout that starts now, if the sandbox was to be paused and its time is over.
+    pub fn renewed(self) -> TimeLimit {
+        let is_spent = |timeout: &Timeout| self.on_timeout == OnTimeout::Pause && timeout.left().is_zero();
+        match self.timeout.filter(is_spent) {
+            Some(timeout) => TimeLimit {
+                timeout: Some(Timeout::after(timeout.seconds)),
+                ..self
+            },
+            None => self,
+        }
+    }
+
+    /// Whether the time is over.
+    pub fn is_over(self) -> bool {
+        self.timeout.is_some_and(|timeout| timeout.left().is_zero())
+    }
+
+    /// When the time is over, seconds since the Unix epoch.
+    pub fn ends_at(self) -> Option<u64> {
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.timeout.map(|timeout| (now + timeout.left()).as_secs())
+    }
 }
 
 /// On whose behalf a sandbox is created.
@@ -55,7 +120,7 @@ pub struct Asked {
     pub ready_is_all: bool,
 }
 
-/// When the sandbox's owner at that time deletes it.
+/// When a sandbox's time is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Timeout {
     /// The timeout in the request, seconds.
@@ -95,6 +160,7 @@ mod tests {
             tenant: Some("acme".parse().unwrap()),
             labels: BTreeMap::new(),
             timeout: Some(timeout),
+            on_timeout: OnTimeout::Pause,
             delete_on_exit: true,
             asked: Some(Asked {
                 client: u64::MAX,
@@ -109,6 +175,7 @@ mod tests {
         assert_eq!(read, terms);
         let before: Terms = serde_json::from_str(r#"{"labels": {}, "timeout": null}"#).unwrap();
         assert_eq!((before.rate_limits, before.tenant), (None, None));
+        assert_eq!(before.on_timeout, OnTimeout::Delete);
         let wrong = serde_json::from_str::<Terms>(r#"{"tenant": "../other"}"#);
         assert!(
             wrong.is_err(),
@@ -117,5 +184,42 @@ mod tests {
         let left = read.timeout.unwrap().left();
         assert!(left <= Duration::from_secs(3600) && left > Duration::from_secs(3000));
         assert_eq!(Timeout { seconds: 1, at: 0 }.left(), Duration::ZERO);
+    }
+
+    #[test]
+    fn change_of_a_time_limit_keeps_what_it_does_not_name() {
+        let over = TimeLimit {
+            timeout: Some(Timeout { seconds: 60, at: 0 }),
+            on_timeout: OnTimeout::Pause,
+        };
+        let nothing = over.changed(&ChangeSandbox::default());
+        assert_eq!(nothing, over);
+        assert!(nothing.is_over());
+        let longer = ChangeSandbox {
+            timeout_s: Some(Some(3600)),
+            ..ChangeSandbox::default()
+        };
+        let longer = over.changed(&longer);
+        assert!(!longer.is_over() && longer.on_timeout == OnTimeout::Pause);
+        assert!(longer.timeout.unwrap().left() > Duration::from_secs(3000));
+        let none = ChangeSandbox {
+            timeout_s: Some(None),
+            on_timeout: Some(OnTimeout::Delete),
+            ..ChangeSandbox::default()
+        };
+        assert_eq!(over.changed(&none), TimeLimit::default());
+        assert_eq!(over.changed(&none).ends_at(), None);
+    }
+
+    #[test]
+    fn only_a_spent_timeout_that_pauses_is_renewed() {
+        let limit = |on_timeout, at| TimeLimit {
+            timeout: Some(Timeout { seconds: 60, at }),
+            on_timeout,
+        };
+        assert!(!limit(OnTimeout::Pause, 0).renewed().is_over());
+        for kept in [limit(OnTimeout::Delete, 0), limit(OnTimeout::Pause, u64::MAX)] {
+            assert_eq!(kept.renewed(), kept);
+        }
     }
 }

@@ -1,6 +1,7 @@
 //! The API's description of a sandbox.
 
-use thaw_protocol::api::{ContainerHealth, Sandbox as Described, SandboxAction, SandboxEvent};
+use thaw_protocol::api::{ContainerHealth, OnTimeout, Sandbox as Described, SandboxAction, SandboxEvent};
+use thaw_sandbox::state::TimeLimit;
 
 use crate::api::machine::{Condition, Machine};
 
@@ -32,13 +33,23 @@ pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described
         network: record.network.clone(),
         rate_limits: record.terms.rate_limits.unwrap_or_default(),
         labels: record.terms.labels.clone(),
-        timeout_s: record.terms.timeout.map(|t| t.seconds),
+        timeout_s: None,
+        on_timeout: OnTimeout::default(),
+        ends_at: None,
         resource_version: 0,
         event: None,
         volumes_error: None,
     };
     set(&mut described, condition);
+    limit_time(&mut described, *machine.time_limit().borrow());
     described
+}
+
+/// Records in the description how long it may run.
+pub(super) fn limit_time(described: &mut Described, limit: TimeLimit) {
+    described.timeout_s = limit.timeout.map(|timeout| timeout.seconds);
+    described.on_timeout = limit.on_timeout;
+    described.ends_at = limit.ends_at();
 }
 
 /// The end of a container's process.

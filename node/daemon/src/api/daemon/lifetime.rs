@@ -5,9 +5,9 @@ use std::sync::Weak;
 
 use futures_util::future::BoxFuture;
 use thaw_pools::process::ProcessRecord;
-use thaw_protocol::api::ContainerHealth;
+use thaw_protocol::api::{ContainerHealth, OnTimeout};
 use thaw_sandbox::readiness;
-use thaw_sandbox::state::Timeout;
+use thaw_sandbox::state::TimeLimit;
 use tokio::sync::watch::Receiver;
 
 use super::describe::{RESTARTING, checked, exited, ran_out_of_memory, restarts, set, started};
@@ -35,7 +35,7 @@ pub(super) fn watch(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<
     };
     let machine_ends = machine_ends(shown.clone(), machine.end());
     let client_ends = client_ends(record.client);
-    let times_out = times_out(record.terms.timeout);
+    let times_out = times_out(shown.clone(), machine.time_limit());
     let container_ends = container_ends(
         shown.clone(),
         machine.exit(),
@@ -88,6 +88,16 @@ impl Shown {
         }
     }
 
+    /// Pauses it, because its time is over. On a task of its own, because the caller's task ends with the sandbox.
+    fn pause(&self) {
+        let Some(daemon) = self.daemon.upgrade() else { return };
+        let id = self.id.clone();
+        tokio::spawn(async move {
+            let _finishing = daemon.finishing.read().await;
+            daemon.pause_in_time(&id).await;
+        });
+    }
+
     /// Whether the last end of its container's process is shown already, and was to be followed by a start.
     fn is_restarting(&self) -> bool {
         let daemon = self.daemon.upgrade();
@@ -108,15 +118,35 @@ async fn client_ends(client: Option<ProcessRecord>) -> End {
     End::Rule("the process it was made for has ended")
 }
 
-async fn times_out(timeout: Option<Timeout>) -> End {
-    let Some(timeout) = timeout else {
+/// Waits until the sandbox must be deleted because its time is over. Pauses it each time that it is to be paused.
+async fn times_out(shown: Shown, mut limit: Receiver<TimeLimit>) -> End {
+    loop {
+        let now = *limit.borrow_and_update();
+        let is_changed = tokio::select! {
+            changed = limit.changed() => changed.is_ok(),
+            () = passes(now) => match now.on_timeout {
+                OnTimeout::Delete => return End::Rule("its time is over"),
+                OnTimeout::Pause => {
+                    shown.pause();
+                    limit.changed().await.is_ok()
+                }
+            },
+        };
+        if !is_changed {
+            return pending().await;
+        }
+    }
+}
+
+/// Waits until the time is over.
+async fn passes(limit: TimeLimit) {
+    let Some(timeout) = limit.timeout else {
         return pending().await;
     };
     // The clock of the timeout advances while the host sleeps; the timer's clock may not.
     while !timeout.left().is_zero() {
         tokio::time::sleep(timeout.left()).await;
     }
-    End::Rule("its time is over")
 }
 
 async fn container_ends(

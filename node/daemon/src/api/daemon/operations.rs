@@ -26,9 +26,9 @@ use crate::api::scope::Wanted;
 use crate::api::session::Session;
 
 /// The right to change a sandbox.
-struct Turn {
-    id: String,
-    machine: Arc<dyn Machine>,
+pub(super) struct Turn {
+    pub(super) id: String,
+    pub(super) machine: Arc<dyn Machine>,
     _alone: tokio::sync::OwnedMutexGuard<()>,
 }
 
@@ -69,6 +69,10 @@ impl Daemon {
     /// Stops the CPUs of a sandbox.
     pub async fn pause(&self, wanted: &Wanted) -> Result<(), Error> {
         let turn = self.turn(wanted).await?;
+        self.pause_in(turn).await
+    }
+
+    pub(super) async fn pause_in(&self, turn: Turn) -> Result<(), Error> {
         let done = turn.machine.pause().await;
         reach(Failpoint::PauseDone);
         let happened = done.is_ok().then(|| SandboxEvent::now(SandboxAction::Pause));
@@ -79,6 +83,7 @@ impl Daemon {
     /// Lets its CPUs run again.
     pub async fn resume(&self, wanted: &Wanted) -> Result<(), Error> {
         let turn = self.turn(wanted).await?;
+        self.renew_timeout(&turn).await?;
         let done = turn.machine.resume().await;
         reach(Failpoint::ResumeDone);
         let happened = done.is_ok().then(|| SandboxEvent::now(SandboxAction::Unpause));
@@ -314,7 +319,7 @@ impl Daemon {
     }
 
     /// Waits until no other operation changes the sandbox.
-    async fn turn(&self, wanted: &Wanted) -> Result<Turn, Error> {
+    pub(super) async fn turn(&self, wanted: &Wanted) -> Result<Turn, Error> {
         let id = self.id(wanted)?;
         let (machine, turn) = self.find(&id)?;
         Ok(Turn {

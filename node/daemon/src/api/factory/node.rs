@@ -133,6 +133,7 @@ async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> 
             tenant: behalf.tenant,
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
+            on_timeout: request.on_timeout,
             delete_on_exit: request
                 .container
                 .as_ref()
@@ -245,6 +246,7 @@ async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Resu
             tenant: behalf.tenant,
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
+            on_timeout: request.on_timeout,
             asked: behalf.asked,
             rate_limits: Some(request.rate_limits),
             ..Terms::default()

@@ -67,6 +67,7 @@ impl Factory for Fake {
             tenant: behalf.tenant,
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
+            on_timeout: request.on_timeout,
             delete_on_exit: request
                 .container
                 .as_ref()
@@ -143,6 +144,7 @@ impl Factory for Fake {
             tenant: behalf.tenant,
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
+            on_timeout: request.on_timeout,
             asked: behalf.asked,
             rate_limits: Some(request.rate_limits),
             ..Terms::default()

@@ -18,7 +18,7 @@ use thaw_sandbox::container::Options;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::failure::{Evidence, VmmEnd};
 use thaw_sandbox::journal::Journal;
-use thaw_sandbox::state::{HostDisk, Record, Terms};
+use thaw_sandbox::state::{HostDisk, Record, Terms, TimeLimit};
 use tokio::sync::watch;
 
 use super::catalog::not_stored;
@@ -48,6 +48,7 @@ pub struct FakeMachine {
     /// The files of the host shared with it.
     shares: Mutex<BTreeMap<String, Source>>,
     rate_limits: Mutex<RateLimits>,
+    time_limit: watch::Sender<TimeLimit>,
 }
 
 impl FakeMachine {
@@ -59,6 +60,7 @@ impl FakeMachine {
             "memory_mib": 128, "terms": terms,
         });
         FakeMachine {
+            time_limit: watch::Sender::new(terms.time_limit()),
             rate_limits: Mutex::new(terms.rate_limits.unwrap_or_default()),
             record: serde_json::from_value(record).unwrap(),
             counts,
@@ -264,6 +266,15 @@ impl Machine for FakeMachine {
         let mut limits = self.rate_limits.lock().unwrap();
         *limits = limits.changed(change);
         Ok(*limits)
+    }
+
+    fn time_limit(&self) -> watch::Receiver<TimeLimit> {
+        self.time_limit.subscribe()
+    }
+
+    async fn set_time_limit(&self, limit: TimeLimit) -> Result<(), Error> {
+        self.time_limit.send_replace(limit);
+        Ok(())
     }
 
     fn kill(&self) {

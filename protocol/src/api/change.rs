@@ -1,0 +1,49 @@
+//! Changes of a running sandbox, and what happens when its timeout is over.
+
+use serde::{Deserialize, Serialize};
+
+use super::RateLimits;
+use super::snapshot::given;
+
+/// What happens to a sandbox when its timeout is over.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(rename_all = "lowercase")]
+pub enum OnTimeout {
+    /// It is deleted.
+    #[default]
+    Delete,
+    /// It is paused.
+    Pause,
+}
+
+impl OnTimeout {
+    /// Whether this is what happens if a request does not say.
+    pub fn is_default(&self) -> bool {
+        *self == OnTimeout::default()
+    }
+}
+
+/// Changes to a running sandbox. What is absent stays.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields)]
+pub struct ChangeSandbox {
+    /// New rate limits of its disks and its network.
+    #[serde(default, skip_serializing_if = "RateLimits::is_none")]
+    pub rate_limits: RateLimits,
+    /// Its timeout in seconds, which starts again now; at least one. `null` removes the timeout.
+    #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
+    pub timeout_s: Option<Option<u32>>,
+    /// What happens when the timeout is over.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_timeout: Option<OnTimeout>,
+}
+
+impl ChangeSandbox {
+    /// Whether it changes the timeout, or what happens then.
+    pub fn has_timeout(&self) -> bool {
+        self.timeout_s.is_some() || self.on_timeout.is_some()
+    }
+}

@@ -4,7 +4,9 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::{ContainerHealth, OnTimeout, RateLimits, Readiness, SandboxEvent, SandboxFailure, SandboxNetwork};
+use super::{
+    ContainerHealth, OnTimeout, RateLimits, Readiness, SandboxEvent, SandboxFailure, SandboxNetwork,
+};
 
 /// One process: its PID, and its start time in clock ticks since boot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]

@@ -259,7 +259,9 @@ pub struct VerifiedSnapshot {
 }
 
 /// A field that was given, also if it is `null`.
-pub(super) fn given<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(from: D) -> Result<Option<T>, D::Error> {
+pub(super) fn given<'de, D: serde::Deserializer<'de>, T: Deserialize<'de>>(
+    from: D,
+) -> Result<Option<T>, D::Error> {
     T::deserialize(from).map(Some)
 }
 

@@ -9,9 +9,9 @@ use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use thaw_network::Terms;
 use thaw_protocol::api::{
-    CPU_LIMIT_MILLIS, ChangeSandbox, ChangeSnapshot, CreateSandbox, DISK_MIB, Encoding, ExecProcess, ForkSandbox,
-    FreezeSandbox, NetworkPolicy, PublishedPort, PullImage, RateLimits, STOP_TIMEOUT_S, StartContainer,
-    StopContainer, TerminalSize, ThawSandbox,
+    CPU_LIMIT_MILLIS, ChangeSandbox, ChangeSnapshot, CreateSandbox, DISK_MIB, Encoding, ExecProcess,
+    ForkSandbox, FreezeSandbox, NetworkPolicy, PublishedPort, PullImage, RateLimits, STOP_TIMEOUT_S,
+    StartContainer, StopContainer, TerminalSize, ThawSandbox,
 };
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 use thaw_sandbox::container::{Options, check_volumes, ready, requested};

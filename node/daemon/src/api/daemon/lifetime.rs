@@ -90,7 +90,9 @@ impl Shown {
 
     /// Pauses it, because its time is over. On a task of its own, because the caller's task ends with the sandbox.
     fn pause(&self) {
-        let Some(daemon) = self.daemon.upgrade() else { return };
+        let Some(daemon) = self.daemon.upgrade() else {
+            return;
+        };
         let id = self.id.clone();
         tokio::spawn(async move {
             let _finishing = daemon.finishing.read().await;

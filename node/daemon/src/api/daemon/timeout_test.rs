@@ -36,14 +36,22 @@ async fn until(what: impl Fn() -> bool) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     };
-    tokio::time::timeout(LIMIT, came).await.expect("it does not happen");
+    tokio::time::timeout(LIMIT, came)
+        .await
+        .expect("it does not happen");
 }
 
 #[tokio::test]
 async fn timeout_that_is_set_later_deletes_a_running_sandbox() {
     let (fake, daemon, wanted) = with_limit(TimeLimit::default());
-    let changed = daemon.set_timeout(&wanted, &change(json!({"timeout_s": 1}))).await.unwrap();
-    assert_eq!((changed.timeout_s, changed.on_timeout), (Some(1), OnTimeout::Delete));
+    let changed = daemon
+        .set_timeout(&wanted, &change(json!({"timeout_s": 1})))
+        .await
+        .unwrap();
+    assert_eq!(
+        (changed.timeout_s, changed.on_timeout),
+        (Some(1), OnTimeout::Delete)
+    );
     assert!(changed.ends_at.unwrap() >= changed.created);
     until(|| shown(&daemon, &wanted).is_none() && fake.living() == 0).await;
 }
@@ -55,7 +63,10 @@ async fn timeout_that_is_removed_does_not_delete() {
         ..TimeLimit::default()
     };
     let (_fake, daemon, wanted) = with_limit(limit);
-    let changed = daemon.set_timeout(&wanted, &change(json!({"timeout_s": null}))).await.unwrap();
+    let changed = daemon
+        .set_timeout(&wanted, &change(json!({"timeout_s": null})))
+        .await
+        .unwrap();
     assert_eq!((changed.timeout_s, changed.ends_at), (None, None));
     tokio::time::sleep(Duration::from_millis(1500)).await;
     assert_eq!(shown(&daemon, &wanted).unwrap().state, "running");
@@ -76,7 +87,10 @@ async fn spent_timeout_pauses_and_starts_again_at_the_resume() {
     assert_eq!(resumed.state, "running");
     assert!(resumed.ends_at.unwrap() >= before + 590, "{resumed:?}");
     // The task that waits knows the new timeout.
-    daemon.set_timeout(&wanted, &change(json!({"timeout_s": 1}))).await.unwrap();
+    daemon
+        .set_timeout(&wanted, &change(json!({"timeout_s": 1})))
+        .await
+        .unwrap();
     until(|| state() == "paused").await;
 }
 
@@ -106,11 +120,17 @@ async fn change_over_the_api_shows_timeout_action_and_end() {
     let (status, answer) = patch(r#"{"timeout_s":3600}"#).await;
     assert_eq!(status, StatusCode::OK);
     let shown: Sandbox = serde_json::from_slice(&answer).unwrap();
-    assert_eq!((shown.timeout_s, shown.on_timeout), (Some(3600), OnTimeout::Pause));
+    assert_eq!(
+        (shown.timeout_s, shown.on_timeout),
+        (Some(3600), OnTimeout::Pause)
+    );
     assert!(shown.ends_at.is_some());
     let (_, answer) = patch(r#"{"on_timeout":"delete","rate_limits":{"disk":{"ops_per_s":5}}}"#).await;
     let shown: Sandbox = serde_json::from_slice(&answer).unwrap();
-    assert_eq!((shown.timeout_s, shown.on_timeout), (Some(3600), OnTimeout::Delete));
+    assert_eq!(
+        (shown.timeout_s, shown.on_timeout),
+        (Some(3600), OnTimeout::Delete)
+    );
     assert_eq!(shown.rate_limits.disk.unwrap().ops_per_s, Some(5));
     for wrong in [
         r#"{"timeout_s":0}"#,

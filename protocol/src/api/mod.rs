@@ -13,7 +13,7 @@
 //! | `GET /v1/sandboxes/{id}/metrics` | — | [`Usage`] |
 //! | `PATCH /v1/sandboxes/{id}` | [`ChangeSandbox`] | [`Sandbox`] |
 //! | `DELETE /v1/sandboxes/{id}`, with `?failed=keep`, `?exited=keep` | — | 204 |
-//! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
+//! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | [`PauseSandbox`] or —, — | 204 |
 //! | `POST /v1/sandboxes/{id}/signal` | [`SignalContainer`] | 204 |
 //! | `POST /v1/sandboxes/{id}/stop`, `…/restart` | [`StopContainer`] | 204 |
 //! | `GET /v1/sandboxes/{id}/exit` | — | [`ContainerExit`] |
@@ -64,6 +64,7 @@ mod life;
 mod list;
 mod logs;
 mod network;
+mod pause;
 mod problem;
 mod rate_limits;
 mod readiness;
@@ -91,6 +92,7 @@ pub use life::{ContainerExit, RestartMode, RestartPolicy, STOP_TIMEOUT_S, StopCo
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use logs::{LogEvent, LogStream};
 pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
+pub use pause::{PauseSandbox, PausedMemory};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
 pub use rate_limits::{RATE_BYTES, RATE_OPS, RateLimit, RateLimits};
 pub use readiness::{

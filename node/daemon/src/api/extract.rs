@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use axum::body::to_bytes;
+use axum::body::{HttpBody, to_bytes};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::Extensions;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
@@ -70,6 +70,23 @@ impl<S: Send + Sync, T: DeserializeOwned + Reserved> FromRequest<S> for Body<T> 
         let said = parse(&body)?;
         reserved::check(&peer, &said)?;
         Ok(Body(said))
+    }
+}
+
+/// A JSON body, or none.
+#[derive(Debug)]
+pub struct BodyIfAny<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Reserved + Default> FromRequest<S> for BodyIfAny<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+        if request.body().is_end_stream() {
+            return Ok(BodyIfAny(T::default()));
+        }
+        Body::from_request(request, state)
+            .await
+            .map(|Body(body)| BodyIfAny(body))
     }
 }
 

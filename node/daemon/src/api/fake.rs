@@ -5,6 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use thaw_protocol::api::{ContainerHealth, CreateSandbox, Image, Snapshot};
+use thaw_sandbox::snapshot::Stamps;
+use thaw_sandbox::state::PausedSandboxes;
 use tokio::sync::watch;
 
 use super::container_monitor::ContainerLife;
@@ -23,7 +25,7 @@ pub use machine::FakeMachine;
 pub use process::{FakeProcess, FakeProcesses};
 
 /// Counts of a fake's actions.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Counts {
     pub living: AtomicUsize,
     pub made: AtomicUsize,
@@ -31,6 +33,25 @@ pub struct Counts {
     pub heard: watch::Sender<Vec<String>>,
     /// The stored snapshots.
     pub stored: Mutex<Vec<Snapshot>>,
+    /// The sandboxes whose memory is released.
+    pub paused: PausedSandboxes,
+    pub stamps: Stamps,
+    _data: tempfile::TempDir,
+}
+
+impl Default for Counts {
+    fn default() -> Counts {
+        let data = tempfile::tempdir().unwrap();
+        Counts {
+            living: AtomicUsize::default(),
+            made: AtomicUsize::default(),
+            heard: watch::Sender::default(),
+            stored: Mutex::default(),
+            paused: PausedSandboxes::under(data.path()),
+            stamps: Stamps::open(&data.path().join("verified")).unwrap(),
+            _data: data,
+        }
+    }
 }
 
 impl Counts {

@@ -185,9 +185,14 @@ fn status(kind: ErrorKind) -> StatusCode {
         E::SandboxNotFound | E::ImageNotFound | E::ImageNotStored | E::SnapshotNotFound => {
             StatusCode::NOT_FOUND
         }
-        E::NameInUse | E::ImageInUse | E::SnapshotInUse | E::PortUnavailable | E::Shared | E::VmmTooOld => {
-            StatusCode::CONFLICT
-        }
+        E::NameInUse
+        | E::ImageInUse
+        | E::SnapshotInUse
+        | E::PortUnavailable
+        | E::Shared
+        | E::VmmTooOld
+        | E::MemoryReleased
+        | E::MemoryKept => StatusCode::CONFLICT,
         E::BadReference => StatusCode::BAD_REQUEST,
         E::DiskFull | E::DiskBudget => StatusCode::INSUFFICIENT_STORAGE,
         E::LimitsUnavailable | E::JailIncomplete => StatusCode::SERVICE_UNAVAILABLE,

@@ -169,6 +169,21 @@ failpoints! {
     ThawDiskCopied = "thaw.disk-copied",
     PauseDone = "pause.done",
     ResumeDone = "resume.done",
+    /// The directory of a sandbox that is paused with its memory released exists and is locked.
+    PausedPlaced = "paused.placed",
+    /// Its record exists under a temporary name.
+    PausedBegun = "paused.begun",
+    /// Its record exists, and its machine too.
+    PausedWritten = "paused.written",
+    /// It is listed as paused, and its machine still exists.
+    PausedShown = "paused.shown",
+    /// The machine that continues it is ready.
+    PausedThawed = "paused.thawed",
+    /// Its record is removed.
+    PausedForgotten = "paused.forgotten",
+    PausedRemoved = "paused.removed",
+    /// What a dead process left of one is removed.
+    PausedSwept = "paused.swept",
 
     DraftParentMade = "draft.parent-made",
     DraftMade = "draft.made",

@@ -209,6 +209,7 @@ impl Launched {
                 rate_limits: Some(request.rate_limits),
                 ..Terms::default()
             },
+            paused: None,
         };
         let sandbox = release_if_failed(&node, Sandbox::thaw(&node, spec, trace).await).await?;
         Launched::of_this_process(node, sandbox, run)
@@ -424,6 +425,7 @@ fn daemon_request(
         root: name(&arguments.root),
         labels: arguments.container.labels()?,
         timeout_s: None,
+        idle_timeout_s: None,
         on_timeout: Default::default(),
         volumes: arguments.volumes()?,
         cpu_limit_millis: arguments.cpu_limit.map(CpuLimit::millis),

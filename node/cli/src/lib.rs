@@ -78,7 +78,7 @@ pub use port::PortArguments;
 pub use ps::PsArguments;
 pub use rate_limits::{ChangeRateLimits, RateLimitArguments};
 pub use ready::ReadyArguments;
-pub use running::FreezeArguments;
+pub use running::{FreezeArguments, PauseArguments};
 pub use signal::{KillArguments, RestartArguments, StopArguments};
 pub use size::{ByteSize, CpuLimit};
 pub use snapshot::SnapshotCommand;
@@ -160,13 +160,9 @@ pub enum Command {
     Kill(KillArguments),
     /// Show what happens to sandboxes, as it happens
     Events(EventsArguments),
-    /// Stop a sandbox's CPUs
-    #[command(after_help = "Example:\n  thaw pause web && thaw resume web")]
-    Pause {
-        /// The sandbox: id, name, or the beginning of an id
-        sandbox: String,
-    },
-    /// Let a paused sandbox's CPUs run again
+    /// Stop a sandbox's CPUs, or write it to disk and release its memory
+    Pause(PauseArguments),
+    /// Let a paused sandbox run again
     #[command(after_help = "Example:\n  thaw resume web")]
     Resume {
         /// The sandbox
@@ -450,7 +446,7 @@ fn dispatch(cli: &Cli, ui: &Ui) -> Result<u8, Error> {
         Command::Events(arguments) => in_runtime(events::events(arguments, &cli.global)),
         Command::Kill(arguments) => in_runtime(signal::kill(arguments)),
         Command::Top(arguments) => in_runtime(top::top(arguments, cli.global.json)),
-        Command::Pause { sandbox } => in_runtime(running::pause(sandbox)),
+        Command::Pause(arguments) => in_runtime(running::pause(arguments)),
         Command::Resume { sandbox } => in_runtime(running::resume(sandbox)),
         Command::Network(arguments) => in_runtime(network::change(arguments)),
         Command::Logs(arguments) => in_runtime(logs::logs(arguments)),

@@ -12,7 +12,7 @@ use thaw_sandbox::container::LifeNote;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::paths::Paths;
 use thaw_sandbox::state::ended::{Retention, ended_at, now};
-use thaw_sandbox::state::{Living, Record, RunDirectory, Unreadable, vsock_socket};
+use thaw_sandbox::state::{Living, Paused, PausedSandboxes, Record, RunDirectory, Unreadable, vsock_socket};
 
 use crate::format::Format;
 use crate::table::{Table, printable};
@@ -24,7 +24,7 @@ use filter::Filter;
 
 #[derive(Debug, Args)]
 #[command(after_help = "\
-Filters: id=BEGINNING, name=PART, label=KEY[=VALUE], status=starting|running|restarting|exited|failed|unreadable, exited=STATUS,
+Filters: id=BEGINNING, name=PART, label=KEY[=VALUE], status=starting|running|restarting|paused|exited|failed|unreadable, exited=STATUS,
 ancestor=IMAGE, publish=PORT, health=starting|healthy|unhealthy|none. Values of the same key are alternatives, except labels.
 Fields of templates: .ID .Name .Image .Command .State .Status .CreatedAt .RunningFor .Ports .Labels .CPUs .Memory
 
@@ -61,6 +61,8 @@ const FIELDS: [&str; 13] = [
     "Memory",
 ];
 
+/// The state of a sandbox whose memory is released.
+const PAUSED: &str = "paused";
 /// The states for which alone a table has no column.
 const PLAIN: [&str; 2] = ["running", "starting"];
 
@@ -69,10 +71,11 @@ pub(super) fn ps(arguments: &PsArguments, ui: &Ui) -> Result<u8, Error> {
     if let Some(format) = &arguments.format {
         format.check(&FIELDS)?;
     }
-    let run = RunDirectory::open(&Paths::from_env().run)?;
+    let paths = Paths::from_env();
+    let run = RunDirectory::open(&paths.run)?;
     run.clean(&Hierarchy::detect());
     let with_ended = arguments.all || filter::names_ended(&arguments.filter);
-    let (rows, descriptions) = chosen(&run, with_ended, &arguments.filter)?;
+    let (rows, descriptions) = chosen(&run, &paths, with_ended, &arguments.filter)?;
     let with_state = with_ended || rows.iter().any(|row| !PLAIN.contains(&row.status.as_str()));
     match (&arguments.format, ui.mode()) {
         (Some(format), _) => {
@@ -87,20 +90,31 @@ pub(super) fn ps(arguments: &PsArguments, ui: &Ui) -> Result<u8, Error> {
 }
 
 /// The sandboxes that the filters admit: their columns and descriptions.
-fn chosen(run: &RunDirectory, with_ended: bool, filters: &[Filter]) -> Result<(Vec<Row>, Vec<Value>), Error> {
+fn chosen(
+    run: &RunDirectory,
+    paths: &Paths,
+    with_ended: bool,
+    filters: &[Filter],
+) -> Result<(Vec<Row>, Vec<Value>), Error> {
     // The cleaning has logged why records could not be read.
     let (running, unreadable) = (run.running(), run.unreadable());
+    // One that is being resumed is both.
+    let paused = PausedSandboxes::under(&paths.data).list().into_iter();
+    let is_resumed = |paused: &Paused| running.iter().any(|r| r.id == paused.record().id);
+    let paused: Vec<Paused> = paused.filter(|paused| !is_resumed(paused)).collect();
     let ended = match with_ended {
         true => listed(run.ended(), Retention::of(&Config::from_env()?.sandbox)),
         false => Vec::new(),
     };
     let now = now();
     let running = running.iter().map(|r| (Row::of(run, r, now), describe(run, r)));
+    let paused = paused.iter().map(Paused::record);
+    let paused = paused.map(|r| (Row::of_paused(run, r, now), describe_paused(run, r)));
     let unreadable = unreadable
         .iter()
         .map(|u| (Row::of_unreadable(u), describe_unreadable(u)));
     let ended = ended.iter().map(|e| (Row::of_failed(e, now), describe_failed(e)));
-    let all = running.chain(unreadable).chain(ended);
+    let all = running.chain(paused).chain(unreadable).chain(ended);
     Ok(all.filter(|(row, _)| filter::admit(filters, row)).unzip())
 }
 
@@ -168,6 +182,14 @@ impl Row {
             labels: record.terms.labels.clone(),
             exit_code: None,
             health: life.health,
+        }
+    }
+
+    fn of_paused(run: &RunDirectory, record: &Record, now: u64) -> Row {
+        Row {
+            state: PAUSED.into(),
+            status: format!("{PAUSED} (memory released)"),
+            ..Row::of(run, record, now)
         }
     }
 
@@ -345,6 +367,15 @@ pub(super) fn describe(run: &RunDirectory, record: &Record) -> Value {
         "published": record.network.as_ref().map(|n| &n.published),
         "labels": record.terms.labels,
     })
+}
+
+fn describe_paused(run: &RunDirectory, record: &Record) -> Value {
+    let mut described = describe(run, record);
+    described["state"] = PAUSED.into();
+    described["memory_released"] = true.into();
+    described["vmm_pid"] = Value::Null;
+    described["vsock"] = "".into();
+    described
 }
 
 pub(super) fn age(seconds: u64) -> String {

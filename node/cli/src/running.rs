@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use thaw_daemon::api::client::Client;
 use thaw_pools::cgroup::Hierarchy;
-use thaw_protocol::api::FreezeSandbox;
+use thaw_protocol::api::{FreezeSandbox, PauseSandbox, PausedMemory};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::Paths;
-use thaw_sandbox::state::{RunDirectory, owner_socket};
+use thaw_sandbox::state::{PausedSandboxes, Record, RunDirectory, owner_socket};
 
 use super::container_arguments::labels_of;
 use super::{print, values};
@@ -39,6 +39,16 @@ pub struct FreezeArguments {
     pub sign: Option<PathBuf>,
 }
 
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  thaw pause --release-memory web && thaw resume web")]
+pub struct PauseArguments {
+    /// The sandbox: id, name, or the beginning of an id
+    pub sandbox: String,
+    /// Also write its memory and its disk to the node's disk, and end its machine. Only thawd does this
+    #[arg(long)]
+    pub release_memory: bool,
+}
+
 /// The owner of a running sandbox.
 pub(super) struct Owner {
     pub id: String,
@@ -52,7 +62,7 @@ impl Owner {
     pub(super) fn find(wanted: &str) -> Result<Owner, Error> {
         let paths = Paths::from_env();
         let run = RunDirectory::open(&paths.run)?;
-        let record = run.find(wanted)?;
+        let record = find(&run, &paths, wanted)?;
         let socket = match record.tethered {
             true => owner_socket(&run.directory(&record.id)),
             false => paths.daemon_socket(),
@@ -83,9 +93,25 @@ impl Owner {
     }
 }
 
-pub(super) async fn pause(wanted: &str) -> Result<u8, Error> {
-    let owner = Owner::find(wanted)?;
-    owner.client.pause(&owner.id).await?;
+/// The record of a running sandbox, or of one whose memory is released.
+fn find(run: &RunDirectory, paths: &Paths, wanted: &str) -> Result<Record, Error> {
+    let found = run.find(wanted);
+    match found {
+        Err(e) if e.kind == ErrorKind::SandboxNotFound => {
+            let paused = PausedSandboxes::under(&paths.data).find(wanted);
+            paused.map(|paused| paused.record().clone()).ok_or(e)
+        }
+        found => found,
+    }
+}
+
+pub(super) async fn pause(arguments: &PauseArguments) -> Result<u8, Error> {
+    let owner = Owner::find(&arguments.sandbox)?;
+    let memory = match arguments.release_memory {
+        true => PausedMemory::Release,
+        false => PausedMemory::Keep,
+    };
+    owner.client.pause_as(&owner.id, &PauseSandbox { memory }).await?;
     Ok(0)
 }
 

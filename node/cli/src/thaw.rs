@@ -95,6 +95,7 @@ pub(super) async fn thaw(arguments: &ThawArguments, is_keeper: bool, ui: &Ui) ->
         rate_limits: arguments.limits.over(RateLimits::default()),
         labels: Default::default(),
         timeout_s: None,
+        idle_timeout_s: None,
         on_timeout: Default::default(),
     };
     let mut sandbox = tokio::select! {

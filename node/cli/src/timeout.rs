@@ -13,14 +13,17 @@ pub struct Seconds(Option<u32>);
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Examples:\n  thaw timeout web 30m\n  thaw timeout web 12h --on-timeout pause\n  thaw timeout web none"
+    after_help = "Examples:\n  thaw timeout web 30m\n  thaw timeout web 12h --on-timeout pause\n  thaw timeout web --idle 10m --on-timeout pause\n  thaw timeout web none"
 )]
 pub struct TimeoutArguments {
     /// The sandbox: id, name, or the beginning of an id
     pub sandbox: String,
     /// How long it may run from now on: a number with s, m, h or d; `none` for no timeout [default: as before]
-    #[arg(value_name = "TIME", value_parser = parse_seconds, required_unless_present = "on_timeout")]
+    #[arg(value_name = "TIME", value_parser = parse_seconds, required_unless_present_any = ["on_timeout", "idle"])]
     pub timeout: Option<Seconds>,
+    /// How long it may be idle; `none` for no such timeout [default: as before]
+    #[arg(long, value_name = "TIME", value_parser = parse_seconds)]
+    pub idle: Option<Seconds>,
     /// What happens then: `delete`, or `pause` [default: as before]
     #[arg(long, value_name = "ACTION", value_parser = PossibleValuesParser::new(["delete", "pause"]).map(action), hide_possible_values = true)]
     pub on_timeout: Option<OnTimeout>,
@@ -31,6 +34,7 @@ pub(super) async fn change(arguments: &TimeoutArguments) -> Result<u8, Error> {
     let owner = Owner::find(&arguments.sandbox)?;
     let change = ChangeSandbox {
         timeout_s: arguments.timeout.map(|Seconds(seconds)| seconds),
+        idle_timeout_s: arguments.idle.map(|Seconds(seconds)| seconds),
         on_timeout: arguments.on_timeout,
         ..ChangeSandbox::default()
     };

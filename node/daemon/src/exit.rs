@@ -82,7 +82,9 @@ exits! {
     ServiceFailed = 112, "a unit of systemd cannot be started or stopped", "see journalctl -e";
     RuntimeInUse = 113, "`thaw uninstall`: sandboxes run", "end them first: thaw ps, or kubectl drain";
     SnapshotInUse = 114, "a sandbox or another snapshot needs the snapshot", "remove first what the message names: thaw rm, thaw snapshot rm";
+    MemoryReleased = 115, "the sandbox is paused with its memory released", "resume it first: thaw resume";
     VmmTooOld = 116, "the sandbox's thaw-vmm is of a release that lacks this", "make the sandbox again: thaw-vmm is replaced with its sandbox";
+    MemoryKept = 117, "the memory of the sandbox cannot be released", "pause it with its memory: thaw pause without --release-memory";
     LimitsUnavailable = 118, "this host cannot limit what a sandbox takes of it", "see \"Limits of a sandbox\" in docs/operations.md, or set require_limits = false in [sandbox] of thawd.toml";
     JailIncomplete = 119, "this host cannot jail a VMM whole: namespaces or Landlock are missing", "see docs/jail.md, or set require_jail = false in [sandbox] of thawd.toml";
     DiskBudget = 120, "the node's disk budget has no room for it", "remove sandboxes or snapshots, ask for a smaller disk, or raise limit in [disk] of thawd.toml";
@@ -129,10 +131,12 @@ fn section(kind: ErrorKind) -> &'static str {
         | ImageMalformed | ImageNotFound | BadReference | ImageNotStored | ImageDamaged | ImageInUse
         | NotIndexable | LoadOrderInvalid | PushRefused => "an-image-cannot-be-used",
         NetworkUnavailable | PortUnavailable => "no-network-or-no-port",
-        SandboxNotFound | NameInUse => "a-sandbox-is-not-found",
+        SandboxNotFound | NameInUse | MemoryReleased => "a-sandbox-is-not-found",
         DaemonUnreachable | ServiceFailed => "thawd-does-not-answer",
         SnapshotDamaged | SnapshotIncompatible | SnapshotSignature | SnapshotNotFound | SnapshotInUse
-        | NotASnapshot | SnapshotMalformed | SnapshotDelta | Shared => "a-snapshot-or-template-is-refused",
+        | NotASnapshot | SnapshotMalformed | SnapshotDelta | Shared | MemoryKept => {
+            "a-snapshot-or-template-is-refused"
+        }
         ConfigInvalid => "the-configuration-is-refused",
         VolumeUnavailable => "a-volume-cannot-be-shared",
         VmmTooOld | LimitsUnavailable | JailIncomplete | RuntimeInUse => "a-node-refuses-after-an-upgrade",

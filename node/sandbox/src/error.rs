@@ -74,6 +74,8 @@ error_kinds! {
     ShareFailed = "share-failed", "thaw-share does not serve";
     ServiceFailed = "service-failed", "a unit of systemd cannot be started or stopped";
     RuntimeInUse = "runtime-in-use", "Thaw cannot be uninstalled while sandboxes run";
+    MemoryReleased = "memory-released", "the sandbox is paused with its memory released";
+    MemoryKept = "memory-kept", "the memory of the sandbox cannot be released";
     VmmTooOld = "vmm-too-old", "the sandbox's thaw-vmm is of a release that lacks this";
     LimitsUnavailable = "limits-unavailable", "this host cannot limit what a sandbox takes of it";
     JailIncomplete = "jail-incomplete", "this host cannot jail a VMM whole: namespaces or Landlock are missing";

@@ -23,7 +23,9 @@ use tokio::sync::watch;
 use crate::agent_client::Output;
 
 /// The current file in a sandbox's directory. The previous one has [`BEFORE`] at its end.
-const FILE: &str = "output";
+pub(crate) const FILE: &str = "output";
+/// The previous file there.
+pub(crate) const FILE_BEFORE: &str = "output.before";
 const BEFORE: &str = ".before";
 /// Maximum size of a file, bytes. The run directory is usually in memory.
 const MOST_OF_FILE: u64 = 1 << 20;

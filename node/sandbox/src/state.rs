@@ -27,6 +27,7 @@ use crate::error::{Error, ErrorKind};
 
 mod directory;
 mod host_disk;
+pub mod paused;
 mod pod_namespace;
 mod provenance;
 mod record;
@@ -37,6 +38,7 @@ mod unreadable;
 
 pub use directory::{SandboxDirectory, owner_socket, vsock_socket};
 pub use host_disk::HostDisk;
+pub use paused::{Paused, PausedSandboxes};
 pub use pod_namespace::PodNamespace;
 pub use provenance::{FileIdentity, Provenance, ShownRecord};
 pub use record::Record;

@@ -36,6 +36,7 @@ pub(super) fn record(id: &str, vmm: Option<&Child>, tethered: bool) -> Record {
         host_disks: BTreeMap::new(),
         cpu_limit_millis: None,
         stock: None,
+        hostname: None,
     }
 }
 

@@ -11,7 +11,9 @@ use thaw_images::prefetch::{Journal, Recorder};
 use thaw_images::store::{Image, Store};
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
-use thaw_protocol::api::{ChangeSnapshot, CreateSandbox, FreezeSandbox, NetworkPolicy, ThawSandbox};
+use thaw_protocol::api::{
+    ChangeSnapshot, CreateSandbox, FreezeSandbox, NetworkPolicy, PauseSandbox, PausedMemory, ThawSandbox,
+};
 use thaw_sandbox::container::Running;
 use thaw_sandbox::error::Error;
 use thaw_tiny_node::daemon::{eventually, log};
@@ -66,12 +68,13 @@ const COLD: [&str; 15] = [
     "tethered.unlisted",
     "store.directory-made",
 ];
-const DEEDS: [&str; 12] = [
+const DEEDS: [&str; 13] = [
     "answer.",
     "container.",
     "fork.",
     "journal.",
     "object.",
+    "paused.",
     "policy.",
     "publish.inserted",
     "publish.removed",
@@ -252,6 +255,13 @@ async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool)
         client.set_network_policy(&first.id, &policy(denied)).await?;
     }
     client.pause(&first.id).await?;
+    client.resume(&first.id).await?;
+    let release = PauseSandbox {
+        memory: PausedMemory::Release,
+    };
+    client.pause_as(&first.id, &release).await?;
+    client.resume(&first.id).await?;
+    client.pause_as(&first.id, &release).await?;
     client.resume(&first.id).await?;
     store_and_remove(client, &first.id).await?;
     // Its guest has no agent, so a record must claim that a container runs.

@@ -15,6 +15,8 @@ use thaw_tiny_node::{Counts, Place, Thawd, counts};
 const SURVIVOR: &str = "frozen/survivor";
 /// Name of a partial snapshot.
 const HALF: &str = ".thaw-partial-dead";
+/// The directory of a sandbox whose pause was not finished.
+const HALF_PAUSED: &str = "data/paused/0123456789ab";
 /// The directory of a stored snapshot that was not finished.
 const HALF_STORED: &str = "data/frozen/0123456789ab";
 
@@ -32,7 +34,7 @@ impl Node {
         let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
         let place = Place::new(binaries, &lasting())?;
         place.fill_pools_to(1..=1, 1..=1);
-        for directory in ["data/forks", "data/frozen"] {
+        for directory in ["data/forks", "data/frozen", "data/paused"] {
             std::fs::create_dir_all(place.path(directory)).unwrap();
         }
         Some(Node {
@@ -120,7 +122,9 @@ impl Node {
         for directory in ["data/forks", "frozen"] {
             std::fs::create_dir_all(self.place.path(directory).join(HALF)).unwrap();
         }
-        std::fs::create_dir_all(self.place.path(HALF_STORED).join("snapshot")).unwrap();
+        for half in [HALF_STORED, HALF_PAUSED] {
+            std::fs::create_dir_all(self.place.path(half).join("snapshot")).unwrap();
+        }
         std::fs::write(self.place.path("data/verified/.1.0.dead.new"), "half").unwrap();
         survivor
     }
@@ -175,7 +179,9 @@ impl Node {
             "{what}: as many VMMs as sandboxes: {living:?}; {}",
             log(&self.place)
         );
-        eventually(&as_many, || self.counts().vmms() == living.len());
+        let (paused, running): (Vec<_>, Vec<_>) = living.iter().partition(|s| s.memory_released);
+        eventually(&as_many, || self.counts().vmms() == running.len());
+        self.has_paused(&client, &paused, what).await;
         for sandbox in &living {
             assert_ne!(sandbox.state, "ended", "{what}");
         }
@@ -214,6 +220,26 @@ impl Node {
 }
 
 impl Node {
+    /// Checks that there is nothing else among the paused sandboxes, and that each is resumed and is then there no more.
+    async fn has_paused(&self, client: &Client, paused: &[&Sandbox], what: &str) {
+        let on_disk = || std::fs::read_dir(self.place.path("data/paused")).unwrap().count();
+        assert_eq!(
+            on_disk(),
+            paused.len(),
+            "{what}: {paused:?}; {}",
+            log(&self.place)
+        );
+        for sandbox in paused {
+            client.resume(&sandbox.id).await.unwrap();
+            let resumed = client.get(&sandbox.id).await.unwrap();
+            assert_eq!(
+                (resumed.state.as_str(), resumed.memory_released),
+                ("running", false)
+            );
+        }
+        assert_eq!(on_disk(), 0, "{what}");
+    }
+
     /// Checks that every stored snapshot is whole, and that there is nothing else in the store. Removes them.
     async fn has_whole_snapshots(&self, client: &Client, what: &str) {
         let stored = client.snapshots().await.unwrap();

@@ -17,14 +17,18 @@ pub struct ChangeSandbox {
     #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
     pub timeout_s: Option<Option<u32>>,
-    /// What happens when the timeout is over.
+    /// Its idle timeout in seconds; at least one. `null` removes it. docs/api.md says when a sandbox is idle.
+    #[serde(default, deserialize_with = "given", skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(value_type = Option<u32>, minimum = 1))]
+    pub idle_timeout_s: Option<Option<u32>>,
+    /// What happens when either timeout is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_timeout: Option<OnTimeout>,
 }
 
 impl ChangeSandbox {
-    /// Whether it changes the timeout, or what happens then.
+    /// Whether it changes a timeout, or what happens then.
     pub fn has_timeout(&self) -> bool {
-        self.timeout_s.is_some() || self.on_timeout.is_some()
+        self.timeout_s.is_some() || self.idle_timeout_s.is_some() || self.on_timeout.is_some()
     }
 }

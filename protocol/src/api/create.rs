@@ -103,7 +103,11 @@ pub struct CreateSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(minimum = 1))]
     pub timeout_s: Option<u32>,
-    /// What happens when the timeout is over.
+    /// Its idle timeout in seconds; at least one. docs/api.md says when a sandbox is idle.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "openapi", schema(minimum = 1))]
+    pub idle_timeout_s: Option<u32>,
+    /// What happens when either timeout is over.
     #[serde(default, skip_serializing_if = "OnTimeout::is_default")]
     pub on_timeout: OnTimeout,
     /// Directories and files of the host for its container. A sandbox with volumes cannot be frozen or

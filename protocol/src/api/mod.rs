@@ -13,7 +13,7 @@
 //! | `GET /v1/sandboxes/{id}/metrics` | — | [`Usage`] |
 //! | `PATCH /v1/sandboxes/{id}` | [`ChangeSandbox`] | [`Sandbox`] |
 //! | `DELETE /v1/sandboxes/{id}`, with `?failed=keep`, `?exited=keep` | — | 204 |
-//! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | — | 204 |
+//! | `POST /v1/sandboxes/{id}/pause`, `…/resume` | [`PauseSandbox`] or —, — | 204 |
 //! | `POST /v1/sandboxes/{id}/signal` | [`SignalContainer`] | 204 |
 //! | `POST /v1/sandboxes/{id}/stop`, `…/restart` | [`StopContainer`] | 204 |
 //! | `GET /v1/sandboxes/{id}/exit` | — | [`ContainerExit`] |
@@ -66,6 +66,7 @@ mod list;
 mod logs;
 mod network;
 mod on_timeout;
+mod pause;
 mod problem;
 mod rate_limits;
 mod readiness;
@@ -94,6 +95,7 @@ pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use logs::{LogEvent, LogStream};
 pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use on_timeout::OnTimeout;
+pub use pause::{PauseSandbox, PausedMemory};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
 pub use rate_limits::{RATE_BYTES, RATE_OPS, RateLimit, RateLimits};
 pub use readiness::{

@@ -80,7 +80,10 @@ pub struct Sandbox {
     /// output are left), `ended` (its machine ended, and its resources on the host are being removed) or
     /// `failed` (it ended without a request, and only this record and the output are left).
     pub state: String,
-    /// Why it ended.
+    /// Whether it is paused with its memory released: it has no machine until it is resumed.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub memory_released: bool,
+    /// Why it ended, or, if its memory is released, why it could not be resumed.
     pub reason: Option<String>,
     /// How it failed, if it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -102,7 +105,7 @@ pub struct Sandbox {
     /// Whether its container is ready, if the request had a readiness probe.
     #[serde(default)]
     pub readiness: Option<Readiness>,
-    /// Path of its vsock socket, to which a client sends `CONNECT <port>\n`.
+    /// Path of its vsock socket, to which a client sends `CONNECT <port>\n`. Empty if its memory is released.
     pub vsock: String,
     /// PID of the VMM.
     pub vmm_pid: Option<i32>,
@@ -116,7 +119,10 @@ pub struct Sandbox {
     /// Its timeout in seconds, from its creation or the last change of the timeout.
     #[serde(default)]
     pub timeout_s: Option<u32>,
-    /// What happens when the timeout is over.
+    /// Its idle timeout in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub idle_timeout_s: Option<u32>,
+    /// What happens when either timeout is over.
     #[serde(default, skip_serializing_if = "OnTimeout::is_default")]
     pub on_timeout: OnTimeout,
     /// When the timeout is over, in seconds since the Unix epoch.

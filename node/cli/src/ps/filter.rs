@@ -7,7 +7,15 @@ use thaw_sandbox::closest::closest;
 
 use super::Row;
 
-const STATES: [&str; 6] = ["starting", "running", "restarting", EXITED, FAILED, "unreadable"];
+const STATES: [&str; 7] = [
+    "starting",
+    "running",
+    "restarting",
+    "paused",
+    EXITED,
+    FAILED,
+    "unreadable",
+];
 const KEYS: [&str; 8] = [
     "id", "name", "label", "status", "exited", "ancestor", "publish", "health",
 ];

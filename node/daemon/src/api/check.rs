@@ -10,8 +10,8 @@ use base64::engine::general_purpose::STANDARD;
 use thaw_network::Terms;
 use thaw_protocol::api::{
     CPU_LIMIT_MILLIS, ChangeSandbox, ChangeSnapshot, CreateSandbox, DISK_MIB, Encoding, ExecProcess,
-    ForkSandbox, FreezeSandbox, NetworkPolicy, PublishedPort, PullImage, PullSnapshot, PushSnapshot,
-    RateLimits, STOP_TIMEOUT_S, StartContainer, StopContainer, TerminalSize, ThawSandbox,
+    ForkSandbox, FreezeSandbox, NetworkPolicy, OnTimeout, PublishedPort, PullImage, PullSnapshot,
+    PushSnapshot, RateLimits, STOP_TIMEOUT_S, StartContainer, StopContainer, TerminalSize, ThawSandbox,
 };
 use thaw_protocol::control::{MEMORY_MIB, MemoryMode, VCPUS};
 use thaw_sandbox::container::{Options, check_volumes, ready, requested};
@@ -77,7 +77,23 @@ pub fn create(request: &CreateSandbox) -> Result<(), Refusal> {
         return Err(invalid(format!("command is at most {MAX_COMMAND} bytes")));
     }
     named(&request.name, &request.hostname)?;
-    terms(&request.labels, request.timeout_s)
+    releasable(request)?;
+    terms(&request.labels, request.timeout_s, request.idle_timeout_s)
+}
+
+/// A sandbox that its timeout pauses must be one whose memory can be released.
+fn releasable(request: &CreateSandbox) -> Result<(), Refusal> {
+    let kept = [
+        ("volumes", !request.volumes.is_empty()),
+        ("cold", request.cold),
+        ("client", request.client.is_some()),
+    ];
+    match kept.into_iter().find(|(_, is_there)| *is_there) {
+        Some((field, _)) if request.on_timeout == OnTimeout::Pause => Err(invalid(format!(
+            "on_timeout is pause, and the memory of a sandbox with {field} cannot be released"
+        ))),
+        _ => Ok(()),
+    }
 }
 
 /// The container of a creation.
@@ -118,13 +134,14 @@ pub fn thaw(request: &ThawSandbox) -> Result<(), Refusal> {
     memory_mode(request.memory_mode)?;
     rate_limits(&request.rate_limits)?;
     named(&request.name, &request.hostname)?;
-    terms(&request.labels, request.timeout_s)
+    terms(&request.labels, request.timeout_s, request.idle_timeout_s)
 }
 
 /// A change of a sandbox.
 pub fn change(change: &ChangeSandbox) -> Result<(), Refusal> {
     rate_limits(&change.rate_limits)?;
-    timeout(change.timeout_s.flatten())
+    timeout("timeout_s", change.timeout_s.flatten())?;
+    timeout("idle_timeout_s", change.idle_timeout_s.flatten())
 }
 
 fn rate_limits(limits: &RateLimits) -> Result<(), Refusal> {
@@ -143,7 +160,7 @@ pub fn freeze(request: &FreezeSandbox) -> Result<(), Refusal> {
     }
     let Some(directory) = &request.directory else {
         request.name.as_deref().map_or(Ok(()), snapshot_name)?;
-        return terms(&request.labels, None);
+        return terms(&request.labels, None, None);
     };
     match request.name.is_some() || !request.labels.is_empty() {
         true => Err(invalid(
@@ -160,7 +177,7 @@ pub fn change_snapshot(change: &ChangeSnapshot) -> Result<(), Refusal> {
     }
     let labels = change.labels.iter().flatten().flatten();
     let labels = labels.map(|(label, value)| (label.clone(), value.clone().unwrap_or_default()));
-    terms(&labels.collect(), None)
+    terms(&labels.collect(), None, None)
 }
 
 /// The push of a stored snapshot.
@@ -172,7 +189,7 @@ pub fn push_snapshot(request: &PushSnapshot) -> Result<(), Refusal> {
 pub fn pull_snapshot(request: &PullSnapshot) -> Result<(), Refusal> {
     plain("reference", &request.reference, MAX_TEXT)?;
     request.name.as_deref().map_or(Ok(()), snapshot_name)?;
-    terms(&request.labels, None)
+    terms(&request.labels, None, None)
 }
 
 /// A name of a stored snapshot. One that looks like an id could mean another, and one with a slash is a directory for `thaw thaw`.
@@ -350,7 +367,7 @@ pub fn fork(request: &ForkSandbox) -> Result<(), Refusal> {
     if let Some(key) = &request.sign {
         absolute("sign", key)?;
     }
-    terms(&request.labels, request.timeout_s)
+    terms(&request.labels, request.timeout_s, request.idle_timeout_s)
 }
 
 /// The pull of an image.
@@ -362,14 +379,19 @@ fn invalid(what: impl Display) -> Refusal {
     Refusal::new(ApiCode::Invalid, what)
 }
 
-fn terms(labels: &BTreeMap<String, String>, timeout_s: Option<u32>) -> Result<(), Refusal> {
+fn terms(
+    labels: &BTreeMap<String, String>,
+    timeout_s: Option<u32>,
+    idle_timeout_s: Option<u32>,
+) -> Result<(), Refusal> {
     check_labels(labels).map_err(|why| invalid(format!("labels: {why}")))?;
-    timeout(timeout_s)
+    timeout("timeout_s", timeout_s)?;
+    timeout("idle_timeout_s", idle_timeout_s)
 }
 
-fn timeout(seconds: Option<u32>) -> Result<(), Refusal> {
+fn timeout(field: &str, seconds: Option<u32>) -> Result<(), Refusal> {
     match seconds {
-        Some(seconds) => within("timeout_s", seconds, &(1..=u32::MAX)),
+        Some(seconds) => within(field, seconds, &(1..=u32::MAX)),
         None => Ok(()),
     }
 }

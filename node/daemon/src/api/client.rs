@@ -12,9 +12,9 @@ use serde::de::DeserializeOwned;
 use thaw_pools::vmm;
 use thaw_protocol::api::{
     ChangeSandbox, ChangeSnapshot, ContainerExit, CreateSandbox, CreatedSandbox, Drain, FreezeSandbox,
-    FrozenSandbox, Health, MAX_BODY, NetworkPolicy, NodeUsage, Problem, PullSnapshot, PushSnapshot,
-    PushedSnapshot, Sandbox, SandboxList, SignalContainer, Snapshot, SnapshotList, StopContainer,
-    ThawSandbox, VerifiedSnapshot,
+    FrozenSandbox, Health, MAX_BODY, NetworkPolicy, NodeUsage, PauseSandbox, Problem, PullSnapshot,
+    PushSnapshot, PushedSnapshot, Sandbox, SandboxList, SignalContainer, Snapshot, SnapshotList,
+    StopContainer, ThawSandbox, VerifiedSnapshot,
 };
 use thaw_sandbox::error::{Error, ErrorKind};
 use tokio::task::JoinHandle;
@@ -163,11 +163,17 @@ impl Client {
 
     /// Stops a sandbox's CPUs.
     pub async fn pause(&self, id: &str) -> Result<(), Error> {
-        let path = format!("/v1/sandboxes/{}/pause", escape(id));
-        self.exchange(Method::POST, &path, None).await.map(drop)
+        self.pause_as(id, &PauseSandbox::default()).await
     }
 
-    /// Lets a paused sandbox's CPUs run again.
+    /// Pauses a sandbox, with its memory kept or released.
+    pub async fn pause_as(&self, id: &str, how: &PauseSandbox) -> Result<(), Error> {
+        let body = serde_json::to_vec(how).map_err(|e| self.broken(&e))?;
+        let path = format!("/v1/sandboxes/{}/pause", escape(id));
+        self.exchange(Method::POST, &path, Some(body)).await.map(drop)
+    }
+
+    /// Lets a paused sandbox run again.
     pub async fn resume(&self, id: &str) -> Result<(), Error> {
         let path = format!("/v1/sandboxes/{}/resume", escape(id));
         self.exchange(Method::POST, &path, None).await.map(drop)

@@ -11,6 +11,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use thaw_protocol::api::{Sandbox as Described, SandboxEvent};
 use thaw_sandbox::config::SandboxConfig;
 use thaw_sandbox::error::{Error, ErrorKind};
+use thaw_sandbox::state::TimeLimit;
 use thaw_sandbox::state::ended::Retention;
 use thaw_sandbox::{Node, Sandbox, Tenants};
 use tokio::sync::{Notify, watch};
@@ -30,10 +31,12 @@ mod create;
 mod describe;
 mod fail;
 mod fork;
+mod idle;
 mod life;
 mod lifetime;
 mod operations;
 mod orphans;
+mod paused;
 mod ready;
 mod timeout;
 mod usage;
@@ -42,6 +45,8 @@ use create::Creations;
 use describe::describe;
 pub use fail::Keep;
 use fail::{Failing, Kept};
+use idle::Requests;
+use paused::{PausedSandbox, memory_released};
 use thaw_sys::lock::Lock;
 
 /// Held by the operation that changes a sandbox.
@@ -53,11 +58,45 @@ const VERSIONS: &str = "resource-version";
 /// A sandbox that this process owns.
 #[derive(Debug)]
 struct Held {
-    machine: Arc<dyn Machine>,
+    body: Body,
     /// For operations that change it, one at a time.
     turn: OneAtATime,
+    requests: Arc<Requests>,
     /// Watches for its end.
     lifetime: AbortHandle,
+}
+
+/// What a sandbox is.
+#[derive(Clone, Debug)]
+enum Body {
+    Machine(Arc<dyn Machine>),
+    /// Its memory is released.
+    Paused(Arc<PausedSandbox>),
+}
+
+impl Body {
+    /// Its machine, if it has one.
+    fn machine(&self) -> Option<&Arc<dyn Machine>> {
+        match self {
+            Body::Machine(machine) => Some(machine),
+            Body::Paused(_) => None,
+        }
+    }
+
+    /// How long it may run, and every later limit.
+    fn time_limit(&self) -> watch::Receiver<TimeLimit> {
+        match self {
+            Body::Machine(machine) => machine.time_limit(),
+            Body::Paused(paused) => paused.time_limit.subscribe(),
+        }
+    }
+
+    async fn set_time_limit(&self, limit: TimeLimit) -> Result<(), Error> {
+        match self {
+            Body::Machine(machine) => machine.set_time_limit(limit).await,
+            Body::Paused(paused) => paused.set_time_limit(limit).await,
+        }
+    }
 }
 
 impl Drop for Held {
@@ -107,7 +146,9 @@ impl Daemon {
             Versions::open(file.clone()).map_err(fail)?,
         );
         *daemon.spans() = Spans::start(&node.images.config.tracing)?;
-        daemon.adopt(&tenants).await;
+        let mut paused = paused::on_disk(&tenants).await;
+        daemon.adopt(&tenants, &mut paused).await;
+        daemon.list_paused(&node, paused).await;
         daemon.keep_ended().await;
         Ok(daemon)
     }
@@ -190,9 +231,9 @@ impl Daemon {
         }
         let _alone = self.finishing.write().await;
         for (id, held) in std::mem::take(&mut *self.table()) {
-            let machine = held.machine.clone();
+            let machine = held.body.machine().cloned();
             drop(held);
-            if !machine.release() {
+            if machine.is_some_and(|machine| !machine.release()) {
                 tracing::warn!(sandbox = id, "still in use while thawd ends");
             }
         }
@@ -201,7 +242,7 @@ impl Daemon {
     /// Keeps the answer to a creation with an idempotency key, for a later thawd.
     pub fn note_answer(&self, id: &str, answer: &[u8]) {
         // A sandbox that no longer exists needs no answer.
-        let Ok((machine, _)) = self.find(id) else { return };
+        let Ok(machine) = self.find(id) else { return };
         if let Err(e) = machine.note_answer(answer) {
             tracing::warn!(sandbox = id, "its key is not known to a later thawd: {e}");
         }
@@ -226,18 +267,49 @@ impl Daemon {
             event,
             ..describe(machine.as_ref(), condition)
         };
+        self.insert_body(Body::Machine(machine), described)
+    }
+
+    fn insert_body(self: &Arc<Daemon>, body: Body, described: Described) -> Arc<Described> {
         let id = described.id.clone();
-        let lifetime = lifetime::watch(Arc::downgrade(self), machine.as_ref());
         // Locked until the sandbox is in both the table and the cache, because it may end at once.
         let mut table = self.table();
         let shown = self.cache.put(described);
         let held = Held {
-            lifetime: tokio::spawn(lifetime).abort_handle(),
+            lifetime: self.watch(&id, &body),
             turn: Arc::default(),
-            machine,
+            requests: Arc::default(),
+            body,
         };
         table.insert(id, held);
         shown
+    }
+
+    /// Replaces what a sandbox is, with this change of its description, and watches that from now on. Returns false if the sandbox is gone.
+    fn replace(self: &Arc<Daemon>, id: &str, body: Body, change: impl FnOnce(&mut Described)) -> bool {
+        let mut table = self.table();
+        let Some(held) = table.get_mut(id) else {
+            return false;
+        };
+        held.lifetime.abort();
+        // Before its end can be shown.
+        self.cache.update(id, change);
+        held.lifetime = self.watch(id, &body);
+        held.body = body;
+        true
+    }
+
+    /// Watches for the end of a sandbox.
+    fn watch(self: &Arc<Daemon>, id: &str, body: &Body) -> AbortHandle {
+        let daemon = Arc::downgrade(self);
+        let watching = match body {
+            Body::Machine(machine) => tokio::spawn(lifetime::watch(daemon, machine.as_ref())),
+            Body::Paused(paused) => {
+                let limit = paused.time_limit.subscribe();
+                tokio::spawn(lifetime::watch_paused(daemon, id.to_owned(), limit))
+            }
+        };
+        watching.abort_handle()
     }
 
     /// The id of the sandbox with this id or name.
@@ -249,12 +321,33 @@ impl Daemon {
         Ok(found.id.clone())
     }
 
-    fn find(&self, id: &str) -> Result<(Arc<dyn Machine>, OneAtATime), Error> {
-        let found = self
+    /// The machine of a sandbox, for a request.
+    ///
+    /// # Errors
+    /// It has none: it has ended, or its memory is released.
+    fn find(&self, id: &str) -> Result<Arc<dyn Machine>, Error> {
+        self.count_request(id);
+        self.look_up(id)
+    }
+
+    /// The same for a request after which a sandbox may still be idle.
+    fn look_up(&self, id: &str) -> Result<Arc<dyn Machine>, Error> {
+        let (body, _) = self.held(id)?;
+        body.machine().cloned().ok_or_else(|| memory_released(id))
+    }
+
+    fn count_request(&self, id: &str) {
+        if let Some(held) = self.table().get(id) {
+            held.requests.count();
+        }
+    }
+
+    fn held(&self, id: &str) -> Result<(Body, OneAtATime), Error> {
+        let held = self
             .table()
             .get(id)
-            .map(|held| (held.machine.clone(), held.turn.clone()));
-        found.ok_or_else(|| self.absent(id))
+            .map(|held| (held.body.clone(), held.turn.clone()));
+        held.ok_or_else(|| self.absent(id))
     }
 
     /// The error for a sandbox without a machine: it failed, or never existed.

@@ -67,7 +67,7 @@ async fn the_cache_follows_what_happens_to_a_sandbox() {
         panic!("not modified")
     };
     assert_eq!(resumed.state, "running");
-    daemon.find(&made.id).unwrap().0.kill();
+    daemon.find(&made.id).unwrap().kill();
     let WatchEvent::Modified(ended) = event(&mut changes).await else {
         panic!("not modified")
     };

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use axum::body::{Bytes, to_bytes};
+use axum::body::{Bytes, HttpBody, to_bytes};
 use axum::extract::{FromRequest, FromRequestParts, Path, Query, Request};
 use axum::http::Extensions;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
@@ -72,6 +72,23 @@ pub(crate) async fn read_body(request: Request) -> Result<Bytes, Refusal> {
             let what = format!("the body did not come within {} s", BODY_LIMIT.as_secs());
             Err(Refusal::new(ApiCode::TooSlow, what))
         }
+    }
+}
+
+/// A JSON body, or none.
+#[derive(Debug)]
+pub struct BodyIfAny<T>(pub T);
+
+impl<S: Send + Sync, T: DeserializeOwned + Reserved + Default> FromRequest<S> for BodyIfAny<T> {
+    type Rejection = Refusal;
+
+    async fn from_request(request: Request, state: &S) -> Result<Self, Refusal> {
+        if request.body().is_end_stream() {
+            return Ok(BodyIfAny(T::default()));
+        }
+        Body::from_request(request, state)
+            .await
+            .map(|Body(body)| BodyIfAny(body))
     }
 }
 

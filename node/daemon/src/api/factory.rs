@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use thaw_images::store::Lease;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
@@ -18,7 +19,7 @@ use thaw_sandbox::NetworkSource;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::snapshot::Scratch;
 use thaw_sandbox::snapshot::store::Viewer;
-use thaw_sandbox::state::{Behalf, Record};
+use thaw_sandbox::state::{Behalf, Paused, Record, TimeLimit};
 
 use super::machine::Machine;
 use super::problem::Refusal;
@@ -131,6 +132,12 @@ pub trait Factory: Catalog + StoredSnapshots {
         request: ThawSandbox,
         behalf: Behalf,
     ) -> Result<NewSandbox, Refusal>;
+    /// Thaws a sandbox whose memory is released, under its own identity. Its files stay.
+    async fn thaw_paused(&self, paused: &Paused, limit: TimeLimit) -> Result<NewSandbox, Refusal>;
+    /// Keeps its images in the store while the result is held.
+    async fn lease_paused(&self, paused: &Paused) -> Vec<Lease>;
+    /// Removes the files of a sandbox whose memory is released.
+    async fn forget_paused(&self, paused: &Paused) -> Result<(), Error>;
     /// Creates a pod's sandbox, without an image.
     async fn create_pod(&self, request: CreatePod) -> Result<NewSandbox, Refusal>;
     /// Thaws a pod's sandbox from a snapshot.

@@ -8,6 +8,8 @@ use async_trait::async_trait;
 use thaw_protocol::api::{ContainerHealth, CreateSandbox, Image, Snapshot};
 use thaw_sandbox::container::Options;
 use thaw_sandbox::error::Error;
+use thaw_sandbox::snapshot::Stamps;
+use thaw_sandbox::state::PausedSandboxes;
 use tokio::sync::watch;
 
 use super::container_monitor::ContainerLife;
@@ -29,7 +31,7 @@ pub use machine::FakeMachine;
 pub use process::{FakeProcess, FakeProcesses};
 
 /// Counts of a fake's actions.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct Counts {
     pub living: AtomicUsize,
     pub made: AtomicUsize,
@@ -37,6 +39,25 @@ pub struct Counts {
     pub heard: watch::Sender<Vec<String>>,
     /// The stored snapshots.
     pub stored: Mutex<Vec<Snapshot>>,
+    /// The sandboxes whose memory is released.
+    pub paused: PausedSandboxes,
+    pub stamps: Stamps,
+    _data: tempfile::TempDir,
+}
+
+impl Default for Counts {
+    fn default() -> Counts {
+        let data = tempfile::tempdir().unwrap();
+        Counts {
+            living: AtomicUsize::default(),
+            made: AtomicUsize::default(),
+            heard: watch::Sender::default(),
+            stored: Mutex::default(),
+            paused: PausedSandboxes::under(data.path()),
+            stamps: Stamps::open(&data.path().join("verified")).unwrap(),
+            _data: data,
+        }
+    }
 }
 
 impl Counts {

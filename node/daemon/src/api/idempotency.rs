@@ -9,7 +9,7 @@
 use std::collections::{HashMap, VecDeque};
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
 use axum::body::Bytes;
@@ -202,6 +202,15 @@ pub fn note(directory: &Path, answer: &[u8]) -> io::Result<()> {
     fs::rename(&new, &path)?;
     reach(Failpoint::AnswerNoted);
     Ok(())
+}
+
+/// The moment of a time in seconds since the Unix epoch.
+pub fn when(created: u64) -> Instant {
+    let age = SystemTime::now()
+        .duration_since(UNIX_EPOCH + Duration::from_secs(created))
+        .unwrap_or_default();
+    let now = Instant::now();
+    now.checked_sub(age).unwrap_or(now)
 }
 
 /// Reads the answer that [`note`] wrote.

@@ -17,7 +17,7 @@ use thaw_protocol::control::DeviceId;
 use thaw_sandbox::container::Options;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::journal::Journal;
-use thaw_sandbox::state::{HostDisk, Record, TimeLimit};
+use thaw_sandbox::state::{HostDisk, Paused, Record, TimeLimit};
 use tokio::sync::watch;
 
 use super::container_monitor::ContainerLife;
@@ -59,6 +59,8 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     async fn failure(&self) -> SandboxFailure;
     async fn pause(&self) -> Result<(), Error>;
     async fn resume(&self) -> Result<(), Error>;
+    /// Freezes it among the node's paused sandboxes. It stays stopped then, for its owner to end; if this fails, it runs on.
+    async fn release_memory(&self) -> Result<Paused, Error>;
     async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Error>;
     /// Monitors the container that a caller started in it, from now on.
     fn monitor(&self) -> Result<(), Error>;

@@ -17,7 +17,7 @@ use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::container::{self, Options, Running, ready, signals};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
-use thaw_sandbox::state::{HostDisk, Record, TimeLimit};
+use thaw_sandbox::state::{HostDisk, Paused, Record, TimeLimit};
 use thaw_sandbox::{FreezeOptions, Node, READY_LIMIT, Sandbox, usage};
 use thaw_sys::lock::Lock;
 use tokio::sync::watch;
@@ -167,6 +167,10 @@ impl Machine for Microvm {
 
     async fn resume(&self) -> Result<(), Error> {
         self.sandbox.resume().await
+    }
+
+    async fn release_memory(&self) -> Result<Paused, Error> {
+        self.sandbox.release_memory(&self.node).await
     }
 
     async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Error> {

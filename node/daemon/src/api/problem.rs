@@ -191,7 +191,9 @@ fn status(kind: ErrorKind) -> StatusCode {
         | E::PortUnavailable
         | E::Shared
         | E::VmmTooOld
-        | E::SnapshotDelta => StatusCode::CONFLICT,
+        | E::SnapshotDelta
+        | E::MemoryReleased
+        | E::MemoryKept => StatusCode::CONFLICT,
         E::BadReference => StatusCode::BAD_REQUEST,
         E::DiskFull | E::DiskBudget => StatusCode::INSUFFICIENT_STORAGE,
         E::LimitsUnavailable | E::JailIncomplete => StatusCode::SERVICE_UNAVAILABLE,

@@ -8,8 +8,8 @@ use std::str::FromStr;
 use thaw_images::reference::ImageRef;
 use thaw_protocol::api::{
     ChangeSandbox, ChangeSnapshot, ContainerSettings, CreateSandbox, ExecProcess, ForkSandbox, FreezeSandbox,
-    MakeDirectory, MoveFile, NetworkPolicy, ProcessInput, ProcessSignal, PublishedPort, PullImage,
-    PullSnapshot, PushSnapshot, SignalContainer, StartContainer, StopContainer, ThawSandbox,
+    MakeDirectory, MoveFile, NetworkPolicy, PauseSandbox, ProcessInput, ProcessSignal, PublishedPort,
+    PullImage, PullSnapshot, PushSnapshot, SignalContainer, StartContainer, StopContainer, ThawSandbox,
 };
 
 use super::grant::Role;
@@ -191,6 +191,7 @@ impl Reserved for CreateSandbox {
             root: _,
             labels: _,
             timeout_s: _,
+            idle_timeout_s: _,
             on_timeout: _,
             cpu_limit_millis: _,
             rate_limits: _,
@@ -226,6 +227,7 @@ impl Reserved for ThawSandbox {
             rate_limits: _,
             labels: _,
             timeout_s: _,
+            idle_timeout_s: _,
             on_timeout: _,
         } = self;
         first([
@@ -295,6 +297,7 @@ impl Reserved for ForkSandbox {
             memory_mode: _,
             labels: _,
             timeout_s: _,
+            idle_timeout_s: _,
             on_timeout: _,
         } = self;
         first([("sign", sign.is_some())])
@@ -320,8 +323,16 @@ impl Reserved for ChangeSandbox {
         let ChangeSandbox {
             rate_limits: _,
             timeout_s: _,
+            idle_timeout_s: _,
             on_timeout: _,
         } = self;
+        None
+    }
+}
+
+impl Reserved for PauseSandbox {
+    fn reserved(&self) -> Option<&'static str> {
+        let PauseSandbox { memory: _ } = self;
         None
     }
 }

@@ -14,7 +14,7 @@ use axum::{Extension, Json};
 use serde::Deserialize;
 use thaw_protocol::api::{
     Account, ChangeSandbox, CreateSandbox, CreatedSandbox, ForkSandbox, ForkedSandbox, FreezeSandbox,
-    FrozenSandbox, NetworkPolicy, Problem, Sandbox, ThawSandbox,
+    FrozenSandbox, NetworkPolicy, PauseSandbox, PausedMemory, Problem, Sandbox, ThawSandbox,
 };
 use thaw_sandbox::snapshot::Hash;
 use thaw_sandbox::state::{Asked, Behalf};
@@ -22,7 +22,7 @@ use utoipa::IntoParams;
 
 use super::check;
 use super::daemon::{Daemon, Keep};
-use super::extract::{Body, Key, Parameters};
+use super::extract::{Body, BodyIfAny, Key, Parameters};
 use super::peer::Peer;
 use super::problem::{ApiCode, Refusal};
 use super::scope::{Scope, Wanted};
@@ -288,23 +288,36 @@ pub async fn change(
     Ok(Json(Sandbox::clone(&changed)))
 }
 
-/// Pauses a sandbox: stops its CPUs.
-#[utoipa::path(post, path = "/v1/sandboxes/{id}/pause", operation_id = "pauseSandbox", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
+/// Pauses a sandbox: stops its CPUs, and releases its memory if the body says so. Without a body its memory is kept.
+#[utoipa::path(post, path = "/v1/sandboxes/{id}/pause", operation_id = "pauseSandbox", tag = "sandboxes", request_body = PauseSandbox, params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 204, description = "The sandbox is paused"),
     (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "Its memory cannot be released, or is already", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
+    (status = 507, description = "The disk is full, or its budget used up", body = Problem, content_type = "application/problem+json"),
 ))]
-pub async fn pause(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<StatusCode, Refusal> {
-    daemon
-        .clone()
-        .finish(async move { daemon.pause(&wanted).await })
-        .await?;
+pub async fn pause(
+    State(daemon): State<Arc<Daemon>>,
+    wanted: Wanted,
+    BodyIfAny(how): BodyIfAny<PauseSandbox>,
+) -> Result<StatusCode, Refusal> {
+    let pausing = daemon.clone();
+    let paused = async move {
+        match how.memory {
+            PausedMemory::Keep => Ok(pausing.pause(&wanted).await?),
+            PausedMemory::Release => pausing.release_memory(&wanted).await,
+        }
+    };
+    daemon.finish(paused).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
-/// Resumes a paused sandbox.
+/// Resumes a paused sandbox. If its memory is released, it is thawed under the same id; if that fails, it stays paused.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/resume", operation_id = "resumeSandbox", tag = "sandboxes", params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 204, description = "The sandbox runs"),
-    (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such sandbox, or an image that it needs is gone", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "A port that it has published is in use", body = Problem, content_type = "application/problem+json"),
+    (status = 503, description = "thawd makes no more machines because it drains or ends", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn resume(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<StatusCode, Refusal> {
     daemon

@@ -87,6 +87,7 @@ async fn both_ends_agree_over_a_socket() {
         rate_limits: Default::default(),
         labels: Default::default(),
         timeout_s: None,
+        idle_timeout_s: None,
         on_timeout: Default::default(),
     };
     assert_eq!(

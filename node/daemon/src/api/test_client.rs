@@ -1,6 +1,7 @@
 //! Sends requests to routes without a server, for tests.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::{Body, Bytes};
@@ -39,6 +40,18 @@ pub async fn send(routes: &Router, request: Request<Body>) -> Response<Body> {
 
 pub async fn whole(response: Response<Body>) -> Bytes {
     response.into_body().collect().await.unwrap().to_bytes()
+}
+
+/// Waits for what must happen.
+pub async fn until(what: impl Fn() -> bool) {
+    let came = async {
+        while !what() {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), came)
+        .await
+        .expect("it does not happen");
 }
 
 pub async fn read<T: serde::de::DeserializeOwned>(routes: &Router, path: &str) -> T {

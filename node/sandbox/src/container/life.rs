@@ -15,7 +15,7 @@ use super::signals::{TERMINATE, parse_signal};
 /// Seconds between a stop signal and SIGKILL by default, as under docker.
 const STOP_TIMEOUT_S: i32 = 10;
 /// The file in a sandbox's directory that holds a [`LifeNote`].
-const FILE: &str = "life.json";
+pub(crate) const LIFE_FILE: &str = "life.json";
 /// Delay before the first restart.
 const FIRST_DELAY: Duration = Duration::from_millis(100);
 /// Longest delay before a restart.
@@ -127,12 +127,12 @@ pub struct LifeNote {
 impl LifeNote {
     /// Reads the note in a sandbox's directory. An absent or unreadable one is that of a container that was just started.
     pub fn read(directory: &Path) -> LifeNote {
-        thaw_records::read(&directory.join(FILE)).unwrap_or_default()
+        thaw_records::read(&directory.join(LIFE_FILE)).unwrap_or_default()
     }
 
     /// Writes it to a sandbox's directory. A failure is logged: it matters only to a later owner.
     pub fn write(&self, directory: &Path) {
-        let path = directory.join(FILE);
+        let path = directory.join(LIFE_FILE);
         let new = path.with_extension("new");
         let write = || -> std::io::Result<()> {
             std::fs::write(&new, thaw_records::encode(self)?)?;

@@ -19,7 +19,7 @@ use crate::agent_client::AgentClient;
 use crate::error::{Error, ErrorKind};
 
 /// File in a sandbox's directory that records whether its container is ready; missing without a probe.
-const FILE: &str = "readiness";
+pub(crate) const READINESS_FILE: &str = "readiness";
 const READY: &str = "ready";
 /// How long the agent may take beyond a probe's time limit to report that the limit has passed: the guest may be paused.
 const LATE: Duration = Duration::from_secs(10);
@@ -159,7 +159,7 @@ impl Unready {
 
 /// Records that a container is awaited, or is ready.
 pub fn note(directory: &Path, readiness: Readiness) -> Result<(), Error> {
-    let path = directory.join(FILE);
+    let path = directory.join(READINESS_FILE);
     let text = match readiness {
         Readiness::Ready => READY,
         Readiness::Waiting | Readiness::Failed => "waiting",
@@ -169,7 +169,7 @@ pub fn note(directory: &Path, readiness: Readiness) -> Result<(), Error> {
 
 /// The recorded readiness; `None` without a probe.
 pub fn noted(directory: &Path) -> Option<Readiness> {
-    match std::fs::read_to_string(directory.join(FILE)) {
+    match std::fs::read_to_string(directory.join(READINESS_FILE)) {
         Ok(text) if text == READY => Some(Readiness::Ready),
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
         // The note is incomplete or unreadable: no caller got an answer.
@@ -191,7 +191,7 @@ mod tests {
             assert_eq!(noted(place), Some(readiness));
         }
         for half in ["", "rea", "ready?"] {
-            std::fs::write(place.join(FILE), half).unwrap();
+            std::fs::write(place.join(READINESS_FILE), half).unwrap();
             assert_eq!(noted(place), Some(Readiness::Waiting), "{half:?}");
         }
     }

@@ -13,7 +13,7 @@ use crate::container::RootServing;
 use crate::error::{Error, ErrorKind};
 
 /// The file in a sandbox's directory with the request that created its container, to create it again.
-const REQUEST_FILE: &str = "container.request";
+pub(crate) const REQUEST_FILE: &str = "container.request";
 
 /// Creates the container `id` of the sandbox with this directory, up to the point of executing its program.
 ///

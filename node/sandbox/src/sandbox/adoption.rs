@@ -208,7 +208,10 @@ fn recover(resources: &mut Resources, node: &Node, record: &Record) -> Option<Or
     let disk = provenance.disk(vmm).map_err(told).ok();
     let has_disk = disk.is_some();
     resources.disk = disk.map(|disk| Claimed::new(disk, &node.pools, |p| &p.disks));
-    let origin = provenance.origin(node).map_err(told).ok();
+    let origin = provenance
+        .origin(node, resources.directory.path())
+        .map_err(told)
+        .ok();
     let has_images = lost.map(told).is_none();
     origin.filter(|_| has_disk && has_images)
 }

@@ -25,6 +25,7 @@ impl<'a> Making<'a> {
         trace: &'a Trace,
     ) -> Result<Making<'a>, Error> {
         let name = node.run.hold_name(&record)?;
+        node.paused.refuse_used_name(&record)?;
         let why = match parked {
             Some(want) => match parked::ready(node, &want) {
                 Ok(spare) => {

@@ -83,6 +83,17 @@ impl Sandbox {
 
     /// Freezes the sandbox into a new directory.
     pub async fn freeze(&self, node: &Node, target: &Path, options: FreezeOptions) -> Result<Frozen, Error> {
+        let (frozen, _) = self.freeze_noted(node, target, options).await?;
+        Ok(frozen)
+    }
+
+    /// The same, and the note that it is being frozen: a later owner resumes it as long as that exists.
+    pub(super) async fn freeze_noted(
+        &self,
+        node: &Node,
+        target: &Path,
+        options: FreezeOptions,
+    ) -> Result<(Frozen, Freezing), Error> {
         // One freeze at a time: each would resume what the other has paused.
         let _one = self.freezing.lock().await;
         let subject = self.subject(node, options.delta)?;
@@ -132,14 +143,13 @@ impl Sandbox {
             Ok(())
         })
         .await?;
-        drop(freezing);
         let (budget, place) = (node.budget.clone(), target.to_owned());
         blocking(move || {
             budget.written(share_of_disk, &place);
             Ok(())
         })
         .await?;
-        Ok(frozen)
+        Ok((frozen, freezing))
     }
 
     /// Pauses the machine, writes it, and resumes it unless it is to stop.
@@ -218,6 +228,13 @@ impl Sandbox {
                 }
             };
         };
+        if delta && !origin.directory.exists() {
+            let what = format!(
+                "sandbox {} cannot be frozen as a delta: what it was thawed from was removed",
+                record.id
+            );
+            return Err(Error::new(ErrorKind::SnapshotNotFound, what).remedy("freeze it without a delta"));
+        }
         self.disk()?;
         let text = std::fs::read(self.directory().join(RUNNING_FILE));
         let containers = match text.ok().and_then(|t| thaw_records::decode::<Running>(&t).ok()) {

@@ -74,7 +74,12 @@ pub(super) async fn undo(node: &Node, directory: &SandboxDirectory, control: &Co
     drop(freezing);
 }
 
-async fn go_on(node: &Node, directory: &SandboxDirectory, control: &ControlClient) -> Result<(), Error> {
+/// Lets a frozen sandbox run again, if it does not.
+pub(super) async fn go_on(
+    node: &Node,
+    directory: &SandboxDirectory,
+    control: &ControlClient,
+) -> Result<(), Error> {
     match control.call(Command::Status, &[]).await? {
         Response::Status {
             state: MachineState::Paused,

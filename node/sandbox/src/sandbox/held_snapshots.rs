@@ -127,8 +127,7 @@ impl Snapshots {
             .front()
             .is_some_and(|kept| Arc::ptr_eq(kept, registered));
         drop(table);
-        // The snapshot of a fork is thawed once.
-        if is_first || Scratch::holds(&node.paths.data, &registered.directory) {
+        if is_first || is_thawed_once(node, &registered.directory) {
             return;
         }
         let let_go = self.table().keep(registered, self.0.budget);
@@ -140,7 +139,7 @@ impl Snapshots {
     pub(super) fn hold_ahead(&self, node: &Node, made: &SnapshotDir) {
         let bytes = made.manifest().files.memory.data_bytes;
         let is_held = node.templates.registry().holds_memory() && bytes <= self.0.budget;
-        if !is_held || Scratch::holds(&node.paths.data, made.path()) {
+        if !is_held || is_thawed_once(node, made.path()) {
             return;
         }
         let (snapshots, node, directory) = (self.clone(), node.clone(), made.path().to_owned());
@@ -184,6 +183,11 @@ impl Snapshots {
     fn table(&self) -> MutexGuard<'_, Table> {
         self.0.table.locked()
     }
+}
+
+/// Whether a snapshot is that of a fork, or of a sandbox whose memory is released.
+fn is_thawed_once(node: &Node, snapshot: &Path) -> bool {
+    Scratch::holds(&node.paths.data, snapshot) || node.paused.holds(snapshot)
 }
 
 fn drop_parked(node: &Node, let_go: Vec<Arc<Registered>>) {

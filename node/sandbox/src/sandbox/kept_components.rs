@@ -129,9 +129,15 @@ fn collect(node: &Node) -> Result<usize, Error> {
     }
     let registry = node.templates.registry();
     let mut needed: HashSet<Hash> = node.templates.components().collect();
-    let snapshots = node.run.list().into_iter().filter_map(|record| record.provenance);
-    for snapshot in snapshots.filter_map(|provenance| registry.find(provenance.snapshot()).ok()) {
-        needed.extend(snapshot.manifest().subject.components());
+    for record in node.run.list() {
+        let Some(provenance) = record.provenance else {
+            continue;
+        };
+        if let Some(manifest) = provenance.kept_manifest(&node.run.directory(&record.id)) {
+            needed.extend(manifest.subject.components());
+        } else if let Ok(snapshot) = registry.find(provenance.snapshot()) {
+            needed.extend(snapshot.manifest().subject.components());
+        }
     }
     let collected = registry.components().collect(needed, SystemTime::now());
     collected.map_err(|e| Error::system("cannot look through what snapshots need", &e))

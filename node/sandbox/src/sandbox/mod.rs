@@ -26,7 +26,7 @@ use crate::human_bytes::HumanBytes;
 use crate::images::Images;
 use crate::paths::Paths;
 use crate::snapshot::{Hash, Hold, Registered, Scratch, Signatures, SnapshotStore, Subject};
-use crate::state::{Record, RunDirectory, SandboxDirectory, TimeLimit};
+use crate::state::{PausedSandboxes, Record, RunDirectory, SandboxDirectory, TimeLimit};
 use crate::template::Templates;
 use crate::template::command_line::{command_line, has_test_hooks};
 use crate::tenant::Tenant;
@@ -59,6 +59,7 @@ mod machine;
 pub mod network;
 mod pagemap;
 mod parked;
+mod pause;
 mod pod_cgroup;
 mod pools;
 mod provenance;
@@ -161,6 +162,8 @@ pub struct Node {
     pub snapshots: Snapshots,
     /// The snapshots that it keeps.
     pub stored: SnapshotStore,
+    /// The sandboxes whose memory is released.
+    pub paused: PausedSandboxes,
     /// Whether guests weakened for a test are accepted.
     pub test_templates: bool,
     /// Host features without which a creation fails.
@@ -192,6 +195,7 @@ impl Node {
         let held = config.snapshots.held.0;
         let templates = Templates::open(&paths, hold, Signatures::of(&config.snapshots))?;
         templates.sweep();
+        let paused = PausedSandboxes::under(&paths.data);
         let stored = SnapshotStore::open(&paths.data, templates.registry().clone());
         stored.sweep();
         let images = Images::open_with(&paths.images(), config)?;
@@ -201,6 +205,7 @@ impl Node {
             larger: Arc::default(),
             snapshots: Snapshots::within(held),
             stored,
+            paused,
             // A fast path takes longer to set up than a slot, so it is worth it only if slots are made ahead.
             pools: Arc::new(Pools::empty(
                 &paths,
@@ -387,28 +392,6 @@ impl Sandbox {
             Response::Status { state, .. } => Ok(state),
             other => Err(unexpected_answer(&other)),
         }
-    }
-
-    /// Pauses it: stops its vCPUs.
-    pub async fn pause(&self) -> Result<(), Error> {
-        let _one = self.freezing.lock().await;
-        Ok(self
-            .resources
-            .control()?
-            .call(Command::Pause, &[])
-            .await
-            .map(drop)?)
-    }
-
-    /// Resumes it: lets its vCPUs run again.
-    pub async fn resume(&self) -> Result<(), Error> {
-        let _one = self.freezing.lock().await;
-        Ok(self
-            .resources
-            .control()?
-            .call(Command::Resume, &[])
-            .await
-            .map(drop)?)
     }
 
     /// Adds to the trace the bytes fetched for it so far; `until` names the moment. Does nothing for an adopted sandbox.

@@ -2,14 +2,26 @@
 
 use std::fs::File;
 use std::io;
+use std::path::Path;
 
 use thaw_pools::disk::Disk;
 use thaw_pools::process::ProcessRecord;
 
 use super::{Node, Origin, Resources, Shown};
 use crate::error::{Error, ErrorKind};
+use crate::snapshot::{Hash, MANIFEST, Manifest};
 use crate::state::{FileIdentity, Provenance, ShownRecord};
 use thaw_sys::lock::Lock;
+
+/// The manifest of the snapshot that a sandbox was thawed from, in the sandbox's directory, if the snapshot is removed after the thaw.
+const ORIGIN: &str = "origin.json";
+
+/// Keeps the manifest of a snapshot in the directory of a sandbox that is thawed from it.
+pub(super) fn keep_manifest(snapshot: &Path, directory: &Path) -> Result<(), Error> {
+    let kept = std::fs::copy(snapshot.join(MANIFEST), directory.join(ORIGIN));
+    kept.map(drop)
+        .map_err(|e| Error::system(format!("cannot copy the manifest of {}", snapshot.display()), &e))
+}
 
 impl Provenance {
     /// The provenance of a complete sandbox. `None` for a booted one, which cannot be frozen.
@@ -38,8 +50,16 @@ impl Provenance {
         }
     }
 
-    /// The snapshot it was thawed from, if that still exists unchanged.
-    pub(super) fn origin(&self, node: &Node) -> Result<Origin, Error> {
+    /// The snapshot it was thawed from, if that still exists unchanged or its manifest is in the sandbox's directory.
+    pub(super) fn origin(&self, node: &Node, directory: &Path) -> Result<Origin, Error> {
+        if let Some(manifest) = self.kept_manifest(directory) {
+            return Ok(Origin {
+                subject: manifest.subject,
+                manifest: self.manifest,
+                directory: self.snapshot.clone(),
+                _held: None,
+            });
+        }
         let found = node.templates.registry().find(&self.snapshot)?;
         if found.hash() != self.manifest {
             let what = format!("{} is another snapshot now", self.snapshot.display());
@@ -51,6 +71,13 @@ impl Provenance {
             directory: self.snapshot.clone(),
             _held: None,
         })
+    }
+
+    /// The manifest of that snapshot, if the sandbox's directory has it.
+    pub(super) fn kept_manifest(&self, directory: &Path) -> Option<Manifest> {
+        let bytes = std::fs::read(directory.join(ORIGIN)).ok()?;
+        let is_it = Hash::of(&bytes) == self.manifest;
+        Manifest::decode(&bytes).ok().filter(|_| is_it)
     }
 
     /// Its images that are still in the store, and an error if any is missing.

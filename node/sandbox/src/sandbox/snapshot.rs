@@ -13,6 +13,7 @@ use super::create::{Making, Parts};
 use super::fitted::{Fitted, FittedDisk, FittedParts, Fitting};
 use super::freeze::Workload;
 use super::parked::ParkedWant;
+use super::provenance::keep_manifest;
 use super::retry::retry_once;
 use super::spec::new_record;
 use super::wanted_machine::{machine, refuse_test_hooks, refuse_untethered_pages};
@@ -24,7 +25,7 @@ use crate::container::{IMAGE_DISK_SLOT, RootServing};
 use crate::error::{Error, ErrorKind};
 use crate::slow::Slow;
 use crate::snapshot::{Kind, Registered, Subject};
-use crate::state::{Record, Terms};
+use crate::state::{Paused, Record, Terms};
 use crate::template::Shape;
 use crate::trace::Trace;
 
@@ -44,6 +45,8 @@ pub struct ThawSpec {
     pub publish: Vec<PublishedPort>,
     /// Rate limits given here replace those of the frozen sandbox.
     pub terms: Terms,
+    /// The paused sandbox that this one continues under the same identity. `None`: it is a new one.
+    pub paused: Option<Paused>,
 }
 
 pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Error> {
@@ -86,6 +89,10 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
     };
     let made = retry_once(told, || make(node, &spec, &frozen, trace)).await;
     let sandbox = made.map_err(|e| kept_components::name_vmm(node, &registered, e))?;
+    if spec.paused.is_some() {
+        // Its snapshot is removed soon.
+        return Ok(sandbox);
+    }
     first_thaw::record(node, &registered, &sandbox);
     let node = node.clone();
     // Not awaited: the caller has its sandbox.
@@ -105,30 +112,7 @@ struct Frozen<'a> {
 async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) -> Result<Sandbox, Error> {
     let (registered, workload) = (frozen.registered, frozen.workload);
     let subject = &registered.manifest.subject;
-    let record = Record {
-        name: spec.name.clone(),
-        image: workload.image.clone(),
-        image_digest: subject.images.first().map(|i| i.digest.clone()),
-        command: workload.command.clone(),
-        client: spec.client,
-        terms: Terms {
-            rate_limits: Some(
-                workload
-                    .rate_limits
-                    .changed(spec.terms.rate_limits.unwrap_or_default()),
-            ),
-            ..spec.terms.clone()
-        },
-        tethered: spec.tethered,
-        vcpus: workload.cpus,
-        memory_mib: workload.memory_mib,
-        cpu_limit_millis: workload.cpu_limit_millis,
-        root: match subject.images.iter().any(|image| image.slot == IMAGE_DISK_SLOT) {
-            true => RootServing::Erofs,
-            false => RootServing::Virtiofs,
-        },
-        ..new_record()?
-    };
+    let record = record(spec, frozen)?;
     let share_of_disk = node.budget.sandbox(frozen_disk::find(registered)?.1).await?;
     let machine = machine(
         Shape {
@@ -147,7 +131,11 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
             private_network: workload.network,
         },
     };
-    let mut making = Making::claim(node, record, &machine, Some(parked), trace)?;
+    let mut making = match &spec.paused {
+        None => Making::claim(node, record, &machine, Some(parked), trace)?,
+        // What was made ahead has an id already.
+        Some(_) => Making::begin(&node.run, node, record, trace)?,
+    };
     making.resources.share_of_disk = Some(share_of_disk);
     if let (Some(image), Some(files)) = (frozen.guest_image, &mut making.files) {
         let copied = image.try_clone();
@@ -172,9 +160,59 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
     if let Some(container) = workload.containers.first() {
         container.write(making.resources.directory.path())?;
     }
+    if let Some(paused) = &spec.paused {
+        give_kept(paused, making.resources.directory.path()).await?;
+    }
     making.give_identity(spec.hostname.clone(), false).await?;
     making.note_thawed().await?;
     making.done()
+}
+
+/// The record of the sandbox: with a new id, or with that of the paused sandbox.
+fn record(spec: &ThawSpec, frozen: &Frozen<'_>) -> Result<Record, Error> {
+    let (workload, subject) = (frozen.workload, &frozen.registered.manifest.subject);
+    let new = new_record()?;
+    let (id, created) = match spec.paused.as_ref().map(Paused::record) {
+        Some(paused) => (paused.id.clone(), paused.created),
+        None => (new.id.clone(), new.created),
+    };
+    Ok(Record {
+        name: spec.name.clone(),
+        image: workload.image.clone(),
+        image_digest: subject.images.first().map(|i| i.digest.clone()),
+        command: workload.command.clone(),
+        client: spec.client,
+        terms: Terms {
+            rate_limits: Some(
+                workload
+                    .rate_limits
+                    .changed(spec.terms.rate_limits.unwrap_or_default()),
+            ),
+            ..spec.terms.clone()
+        },
+        tethered: spec.tethered,
+        vcpus: workload.cpus,
+        memory_mib: workload.memory_mib,
+        cpu_limit_millis: workload.cpu_limit_millis,
+        hostname: spec.hostname.clone(),
+        root: match subject.images.iter().any(|image| image.slot == IMAGE_DISK_SLOT) {
+            true => RootServing::Erofs,
+            false => RootServing::Virtiofs,
+        },
+        id,
+        created,
+        ..new
+    })
+}
+
+/// Gives the directory of a sandbox that continues a paused one what is kept of that.
+async fn give_kept(paused: &Paused, directory: &Path) -> Result<(), Error> {
+    let (paused, directory) = (paused.clone(), directory.to_owned());
+    blocking(move || {
+        keep_manifest(&paused.snapshot(), &directory)?;
+        paused.restore(&directory)
+    })
+    .await
 }
 
 fn workload(registered: &Registered) -> Result<Workload, Error> {

@@ -148,6 +148,7 @@ pub(super) fn record(spec: &SandboxSpec) -> Result<Record, Error> {
             ..spec.terms.clone()
         },
         volumes: spec.volumes.clone(),
+        hostname: spec.hostname.clone(),
         cpu_limit_millis: spec.cpu_limit_millis,
         ..new_record()?
     })
@@ -183,5 +184,6 @@ pub(super) fn new_record() -> Result<Record, Error> {
         host_disks: BTreeMap::new(),
         cpu_limit_millis: None,
         stock: None,
+        hostname: None,
     })
 }

@@ -27,7 +27,7 @@ use super::partial::make_locked;
 use super::signature::{SIGNATURE, TrustedKeys};
 use super::stamp::{Identity, Stamps};
 
-pub(super) const MANIFEST: &str = "manifest.json";
+pub(crate) const MANIFEST: &str = "manifest.json";
 pub(super) const MANIFEST_HASH: &str = "manifest.b3";
 pub(super) const MANIFEST_SIGNATURE: &str = "manifest.sig";
 pub(super) const STATE: &str = "state";

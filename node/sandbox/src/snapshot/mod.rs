@@ -37,6 +37,7 @@ pub mod store;
 pub mod working_sets;
 
 pub use components::Components;
+pub(crate) use directory::MANIFEST;
 pub use directory::SnapshotDir;
 pub use draft::Draft;
 pub use error::SnapshotError;

@@ -114,6 +114,7 @@ impl Record {
             memory_mib: self.memory_mib,
             labels: self.terms.labels.clone(),
             timeout_s: self.terms.timeout.map(|t| t.seconds),
+            idle_timeout_s: self.terms.idle_timeout_s,
             on_timeout: self.terms.on_timeout,
             ..Sandbox::default()
         }

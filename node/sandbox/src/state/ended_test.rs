@@ -16,6 +16,7 @@ fn record(id: &str, vmm: Option<ProcessRecord>) -> Record {
         control: CONTROL_VERSION,
         cpu_limit_millis: None,
         stock: None,
+        hostname: None,
         id: id.into(),
         name: Some(format!("name-{id}")),
         image: "busybox".into(),

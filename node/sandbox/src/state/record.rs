@@ -80,6 +80,9 @@ pub struct Record {
     /// The tenant whose images and templates the sandbox is made from. `None`: those of the node.
     #[serde(default)]
     pub stock: Option<Tenant>,
+    /// The host name that its guest was given, if that is not its id.
+    #[serde(default)]
+    pub hostname: Option<String>,
 }
 
 impl Record {

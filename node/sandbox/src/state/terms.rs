@@ -23,7 +23,10 @@ pub struct Terms {
     pub annotations: BTreeMap<String, String>,
     #[serde(default)]
     pub timeout: Option<Timeout>,
-    /// What happens when the timeout is over.
+    /// How long it may be idle, seconds.
+    #[serde(default)]
+    pub idle_timeout_s: Option<u32>,
+    /// What happens when either timeout is over.
     #[serde(default)]
     pub on_timeout: OnTimeout,
     /// Whether the sandbox is deleted when its container's process ends.
@@ -41,6 +44,7 @@ impl Terms {
     pub fn time_limit(&self) -> TimeLimit {
         TimeLimit {
             timeout: self.timeout,
+            idle_s: self.idle_timeout_s,
             on_timeout: self.on_timeout,
         }
     }
@@ -49,6 +53,7 @@ impl Terms {
     pub fn within(self, limit: TimeLimit) -> Terms {
         Terms {
             timeout: limit.timeout,
+            idle_timeout_s: limit.idle_s,
             on_timeout: limit.on_timeout,
             ..self
         }
@@ -59,6 +64,8 @@ impl Terms {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TimeLimit {
     pub timeout: Option<Timeout>,
+    /// How long it may be idle, seconds.
+    pub idle_s: Option<u32>,
     pub on_timeout: OnTimeout,
 }
 
@@ -70,6 +77,7 @@ impl TimeLimit {
                 Some(seconds) => seconds.map(Timeout::after),
                 None => self.timeout,
             },
+            idle_s: change.idle_timeout_s.unwrap_or(self.idle_s),
             on_timeout: change.on_timeout.unwrap_or(self.on_timeout),
         }
     }
@@ -93,8 +101,8 @@ impl TimeLimit {
 
     /// When the time is over, seconds since the Unix epoch.
     pub fn ends_at(self) -> Option<u64> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        self.timeout.map(|timeout| (now + timeout.left()).as_secs())
+        self.timeout
+            .map(|timeout| (since_epoch() + timeout.left()).as_secs())
     }
 }
 
@@ -155,10 +163,23 @@ impl Timeout {
         }
     }
 
+    /// The timeout of this many seconds that is over at a time, in seconds since the Unix epoch.
+    pub(super) fn ending_at(seconds: u32, epoch: u64) -> Timeout {
+        let left = epoch.saturating_sub(since_epoch().as_secs());
+        Timeout {
+            seconds,
+            at: boottime_ms().saturating_add(left.saturating_mul(1000)),
+        }
+    }
+
     /// The time left; zero after the timeout.
     pub fn left(self) -> Duration {
         Duration::from_millis(self.at.saturating_sub(boottime_ms()))
     }
+}
+
+fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 fn boottime_ms() -> u64 {
@@ -178,6 +199,7 @@ mod tests {
             labels: BTreeMap::new(),
             annotations: BTreeMap::from([("protocol".to_owned(), "any text: \u{1f9ca}\n".to_owned())]),
             timeout: Some(timeout),
+            idle_timeout_s: Some(60),
             on_timeout: OnTimeout::Pause,
             delete_on_exit: true,
             asked: Some(Asked {
@@ -209,6 +231,7 @@ mod tests {
     fn change_of_a_time_limit_keeps_what_it_does_not_name() {
         let over = TimeLimit {
             timeout: Some(Timeout { seconds: 60, at: 0 }),
+            idle_s: Some(5),
             on_timeout: OnTimeout::Pause,
         };
         let nothing = over.changed(&ChangeSandbox::default());
@@ -223,6 +246,7 @@ mod tests {
         assert!(longer.timeout.unwrap().left() > Duration::from_secs(3000));
         let none = ChangeSandbox {
             timeout_s: Some(None),
+            idle_timeout_s: Some(None),
             on_timeout: Some(OnTimeout::Delete),
             ..ChangeSandbox::default()
         };
@@ -234,6 +258,7 @@ mod tests {
     fn only_a_spent_timeout_that_pauses_is_renewed() {
         let limit = |on_timeout, at| TimeLimit {
             timeout: Some(Timeout { seconds: 60, at }),
+            idle_s: None,
             on_timeout,
         };
         assert!(!limit(OnTimeout::Pause, 0).renewed().is_over());

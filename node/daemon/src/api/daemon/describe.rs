@@ -1,7 +1,9 @@
 //! The API's description of a sandbox.
 
-use thaw_protocol::api::{ContainerHealth, OnTimeout, Sandbox as Described, SandboxAction, SandboxEvent};
-use thaw_sandbox::state::TimeLimit;
+use thaw_protocol::api::{
+    ContainerHealth, OnTimeout, Readiness, Sandbox as Described, SandboxAction, SandboxEvent,
+};
+use thaw_sandbox::state::{Record, TimeLimit};
 
 use crate::api::machine::{Condition, Machine};
 
@@ -12,6 +14,31 @@ pub const RESTARTING: &str = "restarting";
 pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described {
     let record = machine.record();
     let mut described = Described {
+        readiness: machine.readiness(),
+        vsock: machine.vsock().display().to_string(),
+        vmm_pid: record.vmm.map(|v| v.pid),
+        ..of_record(record)
+    };
+    set(&mut described, condition);
+    limit_time(&mut described, *machine.time_limit().borrow());
+    described
+}
+
+/// Describes a sandbox whose memory is released.
+pub(super) fn describe_paused(record: &Record, readiness: Option<Readiness>) -> Described {
+    let mut described = Described {
+        state: "paused".into(),
+        memory_released: true,
+        readiness,
+        ..of_record(record)
+    };
+    limit_time(&mut described, record.terms.time_limit());
+    described
+}
+
+/// What its record says.
+fn of_record(record: &Record) -> Described {
+    Described {
         id: record.id.clone(),
         tenant: record.terms.tenant.clone().map(String::from),
         name: record.name.clone(),
@@ -21,33 +48,33 @@ pub(super) fn describe(machine: &dyn Machine, condition: Condition) -> Described
         cpus: record.vcpus,
         memory_mib: record.memory_mib,
         state: String::new(),
+        memory_released: false,
         reason: None,
         failure: None,
         ended: None,
         exit_code: None,
         restarts: 0,
         health: None,
-        readiness: machine.readiness(),
-        vsock: machine.vsock().display().to_string(),
-        vmm_pid: record.vmm.map(|v| v.pid),
+        readiness: None,
+        vsock: String::new(),
+        vmm_pid: None,
         network: record.network.clone(),
         rate_limits: record.terms.rate_limits.unwrap_or_default(),
         labels: record.terms.labels.clone(),
         timeout_s: None,
+        idle_timeout_s: None,
         on_timeout: OnTimeout::default(),
         ends_at: None,
         resource_version: 0,
         event: None,
         volumes_error: None,
-    };
-    set(&mut described, condition);
-    limit_time(&mut described, *machine.time_limit().borrow());
-    described
+    }
 }
 
 /// Records in the description how long it may run.
 pub(super) fn limit_time(described: &mut Described, limit: TimeLimit) {
     described.timeout_s = limit.timeout.map(|timeout| timeout.seconds);
+    described.idle_timeout_s = limit.idle_s;
     described.on_timeout = limit.on_timeout;
     described.ends_at = limit.ends_at();
 }

@@ -101,9 +101,11 @@ impl Daemon {
     fn begin_end(&self, id: &str) -> Option<(Arc<dyn Machine>, watch::Sender<()>)> {
         let (sender, waiting) = watch::channel(());
         let mut failing = self.failing();
-        let held = self.table().remove(id)?;
+        let mut table = self.table();
+        let machine = table.get(id)?.body.machine()?.clone();
+        table.remove(id);
         failing.insert(id.to_owned(), waiting);
-        Some((held.machine.clone(), sender))
+        Some((machine, sender))
     }
 
     /// Records the end of a sandbox, removes what it has, and lists it.
@@ -179,8 +181,7 @@ impl Daemon {
 
     /// Lists a sandbox as failed if its machine has ended.
     async fn fail_if_ended(self: &Arc<Daemon>, id: &str) {
-        let machine = self.table().get(id).map(|held| held.machine.clone());
-        let Some(machine) = machine else { return };
+        let Ok(machine) = self.look_up(id) else { return };
         let condition = tokio::time::timeout(ASK_LIMIT, machine.condition()).await;
         drop(machine);
         if let Ok(Condition::Ended(_)) = condition {

@@ -58,7 +58,7 @@ async fn made(daemon: &Arc<Daemon>, name: &str) -> String {
 
 /// Ends a sandbox's machine, as if its VMM had died.
 fn kill(daemon: &Daemon, id: &str) {
-    daemon.find(id).unwrap().0.kill();
+    daemon.find(id).unwrap().kill();
 }
 
 /// Waits until the description of a sandbox, by name or id, satisfies `so`.

@@ -80,6 +80,7 @@ impl Daemon {
             memory_mode: request.memory_mode,
             labels: request.labels,
             timeout_s: request.timeout_s,
+            idle_timeout_s: request.idle_timeout_s,
             on_timeout: request.on_timeout,
             // The snapshot contains the original's policy. No ports are published, because a port of the host belongs to one sandbox only.
             network_policy: None,

@@ -61,7 +61,7 @@ impl Daemon {
         }
         // The machine must not be held while its end is awaited.
         let (exit, end) = {
-            let machine = self.find(&id)?.0;
+            let machine = self.find(&id)?;
             if machine.life().is_none() {
                 let why = format!("sandbox {id}: whoever started its container waits for its end");
                 return Err(Refusal::new(ApiCode::NoLogs, why));
@@ -85,10 +85,7 @@ impl Daemon {
             .cache
             .find(wanted)
             .ok_or_else(|| no_such_sandbox(&wanted.text))?;
-        let health = self
-            .find(&found.id)
-            .ok()
-            .and_then(|(machine, _)| machine.health());
+        let health = self.look_up(&found.id).ok().and_then(|machine| machine.health());
         let mut described = Described::clone(&found);
         if let Some(health) = health.and_then(|health| health.borrow().clone()) {
             described.health = Some(health);

@@ -2,6 +2,7 @@
 
 use std::future::pending;
 use std::sync::Weak;
+use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use thaw_pools::process::ProcessRecord;
@@ -11,6 +12,7 @@ use thaw_sandbox::state::TimeLimit;
 use tokio::sync::watch::Receiver;
 
 use super::describe::{RESTARTING, checked, exited, ran_out_of_memory, restarts, set, started};
+use super::timeout::Due;
 use super::{Daemon, Described};
 use crate::api::container_monitor::ContainerLife;
 use crate::api::machine::{Condition, Machine};
@@ -74,6 +76,26 @@ pub(super) fn watch(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<
     }
 }
 
+/// Waits until the timeout of a sandbox whose memory is released deletes it.
+pub(super) async fn watch_paused(daemon: Weak<Daemon>, id: String, limit: Receiver<TimeLimit>) {
+    let shown = Shown {
+        daemon,
+        id: id.clone(),
+    };
+    // It deletes the sandbox only, which is paused already.
+    times_out(shown.clone(), limit).await;
+    let Some(daemon) = shown.daemon.upgrade() else {
+        return;
+    };
+    // On a task of its own, because this task ends with the sandbox.
+    tokio::spawn(async move {
+        let _finishing = daemon.finishing.read().await;
+        if daemon.delete(&Wanted::on_node(&id)).await.is_ok() {
+            tracing::info!(sandbox = id, "deleted: its time is over");
+        }
+    });
+}
+
 /// Updates the cached description of a sandbox.
 #[derive(Clone)]
 struct Shown {
@@ -88,15 +110,15 @@ impl Shown {
         }
     }
 
-    /// Pauses it, because its time is over. On a task of its own, because the caller's task ends with the sandbox.
-    fn pause(&self) {
+    /// Pauses it, because it is due. On a task of its own, because the caller's task ends with the sandbox.
+    fn pause(&self, due: Due) {
         let Some(daemon) = self.daemon.upgrade() else {
             return;
         };
         let id = self.id.clone();
         tokio::spawn(async move {
             let _finishing = daemon.finishing.read().await;
-            daemon.pause_in_time(&id).await;
+            daemon.pause_in_time(&id, due).await;
         });
     }
 
@@ -120,7 +142,7 @@ async fn client_ends(client: Option<ProcessRecord>) -> End {
     End::Rule("the process it was made for has ended")
 }
 
-/// Waits until the sandbox must be deleted because its time is over. Pauses it each time that it is to be paused.
+/// Waits until the sandbox must be deleted because its time is over or it is idle. Pauses it each time that it is to be paused.
 async fn times_out(shown: Shown, mut limit: Receiver<TimeLimit>) -> End {
     loop {
         let now = *limit.borrow_and_update();
@@ -129,14 +151,32 @@ async fn times_out(shown: Shown, mut limit: Receiver<TimeLimit>) -> End {
             () = passes(now) => match now.on_timeout {
                 OnTimeout::Delete => return End::Rule("its time is over"),
                 OnTimeout::Pause => {
-                    shown.pause();
+                    shown.pause(Due::TimeIsOver);
                     limit.changed().await.is_ok()
+                }
+            },
+            requests = is_idle(&shown, now) => match now.on_timeout {
+                OnTimeout::Delete => return End::Rule("it was idle"),
+                OnTimeout::Pause => {
+                    shown.pause(Due::Idle { requests });
+                    true
                 }
             },
         };
         if !is_changed {
             return pending().await;
         }
+    }
+}
+
+/// Waits until the sandbox has been idle for too long. Returns how many requests for it there had been.
+async fn is_idle(shown: &Shown, limit: TimeLimit) -> u64 {
+    match limit.idle_s {
+        Some(seconds) => {
+            let limit = Duration::from_secs(seconds.into());
+            Daemon::until_idle(&shown.daemon, &shown.id, limit).await
+        }
+        None => pending().await,
     }
 }
 

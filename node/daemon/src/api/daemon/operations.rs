@@ -2,6 +2,7 @@
 //!
 //! Invariant: operations that change a sandbox take turns. An operation that waits for a file system or a device of the host takes no turn.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -18,7 +19,7 @@ use thaw_sandbox::journal::Journal;
 use thaw_sandbox::state::{HostDisk, Record};
 
 use super::describe::set;
-use super::{Daemon, Described, lifetime, no_such_sandbox};
+use super::{Body, Daemon, Described, lifetime, memory_released, no_such_sandbox};
 use crate::api::machine::Machine;
 use crate::api::problem::{ApiCode, Refusal};
 use crate::api::request_gate::Permit;
@@ -29,7 +30,24 @@ use crate::api::session::Session;
 pub(super) struct Turn {
     pub(super) id: String,
     pub(super) machine: Arc<dyn Machine>,
-    _alone: tokio::sync::OwnedMutexGuard<()>,
+    _alone: Alone,
+}
+
+/// Held by the operation that has its turn.
+type Alone = tokio::sync::OwnedMutexGuard<()>;
+
+impl Turn {
+    pub(super) fn new(id: String, machine: Arc<dyn Machine>, alone: Alone) -> Turn {
+        Turn {
+            id,
+            machine,
+            _alone: alone,
+        }
+    }
+
+    pub(super) fn into_parts(self) -> (Arc<dyn Machine>, Alone) {
+        (self.machine, self._alone)
+    }
 }
 
 impl Daemon {
@@ -45,34 +63,44 @@ impl Daemon {
         };
         if self.factory.is_none() {
             // Its owner sees the end, and removes it.
-            self.find(&id)?.0.kill();
+            self.find(&id)?.kill();
             return Ok(());
         }
-        let machine = {
+        let held = {
             let mut table = self.table();
             table.remove(&id).map(|held| {
                 self.cache.remove(&id);
-                held.machine.clone()
+                (held.body.clone(), held.turn.clone())
             })
         };
-        let Some(machine) = machine else {
+        let Some((body, turn)) = held else {
             return match self.delete_ended(&id).await {
                 true => Ok(()),
                 false => Err(no_such_sandbox(&wanted.text)),
             };
         };
         reach(Failpoint::DeleteForgotten);
-        machine.destroy().await;
-        Ok(())
+        match body {
+            Body::Machine(machine) => {
+                machine.destroy().await;
+                // A pause that was in progress finds it gone, and removes what it has written.
+                drop(turn.lock().await);
+                Ok(())
+            }
+            Body::Paused(paused) => {
+                // A resume that is in progress finds it gone, and ends its machine.
+                let _turn = turn.lock().await;
+                self.factory()
+                    .map_err(|_| no_such_sandbox(&id))?
+                    .forget_paused(&paused.files)
+                    .await
+            }
+        }
     }
 
     /// Stops the CPUs of a sandbox.
     pub async fn pause(&self, wanted: &Wanted) -> Result<(), Error> {
         let turn = self.turn(wanted).await?;
-        self.pause_in(turn).await
-    }
-
-    pub(super) async fn pause_in(&self, turn: Turn) -> Result<(), Error> {
         let done = turn.machine.pause().await;
         reach(Failpoint::PauseDone);
         let happened = done.is_ok().then(|| SandboxEvent::now(SandboxAction::Pause));
@@ -80,15 +108,20 @@ impl Daemon {
         done
     }
 
-    /// Lets its CPUs run again.
-    pub async fn resume(&self, wanted: &Wanted) -> Result<(), Error> {
-        let turn = self.turn(wanted).await?;
+    /// Lets its CPUs run again. Thaws it if its memory is released.
+    pub async fn resume(self: &Arc<Daemon>, wanted: &Wanted) -> Result<(), Refusal> {
+        let (id, body, alone) = self.turn_of(wanted).await?;
+        let machine = match body {
+            Body::Machine(machine) => machine,
+            Body::Paused(paused) => return self.thaw_paused(&id, &paused).await,
+        };
+        let turn = Turn::new(id, machine, alone);
         self.renew_timeout(&turn).await?;
         let done = turn.machine.resume().await;
         reach(Failpoint::ResumeDone);
         let happened = done.is_ok().then(|| SandboxEvent::now(SandboxAction::Unpause));
         self.settle(turn, happened).await;
-        done
+        Ok(done?)
     }
 
     /// Writes a snapshot of it.
@@ -119,26 +152,26 @@ impl Daemon {
     /// Shares files of this host with it under `name`, as its client sees them.
     pub async fn add_share(&self, wanted: &Wanted, name: String, source: Source) -> Result<(), Error> {
         // Without a turn: a file system of the host may be slow, and nothing else of the sandbox must wait for it.
-        let machine = self.find(&self.id(wanted)?)?.0;
+        let machine = self.find(&self.id(wanted)?)?;
         machine.add_share(name, source).await
     }
 
     /// Removes a share.
     pub async fn remove_share(&self, wanted: &Wanted, name: String) -> Result<(), Error> {
-        let machine = self.find(&self.id(wanted)?)?.0;
+        let machine = self.find(&self.id(wanted)?)?;
         machine.remove_share(name).await
     }
 
     /// Attaches a block device of this host, and returns its slot in the machine.
     pub async fn add_disk(&self, wanted: &Wanted, disk: HostDisk) -> Result<DeviceId, Error> {
         // Without a turn: opening a device of the host may be slow.
-        let machine = self.find(&self.id(wanted)?)?.0;
+        let machine = self.find(&self.id(wanted)?)?;
         machine.add_disk(disk).await
     }
 
     /// Detaches the block device of a slot.
     pub async fn remove_disk(&self, wanted: &Wanted, slot: DeviceId) -> Result<(), Error> {
-        let machine = self.find(&self.id(wanted)?)?.0;
+        let machine = self.find(&self.id(wanted)?)?;
         machine.remove_disk(slot).await
     }
 
@@ -149,7 +182,7 @@ impl Daemon {
             return Ok(reason);
         }
         // The machine must not be held while its end is awaited.
-        let end = self.find(&id)?.0.end();
+        let end = self.find(&id)?.end();
         Ok(end.await)
     }
 
@@ -201,7 +234,7 @@ impl Daemon {
             .find(wanted)
             .ok_or_else(|| no_such_sandbox(&wanted.text))?;
         match shown.state.as_str() {
-            state if states.contains(&state) => Ok(self.find(&shown.id)?.0),
+            state if states.contains(&state) => Ok(self.find(&shown.id)?),
             state => Err(Refusal::new(
                 ApiCode::NotRunning,
                 match &shown.failure {
@@ -228,7 +261,10 @@ impl Daemon {
             return kept
                 .ok_or_else(|| not_kept("its output was not kept, or has been removed to limit its size"));
         }
-        let journal = self.find(&id)?.0.journal();
+        let journal = match self.held(&id)?.0 {
+            Body::Machine(machine) => machine.journal(),
+            Body::Paused(paused) => self.journal_in(paused.files.output()).await?,
+        };
         journal.ok_or_else(|| not_kept("whoever started its container reads the output"))
     }
 
@@ -237,7 +273,11 @@ impl Daemon {
         let Some(run) = &self.kept.run else {
             return Ok(None);
         };
-        let file = run.ended_output(id);
+        self.journal_in(run.ended_output(id)).await
+    }
+
+    /// The output in a file, if that exists. No more comes.
+    async fn journal_in(&self, file: PathBuf) -> Result<Option<Arc<Journal>>, Error> {
         let journal = blocking(move || {
             let kept = Journal::kept(&file);
             kept.map_err(|e| Error::system(format!("cannot read {}", file.display()), &e))
@@ -248,7 +288,7 @@ impl Daemon {
     /// Keeps the output and the exit status of the container that the caller started, from now on.
     pub fn monitor(self: &Arc<Daemon>, wanted: &Wanted) -> Result<(), Error> {
         let id = self.id(wanted)?;
-        let machine = self.find(&id)?.0;
+        let machine = self.find(&id)?;
         machine.monitor()?;
         if let Some(held) = self.table().get_mut(&id) {
             // The container's end is now known.
@@ -261,7 +301,7 @@ impl Daemon {
 
     /// The exit status of a monitored container's process, once all its output is kept. Returns `None` if it does not end within `limit`.
     pub(in crate::api) async fn exited(&self, id: &str, limit: Duration) -> Option<i32> {
-        let exit = self.find(id).ok()?.0.exit();
+        let exit = self.find(id).ok()?.exit();
         tokio::time::timeout(limit, exit).await.ok()
     }
 
@@ -274,7 +314,8 @@ impl Daemon {
         permit: Arc<Permit>,
     ) -> Result<Session, Refusal> {
         let machine = self.running(wanted)?;
-        let held = (self.finishing.clone().read_owned().await, permit);
+        let connected = self.connect(wanted);
+        let held = (self.finishing.clone().read_owned().await, permit, connected);
         let (tty, closing) = (options.tty, self.closing());
         let started = tokio::spawn(async move {
             let process = machine.exec(options).await?;
@@ -318,15 +359,23 @@ impl Daemon {
         })
     }
 
-    /// Waits until no other operation changes the sandbox.
+    /// Waits until no other operation changes the sandbox, which has a machine then.
     pub(super) async fn turn(&self, wanted: &Wanted) -> Result<Turn, Error> {
+        let (id, body, alone) = self.turn_of(wanted).await?;
+        self.count_request(&id);
+        match body {
+            Body::Machine(machine) => Ok(Turn::new(id, machine, alone)),
+            Body::Paused(_) => Err(memory_released(&id)),
+        }
+    }
+
+    /// The same for any sandbox.
+    pub(super) async fn turn_of(&self, wanted: &Wanted) -> Result<(String, Body, Alone), Error> {
         let id = self.id(wanted)?;
-        let (machine, turn) = self.find(&id)?;
-        Ok(Turn {
-            id,
-            machine,
-            _alone: turn.lock_owned().await,
-        })
+        let alone = self.held(&id)?.1.lock_owned().await;
+        // As the operation before has left it.
+        let (body, _) = self.held(&id)?;
+        Ok((id, body, alone))
     }
 
     /// Updates the cache with the machine's condition, whether the operation succeeded or not, and with what happened.
@@ -343,9 +392,15 @@ impl Daemon {
         self.table().get(id).map(|held| read(held.machine.record()))
     }
 
+    /// Updates the cache with the machine's condition.
+    pub(super) async fn show_condition(&self, turn: &Turn) {
+        let condition = turn.machine.condition().await;
+        self.cache.update(&turn.id, |described| set(described, condition));
+    }
+
     /// The record of a sandbox that has a machine.
     pub(super) fn record_of(&self, wanted: &Wanted) -> Result<Record, Error> {
-        let machine = self.find(&self.id(wanted)?)?.0;
+        let machine = self.find(&self.id(wanted)?)?;
         Ok(machine.record().clone())
     }
 }

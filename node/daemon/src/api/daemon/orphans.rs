@@ -7,16 +7,16 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::body::Bytes;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::cgroup::Hierarchy;
 use thaw_protocol::api::{Account, CreatedSandbox, Readiness};
 use thaw_sandbox::blocking::blocking;
-use thaw_sandbox::state::{Asked, Record, RunDirectory, SandboxDirectory};
+use thaw_sandbox::state::{Asked, Paused, Record, RunDirectory, SandboxDirectory};
 use thaw_sandbox::{Node, NotAdopted, Sandbox, Tenants};
 
+use super::paused::keep_later;
 use super::{Daemon, Described, Microvm};
 use crate::api::idempotency;
 use crate::api::machine::Machine;
@@ -33,13 +33,16 @@ struct Orphan {
 
 impl Daemon {
     /// Adopts every sandbox that an earlier thawd left running, and ends those whose creation was incomplete.
-    pub(super) async fn adopt(self: &Arc<Daemon>, tenants: &Tenants) {
+    /// Of those that are also `paused`, the later stays.
+    pub(super) async fn adopt(self: &Arc<Daemon>, tenants: &Tenants, paused: &mut Vec<Paused>) {
         let node = tenants.shared();
         for orphan in orphans(&node.run, &node.cgroups) {
             let id = orphan.record.id.clone();
             reach(Failpoint::AdoptOwned);
             let asked = orphan.record.terms.asked.clone();
-            match adopt(tenants, orphan.record, orphan.directory).await {
+            let later = keep_later(node, paused, &orphan.record, orphan.directory).await;
+            let Some(directory) = later else { continue };
+            match adopt(tenants, orphan.record, directory).await {
                 Ok((node, sandbox)) if orphan.is_whole => {
                     tracing::info!(sandbox = id, "adopted");
                     let image_config = serde_json::to_string(&sandbox.config).unwrap_or_default();
@@ -86,11 +89,7 @@ impl Daemon {
 
     /// Restores the answer to a key: the one of the earlier thawd, or else one with the sandbox it created.
     fn answer_again(&self, asked: &Asked, noted: Option<Bytes>, made: &CreatedSandbox) {
-        let age = SystemTime::now()
-            .duration_since(UNIX_EPOCH + Duration::from_secs(made.sandbox.created))
-            .unwrap_or_default();
-        let now = Instant::now();
-        let when = now.checked_sub(age).unwrap_or(now);
+        let when = idempotency::when(made.sandbox.created);
         let answer = match noted {
             Some(noted) => noted,
             None => {

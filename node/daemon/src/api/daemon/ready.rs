@@ -30,7 +30,7 @@ impl Drop for Unanswered<'_> {
             table.remove(self.id)
         };
         match held {
-            Some(held) => held.machine.kill(),
+            Some(held) => held.body.machine().into_iter().for_each(|machine| machine.kill()),
             None => self.daemon.forget_now(self.id),
         }
     }

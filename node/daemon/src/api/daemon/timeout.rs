@@ -7,8 +7,18 @@ use thaw_sandbox::error::Error;
 
 use super::describe::limit_time;
 use super::operations::Turn;
-use super::{Daemon, Described, no_such_sandbox};
+use super::{Body, Daemon, Described, no_such_sandbox};
 use crate::api::scope::Wanted;
+
+/// Why a sandbox is due to be paused.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Due {
+    TimeIsOver,
+    /// It is idle, if there were no more requests for it than these.
+    Idle {
+        requests: u64,
+    },
+}
 
 impl Daemon {
     /// Applies all of a change, or, if a part fails, the parts before it: first the rate limits, then the timeout.
@@ -28,14 +38,12 @@ impl Daemon {
         wanted: &Wanted,
         change: &ChangeSandbox,
     ) -> Result<Arc<Described>, Error> {
-        let turn = self.turn(wanted).await?;
-        let limit = turn.machine.time_limit().borrow().changed(change);
-        turn.machine.set_time_limit(limit).await?;
-        self.cache
-            .update(&turn.id, |described| limit_time(described, limit));
-        self.cache
-            .get(&turn.id)
-            .ok_or_else(|| no_such_sandbox(&wanted.text))
+        let (id, body, _alone) = self.turn_of(wanted).await?;
+        self.count_request(&id);
+        let limit = body.time_limit().borrow().changed(change);
+        body.set_time_limit(limit).await?;
+        self.cache.update(&id, |described| limit_time(described, limit));
+        self.cache.get(&id).ok_or_else(|| no_such_sandbox(&wanted.text))
     }
 
     /// Starts the timeout of a paused sandbox again, if it is the one that paused it.
@@ -51,18 +59,34 @@ impl Daemon {
         Ok(())
     }
 
-    /// Pauses a sandbox whose time is over, unless the limit was changed meanwhile.
-    pub(super) async fn pause_in_time(&self, id: &str) {
-        let paused = async {
-            let turn = self.turn(&Wanted::on_node(id)).await?;
-            let limit = *turn.machine.time_limit().borrow();
-            match limit.is_over() && limit.on_timeout == OnTimeout::Pause {
-                true => self.pause_in(turn).await,
-                false => Ok(()),
-            }
+    /// Pauses a sandbox that is due and releases its memory, unless that was changed meanwhile. If its memory cannot be released, its CPUs
+    /// stop.
+    pub(super) async fn pause_in_time(self: &Arc<Daemon>, id: &str, due: Due) {
+        let wanted = Wanted::on_node(id);
+        let Ok((id, body, alone)) = self.turn_of(&wanted).await else {
+            return;
         };
-        if let Err(e) = paused.await {
-            tracing::warn!(sandbox = id, "its time is over, but it is not paused: {e}");
+        let limit = *body.time_limit().borrow();
+        let Body::Machine(machine) = body else { return };
+        let is_due = match due {
+            Due::TimeIsOver => limit.is_over(),
+            Due::Idle { requests } => limit.idle_s.is_some() && self.requests(&id) == Some(requests),
+        };
+        if !is_due || limit.on_timeout != OnTimeout::Pause {
+            return;
+        }
+        let turn = Turn::new(id.clone(), machine, alone);
+        // A `thaw run` has no place for paused sandboxes.
+        if self.factory.is_some() {
+            match self.release_in(turn).await {
+                Ok(()) => return,
+                Err(e) => tracing::warn!(sandbox = id, "it is due to be paused, but keeps its memory: {e}"),
+            }
+        } else {
+            drop(turn);
+        }
+        if let Err(e) = self.pause(&wanted).await {
+            tracing::warn!(sandbox = id, "it is due to be paused, but it is not: {e}");
         }
     }
 }

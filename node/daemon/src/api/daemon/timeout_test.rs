@@ -3,15 +3,12 @@ use std::time::Duration;
 use axum::http::StatusCode;
 use serde_json::json;
 use thaw_protocol::api::Sandbox;
-use thaw_sandbox::state::{Behalf, Terms, TimeLimit, Timeout};
+use thaw_sandbox::state::{Terms, TimeLimit, Timeout};
 
 use super::*;
 use crate::api::fake::{Fake, FakeMachine, request};
 use crate::api::machine::Condition;
-use crate::api::test_client::{JSON, ask, routes, send, whole};
-
-/// How long a test waits for what must happen.
-const LIMIT: Duration = Duration::from_secs(30);
+use crate::api::test_client::{JSON, ask, routes, send, until, whole};
 
 fn change(fields: serde_json::Value) -> ChangeSandbox {
     serde_json::from_value(fields).unwrap()
@@ -28,17 +25,6 @@ fn with_limit(limit: TimeLimit) -> (Arc<Fake>, Arc<Daemon>, Wanted) {
 
 fn shown(daemon: &Daemon, wanted: &Wanted) -> Option<Arc<Described>> {
     daemon.cache.find(wanted)
-}
-
-async fn until(what: impl Fn() -> bool) {
-    let came = async {
-        while !what() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
-        }
-    };
-    tokio::time::timeout(LIMIT, came)
-        .await
-        .expect("it does not happen");
 }
 
 #[tokio::test]
@@ -76,6 +62,7 @@ async fn timeout_that_is_removed_does_not_delete() {
 async fn spent_timeout_pauses_and_starts_again_at_the_resume() {
     let limit = TimeLimit {
         timeout: Some(Timeout { seconds: 600, at: 0 }),
+        idle_s: None,
         on_timeout: OnTimeout::Pause,
     };
     let (_fake, daemon, wanted) = with_limit(limit);
@@ -99,7 +86,7 @@ async fn timeout_of_a_later_change_is_not_lost_to_a_pause() {
     let (_fake, daemon, wanted) = with_limit(TimeLimit::default());
     let later = change(json!({"timeout_s": 600, "on_timeout": "pause"}));
     daemon.set_timeout(&wanted, &later).await.unwrap();
-    daemon.pause_in_time(&wanted.text).await;
+    daemon.pause_in_time(&wanted.text, Due::TimeIsOver).await;
     assert_eq!(shown(&daemon, &wanted).unwrap().state, "running");
 }
 

@@ -11,14 +11,15 @@ impl Daemon {
     /// The resource usage of one sandbox. Blocks while the kernel collects it.
     pub fn usage(&self, wanted: &Wanted) -> Result<Usage, Error> {
         let id = self.id(wanted)?;
-        Ok(self.find(&id)?.0.usage())
+        Ok(self.look_up(&id)?.usage())
     }
 
     /// The resource usage of all sandboxes in a scope; with the node's scope, also of the pools. Blocks likewise.
     pub fn usages(&self, scope: &Scope) -> NodeUsage {
         let held: Vec<_> = {
             let table = self.table();
-            table.values().map(|held| held.machine.clone()).collect()
+            let machines = table.values().filter_map(|held| held.body.machine());
+            machines.cloned().collect()
         };
         let sandboxes = held.iter().filter_map(|machine| {
             let shown = self.cache.get(&machine.record().id)?;

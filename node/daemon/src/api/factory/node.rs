@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use serde::de::value::StrDeserializer;
 use serde::de::{DeserializeOwned, IntoDeserializer};
 use thaw_images::progress::Silent;
+use thaw_images::store::Lease;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
@@ -23,7 +24,7 @@ use thaw_sandbox::images::Pull;
 use thaw_sandbox::slow::Slow;
 use thaw_sandbox::snapshot::Scratch;
 use thaw_sandbox::snapshot::store::Viewer;
-use thaw_sandbox::state::{Behalf, Record, Terms, Timeout};
+use thaw_sandbox::state::{Behalf, Paused, Record, Terms, TimeLimit, Timeout};
 use thaw_sandbox::trace::{Reason, Trace};
 use thaw_sandbox::{
     NetworkMode, NetworkSource, Node, READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, network,
@@ -75,6 +76,37 @@ impl Factory for Tenants {
     ) -> Result<NewSandbox, Refusal> {
         let node = self.with_stock(original.stock.as_ref()).await?;
         thaw_sandbox(&node, request, behalf).await
+    }
+
+    async fn thaw_paused(&self, paused: &Paused, limit: TimeLimit) -> Result<NewSandbox, Refusal> {
+        let node = self.with_stock(paused.record().stock.as_ref()).await?;
+        let trace = Trace::new();
+        let sandbox = Sandbox::thaw_paused(&node, paused, limit, &trace).await?;
+        Ok(NewSandbox {
+            image_config: String::new(),
+            // It has the output and the readiness that it had.
+            machine: Arc::new(Microvm::adopted(node, sandbox)),
+            account: trace.account(),
+            readiness_wait: None,
+        })
+    }
+
+    async fn lease_paused(&self, paused: &Paused) -> Vec<Lease> {
+        let leased = async {
+            let node = self.with_stock(paused.record().stock.as_ref()).await?;
+            let paused = paused.clone();
+            blocking(move || Ok(node.lease_paused(&paused))).await
+        };
+        leased.await.unwrap_or_else(|e: Error| {
+            tracing::warn!(sandbox = paused.record().id, "its images are not leased: {e}");
+            Vec::new()
+        })
+    }
+
+    async fn forget_paused(&self, paused: &Paused) -> Result<(), Error> {
+        let node = self.with_stock(paused.record().stock.as_ref()).await?;
+        let paused = paused.clone();
+        blocking(move || node.forget_paused(&paused)).await
     }
 
     async fn create_pod(&self, request: CreatePod) -> Result<NewSandbox, Refusal> {
@@ -132,6 +164,7 @@ async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> 
         terms: Terms {
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
+            idle_timeout_s: request.idle_timeout_s,
             on_timeout: request.on_timeout,
             delete_on_exit: request
                 .container
@@ -225,6 +258,7 @@ async fn thaw_pod(node: &Node, request: ThawPod) -> Result<NewSandbox, Refusal> 
             labels: request.labels,
             ..Terms::default()
         },
+        paused: None,
     };
     let trace = Trace::new();
     let sandbox = Sandbox::thaw(node, spec, &trace).await?;
@@ -244,10 +278,12 @@ async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Resu
         terms: Terms {
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
+            idle_timeout_s: request.idle_timeout_s,
             on_timeout: request.on_timeout,
             rate_limits: Some(request.rate_limits),
             ..behalf.terms()
         },
+        paused: None,
     };
     // If the caller has a process for the sandbox, that process attaches to the container.
     let is_monitored = spec.client.is_none();

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
+use thaw_images::store::Lease;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{Account, CreateSandbox, OnExit, RateLimits, Readiness, Stage, ThawSandbox};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::snapshot::store::Viewer;
-use thaw_sandbox::state::{Behalf, Record, Terms, Timeout};
+use thaw_sandbox::state::{Behalf, Paused, Record, Terms, TimeLimit, Timeout};
 use thaw_sandbox::{NetworkMode, NetworkSource};
 
 use super::{Fake, FakeMachine, UNOWNED};
@@ -66,6 +67,7 @@ impl Factory for Fake {
         let terms = Terms {
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
+            idle_timeout_s: request.idle_timeout_s,
             on_timeout: request.on_timeout,
             delete_on_exit: request
                 .container
@@ -93,6 +95,31 @@ impl Factory for Fake {
             account: Account::default(),
             readiness_wait: probe.map(|_| self.readiness_wait()),
         })
+    }
+
+    async fn thaw_paused(&self, paused: &Paused, limit: TimeLimit) -> Result<NewSandbox, Refusal> {
+        self.making.send_modify(|making| *making += 1);
+        let _making = Making(self);
+        self.open.subscribe().wait_for(|open| *open).await.unwrap();
+        if !paused.snapshot().is_dir() {
+            return Err(Error::new(ErrorKind::SnapshotNotFound, "no snapshot").into());
+        }
+        let record = paused.record().clone();
+        let terms = record.terms.clone().within(limit);
+        Ok(NewSandbox {
+            machine: Arc::new(FakeMachine::of(Record { terms, ..record }, self.counts.clone())),
+            image_config: "null".into(),
+            account: Account::default(),
+            readiness_wait: None,
+        })
+    }
+
+    async fn lease_paused(&self, _: &Paused) -> Vec<Lease> {
+        Vec::new()
+    }
+
+    async fn forget_paused(&self, paused: &Paused) -> Result<(), Error> {
+        paused.remove(&self.counts.stamps)
     }
 
     async fn create_pod(&self, request: CreatePod) -> Result<NewSandbox, Refusal> {
@@ -143,6 +170,7 @@ impl Factory for Fake {
         let terms = Terms {
             labels: request.labels,
             timeout: request.timeout_s.map(Timeout::after),
+            idle_timeout_s: request.idle_timeout_s,
             on_timeout: request.on_timeout,
             rate_limits: Some(request.rate_limits),
             ..behalf.terms()

@@ -1,7 +1,7 @@
 //! Fake machines: they have no VMM.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
@@ -18,7 +18,7 @@ use thaw_sandbox::container::Options;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::failure::{Evidence, VmmEnd};
 use thaw_sandbox::journal::Journal;
-use thaw_sandbox::state::{HostDisk, Record, Terms, TimeLimit};
+use thaw_sandbox::state::{HostDisk, Paused, Record, Terms, TimeLimit};
 use tokio::sync::watch;
 
 use super::catalog::not_stored;
@@ -54,16 +54,20 @@ pub struct FakeMachine {
 
 impl FakeMachine {
     pub fn new(number: usize, name: Option<String>, terms: Terms, counts: Arc<Counts>) -> FakeMachine {
-        counts.living.fetch_add(1, Ordering::SeqCst);
         let record = serde_json::json!({
             "id": format!("{number:012x}"), "name": name, "image": "fake", "image_digest": null, "command": [],
             "created": 1, "owner": null, "client": null, "vmm": null, "tethered": false, "ready": true, "vcpus": 1,
             "memory_mib": 128, "terms": terms,
         });
+        FakeMachine::of(serde_json::from_value(record).unwrap(), counts)
+    }
+
+    pub fn of(record: Record, counts: Arc<Counts>) -> FakeMachine {
+        counts.living.fetch_add(1, Ordering::SeqCst);
         FakeMachine {
-            time_limit: watch::Sender::new(terms.time_limit()),
-            rate_limits: Mutex::new(terms.rate_limits.unwrap_or_default()),
-            record: serde_json::from_value(record).unwrap(),
+            time_limit: watch::Sender::new(record.terms.time_limit()),
+            rate_limits: Mutex::new(record.terms.rate_limits.unwrap_or_default()),
+            record,
             counts,
             paused: AtomicBool::new(false),
             ended: watch::Sender::new(false),
@@ -148,6 +152,21 @@ impl Machine for FakeMachine {
     async fn resume(&self) -> Result<(), Error> {
         self.paused.store(false, Ordering::SeqCst);
         Ok(())
+    }
+
+    async fn release_memory(&self) -> Result<Paused, Error> {
+        let name = self.record.name.as_deref().unwrap_or_default();
+        if name == "fixed" {
+            return Err(Error::new(ErrorKind::MemoryKept, "it is fixed"));
+        }
+        let draft = self.counts.paused.begin(&self.record.id)?;
+        std::fs::create_dir(draft.snapshot()).unwrap();
+        let record = Record {
+            terms: self.record.terms.clone().within(*self.time_limit.borrow()),
+            ..self.record.clone()
+        };
+        let kept = self.output.as_ref().map(|(_, directory)| directory.path());
+        draft.finish(record, kept.unwrap_or(Path::new("/nowhere")))
     }
 
     async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Error> {

@@ -1,0 +1,343 @@
+//! Sandboxes that are paused with their memory released: `THAW_DATA/paused/<id>`. They have no machine, and outlive thawd and a boot.
+//!
+//! | in it | what |
+//! |---|---|
+//! | `snapshot/` | the frozen sandbox |
+//! | `record.json` | its record, as it was when it was frozen |
+//! | `output`, `life.json` and others ([`KEPT`]) | what its owner kept of its container |
+//!
+//! Invariants: a sandbox is paused exactly while its record exists here, which is written last and removed first. Who makes such a
+//! directory holds a lock on it; what has no record and no lock is removed by the next thawd. If the run directory has a sandbox of the
+//! same id, its VMM tells which of the two is the later: the one that was frozen is here ([`Paused::froze`]).
+
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+use thaw_failpoint::{Failpoint, reach};
+
+use super::{Record, TimeLimit, Timeout, try_lock};
+use crate::container::{LIFE_FILE, READINESS_FILE, REQUEST_FILE};
+use crate::error::{Error, ErrorKind};
+use crate::id::is_id;
+use crate::journal;
+use crate::snapshot::Stamps;
+
+/// Under the data directory, on the same file system as the disks, so that they can be cloned.
+const PAUSED: &str = "paused";
+const SNAPSHOT: &str = "snapshot";
+const RECORD: &str = "record.json";
+const NEW: &str = "record.new";
+/// The answer to the creation with an idempotency key.
+const ANSWER_FILE: &str = "answer.json";
+
+/// Files of a sandbox's directory that it has again when it is resumed.
+const KEPT: [&str; 6] = [
+    journal::FILE,
+    journal::FILE_BEFORE,
+    LIFE_FILE,
+    READINESS_FILE,
+    REQUEST_FILE,
+    ANSWER_FILE,
+];
+
+/// The directory of all paused sandboxes.
+#[derive(Clone, Debug)]
+pub struct PausedSandboxes {
+    root: PathBuf,
+}
+
+/// A place for a sandbox that is being frozen. Dropped before [`Draft::finish`], it is removed.
+#[derive(Debug)]
+pub struct Draft {
+    entry: PathBuf,
+    _lock: File,
+    finished: bool,
+}
+
+/// A paused sandbox.
+#[derive(Clone, Debug)]
+pub struct Paused {
+    entry: PathBuf,
+    record: Record,
+}
+
+/// The file.
+#[derive(Serialize, Deserialize)]
+struct PausedRecord {
+    sandbox: Record,
+    /// When its time is over, seconds since the Unix epoch: the clock of [`Timeout`] begins anew with each boot.
+    #[serde(default)]
+    ends_at: Option<u64>,
+}
+
+impl PausedSandboxes {
+    /// Those under a data directory, whether there are any or not.
+    pub fn under(data: &Path) -> PausedSandboxes {
+        PausedSandboxes {
+            root: data.join(PAUSED),
+        }
+    }
+
+    /// Whether a snapshot is one of a paused sandbox.
+    pub fn holds(&self, snapshot: &Path) -> bool {
+        let snapshot = fs::canonicalize(snapshot).unwrap_or_else(|_| snapshot.to_owned());
+        fs::canonicalize(&self.root).is_ok_and(|root| snapshot.starts_with(root))
+    }
+
+    /// Makes the place for a sandbox, instead of what a failed removal left there. Blocks.
+    pub fn begin(&self, id: &str) -> Result<Draft, Error> {
+        let entry = self.root.join(id);
+        let make = || -> io::Result<File> {
+            let mut directory = fs::DirBuilder::new();
+            directory.mode(0o700).recursive(true).create(&self.root)?;
+            match fs::remove_dir_all(&entry) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
+                _ => {}
+            }
+            directory.recursive(false).create(&entry)?;
+            lock(&entry)
+        };
+        let lock = make().map_err(|e| Error::system(format!("cannot create {}", entry.display()), &e))?;
+        reach(Failpoint::PausedPlaced);
+        Ok(Draft {
+            entry,
+            _lock: lock,
+            finished: false,
+        })
+    }
+
+    /// All of them, oldest first. Logs those whose record cannot be read. Blocks.
+    pub fn list(&self) -> Vec<Paused> {
+        let mut all: Vec<Paused> = self.entries().filter_map(|entry| read(entry)).collect();
+        all.sort_by(|a, b| (a.record.created, &a.record.id).cmp(&(b.record.created, &b.record.id)));
+        all
+    }
+
+    /// The one with this id, name, or unambiguous beginning of an id. Only names of sandboxes without a tenant count, as in
+    /// [`RunDirectory::find`](super::RunDirectory::find). Blocks.
+    pub fn find(&self, wanted: &str) -> Option<Paused> {
+        let all = self.list();
+        let is_called = |r: &Record| r.terms.tenant.is_none() && r.name.as_deref() == Some(wanted);
+        let exact = all.iter().find(|p| p.record.id == wanted || is_called(&p.record));
+        let mut begin = all
+            .iter()
+            .filter(|p| !wanted.is_empty() && p.record.id.starts_with(wanted));
+        let one = || begin.next().filter(|_| begin.next().is_none());
+        exact.or_else(one).cloned()
+    }
+
+    /// Fails if another paused sandbox of the same tenant has the record's name. The caller holds the name among running sandboxes, so that
+    /// none of that name is paused or resumed meanwhile.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NameInUse`].
+    pub fn refuse_used_name(&self, record: &Record) -> Result<(), Error> {
+        let Some(name) = &record.name else { return Ok(()) };
+        let has_it = |other: &Record| {
+            other.id != record.id
+                && (other.id == *name
+                    || other.terms.tenant == record.terms.tenant && other.name.as_ref() == Some(name))
+        };
+        match self.list().iter().find(|paused| has_it(&paused.record)) {
+            Some(paused) => {
+                let what = format!("the paused sandbox {} has the name {name}", paused.record.id);
+                Err(Error::new(ErrorKind::NameInUse, what).remedy("choose another --name, or `thaw rm` it"))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// Removes what dead processes left: directories without a record, and records that were not finished. Blocks.
+    pub fn sweep(&self, stamps: &Stamps) {
+        for entry in self.entries() {
+            let _ = fs::remove_file(entry.join(NEW));
+            if entry.join(RECORD).exists() || try_lock(&entry).is_none() {
+                continue;
+            }
+            match empty(&entry, stamps) {
+                Ok(()) => {
+                    reach(Failpoint::PausedSwept);
+                    tracing::info!("removed {}, which a dead process left", entry.display());
+                }
+                Err(e) => tracing::warn!("cannot remove {}: {e}", entry.display()),
+            }
+        }
+    }
+
+    fn entries(&self) -> impl Iterator<Item = PathBuf> + use<> {
+        let entries = fs::read_dir(&self.root).into_iter().flatten().flatten();
+        let is_one = |entry: &fs::DirEntry| entry.file_name().to_str().is_some_and(is_id);
+        entries.filter(is_one).map(|entry| entry.path())
+    }
+}
+
+impl Draft {
+    /// Where to freeze the sandbox to. Nothing exists there yet.
+    pub fn snapshot(&self) -> PathBuf {
+        self.entry.join(SNAPSHOT)
+    }
+
+    /// The snapshot is complete: copies what is kept from the sandbox's directory, and writes the record. From then on the sandbox is
+    /// paused. Blocks.
+    pub fn finish(mut self, record: Record, directory: &Path) -> Result<Paused, Error> {
+        let paused = Paused {
+            entry: self.entry.clone(),
+            record,
+        };
+        copy(directory, &paused.entry)
+            .and_then(|()| paused.write(paused.record.terms.time_limit()))
+            .map_err(|e| Error::system(format!("cannot write into {}", paused.entry.display()), &e))?;
+        self.finished = true;
+        reach(Failpoint::PausedWritten);
+        Ok(paused)
+    }
+}
+
+impl Drop for Draft {
+    fn drop(&mut self) {
+        if !self.finished
+            && let Err(e) = fs::remove_dir_all(&self.entry)
+        {
+            tracing::warn!("cannot remove {}: {e}", self.entry.display());
+        }
+    }
+}
+
+impl Paused {
+    /// Its record, as it was when it was frozen.
+    pub fn record(&self) -> &Record {
+        &self.record
+    }
+
+    /// Its snapshot.
+    pub fn snapshot(&self) -> PathBuf {
+        self.entry.join(SNAPSHOT)
+    }
+
+    /// The directory with what is kept of its container.
+    pub fn directory(&self) -> &Path {
+        &self.entry
+    }
+
+    /// The file with the output of its container ([`Journal::kept`](journal::Journal::kept)).
+    pub fn output(&self) -> PathBuf {
+        self.entry.join(journal::FILE)
+    }
+
+    /// Whether it was made from this sandbox of the run directory, and not that from it.
+    pub fn froze(&self, running: &Record) -> bool {
+        self.record.vmm == running.vmm
+    }
+
+    /// Copies what is kept of its container into the directory of the sandbox that continues it. Blocks.
+    pub fn restore(&self, directory: &Path) -> Result<(), Error> {
+        let restored = copy(&self.entry, directory);
+        restored.map_err(|e| Error::system(format!("cannot copy files to {}", directory.display()), &e))
+    }
+
+    /// Records how long it may run. Blocks.
+    pub fn note_time_limit(&self, limit: TimeLimit) -> Result<(), Error> {
+        let written = self.write(limit);
+        written.map_err(|e| Error::system(format!("cannot write into {}", self.entry.display()), &e))
+    }
+
+    /// Removes it, the record first. Blocks.
+    pub fn remove(&self, stamps: &Stamps) -> Result<(), Error> {
+        let remove = || -> io::Result<()> {
+            let _lock = lock(&self.entry)?;
+            fs::remove_file(self.entry.join(RECORD))?;
+            reach(Failpoint::PausedForgotten);
+            empty(&self.entry, stamps)
+        };
+        match remove() {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::system(
+                format!("cannot remove {}", self.entry.display()),
+                &e,
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Writes its record, durably, completely or not at all.
+    fn write(&self, limit: TimeLimit) -> io::Result<()> {
+        let record = PausedRecord {
+            sandbox: Record {
+                terms: self.record.terms.clone().within(limit),
+                ..self.record.clone()
+            },
+            ends_at: limit.ends_at(),
+        };
+        let mut file = create(&self.entry.join(NEW))?;
+        file.write_all(&thaw_records::encode(&record)?)?;
+        file.sync_all()?;
+        reach(Failpoint::PausedBegun);
+        fs::rename(self.entry.join(NEW), self.entry.join(RECORD))?;
+        File::open(&self.entry)?.sync_all()
+    }
+}
+
+fn read(entry: PathBuf) -> Option<Paused> {
+    let path = entry.join(RECORD);
+    let record = match thaw_records::read::<PausedRecord>(&path) {
+        Ok(record) => record,
+        Err(thaw_records::RecordError::Missing) => return None,
+        Err(e) => {
+            tracing::error!("{} cannot be read: {e}", path.display());
+            return None;
+        }
+    };
+    let PausedRecord { mut sandbox, ends_at } = record;
+    let ending = |(timeout, at): (Timeout, u64)| Timeout::ending_at(timeout.seconds, at);
+    sandbox.terms.timeout = sandbox.terms.timeout.zip(ends_at).map(ending);
+    Some(Paused {
+        entry,
+        record: sandbox,
+    })
+}
+
+/// Copies the files that are kept, those that exist.
+fn copy(from: &Path, to: &Path) -> io::Result<()> {
+    for name in KEPT {
+        let mut source = match File::open(from.join(name)) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
+            opened => opened?,
+        };
+        let mut target = create(&to.join(name))?;
+        io::copy(&mut source, &mut target)?;
+    }
+    Ok(())
+}
+
+/// A new or empty file, readable by its owner alone.
+fn create(path: &Path) -> io::Result<File> {
+    File::options()
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o600)
+        .open(path)
+}
+
+/// Removes a directory that has no record. The caller holds its lock.
+fn empty(entry: &Path, stamps: &Stamps) -> io::Result<()> {
+    if let Ok(place) = fs::canonicalize(entry.join(SNAPSHOT)) {
+        stamps.forget(&place);
+    }
+    fs::remove_dir_all(entry)?;
+    reach(Failpoint::PausedRemoved);
+    Ok(())
+}
+
+fn lock(directory: &Path) -> io::Result<File> {
+    let file = File::open(directory)?;
+    rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))?;
+    Ok(file)
+}
+
+#[cfg(test)]
+#[path = "paused_test.rs"]
+mod tests;

@@ -1,0 +1,222 @@
+//! Sandboxes that are paused with their memory released: they have no process, outlive thawd, and are the same when they are resumed.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use thaw_pools::process::ProcessRecord;
+use thaw_tiny_guest::bare::lasting;
+use thaw_tiny_node::daemon::{eventually, log};
+use thaw_tiny_node::{Place, Thawd, asked};
+
+/// The sandbox's path.
+const WEB: &str = "/v1/sandboxes/web";
+
+struct Node {
+    place: Place,
+    thawd: Thawd,
+}
+
+impl Node {
+    fn new() -> Option<Node> {
+        let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent()?;
+        let place = Place::new(binaries, &lasting())?;
+        let thawd = Thawd::start(&place);
+        Some(Node { place, thawd })
+    }
+
+    /// The status and the body of an answer.
+    fn ask(&self, request: &str, body: &Value) -> (String, Value) {
+        let stream = asked::ask(&self.place, request, None, body).unwrap();
+        let (status, body) = asked::answer(stream).unwrap();
+        (status, serde_json::from_str(&body).unwrap_or_default())
+    }
+
+    fn done(&self, request: &str, body: &Value) -> Value {
+        let (status, body) = self.ask(request, body);
+        assert!(
+            status.contains(" 20"),
+            "{request}: {status} {body}; {}",
+            log(&self.place)
+        );
+        body
+    }
+
+    /// Creates the sandbox.
+    fn make(&self) -> Value {
+        let mut request = self.place.request();
+        request["name"] = "web".into();
+        request["labels"] = json!({"app": "web"});
+        request["timeout_s"] = 3600.into();
+        let made = self.done("POST /v1/sandboxes", &request);
+        made["sandbox"].clone()
+    }
+
+    fn release(&self) {
+        self.done(&format!("POST {WEB}/pause"), &json!({"memory": "release"}));
+    }
+
+    fn resume(&self) {
+        self.done(&format!("POST {WEB}/resume"), &json!({}));
+    }
+
+    fn shown(&self) -> Value {
+        self.done(&format!("GET {WEB}"), &json!(null))
+    }
+
+    fn delete(&self) {
+        self.done(&format!("DELETE {WEB}"), &json!({}));
+    }
+
+    fn on_disk(&self) -> usize {
+        std::fs::read_dir(self.place.path("data/paused")).map_or(0, Iterator::count)
+    }
+
+    fn running(&self) -> usize {
+        std::fs::read_dir(self.place.path("run/sandboxes")).map_or(0, Iterator::count)
+    }
+
+    fn restart(self) -> Node {
+        assert!(self.thawd.stop().success(), "{}", log(&self.place));
+        Node {
+            thawd: Thawd::start(&self.place),
+            ..self
+        }
+    }
+
+    fn end(self) {
+        assert_eq!((self.on_disk(), self.running()), (0, 0));
+        assert!(self.thawd.stop().success(), "{}", log(&self.place));
+    }
+}
+
+fn vmm_of(sandbox: &Value) -> ProcessRecord {
+    let pid = sandbox["vmm_pid"].as_i64().unwrap();
+    ProcessRecord::of(i32::try_from(pid).unwrap()).unwrap()
+}
+
+/// What must be the same before and after.
+fn identity(sandbox: &Value) -> Value {
+    let fields = [
+        "id",
+        "name",
+        "labels",
+        "created",
+        "image",
+        "cpus",
+        "memory_mib",
+        "timeout_s",
+    ];
+    fields.iter().map(|field| sandbox[field].clone()).collect()
+}
+
+#[test]
+fn released_sandbox_outlives_thawd_and_is_resumed_as_itself() {
+    let Some(node) = Node::new() else { return };
+    let made = node.make();
+    let vmm = vmm_of(&made);
+    node.release();
+    eventually("its VMM is gone", || !vmm.lives());
+    let paused = node.shown();
+    assert_eq!(
+        (&paused["state"], &paused["memory_released"]),
+        (&json!("paused"), &json!(true))
+    );
+    assert_eq!(identity(&paused), identity(&made));
+    assert_eq!(paused["vmm_pid"], Value::Null);
+    assert_eq!((node.on_disk(), node.running()), (1, 0));
+    let node = node.restart();
+    assert_eq!(identity(&node.shown()), identity(&made));
+    assert_eq!(node.shown()["memory_released"], json!(true));
+    node.resume();
+    let resumed = node.shown();
+    assert_eq!(resumed["state"], "running");
+    assert_eq!(identity(&resumed), identity(&made));
+    assert!(vmm_of(&resumed) != vmm);
+    assert_eq!((node.on_disk(), node.running()), (0, 1));
+    // The next thawd knows what it was thawed from, though that is removed.
+    let node = node.restart();
+    node.release();
+    assert_eq!((node.on_disk(), node.running()), (1, 0));
+    node.resume();
+    node.delete();
+    node.end();
+}
+
+#[test]
+fn deleted_released_sandbox_leaves_nothing() {
+    let Some(node) = Node::new() else { return };
+    node.make();
+    node.release();
+    let (status, refused) = node.ask("POST /v1/sandboxes", &{
+        let mut request = node.place.request();
+        request["name"] = "web".into();
+        request
+    });
+    assert!(status.contains(" 409"), "{status} {refused}");
+    assert_eq!(refused["code"], "name-in-use");
+    let (status, refused) = node.ask(&format!("POST {WEB}/freeze"), &json!({}));
+    assert!(status.contains(" 409"), "{status} {refused}");
+    assert_eq!(refused["code"], "memory-released");
+    node.delete();
+    let (status, _) = node.ask(&format!("GET {WEB}"), &json!(null));
+    assert!(status.contains(" 404"), "{status}");
+    node.make();
+    node.delete();
+    node.end();
+}
+
+#[test]
+fn published_port_that_is_taken_meanwhile_fails_the_resume() {
+    let Some(node) = Node::new() else { return };
+    if !rustix::process::geteuid().is_root() {
+        return thaw_test_skip::skip("without root no ports are published");
+    }
+    let mut request = node.place.request();
+    request["name"] = "web".into();
+    request["publish"] = json!([{"host": 0, "guest": 80}]);
+    let made = node.done("POST /v1/sandboxes", &request)["sandbox"].clone();
+    let port = made["network"]["published"][0]["host"].as_u64().unwrap();
+    node.release();
+    let taken = std::net::TcpListener::bind(("0.0.0.0", u16::try_from(port).unwrap())).unwrap();
+    let (status, refused) = node.ask(&format!("POST {WEB}/resume"), &json!({}));
+    assert!(status.contains(" 409"), "{status} {refused}");
+    assert_eq!(refused["code"], "port-unavailable");
+    let paused = node.shown();
+    assert_eq!(paused["memory_released"], json!(true));
+    assert!(
+        paused["reason"].as_str().unwrap().contains(&port.to_string()),
+        "{paused}"
+    );
+    drop(taken);
+    node.resume();
+    let resumed = node.shown();
+    assert_eq!(resumed["network"]["published"], made["network"]["published"]);
+    node.delete();
+    node.end();
+}
+
+#[test]
+fn command_line_pauses_lists_and_resumes() {
+    let Some(node) = Node::new() else { return };
+    let made = node.make();
+    let thaw = |arguments: &[&str]| {
+        let output = node.place.command("thaw").args(arguments).output().unwrap();
+        let said = String::from_utf8([output.stdout, output.stderr].concat()).unwrap();
+        assert!(output.status.success(), "{arguments:?}: {said}");
+        said
+    };
+    thaw(&["pause", "--release-memory", "web"]);
+    let listed = thaw(&["ps"]);
+    assert!(listed.contains("paused (memory released)"), "{listed}");
+    let filtered = thaw(&["ps", "-q", "--filter", "status=paused"]);
+    assert_eq!(filtered.trim(), made["id"].as_str().unwrap());
+    thaw(&["timeout", "web", "2h", "--on-timeout", "pause"]);
+    assert_eq!(node.shown()["timeout_s"], 7200);
+    assert_eq!(node.shown()["on_timeout"], "pause");
+    thaw(&["resume", "web"]);
+    assert_eq!(node.shown()["state"], "running");
+    thaw(&["rm", "web"]);
+    node.end();
+}

@@ -84,9 +84,8 @@ impl Node {
     }
 
     fn restart(self) -> Node {
-        assert!(self.thawd.stop().success(), "{}", log(&self.place));
         Node {
-            thawd: Thawd::start(&self.place),
+            thawd: self.thawd.restart(&self.place),
             ..self
         }
     }

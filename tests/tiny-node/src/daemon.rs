@@ -78,6 +78,12 @@ impl Thawd {
         let _ = kill_process(pid, Signal::TERM);
         self.child.wait().unwrap()
     }
+
+    /// Ends it, and starts another at the same place.
+    pub fn restart(self, place: &Place) -> Thawd {
+        assert!(self.stop().success(), "{}", log(place));
+        Thawd::start(place)
+    }
 }
 
 impl Drop for Thawd {

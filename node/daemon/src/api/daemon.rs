@@ -11,8 +11,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use thaw_protocol::api::{Sandbox as Described, SandboxEvent};
 use thaw_sandbox::config::SandboxConfig;
 use thaw_sandbox::error::{Error, ErrorKind};
-use thaw_sandbox::state::TimeLimit;
 use thaw_sandbox::state::ended::Retention;
+use thaw_sandbox::state::{Record, TimeLimit};
 use thaw_sandbox::{Node, Sandbox, Tenants};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
@@ -39,6 +39,7 @@ mod orphans;
 mod paused;
 mod ready;
 mod timeout;
+mod turn;
 mod usage;
 
 use create::Creations;
@@ -80,6 +81,13 @@ impl Body {
         match self {
             Body::Machine(machine) => Some(machine),
             Body::Paused(_) => None,
+        }
+    }
+
+    fn record(&self) -> &Record {
+        match self {
+            Body::Machine(machine) => machine.record(),
+            Body::Paused(paused) => paused.files.record(),
         }
     }
 

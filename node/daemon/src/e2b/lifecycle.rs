@@ -6,10 +6,12 @@
 use std::sync::Arc;
 
 use thaw_protocol::api::{ChangeSandbox, OnTimeout, Sandbox};
+use thaw_sandbox::error::ErrorKind;
 
 use super::failure::Failure;
 use super::moment::now_s;
 use super::service::{Service, is_paused};
+use crate::api::problem::Refusal;
 use crate::api::scope::Wanted;
 
 /// How a new timeout relates to the one in force.
@@ -36,7 +38,7 @@ impl Service {
         }
     }
 
-    /// Pauses a running sandbox.
+    /// Pauses a running sandbox, and releases its memory. One that could not be thawed again keeps its memory.
     ///
     /// # Errors
     /// It is paused already.
@@ -49,9 +51,13 @@ impl Service {
             )));
         }
         let (daemon, paused) = (self.daemon.clone(), wanted.clone());
-        self.daemon
-            .finish(async move { daemon.pause(&paused).await })
-            .await?;
+        let pausing = async move {
+            match daemon.release_memory(&paused).await {
+                Err(e) if is_kept(&e) => Ok(daemon.pause(&paused).await?),
+                done => done,
+            }
+        };
+        self.daemon.finish(pausing).await?;
         self.change_timeout(wanted, None, None).await
     }
 
@@ -102,4 +108,9 @@ impl Service {
         self.daemon.finish(changed).await?;
         Ok(())
     }
+}
+
+/// Whether the memory of a sandbox cannot be released.
+fn is_kept(refusal: &Refusal) -> bool {
+    matches!(refusal, Refusal::Failure(e) if matches!(e.kind, ErrorKind::MemoryKept | ErrorKind::Shared))
 }

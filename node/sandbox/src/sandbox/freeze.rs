@@ -243,20 +243,7 @@ impl Sandbox {
             None if !node.has_agents() || record.image.is_empty() => Vec::new(),
             None => return refuse("it has no running container yet"),
         };
-        let shown = self.resources.images.locked().clone();
-        let images = shown.iter().map(|shown| {
-            Ok(ImageRecord {
-                slot: shown.slot,
-                name: shown.name.clone(),
-                digest: shown.image.digest.to_string(),
-                metadata: node
-                    .templates
-                    .registry()
-                    .stamps()
-                    .hash_file(&shown.image.metadata)?,
-            })
-        });
-        let images = images.collect::<Result<_, SnapshotError>>()?;
+        let images = self.image_records(node)?;
         let workload = Workload {
             image: record.image.clone(),
             command: record.command.clone(),
@@ -280,5 +267,20 @@ impl Sandbox {
             }),
             ..origin.subject.clone()
         })
+    }
+
+    /// The images that it sees.
+    fn image_records(&self, node: &Node) -> Result<Vec<ImageRecord>, SnapshotError> {
+        let stamps = node.templates.registry().stamps();
+        let shown = self.resources.images.locked().clone();
+        let images = shown.iter().map(|shown| {
+            Ok(ImageRecord {
+                slot: shown.slot,
+                name: shown.name.clone(),
+                digest: shown.image.digest.to_string(),
+                metadata: stamps.hash_file(&shown.image.metadata)?,
+            })
+        });
+        images.collect()
     }
 }

@@ -70,6 +70,15 @@ pub struct TimeLimit {
 }
 
 impl TimeLimit {
+    /// The limit of a sandbox that is made now.
+    pub fn from_now(timeout_s: Option<u32>, idle_s: Option<u32>, on_timeout: OnTimeout) -> TimeLimit {
+        TimeLimit {
+            timeout: timeout_s.map(Timeout::after),
+            idle_s,
+            on_timeout,
+        }
+    }
+
     /// This limit with a caller's change. A timeout that the change names starts now.
     pub fn changed(self, change: &ChangeSandbox) -> TimeLimit {
         TimeLimit {

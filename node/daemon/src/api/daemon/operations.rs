@@ -19,36 +19,13 @@ use thaw_sandbox::journal::Journal;
 use thaw_sandbox::state::{HostDisk, Record};
 
 use super::describe::set;
+use super::turn::Turn;
 use super::{Body, Daemon, Described, lifetime, memory_released, no_such_sandbox};
 use crate::api::machine::Machine;
 use crate::api::problem::{ApiCode, Refusal};
 use crate::api::request_gate::Permit;
 use crate::api::scope::Wanted;
 use crate::api::session::Session;
-
-/// The right to change a sandbox.
-pub(super) struct Turn {
-    pub(super) id: String,
-    pub(super) machine: Arc<dyn Machine>,
-    _alone: Alone,
-}
-
-/// Held by the operation that has its turn.
-type Alone = tokio::sync::OwnedMutexGuard<()>;
-
-impl Turn {
-    pub(super) fn new(id: String, machine: Arc<dyn Machine>, alone: Alone) -> Turn {
-        Turn {
-            id,
-            machine,
-            _alone: alone,
-        }
-    }
-
-    pub(super) fn into_parts(self) -> (Arc<dyn Machine>, Alone) {
-        (self.machine, self._alone)
-    }
-}
 
 impl Daemon {
     /// Ends a sandbox and removes its resources, even if it runs on this host without an owner. Removes the record of a failed one.
@@ -359,25 +336,6 @@ impl Daemon {
         })
     }
 
-    /// Waits until no other operation changes the sandbox, which has a machine then.
-    pub(super) async fn turn(&self, wanted: &Wanted) -> Result<Turn, Error> {
-        let (id, body, alone) = self.turn_of(wanted).await?;
-        self.count_request(&id);
-        match body {
-            Body::Machine(machine) => Ok(Turn::new(id, machine, alone)),
-            Body::Paused(_) => Err(memory_released(&id)),
-        }
-    }
-
-    /// The same for any sandbox.
-    pub(super) async fn turn_of(&self, wanted: &Wanted) -> Result<(String, Body, Alone), Error> {
-        let id = self.id(wanted)?;
-        let alone = self.held(&id)?.1.lock_owned().await;
-        // As the operation before has left it.
-        let (body, _) = self.held(&id)?;
-        Ok((id, body, alone))
-    }
-
     /// Updates the cache with the machine's condition, whether the operation succeeded or not, and with what happened.
     async fn settle(&self, turn: Turn, happened: Option<SandboxEvent>) {
         let condition = turn.machine.condition().await;
@@ -387,9 +345,9 @@ impl Daemon {
         });
     }
 
-    /// Reads something of the record of the sandbox with this id; `None` if it has no machine. `read` must not block.
+    /// Reads something of the record of the sandbox with this id; `None` if it has ended. `read` must not block.
     pub fn read_record<T>(&self, id: &str, read: impl FnOnce(&Record) -> T) -> Option<T> {
-        self.table().get(id).map(|held| read(held.machine.record()))
+        self.table().get(id).map(|held| read(held.body.record()))
     }
 
     /// Updates the cache with the machine's condition.

@@ -17,7 +17,7 @@ use thaw_sandbox::{Node, Tenants};
 use tokio::sync::watch;
 
 use super::describe::{describe, describe_paused};
-use super::operations::Turn;
+use super::turn::Turn;
 use super::{Body, Daemon, Described, no_such_sandbox};
 use crate::api::idempotency;
 use crate::api::machine::Condition;

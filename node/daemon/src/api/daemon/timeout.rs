@@ -6,7 +6,7 @@ use thaw_protocol::api::{ChangeSandbox, OnTimeout};
 use thaw_sandbox::error::Error;
 
 use super::describe::limit_time;
-use super::operations::Turn;
+use super::turn::Turn;
 use super::{Body, Daemon, Described, no_such_sandbox};
 use crate::api::scope::Wanted;
 

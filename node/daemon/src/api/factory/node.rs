@@ -24,7 +24,7 @@ use thaw_sandbox::images::Pull;
 use thaw_sandbox::slow::Slow;
 use thaw_sandbox::snapshot::Scratch;
 use thaw_sandbox::snapshot::store::Viewer;
-use thaw_sandbox::state::{Behalf, Paused, Record, Terms, TimeLimit, Timeout};
+use thaw_sandbox::state::{Behalf, Paused, Record, Terms, TimeLimit};
 use thaw_sandbox::trace::{Reason, Trace};
 use thaw_sandbox::{
     NetworkMode, NetworkSource, Node, READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, network,
@@ -139,6 +139,7 @@ async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> 
         true => Recording::start().map(|(recording, fd)| (Some(recording), Some(fd)))?,
         false => (None, None),
     };
+    let limit = TimeLimit::from_now(request.timeout_s, request.idle_timeout_s, request.on_timeout);
     let spec = SandboxSpec {
         image: Some(request.image),
         pull: parse::<Pull>("pull", &request.pull)?,
@@ -163,15 +164,12 @@ async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> 
         prefetch: request.prefetch,
         terms: Terms {
             labels: request.labels,
-            timeout: request.timeout_s.map(Timeout::after),
-            idle_timeout_s: request.idle_timeout_s,
-            on_timeout: request.on_timeout,
             delete_on_exit: request
                 .container
                 .as_ref()
                 .is_some_and(|c| c.on_exit == OnExit::Delete),
             rate_limits: Some(request.rate_limits),
-            ..behalf.terms()
+            ..behalf.terms().within(limit)
         },
         volumes: request.volumes,
         cpu_limit_millis: request.cpu_limit_millis,
@@ -266,6 +264,7 @@ async fn thaw_pod(node: &Node, request: ThawPod) -> Result<NewSandbox, Refusal> 
 }
 
 async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal> {
+    let limit = TimeLimit::from_now(request.timeout_s, request.idle_timeout_s, request.on_timeout);
     let spec = ThawSpec {
         directory: request.directory.ok_or_else(check::no_snapshot)?,
         hostname: request.hostname,
@@ -277,11 +276,8 @@ async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Resu
         publish: request.publish,
         terms: Terms {
             labels: request.labels,
-            timeout: request.timeout_s.map(Timeout::after),
-            idle_timeout_s: request.idle_timeout_s,
-            on_timeout: request.on_timeout,
             rate_limits: Some(request.rate_limits),
-            ..behalf.terms()
+            ..behalf.terms().within(limit)
         },
         paused: None,
     };

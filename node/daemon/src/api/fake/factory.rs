@@ -11,7 +11,7 @@ use thaw_protocol::api::{Account, CreateSandbox, OnExit, RateLimits, Readiness, 
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::snapshot::store::Viewer;
-use thaw_sandbox::state::{Behalf, Paused, Record, Terms, TimeLimit, Timeout};
+use thaw_sandbox::state::{Behalf, Paused, Record, Terms, TimeLimit};
 use thaw_sandbox::{NetworkMode, NetworkSource};
 
 use super::{Fake, FakeMachine, UNOWNED};
@@ -64,17 +64,15 @@ impl Factory for Fake {
             return Err(Error::new(ErrorKind::ImageNotFound, "no image: missing").into());
         }
         let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
+        let limit = TimeLimit::from_now(request.timeout_s, request.idle_timeout_s, request.on_timeout);
         let terms = Terms {
             labels: request.labels,
-            timeout: request.timeout_s.map(Timeout::after),
-            idle_timeout_s: request.idle_timeout_s,
-            on_timeout: request.on_timeout,
             delete_on_exit: request
                 .container
                 .as_ref()
                 .is_some_and(|c| c.on_exit == OnExit::Delete),
             rate_limits: Some(request.rate_limits),
-            ..behalf.terms()
+            ..behalf.terms().within(limit)
         };
         let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
         if request.container.is_some() {
@@ -167,13 +165,11 @@ impl Factory for Fake {
             return Err(Error::new(ErrorKind::SnapshotNotFound, "no snapshot").into());
         }
         let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
+        let limit = TimeLimit::from_now(request.timeout_s, request.idle_timeout_s, request.on_timeout);
         let terms = Terms {
             labels: request.labels,
-            timeout: request.timeout_s.map(Timeout::after),
-            idle_timeout_s: request.idle_timeout_s,
-            on_timeout: request.on_timeout,
             rate_limits: Some(request.rate_limits),
-            ..behalf.terms()
+            ..behalf.terms().within(limit)
         };
         let machine = Arc::new(FakeMachine::new(number, request.name, terms, self.counts.clone()));
         if number >= self.most.load(Ordering::SeqCst) {

@@ -47,8 +47,9 @@ use describe::describe;
 pub use fail::Keep;
 use fail::{Failing, Kept};
 use idle::Requests;
-use paused::{PausedSandbox, memory_released};
+use paused::PausedSandbox;
 use thaw_sys::lock::Lock;
+use turn::memory_released;
 
 /// Held by the operation that changes a sandbox.
 type OneAtATime = Arc<tokio::sync::Mutex<()>>;

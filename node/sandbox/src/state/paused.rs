@@ -112,7 +112,7 @@ impl PausedSandboxes {
 
     /// All of them, oldest first. Logs those whose record cannot be read. Blocks.
     pub fn list(&self) -> Vec<Paused> {
-        let mut all: Vec<Paused> = self.entries().filter_map(|entry| read(entry)).collect();
+        let mut all: Vec<Paused> = self.entries().filter_map(read).collect();
         all.sort_by(|a, b| (a.record.created, &a.record.id).cmp(&(b.record.created, &b.record.id)));
         all
     }

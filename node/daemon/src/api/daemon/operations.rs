@@ -19,8 +19,8 @@ use thaw_sandbox::journal::Journal;
 use thaw_sandbox::state::{HostDisk, Record};
 
 use super::describe::set;
-use super::turn::Turn;
-use super::{Body, Daemon, Described, lifetime, memory_released, no_such_sandbox};
+use super::turn::{Turn, memory_released};
+use super::{Body, Daemon, Described, lifetime, no_such_sandbox};
 use crate::api::machine::Machine;
 use crate::api::problem::{ApiCode, Refusal};
 use crate::api::request_gate::Permit;

@@ -51,12 +51,6 @@ impl PausedSandbox {
     }
 }
 
-/// The error for an operation that needs the machine of such a sandbox.
-pub(super) fn memory_released(id: &str) -> Error {
-    let what = format!("sandbox {id} is paused, and its memory is released");
-    Error::new(ErrorKind::MemoryReleased, what)
-}
-
 impl Daemon {
     /// Pauses a sandbox and releases its memory: freezes it on disk, and ends its machine.
     ///

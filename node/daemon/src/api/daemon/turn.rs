@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use thaw_sandbox::error::Error;
+use thaw_sandbox::error::{Error, ErrorKind};
 
-use super::{Body, Daemon, memory_released};
+use super::{Body, Daemon};
 use crate::api::machine::Machine;
 use crate::api::scope::Wanted;
 
@@ -47,4 +47,10 @@ impl Daemon {
         let (body, _) = self.held(&id)?;
         Ok((id, body, alone))
     }
+}
+
+/// The error for an operation that needs the machine of such a sandbox.
+pub(super) fn memory_released(id: &str) -> Error {
+    let what = format!("sandbox {id} is paused, and its memory is released");
+    Error::new(ErrorKind::MemoryReleased, what)
 }

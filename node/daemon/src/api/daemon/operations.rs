@@ -19,7 +19,7 @@ use thaw_sandbox::journal::Journal;
 use thaw_sandbox::state::{HostDisk, Record};
 
 use super::describe::set;
-use super::turn::{Turn, memory_released};
+use super::turn::Turn;
 use super::{Body, Daemon, Described, lifetime, no_such_sandbox};
 use crate::api::machine::Machine;
 use crate::api::problem::{ApiCode, Refusal};

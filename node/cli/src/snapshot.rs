@@ -67,12 +67,12 @@ pub enum SnapshotCommand {
         #[arg(long, value_name = "NAME")]
         no_label: Vec<String>,
     },
-    /// Push a snapshot to a registry, for other nodes to pull; what the registry has is not sent again
+    /// Push a snapshot to a registry; what the registry has is not sent again
     #[command(
         after_help = "Prints the digest of what was pushed. Whoever can pull it has all that was in the sandbox's memory: docs/snapshots.md.\n\nExample:\n  thaw snapshot push web-ready registry.example/web:ready"
     )]
     Push(PushArguments),
-    /// Pull a snapshot from a registry into the store, with the images that it needs, and print its id
+    /// Pull a snapshot from a registry, with the images that it needs; print its id
     #[command(
         after_help = "Fails before it fetches much if this host lacks a feature of the processor that the snapshot was frozen on.\n\nExamples:\n  thaw snapshot pull registry.example/web:ready --name web-ready\n  thaw thaw -d $(thaw snapshot pull registry.example/web:ready)"
     )]

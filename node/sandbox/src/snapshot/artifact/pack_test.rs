@@ -77,7 +77,7 @@ fn parts() -> impl Strategy<Value = Vec<(u64, u8, u16)>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(12))]
+    #![proptest_config(ProptestConfig::with_cases(6))]
 
     #[test]
     fn packed_files_come_back(memory in parts(), disk in parts(), tail in 0..SIZE) {

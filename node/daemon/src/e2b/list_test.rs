@@ -67,7 +67,10 @@ async fn filters_select_by_state_metadata_template_and_start() {
         ids(&get(&api, ACME, &format!("/sandboxes?{}", of_sdk(&[("k", "v")]))).await),
         first
     );
-    assert_eq!(ids(&get(&api, OTHER, "/v2/sandboxes").await), [theirs.clone()]);
+    assert_eq!(
+        ids(&get(&api, OTHER, "/v2/sandboxes").await),
+        std::slice::from_ref(&theirs)
+    );
     assert_eq!(ids(&get(&api, ADMIN, "/v2/sandboxes").await), [theirs, two, one]);
     for wrong in [
         "state=dead",

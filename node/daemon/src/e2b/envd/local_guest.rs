@@ -23,6 +23,9 @@ use crate::api::process::Process;
 
 type Pipe = tokio::sync::Mutex<Box<dyn AsyncRead + Send + Unpin>>;
 
+/// Pieces of output; true: of its standard error.
+type KeptOutput = Vec<(bool, Vec<u8>)>;
+
 /// A process of this host.
 pub struct LocalProcess {
     id: String,
@@ -32,7 +35,7 @@ pub struct LocalProcess {
     outputs: [Pipe; 2],
     ended: watch::Receiver<Option<i32>>,
     /// Its kept output, once that is kept.
-    kept: watch::Sender<Option<Vec<(bool, Vec<u8>)>>>,
+    kept: watch::Sender<Option<KeptOutput>>,
 }
 
 impl std::fmt::Debug for LocalProcess {

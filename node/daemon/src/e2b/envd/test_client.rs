@@ -106,7 +106,7 @@ impl Bed {
     }
 
     /// A unary call in protobuf.
-    pub async fn call_proto<A: Message + Default>(&self, path: &str, message: &(impl Message + Name)) -> A {
+    pub async fn call_proto<A: Message + Default>(&self, path: &str, message: &impl Name) -> A {
         let headers = [
             ("content-type", "application/proto"),
             ("connect-protocol-version", "1"),

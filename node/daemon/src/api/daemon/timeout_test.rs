@@ -123,7 +123,6 @@ async fn change_over_the_api_shows_timeout_action_and_end() {
         r#"{"timeout_s":0}"#,
         r#"{"timeout_s":4294967296}"#,
         r#"{"on_timeout":"sleep"}"#,
-        r#"{"on_timeout":null}"#,
     ] {
         assert_eq!(patch(wrong).await.0, StatusCode::UNPROCESSABLE_ENTITY, "{wrong}");
     }

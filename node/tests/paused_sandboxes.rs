@@ -177,8 +177,15 @@ fn published_port_that_is_taken_meanwhile_fails_the_resume() {
     request["publish"] = json!([{"host": 0, "guest": 80}]);
     let made = node.done("POST /v1/sandboxes", &request)["sandbox"].clone();
     let port = made["network"]["published"][0]["host"].as_u64().unwrap();
+    // Its own port is free at once.
     node.release();
-    let taken = std::net::TcpListener::bind(("0.0.0.0", u16::try_from(port).unwrap())).unwrap();
+    node.resume();
+    node.release();
+    let mut taken = None;
+    eventually("the port is given back", || {
+        taken = std::net::TcpListener::bind(("0.0.0.0", u16::try_from(port).unwrap())).ok();
+        taken.is_some()
+    });
     let (status, refused) = node.ask(&format!("POST {WEB}/resume"), &json!({}));
     assert!(status.contains(" 409"), "{status} {refused}");
     assert_eq!(refused["code"], "port-unavailable");

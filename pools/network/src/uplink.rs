@@ -175,6 +175,11 @@ impl Uplink {
         Ok(())
     }
 
+    /// Gives its ports back to the host.
+    pub fn unpublish(&mut self) {
+        self.published.clear();
+    }
+
     /// Leaves everything as it is for a later owner.
     pub fn keep(&mut self) {
         self.published.iter_mut().for_each(Publication::keep);

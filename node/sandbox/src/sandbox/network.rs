@@ -78,6 +78,13 @@ impl Attached {
         Some(uplink.describe())
     }
 
+    /// Gives the published ports back to the host. Whoever waits for the sandbox's end may publish them; the rest of a slot is removed later.
+    pub(super) fn unpublish(&mut self) {
+        if let Attached::Slot(slot) = self {
+            slot.uplink.iter_mut().for_each(Uplink::unpublish);
+        }
+    }
+
     /// Leaves the network in place, for a later owner.
     pub(super) fn keep(self) {
         match self {

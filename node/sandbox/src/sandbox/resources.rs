@@ -173,7 +173,9 @@ impl Drop for Resources {
         if self.cgroup.take().is_some() {
             reach(Failpoint::DeleteCgroupReleased);
         }
-        if self.network.take().is_some() {
+        if let Some(mut network) = self.network.take() {
+            network.unpublish();
+            drop(network);
             reach(Failpoint::DeleteNetworkReleased);
         }
         if self.disk.take().is_some() {

@@ -219,7 +219,7 @@ fn pass_on(
         return answer;
     }
     let Some(Upgrade { protocol, client }) = upgrade else {
-        // The guest switched although nobody asked.
+        // The guest changed the protocol although the client did not ask for it.
         *answer.status_mut() = StatusCode::BAD_GATEWAY;
         return answer;
     };

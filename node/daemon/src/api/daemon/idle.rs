@@ -1,7 +1,8 @@
-//! Tells whether a sandbox is idle: nobody asks anything of it, nothing runs in it for a caller, its container writes nothing, and it takes
-//! next to no CPU time.
+//! Tells whether a sandbox is idle: no request comes for its machine, no caller is connected to a process in it, its container writes
+//! nothing, and it takes next to no CPU time.
 //!
-//! Nothing reports these, so a sandbox with an idle timeout is looked at [`LOOKS`] times in it, and no sandbox without one.
+//! Nothing reports these events, so thawd looks at a sandbox [`LOOKS`] times within its idle timeout. It does not look at one without a
+//! timeout.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};

@@ -1,4 +1,4 @@
-//! Signed URLs of files: who has one may read or write one file, without a token of the sandbox.
+//! Signed URLs of files. Such a URL permits its holder to read or write one file, without the token of the sandbox.
 //!
 //! A signature is `v1_` and the SHA-256, in base64 without padding, of `PATH:OPERATION:USER:TOKEN`, and of `:EXPIRATION` (seconds since 1970)
 //! after it if the URL expires. PATH and USER are those of the URL's query, as they are written there.

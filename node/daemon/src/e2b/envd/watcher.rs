@@ -1,7 +1,7 @@
 //! The watchers of a sandbox, whose events callers ask for.
 //!
 //! Invariants: a sandbox has at most [`MOST`] watchers; a watcher holds at most [`MOST_EVENTS`] events and one answer of the guest, where
-//! the others wait; a watcher that nobody asks for [`FORGOTTEN`] makes room for a new one.
+//! the others wait; a watcher whose events no caller has fetched for [`FORGOTTEN`] makes room for a new one.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Mutex};

@@ -143,7 +143,7 @@ fn next(mut watched: Watched) -> Next {
 
 /// The position of a caller in its watch.
 struct Stream {
-    /// Kept while nothing happens: the guest has forgotten the events of an answer that nobody took.
+    /// Kept while nothing happens: if an answer is dropped, the guest has forgotten its events.
     next: Next,
     patience: Patience,
     ready: VecDeque<Result<Event, Failure>>,

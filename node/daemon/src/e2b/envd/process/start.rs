@@ -20,7 +20,7 @@ use crate::api::problem::{ApiCode, Refusal};
 const MAX_TAG: usize = 256;
 /// Most bytes of a command with its arguments and environment: Linux refuses longer ones.
 const MAX_COMMAND: usize = 1 << 20;
-/// The PID that is told of a process that ended before its PID was known. Linux gives none so high (PID_MAX_LIMIT).
+/// The PID in the answer if a process ended before its PID was known. Linux gives none so high (PID_MAX_LIMIT).
 const ENDED_PID: u32 = 4 << 20;
 
 /// Starts a process and sends its events.

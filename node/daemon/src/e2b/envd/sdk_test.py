@@ -118,6 +118,7 @@ async def asynchronous():
     done = await asyncio.gather(*[sandbox.commands.run(f"echo {n}") for n in range(20)])
     assert [result.stdout for result in done] == [f"{n}\n" for n in range(20)]
     heard = asyncio.Event()
+    await sandbox.files.make_dir("/m")
     watch = await sandbox.files.watch_dir("/m", lambda event: heard.set())
     await sandbox.files.write("/m/later", "x")
     await asyncio.wait_for(heard.wait(), 20)

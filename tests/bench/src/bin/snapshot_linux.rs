@@ -1,0 +1,154 @@
+//! `make bench-snapshot`, its part with the real guest: a warm HTTP server, from its cold start to its clones on another node.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use thaw_bench::snapshot::remote::{self, Registry};
+use thaw_bench::snapshot::server::{self, Host, Size};
+use thaw_bench::snapshot::{clones, stop};
+use thaw_bench::{Report, conclude};
+use thaw_tiny_node::{Linux, Place};
+
+/// What is thawed.
+const SIZE: Size = Size {
+    memory_mib: 512,
+    filled_mib: 200,
+};
+/// The server's image.
+const IMAGE: &str = "python3";
+
+/// How often each is measured.
+struct Rounds {
+    /// Cold starts, and thaws on the same node.
+    starts: usize,
+    /// Freezes of each size, pauses, and first thaws on another node.
+    slow: usize,
+    clones: usize,
+    versions: usize,
+}
+
+const WHOLE: Rounds = Rounds {
+    starts: 10,
+    slow: 5,
+    clones: 100,
+    versions: 10,
+};
+/// To see that all of it works, and about where it stands.
+const QUICK: Rounds = Rounds {
+    starts: 2,
+    slow: 1,
+    clones: 10,
+    versions: 3,
+};
+
+fn main() -> ExitCode {
+    let rounds = match std::env::args().nth(1).as_deref() {
+        Some("--quick") => QUICK,
+        _ => WHOLE,
+    };
+    let measured = tokio::runtime::Runtime::new()
+        .map_err(|e| format!("no runtime: {e}"))
+        .and_then(|runtime| runtime.block_on(measure(&rounds)));
+    conclude("snapshot-linux", measured)
+}
+
+async fn measure(rounds: &Rounds) -> Result<Report, String> {
+    let said = |name: &str| {
+        std::env::var(name).map_err(|_| format!("{name} is not set: run this through `make bench-snapshot`"))
+    };
+    let binaries = PathBuf::from(said("THAW_BIN")?);
+    let data = std::env::var("THAW_DATA").map(PathBuf::from);
+    let directory = data.ok().and_then(|data| Some(data.parent()?.to_owned()));
+    let directory = tempfile::tempdir_in(directory.unwrap_or_else(std::env::temp_dir));
+    let directory = directory.map_err(|e| format!("no temporary directory: {e}"))?;
+    let registry = Registry::start(directory.path(), &said("THAW_TEST_IMAGES")?, IMAGE)?;
+    let image = registry.image(IMAGE);
+    let linux = Linux {
+        kernel: said("THAW_KERNEL")?.into(),
+        guest_image: binaries.join("guest.erofs"),
+        image: image.clone(),
+    };
+    let place = || Place::of_linux(directory.path(), &binaries, linux.clone());
+    let mut report = Report::new("snapshot-linux");
+    report.sample(server::FILLED, "MiB", f64::from(SIZE.filled_mib));
+    let host = Host::start(place(), &image, SIZE).await?;
+    on_one_node(&host, &registry, rounds, &mut report).await?;
+    host.node.stop();
+    let host = Host::start(place(), &image, SIZE).await?;
+    registry.first_thaws(&host, rounds.slow, &mut report).await?;
+    host.node.stop();
+    ratios(&mut report, rounds)?;
+    report
+        .write(Path::new("target/bench"))
+        .map_err(|e| format!("cannot write target/bench: {e}"))?;
+    Ok(report)
+}
+
+/// All that needs no other node. Pushes the versions.
+async fn on_one_node(
+    host: &Host,
+    registry: &Registry,
+    rounds: &Rounds,
+    report: &mut Report,
+) -> Result<(), String> {
+    let said = |what: &str| eprintln!("bench-snapshot-linux: {what}");
+    said("cold starts");
+    host.cold_starts(SIZE, rounds.starts, report).await?;
+    let before = clones::before(host)?;
+    let server = host.cold(SIZE).await?;
+    let frozen = host.freeze(&server).await?;
+    let snapshot = frozen.snapshot.ok_or("the node did not store the snapshot")?;
+    said("thaws");
+    host.thaws(&snapshot, rounds.starts, report).await?;
+    said("clones");
+    clones::measure(host, &snapshot, rounds.clones, before, report).await?;
+    host.remove_snapshot(&snapshot).await?;
+    said("versions");
+    registry
+        .push_versions(host, &server, rounds.versions, report)
+        .await?;
+    said("pauses");
+    let server = host.pauses(server, rounds.slow, report).await?;
+    host.delete(server).await?;
+    said("stops");
+    stop::measure(host, rounds.slow, report).await
+}
+
+fn ratios(report: &mut Report, rounds: &Rounds) -> Result<(), String> {
+    report.ratio("first_response_over_cold_start", server::THAWED, server::COLD)?;
+    report.ratio("pause_bytes_over_dirtied", server::PAUSED_BYTES, server::FILLED)?;
+    // A first look has fewer of both.
+    if (rounds.clones, rounds.versions) == (WHOLE.clones, WHOLE.versions) {
+        let (clones, versions) = (clones::name(rounds.clones), remote::versions(rounds.versions));
+        report.ratio("hundred_clones_memory_over_dirtied", &clones, server::FILLED)?;
+        report.ratio("stored_ten_versions_over_one", &versions, remote::ONE)?;
+    }
+    report.ratio(
+        "remote_first_response_over_fetch_all",
+        remote::REMOTE,
+        remote::WHOLE,
+    )?;
+    report.ratio(
+        "remote_bytes_over_working_set",
+        remote::FETCHED,
+        remote::WORKING_SET,
+    )?;
+    report.ratio(
+        "stop_1g_over_128m",
+        &stop::name(stop::LARGE),
+        &stop::name(stop::SMALL),
+    )?;
+    report.note(format!(
+        "A Python HTTP server in a guest of {} MiB that fills {} MiB with random bytes before it answers; through thawd's API, one at a time, \
+         from the request to the whole page.",
+        SIZE.memory_mib, SIZE.filled_mib
+    ));
+    report.note(
+        "The registry is behind a link of 100 Mbit/s with 5 ms; the image is on the other node already. Each version is the same server \
+         after ten more pages.",
+    );
+    report.note(
+        "A Java server is not measured: the test images have a Java runtime and no HTTP server for it, nor a compiler.",
+    );
+    Ok(())
+}

@@ -1,0 +1,251 @@
+//! A warm HTTP server in a Linux guest: its cold starts, thaws and pauses, each until its page is there.
+
+use std::fs;
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::Duration;
+
+use serde_json::json;
+use thaw_e2e::{page, warmed};
+use thaw_protocol::api::{
+    CreateSandbox, CreatedSandbox, FreezeSandbox, FrozenSandbox, PauseSandbox, PausedMemory, Sandbox,
+    ThawSandbox,
+};
+use thaw_sandbox::error::Error;
+use thaw_tiny_node::Place;
+
+use crate::Report;
+use crate::clock::{monotonic_ns, us_since};
+use crate::create::Node;
+use crate::report::mib;
+
+/// From the request to the server's first page: created from the image, which is stored.
+pub const COLD: &str = "cold start from the image: first page";
+/// The same of a thaw of a snapshot on the node that froze it.
+pub const THAWED: &str = "thaw of the snapshot: first page";
+/// The same of a sandbox that was paused with its memory released.
+pub const RESUMED: &str = "resume of released memory: first page";
+/// Until the answer to such a pause.
+pub const PAUSED: &str = "pause that releases memory: answered";
+/// What it then has on the disk.
+pub const PAUSED_BYTES: &str = "pause that releases memory: on disk";
+/// What the server fills of its memory.
+pub const FILLED: &str = "memory that the server fills";
+
+/// How long a connection may wait: shorter than until a lost packet is sent again.
+const CONNECT_LIMIT: Duration = Duration::from_millis(200);
+/// Between two attempts.
+const PAUSE: Duration = Duration::from_millis(2);
+/// How long a server may take until its page is there.
+const PAGE_LIMIT: Duration = Duration::from_secs(300);
+/// Creations after which the templates of a size are there.
+const WARM_UP: usize = 4;
+
+/// A guest's memory, and what the server fills of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Size {
+    pub memory_mib: u32,
+    pub filled_mib: u32,
+}
+
+/// A node and the image of its servers.
+pub struct Host {
+    pub node: Node,
+    image: String,
+}
+
+/// A server whose page was seen.
+pub struct Server {
+    pub id: String,
+    pub vmm: i64,
+    pub at: SocketAddr,
+    /// From the request to the page.
+    pub ms: f64,
+}
+
+impl Host {
+    /// Starts a node, which pulls the image and makes the template of this size.
+    pub async fn start(place: Place, image: &str, size: Size) -> Result<Host, String> {
+        let host = Host {
+            node: Node::configured(place)?,
+            image: image.to_owned(),
+        };
+        let filled_mib = 1;
+        for _ in 0..WARM_UP {
+            let server = host.cold(Size { filled_mib, ..size }).await?;
+            host.delete(server).await?;
+        }
+        host.node.settle().await?;
+        Ok(host)
+    }
+
+    /// Starts a server from the image.
+    pub async fn cold(&self, size: Size) -> Result<Server, String> {
+        let request = json!({
+            "image": self.image, "cpus": 1, "memory_mib": size.memory_mib,
+            "container": {"command": warmed::command(size.filled_mib)},
+        });
+        let request: CreateSandbox = serde_json::from_value(request).map_err(|e| e.to_string())?;
+        let began = monotonic_ns();
+        let made = self.node.client.create(&request).await.map_err(failed)?;
+        Server::of(made, began).await
+    }
+
+    /// Thaws a stored snapshot. `began`: when what is timed began.
+    pub async fn thaw(&self, snapshot: &str, began: u64) -> Result<Server, String> {
+        let request = json!({"snapshot": snapshot});
+        let request: ThawSandbox = serde_json::from_value(request).map_err(|e| e.to_string())?;
+        let made = self.node.client.thaw(&request).await.map_err(failed)?;
+        Server::of(made, began).await
+    }
+
+    /// Has the node store a snapshot of a server.
+    pub async fn freeze(&self, server: &Server) -> Result<FrozenSandbox, String> {
+        let frozen = self.node.client.freeze(&server.id, &FreezeSandbox::default());
+        frozen.await.map_err(failed)
+    }
+
+    pub async fn delete(&self, server: Server) -> Result<(), String> {
+        self.node.client.delete(&server.id).await.map_err(failed)
+    }
+
+    pub async fn remove_snapshot(&self, snapshot: &str) -> Result<(), String> {
+        let removed = self.node.client.remove_snapshot(snapshot, true);
+        removed.await.map_err(failed)
+    }
+
+    /// Times cold starts.
+    pub async fn cold_starts(&self, size: Size, rounds: usize, report: &mut Report) -> Result<(), String> {
+        for _ in 0..rounds {
+            self.node.settle().await?;
+            let server = self.cold(size).await?;
+            report.sample(COLD, "ms", server.ms);
+            self.delete(server).await?;
+        }
+        Ok(())
+    }
+
+    /// Times thaws of a snapshot. One more, which warms up, is not counted.
+    pub async fn thaws(&self, snapshot: &str, rounds: usize, report: &mut Report) -> Result<(), String> {
+        for round in 0..=rounds {
+            self.node.settle().await?;
+            let server = self.thaw(snapshot, monotonic_ns()).await?;
+            if round > 0 {
+                report.sample(THAWED, "ms", server.ms);
+            }
+            self.delete(server).await?;
+        }
+        Ok(())
+    }
+
+    /// Pauses a server with its memory released and resumes it, so often. Returns it, as it is reached now.
+    pub async fn pauses(
+        &self,
+        mut server: Server,
+        rounds: usize,
+        report: &mut Report,
+    ) -> Result<Server, String> {
+        let client = &self.node.client;
+        for _ in 0..rounds {
+            self.node.settle().await?;
+            let began = monotonic_ns();
+            let memory = PausedMemory::Release;
+            let paused = client.pause_as(&server.id, &PauseSandbox { memory });
+            paused.await.map_err(failed)?;
+            report.sample(PAUSED, "ms", us_since(began) / 1e3);
+            let on_disk = occupied(&self.node.place.path("data/paused"));
+            let on_disk = on_disk.map_err(|e| format!("data/paused: {e}"))?;
+            report.sample(PAUSED_BYTES, "MiB", mib(on_disk));
+            let began = monotonic_ns();
+            client.resume(&server.id).await.map_err(failed)?;
+            let shown = client.get(&server.id).await.map_err(failed)?;
+            server = Server::shown(shown, began).await?;
+            report.sample(RESUMED, "ms", server.ms);
+        }
+        Ok(server)
+    }
+}
+
+impl Server {
+    async fn of(made: CreatedSandbox, began: u64) -> Result<Server, String> {
+        Server::shown(made.sandbox, began).await
+    }
+
+    /// Waits for its page.
+    async fn shown(sandbox: Sandbox, began: u64) -> Result<Server, String> {
+        let address = sandbox.network.map(|network| network.address);
+        let address: Option<IpAddr> = address.and_then(|address| address.parse().ok());
+        let address = address.ok_or_else(|| format!("sandbox {} has no address", sandbox.id))?;
+        let at = SocketAddr::new(address, warmed::PORT);
+        let waiting = tokio::task::spawn_blocking(move || first_page(at, began));
+        Ok(Server {
+            ms: waiting.await.map_err(|e| e.to_string())??,
+            id: sandbox.id,
+            vmm: sandbox.vmm_pid.unwrap_or_default().into(),
+            at,
+        })
+    }
+
+    /// Asks for its page.
+    pub async fn visit(&self) -> Result<(), String> {
+        let at = self.at;
+        let visited = tokio::task::spawn_blocking(move || first_page(at, monotonic_ns()));
+        visited.await.map_err(|e| e.to_string())?.map(drop)
+    }
+}
+
+/// Whether a server shows its page now.
+pub fn shows(at: SocketAddr) -> bool {
+    page::get(at, CONNECT_LIMIT).is_ok_and(|answer| answer.starts_with("HTTP/1.0 200"))
+}
+
+/// Waits for a server's page. Milliseconds since `began`. Blocks.
+fn first_page(at: SocketAddr, began: u64) -> Result<f64, String> {
+    let since = std::time::Instant::now();
+    while !shows(at) {
+        if since.elapsed() > PAGE_LIMIT {
+            return Err(format!("the server at {at} shows no page"));
+        }
+        std::thread::sleep(PAUSE);
+    }
+    Ok(us_since(began) / 1e3)
+}
+
+/// What the API refused, with its context.
+pub fn failed(e: Error) -> String {
+    format!("{e}; {}", e.context.join("; "))
+}
+
+/// Bytes that the files below a directory occupy.
+fn occupied(directory: &Path) -> io::Result<u64> {
+    let mut bytes = 0;
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let metadata = entry.metadata()?;
+        bytes += match metadata.is_dir() {
+            true => occupied(&entry.path())?,
+            false => metadata.blocks() * 512,
+        };
+    }
+    Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn holes_occupy_nothing() {
+        let directory = tempfile::tempdir().unwrap();
+        let below = directory.path().join("a");
+        fs::create_dir(&below).unwrap();
+        let file = fs::File::create(below.join("sparse")).unwrap();
+        file.set_len(64 << 20).unwrap();
+        assert!(occupied(directory.path()).unwrap() < 1 << 20);
+        std::os::unix::fs::FileExt::write_all_at(&file, &[1; 2 << 20], 0).unwrap();
+        file.sync_all().unwrap();
+        assert!(occupied(directory.path()).unwrap() >= 2 << 20);
+    }
+}

@@ -20,7 +20,10 @@ pub const LARGE: Size = Size {
 
 /// The series of a size.
 pub fn name(size: Size) -> String {
-    format!("freeze, {} MiB filled: longest time without a page", size.filled_mib)
+    format!(
+        "freeze, {} MiB filled: longest time without a page",
+        size.filled_mib
+    )
 }
 
 /// Freezes a server of each size in turn, so often.

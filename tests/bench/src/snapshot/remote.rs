@@ -9,7 +9,7 @@ use std::net::TcpStream;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 use thaw_e2e::upstream::Upstream;
 use thaw_protocol::api::{PullSnapshot, PushSnapshot};
 use thaw_test_registry::proxy::{Link, Proxy};
@@ -80,10 +80,8 @@ impl Registry {
         for number in 1..=count {
             let frozen = host.freeze(server).await?;
             let snapshot = frozen.snapshot.ok_or("the node did not store the snapshot")?;
-            let to = PushSnapshot {
-                reference: format!("{}/{REPOSITORY}:v{number}", self.upstream.host),
-                plain_http: false,
-            };
+            let to = json!({"reference": format!("{}/{REPOSITORY}:v{number}", self.upstream.host)});
+            let to: PushSnapshot = serde_json::from_value(to).map_err(|e| e.to_string())?;
             let pushed = client.push_snapshot(&snapshot, &to).await.map_err(failed)?;
             stored += pushed.sent_bytes;
             if number == 1 {
@@ -100,12 +98,8 @@ impl Registry {
 
     /// Times first thaws of the first version on a node that has nothing of it, and downloads of all of it, in turn.
     pub async fn first_thaws(&self, host: &Host, rounds: usize, report: &mut Report) -> Result<(), String> {
-        let from = PullSnapshot {
-            reference: format!("{}/{REPOSITORY}:{FIRST}", self.proxy.host()),
-            name: None,
-            labels: Default::default(),
-            plain_http: false,
-        };
+        let from = json!({"reference": format!("{}/{REPOSITORY}:{FIRST}", self.proxy.host())});
+        let from: PullSnapshot = serde_json::from_value(from).map_err(|e| e.to_string())?;
         for _ in 0..rounds {
             host.node.settle().await?;
             self.proxy.reset();

@@ -58,8 +58,11 @@ pub struct Host {
 
 /// A server whose page was seen.
 pub struct Server {
+    /// Its sandbox.
     pub id: String,
+    /// The process of its machine.
     pub vmm: i64,
+    /// Where the host reaches it.
     pub at: SocketAddr,
     /// From the request to the page.
     pub ms: f64,
@@ -107,10 +110,12 @@ impl Host {
         frozen.await.map_err(failed)
     }
 
+    /// Deletes a server.
     pub async fn delete(&self, server: Server) -> Result<(), String> {
         self.node.client.delete(&server.id).await.map_err(failed)
     }
 
+    /// Removes a stored snapshot, whatever was thawed from it.
     pub async fn remove_snapshot(&self, snapshot: &str) -> Result<(), String> {
         let removed = self.node.client.remove_snapshot(snapshot, true);
         removed.await.map_err(failed)

@@ -74,14 +74,25 @@ async fn measure(rounds: &Rounds) -> Result<Report, String> {
     let host = Host::start(place(), &image, SIZE).await?;
     on_one_node(&host, &registry, rounds, &mut report).await?;
     host.node.stop();
+    ratios_of_one_node(&mut report, rounds)?;
+    notes(&mut report);
+    // What was measured is kept, whatever comes after.
+    write(&mut report)?;
     let host = Host::start(place(), &image, SIZE).await?;
     registry.first_thaws(&host, rounds.slow, &mut report).await?;
     host.node.stop();
-    ratios(&mut report, rounds)?;
-    report
-        .write(Path::new("target/bench"))
-        .map_err(|e| format!("cannot write target/bench: {e}"))?;
+    let (whole, set) = (remote::WHOLE, server::WORKING_SET);
+    report.ratio("remote_first_response_over_fetch_all", remote::REMOTE, whole)?;
+    report.ratio("remote_bytes_over_working_set", remote::FETCHED, set)?;
+    write(&mut report)?;
     Ok(report)
+}
+
+fn write(report: &mut Report) -> Result<(), String> {
+    let written = report.write(Path::new("target/bench"));
+    written
+        .map(drop)
+        .map_err(|e| format!("cannot write target/bench: {e}"))
 }
 
 /// All that needs no other node. Pushes the versions.
@@ -102,10 +113,9 @@ async fn on_one_node(
     host.thaws(&snapshot, rounds.starts, report).await?;
     said("clones");
     clones::measure(host, &snapshot, rounds.clones, before, report).await?;
-    host.remove_snapshot(&snapshot).await?;
     said("versions");
     registry
-        .push_versions(host, &server, rounds.versions, report)
+        .push_versions(host, &server, snapshot, rounds.versions, report)
         .await?;
     said("pauses");
     let server = host.pauses(server, rounds.slow, report).await?;
@@ -114,7 +124,7 @@ async fn on_one_node(
     stop::measure(host, rounds.slow, report).await
 }
 
-fn ratios(report: &mut Report, rounds: &Rounds) -> Result<(), String> {
+fn ratios_of_one_node(report: &mut Report, rounds: &Rounds) -> Result<(), String> {
     report.ratio("first_response_over_cold_start", server::THAWED, server::COLD)?;
     report.ratio("pause_bytes_over_dirtied", server::PAUSED_BYTES, server::FILLED)?;
     // A first look has fewer of both.
@@ -123,21 +133,11 @@ fn ratios(report: &mut Report, rounds: &Rounds) -> Result<(), String> {
         report.ratio("hundred_clones_memory_over_dirtied", &clones, server::FILLED)?;
         report.ratio("stored_ten_versions_over_one", &versions, remote::ONE)?;
     }
-    report.ratio(
-        "remote_first_response_over_fetch_all",
-        remote::REMOTE,
-        remote::WHOLE,
-    )?;
-    report.ratio(
-        "remote_bytes_over_working_set",
-        remote::FETCHED,
-        remote::WORKING_SET,
-    )?;
-    report.ratio(
-        "stop_1g_over_128m",
-        &stop::name(stop::LARGE),
-        &stop::name(stop::SMALL),
-    )?;
+    let (large, small) = (stop::name(stop::LARGE), stop::name(stop::SMALL));
+    report.ratio("stop_1g_over_128m", &large, &small)
+}
+
+fn notes(report: &mut Report) {
     report.note(format!(
         "A Python HTTP server in a guest of {} MiB that fills {} MiB with random bytes before it answers; through thawd's API, one at a time, \
          from the request to the whole page.",
@@ -150,5 +150,4 @@ fn ratios(report: &mut Report, rounds: &Rounds) -> Result<(), String> {
     report.note(
         "A Java server is not measured: the test images have a Java runtime and no HTTP server for it, nor a compiler.",
     );
-    Ok(())
 }

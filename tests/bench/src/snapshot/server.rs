@@ -5,7 +5,7 @@ use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::json;
 use thaw_e2e::{page, warmed};
@@ -31,6 +31,8 @@ pub const RESUMED: &str = "resume of released memory: first page";
 pub const PAUSED: &str = "pause that releases memory: answered";
 /// What it then has on the disk.
 pub const PAUSED_BYTES: &str = "pause that releases memory: on disk";
+/// The pages that a thawed guest touched in the first second, as the node recorded them.
+pub const WORKING_SET: &str = "thaw of the snapshot: working set";
 /// What the server fills of its memory.
 pub const FILLED: &str = "memory that the server fills";
 
@@ -40,6 +42,8 @@ const CONNECT_LIMIT: Duration = Duration::from_millis(200);
 const PAUSE: Duration = Duration::from_millis(2);
 /// How long a server may take until its page is there.
 const PAGE_LIMIT: Duration = Duration::from_secs(300);
+/// How long the node may take to record a working set.
+const RECORD_LIMIT: Duration = Duration::from_secs(60);
 /// Creations after which the templates of a size are there.
 const WARM_UP: usize = 4;
 
@@ -132,14 +136,16 @@ impl Host {
         Ok(())
     }
 
-    /// Times thaws of a snapshot. One more, which warms up, is not counted.
+    /// Thaws a snapshot until the node has recorded its working set, and times further thaws.
     pub async fn thaws(&self, snapshot: &str, rounds: usize, report: &mut Report) -> Result<(), String> {
-        for round in 0..=rounds {
+        let server = self.thaw(snapshot, monotonic_ns()).await?;
+        let touched = working_set(&self.node.place.path("data/working-sets")).await?;
+        report.sample(WORKING_SET, "MiB", mib(touched));
+        self.delete(server).await?;
+        for _ in 0..rounds {
             self.node.settle().await?;
             let server = self.thaw(snapshot, monotonic_ns()).await?;
-            if round > 0 {
-                report.sample(THAWED, "ms", server.ms);
-            }
+            report.sample(THAWED, "ms", server.ms);
             self.delete(server).await?;
         }
         Ok(())
@@ -208,7 +214,7 @@ pub fn shows(at: SocketAddr) -> bool {
 
 /// Waits for a server's page. Milliseconds since `began`. Blocks.
 fn first_page(at: SocketAddr, began: u64) -> Result<f64, String> {
-    let since = std::time::Instant::now();
+    let since = Instant::now();
     while !shows(at) {
         if since.elapsed() > PAGE_LIMIT {
             return Err(format!("the server at {at} shows no page"));
@@ -221,6 +227,29 @@ fn first_page(at: SocketAddr, began: u64) -> Result<f64, String> {
 /// What the API refused, with its context.
 pub fn failed(e: Error) -> String {
     format!("{e}; {}", e.context.join("; "))
+}
+
+/// Waits until a node has recorded a working set, its first. Bytes of its pages.
+async fn working_set(directory: &Path) -> Result<u64, String> {
+    let since = Instant::now();
+    loop {
+        let files = fs::read_dir(directory).into_iter().flatten().flatten();
+        let mut touched = files.filter_map(|file| pages(&fs::read(file.path()).ok()?));
+        if let Some(pages) = touched.next() {
+            return Ok(pages * 4096);
+        }
+        if since.elapsed() > RECORD_LIMIT {
+            return Err(format!("no working set in {}", directory.display()));
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// How many pages a working set has (docs/snapshot-format.md).
+fn pages(file: &[u8]) -> Option<u64> {
+    let runs = file.get(64..)?.chunks_exact(16);
+    let pages = runs.map(|run| Some(u64::from(u32::from_le_bytes(run.get(8..12)?.try_into().ok()?))));
+    pages.sum()
 }
 
 /// Bytes that the files below a directory occupy.
@@ -240,6 +269,18 @@ fn occupied(directory: &Path) -> io::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_of_all_runs_are_counted() {
+        let mut file = vec![0; 64];
+        for (first, pages) in [(1u64, 3u32), (9, 70_000)] {
+            file.extend(first.to_le_bytes());
+            file.extend(pages.to_le_bytes());
+            file.extend([1, 0, 0, 0]);
+        }
+        assert_eq!(pages(&file), Some(70_003));
+        assert_eq!(pages(&file[..60]), None);
+    }
 
     #[test]
     fn holes_occupy_nothing() {

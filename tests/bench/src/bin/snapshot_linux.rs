@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use thaw_bench::snapshot::remote::{self, Registry};
-use thaw_bench::snapshot::server::{self, Host, Size};
+use thaw_bench::snapshot::server::{self, Host, JAVA, PYTHON, Program, Size, series};
 use thaw_bench::snapshot::{clones, stop};
 use thaw_bench::{Report, conclude};
 use thaw_tiny_node::{Linux, Place};
@@ -14,9 +14,6 @@ const SIZE: Size = Size {
     memory_mib: 512,
     filled_mib: 200,
 };
-/// The server's image.
-const IMAGE: &str = "python3";
-
 /// How often each is measured.
 struct Rounds {
     /// Cold starts, and thaws on the same node.
@@ -61,30 +58,35 @@ async fn measure(rounds: &Rounds) -> Result<Report, String> {
     let directory = data.ok().and_then(|data| Some(data.parent()?.to_owned()));
     let directory = tempfile::tempdir_in(directory.unwrap_or_else(std::env::temp_dir));
     let directory = directory.map_err(|e| format!("no temporary directory: {e}"))?;
-    let registry = Registry::start(directory.path(), &said("THAW_TEST_IMAGES")?, IMAGE)?;
-    let image = registry.image(IMAGE);
+    let programs = [PYTHON, JAVA];
+    let images = programs.map(|program| program.image);
+    let registry = Registry::start(directory.path(), &said("THAW_TEST_IMAGES")?, &images)?;
     let linux = Linux {
         kernel: said("THAW_KERNEL")?.into(),
         guest_image: binaries.join("guest.erofs"),
-        image: image.clone(),
+        image: registry.image(PYTHON.image),
     };
     let place = || Place::of_linux(directory.path(), &binaries, linux.clone());
     let mut report = Report::new("snapshot-linux");
-    report.sample(server::FILLED, "MiB", f64::from(SIZE.filled_mib));
-    let host = Host::start(place(), &image, SIZE).await?;
-    on_one_node(&host, &registry, rounds, &mut report).await?;
-    host.node.stop();
-    ratios_of_one_node(&mut report, rounds)?;
+    for program in programs {
+        let filled = series(program, server::FILLED);
+        report.sample(&filled, "MiB", f64::from(SIZE.filled_mib));
+    }
     notes(&mut report);
-    // What was measured is kept, whatever comes after.
-    write(&mut report)?;
-    let host = Host::start(place(), &image, SIZE).await?;
-    registry.first_thaws(&host, rounds.slow, &mut report).await?;
-    host.node.stop();
-    let (whole, set) = (remote::WHOLE, server::WORKING_SET);
-    report.ratio("remote_first_response_over_fetch_all", remote::REMOTE, whole)?;
-    report.ratio("remote_bytes_over_working_set", remote::FETCHED, set)?;
-    write(&mut report)?;
+    for program in programs {
+        let image = registry.image(program.image);
+        let host = Host::start(place(), program, &image, SIZE).await?;
+        on_one_node(&host, &registry, rounds, &mut report).await?;
+        host.node.stop();
+        ratios_of_one_node(&mut report, program, rounds)?;
+        // What was measured is kept, whatever comes after.
+        write(&mut report)?;
+        let host = Host::start(place(), program, &image, SIZE).await?;
+        registry.first_thaws(&host, rounds.slow, &mut report).await?;
+        host.node.stop();
+        ratios_of_another(&mut report, program)?;
+        write(&mut report)?;
+    }
     Ok(report)
 }
 
@@ -102,7 +104,7 @@ async fn on_one_node(
     rounds: &Rounds,
     report: &mut Report,
 ) -> Result<(), String> {
-    let said = |what: &str| eprintln!("bench-snapshot-linux: {what}");
+    let said = |what: &str| eprintln!("bench-snapshot-linux: {}", host.series(what));
     said("cold starts");
     host.cold_starts(SIZE, rounds.starts, report).await?;
     let before = clones::before(host)?;
@@ -120,34 +122,72 @@ async fn on_one_node(
     said("pauses");
     let server = host.pauses(server, rounds.slow, report).await?;
     host.delete(server).await?;
-    said("stops");
-    stop::measure(host, rounds.slow, report).await
+    match host.program.name == PYTHON.name {
+        true => stop::measure(host, rounds.slow, report).await,
+        // A freeze does not know what runs in a guest.
+        false => Ok(()),
+    }
 }
 
-fn ratios_of_one_node(report: &mut Report, rounds: &Rounds) -> Result<(), String> {
-    report.ratio("first_response_over_cold_start", server::THAWED, server::COLD)?;
-    report.ratio("pause_bytes_over_dirtied", server::PAUSED_BYTES, server::FILLED)?;
+/// The name of a ratio of a program: Python's have no addition.
+fn name(ratio: &str, program: Program) -> String {
+    match program.name == PYTHON.name {
+        true => ratio.to_owned(),
+        false => format!("{ratio}_{}", program.name.to_lowercase()),
+    }
+}
+
+fn ratios_of_one_node(report: &mut Report, program: Program, rounds: &Rounds) -> Result<(), String> {
+    let (clones, versions) = (clones::name(rounds.clones), remote::versions(rounds.versions));
+    let mut ratios = vec![
+        ("first_response_over_cold_start", server::THAWED, server::COLD),
+        ("pause_bytes_over_dirtied", server::PAUSED_BYTES, server::FILLED),
+    ];
     // A first look has fewer of both.
     if (rounds.clones, rounds.versions) == (WHOLE.clones, WHOLE.versions) {
-        let (clones, versions) = (clones::name(rounds.clones), remote::versions(rounds.versions));
-        report.ratio("hundred_clones_memory_over_dirtied", &clones, server::FILLED)?;
-        report.ratio("stored_ten_versions_over_one", &versions, remote::ONE)?;
+        ratios.push(("hundred_clones_memory_over_dirtied", &clones, server::FILLED));
+        ratios.push(("stored_ten_versions_over_one", &versions, remote::ONE));
     }
     let (large, small) = (stop::name(stop::LARGE), stop::name(stop::SMALL));
-    report.ratio("stop_1g_over_128m", &large, &small)
+    if program.name == PYTHON.name {
+        ratios.push(("stop_1g_over_128m", &large, &small));
+    }
+    add(report, program, &ratios)
+}
+
+fn ratios_of_another(report: &mut Report, program: Program) -> Result<(), String> {
+    let ratios = [
+        (
+            "remote_first_response_over_fetch_all",
+            remote::REMOTE,
+            remote::WHOLE,
+        ),
+        (
+            "remote_bytes_over_working_set",
+            remote::FETCHED,
+            server::WORKING_SET,
+        ),
+    ];
+    add(report, program, &ratios)
+}
+
+/// Adds ratios of a program's series, each with its numerator and its denominator.
+fn add(report: &mut Report, program: Program, ratios: &[(&str, &str, &str)]) -> Result<(), String> {
+    for (ratio, over, under) in ratios {
+        let (over, under) = (series(program, over), series(program, under));
+        report.ratio(&name(ratio, program), &over, &under)?;
+    }
+    Ok(())
 }
 
 fn notes(report: &mut Report) {
     report.note(format!(
-        "A Python HTTP server in a guest of {} MiB that fills {} MiB with random bytes before it answers; through thawd's API, one at a time, \
-         from the request to the whole page.",
+        "An HTTP server, Python's or Java's, in a guest of {} MiB that fills {} MiB with random bytes before it answers; through thawd's API, \
+         one at a time, from the request to the whole page.",
         SIZE.memory_mib, SIZE.filled_mib
     ));
     report.note(
         "The registry is behind a link of 100 Mbit/s with 5 ms; the image is on the other node already. Each version is the same server \
          after ten more pages.",
-    );
-    report.note(
-        "A Java server is not measured: the test images have a Java runtime and no HTTP server for it, nor a compiler.",
     );
 }

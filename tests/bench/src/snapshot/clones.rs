@@ -33,7 +33,7 @@ pub async fn measure(
     host.node.settle().await?;
     let vmms: BTreeSet<i64> = clones.iter().map(|clone| clone.vmm).collect();
     let taken = machines(host, &vmms)?.saturating_sub(before);
-    report.sample(&name(count), "MiB", mib(taken));
+    report.sample(&host.series(&name(count)), "MiB", mib(taken));
     for clone in clones {
         host.delete(clone).await?;
     }

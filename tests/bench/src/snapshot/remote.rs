@@ -25,8 +25,6 @@ pub const WHOLE: &str = "from the registry, pulled before: first page";
 /// What the registry has after the first push.
 pub const ONE: &str = "stored in the registry: one version";
 
-/// Repository of the snapshots.
-const REPOSITORY: &str = "web";
 /// The first version's tag.
 const FIRST: &str = "v1";
 /// Pages that the server shows between two versions.
@@ -46,10 +44,12 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// One that has an image of a layout, in `directory`.
-    pub fn start(directory: &Path, layout: &str, image: &str) -> Result<Registry, String> {
+    /// One that has these images of a layout, in `directory`.
+    pub fn start(directory: &Path, layout: &str, images: &[&str]) -> Result<Registry, String> {
         let upstream = Upstream::empty(&directory.join("registry"));
-        upstream.push(&format!("oci:{layout}:{image}"), &format!("{image}:latest"));
+        for image in images {
+            upstream.push(&format!("oci:{layout}:{image}"), &format!("{image}:latest"));
+        }
         let proxy = Proxy::start(&upstream.host, Link::SLOW);
         Ok(Registry {
             proxy: proxy.map_err(|e| format!("the proxy: {e}"))?,
@@ -57,7 +57,7 @@ impl Registry {
         })
     }
 
-    /// The reference of the image.
+    /// The reference of an image.
     pub fn image(&self, image: &str) -> String {
         format!("{}/{image}:latest", self.upstream.host)
     }
@@ -73,7 +73,7 @@ impl Registry {
         report: &mut Report,
     ) -> Result<(), String> {
         let mut stored = self.push(host, first, FIRST).await?;
-        report.sample(ONE, "MiB", mib(stored));
+        report.sample(&host.series(ONE), "MiB", mib(stored));
         for number in 2..=count {
             for _ in 0..VISITS {
                 server.visit().await?;
@@ -82,13 +82,13 @@ impl Registry {
             let snapshot = frozen.snapshot.ok_or("the node did not store the snapshot")?;
             stored += self.push(host, snapshot, &format!("v{number}")).await?;
         }
-        report.sample(&versions(count), "MiB", mib(stored));
+        report.sample(&host.series(&versions(count)), "MiB", mib(stored));
         Ok(())
     }
 
     /// Pushes a snapshot and removes it from the node. Bytes that the registry did not have.
     async fn push(&self, host: &Host, snapshot: String, tag: &str) -> Result<u64, String> {
-        let to = json!({"reference": format!("{}/{REPOSITORY}:{tag}", self.upstream.host)});
+        let to = json!({"reference": reference(&self.upstream.host, host, tag)});
         let to: PushSnapshot = serde_json::from_value(to).map_err(|e| e.to_string())?;
         let pushed = host.node.client.push_snapshot(&snapshot, &to).await;
         let pushed = pushed.map_err(failed)?;
@@ -98,21 +98,21 @@ impl Registry {
 
     /// Times first thaws of the first version on a node that has nothing of it: by its reference, and after a pull, in turn.
     pub async fn first_thaws(&self, host: &Host, rounds: usize, report: &mut Report) -> Result<(), String> {
-        let reference = format!("{}/{REPOSITORY}:{FIRST}", self.proxy.host());
+        let reference = reference(&self.proxy.host(), host, FIRST);
         let pull: PullSnapshot =
             serde_json::from_value(json!({"reference": reference})).map_err(|e| e.to_string())?;
         for _ in 0..rounds {
             self.forget(host).await?;
             let server = host.thaw(&reference, monotonic_ns()).await?;
             let fetched = self.proxy.counts().down;
-            report.sample(REMOTE, "ms", server.ms);
-            report.sample(FETCHED, "MiB", mib(fetched));
+            report.sample(&host.series(REMOTE), "ms", server.ms);
+            report.sample(&host.series(FETCHED), "MiB", mib(fetched));
             host.delete(server).await?;
             self.forget(host).await?;
             let began = monotonic_ns();
             let pulled = host.node.client.pull_snapshot(&pull).await.map_err(failed)?;
             let server = host.thaw(&pulled.id, began).await?;
-            report.sample(WHOLE, "ms", server.ms);
+            report.sample(&host.series(WHOLE), "ms", server.ms);
             host.delete(server).await?;
         }
         Ok(())
@@ -131,4 +131,9 @@ impl Registry {
         self.proxy.reset();
         Ok(())
     }
+}
+
+/// The reference of a version, through `registry`, which is the registry itself or the proxy.
+fn reference(registry: &str, host: &Host, tag: &str) -> String {
+    format!("{registry}/warm-{}:{tag}", host.program.image)
 }

@@ -47,6 +47,43 @@ const RECORD_LIMIT: Duration = Duration::from_secs(60);
 /// Creations after which the templates of a size are there.
 const WARM_UP: usize = 4;
 
+/// A server.
+#[derive(Clone, Copy, Debug)]
+pub struct Program {
+    /// Its language, which names its series.
+    pub name: &'static str,
+    /// Its test image.
+    pub image: &'static str,
+    /// The command that fills so many MiB with random bytes and then answers.
+    command: fn(u32) -> Vec<String>,
+}
+
+/// Python's, which the end-to-end tests have too.
+pub const PYTHON: Program = Program {
+    name: "Python",
+    image: "python3",
+    command: |filled_mib| warmed::command(filled_mib).into(),
+};
+/// The JDK's `HttpServer` (`tests/images/long.json`).
+pub const JAVA: Program = Program {
+    name: "Java",
+    image: "java-server",
+    command: |filled_mib| {
+        let heap = format!("-Xmx{}m", filled_mib + 200);
+        let words = [
+            "java",
+            &heap,
+            "-XX:+UseSerialGC",
+            "-Djava.net.preferIPv4Stack=true",
+            "-cp",
+            "/app",
+            "Warmed",
+        ];
+        let words = words.into_iter().map(str::to_owned);
+        words.chain([filled_mib.to_string()]).collect()
+    },
+};
+
 /// A guest's memory, and what the server fills of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Size {
@@ -54,9 +91,11 @@ pub struct Size {
     pub filled_mib: u32,
 }
 
-/// A node and the image of its servers.
+/// A node and its servers.
 pub struct Host {
     pub node: Node,
+    pub program: Program,
+    /// The image's reference.
     image: String,
 }
 
@@ -74,9 +113,10 @@ pub struct Server {
 
 impl Host {
     /// Starts a node, which pulls the image and makes the template of this size.
-    pub async fn start(place: Place, image: &str, size: Size) -> Result<Host, String> {
+    pub async fn start(place: Place, program: Program, image: &str, size: Size) -> Result<Host, String> {
         let host = Host {
             node: Node::configured(place)?,
+            program,
             image: image.to_owned(),
         };
         let filled_mib = 1;
@@ -88,11 +128,16 @@ impl Host {
         Ok(host)
     }
 
+    /// The series of a quantity of its servers.
+    pub fn series(&self, what: &str) -> String {
+        series(self.program, what)
+    }
+
     /// Starts a server from the image.
     pub async fn cold(&self, size: Size) -> Result<Server, String> {
         let request = json!({
             "image": self.image, "cpus": 1, "memory_mib": size.memory_mib,
-            "container": {"command": warmed::command(size.filled_mib)},
+            "container": {"command": (self.program.command)(size.filled_mib)},
         });
         let request: CreateSandbox = serde_json::from_value(request).map_err(|e| e.to_string())?;
         let began = monotonic_ns();
@@ -130,7 +175,7 @@ impl Host {
         for _ in 0..rounds {
             self.node.settle().await?;
             let server = self.cold(size).await?;
-            report.sample(COLD, "ms", server.ms);
+            report.sample(&self.series(COLD), "ms", server.ms);
             self.delete(server).await?;
         }
         Ok(())
@@ -140,12 +185,12 @@ impl Host {
     pub async fn thaws(&self, snapshot: &str, rounds: usize, report: &mut Report) -> Result<(), String> {
         let server = self.thaw(snapshot, monotonic_ns()).await?;
         let touched = working_set(&self.node.place.path("data/working-sets")).await?;
-        report.sample(WORKING_SET, "MiB", mib(touched));
+        report.sample(&self.series(WORKING_SET), "MiB", mib(touched));
         self.delete(server).await?;
         for _ in 0..rounds {
             self.node.settle().await?;
             let server = self.thaw(snapshot, monotonic_ns()).await?;
-            report.sample(THAWED, "ms", server.ms);
+            report.sample(&self.series(THAWED), "ms", server.ms);
             self.delete(server).await?;
         }
         Ok(())
@@ -165,15 +210,15 @@ impl Host {
             let memory = PausedMemory::Release;
             let paused = client.pause_as(&server.id, &PauseSandbox { memory });
             paused.await.map_err(failed)?;
-            report.sample(PAUSED, "ms", us_since(began) / 1e3);
+            report.sample(&self.series(PAUSED), "ms", us_since(began) / 1e3);
             let on_disk = occupied(&self.node.place.path("data/paused"));
             let on_disk = on_disk.map_err(|e| format!("data/paused: {e}"))?;
-            report.sample(PAUSED_BYTES, "MiB", mib(on_disk));
+            report.sample(&self.series(PAUSED_BYTES), "MiB", mib(on_disk));
             let began = monotonic_ns();
             client.resume(&server.id).await.map_err(failed)?;
             let shown = client.get(&server.id).await.map_err(failed)?;
             server = Server::shown(shown, began).await?;
-            report.sample(RESUMED, "ms", server.ms);
+            report.sample(&self.series(RESUMED), "ms", server.ms);
         }
         Ok(server)
     }
@@ -207,9 +252,15 @@ impl Server {
     }
 }
 
+/// The series of a quantity of a program's servers.
+pub fn series(program: Program, what: &str) -> String {
+    format!("{}: {what}", program.name)
+}
+
 /// Whether a server shows its page now.
 pub fn shows(at: SocketAddr) -> bool {
-    page::get(at, CONNECT_LIMIT).is_ok_and(|answer| answer.starts_with("HTTP/1.0 200"))
+    // Java's answers with another version of the protocol than it was asked in.
+    page::get(at, CONNECT_LIMIT).is_ok_and(|answer| answer.get(8..13) == Some(" 200 "))
 }
 
 /// Waits for a server's page. Milliseconds since `began`. Blocks.

@@ -39,9 +39,9 @@ pub async fn measure(host: &Host, rounds: usize, report: &mut Report) -> Result<
             let frozen = host.freeze(server).await;
             let longest = watch.longest_ms().await?;
             let frozen = frozen?;
-            report.sample(&name(*size), "ms", longest);
+            report.sample(&host.series(&name(*size)), "ms", longest);
             let told = format!("freeze, {} MiB filled: stopped, as it answers", size.filled_mib);
-            report.sample(&told, "ms", frozen.paused_ns as f64 / 1e6);
+            report.sample(&host.series(&told), "ms", frozen.paused_ns as f64 / 1e6);
             let snapshot = frozen.snapshot.ok_or("the node did not store the snapshot")?;
             host.remove_snapshot(&snapshot).await?;
         }

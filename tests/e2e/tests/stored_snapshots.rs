@@ -115,7 +115,7 @@ fn pushed_snapshot_serves_on_two_other_nodes_at_once() {
     let server = warmed::command(FILLED_MIB);
     let server: Vec<&str> = server.iter().map(String::as_str).collect();
     first.done(&[&["run"], &options[..], &patient, &server[..]].concat());
-    let frozen = (0..3).map(|_| first.answer("web")).last().unwrap();
+    let [.., frozen] = [(); 3].map(|()| first.answer("web"));
     assert_eq!(frozen.served, 3);
     first.done(&["freeze", "web", "--name", "web-ready"]);
     let digest = first.done(&["snapshot", "push", "web-ready", &reference]);

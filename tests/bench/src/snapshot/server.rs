@@ -155,7 +155,8 @@ impl Host {
 
     /// Has the node store a snapshot of a server.
     pub async fn freeze(&self, server: &Server) -> Result<FrozenSandbox, String> {
-        let frozen = self.node.client.freeze(&server.id, &FreezeSandbox::default());
+        let stored = FreezeSandbox::default();
+        let frozen = self.node.client.freeze(&server.id, &stored);
         frozen.await.map_err(failed)
     }
 
@@ -206,9 +207,11 @@ impl Host {
         let client = &self.node.client;
         for _ in 0..rounds {
             self.node.settle().await?;
+            let release = PauseSandbox {
+                memory: PausedMemory::Release,
+            };
             let began = monotonic_ns();
-            let memory = PausedMemory::Release;
-            let paused = client.pause_as(&server.id, &PauseSandbox { memory });
+            let paused = client.pause_as(&server.id, &release);
             paused.await.map_err(failed)?;
             report.sample(&self.series(PAUSED), "ms", us_since(began) / 1e3);
             let on_disk = occupied(&self.node.place.path("data/paused"));
@@ -341,7 +344,7 @@ mod tests {
         let file = fs::File::create(below.join("sparse")).unwrap();
         file.set_len(64 << 20).unwrap();
         assert!(occupied(directory.path()).unwrap() < 1 << 20);
-        std::os::unix::fs::FileExt::write_all_at(&file, &[1; 2 << 20], 0).unwrap();
+        std::os::unix::fs::FileExt::write_all_at(&file, &vec![1; 2 << 20], 0).unwrap();
         file.sync_all().unwrap();
         assert!(occupied(directory.path()).unwrap() >= 2 << 20);
     }

@@ -167,6 +167,33 @@ fn deleted_released_sandbox_leaves_nothing() {
 }
 
 #[test]
+fn stopping_freeze_whose_name_is_taken_meanwhile_runs_on() {
+    let Some(node) = Node::new() else { return };
+    let sandboxes = ["one", "two"].map(|name| {
+        let mut request = node.place.request();
+        request["name"] = name.into();
+        node.done("POST /v1/sandboxes", &request);
+        format!("/v1/sandboxes/{name}")
+    });
+    let freeze = json!({"name": "same", "stop": true});
+    let asked = sandboxes.each_ref().map(|sandbox| {
+        let request = format!("POST {sandbox}/freeze");
+        asked::ask(&node.place, &request, None, &freeze).unwrap()
+    });
+    let answers = asked.map(|asked| asked::answer(asked).unwrap());
+    let is_refused = |status: &str| status.contains(" 409");
+    let refused = answers.iter().filter(|(status, _)| is_refused(status)).count();
+    assert_eq!(refused, 1, "{answers:?}");
+    for (sandbox, (status, body)) in sandboxes.iter().zip(&answers) {
+        let state = if is_refused(status) { "running" } else { "paused" };
+        let shown = node.done(&format!("GET {sandbox}"), &json!(null));
+        assert_eq!(shown["state"], state, "{body}");
+        node.done(&format!("DELETE {sandbox}"), &json!({}));
+    }
+    node.end();
+}
+
+#[test]
 fn published_port_that_is_taken_meanwhile_fails_the_resume() {
     let Some(node) = Node::new() else { return };
     if !rustix::process::geteuid().is_root() {

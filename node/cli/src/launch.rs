@@ -189,12 +189,14 @@ impl Launched {
         }
         let run = paths.run.clone();
         let node = Node::open(paths)?;
-        let (node, directory) = match &request.snapshot {
+        let (node, directory, _thawing) = match &request.snapshot {
             Some(wanted) => {
                 let tenants = Tenants::open(node);
-                tenants.snapshot_to_thaw(wanted, &Viewer::node()).await?
+                let found = tenants.snapshot_to_thaw(wanted, &Viewer::node()).await?;
+                let (node, directory, thawing) = found;
+                (node, directory, Some(thawing))
             }
-            None => (node, request.directory.unwrap_or_default()),
+            None => (node, request.directory.unwrap_or_default(), None),
         };
         let spec = ThawSpec {
             directory,

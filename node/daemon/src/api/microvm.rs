@@ -185,11 +185,8 @@ impl Machine for Microvm {
                 let (store, sandbox) = (self.node.stored.clone(), self.sandbox.clone());
                 let begin = move || store.begin_for(sandbox.record(), request.name, request.labels);
                 let making = blocking(begin).await?;
-                let frozen = self
-                    .sandbox
-                    .freeze(&self.node, &making.snapshot(), options)
-                    .await?;
-                let stored = blocking(move || making.finish()).await?;
+                let frozen = self.sandbox.freeze_stored(&self.node, making, options);
+                let (frozen, stored) = frozen.await?;
                 (frozen, Some(stored.object.id.clone()))
             }
         };

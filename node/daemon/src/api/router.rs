@@ -16,7 +16,7 @@ use utoipa::openapi::content::Content;
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::schema::Ref;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{Components, RefOr};
+use utoipa::openapi::{Components, RefOr, Required};
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
@@ -209,6 +209,20 @@ fn with_problems(document: &mut utoipa::openapi::OpenApi) {
     }
 }
 
+/// The operations that take [`BodyIfAny`](super::extract::BodyIfAny).
+const OPTIONAL_BODIES: [&str; 1] = ["pauseSandbox"];
+
+/// Says which bodies may be absent: the document that is derived from the handlers requires all.
+fn with_optional_bodies(document: &mut utoipa::openapi::OpenApi) {
+    for operation in document.paths.paths.values_mut().flat_map(operations) {
+        let id = operation.operation_id.as_deref().unwrap_or_default();
+        let is_optional = OPTIONAL_BODIES.contains(&id);
+        if let Some(body) = operation.request_body.as_mut().filter(|_| is_optional) {
+            body.required = Some(Required::False);
+        }
+    }
+}
+
 /// HTTP's phrase for a status.
 fn reason(status: &str) -> &'static str {
     let status = status.parse::<StatusCode>().ok();
@@ -219,6 +233,7 @@ fn reason(status: &str) -> &'static str {
 pub fn document() -> String {
     let (_, mut document) = table().0.split_for_parts();
     with_problems(&mut document);
+    with_optional_bodies(&mut document);
     with_schemes(&mut document);
     let mut text = document.to_pretty_json().unwrap_or_default();
     text.push('\n');

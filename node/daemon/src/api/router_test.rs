@@ -157,6 +157,18 @@ fn operation_ids_are_unique_and_a_verb_with_a_noun() {
     }
 }
 
+#[test]
+fn document_requires_each_body_but_those_that_may_be_absent() {
+    let document: serde_json::Value = serde_json::from_str(&document()).unwrap();
+    let operations = document["paths"].as_object().unwrap().values();
+    let operations = operations.flat_map(|methods| methods.as_object().unwrap().values());
+    let optional: Vec<&str> = operations
+        .filter(|operation| operation["requestBody"]["required"] == false)
+        .filter_map(|operation| operation["operationId"].as_str())
+        .collect();
+    assert_eq!(optional, ["pauseSandbox"]);
+}
+
 #[tokio::test]
 async fn every_route_is_in_the_document_with_its_methods() {
     let (_fake, routes) = routes();

@@ -5,6 +5,7 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
@@ -20,7 +21,8 @@ use crate::blocking::blocking;
 use crate::container::{RUNNING_FILE, Running};
 use crate::error::{Error, ErrorKind};
 use crate::handshake;
-use crate::snapshot::{Base, Draft, ImageRecord, Kind, SigningKey, SnapshotError, Subject};
+use crate::snapshot::store::Making;
+use crate::snapshot::{Base, Draft, ImageRecord, Kind, SigningKey, SnapshotError, Stored, Subject};
 use thaw_sys::lock::Lock;
 
 /// The writable layer's name in a snapshot.
@@ -87,7 +89,26 @@ impl Sandbox {
         Ok(frozen)
     }
 
-    /// The same, and the note that it is being frozen: a later owner resumes it as long as that exists.
+    /// Freezes the sandbox into the store. If that fails, it runs on, also if it was to stop.
+    ///
+    /// # Errors
+    /// Those of a freeze, and of [`Making::finish`].
+    pub async fn freeze_stored(
+        &self,
+        node: &Node,
+        making: Making,
+        options: FreezeOptions,
+    ) -> Result<(Frozen, Arc<Stored>), Error> {
+        let stops = options.stop;
+        let (frozen, _freezing) = self.freeze_noted(node, &making.snapshot(), options).await?;
+        let stored = blocking(move || making.finish()).await;
+        if stored.is_err() && stops {
+            self.run_on(node).await;
+        }
+        Ok((frozen, stored?))
+    }
+
+    /// Freezes it, and returns the note that it is being frozen: a later owner resumes it as long as that exists.
     pub(super) async fn freeze_noted(
         &self,
         node: &Node,
@@ -136,13 +157,17 @@ impl Sandbox {
         let frozen = written?;
         resumed?;
         let of = node.clone();
-        blocking(move || {
+        let made = blocking(move || {
             let made = draft.finish(subject, key.as_ref())?;
             kept_components::note(&of, &made);
             of.snapshots.hold_ahead(&of, &made);
             Ok(())
-        })
-        .await?;
+        });
+        let made = made.await;
+        if made.is_err() && stays {
+            self.run_on(node).await;
+        }
+        made?;
         let (budget, place) = (node.budget.clone(), target.to_owned());
         blocking(move || {
             budget.written(share_of_disk, &place);

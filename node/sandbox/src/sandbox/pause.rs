@@ -70,7 +70,7 @@ impl Sandbox {
     }
 
     /// Lets its machine run again after a failed freeze that has stopped it.
-    async fn run_on(&self, node: &Node) {
+    pub(super) async fn run_on(&self, node: &Node) {
         let run_on = async {
             match self.machine().await? {
                 MachineState::Paused => {

@@ -15,7 +15,7 @@ use super::Node;
 use super::tenants::{TENANTS, Tenants, data};
 use crate::blocking::blocking;
 use crate::error::Error;
-use crate::snapshot::store::{Making, NewSnapshot, Retention, Viewer, find};
+use crate::snapshot::store::{Making, NewSnapshot, Retention, Thawing, Viewer, find};
 use crate::snapshot::{SnapshotStore, Stored};
 use crate::state::{Record, RunDirectory};
 use crate::tenant::Tenant;
@@ -78,18 +78,28 @@ impl Tenants {
         })
     }
 
-    /// Finds a stored snapshot to thaw, and notes its use. Returns the node to thaw it with, and its directory.
+    /// Finds a stored snapshot to thaw, and notes its use. Returns the node to thaw it with, its directory, and what keeps it until the
+    /// sandbox has a record.
     ///
     /// # Errors
     /// [`crate::error::ErrorKind::SnapshotNotFound`], and those of [`Tenants::with_stock`].
-    pub async fn snapshot_to_thaw(&self, wanted: &str, viewer: &Viewer) -> Result<(Node, PathBuf), Error> {
+    pub async fn snapshot_to_thaw(
+        &self,
+        wanted: &str,
+        viewer: &Viewer,
+    ) -> Result<(Node, PathBuf, Thawing), Error> {
         let (tenants, wanted, viewer) = (self.clone(), wanted.to_owned(), viewer.clone());
-        let found = blocking(move || tenants.find_snapshot(&wanted, &viewer)).await?;
+        let found = blocking(move || {
+            let found = tenants.find_snapshot(&wanted, &viewer)?;
+            let thawing = found.store.begin_thaw(&found.stored.object.id)?;
+            Ok((found, thawing))
+        });
+        let (found, thawing) = found.await?;
         let node = self.with_stock(found.stock.as_ref()).await?;
         let directory = found.stored.directory.clone();
         // The thaw does not wait for the disk.
         tokio::task::spawn_blocking(move || found.store.note_use(&found.stored.object.id));
-        Ok((node, directory))
+        Ok((node, directory, thawing))
     }
 
     /// Removes the stored snapshots that the configuration does not keep. Blocks.

@@ -57,13 +57,13 @@ impl Factory for Tenants {
         behalf: Behalf,
         viewer: Viewer,
     ) -> Result<NewSandbox, Refusal> {
-        let (node, request) = match &request.snapshot {
+        let (node, request, _thawing) = match &request.snapshot {
             Some(wanted) => {
-                let (node, directory) = self.snapshot_to_thaw(wanted, &viewer).await?;
+                let (node, directory, thawing) = self.snapshot_to_thaw(wanted, &viewer).await?;
                 let directory = Some(directory);
-                (node, ThawSandbox { directory, ..request })
+                (node, ThawSandbox { directory, ..request }, Some(thawing))
             }
-            None => (self.for_new(behalf.tenant.as_ref()).await?, request),
+            None => (self.for_new(behalf.tenant.as_ref()).await?, request, None),
         };
         thaw_sandbox(&node, request, behalf).await
     }

@@ -55,7 +55,8 @@ impl Machine {
         let State::Running(started) = &self.state else {
             return Err(self.wrong_state(what));
         };
-        let [out, pagemap, device] = descriptors(fds, "the memory file, this process's pagemap, /dev/userfaultfd")?;
+        let [out, pagemap, device] =
+            descriptors(fds, "the memory file, this process's pagemap, /dev/userfaultfd")?;
         let out = File::from(out);
         require_empty(&out, "memory")?;
         let Started { body, base, .. } = started;

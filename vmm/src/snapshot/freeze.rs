@@ -125,10 +125,12 @@ pub(super) fn write(
     out: &File,
 ) -> Result<(), FreezeError> {
     let offset = map.file_offset(range.start).unwrap_or_default();
-    guest_io::write_all_at(out.as_fd(), &[slice(memory, range)?], offset).map_err(|error| FreezeError::Write {
-        guest_address: range.start,
-        size: range.end - range.start,
-        error,
+    guest_io::write_all_at(out.as_fd(), &[slice(memory, range)?], offset).map_err(|error| {
+        FreezeError::Write {
+            guest_address: range.start,
+            size: range.end - range.start,
+            error,
+        }
     })
 }
 
@@ -280,7 +282,10 @@ pub(super) fn zeros(memory: &GuestMemory, range: &Range<u64>) -> Result<Vec<bool
     pages.map(is_zero).collect()
 }
 
-pub(super) fn slice<'m>(memory: &'m GuestMemory, range: &Range<u64>) -> Result<VolatileSlice<'m>, FreezeError> {
+pub(super) fn slice<'m>(
+    memory: &'m GuestMemory,
+    range: &Range<u64>,
+) -> Result<VolatileSlice<'m>, FreezeError> {
     memory
         .get_slice(GuestAddress(range.start), (range.end - range.start) as usize)
         .map_err(|e| FreezeError::NotMemory(e.to_string()))

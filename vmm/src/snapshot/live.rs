@@ -160,9 +160,7 @@ impl LiveFreeze {
         self.there = ranges::union(&self.there, &since);
         self.written = ranges::union(&self.written, &since);
         let data = |base: &Option<MemoryMap>| base.as_ref().map(MemoryMap::data).unwrap_or_default();
-        let Source {
-            kind, live, base, ..
-        } = &self.source;
+        let Source { kind, live, base, .. } = &self.source;
         let pages = match (kind, base) {
             (FreezeKind::Delta, Some(base)) => {
                 let absent = ranges::difference(&freeze::hotplugged(base), &self.there);
@@ -216,9 +214,7 @@ impl LiveFreeze {
             return Ok(());
         };
         let (seen, copied) = (std::mem::take(seen), std::mem::take(copied));
-        let Source {
-            kind, live, base, ..
-        } = &self.source;
+        let Source { kind, live, base, .. } = &self.source;
         let plan = match (kind, base) {
             (FreezeKind::Delta, Some(base)) => {
                 let written = ranges::intersection(&seen.data, &self.written);

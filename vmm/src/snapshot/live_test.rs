@@ -12,9 +12,9 @@ use thaw_protocol::control::FreezeKind::{Delta, Full};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
+use crate::snapshot::freeze_memory;
 use crate::snapshot::protection::COPIES;
 use crate::snapshot::testing::*;
-use crate::snapshot::freeze_memory;
 use crate::virtio::guest_io;
 
 /// A freeze of `memory`, which is the machine's, prepared.
@@ -231,7 +231,10 @@ fn writers_wait_for_room_unless_hurried() {
         });
         assert_eq!(frozen.bytes, pages * PAGE);
         let written = contents(&out);
-        assert!(written.chunks(PAGE as usize).all(|page| page[0] == 1), "{is_hurried}");
+        assert!(
+            written.chunks(PAGE as usize).all(|page| page[0] == 1),
+            "{is_hurried}"
+        );
         drop(freeze);
         fill(1);
     }
@@ -289,7 +292,9 @@ fn memory_that_cannot_be_protected_is_refused_by_name() {
     write(&clone.memory, 3, 31);
     // Not the device; no base for a delta.
     let zero = File::open("/dev/zero").unwrap();
-    let opened = Protector::start().unwrap().protection(zero.as_fd(), &original.memory, &boot());
+    let opened = Protector::start()
+        .unwrap()
+        .protection(zero.as_fd(), &original.memory, &boot());
     assert!(matches!(opened, Err(ProtectionError::Open(_))));
     let refused = prepared(Delta, &original.memory, boot(), None, &protector).err();
     assert!(matches!(refused, Some(LiveError::Freeze(FreezeError::NoBase))));

@@ -113,12 +113,7 @@ impl Userfault {
     /// # Errors
     /// [`OpenError`], with `EINVAL` of `UFFDIO_API` if this kernel lacks a feature.
     pub fn new(device: BorrowedFd<'_>, features: u64) -> Result<Userfault, OpenError> {
-        let failed = |call| {
-            move |error| OpenError {
-                call,
-                error,
-            }
-        };
+        let failed = |call| move |error| OpenError { call, error };
         // SAFETY: USERFAULTFD_IOC_NEW takes flags, not a pointer; any other device refuses the request as unknown.
         let fd = unsafe {
             libc::ioctl(
@@ -158,7 +153,9 @@ impl Userfault {
         };
         self.call(UFFDIO_REGISTER, &mut register)?;
         match register.ioctls & mode.resolution() {
-            0 => Err(io::Error::other("the kernel cannot resolve faults of this memory")),
+            0 => Err(io::Error::other(
+                "the kernel cannot resolve faults of this memory",
+            )),
             _ => Ok(()),
         }
     }

@@ -97,7 +97,9 @@ fn is_of_one_moment(memory: &File) {
     let pages = SWEPT / 4096;
     let (first, last) = (count(0), count(pages - 1));
     assert!(first == last || first == last + 1, "{first} {last}");
-    let turned = (0..pages).position(|page| count(page) != first).unwrap_or(pages as usize);
+    let turned = (0..pages)
+        .position(|page| count(page) != first)
+        .unwrap_or(pages as usize);
     assert!((turned as u32..pages).all(|page| count(page) == last));
 }
 
@@ -113,7 +115,10 @@ fn a_guest_that_never_stops_writing_is_frozen_at_one_moment() {
     let mut full = None;
     for _ in 0..3 {
         let (snapshot, bytes) = frozen(&vmm, &mut control, &[], FreezeKind::Full);
-        assert!(bytes >= u64::from(SWEPT) && bytes < 2 * u64::from(SWEPT), "{bytes:#x}");
+        assert!(
+            bytes >= u64::from(SWEPT) && bytes < 2 * u64::from(SWEPT),
+            "{bytes:#x}"
+        );
         is_of_one_moment(&snapshot.layers[0]);
         // The guest goes on, and finds nothing wrong.
         while readable(&console, std::time::Duration::ZERO) {
@@ -126,7 +131,10 @@ fn a_guest_that_never_stops_writing_is_frozen_at_one_moment() {
     let (clone, mut control, mut console) = full.thawed(machine.clone());
     read_exactly(&mut console, 2);
     let (delta, bytes) = frozen(&clone, &mut control, &full.layers, FreezeKind::Delta);
-    assert!(bytes >= u64::from(SWEPT) && bytes < 2 * u64::from(SWEPT), "{bytes:#x}");
+    assert!(
+        bytes >= u64::from(SWEPT) && bytes < 2 * u64::from(SWEPT),
+        "{bytes:#x}"
+    );
     is_of_one_moment(&delta.layers[1]);
     let (_vmm, mut control, mut console) = delta.thawed(machine);
     read_exactly(&mut console, 2);

@@ -134,12 +134,7 @@ impl Sandbox {
     }
 
     /// Writes its files. Its workloads are stopped for as short a time as the host allows.
-    async fn write(
-        &self,
-        node: &Node,
-        draft: &mut Draft,
-        options: &FreezeOptions,
-    ) -> Result<Frozen, Error> {
+    async fn write(&self, node: &Node, draft: &mut Draft, options: &FreezeOptions) -> Result<Frozen, Error> {
         let kind = match options.delta {
             true => FreezeKind::Delta,
             false => FreezeKind::Full,

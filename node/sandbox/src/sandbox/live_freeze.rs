@@ -38,10 +38,7 @@ impl Sandbox {
             tracing::info!(sandbox, "it is paused while its memory is written: {why}");
             Ok(Way::Stopped(kind))
         };
-        let device = std::fs::File::options()
-            .read(true)
-            .write(true)
-            .open(USERFAULTFD);
+        let device = std::fs::File::options().read(true).write(true).open(USERFAULTFD);
         let device = match device {
             Ok(device) => device,
             Err(e) => return lacks(&format!("cannot open {USERFAULTFD}: {e}")),

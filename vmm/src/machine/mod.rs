@@ -50,12 +50,12 @@ pub use restore::Restored;
 
 /// One microVM and the state it is in.
 pub struct Machine {
+    /// A freeze that the guest runs through. Before `state`: dropped first, because the machine's threads serve it.
+    freezing: Option<live::Freezing>,
     state: State,
     events: EventSink,
     times: StartTimes,
     multihit: Multihit,
-    /// A freeze that the guest runs through.
-    freezing: Option<live::Freezing>,
 }
 
 enum State {

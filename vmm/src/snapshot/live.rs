@@ -11,7 +11,6 @@
 
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io;
 use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;

@@ -163,6 +163,7 @@ fn writers_do_not_change_what_is_being_written() {
         }
     };
     thread::scope(|scope| {
+        let _stops = Stops(&stop);
         for writer in 0..2 {
             let (stored, stop) = (&stored, &stop);
             scope.spawn(move || {
@@ -189,8 +190,16 @@ fn writers_do_not_change_what_is_being_written() {
                 assert_eq!(read(&clone.memory, page as u64), *value, "page {page}");
             }
         }
-        stop.store(true, Ordering::Relaxed);
     });
+}
+
+/// Makes writers end, also if the test fails.
+struct Stops<'a>(&'a AtomicBool);
+
+impl Drop for Stops<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 fn memory_slice(memory: &GuestMemory, number: u64) -> vm_memory::VolatileSlice<'_> {

@@ -171,7 +171,7 @@ impl Protection {
         for (range, first) in self.live.iter().zip(&self.first) {
             let pages = *first..first + ((range.end - range.start) / PAGE) as usize;
             for run in state.written.runs(pages, true) {
-                let at = |number| range.start + (number - first) as u64 * PAGE;
+                let at = |number: usize| range.start + (number - first) as u64 * PAGE;
                 let run = at(run.start)..at(run.end);
                 self.change(&run, true)?;
                 ranges::push(&mut written, run);
@@ -241,7 +241,8 @@ impl Protection {
         self.room.notify_all();
     }
 
-    /// Lifts all protection, after [`Self::end`]; again, does nothing. Piece by piece: closing the userfaultfd would do so under one lock of the address space.
+    /// Lifts all protection, after [`Self::end`]; again, does nothing. Piece by piece: closing the userfaultfd would do so under one lock of
+    /// the address space.
     pub fn release(&self) {
         if self.state().is_released {
             return;
@@ -362,7 +363,7 @@ fn copy_of(memory: &GuestMemory, guest_address: u64) -> Result<CopiedPage, Prote
     let page = guest_address..guest_address + PAGE;
     let slice = slice(memory, &page).map_err(|error| ProtectionError::Wait(io::Error::other(error)))?;
     let data = (!is_zero(&slice)).then(|| {
-        let mut bytes = Box::new([0; PAGE as usize]);
+        let mut bytes = Box::new([0u8; PAGE as usize]);
         slice.copy_to(&mut bytes[..]);
         bytes
     });
@@ -413,7 +414,7 @@ impl Protector {
         })
     }
 
-    /// A protection that this thread serves until its [`Protection::end`]. The one before must have ended.
+    /// A protection that this thread serves until its [`Protection::release`]. The one before must be released.
     pub fn protection(
         &self,
         device: BorrowedFd<'_>,

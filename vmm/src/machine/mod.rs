@@ -251,6 +251,8 @@ impl Machine {
 
     /// Writes the set of pages touched since the restore. `fds` are as `Command::WorkingSet` describes.
     pub fn working_set(&mut self, fds: Vec<OwnedFd>) -> Outcome<()> {
+        // The marks of protected pages would look like pages that were written.
+        self.refuse_freezing("record the working set")?;
         match &self.state {
             State::Running(started) | State::Paused(started) => freeze::working_set(started, fds),
             _ => Err(self.wrong_state("record the working set")),

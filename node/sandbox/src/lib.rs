@@ -4,6 +4,7 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`admission`] | what tenants and the node have, and the limits of that |
 //! | [`sandbox`] | one microVM with an image in it: the timed stages of its creation, and its end |
 //! | [`control_client`] | client of a VMM's control socket |
 //! | [`vm`] | a VMM without a running guest: started, given a machine, given a snapshot |
@@ -25,6 +26,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod admission;
 pub mod agent_client;
 pub mod blocking;
 pub mod closest;

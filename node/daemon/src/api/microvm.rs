@@ -185,6 +185,8 @@ impl Machine for Microvm {
                 let (store, sandbox) = (self.node.stored.clone(), self.sandbox.clone());
                 let begin = move || store.begin_for(sandbox.record(), request.name, request.labels);
                 let making = blocking(begin).await?;
+                // Held until the snapshot is stored and counts itself.
+                let _place = self.sandbox.admit_snapshot(&self.node).await?;
                 let frozen = self
                     .sandbox
                     .freeze(&self.node, &making.snapshot(), options)

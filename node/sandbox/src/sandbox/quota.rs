@@ -33,7 +33,7 @@ impl Tenants {
         for (_, store) in self.snapshot_stores(&Viewer::node()) {
             for snapshot in store.list() {
                 if let Some(tenant) = &snapshot.object.tenant {
-                    *stored.entry(tenant.clone()).or_default() += snapshot.facts.bytes;
+                    *stored.entry(tenant.clone()).or_default() += snapshot.bytes();
                 }
             }
         }
@@ -113,6 +113,6 @@ impl SnapshotStore {
         let own = all
             .iter()
             .filter(|stored| stored.object.tenant.as_ref() == tenant);
-        own.map(|stored| stored.facts.bytes).fold(0, u64::saturating_add)
+        own.map(|stored| stored.bytes()).fold(0, u64::saturating_add)
     }
 }

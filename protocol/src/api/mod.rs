@@ -97,7 +97,7 @@ pub use health_check::{
 pub use life::{ContainerExit, RestartMode, RestartPolicy, STOP_TIMEOUT_S, StopContainer};
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use logs::{LogEvent, LogStream};
-pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
+pub use network::{DomainLists, Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use on_timeout::OnTimeout;
 pub use pause::{PauseSandbox, PausedMemory};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};

@@ -111,6 +111,21 @@ pub struct TenantUse {
     pub creations_per_minute: u64,
 }
 
+impl TenantUse {
+    /// What the tenant has of a quantity, in the unit of its field.
+    pub fn of(&self, quantity: Quantity) -> u64 {
+        match quantity {
+            Quantity::Running => self.running,
+            Quantity::Paused => self.paused,
+            Quantity::Vcpus => self.vcpus,
+            Quantity::MemoryMib => self.memory_mib,
+            Quantity::DiskMib => self.disk_mib,
+            Quantity::SnapshotBytes => self.snapshot_bytes,
+            Quantity::CreationsPerMinute => self.creations_per_minute,
+        }
+    }
+}
+
 /// The limits of a tenant, and what it has of them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]

@@ -366,6 +366,7 @@ impl Reserved for NetworkPolicy {
         let NetworkPolicy {
             egress: _,
             default: _,
+            domains: _,
         } = self;
         None
     }

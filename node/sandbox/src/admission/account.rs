@@ -5,14 +5,12 @@ use std::time::{Duration, Instant};
 
 use thaw_protocol::api::TenantUse;
 
-use super::Amounts;
-
 /// The time in which creations are counted.
 const MINUTE: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Default)]
 pub(super) struct Account {
-    pub used: Amounts,
+    pub used: TenantUse,
     /// Oldest first; no more than the limit, which is at most
     /// [`CREATIONS_PER_MINUTE`](thaw_protocol::api::CREATIONS_PER_MINUTE).
     creations: VecDeque<Instant>,
@@ -47,19 +45,14 @@ impl Account {
 
     pub fn usage(&mut self, now: Instant) -> TenantUse {
         TenantUse {
-            running: self.used.running,
-            paused: self.used.paused,
-            vcpus: self.used.vcpus,
-            memory_mib: self.used.memory_mib,
-            disk_mib: self.used.disk_mib,
-            snapshot_bytes: self.used.snapshot_bytes,
             creations_per_minute: self.creations(now) as u64,
+            ..self.used
         }
     }
 
     /// Whether nothing must be remembered of it.
     pub fn is_empty(&mut self, now: Instant) -> bool {
-        self.used == Amounts::default() && self.creations(now) == 0
+        self.used == TenantUse::default() && self.creations(now) == 0
     }
 }
 

@@ -36,52 +36,6 @@ pub use place::{Place, SnapshotPlace};
 /// Bytes with which a snapshot counts at most: a registry may claim any size, and the sum must not overflow.
 const LARGEST_SNAPSHOT: u64 = 1 << 50;
 
-/// What a sandbox or a snapshot counts with.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Amounts {
-    pub running: u64,
-    pub paused: u64,
-    pub vcpus: u64,
-    pub memory_mib: u64,
-    pub disk_mib: u64,
-    /// Of snapshots that are being written; those that are stored are counted by the store.
-    pub snapshot_bytes: u64,
-}
-
-impl Amounts {
-    fn of(&self, quantity: Quantity) -> u64 {
-        match quantity {
-            Quantity::Running => self.running,
-            Quantity::Paused => self.paused,
-            Quantity::Vcpus => self.vcpus,
-            Quantity::MemoryMib => self.memory_mib,
-            Quantity::DiskMib => self.disk_mib,
-            Quantity::SnapshotBytes => self.snapshot_bytes,
-            // Counted by the account.
-            Quantity::CreationsPerMinute => 0,
-        }
-    }
-
-    fn each(&self, other: &Amounts, with: impl Fn(u64, u64) -> u64) -> Amounts {
-        Amounts {
-            running: with(self.running, other.running),
-            paused: with(self.paused, other.paused),
-            vcpus: with(self.vcpus, other.vcpus),
-            memory_mib: with(self.memory_mib, other.memory_mib),
-            disk_mib: with(self.disk_mib, other.disk_mib),
-            snapshot_bytes: with(self.snapshot_bytes, other.snapshot_bytes),
-        }
-    }
-
-    fn plus(&self, other: &Amounts) -> Amounts {
-        self.each(other, u64::saturating_add)
-    }
-
-    fn minus(&self, other: &Amounts) -> Amounts {
-        self.each(other, u64::saturating_sub)
-    }
-}
-
 /// The size of a machine.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
@@ -90,12 +44,12 @@ pub struct Shape {
 }
 
 impl Shape {
-    fn amounts(self) -> Amounts {
-        Amounts {
+    fn amounts(self) -> TenantUse {
+        TenantUse {
             running: 1,
             vcpus: self.vcpus.into(),
             memory_mib: self.memory_mib.into(),
-            ..Amounts::default()
+            ..TenantUse::default()
         }
     }
 }
@@ -116,7 +70,7 @@ pub struct Admission {
 #[derive(Debug, Default)]
 struct State {
     /// All machines.
-    node: Amounts,
+    node: TenantUse,
     /// Those that have something.
     accounts: BTreeMap<Option<Tenant>, Account>,
 }
@@ -188,7 +142,7 @@ impl Admission {
     /// Those of [`Admission::create`].
     pub fn check(&self, tenant: Option<&Tenant>, shape: Shape, count: u8) -> Result<(), Error> {
         let one = shape.amounts();
-        let all = one.each(&Amounts::default(), |amount, _| {
+        let all = one.each(&TenantUse::default(), |amount, _| {
             amount.saturating_mul(count.into())
         });
         let limits = self.limits(tenant).limits;
@@ -213,9 +167,9 @@ impl Admission {
         bytes: u64,
         stored: impl FnOnce() -> u64,
     ) -> Result<SnapshotPlace, Error> {
-        let amounts = Amounts {
+        let amounts = TenantUse {
             snapshot_bytes: bytes.min(LARGEST_SNAPSHOT),
-            ..Amounts::default()
+            ..TenantUse::default()
         };
         let limits = self.limits(tenant).limits;
         // It counts before the stored ones are read, and until it is stored itself. So of two at once, each finds the other.
@@ -224,9 +178,9 @@ impl Admission {
         if limits.snapshot_bytes.is_none() {
             return Ok(place);
         }
-        let used = Amounts {
+        let used = TenantUse {
             snapshot_bytes: before.snapshot_bytes.saturating_add(stored()),
-            ..Amounts::default()
+            ..TenantUse::default()
         };
         self.fits(tenant, &limits, &used, &amounts).map(|()| place)
     }
@@ -288,7 +242,7 @@ impl Admission {
     }
 
     /// Counts these amounts if they fit. `is_creation`: it also counts as a creation.
-    fn admit(&self, tenant: Option<&Tenant>, amounts: &Amounts, is_creation: bool) -> Result<(), Error> {
+    fn admit(&self, tenant: Option<&Tenant>, amounts: &TenantUse, is_creation: bool) -> Result<(), Error> {
         let limits = self.limits(tenant).limits;
         let mut state = self.state();
         let state = &mut *state;
@@ -301,8 +255,8 @@ impl Admission {
                 false => Ok(()),
             });
         if admitted.is_ok() {
-            account.used = account.used.plus(amounts);
-            state.node = state.node.plus(amounts);
+            account.used = plus(&account.used, amounts);
+            state.node = plus(&state.node, amounts);
             if is_creation && limits.creations_per_minute.is_some() {
                 account.note_creation(Instant::now());
             }
@@ -313,22 +267,22 @@ impl Admission {
     }
 
     /// Counts these amounts. Returns what the tenant had before.
-    fn add(&self, tenant: Option<&Tenant>, amounts: &Amounts) -> Amounts {
+    fn add(&self, tenant: Option<&Tenant>, amounts: &TenantUse) -> TenantUse {
         let mut state = self.state();
-        state.node = state.node.plus(amounts);
+        state.node = plus(&state.node, amounts);
         let account = state.accounts.entry(tenant.cloned()).or_default();
         let before = account.used;
-        account.used = before.plus(amounts);
+        account.used = plus(&before, amounts);
         before
     }
 
     /// Stops counting these amounts.
-    fn subtract(&self, tenant: Option<&Tenant>, amounts: &Amounts) {
+    fn subtract(&self, tenant: Option<&Tenant>, amounts: &TenantUse) {
         let mut state = self.state();
-        state.node = state.node.minus(amounts);
+        state.node = minus(&state.node, amounts);
         let tenant = tenant.cloned();
         if let Some(account) = state.accounts.get_mut(&tenant) {
-            account.used = account.used.minus(amounts);
+            account.used = minus(&account.used, amounts);
             if account.is_empty(Instant::now()) {
                 state.accounts.remove(&tenant);
             }
@@ -339,8 +293,8 @@ impl Admission {
         &self,
         tenant: Option<&Tenant>,
         limits: &TenantLimits,
-        used: &Amounts,
-        asked: &Amounts,
+        used: &TenantUse,
+        asked: &TenantUse,
     ) -> Result<(), Error> {
         let Some((quantity, what)) = exceeded(limits, used, asked) else {
             return Ok(());
@@ -350,7 +304,7 @@ impl Admission {
         Err(Error::new(ErrorKind::TenantQuota, what))
     }
 
-    fn fits_node(&self, used: &Amounts, asked: &Amounts) -> Result<(), Error> {
+    fn fits_node(&self, used: &TenantUse, asked: &TenantUse) -> Result<(), Error> {
         let Some((quantity, what)) = exceeded(&self.capacity, used, asked) else {
             return Ok(());
         };
@@ -393,6 +347,27 @@ impl Admission {
     }
 }
 
+/// Both amounts, quantity by quantity. Creations are counted by the account alone.
+fn combined(one: &TenantUse, other: &TenantUse, with: impl Fn(u64, u64) -> u64) -> TenantUse {
+    TenantUse {
+        running: with(one.running, other.running),
+        paused: with(one.paused, other.paused),
+        vcpus: with(one.vcpus, other.vcpus),
+        memory_mib: with(one.memory_mib, other.memory_mib),
+        disk_mib: with(one.disk_mib, other.disk_mib),
+        snapshot_bytes: with(one.snapshot_bytes, other.snapshot_bytes),
+        creations_per_minute: 0,
+    }
+}
+
+fn plus(one: &TenantUse, more: &TenantUse) -> TenantUse {
+    combined(one, more, u64::saturating_add)
+}
+
+fn minus(one: &TenantUse, less: &TenantUse) -> TenantUse {
+    combined(one, less, u64::saturating_sub)
+}
+
 fn named(tenant: Option<&Tenant>) -> String {
     match tenant {
         Some(tenant) => format!("tenant {tenant}"),
@@ -401,7 +376,7 @@ fn named(tenant: Option<&Tenant>) -> String {
 }
 
 /// The first limit that would be exceeded, and a text with the numbers.
-fn exceeded(limits: &TenantLimits, used: &Amounts, asked: &Amounts) -> Option<(Quantity, String)> {
+fn exceeded(limits: &TenantLimits, used: &TenantUse, asked: &TenantUse) -> Option<(Quantity, String)> {
     Quantity::ALL.into_iter().find_map(|quantity| {
         let (used, asked) = (used.of(quantity), asked.of(quantity));
         let limit = limits.of(quantity)?;

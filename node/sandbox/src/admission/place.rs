@@ -2,21 +2,23 @@
 
 use std::sync::Arc;
 
-use super::{Admission, Amounts, Shape};
+use thaw_protocol::api::TenantUse;
+
+use super::{Admission, Shape, plus};
 use crate::error::Error;
 use crate::tenant::Tenant;
 
-/// Amounts that count until this is dropped.
+/// TenantUse that count until this is dropped.
 #[derive(Debug)]
 struct Part {
     admission: Arc<Admission>,
     tenant: Option<Tenant>,
-    amounts: Amounts,
+    amounts: TenantUse,
 }
 
 impl Part {
     /// A part whose amounts were added already.
-    fn counted(admission: &Arc<Admission>, tenant: Option<&Tenant>, amounts: Amounts) -> Part {
+    fn counted(admission: &Arc<Admission>, tenant: Option<&Tenant>, amounts: TenantUse) -> Part {
         Part {
             admission: admission.clone(),
             tenant: tenant.cloned(),
@@ -39,12 +41,12 @@ pub struct Place {
 }
 
 impl Place {
-    pub(super) fn amounts(shape: Shape, disk_bytes: u64) -> Amounts {
-        shape.amounts().plus(&disk(disk_bytes))
+    pub(super) fn amounts(shape: Shape, disk_bytes: u64) -> TenantUse {
+        plus(&shape.amounts(), &disk(disk_bytes))
     }
 
-    pub(super) fn paused_amounts(disk_bytes: u64) -> Amounts {
-        paused().plus(&disk(disk_bytes))
+    pub(super) fn paused_amounts(disk_bytes: u64) -> TenantUse {
+        plus(&paused(), &disk(disk_bytes))
     }
 
     /// The place of a machine that was counted already.
@@ -88,7 +90,7 @@ impl Place {
         self.beside(shape.amounts(), true)
     }
 
-    fn beside(&self, amounts: Amounts, is_creation: bool) -> Result<Place, Error> {
+    fn beside(&self, amounts: TenantUse, is_creation: bool) -> Result<Place, Error> {
         let (admission, tenant) = (&self.now.admission, self.now.tenant.as_ref());
         admission.admit(tenant, &amounts, is_creation)?;
         Ok(Place {
@@ -108,7 +110,7 @@ impl SnapshotPlace {
     pub(super) fn counted(
         admission: &Arc<Admission>,
         tenant: Option<&Tenant>,
-        amounts: Amounts,
+        amounts: TenantUse,
     ) -> SnapshotPlace {
         SnapshotPlace {
             _part: Part::counted(admission, tenant, amounts),
@@ -116,16 +118,16 @@ impl SnapshotPlace {
     }
 }
 
-fn paused() -> Amounts {
-    Amounts {
+fn paused() -> TenantUse {
+    TenantUse {
         paused: 1,
-        ..Amounts::default()
+        ..TenantUse::default()
     }
 }
 
-fn disk(bytes: u64) -> Amounts {
-    Amounts {
+fn disk(bytes: u64) -> TenantUse {
+    TenantUse {
         disk_mib: bytes.div_ceil(1 << 20),
-        ..Amounts::default()
+        ..TenantUse::default()
     }
 }

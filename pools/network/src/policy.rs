@@ -12,7 +12,7 @@ use std::ops::RangeInclusive;
 use thaw_protocol::api::{Egress, EgressRule, NetworkPolicy};
 
 use crate::domains::{DomainError, Domains, Pattern};
-use thaw_sys::nft::rule::{ESTABLISHED, Rule, TCP, UDP};
+use thaw_sys::nft::rule::{ESTABLISHED, RELATED, Rule, TCP, UDP};
 use thaw_sys::prefix::{Prefix, PrefixError};
 
 /// Most rules of a policy, and most nftables rules that they may expand to.
@@ -164,7 +164,7 @@ impl Policy {
             None => rules.push(decide(Rule::new(), self.default)),
             Some(resolved) => {
                 // An address may leave the set while a connection to it lasts. A policy that denies the connection ends it.
-                rules.push(Rule::new().state(ESTABLISHED).accept());
+                rules.push(Rule::new().state(ESTABLISHED | RELATED).accept());
                 rules.push(Rule::new().to_any_of(&resolved).accept());
                 rules.push(Rule::new().goto(denied));
             }

@@ -142,18 +142,14 @@ impl Admission {
     /// Those of [`Admission::create`].
     pub fn check(&self, tenant: Option<&Tenant>, shape: Shape, count: u8) -> Result<(), Error> {
         let one = shape.amounts();
-        let all = one.each(&TenantUse::default(), |amount, _| {
-            amount.saturating_mul(count.into())
-        });
+        let all = combined(&one, &one, |amount, _| amount.saturating_mul(count.into()));
         let limits = self.limits(tenant).limits;
         let mut state = self.state();
-        let used = state.accounts.get(&tenant.cloned()).map(|account| account.used);
-        self.fits(tenant, &limits, &used.unwrap_or_default(), &all)?;
         self.fits_node(&state.node, &all)?;
-        match state.accounts.get_mut(&tenant.cloned()) {
-            Some(account) => self.has_rate(tenant, &limits, account, count.into()),
-            None => Ok(()),
-        }
+        let mut nothing = Account::default();
+        let account = state.accounts.get_mut(&tenant.cloned()).unwrap_or(&mut nothing);
+        self.fits(tenant, &limits, &account.used, &all)?;
+        self.has_rate(tenant, &limits, account, count.into())
     }
 
     /// Admits a snapshot of at most this many bytes, before it is written. `stored` reads the bytes of the tenant's stored snapshots; it

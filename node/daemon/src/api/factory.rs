@@ -12,14 +12,16 @@ use thaw_images::store::Lease;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
-    Account, ChangeSnapshot, CreateSandbox, Image, ImageDetail, PullImage, PullSnapshot, PushSnapshot,
-    PushedSnapshot, RateLimits, Snapshot, Template, ThawSandbox, VerifiedSnapshot,
+    Account, ChangeSnapshot, CreateSandbox, Image, ImageDetail, NodeCapacity, PullImage, PullSnapshot,
+    PushSnapshot, PushedSnapshot, Quota, RateLimits, Snapshot, Template, TenantLimits, ThawSandbox,
+    VerifiedSnapshot,
 };
 use thaw_sandbox::NetworkSource;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::snapshot::Scratch;
 use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::{Behalf, Paused, Record, TimeLimit};
+use thaw_sandbox::tenant::Tenant;
 
 use super::machine::Machine;
 use super::problem::Refusal;
@@ -28,6 +30,7 @@ use crate::metrics::{Families, Names};
 
 mod catalog;
 mod node;
+mod quotas;
 mod snapshots;
 
 /// The images and templates of a node. Excludes those of tenants with a separate store.
@@ -75,6 +78,21 @@ pub trait StoredSnapshots: std::fmt::Debug + Send + Sync {
     async fn retire_snapshots(&self);
 }
 
+/// The limits of tenants and of the node, and what they have.
+#[async_trait]
+pub trait Quotas: std::fmt::Debug + Send + Sync {
+    /// Those of a tenant, or of the sandboxes without a tenant.
+    async fn quota(&self, tenant: Option<Tenant>) -> Result<Quota, Error>;
+    /// Those of all tenants that have something or have limits of their own, ordered by name.
+    async fn quotas(&self) -> Result<Vec<Quota>, Error>;
+    /// Sets the limits of a tenant, or returns to the configured ones.
+    async fn set_limits(&self, tenant: Tenant, limits: Option<TenantLimits>) -> Result<(), Error>;
+    /// What the machines of the node may have, and what they have.
+    fn capacity(&self) -> NodeCapacity;
+    /// Fails if so many clones of this sandbox would not be admitted now. A thaw of each may still fail.
+    fn check_room(&self, original: &Record, count: u8) -> Result<(), Error>;
+}
+
 /// A directory for one snapshot. Dropping it removes the directory.
 pub trait SnapshotPlace: std::fmt::Debug + Send + Sync {
     /// Where to write the snapshot. Nothing exists there yet.
@@ -117,7 +135,7 @@ pub struct ThawPod {
 
 /// Creates sandboxes.
 #[async_trait]
-pub trait Factory: Catalog + StoredSnapshots {
+pub trait Factory: Catalog + StoredSnapshots + Quotas {
     /// A directory for a snapshot of this sandbox that only its clones need.
     async fn scratch(&self, original: &Record, signed: bool) -> Result<Box<dyn SnapshotPlace>, Refusal>;
     /// Creates a sandbox from an image, on behalf of a caller.

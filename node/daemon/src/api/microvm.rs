@@ -118,8 +118,11 @@ impl Machine for Microvm {
     }
 
     fn usage(&self) -> Usage {
-        let traffic = self.sandbox.traffic();
+        let (traffic, names) = (self.sandbox.traffic(), self.sandbox.name_statistics());
         Usage {
+            names_resolved: names.map(|names| names.resolved),
+            names_refused: names.map(|names| names.refused),
+            addresses_withheld: names.map(|names| names.withheld),
             received_bytes: traffic.map(|t| t.received_bytes),
             received_packets: traffic.map(|t| t.received_packets),
             sent_bytes: traffic.map(|t| t.sent_bytes),
@@ -185,6 +188,8 @@ impl Machine for Microvm {
                 let (store, sandbox) = (self.node.stored.clone(), self.sandbox.clone());
                 let begin = move || store.begin_for(sandbox.record(), request.name, request.labels);
                 let making = blocking(begin).await?;
+                // Held until the snapshot is stored and counts itself.
+                let _place = self.sandbox.admit_snapshot(&self.node).await?;
                 let frozen = self.sandbox.freeze_stored(&self.node, making, options);
                 let (frozen, stored) = frozen.await?;
                 (frozen, Some(stored.object.id.clone()))
@@ -200,7 +205,7 @@ impl Machine for Microvm {
     }
 
     async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Error> {
-        self.sandbox.set_network_policy(policy).await
+        self.sandbox.set_network_policy(&self.node, policy).await
     }
 
     async fn set_rate_limits(&self, change: RateLimits) -> Result<RateLimits, Error> {

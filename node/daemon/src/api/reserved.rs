@@ -9,7 +9,8 @@ use thaw_images::reference::ImageRef;
 use thaw_protocol::api::{
     ChangeSandbox, ChangeSnapshot, ContainerSettings, CreateSandbox, ExecProcess, ForkSandbox, FreezeSandbox,
     MakeDirectory, MoveFile, NetworkPolicy, PauseSandbox, ProcessInput, ProcessSignal, PublishedPort,
-    PullImage, PullSnapshot, PushSnapshot, SignalContainer, StartContainer, StopContainer, ThawSandbox,
+    PullImage, PullSnapshot, PushSnapshot, SignalContainer, StartContainer, StopContainer, TenantLimits,
+    ThawSandbox,
 };
 
 use super::grant::Role;
@@ -337,6 +338,22 @@ impl Reserved for PauseSandbox {
     }
 }
 
+impl Reserved for TenantLimits {
+    fn reserved(&self) -> Option<&'static str> {
+        // Only an administrator may send it.
+        let TenantLimits {
+            running: _,
+            paused: _,
+            vcpus: _,
+            memory_mib: _,
+            disk_mib: _,
+            snapshot_bytes: _,
+            creations_per_minute: _,
+        } = self;
+        None
+    }
+}
+
 impl Reserved for SignalContainer {
     fn reserved(&self) -> Option<&'static str> {
         let SignalContainer { signal: _ } = self;
@@ -349,6 +366,7 @@ impl Reserved for NetworkPolicy {
         let NetworkPolicy {
             egress: _,
             default: _,
+            domains: _,
         } = self;
         None
     }

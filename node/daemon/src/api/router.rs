@@ -27,7 +27,7 @@ use super::problem::{ApiCode, Refusal};
 use super::request_gate::{Gate, admit};
 use super::{
     directory, directory_watch, drain, exec, health, images, life, listing, logs, metrics, problem,
-    processes, sandboxes, signal, snapshots, transfer, unread_body, usage,
+    processes, quotas, sandboxes, signal, snapshots, transfer, unread_body, usage,
 };
 
 /// A page that shows the OpenAPI document. It loads nothing else.
@@ -60,6 +60,9 @@ fn table() -> Table {
         .add(Admin, routes!(drain::show, drain::begin, drain::end))
         .add(Admin, routes!(metrics::metrics))
         .add(Read, routes!(usage::all))
+        .add(Read, routes!(quotas::mine))
+        .add(Admin, routes!(quotas::list))
+        .add(Admin, routes!(quotas::set, quotas::reset))
         .add(Read, routes!(usage::one))
         .add(Read, routes!(listing::list))
         .add(Operate, routes!(sandboxes::create))

@@ -22,6 +22,7 @@ use super::pools::Claimed;
 use super::resources::Resources;
 use super::share::Served;
 use super::{Node, Origin, Sandbox, freeze_note, network, rate_limits};
+use crate::admission::Shape;
 use crate::container::{IMAGE_SLOT, RootServing};
 use crate::control_client::{ControlClient, Vmm};
 use crate::error::{Error, ErrorKind};
@@ -113,6 +114,14 @@ async fn take_over(node: &Node, record: Record, resources: &mut Resources) -> Re
         .as_ref()
         .map_or(u64::from(DEFAULT_DISK_MIB) << 20, |disk| disk.size);
     resources.share_of_disk = Some(node.budget.adopt(disk_bytes));
+    let shape = Shape {
+        vcpus: record.vcpus,
+        memory_mib: record.memory_mib,
+    };
+    let place = node
+        .admission
+        .adopt(record.terms.tenant.as_ref(), shape, disk_bytes);
+    resources.place = Some(Arc::new(place));
     Ok((record, image.map(|i| i.config), origin))
 }
 

@@ -176,9 +176,8 @@ impl Budget {
         memory_mib: u32,
         disk: impl AsFd,
     ) -> Result<Share, Error> {
-        let disk = allocated(disk).map_err(|e| Error::system("cannot look at a sandbox's disk", &e))?;
-        let memory = u64::from(memory_mib) << 20;
-        self.take(Use::Snapshot, memory.saturating_add(disk)).await
+        self.take(Use::Snapshot, largest_snapshot(memory_mib, disk)?)
+            .await
     }
 
     /// Reserves this many bytes for a snapshot from another node.
@@ -302,6 +301,12 @@ impl Budget {
     fn taken(&self) -> MutexGuard<'_, Taken> {
         self.taken.locked()
     }
+}
+
+/// Most bytes of a snapshot of this memory and disk.
+pub(super) fn largest_snapshot(memory_mib: u32, disk: impl AsFd) -> Result<u64, Error> {
+    let disk = allocated(disk).map_err(|e| Error::system("cannot look at a sandbox's disk", &e))?;
+    Ok((u64::from(memory_mib) << 20).saturating_add(disk))
 }
 
 fn read_list(list: &Path) -> Result<BTreeMap<PathBuf, u64>, Error> {

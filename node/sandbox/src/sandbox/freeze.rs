@@ -17,7 +17,8 @@ use thaw_protocol::control::{Command, FreezeKind, MachineState};
 use super::freeze_note::Freezing;
 use super::live_freeze::{Way, memory_bytes};
 use super::pagemap::pagemap;
-use super::{Node, READY_LIMIT, Sandbox, host_limits, kept_components};
+use super::{Node, READY_LIMIT, Sandbox, budget, host_limits, kept_components};
+use crate::admission::SnapshotPlace;
 use crate::blocking::blocking;
 use crate::container::{RUNNING_FILE, Running};
 use crate::error::{Error, ErrorKind};
@@ -85,6 +86,16 @@ impl Sandbox {
             );
             Error::new(ErrorKind::Runtime, what)
         })
+    }
+
+    /// Admits a snapshot of it to the node's store, against the quota of its tenant.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TenantQuota`].
+    pub async fn admit_snapshot(&self, node: &Node) -> Result<SnapshotPlace, Error> {
+        let bytes = budget::largest_snapshot(self.record().memory_mib, self.disk()?)?;
+        node.admit_snapshot(self.record().terms.tenant.clone(), bytes)
+            .await
     }
 
     /// Freezes the sandbox into a new directory.

@@ -18,6 +18,7 @@ use thaw_protocol::api::RateLimits;
 use thaw_protocol::control::{Command, MachineState, Response};
 use tokio::sync::watch;
 
+use crate::admission::Admission;
 use crate::config::Config;
 use crate::console::Console;
 use crate::control_client::Life;
@@ -64,6 +65,7 @@ mod pause;
 mod pod_cgroup;
 mod pools;
 mod provenance;
+mod quota;
 mod rate_limits;
 mod recent_pools;
 mod required;
@@ -171,6 +173,8 @@ pub struct Node {
     require: Required,
     /// The disk budget of sandboxes and snapshots.
     pub budget: Arc<Budget>,
+    /// The limits of tenants and of the node.
+    pub admission: Arc<Admission>,
     /// Whether guests have no agent.
     bare: bool,
     /// The tenant that its images, templates and parked machines belong to, if they are one tenant's alone: [`Tenants`].
@@ -226,6 +230,7 @@ impl Node {
             test_templates,
             require,
             budget: Arc::default(),
+            admission: Arc::default(),
             bare: test_templates && bare::expected(),
             stock: None,
         })
@@ -236,13 +241,15 @@ impl Node {
         !self.bare
     }
 
-    /// Applies the configuration for a process that makes many sandboxes: resources are made ahead from now on, the disk has a budget, and
-    /// sandboxes without limits or without a complete jail are refused.
+    /// Applies the configuration for a process that makes many sandboxes: resources are made ahead from now on, the disk has a budget,
+    /// tenants and the node have their limits, and sandboxes without limits or without a complete jail are refused.
     pub fn fill_pools(&mut self) -> Result<(), Error> {
         let network = self.images.config.network.clone();
         let config = &self.images.config.pools;
         self.require = Required::of(&self.images.config.sandbox, true);
         self.budget = Arc::new(Budget::open(&self.images.config.disk, &self.paths.data)?);
+        let of = &self.images.config;
+        self.admission = Arc::new(Admission::open(&of.quotas, &of.capacity, &self.paths.data)?);
         self.pools = Arc::new(Pools::filled(&self.paths, self.cgroups.clone(), network, config)?);
         if let Err(e) = self.pools.networks.kind().listen() {
             tracing::warn!("ports of sandboxes that are killed stay published until the next start: {e}");

@@ -4,6 +4,8 @@
 //! and its machine is ended. It is resumed by a thaw under its own identity. Invariant: it never stops being one of the two. The note of
 //! the freeze is there until the record is, so that whoever finds the note alone lets the machine go on; whoever finds the record ends it.
 
+use std::sync::Arc;
+
 use thaw_images::store::Lease;
 use thaw_protocol::control::{Command, MachineState, MemoryMode};
 
@@ -39,9 +41,11 @@ impl Sandbox {
     /// Freezes it among the node's paused sandboxes. Its machine stays stopped, for its owner to end. If this fails, it runs on.
     ///
     /// # Errors
-    /// [`ErrorKind::MemoryKept`], [`ErrorKind::Shared`]: it cannot be thawed again. [`ErrorKind::DiskBudget`], [`ErrorKind::DiskFull`].
+    /// [`ErrorKind::MemoryKept`], [`ErrorKind::Shared`]: it cannot be thawed again. [`ErrorKind::TenantQuota`], [`ErrorKind::DiskBudget`], [`ErrorKind::DiskFull`].
     pub async fn release_memory(&self, node: &Node) -> Result<Paused, Error> {
         self.refuse_release(node).await?;
+        let place = self.resources.place.as_ref();
+        let place = place.map(|place| place.pause()).transpose()?.map(Arc::new);
         let (paused, id) = (node.paused.clone(), self.record().id.clone());
         let draft = blocking(move || paused.begin(&id)).await?;
         let options = FreezeOptions {
@@ -53,7 +57,7 @@ impl Sandbox {
             Ok((_, freezing)) => {
                 let (record, directory) = (self.record_now(), self.directory());
                 let made = blocking(move || draft.finish(record, &directory)).await;
-                (made, Some(freezing))
+                (made.map(|made| made.holding(place)), Some(freezing))
             }
             Err(e) => {
                 let removed = blocking(move || {
@@ -132,6 +136,7 @@ impl Sandbox {
                 .unwrap_or_default(),
             terms: record.terms.clone().within(limit),
             paused: Some(paused.clone()),
+            is_pod: false,
         };
         Sandbox::thaw(node, spec, trace).await
     }

@@ -20,6 +20,7 @@ use super::wanted_machine::{machine, refuse_test_hooks, refuse_untethered_pages}
 use super::{
     NetworkMode, NetworkSource, Node, Sandbox, Shown, first_thaw, frozen_disk, kept_components, network,
 };
+use crate::admission::{self, Place};
 use crate::blocking::blocking;
 use crate::container::{IMAGE_DISK_SLOT, RootServing};
 use crate::error::{Error, ErrorKind};
@@ -47,6 +48,8 @@ pub struct ThawSpec {
     pub terms: Terms,
     /// The paused sandbox that this one continues under the same identity. `None`: it is a new one.
     pub paused: Option<Paused>,
+    /// It is a pod: Kubernetes has admitted it.
+    pub is_pod: bool,
 }
 
 pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Error> {
@@ -81,13 +84,14 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
         let (node, frozen) = (node.clone(), subject.guest_image);
         blocking(move || kept_components::guest_image(&node.templates, &node.paths, frozen)).await?
     };
+    let place = Arc::new(admitted(node, &spec, &registered, &workload)?);
     let told = |text: &str| trace.reason(Slow::MadeAgain, text);
     let frozen = Frozen {
         registered: &registered,
         workload: &workload,
         guest_image: image.as_ref(),
     };
-    let made = retry_once(told, || make(node, &spec, &frozen, trace)).await;
+    let made = retry_once(told, || make(node, &spec, &frozen, &place, trace)).await;
     let sandbox = made.map_err(|e| kept_components::name_vmm(node, &registered, e))?;
     if spec.paused.is_some() {
         // Its snapshot is removed soon.
@@ -100,6 +104,27 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
     Ok(sandbox)
 }
 
+/// The place of the sandbox among those of its tenant and of the node.
+fn admitted(
+    node: &Node,
+    spec: &ThawSpec,
+    registered: &Registered,
+    workload: &Workload,
+) -> Result<Place, Error> {
+    let shape = admission::Shape {
+        vcpus: workload.cpus,
+        memory_mib: workload.memory_mib,
+    };
+    if let Some(paused) = spec.paused.as_ref().and_then(Paused::place) {
+        return paused.resume(shape);
+    }
+    let (tenant, disk_bytes) = (spec.terms.tenant.as_ref(), frozen_disk::find(registered)?.1);
+    match spec.is_pod {
+        true => Ok(node.admission.adopt(tenant, shape, disk_bytes)),
+        false => node.admission.create(tenant, shape, disk_bytes),
+    }
+}
+
 /// The snapshot to thaw.
 struct Frozen<'a> {
     registered: &'a Arc<Registered>,
@@ -109,7 +134,13 @@ struct Frozen<'a> {
 }
 
 /// Makes the sandbox. A failure leaves nothing behind.
-async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) -> Result<Sandbox, Error> {
+async fn make(
+    node: &Node,
+    spec: &ThawSpec,
+    frozen: &Frozen<'_>,
+    place: &Arc<Place>,
+    trace: &Trace,
+) -> Result<Sandbox, Error> {
     let (registered, workload) = (frozen.registered, frozen.workload);
     let subject = &registered.manifest.subject;
     let record = record(spec, frozen)?;
@@ -137,6 +168,7 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
         Some(_) => Making::begin(&node.run, node, record, trace)?,
     };
     making.resources.share_of_disk = Some(share_of_disk);
+    making.resources.place = Some(place.clone());
     if let (Some(image), Some(files)) = (frozen.guest_image, &mut making.files) {
         let copied = image.try_clone();
         files.guest_image = copied

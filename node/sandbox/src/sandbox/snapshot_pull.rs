@@ -90,10 +90,10 @@ pub(super) async fn pull(
     check_host(node, &source, &config, lacks).await?;
     let documents = [&listing.manifest, &listing.state, &listing.table].map(|it| it.size);
     let small = documents.iter().fold(0u64, |sum, size| sum.saturating_add(*size));
-    let share = node
-        .budget
-        .copied_snapshot(config.data_bytes.saturating_add(small))
-        .await?;
+    let bytes = config.data_bytes.saturating_add(small);
+    // Held until the snapshot is stored and counts itself.
+    let _place = node.admit_snapshot(asked.new.tenant.clone(), bytes).await?;
+    let share = node.budget.copied_snapshot(bytes).await?;
     let (store, new) = (node.stored.clone(), asked.new.clone());
     let sandbox = config.sandbox.clone();
     let making = blocking(move || store.begin(NewSnapshot { sandbox, ..new })).await?;

@@ -57,6 +57,10 @@ impl Daemon {
             asked,
             annotations: original.terms.annotations.clone(),
         };
+        // Before the original is frozen for nothing.
+        factory
+            .check_room(&original, request.count)
+            .inspect_err(|e| self.metrics.not_started(How::Thaw, e.kind.slug()))?;
         let trace = Trace::new();
         let place = factory.scratch(&original, request.sign.is_some()).await?;
         let freeze = FreezeSandbox {

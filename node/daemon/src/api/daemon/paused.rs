@@ -178,7 +178,8 @@ pub(super) async fn on_disk(tenants: &Tenants) -> Vec<Paused> {
     let node = tenants.shared().clone();
     let read = blocking(move || {
         node.paused.sweep(node.templates.registry().stamps());
-        Ok(node.paused.list())
+        let all = node.paused.list().into_iter();
+        Ok(all.map(|paused| node.count_paused(paused)).collect())
     });
     read.await.unwrap_or_default()
 }

@@ -257,6 +257,7 @@ async fn thaw_pod(node: &Node, request: ThawPod) -> Result<NewSandbox, Refusal> 
             ..Terms::default()
         },
         paused: None,
+        is_pod: true,
     };
     let trace = Trace::new();
     let sandbox = Sandbox::thaw(node, spec, &trace).await?;
@@ -280,6 +281,7 @@ async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Resu
             ..behalf.terms().within(limit)
         },
         paused: None,
+        is_pod: false,
     };
     // If the caller has a process for the sandbox, that process attaches to the container.
     let is_monitored = spec.client.is_none();

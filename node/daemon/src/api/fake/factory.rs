@@ -63,6 +63,7 @@ impl Factory for Fake {
         if request.image == "missing" {
             return Err(Error::new(ErrorKind::ImageNotFound, "no image: missing").into());
         }
+        let place = self.admit(behalf.tenant.as_ref())?;
         let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
         let limit = TimeLimit::from_now(request.timeout_s, request.idle_timeout_s, request.on_timeout);
         let terms = Terms {
@@ -83,6 +84,7 @@ impl Factory for Fake {
             machine.life = self.life.subscribe();
             machine.health = self.health.subscribe();
         }
+        machine.place = Some(place);
         machine.files = self.files.clone();
         machine.guest = self.guest.lock().unwrap().clone();
         let probe = request.container.and_then(|c| c.readiness);
@@ -102,10 +104,13 @@ impl Factory for Fake {
         if !paused.snapshot().is_dir() {
             return Err(Error::new(ErrorKind::SnapshotNotFound, "no snapshot").into());
         }
+        let place = paused.place().map(|place| self.admit_again(place)).transpose()?;
         let record = paused.record().clone();
         let terms = record.terms.clone().within(limit);
+        let mut machine = FakeMachine::of(Record { terms, ..record }, self.counts.clone());
+        machine.place = place;
         Ok(NewSandbox {
-            machine: Arc::new(FakeMachine::of(Record { terms, ..record }, self.counts.clone())),
+            machine: Arc::new(machine),
             image_config: "null".into(),
             account: Account::default(),
             readiness_wait: None,
@@ -164,6 +169,7 @@ impl Factory for Fake {
         } else if !request.directory.is_some_and(|directory| directory.is_dir()) {
             return Err(Error::new(ErrorKind::SnapshotNotFound, "no snapshot").into());
         }
+        let place = self.admit(behalf.tenant.as_ref())?;
         let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
         let limit = TimeLimit::from_now(request.timeout_s, request.idle_timeout_s, request.on_timeout);
         let terms = Terms {
@@ -171,7 +177,9 @@ impl Factory for Fake {
             rate_limits: Some(request.rate_limits),
             ..behalf.terms().within(limit)
         };
-        let machine = Arc::new(FakeMachine::new(number, request.name, terms, self.counts.clone()));
+        let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
+        machine.place = Some(place);
+        let machine = Arc::new(machine);
         if number >= self.most.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::DiskFull, "no room").into());
         }

@@ -14,6 +14,7 @@ use thaw_protocol::api::{
     SandboxNetwork, StopContainer, Usage,
 };
 use thaw_protocol::control::{DeviceId, HOST_DISKS};
+use thaw_sandbox::admission::Place;
 use thaw_sandbox::container::Options;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::failure::{Evidence, VmmEnd};
@@ -46,6 +47,8 @@ pub struct FakeMachine {
     pub(super) life: watch::Receiver<ContainerLife>,
     pub(super) health: watch::Receiver<Option<ContainerHealth>>,
     pub(super) readiness: Option<Readiness>,
+    /// What it counts with.
+    pub(super) place: Option<Place>,
     /// The files of the host shared with it.
     shares: Mutex<BTreeMap<String, Source>>,
     rate_limits: Mutex<RateLimits>,
@@ -79,6 +82,7 @@ impl FakeMachine {
             life: watch::Sender::default().subscribe(),
             health: watch::Sender::default().subscribe(),
             readiness: None,
+            place: None,
             shares: Mutex::default(),
         }
     }
@@ -159,6 +163,7 @@ impl Machine for FakeMachine {
         if name == "fixed" {
             return Err(Error::new(ErrorKind::MemoryKept, "it is fixed"));
         }
+        let place = self.place.as_ref().map(Place::pause).transpose()?.map(Arc::new);
         let draft = self.counts.paused.begin(&self.record.id)?;
         std::fs::create_dir(draft.snapshot()).unwrap();
         let record = Record {
@@ -166,7 +171,8 @@ impl Machine for FakeMachine {
             ..self.record.clone()
         };
         let kept = self.output.as_ref().map(|(_, directory)| directory.path());
-        draft.finish(record, kept.unwrap_or(Path::new("/nowhere")))
+        let paused = draft.finish(record, kept.unwrap_or(Path::new("/nowhere")))?;
+        Ok(paused.holding(place))
     }
 
     async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Error> {

@@ -51,6 +51,11 @@ pub(super) struct Said {
 }
 
 impl Stored {
+    /// Bytes on disk.
+    pub fn bytes(&self) -> u64 {
+        self.facts.bytes
+    }
+
     /// The hash of its manifest, if that can be read.
     pub(super) fn hash(&self) -> Option<Hash> {
         self.facts.said.as_ref().ok().map(|said| said.hash)

@@ -171,7 +171,9 @@ impl Factory for Fake {
             rate_limits: Some(request.rate_limits),
             ..behalf.terms().within(limit)
         };
-        let machine = Arc::new(FakeMachine::new(number, request.name, terms, self.counts.clone()));
+        let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
+        machine.guest = self.guest.lock().unwrap().clone();
+        let machine = Arc::new(machine);
         if number >= self.most.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::DiskFull, "no room").into());
         }

@@ -16,8 +16,8 @@ use thaw_sandbox::config::e2b::E2bTemplate;
 use super::builds::base::Base;
 use super::builds::log::{Entry, Level};
 use super::builds::make::Job;
-use super::builds::ready::Commands;
 use super::builds::names::{check_name, split, tags};
+use super::builds::ready::Commands;
 use super::builds::record::{Build, Shape, Status, Template};
 use super::builds::step::{NewStep, Step};
 use super::context::Context;
@@ -139,13 +139,29 @@ pub async fn start(
 ) -> Result<StatusCode, Failure> {
     let (template, build) = own_build(&service, &scope, &template, &build)?;
     if build.status != Status::Waiting {
-        return Err(Failure::Conflict(format!("build {} was started already", build.id)));
+        return Err(Failure::Conflict(format!(
+            "build {} was started already",
+            build.id
+        )));
     }
     let steps = Step::all(&asked.steps)?;
     let base = base(&service, &peer, &scope, &asked, build.machine).await?;
-    for (at, files) in steps.iter().enumerate().filter_map(|(at, step)| Some((at, step.files()?))) {
-        if service.builds.uploads.find(template.tenant.as_ref(), files).await.is_none() {
-            let why = format!("step {}: the files with the hash {files} are not uploaded", at + 1);
+    for (at, files) in steps
+        .iter()
+        .enumerate()
+        .filter_map(|(at, step)| Some((at, step.files()?)))
+    {
+        if service
+            .builds
+            .uploads
+            .find(template.tenant.as_ref(), files)
+            .await
+            .is_none()
+        {
+            let why = format!(
+                "step {}: the files with the hash {files} are not uploaded",
+                at + 1
+            );
             return Err(Failure::Bad(why));
         }
     }
@@ -187,7 +203,11 @@ async fn base(
     asked: &StartBuild,
     machine: Shape,
 ) -> Result<Base, Failure> {
-    if asked.from_image_registry.as_ref().is_some_and(|given| !given.is_null()) {
+    if asked
+        .from_image_registry
+        .as_ref()
+        .is_some_and(|given| !given.is_null())
+    {
         return Err(Failure::unsupported("fromImageRegistry"));
     }
     let given = |text: &Option<String>| text.clone().filter(|text| !text.is_empty());
@@ -233,10 +253,12 @@ fn of_template(found: Found, machine: Shape) -> Result<Base, Failure> {
 async fn check_size(service: &Service, template: &Template) -> Result<(), Failure> {
     let stored = service.daemon.factory()?.snapshots(template.owner()).await?;
     let tenant = template.tenant.as_ref().map(|tenant| tenant.as_str());
-    let of_builds = stored.iter().filter(|snapshot| {
-        snapshot.tenant.as_deref() == tenant && snapshot.labels.contains_key(BUILD_LABEL)
-    });
-    let bytes = of_builds.map(|snapshot| snapshot.disk_bytes).fold(0, u64::saturating_add);
+    let of_builds = stored
+        .iter()
+        .filter(|snapshot| snapshot.tenant.as_deref() == tenant && snapshot.labels.contains_key(BUILD_LABEL));
+    let bytes = of_builds
+        .map(|snapshot| snapshot.disk_bytes)
+        .fold(0, u64::saturating_add);
     match bytes > MAX_BYTES {
         true => Err(Failure::Conflict(format!(
             "the templates have {bytes} bytes, more than {MAX_BYTES}: delete some, or remove tags of old builds"
@@ -255,7 +277,9 @@ fn own_build(
     let found = own(service, scope, template)?;
     match found.build(build).cloned() {
         Some(build) => Ok((found, build)),
-        None => Err(Failure::NotFound(format!("template {template:?} has no build {build:?}"))),
+        None => Err(Failure::NotFound(format!(
+            "template {template:?} has no build {build:?}"
+        ))),
     }
 }
 
@@ -307,7 +331,9 @@ pub async fn logs(
     query.only(&["cursor", "limit", "direction", "level", "source"])?;
     let (least, most) = (least(&query)?, most(&query)?);
     let is_forward = query.is_forward()?;
-    let cursor = query.number("cursor")?.map(|at| at.saturating_mul(MILLISECOND_NS));
+    let cursor = query
+        .number("cursor")?
+        .map(|at| at.saturating_mul(MILLISECOND_NS));
     let (template, build) = own_build(&service, &scope, &template, &build)?;
     let mut log = service.builds.log(&template.id, &build.id).await;
     log.retain(|entry| {

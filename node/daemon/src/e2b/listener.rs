@@ -19,10 +19,10 @@ use thaw_sandbox::config::e2b::E2bConfig;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::Paths;
 
+use super::builds::engine::{self, Builds};
 use super::envd;
 use super::failure::write_errors;
 use super::route::{Routing, dispatch};
-use super::builds::engine::{self, Builds};
 use super::router::router;
 use super::service::Service;
 use super::target::Domain;
@@ -132,7 +132,11 @@ impl OtherApi for E2b {
             is_encrypted,
         } = *self;
         let daemon = serving.daemon.clone();
-        tokio::spawn(builds.clone().keep_clean(daemon.clone(), engine::sandboxes(&daemon)));
+        tokio::spawn(
+            builds
+                .clone()
+                .keep_clean(daemon.clone(), engine::sandboxes(&daemon)),
+        );
         let service = Arc::new(Service {
             daemon: daemon.clone(),
             tokens,

@@ -130,7 +130,9 @@ async fn api_is_served_until_thawd_stops() {
 async fn run(served: &Served, program: &str) {
     let python = std::env::var("THAW_E2B_PYTHON").expect("THAW_E2B_PYTHON is a Python with E2B's SDK");
     let url = format!("http://{}", served.address);
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2b").join(program);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/e2b")
+        .join(program);
     let mut script_run = std::process::Command::new(python);
     script_run.arg(script).env("E2B_API_URL", &url);
     script_run.env("E2B_SANDBOX_URL", &url).env("E2B_API_KEY", ACME);

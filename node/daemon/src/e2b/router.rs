@@ -104,9 +104,18 @@ fn of_templates() -> Router<Arc<Service>> {
         )
         .route("/templates/{id}/tags", read(get(tags::list)))
         .route("/templates/{id}/files/{hash}", operate(get(upload_calls::link)))
-        .route("/v2/templates/{id}/builds/{build}", operate(post(build_calls::start)))
-        .route("/templates/{id}/builds/{build}/status", read(get(build_calls::status)))
-        .route("/templates/{id}/builds/{build}/logs", read(get(build_calls::logs)))
+        .route(
+            "/v2/templates/{id}/builds/{build}",
+            operate(post(build_calls::start)),
+        )
+        .route(
+            "/templates/{id}/builds/{build}/status",
+            read(get(build_calls::status)),
+        )
+        .route(
+            "/templates/{id}/builds/{build}/logs",
+            read(get(build_calls::logs)),
+        )
 }
 
 /// Says which lane of the gate a request takes.

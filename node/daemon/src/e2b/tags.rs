@@ -49,7 +49,9 @@ pub async fn assign(
     let (builds, daemon, tags) = (service.builds.clone(), service.daemon.clone(), asked.tags.clone());
     let assigned = async move {
         let edit = |template: &mut Template| {
-            let build = template.tagged(&tag).filter(|build| build.status == Status::Ready);
+            let build = template
+                .tagged(&tag)
+                .filter(|build| build.status == Status::Ready);
             let none = || Failure::NotFound(format!("template {name:?} has no build with the tag {tag:?}"));
             let build = build.ok_or_else(none)?.id.clone();
             template.assign(&build, &tags, now_s());
@@ -59,7 +61,10 @@ pub async fn assign(
         builds.change(&daemon, &template, edit).await
     };
     let build = service.finish(assigned).await?;
-    Ok((StatusCode::CREATED, Json(json!({"tags": asked.tags, "buildID": build}))))
+    Ok((
+        StatusCode::CREATED,
+        Json(json!({"tags": asked.tags, "buildID": build})),
+    ))
 }
 
 /// Tags to remove.

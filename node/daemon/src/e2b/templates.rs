@@ -32,7 +32,11 @@ pub async fn list(
     let viewer = scope.viewer();
     let built = service.builds.store.all();
     let built = built.iter().filter(|template| template.exists_for(&viewer));
-    Ok(Json(configured.chain(built.map(|template| described(template))).collect()))
+    Ok(Json(
+        configured
+            .chain(built.map(|template| described(template)))
+            .collect(),
+    ))
 }
 
 /// A template of the configuration. It has no builds and no statistics.

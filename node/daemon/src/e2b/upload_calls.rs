@@ -43,7 +43,9 @@ pub async fn link(
     headers: HeaderMap,
 ) -> Result<(StatusCode, Json<Value>), Failure> {
     if !is_hash(&hash) {
-        return Err(Failure::Bad("the hash of files is 64 hexadecimal digits in lower case".into()));
+        return Err(Failure::Bad(
+            "the hash of files is 64 hexadecimal digits in lower case".into(),
+        ));
     }
     let template = own(&service, &scope, &template)?;
     let tenant = template.tenant.as_ref();
@@ -53,14 +55,20 @@ pub async fn link(
     let signature = service.tokens.upload_signature(&signed(tenant, &hash, expires));
     let base = service.url(&uri, &headers)?;
     let url = format!("{base}{PATH}/{hash}?tenant={tenant}&expires={expires}&signature={signature}");
-    Ok((StatusCode::CREATED, Json(json!({"present": is_there, "url": url}))))
+    Ok((
+        StatusCode::CREATED,
+        Json(json!({"present": is_there, "url": url})),
+    ))
 }
 
 impl Service {
     /// The URL of this API, as the caller of a request wrote it.
     fn url(&self, uri: &Uri, headers: &HeaderMap) -> Result<String, Failure> {
         let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-        let host = uri.authority().map(Authority::as_str).or_else(|| text(HOST.as_str()));
+        let host = uri
+            .authority()
+            .map(Authority::as_str)
+            .or_else(|| text(HOST.as_str()));
         let host = host.filter(|host| host.parse::<Authority>().is_ok());
         let host = host.ok_or_else(|| Failure::Bad("the request has no Host".into()))?;
         let scheme = match text(FORWARDED_PROTO) {
@@ -79,11 +87,18 @@ pub async fn receive(
     query: Query,
     request: Request,
 ) -> Result<StatusCode, Failure> {
-    let refused = || Failure::Refused(Refusal::new(ApiCode::NotAllowed, "the URL is not one that this node signed, or is old"));
+    let refused = || {
+        Failure::Refused(Refusal::new(
+            ApiCode::NotAllowed,
+            "the URL is not one that this node signed, or is old",
+        ))
+    };
     let tenant = query.text("tenant").unwrap_or_default();
     let expires = query.number("expires")?.unwrap_or_default();
     let signature = query.text("signature").unwrap_or_default();
-    let is_signed = service.tokens.check_upload(&signed(tenant, &hash, expires), signature);
+    let is_signed = service
+        .tokens
+        .check_upload(&signed(tenant, &hash, expires), signature);
     if !is_signed || expires < now_s() {
         return Err(refused());
     }

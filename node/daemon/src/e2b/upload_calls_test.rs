@@ -18,7 +18,10 @@ async fn upload_needs_a_url_that_the_node_signed() {
         pairs.find(|(found, _)| *found == name).unwrap().1.to_owned()
     };
     let old = super::now_s() - 1;
-    let expired = api.service.tokens.upload_signature(&super::signed("acme", &hash, old));
+    let expired = api
+        .service
+        .tokens
+        .upload_signature(&super::signed("acme", &hash, old));
     for wrong in [
         path.replace(&hash, &other),
         path.replace("tenant=acme", "tenant=other"),
@@ -33,14 +36,25 @@ async fn upload_needs_a_url_that_the_node_signed() {
     }
     let without = api.send("PUT", path, &[], "x").await;
     assert!(without.refused(400, "no length").contains("Content-Length"));
-    let longer = api.send("PUT", path, &[("content-length", "4000000000")], "x").await;
+    let longer = api
+        .send("PUT", path, &[("content-length", "4000000000")], "x")
+        .await;
     longer.refused(413, "too long");
-    assert_eq!(api.send("PUT", path, &[("content-length", "1")], "x").await.status.as_u16(), 200);
+    assert_eq!(
+        api.send("PUT", path, &[("content-length", "1")], "x")
+            .await
+            .status
+            .as_u16(),
+        200
+    );
     // It is of the tenant.
     let (theirs, _) = api.request_build(OTHER, "web").await;
     let path = format!("/templates/{theirs}/files/{hash}");
     let headers = [("x-api-key", OTHER), ("host", "x")];
-    assert_eq!(api.send("GET", &path, &headers, "").await.ok(201)["present"], json!(false));
+    assert_eq!(
+        api.send("GET", &path, &headers, "").await.ok(201)["present"],
+        json!(false)
+    );
     let path = format!("/templates/{theirs}/files/x");
     api.send("GET", &path, &headers, "").await.refused(400, "no hash");
 }

@@ -71,7 +71,10 @@ impl Base {
                 let broken = |e: serde_json::Error| Refusal::new(ApiCode::Broken, e);
                 let thaw: ThawSandbox = serde_json::from_value(thaw).map_err(broken)?;
                 check::thaw(&thaw)?;
-                let found = daemon.factory()?.snapshot(snapshot.clone(), viewer.clone()).await?;
+                let found = daemon
+                    .factory()?
+                    .snapshot(snapshot.clone(), viewer.clone())
+                    .await?;
                 let created = daemon.thaw(thaw, behalf, viewer.clone()).await?;
                 Ok(Begun {
                     identity: Some(found.id),

@@ -102,7 +102,10 @@ impl Builds {
         {
             let mut all = self.running.locked();
             if all.contains_key(&job.build) {
-                return Err(Failure::Conflict(format!("build {} has begun already", job.build)));
+                return Err(Failure::Conflict(format!(
+                    "build {} has begun already",
+                    job.build
+                )));
             }
             if all.values().filter(|one| one.tenant == job.tenant).count() >= MOST_OF_TENANT {
                 let why = format!("{MOST_OF_TENANT} builds run or wait, which is the most of a tenant");
@@ -144,16 +147,23 @@ impl Builds {
             Ok(_) => "ready".to_owned(),
             Err(reason) => format!("failed at {}: {}", reason.step, reason.message),
         };
-        tracing::info!(template = job.template, build = job.build, "a build is over: {outcome}");
+        tracing::info!(
+            template = job.template,
+            build = job.build,
+            "a build is over: {outcome}"
+        );
         self.record(daemon, job, made, &running.log).await;
         self.running.locked().remove(&job.build);
     }
 
     /// Waits until the build may run.
     async fn place(&self, daemon: &Arc<Daemon>, job: &Job, running: &Running) -> Result<impl Sized, Reason> {
-        let of_tenant = self.places_of.locked().entry(job.tenant.clone()).or_insert_with(|| {
-            Arc::new(Semaphore::new(AT_ONCE_OF_TENANT))
-        }).clone();
+        let of_tenant = self
+            .places_of
+            .locked()
+            .entry(job.tenant.clone())
+            .or_insert_with(|| Arc::new(Semaphore::new(AT_ONCE_OF_TENANT)))
+            .clone();
         let (mut closing, mut cancelled) = (daemon.closing(), running.cancelled.subscribe());
         let failed = |message: &str| Reason {
             message: message.into(),
@@ -177,7 +187,9 @@ impl Builds {
         });
         match began.await {
             Ok(()) => Ok(places),
-            Err(_) => Err(failed("the template was deleted, or its record cannot be written")),
+            Err(_) => Err(failed(
+                "the template was deleted, or its record cannot be written",
+            )),
         }
     }
 
@@ -185,7 +197,9 @@ impl Builds {
     async fn record(&self, daemon: &Daemon, job: &Job, made: Result<Built, Reason>, log: &BuildLog) {
         let snapshot = made.as_ref().ok().map(|built| built.snapshot.clone());
         // First, so that a client that sees the end sees all of it.
-        self.store.keep_log(&job.template, &job.build, log.entries()).await;
+        self.store
+            .keep_log(&job.template, &job.build, log.entries())
+            .await;
         let mut before: Vec<String> = snapshot.into_iter().collect();
         let recorded = self.store.change(&job.template, |template| {
             before.extend(template.snapshots().cloned());
@@ -232,7 +246,8 @@ impl Builds {
         for running in self.running.locked().values().filter(of_template) {
             running.cancelled.send_replace(true);
         }
-        self.remove_unused(daemon, removed.snapshots().cloned().collect()).await;
+        self.remove_unused(daemon, removed.snapshots().cloned().collect())
+            .await;
         Ok(())
     }
 
@@ -243,7 +258,10 @@ impl Builds {
             if self.store.needs(&snapshot, None) {
                 continue;
             }
-            if let Err(e) = factory.remove_snapshot(snapshot.clone(), Viewer::node(), true).await {
+            if let Err(e) = factory
+                .remove_snapshot(snapshot.clone(), Viewer::node(), true)
+                .await
+            {
                 tracing::warn!(snapshot, "the snapshot of a template is not removed: {e}");
             }
         }
@@ -256,7 +274,10 @@ impl Builds {
         }
         self.remove_left_snapshots(&daemon).await;
         let mut closing = daemon.closing();
-        while tokio::time::timeout(EXPIRY, closing.wait_for(|closing| *closing)).await.is_err() {
+        while tokio::time::timeout(EXPIRY, closing.wait_for(|closing| *closing))
+            .await
+            .is_err()
+        {
             self.uploads.expire().await;
         }
     }
@@ -265,7 +286,9 @@ impl Builds {
         let Ok(factory) = daemon.factory() else { return };
         let stored = factory.snapshots(Viewer::node()).await.unwrap_or_default();
         for snapshot in stored {
-            let Some(build) = snapshot.labels.get(BUILD_LABEL) else { continue };
+            let Some(build) = snapshot.labels.get(BUILD_LABEL) else {
+                continue;
+            };
             if !self.store.needs(&snapshot.id, Some(build)) {
                 self.remove_unused(daemon, vec![snapshot.id]).await;
             }
@@ -296,3 +319,7 @@ fn fail(template: &mut Template, build: &str, reason: Reason) {
     }
     template.tidy();
 }
+
+#[cfg(test)]
+#[path = "engine_test.rs"]
+mod tests;

@@ -85,7 +85,9 @@ impl Executor<'_> {
                     self.context.env.insert(name.clone(), value);
                 }
                 match self.context.size() > MAX_BYTES {
-                    true => Err(failed(&format!("the variables have more than {MAX_BYTES} bytes together"))),
+                    true => Err(failed(&format!(
+                        "the variables have more than {MAX_BYTES} bytes together"
+                    ))),
                     false => Ok(()),
                 }
             }
@@ -164,8 +166,13 @@ impl Executor<'_> {
         let from = match &self.context.workdir {
             Some(workdir) => workdir.clone(),
             None => {
-                let ended = self.guest.run("pwd", Surroundings::of(&self.context, None), None).await?;
-                String::from_utf8_lossy(&ended.answer).trim_end_matches('\n').to_owned()
+                let ended = self
+                    .guest
+                    .run("pwd", Surroundings::of(&self.context, None), None)
+                    .await?;
+                String::from_utf8_lossy(&ended.answer)
+                    .trim_end_matches('\n')
+                    .to_owned()
             }
         };
         Ok(format!("{}/{path}", from.trim_end_matches('/')))

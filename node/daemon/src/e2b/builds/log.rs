@@ -45,7 +45,9 @@ impl Level {
             ("warn", Level::Warn),
             ("error", Level::Error),
         ];
-        all.into_iter().find(|(of, _)| *of == name).map(|(_, level)| level)
+        all.into_iter()
+            .find(|(of, _)| *of == name)
+            .map(|(_, level)| level)
     }
 }
 
@@ -72,7 +74,9 @@ impl Entry {
     /// The entries of a text of lines. Lines that are none are left out.
     pub fn read(text: &[u8]) -> Vec<Entry> {
         let lines = text.split(|byte| *byte == b'\n');
-        lines.filter_map(|line| serde_json::from_slice(line).ok()).collect()
+        lines
+            .filter_map(|line| serde_json::from_slice(line).ok())
+            .collect()
     }
 }
 
@@ -128,7 +132,11 @@ impl BuildLog {
     /// The last line of the current step's output, if there is one.
     pub fn last_line(&self) -> Option<String> {
         let kept = self.0.locked();
-        kept.tail.iter().rev().find(|line| !line.trim().is_empty()).cloned()
+        kept.tail
+            .iter()
+            .rev()
+            .find(|line| !line.trim().is_empty())
+            .cloned()
     }
 
     fn line(&self, level: Level, line: String) {
@@ -155,7 +163,10 @@ impl Kept {
         };
         self.is_full = self.bytes + message.len() > MAX_BYTES || self.entries.len() + 1 == MAX_ENTRIES;
         let entry = match self.is_full {
-            true => entry("the log is full: what comes later is not kept".into(), Level::Warn),
+            true => entry(
+                "the log is full: what comes later is not kept".into(),
+                Level::Warn,
+            ),
             false => entry(message, level),
         };
         self.bytes += entry.message.len();
@@ -232,7 +243,10 @@ mod tests {
         assert_eq!(messages(&log), ["RUN x", "one", "bad \u{fffd}", "", "two", "end"]);
         let entries = log.entries();
         assert_eq!((entries[2].level, entries[2].step.as_str()), (Level::Warn, "2"));
-        assert_eq!((log.last_line().as_deref(), log.step().as_str()), (Some("end"), "2"));
+        assert_eq!(
+            (log.last_line().as_deref(), log.step().as_str()),
+            (Some("end"), "2")
+        );
         assert_eq!(Entry::read(&Entry::lines(&entries)), entries);
         assert_eq!(Level::parse("warn"), Some(Level::Warn));
         assert_eq!(Level::parse("loud"), None);
@@ -249,7 +263,10 @@ mod tests {
         }
         drop(lines);
         let entries = log.entries();
-        assert_eq!((entries.len(), log.last_line()), (MAX_ENTRIES, Some("19999".into())));
+        assert_eq!(
+            (entries.len(), log.last_line()),
+            (MAX_ENTRIES, Some("19999".into()))
+        );
         assert!(entries.last().unwrap().message.contains("full"));
         let long = BuildLog::default();
         for _ in 0..=MAX_BYTES / MAX_LINE {

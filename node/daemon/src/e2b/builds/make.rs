@@ -169,9 +169,14 @@ impl Making<'_> {
             return Ok(None);
         };
         let templates = self.store.all();
-        let mine = templates.iter().filter(|template| template.tenant == self.job.tenant);
+        let mine = templates
+            .iter()
+            .filter(|template| template.tenant == self.job.tenant);
         let found = mine.flat_map(|template| &template.builds).find_map(|build| {
-            let snapshot = build.snapshot.clone().filter(|_| build.key.as_deref() == Some(key))?;
+            let snapshot = build
+                .snapshot
+                .clone()
+                .filter(|_| build.key.as_deref() == Some(key))?;
             Some(Built {
                 snapshot,
                 key: build.key.clone(),
@@ -205,20 +210,20 @@ impl Making<'_> {
 /// What a build is made from, as a hash. `None`: its base is not known exactly.
 fn key(begun: &Begun, job: &Job) -> Option<String> {
     #[derive(Serialize)]
-    struct From<'a> {
+    struct Origin<'a> {
         base: &'a str,
         context: &'a Context,
         machine: Shape,
         said: &'a [u8],
     }
-    let from = From {
+    let origin = Origin {
         base: begun.identity.as_deref()?,
         context: &job.base.context,
         machine: begun.machine,
         said: &job.said,
     };
-    let from = serde_json::to_vec(&from).ok()?;
-    Some(blake3::hash(&from).to_hex().to_string())
+    let origin = serde_json::to_vec(&origin).ok()?;
+    Some(blake3::hash(&origin).to_hex().to_string())
 }
 
 fn failed(why: &str) -> StepError {

@@ -88,12 +88,23 @@ mod tests {
     fn names_and_tags_are_plain_words() {
         assert_eq!(split("team/web:v1"), ("team/web", Some("v1")));
         assert!(check_name("team/web-1.0_x").is_ok());
-        for wrong in ["", "a b", "a:b", "é", "0123456789ab", "tags", &"a".repeat(MAX_NAME + 1)] {
+        for wrong in [
+            "",
+            "a b",
+            "a:b",
+            "é",
+            "0123456789ab",
+            "tags",
+            &"a".repeat(MAX_NAME + 1),
+        ] {
             assert!(check_name(wrong).is_err(), "{wrong}");
         }
         assert_eq!(tags(None, &[]).ok(), Some(vec!["default".to_owned()]));
         let given = ["b".to_owned(), "a".to_owned(), "b".to_owned()];
-        assert_eq!(tags(Some("v1"), &given).ok(), Some(["a", "b", "v1"].map(str::to_owned).into()));
+        assert_eq!(
+            tags(Some("v1"), &given).ok(),
+            Some(["a", "b", "v1"].map(str::to_owned).into())
+        );
         for wrong in ["", "a/b", "a:b"] {
             assert!(tags(Some(wrong), &[]).is_err(), "{wrong}");
         }

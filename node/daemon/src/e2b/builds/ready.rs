@@ -90,19 +90,14 @@ async fn follow(processes: &Arc<dyn Processes>, id: &str, log: &BuildLog) -> Res
 }
 
 /// Runs the ready command until it succeeds.
-async fn until_ready(
-    guest: &Guest,
-    ready: &str,
-    context: &Context,
-    log: &BuildLog,
-) -> Result<(), StepError> {
+async fn until_ready(guest: &Guest, ready: &str, context: &Context, log: &BuildLog) -> Result<(), StepError> {
     log.add(Level::Info, format!("ready command: {ready}"));
     let (deadline, mut last) = (Instant::now() + READY_LIMIT, None);
     let runs = async {
         loop {
             let ended = guest.run(ready, Surroundings::of(context, None), None).await?;
             if ended.code == 0 {
-                return Ok(());
+                return Ok::<_, StepError>(());
             }
             last = Some(ended.code);
             sleep(PAUSE).await;

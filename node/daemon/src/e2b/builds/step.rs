@@ -183,7 +183,11 @@ fn source(text: &str) -> Result<(PathBuf, bool), String> {
             Component::Normal(part) => path.push(part),
             Component::CurDir => {}
             Component::ParentDir if path.pop() => {}
-            _ => return Err(format!("the source {text:?} is not within the directory of the template")),
+            _ => {
+                return Err(format!(
+                    "the source {text:?} is not within the directory of the template"
+                ));
+            }
         }
     }
     Ok((path, false))

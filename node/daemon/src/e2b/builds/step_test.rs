@@ -42,7 +42,10 @@ fn steps_of_the_sdk_are_read() {
         }
     );
     assert_eq!(steps[2].title(), "ENV A B", "a log has no values");
-    assert_eq!((steps[3].title().as_str(), steps[4].title().as_str()), ("WORKDIR /app", "USER app:staff"));
+    assert_eq!(
+        (steps[3].title().as_str(), steps[4].title().as_str()),
+        ("WORKDIR /app", "USER app:staff")
+    );
 }
 
 #[test]
@@ -76,10 +79,22 @@ fn step_that_cannot_be_is_refused_with_its_number() {
         (json!({"type": "USER", "args": [""]}), "empty"),
         (json!({"type": "USER", "args": ["a", "true"]}), "one user"),
         (json!({"type": "COPY", "args": ["a", "/a"]}), "filesHash"),
-        (json!({"type": "COPY", "args": ["a", "/a"], "filesHash": "../../x"}), "filesHash"),
-        (json!({"type": "COPY", "args": ["../a", "/a"], "filesHash": hash}), "within"),
-        (json!({"type": "COPY", "args": ["a", ""], "filesHash": hash}), "destination"),
-        (json!({"type": "COPY", "args": ["a", "/a", "", "u+x"], "filesHash": hash}), "octal"),
+        (
+            json!({"type": "COPY", "args": ["a", "/a"], "filesHash": "../../x"}),
+            "filesHash",
+        ),
+        (
+            json!({"type": "COPY", "args": ["../a", "/a"], "filesHash": hash}),
+            "within",
+        ),
+        (
+            json!({"type": "COPY", "args": ["a", ""], "filesHash": hash}),
+            "destination",
+        ),
+        (
+            json!({"type": "COPY", "args": ["a", "/a", "", "u+x"], "filesHash": hash}),
+            "octal",
+        ),
         (json!({"type": "VOLUME", "args": ["/a"]}), "a step is"),
     ] {
         let why = one(step.clone()).unwrap_err();

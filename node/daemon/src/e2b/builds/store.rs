@@ -64,7 +64,8 @@ impl TemplateStore {
     pub fn find(&self, wanted: &str, viewer: &Viewer) -> Option<Arc<Template>> {
         let by_id = self.by_id.locked();
         let named = || {
-            let is_it = |template: &&Arc<Template>| template.name == wanted && template.tenant == viewer.tenant;
+            let is_it =
+                |template: &&Arc<Template>| template.name == wanted && template.tenant == viewer.tenant;
             by_id.values().find(is_it)
         };
         let found = by_id.get(wanted).or_else(named);
@@ -73,7 +74,13 @@ impl TemplateStore {
 
     /// The same, and public templates of other tenants by their ids: what a caller can create sandboxes from.
     pub fn find_usable(&self, wanted: &str, viewer: &Viewer) -> Option<Arc<Template>> {
-        let public = || self.by_id.locked().get(wanted).filter(|found| found.public).cloned();
+        let public = || {
+            self.by_id
+                .locked()
+                .get(wanted)
+                .filter(|found| found.public)
+                .cloned()
+        };
         self.find(wanted, viewer).or_else(public)
     }
 
@@ -84,7 +91,9 @@ impl TemplateStore {
                 || (of == Some(build.id.as_str()) && !build.status.is_final())
         };
         let by_id = self.by_id.locked();
-        by_id.values().any(|template| template.builds.iter().any(of_build))
+        by_id
+            .values()
+            .any(|template| template.builds.iter().any(of_build))
     }
 
     /// Adds a build to the tenant's template of this name, which is made if there is none.
@@ -99,12 +108,17 @@ impl TemplateStore {
         machine: Shape,
     ) -> Result<(Arc<Template>, String), Failure> {
         let _turn = self.turn.lock().await;
-        let mine: Vec<_> = self.all().into_iter().filter(|one| one.tenant == tenant).collect();
+        let mine: Vec<_> = self
+            .all()
+            .into_iter()
+            .filter(|one| one.tenant == tenant)
+            .collect();
         let now = now_s();
         let mut template = match mine.iter().find(|one| one.name == name) {
             Some(found) => Template::clone(found),
             None if mine.len() >= MAX_TEMPLATES => {
-                let why = format!("there are {MAX_TEMPLATES} templates already, which is the most: delete one");
+                let why =
+                    format!("there are {MAX_TEMPLATES} templates already, which is the most: delete one");
                 return Err(Failure::Conflict(why));
             }
             None => Template {
@@ -218,7 +232,11 @@ impl TemplateStore {
         let file = log_file(&self.root.join(template), build);
         let read = blocking(move || {
             let is_small = fs::metadata(&file).is_ok_and(|metadata| metadata.len() <= MAX_FILE);
-            let text = if is_small { fs::read(&file).unwrap_or_default() } else { Vec::new() };
+            let text = if is_small {
+                fs::read(&file).unwrap_or_default()
+            } else {
+                Vec::new()
+            };
             Ok(Entry::read(&text))
         });
         read.await.unwrap_or_default()
@@ -268,7 +286,10 @@ fn read_all(root: &Path) -> io::Result<BTreeMap<String, Arc<Template>>> {
 
 /// Records that builds which were not over have failed. Returns whether there were any.
 fn fail_open_builds(template: &mut Template) -> bool {
-    let open = template.builds.iter_mut().filter(|build| !build.status.is_final());
+    let open = template
+        .builds
+        .iter_mut()
+        .filter(|build| !build.status.is_final());
     let mut any = false;
     for build in open {
         build.status = Status::Error;

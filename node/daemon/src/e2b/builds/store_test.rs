@@ -13,10 +13,19 @@ async fn templates_survive_thawd_and_open_builds_fail() {
     let data = tempfile::tempdir().unwrap();
     let root = data.path().join("templates");
     let store = TemplateStore::open(root.clone()).unwrap();
-    let (template, build) = store.request(tenant(), "web", default(), Shape::default()).await.unwrap();
-    let (same, other) = store.request(tenant(), "web", default(), Shape::default()).await.unwrap();
+    let (template, build) = store
+        .request(tenant(), "web", default(), Shape::default())
+        .await
+        .unwrap();
+    let (same, other) = store
+        .request(tenant(), "web", default(), Shape::default())
+        .await
+        .unwrap();
     assert_eq!((&same.id, same.builds.len()), (&template.id, 2));
-    assert!(build != other && build.len() == 36 && build.as_bytes()[14] == b'4', "{build}");
+    assert!(
+        build != other && build.len() == 36 && build.as_bytes()[14] == b'4',
+        "{build}"
+    );
     let built = super::super::record::Built {
         snapshot: "s".into(),
         key: None,
@@ -32,7 +41,10 @@ async fn templates_survive_thawd_and_open_builds_fail() {
     fs::create_dir(root.join("left")).unwrap();
     let again = TemplateStore::open(root.clone()).unwrap();
     let found = again.find("web", &template.owner()).unwrap();
-    assert_eq!(found.build(&build), store.find("web", &template.owner()).unwrap().build(&build));
+    assert_eq!(
+        found.build(&build),
+        store.find("web", &template.owner()).unwrap().build(&build)
+    );
     let failed = found.build(&other).unwrap();
     assert_eq!((failed.status, failed.reason.is_some()), (Status::Error, true));
     assert!(!root.join("left").exists());
@@ -45,7 +57,10 @@ async fn templates_survive_thawd_and_open_builds_fail() {
 async fn change_that_fails_changes_nothing() {
     let data = tempfile::tempdir().unwrap();
     let store = TemplateStore::open(data.path().to_owned()).unwrap();
-    let (template, _) = store.request(tenant(), "web", default(), Shape::default()).await.unwrap();
+    let (template, _) = store
+        .request(tenant(), "web", default(), Shape::default())
+        .await
+        .unwrap();
     let edit = |template: &mut Template| {
         template.public = true;
         Err::<(), _>(Failure::Bad("no".into()))
@@ -59,13 +74,22 @@ async fn templates_and_open_builds_are_bounded() {
     let data = tempfile::tempdir().unwrap();
     let store = TemplateStore::open(data.path().to_owned()).unwrap();
     for n in 0..MAX_TEMPLATES {
-        store.request(tenant(), &n.to_string(), default(), Shape::default()).await.unwrap();
+        store
+            .request(tenant(), &n.to_string(), default(), Shape::default())
+            .await
+            .unwrap();
     }
     let more = store.request(tenant(), "more", default(), Shape::default()).await;
     assert!(matches!(more, Err(Failure::Conflict(_))), "{more:?}");
-    store.request(None, "more", default(), Shape::default()).await.unwrap();
+    store
+        .request(None, "more", default(), Shape::default())
+        .await
+        .unwrap();
     for _ in 1..MAX_BUILDS / 2 {
-        store.request(tenant(), "0", default(), Shape::default()).await.unwrap();
+        store
+            .request(tenant(), "0", default(), Shape::default())
+            .await
+            .unwrap();
     }
     let more = store.request(tenant(), "0", default(), Shape::default()).await;
     assert!(matches!(more, Err(Failure::Conflict(_))), "{more:?}");
@@ -75,7 +99,10 @@ async fn templates_and_open_builds_are_bounded() {
 async fn log_goes_with_its_build() {
     let data = tempfile::tempdir().unwrap();
     let store = TemplateStore::open(data.path().to_owned()).unwrap();
-    let (template, build) = store.request(tenant(), "web", default(), Shape::default()).await.unwrap();
+    let (template, build) = store
+        .request(tenant(), "web", default(), Shape::default())
+        .await
+        .unwrap();
     let entry = Entry {
         timestamp: "t".into(),
         message: "m".into(),

@@ -137,7 +137,9 @@ impl Uploads {
             writing.write_all(&data).await.map_err(fail)?;
         }
         if written != length {
-            return Err(Failure::Bad(format!("the body has not the {length} bytes that Content-Length says")));
+            return Err(Failure::Bad(format!(
+                "the body has not the {length} bytes that Content-Length says"
+            )));
         }
         writing.flush().await.map_err(fail)?;
         drop(writing);
@@ -150,7 +152,8 @@ impl Uploads {
         let mut receiving = self.receiving.locked();
         let now = receiving.get(directory).copied().unwrap_or_default();
         if now.count == MOST_AT_ONCE {
-            let why = format!("{MOST_AT_ONCE} uploads are in progress already, which is the most of a tenant");
+            let why =
+                format!("{MOST_AT_ONCE} uploads are in progress already, which is the most of a tenant");
             return Err(Failure::Refused(Refusal::new(ApiCode::TooMany, why)));
         }
         let is_full = stored.bytes.saturating_add(now.bytes + bytes) > MAX_OF_TENANT;

@@ -16,7 +16,9 @@ fn body(text: &'static str) -> BodyDataStream {
 
 fn files(root: &Path) -> usize {
     let tenants = fs::read_dir(root).unwrap().flatten();
-    tenants.map(|tenant| fs::read_dir(tenant.path()).unwrap().count()).sum()
+    tenants
+        .map(|tenant| fs::read_dir(tenant.path()).unwrap().count())
+        .sum()
 }
 
 #[tokio::test]
@@ -25,8 +27,14 @@ async fn archive_is_of_one_tenant() {
     let uploads = Uploads::open(data.path().join("uploads")).unwrap();
     let (acme, other) = (tenant("acme"), tenant("other"));
     assert!(uploads.find(Some(&acme), &hash('a')).await.is_none());
-    uploads.receive(Some(&acme), &hash('a'), 3, body("one")).await.unwrap();
-    uploads.receive(Some(&acme), &hash('a'), 3, body("two")).await.unwrap();
+    uploads
+        .receive(Some(&acme), &hash('a'), 3, body("one"))
+        .await
+        .unwrap();
+    uploads
+        .receive(Some(&acme), &hash('a'), 3, body("two"))
+        .await
+        .unwrap();
     let found = uploads.find(Some(&acme), &hash('a')).await.unwrap();
     assert_eq!(fs::read(found).unwrap(), b"two");
     assert!(uploads.find(Some(&other), &hash('a')).await.is_none());
@@ -42,8 +50,12 @@ async fn upload_that_breaks_off_leaves_nothing() {
         let received = uploads.receive(None, &hash('a'), length, body(text)).await;
         assert!(received.is_err(), "{length}");
     }
-    let broken = Body::from_stream(futures_util::stream::iter([Err::<&[u8], _>(io::Error::other("gone"))]));
-    let received = uploads.receive(None, &hash('a'), 1, broken.into_data_stream()).await;
+    let broken = Body::from_stream(futures_util::stream::iter([Err::<&[u8], _>(io::Error::other(
+        "gone",
+    ))]));
+    let received = uploads
+        .receive(None, &hash('a'), 1, broken.into_data_stream())
+        .await;
     assert!(received.is_err());
     assert!(uploads.receive(None, "x", 1, body("x")).await.is_err());
     assert_eq!(files(&uploads.root), 0);
@@ -59,9 +71,15 @@ async fn uploads_of_a_tenant_are_bounded() {
         .map(|_| uploads.enter(&directory, 1, Stored::default()).unwrap())
         .collect();
     let refused = uploads.receive(None, &hash('a'), 1, body("x")).await.unwrap_err();
-    assert!(matches!(refused, Failure::Refused(Refusal::Api(ApiCode::TooMany, _))));
+    assert!(matches!(
+        refused,
+        Failure::Refused(Refusal::Api(ApiCode::TooMany, _))
+    ));
     let other = tenant("other");
-    uploads.receive(Some(&other), &hash('a'), 1, body("x")).await.unwrap();
+    uploads
+        .receive(Some(&other), &hash('a'), 1, body("x"))
+        .await
+        .unwrap();
     drop(places);
     let file = uploads.directory(Some(&other)).join(hash('b'));
     File::create(&file).unwrap().set_len(MAX_OF_TENANT).unwrap();
@@ -79,7 +97,9 @@ async fn old_archives_and_parts_of_a_dead_thawd_go() {
     }
     let part = uploads.directory(None).join("part-0123456789ab");
     fs::write(&part, "x").unwrap();
-    let old = File::options().append(true).open(uploads.directory(None).join(hash('a')));
+    let old = File::options()
+        .append(true)
+        .open(uploads.directory(None).join(hash('a')));
     old.unwrap().set_modified(SystemTime::now() - 2 * KEPT).unwrap();
     uploads.expire().await;
     assert_eq!(files(&root), 2, "a part may be in use");

@@ -58,7 +58,13 @@ fn refused(e: io::Error) -> Refusal {
 /// Unpacks an archive, and removes it.
 fn unpack(archive: &Path, into: &Path) -> Result<(), Refusal> {
     let mut tar = std::process::Command::new("tar");
-    let unpacked = tar.arg("-xf").arg(archive).arg("-C").arg(into).status().map_err(refused)?;
+    let unpacked = tar
+        .arg("-xf")
+        .arg(archive)
+        .arg("-C")
+        .arg(into)
+        .status()
+        .map_err(refused)?;
     std::fs::remove_file(archive).map_err(refused)?;
     match unpacked.success() {
         true => Ok(()),

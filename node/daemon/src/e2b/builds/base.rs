@@ -29,7 +29,7 @@ pub struct Base {
 pub struct Begun {
     pub id: String,
     pub machine: Shape,
-    /// What it was made from, exactly. `None`: not known, as the files of an image on this host may change.
+    /// What it was made from: the digest of an image, or the id of a snapshot. `None`: not known.
     pub identity: Option<String>,
 }
 

@@ -190,7 +190,7 @@ impl Making<'_> {
         Ok(is_there.is_ok().then_some(built))
     }
 
-    /// Freezes the sandbox into a stored snapshot, and returns its id. Runs to its end, whoever waits for it.
+    /// Freezes the sandbox into a stored snapshot, and returns its id.
     async fn freeze(&self, id: &str) -> Result<String, StepError> {
         self.log.add(Level::Info, "the sandbox is frozen");
         let request = FreezeSandbox {
@@ -199,9 +199,7 @@ impl Making<'_> {
             stop: true,
             ..FreezeSandbox::default()
         };
-        let (daemon, wanted) = (self.daemon.clone(), Wanted::on_node(id));
-        let frozen = async move { daemon.freeze(&wanted, request).await };
-        let frozen = self.daemon.finish(frozen).await?;
+        let frozen = self.daemon.freeze(&Wanted::on_node(id), request).await?;
         let none = || Refusal::new(ApiCode::Broken, "the snapshot has no id");
         Ok(frozen.snapshot.ok_or_else(none)?)
     }

@@ -18,7 +18,7 @@ use super::builds::log::{Entry, Level};
 use super::builds::make::Job;
 use super::builds::names::{check_name, split, tags};
 use super::builds::ready::Commands;
-use super::builds::record::{Build, Shape, Status, Template};
+use super::builds::record::{Build, Reason, Shape, Status, Template};
 use super::builds::step::{NewStep, Step};
 use super::context::Context;
 use super::extract::{Body, OfTemplate, Query};
@@ -295,6 +295,18 @@ fn most(query: &Query) -> Result<usize, Failure> {
     Ok(limit.min(MOST_ENTRIES) as usize)
 }
 
+/// A build whose end could not be written to the disk.
+fn unrecorded(build: Build) -> Build {
+    Build {
+        status: Status::Error,
+        reason: Some(Reason {
+            message: "the node could not record how the build ended: build the template again".into(),
+            step: "finalize".into(),
+        }),
+        ..build
+    }
+}
+
 /// `GET /templates/{id}/builds/{build}/status`: the status, and the log from the entry `logsOffset` on.
 pub async fn status(
     State(service): State<Arc<Service>>,
@@ -305,7 +317,13 @@ pub async fn status(
     query.only(&["logsOffset", "limit", "level"])?;
     let (least, most) = (least(&query)?, most(&query)?);
     let offset = usize::try_from(query.number("logsOffset")?.unwrap_or(0)).unwrap_or(usize::MAX);
+    // First: a build ends before it is not in progress any more.
+    let is_running = service.builds.running(&build).is_some();
     let (template, build) = own_build(&service, &scope, &template, &build)?;
+    let build = match build.status {
+        Status::Building if !is_running => unrecorded(build),
+        _ => build,
+    };
     let mut log = service.builds.log(&template.id, &build.id).await;
     log.retain(|entry| entry.level >= least);
     let shown: Vec<&Entry> = log.iter().skip(offset).take(most).collect();

@@ -46,8 +46,14 @@ if [ -L "$FROM" ] || [ -f "$FROM" ]; then
 elif [ -d "$FROM" ]; then
   [ -z "$OWNER" ] || chown -hR -- "$OWNER" "$FROM"
   [ -z "$MODE" ] || chmod -R -- "$MODE" "$FROM"
-  mkdir -p -- "$TO"
-  cp -a -- "$FROM/." "$TO/"
+  if [ ! -d "$TO" ]; then
+    mkdir -p -- "$TO"
+    [ -z "$OWNER" ] || chown -- "$OWNER" "$TO"
+  fi
+  # One by one, so that a directory that is there keeps its owner and mode.
+  for entry in "$FROM"/* "$FROM"/.[!.]* "$FROM"/..?*; do
+    if [ -e "$entry" ] || [ -L "$entry" ]; then cp -a -- "$entry" "$TO/"; fi
+  done
 else
   echo "the uploaded archive does not have $FROM" >&2
   exit 1
@@ -117,7 +123,7 @@ impl Executor<'_> {
         let owner = copy.owner.as_ref().or(self.context.user.as_ref());
         let variables = [
             ("FROM", from.as_str()),
-            ("TO", &to),
+            ("TO", to.as_str()),
             ("OWNER", owner.map_or("", String::as_str)),
             ("MODE", copy.mode.as_deref().unwrap_or_default()),
         ];

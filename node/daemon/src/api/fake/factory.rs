@@ -179,6 +179,7 @@ impl Factory for Fake {
         };
         let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
         machine.place = Some(place);
+        machine.guest = self.guest.lock().unwrap().clone();
         let machine = Arc::new(machine);
         if number >= self.most.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::DiskFull, "no room").into());

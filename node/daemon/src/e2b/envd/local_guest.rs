@@ -104,8 +104,11 @@ impl Guest for LocalGuest {
                 command
             }
         };
-        let workdir = options.workdir.as_deref().unwrap_or("/").trim_start_matches('/');
-        command.current_dir(self.root().join(workdir)).kill_on_drop(true);
+        let workdir = options.workdir.as_deref().unwrap_or("/");
+        let below = self.root().join(workdir.trim_start_matches('/'));
+        // What a command has made is in the host's directories.
+        let workdir = if below.is_dir() { below } else { workdir.into() };
+        command.current_dir(workdir).kill_on_drop(true);
         command.envs(options.env.iter().filter_map(|entry| entry.split_once('=')));
         if let Some(user) = &options.user {
             command.env("LOCAL_USER", user);

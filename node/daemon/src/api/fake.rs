@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use thaw_protocol::api::{ContainerHealth, CreateSandbox, Image, Snapshot};
+use thaw_protocol::api::{ContainerHealth, CreateSandbox, HookResult, Image, Snapshot};
 use thaw_sandbox::container::Options;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::snapshot::Stamps;
@@ -42,6 +42,8 @@ pub struct Counts {
     /// The sandboxes whose memory is released.
     pub paused: PausedSandboxes,
     pub stamps: Stamps,
+    /// How the hook after a thaw of all containers ends. `None`: they have none.
+    pub hook: Mutex<Option<HookResult>>,
     _data: tempfile::TempDir,
 }
 
@@ -55,6 +57,7 @@ impl Default for Counts {
             stored: Mutex::default(),
             paused: PausedSandboxes::under(data.path()),
             stamps: Stamps::open(&data.path().join("verified")).unwrap(),
+            hook: Mutex::default(),
             _data: data,
         }
     }

@@ -88,6 +88,8 @@ fn of_guest(container: &StartContainer) {
         stop_timeout_s: _,
         health_check: _,
         no_health_check: _,
+        hooks: _,
+        no_image_hooks: _,
     } = container;
     let ContainerSettings {
         tmpfs: _,
@@ -229,6 +231,7 @@ impl Reserved for ThawSandbox {
             timeout_s: _,
             idle_timeout_s: _,
             on_timeout: _,
+            require_hook: _,
         } = self;
         first([
             ("directory", directory.is_some()),
@@ -247,6 +250,7 @@ impl Reserved for FreezeSandbox {
             labels: _,
             delta: _,
             stop: _,
+            require_hook: _,
         } = self;
         first([("directory", directory.is_some()), ("sign", sign.is_some())])
     }
@@ -299,6 +303,7 @@ impl Reserved for ForkSandbox {
             timeout_s: _,
             idle_timeout_s: _,
             on_timeout: _,
+            require_hook: _,
         } = self;
         first([("sign", sign.is_some())])
     }

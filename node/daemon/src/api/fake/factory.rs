@@ -7,7 +7,9 @@ use std::sync::atomic::Ordering;
 use async_trait::async_trait;
 use thaw_images::store::Lease;
 use thaw_pools::statistics::PoolStatistics;
-use thaw_protocol::api::{Account, CreateSandbox, OnExit, RateLimits, Readiness, Stage, ThawSandbox};
+use thaw_protocol::api::{
+    Account, CreateSandbox, HookResult, OnExit, RateLimits, Readiness, Stage, ThawSandbox,
+};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::snapshot::store::Viewer;
@@ -171,7 +173,18 @@ impl Factory for Fake {
             rate_limits: Some(request.rate_limits),
             ..behalf.terms().within(limit)
         };
-        let machine = Arc::new(FakeMachine::new(number, request.name, terms, self.counts.clone()));
+        let hook = self.counts.hook.lock().unwrap().clone();
+        match &hook {
+            None if request.require_hook => {
+                return Err(Error::new(ErrorKind::HookMissing, "it has no hook").into());
+            }
+            Some(HookResult { failure: Some(_), .. }) if request.require_hook => {
+                return Err(Error::new(ErrorKind::HookFailed, "its hook failed").into());
+            }
+            _ => {}
+        }
+        let machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
+        let machine = Arc::new(machine.thawed(hook));
         if number >= self.most.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::DiskFull, "no room").into());
         }

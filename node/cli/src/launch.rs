@@ -25,6 +25,7 @@ use thaw_sandbox::trace::Trace;
 use thaw_sandbox::{NetworkSource, Node, Sandbox, SandboxSpec, Tenants, ThawSpec, network};
 
 use super::memory_mode::memory_mode;
+use super::running::warn_of_hook;
 use super::{CpuLimit, RunArguments, ps, template};
 use crate::ui::Ui;
 
@@ -205,6 +206,7 @@ impl Launched {
             tethered: true,
             client: None,
             memory_mode: request.memory_mode,
+            require_hook: request.require_hook,
             network_policy: request.network_policy,
             publish: request.publish,
             terms: Terms {
@@ -234,6 +236,8 @@ impl Launched {
         {
             tracing::warn!("{}", retry.text);
         }
+        // The same of a hook.
+        warn_of_hook(&created.sandbox);
         trace.add_all(created.account, before_ns);
         let vsock = PathBuf::from(&created.sandbox.vsock);
         let directory = vsock.parent().map(PathBuf::from).unwrap_or_default();

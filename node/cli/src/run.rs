@@ -80,6 +80,7 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
         init: arguments.init,
         life,
         health: health_check(arguments, &sandbox)?,
+        hooks: arguments.container.hooks.options(),
     };
     let how = attach_options(&arguments.process, sandbox.keeping);
     let result = match Signals::new() {

@@ -7,7 +7,7 @@ use clap::Subcommand;
 use serde_json::json;
 use thaw_daemon::api::client::Client;
 use thaw_daemon::api::factory::StoredSnapshots;
-use thaw_protocol::api::{ChangeSnapshot, Snapshot, SnapshotManifest, VerifiedSnapshot};
+use thaw_protocol::api::{ChangeSnapshot, Hooks, Snapshot, SnapshotManifest, VerifiedSnapshot};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::human_bytes::HumanBytes;
 use thaw_sandbox::paths::Paths;
@@ -280,6 +280,7 @@ fn inspect(snapshot: &Snapshot, json: bool) {
             ("made by", format!("thaw {}", manifest.thaw)),
             ("image", printable(&manifest.image)),
             ("command", printable(&manifest.command.join(" "))),
+            ("hooks", hooks(&manifest.hooks)),
             ("images", manifest.images.join(" ")),
             ("cpus", manifest.cpus.to_string()),
             ("memory", format!("{} MiB", manifest.memory_mib)),
@@ -295,6 +296,17 @@ fn inspect(snapshot: &Snapshot, json: bool) {
     }
     for (name, value) in lines {
         print(format!("{name:<13} {value}").trim_end());
+    }
+}
+
+fn hooks(hooks: &Hooks) -> String {
+    let named = [
+        hooks.before_freeze.as_ref().map(|_| "before_freeze"),
+        hooks.after_thaw.as_ref().map(|_| "after_thaw"),
+    ];
+    match named.into_iter().flatten().collect::<Vec<_>>().as_slice() {
+        [] => "-".into(),
+        named => named.join(" "),
     }
 }
 

@@ -1,7 +1,7 @@
 //! How `thaw` and `thawd` end: the exit code of each kind of error, what it means, and what to do about it.
 //!
 //! A container's own exit code is passed through; a closed output pipe gives 141; 125, 126, 127 and 137 have the same meaning as under `docker run`. Thaw's own codes are
-//! in 64..=123. `docs/exit-codes.md` is made from this table; a test compares them.
+//! in 62..=123. `docs/exit-codes.md` is made from this table; a test compares them.
 
 use thaw_sandbox::error::{Error, ErrorKind};
 
@@ -31,6 +31,8 @@ macro_rules! exits {
 }
 
 exits! {
+    HookMissing = 62, "an after_thaw hook is required, and the snapshot or the sandbox has none", "run the sandbox with --after-thaw, or leave --require-hook out";
+    HookFailed = 63, "a hook of the container failed", "see its output above; `thaw exec` runs its command again";
     KvmMissing = 64, "there is no /dev/kvm", "enable virtualisation in the firmware and load kvm_intel or kvm_amd";
     KvmDenied = 65, "/dev/kvm may not be opened", "add this user to the group kvm, or run as root";
     KvmInadequate = 66, "KVM lacks a capability or refused a call", "run `thaw doctor` for what this host has";
@@ -127,6 +129,7 @@ fn section(kind: ErrorKind) -> &'static str {
         TenantQuota | CreationRate | NodeCapacity => "a-quota-or-the-node-is-full",
         GuestEnded | OutOfMemory => "a-sandbox-ended-by-itself",
         NotReady => "a-container-does-not-become-ready",
+        HookMissing | HookFailed => "a-hook-fails",
         DiskFull | DiskBudget => "the-disk-is-full",
         RegistryUnreachable | RegistryDenied | RegistryRateLimited | RegistryFailed => {
             "a-registry-does-not-give-an-image"
@@ -196,7 +199,7 @@ mod tests {
         let full = numbers.iter().filter(|number| **number == 124).count();
         numbers.dedup();
         assert_eq!((numbers.len() + full - 1, full), (ErrorKind::ALL.len(), 3));
-        assert!(numbers.iter().all(|n| matches!(n, 64..=127 | 137)));
+        assert!(numbers.iter().all(|n| matches!(n, 62..=127 | 137)));
     }
 
     #[test]

@@ -23,6 +23,8 @@ macro_rules! error_kinds {
 }
 
 error_kinds! {
+    HookMissing = "hook-missing", "an after_thaw hook is required, and the snapshot or the sandbox has none";
+    HookFailed = "hook-failed", "a hook of the container failed";
     KvmMissing = "kvm-missing", "there is no /dev/kvm";
     KvmDenied = "kvm-denied", "/dev/kvm may not be opened";
     KvmInadequate = "kvm-inadequate", "KVM lacks a capability or refused a call";

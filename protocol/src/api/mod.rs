@@ -62,6 +62,7 @@ mod exec;
 mod failure;
 mod files;
 mod health_check;
+mod hooks;
 #[cfg(feature = "openapi")]
 mod labels;
 mod life;
@@ -94,6 +95,7 @@ pub use files::{
 pub use health_check::{
     ContainerHealth, HEALTH_MS, HealthCheck, HealthResult, HealthStatus, MOST_HEALTH_COMMAND,
 };
+pub use hooks::{HOOK_MS, Hook, HookRequest, HookResult, Hooks, MOST_HOOK_COMMAND, OnHookFailure};
 pub use life::{ContainerExit, RestartMode, RestartPolicy, STOP_TIMEOUT_S, StopContainer};
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use logs::{LogEvent, LogStream};

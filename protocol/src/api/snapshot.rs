@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "openapi")]
 use super::labels::{changed_labels, labels};
-use super::{CreatedSandbox, NetworkPolicy, OnTimeout, ProcessIdentity, PublishedPort, RateLimits};
+use super::{CreatedSandbox, Hooks, NetworkPolicy, OnTimeout, ProcessIdentity, PublishedPort, RateLimits};
 use crate::control::MemoryMode;
 
 /// A sandbox to thaw from a snapshot.
@@ -70,6 +70,9 @@ pub struct ThawSandbox {
     /// What happens when either timeout is over.
     #[serde(default, skip_serializing_if = "OnTimeout::is_default")]
     pub on_timeout: OnTimeout,
+    /// Fail unless the snapshot has an `after_thaw` hook and this succeeds. Then nothing is left of the sandbox.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub require_hook: bool,
 }
 
 /// How to freeze a running sandbox.
@@ -105,9 +108,14 @@ pub struct FreezeSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub sign: Option<PathBuf>,
+    /// Fail unless the sandbox has an `after_thaw` hook.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub require_hook: bool,
 }
 
-/// How to clone a running sandbox.
+/// How to clone a running sandbox. A clone of a running process has everything that is in its memory: keys, tokens, sessions, the state of its
+/// own random generators, caches and locks that it holds elsewhere. The kernel's random generator, the clock, the host name and the network
+/// are new; connections end. docs/snapshots.md says what a program must renew, and how a hook does it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -140,6 +148,9 @@ pub struct ForkSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub sign: Option<PathBuf>,
+    /// Fail unless the sandbox has an `after_thaw` hook, and this succeeds in each clone. Then no clone is left.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub require_hook: bool,
 }
 
 /// The result of a fork.
@@ -224,6 +235,9 @@ pub struct SnapshotManifest {
     pub disk_data_bytes: u64,
     /// Of a delta: what it lies on.
     pub base: Option<SnapshotBase>,
+    /// The hooks of the container.
+    #[serde(default, skip_serializing_if = "Hooks::is_none")]
+    pub hooks: Hooks,
 }
 
 /// What a delta lies on: a template, or another snapshot.

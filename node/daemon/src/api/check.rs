@@ -110,6 +110,7 @@ fn container(asked: &StartContainer) -> Result<(), Refusal> {
     if let Some(check) = &asked.health_check {
         check.check().map_err(|e| invalid(format!("health_check.{e}")))?;
     }
+    asked.hooks.check().map_err(|e| invalid(format!("hooks.{e}")))?;
     asked
         .restart
         .check()

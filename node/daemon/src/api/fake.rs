@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use thaw_protocol::api::{ContainerHealth, CreateSandbox, Image, Snapshot};
+use thaw_protocol::api::{ContainerHealth, CreateSandbox, HookResult, Image, Snapshot};
 use thaw_sandbox::admission::Admission;
 use thaw_sandbox::container::Options;
 use thaw_sandbox::error::Error;
@@ -46,6 +46,8 @@ pub struct Counts {
     pub stamps: Stamps,
     /// What the fakes count with.
     pub admission: Arc<Admission>,
+    /// How the hook after a thaw of all containers ends. `None`: they have none.
+    pub hook: Mutex<Option<HookResult>>,
     _data: tempfile::TempDir,
 }
 
@@ -60,6 +62,7 @@ impl Default for Counts {
             paused: PausedSandboxes::under(data.path()),
             stamps: Stamps::open(&data.path().join("verified")).unwrap(),
             admission: Arc::default(),
+            hook: Mutex::default(),
             _data: data,
         }
     }

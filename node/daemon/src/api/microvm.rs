@@ -181,6 +181,7 @@ impl Machine for Microvm {
             delta: request.delta,
             stop: request.stop,
             sign: request.sign,
+            require_hook: request.require_hook,
         };
         let frozen = match request.directory {
             Some(directory) => (self.sandbox.freeze(&self.node, &directory, options).await?, None),

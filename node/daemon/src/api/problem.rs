@@ -193,6 +193,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         | E::VmmTooOld
         | E::SnapshotDelta
         | E::MemoryReleased
+        | E::HookMissing
         | E::MemoryKept => StatusCode::CONFLICT,
         E::BadReference => StatusCode::BAD_REQUEST,
         E::DiskFull | E::DiskBudget => StatusCode::INSUFFICIENT_STORAGE,
@@ -211,6 +212,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         | E::NotFound
         | E::NotExecutable
         | E::NotReady
+        | E::HookFailed
         | E::SnapshotDamaged
         | E::SnapshotIncompatible
         | E::SnapshotSignature

@@ -89,6 +89,8 @@ fn of_guest(container: &StartContainer) {
         stop_timeout_s: _,
         health_check: _,
         no_health_check: _,
+        hooks: _,
+        no_image_hooks: _,
     } = container;
     let ContainerSettings {
         tmpfs: _,
@@ -230,6 +232,7 @@ impl Reserved for ThawSandbox {
             timeout_s: _,
             idle_timeout_s: _,
             on_timeout: _,
+            require_hook: _,
         } = self;
         first([
             ("directory", directory.is_some()),
@@ -248,6 +251,7 @@ impl Reserved for FreezeSandbox {
             labels: _,
             delta: _,
             stop: _,
+            require_hook: _,
         } = self;
         first([("directory", directory.is_some()), ("sign", sign.is_some())])
     }
@@ -300,6 +304,7 @@ impl Reserved for ForkSandbox {
             timeout_s: _,
             idle_timeout_s: _,
             on_timeout: _,
+            require_hook: _,
         } = self;
         first([("sign", sign.is_some())])
     }

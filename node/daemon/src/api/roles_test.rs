@@ -48,13 +48,21 @@ const IMAGES: [&str; 10] = [
     "[::1]:5000/x",
 ];
 /// Text fields that name nothing of the host: they concern the guest, or the sandbox's own description.
-const OF_NO_FILE: [&str; 45] = [
+const OF_NO_FILE: [&str; 53] = [
     "ChangeSnapshot.name",
     "CreateSandbox.command",
     "CreateSandbox.container.command",
     "CreateSandbox.container.entrypoint",
     "CreateSandbox.container.env",
     "CreateSandbox.container.health_check.command",
+    "CreateSandbox.container.hooks.after_thaw.command",
+    "CreateSandbox.container.hooks.after_thaw.http.host",
+    "CreateSandbox.container.hooks.after_thaw.http.path",
+    "CreateSandbox.container.hooks.after_thaw.user",
+    "CreateSandbox.container.hooks.before_freeze.command",
+    "CreateSandbox.container.hooks.before_freeze.http.host",
+    "CreateSandbox.container.hooks.before_freeze.http.path",
+    "CreateSandbox.container.hooks.before_freeze.user",
     "CreateSandbox.container.readiness.http.host",
     "CreateSandbox.container.readiness.http.path",
     "CreateSandbox.container.settings.anonymous_volumes",

@@ -1,4 +1,4 @@
-//! Freezes a running sandbox: stops its workloads, then its vCPUs, then writes its state, memory and disks.
+//! Freezes a running sandbox: runs its hook, stops its workloads, then its vCPUs, then writes its state, memory and disks.
 //!
 //! Invariant: if any step fails, also because the owner dies ([`super::freeze_note`]), the original resumes as if it had not been frozen,
 //! unless the caller asked to stop it. The machine is paused only while state and disks are written, and memory where it cannot be written
@@ -39,6 +39,8 @@ pub struct FreezeOptions {
     pub stop: bool,
     /// The private key file to sign with.
     pub sign: Option<PathBuf>,
+    /// Fail unless its container has a hook after a thaw.
+    pub require_hook: bool,
 }
 
 /// The result of a freeze.
@@ -139,6 +141,8 @@ impl Sandbox {
             let what = format!("sandbox {} cannot be frozen: it does not run", self.record().id);
             return Err(Error::new(ErrorKind::Runtime, what).remedy("thaw resume it first"));
         }
+        // While it runs, and before anything is made.
+        self.before_freeze(node, options.require_hook).await?;
         let share_of_disk = node
             .budget
             .snapshot(self.record().memory_mib, self.disk()?)

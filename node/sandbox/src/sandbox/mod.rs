@@ -50,6 +50,7 @@ pub mod freeze;
 mod freeze_note;
 mod frozen_disk;
 mod held_snapshots;
+mod hooks;
 mod host_cpu;
 mod host_disk;
 mod host_limits;
@@ -377,15 +378,7 @@ impl Sandbox {
 
     /// Waits until its machine has ended, and returns why. The future does not borrow the sandbox.
     pub fn wait_end(&self) -> impl Future<Output = String> + Send + use<> {
-        let mut life = self.life.clone();
-        async move {
-            let ended = life.wait_for(|l| l.exited.is_some() || l.closed).await;
-            match ended.as_ref().map(|l| (l.exited.as_ref(), l)) {
-                Ok((Some(reason), _)) => describe(reason),
-                Ok((None, life)) => life.closed_because(),
-                Err(_) => "thaw-vmm ended".into(),
-            }
-        }
+        machine::ended(self.life.clone())
     }
 
     /// Adds to an error why its machine ended, if it has, and the last lines of its console and its VMM's log.

@@ -129,6 +129,7 @@ impl Sandbox {
             tethered: false,
             client: None,
             memory_mode: MemoryMode::default(),
+            require_hook: false,
             // The snapshot has it.
             network_policy: None,
             publish: network

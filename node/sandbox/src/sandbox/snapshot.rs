@@ -18,7 +18,8 @@ use super::retry::retry_once;
 use super::spec::new_record;
 use super::wanted_machine::{machine, refuse_test_hooks, refuse_untethered_pages};
 use super::{
-    NetworkMode, NetworkSource, Node, Sandbox, Shown, first_thaw, frozen_disk, kept_components, network,
+    NetworkMode, NetworkSource, Node, Sandbox, Shown, first_thaw, frozen_disk, hooks, kept_components,
+    network,
 };
 use crate::admission::{self, Place};
 use crate::blocking::blocking;
@@ -41,6 +42,8 @@ pub struct ThawSpec {
     pub tethered: bool,
     pub client: Option<ProcessRecord>,
     pub memory_mode: MemoryMode,
+    /// Fail unless its container has a hook after a thaw and this succeeds.
+    pub require_hook: bool,
     /// `None`: the policy of the frozen sandbox.
     pub network_policy: Option<NetworkPolicy>,
     pub publish: Vec<PublishedPort>,
@@ -78,6 +81,13 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
     };
     reach(Failpoint::ThawRegistered);
     let workload = workload(&registered)?;
+    if spec.require_hook {
+        let what = format!(
+            "the snapshot at {} cannot be thawed",
+            registered.directory.display()
+        );
+        hooks::check_required(workload.containers.first(), &what)?;
+    }
     let subject = &registered.manifest.subject;
     refuse_test_hooks(node, subject.command_line.as_deref().unwrap_or_default())?;
     let image = {
@@ -196,6 +206,10 @@ async fn make(
         give_kept(paused, making.resources.directory.path()).await?;
     }
     making.give_identity(spec.hostname.clone(), false).await?;
+    // Before it is noted as ready: if its owner dies meanwhile, nothing is left of it.
+    making
+        .after_thaw(workload.containers.first(), spec.require_hook)
+        .await?;
     making.note_thawed().await?;
     making.done()
 }
@@ -264,6 +278,10 @@ fn workload(registered: &Registered) -> Result<Workload, Error> {
     let value = value.ok_or_else(|| refuse("it does not say what runs in it"))?;
     let workload: Workload = serde_json::from_value(value)
         .map_err(|e| refuse(&format!("what it says runs in it cannot be read: {e}")))?;
+    for container in &workload.containers {
+        let hooks = container.hooks.check();
+        hooks.map_err(|why| refuse(&format!("its hooks are invalid: {why}")))?;
+    }
     match workload.cpu_limit_millis {
         Some(millis) if !CPU_LIMIT_MILLIS.contains(&millis) => Err(refuse(&format!(
             "cpu_limit_millis is {millis}, and not {} to {}",

@@ -17,6 +17,7 @@ fn record(id: &str, vmm: Option<ProcessRecord>) -> Record {
         cpu_limit_millis: None,
         stock: None,
         hostname: None,
+        after_thaw: None,
         id: id.into(),
         name: Some(format!("name-{id}")),
         image: "busybox".into(),

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use thaw_pools::process::ProcessRecord;
-use thaw_protocol::api::{SandboxNetwork, Volume};
+use thaw_protocol::api::{HookResult, SandboxNetwork, Volume};
 use thaw_protocol::control::DeviceId;
 use thaw_records::RecordError;
 
@@ -83,6 +83,9 @@ pub struct Record {
     /// The host name that its guest was given, if that is not its id.
     #[serde(default)]
     pub hostname: Option<String>,
+    /// How the hook of its container after its thaw ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after_thaw: Option<HookResult>,
 }
 
 impl Record {

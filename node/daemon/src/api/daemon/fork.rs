@@ -66,6 +66,7 @@ impl Daemon {
         let freeze = FreezeSandbox {
             directory: Some(place.snapshot()),
             sign: request.sign,
+            require_hook: request.require_hook,
             ..FreezeSandbox::default()
         };
         let daemon = self.clone();
@@ -90,6 +91,7 @@ impl Daemon {
             network_policy: None,
             rate_limits: RateLimits::default(),
             publish: Vec::new(),
+            require_hook: request.require_hook,
         };
         let clones = (0..request.count).map(|_| async {
             let began = since.elapsed();

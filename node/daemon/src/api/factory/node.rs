@@ -250,6 +250,7 @@ async fn thaw_pod(node: &Node, request: ThawPod) -> Result<NewSandbox, Refusal> 
         tethered: false,
         client: request.client,
         memory_mode: MemoryMode::default(),
+        require_hook: false,
         network_policy: None,
         publish: Vec::new(),
         terms: Terms {
@@ -273,6 +274,7 @@ async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Resu
         tethered: false,
         client: request.client.map(process),
         memory_mode: request.memory_mode,
+        require_hook: request.require_hook,
         network_policy: request.network_policy,
         publish: request.publish,
         terms: Terms {

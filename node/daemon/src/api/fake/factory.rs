@@ -7,7 +7,9 @@ use std::sync::atomic::Ordering;
 use async_trait::async_trait;
 use thaw_images::store::Lease;
 use thaw_pools::statistics::PoolStatistics;
-use thaw_protocol::api::{Account, CreateSandbox, OnExit, RateLimits, Readiness, Stage, ThawSandbox};
+use thaw_protocol::api::{
+    Account, CreateSandbox, HookResult, OnExit, RateLimits, Readiness, Stage, ThawSandbox,
+};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::snapshot::store::Viewer;
@@ -177,10 +179,20 @@ impl Factory for Fake {
             rate_limits: Some(request.rate_limits),
             ..behalf.terms().within(limit)
         };
+        let hook = self.counts.hook.lock().unwrap().clone();
+        match &hook {
+            None if request.require_hook => {
+                return Err(Error::new(ErrorKind::HookMissing, "it has no hook").into());
+            }
+            Some(HookResult { failure: Some(_), .. }) if request.require_hook => {
+                return Err(Error::new(ErrorKind::HookFailed, "its hook failed").into());
+            }
+            _ => {}
+        }
         let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
         machine.place = Some(place);
         machine.guest = self.guest.lock().unwrap().clone();
-        let machine = Arc::new(machine);
+        let machine = Arc::new(machine.thawed(hook));
         if number >= self.most.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::DiskFull, "no room").into());
         }

@@ -10,8 +10,8 @@ use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
 use thaw_pools::vmm::Ended;
 use thaw_protocol::api::{
-    ContainerHealth, FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure,
-    SandboxNetwork, StopContainer, Usage,
+    ContainerHealth, FreezeSandbox, FrozenSandbox, HookResult, NetworkPolicy, RateLimits, Readiness,
+    SandboxFailure, SandboxNetwork, StopContainer, Usage,
 };
 use thaw_protocol::control::{DeviceId, HOST_DISKS};
 use thaw_sandbox::admission::Place;
@@ -85,6 +85,12 @@ impl FakeMachine {
             place: None,
             shares: Mutex::default(),
         }
+    }
+
+    /// The same, thawed with a hook that ended so.
+    pub(super) fn thawed(mut self, hook: Option<HookResult>) -> FakeMachine {
+        self.record.after_thaw = hook;
+        self
     }
 }
 
@@ -176,6 +182,9 @@ impl Machine for FakeMachine {
     }
 
     async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Error> {
+        if request.require_hook && self.counts.hook.lock().unwrap().is_none() {
+            return Err(Error::new(ErrorKind::HookMissing, "it has no hook"));
+        }
         let snapshot = match request.directory {
             Some(directory) => {
                 // Fails without effect if the parent directory is missing.

@@ -220,7 +220,7 @@ fn with_optional_bodies(document: &mut utoipa::openapi::OpenApi) {
     for operation in document.paths.paths.values_mut().flat_map(operations) {
         let id = operation.operation_id.as_deref().unwrap_or_default();
         let is_optional = OPTIONAL_BODIES.contains(&id);
-        if let Some(body) = operation.request_body.as_mut().filter(|_| is_optional) {
+        if let (true, Some(RefOr::T(body))) = (is_optional, &mut operation.request_body) {
             body.required = Some(Required::False);
         }
     }

@@ -126,8 +126,8 @@ impl Policy {
 
     /// Whether a rule allows connections to an address, at least to some port.
     pub(super) fn allows_address(&self, to: Ipv4Addr) -> bool {
-        let allowing = self.rules.iter().filter(|rule| rule.verdict == Egress::Allow);
-        allowing.into_iter().any(|rule| rule.to.contains(to))
+        let mut allowing = self.rules.iter().filter(|rule| rule.verdict == Egress::Allow);
+        allowing.any(|rule| rule.to.contains(to))
     }
 
     /// Whether a guest may connect to an address and port. A protocol without ports has port 0.

@@ -127,9 +127,9 @@ impl Resolved {
 
     /// The addresses that make room for new ones: those of an earlier owner, then those whose time is over first.
     fn evicted(&self, new: &BTreeSet<Ipv4Addr>) -> Vec<Ipv4Addr> {
-        let others = new
-            .iter()
-            .filter(|address| !self.known.contains_key(address) && !self.found.contains(address));
+        let is_other =
+            |address: &&Ipv4Addr| !self.known.contains_key(*address) && !self.found.contains(*address);
+        let others = new.iter().filter(is_other);
         let over = (self.known.len() + self.found.len() + others.count()).saturating_sub(MAX_RESOLVED);
         let mut known: Vec<_> = self
             .known

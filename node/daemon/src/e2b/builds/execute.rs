@@ -1,6 +1,7 @@
 //! Executes the steps of a build in its sandbox.
 //!
-//! As at E2B, `$NAME` in the values of ENV, WORKDIR and USER and in the destination of COPY is expanded by a shell in the sandbox.
+//! As at E2B, `$NAME` in the values of ENV, WORKDIR and USER and in the destination of COPY is expanded by a shell in the sandbox. Nothing else of
+//! a client becomes part of a script: scripts read it from their environment.
 
 use std::path::PathBuf;
 

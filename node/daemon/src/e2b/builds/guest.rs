@@ -1,6 +1,6 @@
 //! The sandbox of a build: how commands run in it, and how files come into it.
 //!
-//! Invariant: nothing of a client or a guest becomes part of a script; scripts read it from their environment.
+//! Invariants: a command that is not awaited any more is ended; of an archive at most two pieces are in memory.
 
 use std::fs::File;
 use std::io::{BufReader, Read, Seek};
@@ -32,7 +32,7 @@ const MAX_ANSWER: usize = 64 << 10;
 /// Most bytes of an archive, unpacked: a few bytes can be compressed from many.
 const MAX_UNPACKED: u64 = 16 << 30;
 /// Who runs the build's own scripts.
-pub const ROOT: &str = "root";
+const ROOT: &str = "root";
 /// The shells for commands. A login shell, as E2B's SDKs run commands in a sandbox.
 const SHELLS: [&[&str]; 2] = [&["/bin/bash", "-l", "-c"], &["/bin/sh", "-l", "-c"]];
 

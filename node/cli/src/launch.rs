@@ -211,6 +211,7 @@ impl Launched {
                 rate_limits: Some(request.rate_limits),
                 ..Terms::default()
             },
+            network: None,
             paused: None,
         };
         let sandbox = release_if_failed(&node, Sandbox::thaw(&node, spec, trace).await).await?;

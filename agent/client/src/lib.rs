@@ -103,6 +103,18 @@ impl AgentClient {
             .map(drop)
     }
 
+    /// Replaces the guest's name servers.
+    pub async fn set_name_servers(&self, servers: Vec<String>) -> Result<()> {
+        let request = CreateSandboxRequest {
+            dns: servers,
+            ..Default::default()
+        };
+        self.agent
+            .create_sandbox(Context::default(), &request)
+            .await
+            .map(drop)
+    }
+
     /// Copies a file, or a part of it, into the guest.
     pub async fn copy_file(&self, request: &CopyFileRequest) -> Result<()> {
         self.agent.copy_file(Context::default(), request).await.map(drop)

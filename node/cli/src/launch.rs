@@ -213,6 +213,7 @@ impl Launched {
                 rate_limits: Some(request.rate_limits),
                 ..Terms::default()
             },
+            network: None,
             paused: None,
             is_pod: false,
         };

@@ -277,6 +277,7 @@ async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool)
         life: None,
         health: None,
         hooks: Hooks::default(),
+        args: Vec::new(),
     };
     running.write(&place.path("run/sandboxes").join(&first.id))?;
     for id in fork(place, &first.id)? {

@@ -121,11 +121,42 @@ pub struct CreatePod {
     pub rate_limits: RateLimits,
 }
 
-/// A request to thaw a pod's sandbox from a snapshot of another pod's.
+/// The snapshot that a pod is thawed from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodSnapshot {
+    /// In this directory, of a microVM whose containers the shim knows.
+    Directory(PathBuf),
+    /// One that the node stores, by name or id, for pods of this namespace of Kubernetes. It has one container.
+    Stored { wanted: String, namespace: String },
+}
+
+/// A pod that was thawed.
+#[derive(Debug)]
+pub struct ThawedPod {
+    pub sandbox: NewSandbox,
+    /// Of a stored snapshot: the container that goes on in it.
+    pub container: Option<PodContainer>,
+}
+
+/// A container that goes on in a thawed pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodContainer {
+    /// Its id in the guest.
+    pub id: String,
+    pub image_digest: String,
+    /// Its program and its arguments.
+    pub args: Vec<String>,
+    pub terminal: bool,
+    /// Memory of its microVM, MiB.
+    pub memory_mib: u32,
+}
+
+/// A request to thaw a pod's sandbox from a snapshot.
 #[derive(Clone, Debug)]
 pub struct ThawPod {
-    /// The snapshot.
-    pub directory: PathBuf,
+    pub snapshot: PodSnapshot,
+    /// `None`: as it was frozen, a network of thawd's own or none.
+    pub network: Option<NetworkSource>,
     pub hostname: Option<String>,
     pub labels: BTreeMap<String, String>,
     /// See [`CreatePod`].
@@ -159,7 +190,7 @@ pub trait Factory: Catalog + StoredSnapshots + Quotas {
     /// Creates a pod's sandbox, without an image.
     async fn create_pod(&self, request: CreatePod) -> Result<NewSandbox, Refusal>;
     /// Thaws a pod's sandbox from a snapshot.
-    async fn thaw_pod(&self, request: ThawPod) -> Result<NewSandbox, Refusal>;
+    async fn thaw_pod(&self, request: ThawPod) -> Result<ThawedPod, Refusal>;
     /// Ends a sandbox that runs on this host without an owner because it could not be adopted. Returns whether there was one with this id.
     async fn end_unowned(&self, id: &str) -> bool;
     /// The statistics of its pools.

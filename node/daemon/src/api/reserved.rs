@@ -298,13 +298,13 @@ impl Reserved for ForkSandbox {
     fn reserved(&self) -> Option<&'static str> {
         let ForkSandbox {
             sign,
+            require_hook: _,
             count: _,
             memory_mode: _,
             labels: _,
             timeout_s: _,
             idle_timeout_s: _,
             on_timeout: _,
-            require_hook: _,
         } = self;
         first([("sign", sign.is_some())])
     }

@@ -104,6 +104,9 @@ pub struct Running {
     pub health: Option<HealthCheck>,
     #[serde(default, skip_serializing_if = "Hooks::is_none")]
     pub hooks: Hooks,
+    /// Its program and its arguments. Empty in the record of an older release.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub args: Vec<String>,
 }
 
 impl Running {
@@ -235,6 +238,7 @@ pub fn running(id: &str, spec: &oci::Spec) -> Running {
         life: None,
         health: None,
         hooks: Hooks::default(),
+        args: spec.Process.Args.clone(),
     }
 }
 

@@ -130,6 +130,7 @@ impl Sandbox {
             client: None,
             memory_mode: MemoryMode::default(),
             require_hook: false,
+            network: None,
             // The snapshot has it.
             network_policy: None,
             publish: network

@@ -44,6 +44,8 @@ pub struct ThawSpec {
     pub memory_mode: MemoryMode,
     /// Fail unless its container has a hook after a thaw and this succeeds.
     pub require_hook: bool,
+    /// `None`: as it was frozen, a private network of this node or none.
+    pub network: Option<NetworkSource>,
     /// `None`: the policy of the frozen sandbox.
     pub network_policy: Option<NetworkPolicy>,
     pub publish: Vec<PublishedPort>,
@@ -173,7 +175,14 @@ async fn make(
         },
     };
     let mut making = match &spec.paused {
-        None => Making::claim(node, record, &machine, Some(parked), trace)?,
+        // A machine is parked with a network of this node.
+        None => Making::claim(
+            node,
+            record,
+            &machine,
+            spec.network.is_none().then_some(parked),
+            trace,
+        )?,
         // What was made ahead has an id already.
         Some(_) => Making::begin(&node.run, node, record, trace)?,
     };
@@ -241,6 +250,10 @@ fn record(spec: &ThawSpec, frozen: &Frozen<'_>) -> Result<Record, Error> {
         memory_mib: workload.memory_mib,
         cpu_limit_millis: workload.cpu_limit_millis,
         hostname: spec.hostname.clone(),
+        pod_network: spec
+            .network
+            .as_ref()
+            .and_then(|source| source.namespace().cloned()),
         root: match subject.images.iter().any(|image| image.slot == IMAGE_DISK_SLOT) {
             true => RootServing::Erofs,
             false => RootServing::Virtiofs,
@@ -302,10 +315,11 @@ async fn parts(
     trace: &Trace,
 ) -> Result<Parts, Error> {
     let (registered, workload) = (frozen.registered, frozen.workload);
-    let mode = match workload.network {
+    let frozen_with = match workload.network {
         true => NetworkMode::Private,
         false => NetworkMode::None,
     };
+    let source = spec.network.clone().unwrap_or(NetworkSource::Ours(frozen_with));
     let policy = spec.network_policy.as_ref().or(workload.network_policy.as_ref());
     let terms = network::read(policy, &spec.publish)?;
     let images = {
@@ -321,7 +335,6 @@ async fn parts(
         let (registered, pools) = (registered.clone(), node.pools.clone());
         blocking(move || frozen_disk::copied(&registered, &pools)).await
     };
-    let source = NetworkSource::Ours(mode);
     let (disk, network) = tokio::try_join!(
         disk,
         network::claim(node, fitted.network, (&source, &terms), directory, trace)

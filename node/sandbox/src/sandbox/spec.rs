@@ -38,7 +38,7 @@ pub enum NetworkSource {
 }
 
 impl NetworkSource {
-    fn namespace(&self) -> Option<&PodNamespace> {
+    pub(super) fn namespace(&self) -> Option<&PodNamespace> {
         match self {
             NetworkSource::Ours(_) => None,
             NetworkSource::Pod(namespace) => Some(namespace),

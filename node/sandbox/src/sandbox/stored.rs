@@ -14,12 +14,14 @@ use thaw_sys::lock::Lock;
 use super::Node;
 use super::tenants::{TENANTS, Tenants, data};
 use crate::blocking::blocking;
-use crate::error::Error;
+use crate::error::{Error, ErrorKind};
 use crate::snapshot::store::{Making, NewSnapshot, Retention, Thawing, Viewer, find};
 use crate::snapshot::{SnapshotStore, Stored};
 use crate::state::{Record, RunDirectory};
 use crate::tenant::Tenant;
 
+/// The label of a stored snapshot with the namespace of Kubernetes whose pods may be thawed from it.
+const POD_NAMESPACE: &str = "thaw.run/namespace";
 /// Interval between two searches for snapshots that are not kept.
 const EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -100,6 +102,28 @@ impl Tenants {
         // The thaw does not wait for the disk.
         tokio::task::spawn_blocking(move || found.store.note_use(&found.stored.object.id));
         Ok((node, directory, thawing))
+    }
+
+    /// Finds a stored snapshot to thaw as a pod of this namespace of Kubernetes, and notes its use. Its owner has given it to the namespace
+    /// by its label: who may make pods there gets what was in its memory. Returns as [`Tenants::snapshot_to_thaw`].
+    ///
+    /// # Errors
+    /// [`ErrorKind::SnapshotNotFound`]: there is none, or it is for another namespace.
+    pub async fn snapshot_for_pod(
+        &self,
+        wanted: &str,
+        namespace: &str,
+    ) -> Result<(Node, PathBuf, Thawing), Error> {
+        let (tenants, name, viewer) = (self.clone(), wanted.to_owned(), Viewer::node());
+        let found = blocking(move || tenants.find_snapshot(&name, &viewer)).await?;
+        let object = &found.stored.object;
+        if object.labels.get(POD_NAMESPACE).map(String::as_str) != Some(namespace) {
+            let what = format!("snapshot {wanted} is not for pods of namespace {namespace}");
+            let remedy =
+                format!("give it to them: thaw snapshot tag {wanted} --label {POD_NAMESPACE}={namespace}");
+            return Err(Error::new(ErrorKind::SnapshotNotFound, what).remedy(remedy));
+        }
+        self.snapshot_to_thaw(&object.id, &Viewer::node()).await
     }
 
     /// Removes the stored snapshots that the configuration does not keep. Blocks.

@@ -1,5 +1,6 @@
 //! The real factory: creates and thaws sandboxes and pods on this node, and starts their containers.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -30,7 +31,7 @@ use thaw_sandbox::{
     NetworkMode, NetworkSource, Node, READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, network,
 };
 
-use super::{CreatePod, Factory, NewSandbox, SnapshotPlace, ThawPod};
+use super::{CreatePod, Factory, NewSandbox, PodContainer, PodSnapshot, SnapshotPlace, ThawPod, ThawedPod};
 use crate::api::check;
 use crate::api::container_monitor::ContainerMonitor;
 use crate::api::microvm::Microvm;
@@ -113,8 +114,15 @@ impl Factory for Tenants {
         create_pod(self.shared(), request).await
     }
 
-    async fn thaw_pod(&self, request: ThawPod) -> Result<NewSandbox, Refusal> {
-        thaw_pod(self.shared(), request).await
+    async fn thaw_pod(&self, request: ThawPod) -> Result<ThawedPod, Refusal> {
+        let (node, directory, _thawing) = match &request.snapshot {
+            PodSnapshot::Directory(directory) => (self.shared().clone(), directory.clone(), None),
+            PodSnapshot::Stored { wanted, namespace } => {
+                let (node, directory, thawing) = self.snapshot_for_pod(wanted, namespace).await?;
+                (node, directory, Some(thawing))
+            }
+        };
+        thaw_pod(&node, directory, request).await
     }
 
     async fn end_unowned(&self, id: &str) -> bool {
@@ -242,15 +250,16 @@ async fn create_pod(node: &Node, request: CreatePod) -> Result<NewSandbox, Refus
     of_pod(node, sandbox, request.cgroup, &trace).await
 }
 
-async fn thaw_pod(node: &Node, request: ThawPod) -> Result<NewSandbox, Refusal> {
+async fn thaw_pod(node: &Node, directory: PathBuf, request: ThawPod) -> Result<ThawedPod, Refusal> {
     let spec = ThawSpec {
-        directory: request.directory,
+        directory,
         hostname: request.hostname,
         name: None,
         tethered: false,
         client: request.client,
         memory_mode: MemoryMode::default(),
         require_hook: false,
+        network: request.network,
         network_policy: None,
         publish: Vec::new(),
         terms: Terms {
@@ -262,7 +271,34 @@ async fn thaw_pod(node: &Node, request: ThawPod) -> Result<NewSandbox, Refusal> 
     };
     let trace = Trace::new();
     let sandbox = Sandbox::thaw(node, spec, &trace).await?;
-    of_pod(node, sandbox, request.cgroup, &trace).await
+    let container = match request.snapshot {
+        PodSnapshot::Directory(_) => None,
+        PodSnapshot::Stored { wanted, .. } => Some(pod_container(&sandbox, &wanted)?),
+    };
+    let sandbox = of_pod(node, sandbox, request.cgroup, &trace).await?;
+    Ok(ThawedPod { sandbox, container })
+}
+
+/// The container of a sandbox that was thawed as a pod.
+fn pod_container(sandbox: &Sandbox, wanted: &str) -> Result<PodContainer, Error> {
+    let refuse = |why: &str| {
+        let what = format!("snapshot {wanted} cannot be a pod: {why}");
+        Error::new(ErrorKind::SnapshotIncompatible, what)
+    };
+    let record = sandbox.record();
+    let running = Running::read(&sandbox.directory())
+        .map_err(|_| refuse("it has no container that thaw run or the API has started"))?;
+    if running.args.is_empty() {
+        return Err(refuse("a release that did not keep its command has made it")
+            .remedy("run its image again, and freeze that"));
+    }
+    Ok(PodContainer {
+        id: running.container_id,
+        image_digest: record.image_digest.clone().unwrap_or_default(),
+        args: running.args,
+        terminal: running.tty,
+        memory_mib: record.memory_mib,
+    })
 }
 
 async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal> {
@@ -275,6 +311,7 @@ async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Resu
         client: request.client.map(process),
         memory_mode: request.memory_mode,
         require_hook: request.require_hook,
+        network: None,
         network_policy: request.network_policy,
         publish: request.publish,
         terms: Terms {

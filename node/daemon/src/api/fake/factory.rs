@@ -17,7 +17,10 @@ use thaw_sandbox::state::{Behalf, Paused, Record, Terms, TimeLimit};
 use thaw_sandbox::{NetworkMode, NetworkSource};
 
 use super::{Fake, FakeMachine, UNOWNED};
-use crate::api::factory::{CreatePod, Factory, NewSandbox, SnapshotPlace, StoredSnapshots as _, ThawPod};
+use crate::api::factory::{
+    CreatePod, Factory, NewSandbox, PodContainer, PodSnapshot, SnapshotPlace, StoredSnapshots as _, ThawPod,
+    ThawedPod,
+};
 use crate::api::problem::Refusal;
 use crate::api::readiness::ReadinessWait;
 use crate::metrics::{Families, Names};
@@ -142,13 +145,22 @@ impl Factory for Fake {
         })
     }
 
-    async fn thaw_pod(&self, request: ThawPod) -> Result<NewSandbox, Refusal> {
-        if !request.directory.is_dir() {
-            return Err(Error::new(ErrorKind::SnapshotNotFound, "no snapshot").into());
-        }
+    async fn thaw_pod(&self, request: ThawPod) -> Result<ThawedPod, Refusal> {
+        let none = || Error::new(ErrorKind::SnapshotNotFound, "no snapshot");
+        let container = match &request.snapshot {
+            PodSnapshot::Directory(directory) if directory.is_dir() => None,
+            PodSnapshot::Stored { wanted, namespace } if wanted == "web" && namespace == "shop" => {
+                let args = vec!["serve".into()];
+                Some(PodContainer {
+                    args,
+                    ..PodContainer::default()
+                })
+            }
+            _ => return Err(none().into()),
+        };
         let pod = CreatePod {
             hostname: request.hostname,
-            network: NetworkSource::Ours(NetworkMode::None),
+            network: request.network.unwrap_or(NetworkSource::Ours(NetworkMode::None)),
             cpus: 1,
             memory_mib: 128,
             disk_mib: 1,
@@ -157,7 +169,8 @@ impl Factory for Fake {
             client: request.client,
             rate_limits: RateLimits::default(),
         };
-        self.create_pod(pod).await
+        let sandbox = self.create_pod(pod).await?;
+        Ok(ThawedPod { sandbox, container })
     }
 
     async fn thaw(

@@ -22,7 +22,7 @@ use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::ended::Retention;
 use thaw_sandbox::state::{RunDirectory, Terms, vsock_socket};
 use thaw_sandbox::trace::Trace;
-use thaw_sandbox::{NetworkSource, Node, Sandbox, SandboxSpec, Tenants, ThawSpec, network};
+use thaw_sandbox::{NetworkSource, Node, Sandbox, SandboxSpec, Tenants, ThawSpec, Thawable, network};
 
 use super::memory_mode::memory_mode;
 use super::{CpuLimit, RunArguments, ps, template};
@@ -189,13 +189,11 @@ impl Launched {
         }
         let run = paths.run.clone();
         let node = Node::open(paths)?;
-        let (node, directory) = match &request.snapshot {
-            Some(wanted) => {
-                let tenants = Tenants::open(node);
-                tenants.snapshot_to_thaw(wanted, &Viewer::node()).await?
-            }
-            None => (node, request.directory.unwrap_or_default()),
+        let (node, from) = match &request.snapshot {
+            Some(wanted) => Tenants::open(node).to_thaw(wanted, &Viewer::node()).await?,
+            None => (node, Thawable::Stored(request.directory.unwrap_or_default())),
         };
+        let (directory, remote) = from.into_parts();
         let spec = ThawSpec {
             directory,
             hostname: request.hostname,
@@ -209,6 +207,7 @@ impl Launched {
                 rate_limits: Some(request.rate_limits),
                 ..Terms::default()
             },
+            remote,
             paused: None,
         };
         let sandbox = release_if_failed(&node, Sandbox::thaw(&node, spec, trace).await).await?;

@@ -37,6 +37,7 @@ pub(super) fn record(id: &str, vmm: Option<&Child>, tethered: bool) -> Record {
         cpu_limit_millis: None,
         stock: None,
         hostname: None,
+        remote: None,
     }
 }
 

@@ -131,6 +131,7 @@ impl Sandbox {
                 .map(|network| network.published.clone())
                 .unwrap_or_default(),
             terms: record.terms.clone().within(limit),
+            remote: None,
             paused: Some(paused.clone()),
         };
         Sandbox::thaw(node, spec, trace).await

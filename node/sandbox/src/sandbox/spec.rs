@@ -185,5 +185,6 @@ pub(super) fn new_record() -> Result<Record, Error> {
         cpu_limit_millis: None,
         stock: None,
         hostname: None,
+        remote: None,
     })
 }

@@ -5,14 +5,14 @@
 
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
 use thaw_sys::lock::Lock;
 
-use super::Node;
 use super::tenants::{TENANTS, Tenants, data};
+use super::{Node, Thawable};
 use crate::blocking::blocking;
 use crate::error::Error;
 use crate::snapshot::store::{Making, NewSnapshot, Retention, Viewer, find};
@@ -78,18 +78,22 @@ impl Tenants {
         })
     }
 
-    /// Finds a stored snapshot to thaw, and notes its use. Returns the node to thaw it with, and its directory.
+    /// Finds a snapshot to thaw: with a slash, in a registry ([`Tenants::remote_to_thaw`]); otherwise a stored one, whose use is noted.
+    /// Returns the node to thaw it with.
     ///
     /// # Errors
-    /// [`crate::error::ErrorKind::SnapshotNotFound`], and those of [`Tenants::with_stock`].
-    pub async fn snapshot_to_thaw(&self, wanted: &str, viewer: &Viewer) -> Result<(Node, PathBuf), Error> {
+    /// [`crate::error::ErrorKind::SnapshotNotFound`], those of [`Tenants::with_stock`] and [`Tenants::remote_to_thaw`].
+    pub async fn to_thaw(&self, wanted: &str, viewer: &Viewer) -> Result<(Node, Thawable), Error> {
+        if wanted.contains('/') {
+            return self.remote_to_thaw(wanted, viewer).await;
+        }
         let (tenants, wanted, viewer) = (self.clone(), wanted.to_owned(), viewer.clone());
         let found = blocking(move || tenants.find_snapshot(&wanted, &viewer)).await?;
         let node = self.with_stock(found.stock.as_ref()).await?;
         let directory = found.stored.directory.clone();
         // The thaw does not wait for the disk.
         tokio::task::spawn_blocking(move || found.store.note_use(&found.stored.object.id));
-        Ok((node, directory))
+        Ok((node, Thawable::Stored(directory)))
     }
 
     /// Removes the stored snapshots that the configuration does not keep. Blocks.

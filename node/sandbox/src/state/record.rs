@@ -9,7 +9,7 @@ use thaw_protocol::api::{SandboxNetwork, Volume};
 use thaw_protocol::control::DeviceId;
 use thaw_records::RecordError;
 
-use super::{HostDisk, PodNamespace, Provenance, Terms, recorded};
+use super::{HostDisk, PodNamespace, Provenance, RemoteMemory, Terms, recorded};
 use crate::container::RootServing;
 use crate::tenant::Tenant;
 
@@ -83,6 +83,9 @@ pub struct Record {
     /// The host name that its guest was given, if that is not its id.
     #[serde(default)]
     pub hostname: Option<String>,
+    /// Where its memory comes from, if the snapshot was still being fetched when it was thawed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote: Option<RemoteMemory>,
 }
 
 impl Record {

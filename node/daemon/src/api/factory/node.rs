@@ -27,7 +27,7 @@ use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::{Behalf, Paused, Record, Terms, TimeLimit};
 use thaw_sandbox::trace::{Reason, Trace};
 use thaw_sandbox::{
-    NetworkMode, NetworkSource, Node, READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, network,
+    NetworkMode, NetworkSource, Node, READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, Thawable, network,
 };
 
 use super::{CreatePod, Factory, NewSandbox, SnapshotPlace, ThawPod};
@@ -57,15 +57,15 @@ impl Factory for Tenants {
         behalf: Behalf,
         viewer: Viewer,
     ) -> Result<NewSandbox, Refusal> {
-        let (node, request) = match &request.snapshot {
-            Some(wanted) => {
-                let (node, directory) = self.snapshot_to_thaw(wanted, &viewer).await?;
-                let directory = Some(directory);
-                (node, ThawSandbox { directory, ..request })
+        let (node, thawable) = match (&request.snapshot, &request.directory) {
+            (Some(wanted), _) => self.to_thaw(wanted, &viewer).await?,
+            (None, Some(directory)) => {
+                let node = self.for_new(behalf.tenant.as_ref()).await?;
+                (node, Thawable::Stored(directory.clone()))
             }
-            None => (self.for_new(behalf.tenant.as_ref()).await?, request),
+            (None, None) => return Err(check::no_snapshot()),
         };
-        thaw_sandbox(&node, request, behalf).await
+        thaw_sandbox(&node, thawable, request, behalf).await
     }
 
     async fn thaw_clone(
@@ -75,7 +75,8 @@ impl Factory for Tenants {
         behalf: Behalf,
     ) -> Result<NewSandbox, Refusal> {
         let node = self.with_stock(original.stock.as_ref()).await?;
-        thaw_sandbox(&node, request, behalf).await
+        let directory = request.directory.clone().ok_or_else(check::no_snapshot)?;
+        thaw_sandbox(&node, Thawable::Stored(directory), request, behalf).await
     }
 
     async fn thaw_paused(&self, paused: &Paused, limit: TimeLimit) -> Result<NewSandbox, Refusal> {
@@ -256,6 +257,7 @@ async fn thaw_pod(node: &Node, request: ThawPod) -> Result<NewSandbox, Refusal> 
             labels: request.labels,
             ..Terms::default()
         },
+        remote: None,
         paused: None,
     };
     let trace = Trace::new();
@@ -263,10 +265,16 @@ async fn thaw_pod(node: &Node, request: ThawPod) -> Result<NewSandbox, Refusal> 
     of_pod(node, sandbox, request.cgroup, &trace).await
 }
 
-async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal> {
+async fn thaw_sandbox(
+    node: &Node,
+    from: Thawable,
+    request: ThawSandbox,
+    behalf: Behalf,
+) -> Result<NewSandbox, Refusal> {
+    let (directory, remote) = from.into_parts();
     let limit = TimeLimit::from_now(request.timeout_s, request.idle_timeout_s, request.on_timeout);
     let spec = ThawSpec {
-        directory: request.directory.ok_or_else(check::no_snapshot)?,
+        directory,
         hostname: request.hostname,
         name: request.name,
         tethered: false,
@@ -279,6 +287,7 @@ async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Resu
             rate_limits: Some(request.rate_limits),
             ..behalf.terms().within(limit)
         },
+        remote,
         paused: None,
     };
     // If the caller has a process for the sandbox, that process attaches to the container.

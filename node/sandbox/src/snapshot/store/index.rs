@@ -52,7 +52,7 @@ pub(super) struct Said {
 
 impl Stored {
     /// The hash of its manifest, if that can be read.
-    pub(super) fn hash(&self) -> Option<Hash> {
+    pub fn hash(&self) -> Option<Hash> {
         self.facts.said.as_ref().ok().map(|said| said.hash)
     }
 

@@ -83,7 +83,7 @@ async fn next_process_fetches_again_what_was_not_stored() {
 }
 
 #[tokio::test]
-async fn state_that_the_manifest_does_not_name_is_refused_before_a_thaw() {
+async fn state_that_the_manifest_does_not_name_is_refused() {
     let scene = Scene::new().await;
     let mut listing = scene.listing.clone();
     let state = state_of(&[(1, 0, b"another"), (0x101, 0, &[0; 40])]);

@@ -22,7 +22,7 @@ use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::ended::Retention;
 use thaw_sandbox::state::{RunDirectory, Terms, vsock_socket};
 use thaw_sandbox::trace::Trace;
-use thaw_sandbox::{NetworkSource, Node, Sandbox, SandboxSpec, Tenants, ThawSpec, network};
+use thaw_sandbox::{NetworkSource, Node, Sandbox, SandboxSpec, Tenants, ThawSpec, Thawable, network};
 
 use super::memory_mode::memory_mode;
 use super::running::warn_of_hook;
@@ -190,15 +190,14 @@ impl Launched {
         }
         let run = paths.run.clone();
         let node = Node::open(paths)?;
-        let (node, directory, _thawing) = match &request.snapshot {
-            Some(wanted) => {
-                let tenants = Tenants::open(node);
-                let found = tenants.snapshot_to_thaw(wanted, &Viewer::node()).await?;
-                let (node, directory, thawing) = found;
-                (node, directory, Some(thawing))
+        let (node, from, _thawing) = match &request.snapshot {
+            Some(wanted) => Tenants::open(node).to_thaw(wanted, &Viewer::node()).await?,
+            None => {
+                let directory = request.directory.unwrap_or_default();
+                (node, Thawable::Stored(directory), None)
             }
-            None => (node, request.directory.unwrap_or_default(), None),
         };
+        let (directory, remote) = from.into_parts();
         let spec = ThawSpec {
             directory,
             hostname: request.hostname,
@@ -214,6 +213,7 @@ impl Launched {
                 ..Terms::default()
             },
             network: None,
+            remote,
             paused: None,
             is_pod: false,
         };

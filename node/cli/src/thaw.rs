@@ -28,10 +28,10 @@ use crate::ui::Ui;
 #[derive(Debug, Args)]
 #[command(
     disable_help_flag = true,
-    after_help = "SNAPSHOT is the id, the name or the beginning of the id of a stored snapshot. With a slash, or if\nno stored snapshot is so named, it is a directory.\n\nExamples:\n  thaw thaw web-ready\n  thaw thaw -d --name web-2 -p 8081:80 ./web-frozen"
+    after_help = "SNAPSHOT is the id, the name or the beginning of the id of a stored snapshot. With a slash, or if\nno stored snapshot is so named, it is a directory. If there is no such directory, and it begins\nwith the name of a registry, it is what a snapshot was pushed to: the sandbox starts at once, its\nmemory is fetched while it runs, and then the snapshot is stored.\n\nExamples:\n  thaw thaw web-ready\n  thaw thaw -d --name web-2 -p 8081:80 ./web-frozen\n  thaw thaw -d registry.example/web:ready"
 )]
 pub struct ThawArguments {
-    /// The snapshot that `thaw freeze` stored or wrote
+    /// The snapshot that `thaw freeze` stored or wrote, or that `thaw snapshot push` pushed
     #[arg(value_name = "SNAPSHOT")]
     pub snapshot: PathBuf,
     /// Pass stdin to the process

@@ -61,7 +61,7 @@ pub mod vm;
 
 pub use sandbox::{
     BudgetStatistics, FoundSnapshot, FreezeOptions, NetworkMode, NetworkSource, Node, NotAdopted,
-    READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, network, thawed_from, usage,
+    READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, Thawable, network, thawed_from, usage,
 };
 
 /// `N` bytes from the kernel's generator.

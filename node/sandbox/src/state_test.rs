@@ -38,6 +38,7 @@ pub(super) fn record(id: &str, vmm: Option<&Child>, tethered: bool) -> Record {
         stock: None,
         hostname: None,
         after_thaw: None,
+        remote: None,
     }
 }
 

@@ -201,7 +201,7 @@ fn userfaultfd_restore_sends_no_memory_and_returns_it() {
         .unwrap();
     assert_eq!(read(parked.restored().userfault.as_ref().unwrap()), "uffd");
     let asked = vmm.join().unwrap();
-    assert!(matches!(asked[1].0, Command::Restore { layers: 0, .. }));
+    assert!(matches!(asked[1].0, Command::Restore { layers: 1, .. }));
     assert_eq!(
         asked[1].1.iter().map(read).collect::<Vec<_>>(),
         ["state", "device", "working set"]

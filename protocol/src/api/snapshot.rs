@@ -19,11 +19,13 @@ pub struct ThawSandbox {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub directory: Option<PathBuf>,
-    /// A stored snapshot: its id, its name, or an unambiguous beginning of its id.
+    /// A stored snapshot: its id, its name, or an unambiguous beginning of its id. With a slash: what a snapshot was pushed to, or the
+    /// same with `@` and a digest; it is fetched while the sandbox runs, and then stored. A layout directory, and a registry on the
+    /// host's loopback, require the role admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
         feature = "openapi",
-        schema(max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
+        schema(max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
     )]
     pub snapshot: Option<String>,
     #[serde(default)]

@@ -128,6 +128,7 @@ fn container(asked: &StartContainer) -> Result<(), Refusal> {
 pub fn thaw(request: &ThawSandbox) -> Result<(), Refusal> {
     match (&request.directory, &request.snapshot) {
         (Some(directory), None) => absolute("directory", directory)?,
+        (None, Some(reference)) if reference.contains('/') => plain("snapshot", reference, MAX_TEXT)?,
         (None, Some(snapshot)) => plain("snapshot", snapshot, MAX_NAME)?,
         _ => return Err(no_snapshot()),
     }

@@ -222,7 +222,7 @@ impl Reserved for ThawSandbox {
             directory,
             client,
             publish,
-            snapshot: _,
+            snapshot,
             hostname: _,
             name: _,
             memory_mode: _,
@@ -236,6 +236,12 @@ impl Reserved for ThawSandbox {
         } = self;
         first([
             ("directory", directory.is_some()),
+            (
+                "a reference of the host",
+                snapshot
+                    .as_deref()
+                    .is_some_and(|it| it.contains('/') && is_of_host(it)),
+            ),
             ("client", client.is_some()),
             ("a chosen port or address of the host", chooses_a_port(publish)),
         ])

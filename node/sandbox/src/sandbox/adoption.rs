@@ -21,7 +21,7 @@ use super::backends::{Backends, Ends};
 use super::pools::Claimed;
 use super::resources::Resources;
 use super::share::Served;
-use super::{Node, Origin, Sandbox, freeze_note, network, rate_limits};
+use super::{Node, Origin, Sandbox, freeze_note, network, rate_limits, remote_thaw};
 use crate::admission::Shape;
 use crate::container::{IMAGE_SLOT, RootServing};
 use crate::control_client::{ControlClient, Vmm};
@@ -76,9 +76,13 @@ async fn take_over(node: &Node, record: Record, resources: &mut Resources) -> Re
     let cgroup = record.cgroup.as_deref().map(|name| node.cgroups.adopt(name));
     resources.cgroup = cgroup.map(|cgroup| Claimed::new(cgroup, &node.pools, |p| &p.cgroups));
     resources.host_disks = Mutex::new(record.host_disks.clone());
+    let ender = remote_thaw::serve_again(node, &record, resources).map_err(NotAdopted::Left)?;
     let control = connect(node, &record, resources)
         .await
         .map_err(NotAdopted::Left)?;
+    if let Some(ender) = ender {
+        ender.over(&control);
+    }
     reach(Failpoint::AdoptAttached);
     freeze_note::undo(node, &resources.directory, &control).await;
     rate_limits::adopt(&control, &record).await;

@@ -69,6 +69,10 @@ mod provenance;
 mod quota;
 mod rate_limits;
 mod recent_pools;
+mod remote_files;
+mod remote_memory;
+mod remote_snapshot;
+mod remote_thaw;
 mod required;
 mod resources;
 mod retry;
@@ -98,6 +102,7 @@ use machine::{describe, explain, unexpected_answer};
 pub use parked::ParkedPools;
 pub use pools::Pools;
 pub use recent_pools::RecentPlan;
+pub use remote_snapshot::{RemoteSnapshot, RemoteSnapshots, Thawable};
 use required::Required;
 use resources::Resources;
 use retry::with_end_reason;
@@ -166,6 +171,8 @@ pub struct Node {
     pub snapshots: Snapshots,
     /// The snapshots that it keeps.
     pub stored: SnapshotStore,
+    /// The snapshots that are being fetched while sandboxes run from them.
+    pub remote: RemoteSnapshots,
     /// The sandboxes whose memory is released.
     pub paused: PausedSandboxes,
     /// Whether guests weakened for a test are accepted.
@@ -211,6 +218,7 @@ impl Node {
             larger: Arc::default(),
             snapshots: Snapshots::within(held),
             stored,
+            remote: RemoteSnapshots::default(),
             paused,
             // A fast path takes longer to set up than a slot, so it is worth it only if slots are made ahead.
             pools: Arc::new(Pools::empty(

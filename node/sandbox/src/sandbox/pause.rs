@@ -137,6 +137,7 @@ impl Sandbox {
                 .map(|network| network.published.clone())
                 .unwrap_or_default(),
             terms: record.terms.clone().within(limit),
+            remote: None,
             paused: Some(paused.clone()),
             is_pod: false,
         };

@@ -13,7 +13,8 @@ use crate::snapshot::{Hash, MANIFEST, Manifest};
 use crate::state::{FileIdentity, Provenance, ShownRecord};
 use thaw_sys::lock::Lock;
 
-/// The manifest of the snapshot that a sandbox was thawed from, in the sandbox's directory, if the snapshot is removed after the thaw.
+/// The manifest of the snapshot that a sandbox was thawed from, in the sandbox's directory, if the snapshot is removed after the thaw, or
+/// is still being fetched.
 const ORIGIN: &str = "origin.json";
 
 /// Keeps the manifest of a snapshot in the directory of a sandbox that is thawed from it.
@@ -21,6 +22,12 @@ pub(super) fn keep_manifest(snapshot: &Path, directory: &Path) -> Result<(), Err
     let kept = std::fs::copy(snapshot.join(MANIFEST), directory.join(ORIGIN));
     kept.map(drop)
         .map_err(|e| Error::system(format!("cannot copy the manifest of {}", snapshot.display()), &e))
+}
+
+/// Writes the manifest of a snapshot into the directory of a sandbox that is thawed from it.
+pub(super) fn write_manifest(manifest: &[u8], directory: &Path) -> Result<(), Error> {
+    let written = std::fs::write(directory.join(ORIGIN), manifest);
+    written.map_err(|e| Error::system(format!("cannot write into {}", directory.display()), &e))
 }
 
 impl Provenance {

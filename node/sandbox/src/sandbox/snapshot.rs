@@ -18,8 +18,8 @@ use super::retry::retry_once;
 use super::spec::new_record;
 use super::wanted_machine::{machine, refuse_test_hooks, refuse_untethered_pages};
 use super::{
-    NetworkMode, NetworkSource, Node, Sandbox, Shown, first_thaw, frozen_disk, hooks, kept_components,
-    network,
+    NetworkMode, NetworkSource, Node, RemoteSnapshot, Sandbox, Shown, first_thaw, frozen_disk, hooks,
+    kept_components, network,
 };
 use crate::admission::{self, Place};
 use crate::blocking::blocking;
@@ -51,6 +51,8 @@ pub struct ThawSpec {
     pub publish: Vec<PublishedPort>,
     /// Rate limits given here replace those of the frozen sandbox.
     pub terms: Terms,
+    /// The snapshot is being fetched, and is not in `directory`.
+    pub remote: Option<Arc<RemoteSnapshot>>,
     /// The paused sandbox that this one continues under the same identity. `None`: it is a new one.
     pub paused: Option<Paused>,
     /// It is a pod: Kubernetes has admitted it.
@@ -78,8 +80,13 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
     refuse_untethered_pages(spec.memory_mode, spec.tethered)?;
     let registered = {
         let _stage = trace.stage("snapshot");
-        let (node, directory) = (node.clone(), spec.directory.clone());
-        blocking(move || node.snapshots.register(&node, &directory)).await?
+        match &spec.remote {
+            Some(remote) => remote.registered.clone(),
+            None => {
+                let (node, directory) = (node.clone(), spec.directory.clone());
+                blocking(move || node.snapshots.register(&node, &directory)).await?
+            }
+        }
     };
     reach(Failpoint::ThawRegistered);
     let workload = workload(&registered)?;
@@ -103,10 +110,14 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
         workload: &workload,
         guest_image: image.as_ref(),
     };
-    let made = retry_once(told, || make(node, &spec, &frozen, &place, trace)).await;
+    let made = match &spec.remote {
+        None => retry_once(told, || make(node, &spec, &frozen, &place, trace)).await,
+        // If it was lost, then most likely because its memory cannot be had, for which it has waited long enough.
+        Some(_) => make(node, &spec, &frozen, &place, trace).await.map_err(Error::for_good),
+    };
     let sandbox = made.map_err(|e| kept_components::name_vmm(node, &registered, e))?;
-    if spec.paused.is_some() {
-        // Its snapshot is removed soon.
+    if spec.paused.is_some() || spec.remote.is_some() {
+        // Its snapshot is removed soon, or is not stored yet; and all pages that were fetched for it would count as touched.
         return Ok(sandbox);
     }
     first_thaw::record(node, &registered, &sandbox);
@@ -174,15 +185,10 @@ async fn make(
             private_network: workload.network,
         },
     };
+    // A machine is parked with a stored snapshot and a network of this node.
+    let parked = (spec.remote.is_none() && spec.network.is_none()).then_some(parked);
     let mut making = match &spec.paused {
-        // A machine is parked with a network of this node.
-        None => Making::claim(
-            node,
-            record,
-            &machine,
-            spec.network.is_none().then_some(parked),
-            trace,
-        )?,
+        None => Making::claim(node, record, &machine, parked, trace)?,
         // What was made ahead has an id already.
         Some(_) => Making::begin(&node.run, node, record, trace)?,
     };
@@ -201,7 +207,10 @@ async fn make(
             return Ok(());
         }
         making.spawn(machine).await?;
-        making.restore(registered.clone(), spec.memory_mode).await
+        match &spec.remote {
+            Some(remote) => making.restore_remote(remote).await,
+            None => making.restore(registered.clone(), spec.memory_mode).await,
+        }
     };
     let (parts, ()) = tokio::try_join!(parts, restored)?;
     if let Some(thawing) = making.attach(parts, Some(workload.memory_mib)).await? {

@@ -186,5 +186,6 @@ pub(super) fn new_record() -> Result<Record, Error> {
         stock: None,
         hostname: None,
         after_thaw: None,
+        remote: None,
     })
 }

@@ -11,8 +11,8 @@ use std::time::Duration;
 
 use thaw_sys::lock::Lock;
 
-use super::Node;
 use super::tenants::{TENANTS, Tenants, data};
+use super::{Node, Thawable};
 use crate::blocking::blocking;
 use crate::error::{Error, ErrorKind};
 use crate::snapshot::store::{Making, NewSnapshot, Retention, Thawing, Viewer, find};
@@ -80,12 +80,26 @@ impl Tenants {
         })
     }
 
-    /// Finds a stored snapshot to thaw, and notes its use. Returns the node to thaw it with, its directory, and what keeps it until the
-    /// sandbox has a record.
+    /// Finds a snapshot to thaw: with a slash, in a registry ([`Tenants::remote_to_thaw`]); otherwise a stored one, whose use is noted.
+    /// Returns the node to thaw it with, and what keeps a stored one until the sandbox has a record.
     ///
     /// # Errors
-    /// [`crate::error::ErrorKind::SnapshotNotFound`], and those of [`Tenants::with_stock`].
-    pub async fn snapshot_to_thaw(
+    /// [`crate::error::ErrorKind::SnapshotNotFound`], those of [`Tenants::with_stock`] and [`Tenants::remote_to_thaw`].
+    pub async fn to_thaw(
+        &self,
+        wanted: &str,
+        viewer: &Viewer,
+    ) -> Result<(Node, Thawable, Option<Thawing>), Error> {
+        if wanted.contains('/') {
+            let (node, thawable) = self.remote_to_thaw(wanted, viewer).await?;
+            return Ok((node, thawable, None));
+        }
+        let (node, directory, thawing) = self.stored_to_thaw(wanted, viewer).await?;
+        Ok((node, Thawable::Stored(directory), Some(thawing)))
+    }
+
+    /// Finds a stored snapshot, as [`Tenants::to_thaw`].
+    async fn stored_to_thaw(
         &self,
         wanted: &str,
         viewer: &Viewer,
@@ -105,7 +119,8 @@ impl Tenants {
     }
 
     /// Finds a stored snapshot to thaw as a pod of this namespace of Kubernetes, and notes its use. Its owner has given it to the namespace
-    /// by its label: who may make pods there gets what was in its memory. Returns as [`Tenants::snapshot_to_thaw`].
+    /// by its label: who may make pods there gets what was in its memory. Returns the node, its
+    /// directory, and what keeps it until the pod has a record.
     ///
     /// # Errors
     /// [`ErrorKind::SnapshotNotFound`]: there is none, or it is for another namespace.
@@ -123,7 +138,7 @@ impl Tenants {
                 format!("give it to them: thaw snapshot tag {wanted} --label {POD_NAMESPACE}={namespace}");
             return Err(Error::new(ErrorKind::SnapshotNotFound, what).remedy(remedy));
         }
-        self.snapshot_to_thaw(&object.id, &Viewer::node()).await
+        self.stored_to_thaw(&object.id, &Viewer::node()).await
     }
 
     /// Removes the stored snapshots that the configuration does not keep. Blocks.

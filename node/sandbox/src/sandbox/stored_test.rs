@@ -48,16 +48,19 @@ async fn snapshot_is_thawed_with_the_stock_it_lies_in() {
         (id, Viewer::node()),
         (&id[..10], Viewer::node()),
     ] {
-        let (node, directory, _) = tenants.snapshot_to_thaw(wanted, &viewer).await.unwrap();
+        let (node, found, _) = tenants.to_thaw(wanted, &viewer).await.unwrap();
+        let (directory, _) = found.into_parts();
         assert_eq!(
             (node.stock.as_ref(), directory),
             (Some(&acme), stored.directory.clone())
         );
     }
-    let other = viewer("other");
-    let (node, directory, _) = tenants.snapshot_to_thaw("web", &other).await.unwrap();
-    assert_eq!((node.stock, directory), (None, shared.directory.clone()));
-    let refused = tenants.snapshot_to_thaw(id, &other).await.unwrap_err();
+    let (node, found, _) = tenants.to_thaw("web", &viewer("other")).await.unwrap();
+    assert_eq!(
+        (node.stock, found.into_parts().0),
+        (None, shared.directory.clone())
+    );
+    let refused = tenants.to_thaw(id, &viewer("other")).await.unwrap_err();
     assert_eq!(refused.kind, ErrorKind::SnapshotNotFound);
     assert_eq!(tenants.snapshot_stores(&Viewer::node()).len(), 2);
 }

@@ -43,6 +43,7 @@ fn record(id: &str, vmm: Option<ProcessRecord>) -> Record {
         volumes: Vec::new(),
         share: None,
         host_disks: BTreeMap::new(),
+        remote: None,
     }
 }
 

@@ -9,7 +9,7 @@ use thaw_protocol::api::{HookResult, SandboxNetwork, Volume};
 use thaw_protocol::control::DeviceId;
 use thaw_records::RecordError;
 
-use super::{HostDisk, PodNamespace, Provenance, Terms, recorded};
+use super::{HostDisk, PodNamespace, Provenance, RemoteMemory, Terms, recorded};
 use crate::container::RootServing;
 use crate::tenant::Tenant;
 
@@ -86,6 +86,9 @@ pub struct Record {
     /// How the hook of its container after its thaw ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after_thaw: Option<HookResult>,
+    /// Where its memory comes from, if the snapshot was still being fetched when it was thawed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote: Option<RemoteMemory>,
 }
 
 impl Record {

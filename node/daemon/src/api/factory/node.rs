@@ -28,7 +28,7 @@ use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::{Behalf, Paused, Record, Terms, TimeLimit};
 use thaw_sandbox::trace::{Reason, Trace};
 use thaw_sandbox::{
-    NetworkMode, NetworkSource, Node, READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, network,
+    NetworkMode, NetworkSource, Node, READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, Thawable, network,
 };
 
 use super::{CreatePod, Factory, NewSandbox, PodContainer, PodSnapshot, SnapshotPlace, ThawPod, ThawedPod};
@@ -58,15 +58,15 @@ impl Factory for Tenants {
         behalf: Behalf,
         viewer: Viewer,
     ) -> Result<NewSandbox, Refusal> {
-        let (node, request, _thawing) = match &request.snapshot {
-            Some(wanted) => {
-                let (node, directory, thawing) = self.snapshot_to_thaw(wanted, &viewer).await?;
-                let directory = Some(directory);
-                (node, ThawSandbox { directory, ..request }, Some(thawing))
+        let (node, thawable, _thawing) = match (&request.snapshot, &request.directory) {
+            (Some(wanted), _) => self.to_thaw(wanted, &viewer).await?,
+            (None, Some(directory)) => {
+                let node = self.for_new(behalf.tenant.as_ref()).await?;
+                (node, Thawable::Stored(directory.clone()), None)
             }
-            None => (self.for_new(behalf.tenant.as_ref()).await?, request, None),
+            (None, None) => return Err(check::no_snapshot()),
         };
-        thaw_sandbox(&node, request, behalf).await
+        thaw_sandbox(&node, thawable, request, behalf).await
     }
 
     async fn thaw_clone(
@@ -76,7 +76,8 @@ impl Factory for Tenants {
         behalf: Behalf,
     ) -> Result<NewSandbox, Refusal> {
         let node = self.with_stock(original.stock.as_ref()).await?;
-        thaw_sandbox(&node, request, behalf).await
+        let directory = request.directory.clone().ok_or_else(check::no_snapshot)?;
+        thaw_sandbox(&node, Thawable::Stored(directory), request, behalf).await
     }
 
     async fn thaw_paused(&self, paused: &Paused, limit: TimeLimit) -> Result<NewSandbox, Refusal> {
@@ -266,6 +267,7 @@ async fn thaw_pod(node: &Node, directory: PathBuf, request: ThawPod) -> Result<T
             labels: request.labels,
             ..Terms::default()
         },
+        remote: None,
         paused: None,
         is_pod: true,
     };
@@ -301,10 +303,16 @@ fn pod_container(sandbox: &Sandbox, wanted: &str) -> Result<PodContainer, Error>
     })
 }
 
-async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal> {
+async fn thaw_sandbox(
+    node: &Node,
+    from: Thawable,
+    request: ThawSandbox,
+    behalf: Behalf,
+) -> Result<NewSandbox, Refusal> {
+    let (directory, remote) = from.into_parts();
     let limit = TimeLimit::from_now(request.timeout_s, request.idle_timeout_s, request.on_timeout);
     let spec = ThawSpec {
-        directory: request.directory.ok_or_else(check::no_snapshot)?,
+        directory,
         hostname: request.hostname,
         name: request.name,
         tethered: false,
@@ -319,6 +327,7 @@ async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Resu
             rate_limits: Some(request.rate_limits),
             ..behalf.terms().within(limit)
         },
+        remote,
         paused: None,
         is_pod: false,
     };

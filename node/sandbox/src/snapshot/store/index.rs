@@ -57,7 +57,7 @@ impl Stored {
     }
 
     /// The hash of its manifest, if that can be read.
-    pub(super) fn hash(&self) -> Option<Hash> {
+    pub fn hash(&self) -> Option<Hash> {
         self.facts.said.as_ref().ok().map(|said| said.hash)
     }
 

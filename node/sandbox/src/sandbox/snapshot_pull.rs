@@ -24,6 +24,7 @@ use tokio::task::JoinSet;
 use super::artifact_source::{ArtifactSource, options};
 use super::host_cpu::{self, Lacks};
 use super::{Node, Tenants, budget, kept_components, snapshot};
+use crate::admission::SnapshotPlace;
 use crate::blocking::blocking;
 use crate::error::{Error, ErrorKind};
 use crate::image::destination;
@@ -177,7 +178,7 @@ pub(super) struct Pulling {
     pub begun: Begun,
     share: budget::Share,
     /// Held until the snapshot is stored and counts itself.
-    _place: admission::Place,
+    _place: SnapshotPlace,
 }
 
 impl Pulling {

@@ -186,11 +186,11 @@ impl Machine for Microvm {
         let frozen = match request.directory {
             Some(directory) => (self.sandbox.freeze(&self.node, &directory, options).await?, None),
             None => {
+                // Held until the snapshot is stored and counts itself.
+                let _place = self.sandbox.admit_snapshot(&self.node).await?;
                 let (store, sandbox) = (self.node.stored.clone(), self.sandbox.clone());
                 let begin = move || store.begin_for(sandbox.record(), request.name, request.labels);
                 let making = blocking(begin).await?;
-                // Held until the snapshot is stored and counts itself.
-                let _place = self.sandbox.admit_snapshot(&self.node).await?;
                 let frozen = self.sandbox.freeze_stored(&self.node, making, options);
                 let (frozen, stored) = frozen.await?;
                 (frozen, Some(stored.object.id.clone()))

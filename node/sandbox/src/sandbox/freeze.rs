@@ -160,7 +160,7 @@ impl Sandbox {
             Ok(())
         });
         let made = made.await;
-        if made.is_err() && stays {
+        if made.is_err() && options.stop {
             self.run_on(node).await;
         }
         made?;
@@ -244,7 +244,11 @@ impl Sandbox {
         pagemap: &OwnedFd,
     ) -> Result<Frozen, Error> {
         let control = self.resources.control()?;
-        control.call(Command::Pause, &[]).await?;
+        if let Err(e) = control.call(Command::Pause, &[]).await {
+            // A guest may wait long for memory that is still in a registry: a machine that pauses late must not stay so.
+            drop(control.request(Command::Resume, &[]).await);
+            return Err(e.into());
+        }
         reach(Failpoint::FreezePaused);
         let paused = Instant::now();
         let written = self.write_files(draft, way, pagemap).await;
@@ -317,7 +321,7 @@ impl Sandbox {
         };
         if delta && !origin.directory.exists() {
             let what = format!(
-                "sandbox {} cannot be frozen as a delta: what it was thawed from was removed",
+                "sandbox {} cannot be frozen as a delta: what it was thawed from was removed, or is not stored yet",
                 record.id
             );
             return Err(Error::new(ErrorKind::SnapshotNotFound, what).remedy("freeze it without a delta"));

@@ -1,7 +1,7 @@
 //! The freeze of a sandbox that goes on: its VMM writes the memory while the guest runs.
 //!
 //! The VMM protects memory against writes first, so that the machine is paused only while its state is saved and its disk is copied. If the
-//! kernel or the VMM lacks that, memory is written while the machine is paused; the log says why.
+//! kernel or the VMM lacks that, or the memory is served page by page, it is written while the machine is paused; the log says why.
 
 use std::os::fd::{AsFd, OwnedFd};
 
@@ -11,7 +11,7 @@ use thaw_protocol::control::{Command, ErrorCode, FreezeKind, Response};
 use super::Sandbox;
 use super::freeze::Frozen;
 use super::machine::unexpected_answer;
-use super::thaw::USERFAULTFD;
+use super::thaw::open_userfaultfd;
 use crate::control_client::CallError;
 use crate::error::Error;
 use crate::snapshot::Draft;
@@ -38,10 +38,12 @@ impl Sandbox {
             tracing::info!(sandbox, "it is paused while its memory is written: {why}");
             Ok(Way::Stopped(kind))
         };
-        let device = std::fs::File::options().read(true).write(true).open(USERFAULTFD);
-        let device = match device {
+        if self.resources.pages.is_some() {
+            return lacks(&"its memory has a userfaultfd already, because it comes page by page");
+        }
+        let device = match open_userfaultfd() {
             Ok(device) => device,
-            Err(e) => return lacks(&format!("cannot open {USERFAULTFD}: {e}")),
+            Err(e) => return lacks(&e),
         };
         let fds = [draft.memory().as_fd(), pagemap.as_fd(), device.as_fd()];
         let prepare = Command::PrepareFreeze { kind };

@@ -218,6 +218,9 @@ fn snapshots_count_with_those_that_are_being_written() {
     drop((first, second));
     write(80, 20).unwrap();
     write(u64::MAX, 20).unwrap_err();
+    let adopted = admission.adopt_snapshot(Some(&acme), 101);
+    assert_eq!(admission.used(Some(&acme)).snapshot_bytes, 101, "not refused");
+    drop(adopted);
     // Without a limit, nothing is read.
     let unlimited = limited(TenantLimits::default());
     unlimited

@@ -163,10 +163,7 @@ impl Admission {
         bytes: u64,
         stored: impl FnOnce() -> u64,
     ) -> Result<SnapshotPlace, Error> {
-        let amounts = TenantUse {
-            snapshot_bytes: bytes.min(LARGEST_SNAPSHOT),
-            ..TenantUse::default()
-        };
+        let amounts = snapshot_amounts(bytes);
         let limits = self.limits(tenant).limits;
         // It counts before the stored ones are read, and until it is stored itself. So of two at once, each finds the other.
         let before = self.add(tenant, &amounts);
@@ -179,6 +176,13 @@ impl Admission {
             ..TenantUse::default()
         };
         self.fits(tenant, &limits, &used, &amounts).map(|()| place)
+    }
+
+    /// Counts a snapshot that a running sandbox needs. It is not refused.
+    pub fn adopt_snapshot(self: &Arc<Admission>, tenant: Option<&Tenant>, bytes: u64) -> SnapshotPlace {
+        let amounts = snapshot_amounts(bytes);
+        self.add(tenant, &amounts);
+        SnapshotPlace::counted(self, tenant, amounts)
     }
 
     /// The limits in force of a tenant. Sandboxes without a tenant have none.
@@ -340,6 +344,13 @@ impl Admission {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.locked()
+    }
+}
+
+fn snapshot_amounts(bytes: u64) -> TenantUse {
+    TenantUse {
+        snapshot_bytes: bytes.min(LARGEST_SNAPSHOT),
+        ..TenantUse::default()
     }
 }
 

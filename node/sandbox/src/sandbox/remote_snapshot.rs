@@ -164,6 +164,7 @@ impl RemoteSnapshots {
             },
             // The sandbox has its images already.
             may_loopback: false,
+            is_adopted: true,
         };
         let silent: Arc<dyn Progress> = Arc::new(Silent);
         let found = match stored(node, place.manifest, place.tenant.clone()).await? {

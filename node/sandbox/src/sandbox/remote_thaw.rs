@@ -77,6 +77,7 @@ impl Tenants {
                 ..NewSnapshot::default()
             },
             may_loopback: viewer.is_node,
+            is_adopted: false,
         };
         let silent: Arc<dyn Progress> = Arc::new(Silent);
         let found = match open_userfaultfd() {

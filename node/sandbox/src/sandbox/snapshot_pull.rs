@@ -46,6 +46,8 @@ pub(super) struct Asked {
     pub new: NewSnapshot,
     /// Whether images may be pulled from a registry on this host's loopback.
     pub may_loopback: bool,
+    /// A sandbox runs from it already: it counts in the quota and the disk budget, and is not refused.
+    pub is_adopted: bool,
 }
 
 impl Tenants {
@@ -71,6 +73,7 @@ impl Tenants {
                 ..NewSnapshot::default()
             },
             may_loopback: viewer.is_node,
+            is_adopted: false,
         };
         let stored = pull(&node, asked, host_cpu::lacks, progress).await?;
         Ok((node.stored.clone(), stored))
@@ -149,8 +152,16 @@ impl Found {
         let documents = [&listing.manifest, &listing.state, &listing.table].map(|it| it.size);
         let small = documents.iter().fold(0u64, |sum, size| sum.saturating_add(*size));
         let bytes = config.data_bytes.saturating_add(small);
-        let place = node.admit_snapshot(asked.new.tenant.clone(), bytes).await?;
-        let share = node.budget.copied_snapshot(bytes).await?;
+        let (place, share) = match asked.is_adopted {
+            true => (
+                node.admission.adopt_snapshot(asked.new.tenant.as_ref(), bytes),
+                node.budget.adopt_snapshot(bytes),
+            ),
+            false => (
+                node.admit_snapshot(asked.new.tenant.clone(), bytes).await?,
+                node.budget.copied_snapshot(bytes).await?,
+            ),
+        };
         let (store, new) = (node.stored.clone(), asked.new.clone());
         let sandbox = config.sandbox.clone();
         let making = blocking(move || store.begin(NewSnapshot { sandbox, ..new })).await?;

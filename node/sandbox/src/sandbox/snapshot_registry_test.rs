@@ -95,6 +95,7 @@ fn asked(reference: &str) -> Asked {
             ..NewSnapshot::default()
         },
         may_loopback: true,
+        is_adopted: false,
     }
 }
 

@@ -80,8 +80,8 @@ impl Tenants {
         })
     }
 
-    /// Finds a snapshot to thaw: with a slash, in a registry ([`Tenants::remote_to_thaw`]); otherwise a stored one, whose use is noted.
-    /// Returns the node to thaw it with, and what keeps a stored one until the sandbox has a record.
+    /// Finds a snapshot to thaw: with a slash, in a registry ([`Tenants::remote_to_thaw`]); otherwise a stored one. The use of a stored one
+    /// is noted. Returns the node to thaw it with, and what keeps a stored one until the sandbox has a record.
     ///
     /// # Errors
     /// [`crate::error::ErrorKind::SnapshotNotFound`], those of [`Tenants::with_stock`] and [`Tenants::remote_to_thaw`].
@@ -91,19 +91,19 @@ impl Tenants {
         viewer: &Viewer,
     ) -> Result<(Node, Thawable, Option<Thawing>), Error> {
         if wanted.contains('/') {
-            let (node, thawable) = self.remote_to_thaw(wanted, viewer).await?;
-            return Ok((node, thawable, None));
+            let (node, found) = self.remote_to_thaw(wanted, viewer).await?;
+            let thawing = match &found {
+                Thawable::Stored(directory) => Some(keep(&node, directory).await?),
+                Thawable::Remote(_) => None,
+            };
+            return Ok((node, found, thawing));
         }
         let (node, directory, thawing) = self.stored_to_thaw(wanted, viewer).await?;
         Ok((node, Thawable::Stored(directory), Some(thawing)))
     }
 
     /// Finds a stored snapshot, as [`Tenants::to_thaw`].
-    async fn stored_to_thaw(
-        &self,
-        wanted: &str,
-        viewer: &Viewer,
-    ) -> Result<(Node, PathBuf, Thawing), Error> {
+    async fn stored_to_thaw(&self, wanted: &str, viewer: &Viewer) -> Result<(Node, PathBuf, Thawing), Error> {
         let (tenants, wanted, viewer) = (self.clone(), wanted.to_owned(), viewer.clone());
         let found = blocking(move || {
             let found = tenants.find_snapshot(&wanted, &viewer)?;
@@ -119,8 +119,8 @@ impl Tenants {
     }
 
     /// Finds a stored snapshot to thaw as a pod of this namespace of Kubernetes, and notes its use. Its owner has given it to the namespace
-    /// by its label: who may make pods there gets what was in its memory. Returns the node, its
-    /// directory, and what keeps it until the pod has a record.
+    /// by its label: who may make pods there gets what was in its memory. Returns the node, its directory, and what keeps it until the
+    /// pod has a record.
     ///
     /// # Errors
     /// [`ErrorKind::SnapshotNotFound`]: there is none, or it is for another namespace.
@@ -199,6 +199,24 @@ impl SnapshotStore {
             parent: thawed_from.and_then(|snapshot| self.id_of(snapshot)),
         })
     }
+}
+
+/// Keeps the stored snapshot in this directory for a thaw, and notes its use.
+async fn keep(node: &Node, directory: &Path) -> Result<Thawing, Error> {
+    let (store, directory) = (node.stored.clone(), directory.to_owned());
+    let kept = blocking(move || {
+        let removed = || {
+            let what = format!("the snapshot at {} was removed", directory.display());
+            Error::new(ErrorKind::SnapshotNotFound, what).remedy("thaw it again")
+        };
+        let id = store.id_of(&directory).ok_or_else(removed)?;
+        let thawing = store.begin_thaw(&id)?;
+        Ok((store, id, thawing))
+    });
+    let (store, id, thawing) = kept.await?;
+    // The thaw does not wait for the disk.
+    tokio::task::spawn_blocking(move || store.note_use(&id));
+    Ok(thawing)
 }
 
 /// A sandbox of this host that was thawed from the snapshot in a directory.

@@ -17,6 +17,8 @@ use crate::slot::TABLE;
 const MAX_RESOLVED: usize = 1024;
 /// How much longer than an answer's time to live its addresses can be connected to: the guest may use an answer until its end.
 const GRACE: Duration = Duration::from_secs(30);
+/// How much longer an address is known than the kernel has it: one that the kernel still has would keep its time when it is added again.
+const SLACK: Duration = Duration::from_secs(1);
 
 /// The resolved addresses of a slot.
 #[derive(Debug, Default)]
@@ -77,7 +79,7 @@ impl Resolved {
             return Ok(());
         };
         let now = Instant::now();
-        self.known.retain(|_, known| known.until > now);
+        self.known.retain(|_, known| known.until + SLACK > now);
         let is_new = |address: &Ipv4Addr| {
             self.known
                 .get(address)

@@ -152,7 +152,11 @@ fn add_inward(t: &mut Transaction<'_>, own: Ipv4Addr, policy: &Policy) {
 
 /// What the namespace itself takes.
 fn add_input(t: &mut Transaction<'_>, policy: &Policy) {
-    let from_guest = || Rule::new().arriving(Interface::Named(TAP_NAME));
+    // An answer to another source would leave the slot, whatever the policy says.
+    let from_guest = || {
+        let arriving = Rule::new().arriving(Interface::Named(TAP_NAME));
+        arriving.from(Prefix::host(GUEST_ADDRESS))
+    };
     t.rule(INPUT, Rule::new().state(ESTABLISHED | RELATED).accept());
     // The gateway answers a ping.
     t.rule(INPUT, from_guest().protocol(ICMP).accept());

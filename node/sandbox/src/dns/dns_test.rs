@@ -1,5 +1,3 @@
-use std::sync::Mutex;
-
 use hickory_resolver::proto::op::{Edns, Message, MessageType, OpCode, Query, ResponseCode};
 use hickory_resolver::proto::rr::{Name, RData, RecordType};
 
@@ -10,12 +8,12 @@ const PRIVATE: Ipv4Addr = Ipv4Addr::new(10, 0, 0, 1);
 
 /// Allows names below allowed.org, and withholds private addresses. Notes what is admitted.
 #[derive(Default)]
-struct FakeGate(Mutex<Vec<(String, Vec<Ipv4Addr>, Duration)>>);
+struct FakeGate(std::sync::Mutex<Vec<(String, Vec<Ipv4Addr>, Duration)>>);
 
 #[async_trait]
 impl Gate for Arc<FakeGate> {
-    fn allows(&self, name: &str) -> bool {
-        name.ends_with("allowed.org")
+    async fn allows(&self, name: &str) -> Result<bool, Error> {
+        Ok(name.ends_with("allowed.org"))
     }
 
     async fn admit(
@@ -35,7 +33,7 @@ impl Gate for Arc<FakeGate> {
 
 /// Answers by the first label of a name. Notes what is asked.
 #[derive(Default)]
-struct FakeUpstream(Mutex<Vec<String>>);
+struct FakeUpstream(std::sync::Mutex<Vec<String>>);
 
 #[async_trait]
 impl Upstream for Arc<FakeUpstream> {
@@ -67,6 +65,7 @@ async fn fakes() -> Fakes {
         socket: Arc::new(UdpSocket::bind("127.0.0.1:0").await.unwrap()),
         gate: Arc::new(gate.clone()),
         upstream: Arc::new(upstream.clone()),
+        gate_turn: Arc::default(),
     };
     Fakes {
         gate,

@@ -7,7 +7,7 @@
 //! | [`upstream`] | asks the node's name servers |
 //!
 //! Invariants: a name that the policy does not allow is never asked for; no answer has an address to which the guest may not connect; queries
-//! that wait, and the rate at which queries of one guest are read, are bounded.
+//! that wait, and the rate at which queries of one guest are read, are bounded; a guest occupies one thread for blocking work at most.
 
 use std::net::{Ipv4Addr, SocketAddr};
 use std::sync::Arc;
@@ -16,8 +16,8 @@ use std::time::Duration;
 use async_trait::async_trait;
 use thaw_network::names::Names;
 use tokio::net::UdpSocket;
-use tokio::sync::Semaphore;
-use tokio::task::AbortHandle;
+use tokio::sync::Mutex;
+use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::Instant;
 
 use crate::blocking::blocking;
@@ -46,7 +46,8 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// What a guest may resolve, and what follows from it.
 #[async_trait]
 pub(crate) trait Gate: Send + Sync {
-    fn allows(&self, name: &str) -> bool;
+    /// Whether the guest may resolve a name: in lower case, without a dot at its end.
+    async fn allows(&self, name: &str) -> Result<bool, Error>;
     /// Lets the guest connect to the addresses of a name. Returns those that it may be told.
     async fn admit(
         &self,
@@ -58,8 +59,10 @@ pub(crate) trait Gate: Send + Sync {
 
 #[async_trait]
 impl Gate for Names {
-    fn allows(&self, name: &str) -> bool {
-        Names::allows(self, name)
+    async fn allows(&self, name: &str) -> Result<bool, Error> {
+        let (names, name) = (self.clone(), name.to_owned());
+        // A change of the policy has it locked for longer.
+        blocking(move || Ok(names.allows(&name))).await
     }
 
     async fn admit(
@@ -103,6 +106,7 @@ impl Proxy {
             socket: Arc::new(socket),
             gate: Arc::new(gate),
             upstream: Arc::new(upstream),
+            gate_turn: Arc::default(),
         };
         Ok(Proxy(tokio::spawn(answering.serve()).abort_handle()))
     }
@@ -113,11 +117,14 @@ struct Answering {
     socket: Arc<UdpSocket>,
     gate: Arc<dyn Gate>,
     upstream: Arc<dyn Upstream>,
+    /// Held while the gate is asked.
+    gate_turn: Arc<Mutex<()>>,
 }
 
 impl Answering {
     async fn serve(self) {
-        let room = Arc::new(Semaphore::new(MOST_WAITING));
+        // Dropped with this future, so that no answer keeps the socket open after the proxy.
+        let mut answers = JoinSet::new();
         let mut pace = Pace::new();
         let mut query = [0; MAX_QUERY];
         loop {
@@ -130,15 +137,13 @@ impl Answering {
                 }
             };
             pace.keep().await;
+            while answers.try_join_next().is_some() {}
             // The guest asks again.
-            let Ok(permit) = room.clone().try_acquire_owned() else {
+            if answers.len() >= MOST_WAITING {
                 continue;
-            };
+            }
             let (answering, query) = (self.clone(), query[..length].to_vec());
-            tokio::spawn(async move {
-                answering.answer(&query, from).await;
-                drop(permit);
-            });
+            answers.spawn(async move { answering.answer(&query, from).await });
         }
     }
 
@@ -167,7 +172,15 @@ impl Answering {
     /// The addresses that the guest may be told, and for how long.
     async fn found(&self, question: &Question) -> Result<(Vec<Ipv4Addr>, Duration), Code> {
         let name = question.name();
-        if !self.gate.allows(name) {
+        let unresolved = |e: Error| {
+            tracing::warn!("a name is not resolved: {e}");
+            Code::Failed
+        };
+        let is_allowed = {
+            let _turn = self.gate_turn.lock().await;
+            self.gate.allows(name).await.map_err(unresolved)?
+        };
+        if !is_allowed {
             return Err(Code::Refused);
         }
         if question.kind() == Kind::Other {
@@ -181,10 +194,10 @@ impl Answering {
         })?;
         addresses.truncate(MOST_ADDRESSES);
         let ttl = ttl.clamp(SHORTEST, LONGEST);
-        let told = self.gate.admit(name, addresses, ttl).await.map_err(|e| {
-            tracing::warn!("a name is not resolved: {e}");
-            Code::Failed
-        })?;
+        let told = {
+            let _turn = self.gate_turn.lock().await;
+            self.gate.admit(name, addresses, ttl).await.map_err(unresolved)?
+        };
         match told.is_empty() {
             true => Err(Code::NoData),
             false => Ok((told, ttl)),

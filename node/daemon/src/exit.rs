@@ -1,7 +1,7 @@
 //! How `thaw` and `thawd` end: the exit code of each kind of error, what it means, and what to do about it.
 //!
 //! A container's own exit code is passed through; a closed output pipe gives 141; 125, 126, 127 and 137 have the same meaning as under `docker run`. Thaw's own codes are
-//! in 62..=123. `docs/exit-codes.md` is made from this table; a test compares them.
+//! in 62..=124. `docs/exit-codes.md` is made from this table; a test compares them.
 
 use thaw_sandbox::error::{Error, ErrorKind};
 

@@ -116,9 +116,10 @@ impl Uploads {
             return Err(Failure::Refused(Refusal::new(ApiCode::BodyTooLarge, why)));
         }
         let directory = self.directory(tenant);
+        let place = self.enter(&directory, length)?;
+        // Read after it was counted: so no upload that ends meanwhile is in neither.
         let counted = directory.clone();
-        let stored = blocking(move || Ok(Stored::of(&counted))).await?;
-        let _place = self.enter(&directory, length, stored)?;
+        place.check(blocking(move || Ok(Stored::of(&counted))).await?)?;
         let id = new_id().map_err(|e| Error::system("cannot read random bytes", &e))?;
         let part = Part(directory.join(format!("{PART}{id}")));
         let path = part.0.clone();
@@ -147,22 +148,14 @@ impl Uploads {
         Ok(())
     }
 
-    /// Counts an upload beside those that are complete, until the result is dropped.
-    fn enter(&self, directory: &Path, bytes: u64, stored: Stored) -> Result<Place<'_>, Failure> {
+    /// Counts an upload until the result is dropped.
+    fn enter(&self, directory: &Path, bytes: u64) -> Result<Place<'_>, Failure> {
         let mut receiving = self.receiving.locked();
         let now = receiving.get(directory).copied().unwrap_or_default();
         if now.count == MOST_AT_ONCE {
             let why =
                 format!("{MOST_AT_ONCE} uploads are in progress already, which is the most of a tenant");
             return Err(Failure::Refused(Refusal::new(ApiCode::TooMany, why)));
-        }
-        let is_full = stored.bytes.saturating_add(now.bytes + bytes) > MAX_OF_TENANT;
-        if is_full || stored.count + now.count >= MOST {
-            let why = format!(
-                "the tenant's uploads would be more than {MOST}, or have more than {MAX_OF_TENANT} bytes: those not used for {} hours go",
-                KEPT.as_secs() / 3600
-            );
-            return Err(Failure::Conflict(why));
         }
         let entry = receiving.entry(directory.to_owned()).or_default();
         entry.count += 1;
@@ -181,6 +174,23 @@ struct Place<'a> {
     uploads: &'a Uploads,
     directory: PathBuf,
     bytes: u64,
+}
+
+impl Place<'_> {
+    /// Checks that the tenant has room for all uploads in progress beside the complete archives.
+    fn check(&self, stored: Stored) -> Result<(), Failure> {
+        let receiving = self.uploads.receiving.locked();
+        let now = receiving.get(&self.directory).copied().unwrap_or_default();
+        let is_full = stored.bytes.saturating_add(now.bytes) > MAX_OF_TENANT;
+        if is_full || stored.count + now.count > MOST {
+            let why = format!(
+                "the tenant's uploads would be more than {MOST}, or have more than {MAX_OF_TENANT} bytes: those not used for {} hours are removed",
+                KEPT.as_secs() / 3600
+            );
+            return Err(Failure::Conflict(why));
+        }
+        Ok(())
+    }
 }
 
 impl Drop for Place<'_> {

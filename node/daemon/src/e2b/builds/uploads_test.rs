@@ -68,7 +68,7 @@ async fn uploads_of_a_tenant_are_bounded() {
     let uploads = Uploads::open(data.path().join("uploads")).unwrap();
     let directory = uploads.directory(None);
     let places: Vec<_> = (0..MOST_AT_ONCE)
-        .map(|_| uploads.enter(&directory, 1, Stored::default()).unwrap())
+        .map(|_| uploads.enter(&directory, 1).unwrap())
         .collect();
     let refused = uploads.receive(None, &hash('a'), 1, body("x")).await.unwrap_err();
     assert!(matches!(

@@ -153,9 +153,7 @@ impl Executor<'_> {
         if !text.contains('$') {
             return Ok(text.to_owned());
         }
-        // Within double quotes. Only `$` means something then.
-        let quoted = text.replace('"', "\\\"").replace('`', "\\`");
-        let script = format!("printf '%s' \"{quoted}\"");
+        let script = format!("printf '%s' \"{}\"", quoted(text));
         let with = Surroundings::of(&self.context, None);
         let ended = self.guest.run(&script, with, None).await?;
         match (ended.code, String::from_utf8(ended.answer)) {
@@ -186,7 +184,42 @@ impl Executor<'_> {
     }
 }
 
+/// A text for double quotes of a shell, in which only `$` has a meaning, and `\$` is a dollar.
+fn quoted(text: &str) -> String {
+    let mut quoted = String::new();
+    let mut rest = text.chars().peekable();
+    while let Some(c) = rest.next() {
+        let is_plain = match c {
+            '"' | '`' => false,
+            '\\' => rest.peek() == Some(&'$'),
+            _ => true,
+        };
+        if !is_plain {
+            quoted.push('\\');
+        }
+        quoted.push(c);
+    }
+    quoted
+}
+
 /// The error of a step.
 fn failed(why: &str) -> StepError {
     StepError::Failed(why.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quoted;
+
+    #[test]
+    fn quoted_text_stays_within_its_quotes() {
+        for (text, expected) in [
+            ("$A b", "$A b"),
+            (r#"say "$A" `id`"#, r#"say \"$A\" \`id\`"#),
+            (r#"\"; id; "$A"#, r#"\\\"; id; \"$A"#),
+            (r"C:\$A\", r"C:\$A\\"),
+        ] {
+            assert_eq!(quoted(text), expected, "{text}");
+        }
+    }
 }

@@ -19,7 +19,7 @@ pub const MAX_ENTRIES: usize = 10_000;
 pub const MAX_BYTES: usize = 2 << 20;
 /// Most bytes of the file of a log: text may need six times its bytes in JSON, and each entry has a time and a step.
 pub const MAX_FILE: u64 = (6 * MAX_BYTES + 256 * MAX_ENTRIES) as u64;
-/// Longest line, bytes. The rest of a longer one is cut off.
+/// Longest message and longest line, bytes. The rest of a longer one is cut off.
 const MAX_LINE: usize = 4096;
 /// Most lines of a step that the reason of its failure has.
 const TAIL: usize = 20;
@@ -150,10 +150,11 @@ impl BuildLog {
 }
 
 impl Kept {
-    fn add(&mut self, level: Level, message: String) {
+    fn add(&mut self, level: Level, mut message: String) {
         if self.is_full {
             return;
         }
+        cut(&mut message);
         let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         let entry = |message, level| Entry {
             timestamp: moment::of_nanoseconds(u64::try_from(at.as_nanos()).unwrap_or(u64::MAX)),
@@ -172,6 +173,15 @@ impl Kept {
         self.bytes += entry.message.len();
         self.entries.push(entry);
     }
+}
+
+/// Cuts off what is longer than [`MAX_LINE`].
+fn cut(text: &mut String) {
+    let mut end = MAX_LINE.min(text.len());
+    while !text.is_char_boundary(end) {
+        end -= 1;
+    }
+    text.truncate(end);
 }
 
 /// Takes the output of a command apart into the lines of a log.
@@ -208,8 +218,9 @@ impl Lines<'_> {
             Output::Stdout => Level::Info,
             Output::Stderr => Level::Warn,
         };
-        let line = String::from_utf8_lossy(&line);
-        self.log.line(level, line.trim_end_matches('\r').to_owned());
+        let mut line = String::from_utf8_lossy(&line).trim_end_matches('\r').to_owned();
+        cut(&mut line);
+        self.log.line(level, line);
     }
 }
 
@@ -262,13 +273,17 @@ mod tests {
             lines.push(Output::Stdout, format!("{n}\n").as_bytes());
         }
         drop(lines);
+        log.add(Level::Info, "late");
         let entries = log.entries();
         assert_eq!(
             (entries.len(), log.last_line()),
             (MAX_ENTRIES, Some("19999".into()))
         );
         assert!(entries.last().unwrap().message.contains("full"));
+        assert!(entries.iter().all(|entry| entry.message.len() <= MAX_LINE));
         let long = BuildLog::default();
+        long.begin("1", &"é".repeat(MAX_LINE));
+        assert_eq!(long.entries()[0].message.len(), MAX_LINE);
         for _ in 0..=MAX_BYTES / MAX_LINE {
             long.add(Level::Info, "\u{1}".repeat(MAX_LINE));
         }

@@ -182,6 +182,8 @@ impl Builds {
         let began = self.store.change(&job.template, |template| {
             if let Some(build) = template.build_mut(&job.build) {
                 (build.status, build.updated) = (Status::Building, now_s());
+                // Of a build that has waited for too long.
+                (build.finished, build.reason) = (None, None);
             }
             Ok(())
         });
@@ -283,6 +285,10 @@ impl Builds {
     }
 
     async fn remove_left_snapshots(&self, daemon: &Daemon) {
+        if !self.store.is_whole() {
+            tracing::warn!("snapshots that builds have left are not removed: a template cannot be read");
+            return;
+        }
         let Ok(factory) = daemon.factory() else { return };
         let stored = factory.snapshots(Viewer::node()).await.unwrap_or_default();
         for snapshot in stored {

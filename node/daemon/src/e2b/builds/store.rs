@@ -25,6 +25,8 @@ use super::record::{Build, MAX_BUILDS, Reason, Shape, Status, Template};
 
 /// Most templates of a tenant.
 pub const MAX_TEMPLATES: usize = 100;
+/// After how many seconds a build that waits counts as one that its client never starts. All builds of a tenant take less.
+const MAX_WAIT_S: u64 = 24 * 3600;
 /// The record in the directory of a template.
 const RECORD: &str = "template.json";
 /// A record that is being written.
@@ -37,6 +39,8 @@ pub struct TemplateStore {
     by_id: Mutex<BTreeMap<String, Arc<Template>>>,
     /// Held by who changes a template.
     turn: tokio::sync::Mutex<()>,
+    /// Whether every record could be read.
+    is_whole: bool,
 }
 
 impl TemplateStore {
@@ -47,11 +51,13 @@ impl TemplateStore {
     /// The directory cannot be read or written.
     pub fn open(root: PathBuf) -> Result<TemplateStore, Error> {
         let read = read_all(&root);
-        let by_id = read.map_err(|e| Error::system(format!("cannot use {}", root.display()), &e))?;
+        let (by_id, is_whole) =
+            read.map_err(|e| Error::system(format!("cannot use {}", root.display()), &e))?;
         Ok(TemplateStore {
             root,
             by_id: Mutex::new(by_id),
             turn: tokio::sync::Mutex::default(),
+            is_whole,
         })
     }
 
@@ -96,6 +102,11 @@ impl TemplateStore {
             .any(|template| template.builds.iter().any(of_build))
     }
 
+    /// Whether it has all templates that are on the disk: a record that cannot be read may name snapshots.
+    pub fn is_whole(&self) -> bool {
+        self.is_whole
+    }
+
     /// Adds a build to the tenant's template of this name, which is made if there is none.
     ///
     /// # Errors
@@ -132,6 +143,8 @@ impl TemplateStore {
                 builds: Vec::new(),
             },
         };
+        let abandoned = |build: &Build| build.status == Status::Waiting && build.created + MAX_WAIT_S < now;
+        fail_builds(&mut template, abandoned, "it was not started within a day");
         let all: BTreeSet<&String> = template.tags.keys().chain(&tags).collect();
         check_count(all.len())?;
         let open = template.builds.iter().filter(|build| !build.status.is_final());
@@ -264,38 +277,42 @@ fn remove_logs(directory: &Path, template: &Template) -> io::Result<()> {
     Ok(())
 }
 
-fn read_all(root: &Path) -> io::Result<BTreeMap<String, Arc<Template>>> {
+/// All templates, and whether every record could be read.
+fn read_all(root: &Path) -> io::Result<(BTreeMap<String, Arc<Template>>, bool)> {
     DirBuilder::new().recursive(true).mode(0o700).create(root)?;
-    let mut by_id = BTreeMap::new();
+    let (mut by_id, mut is_whole) = (BTreeMap::new(), true);
     for entry in fs::read_dir(root)? {
         let directory = entry?.path();
         match thaw_records::read::<Template>(&directory.join(RECORD)) {
             Ok(mut template) if directory.ends_with(&template.id) => {
-                if fail_open_builds(&mut template) {
+                let why = "thawd ended before the build did: build the template again";
+                if fail_builds(&mut template, |build| !build.status.is_final(), why) {
                     write(&directory, &template)?;
                 }
                 by_id.insert(template.id.clone(), Arc::new(template));
             }
-            Ok(_) => tracing::warn!("{} has the record of another template", directory.display()),
+            Ok(_) => {
+                tracing::warn!("{} has the record of another template", directory.display());
+                is_whole = false;
+            }
             Err(thaw_records::RecordError::Missing) => fs::remove_dir_all(&directory)?,
-            Err(e) => tracing::warn!("the template in {} is not listed: {e}", directory.display()),
+            Err(e) => {
+                tracing::warn!("the template in {} is not listed: {e}", directory.display());
+                is_whole = false;
+            }
         }
     }
-    Ok(by_id)
+    Ok((by_id, is_whole))
 }
 
-/// Records that builds which were not over have failed. Returns whether there were any.
-fn fail_open_builds(template: &mut Template) -> bool {
-    let open = template
-        .builds
-        .iter_mut()
-        .filter(|build| !build.status.is_final());
+/// Records that some builds have failed before their first step. Returns whether there were any.
+fn fail_builds(template: &mut Template, which: impl Fn(&Build) -> bool, why: &str) -> bool {
     let mut any = false;
-    for build in open {
+    for build in template.builds.iter_mut().filter(|build| which(build)) {
         build.status = Status::Error;
         build.finished = Some(now_s());
         build.reason = Some(Reason {
-            message: "thawd ended before the build did: build the template again".into(),
+            message: why.to_owned(),
             step: "base".into(),
         });
         any = true;

@@ -40,6 +40,7 @@ async fn templates_survive_thawd_and_open_builds_fail() {
     assert!(store.needs("s", None) && !store.needs("t", None) && store.needs("t", Some(&other)));
     fs::create_dir(root.join("left")).unwrap();
     let again = TemplateStore::open(root.clone()).unwrap();
+    assert!(again.is_whole());
     let found = again.find("web", &template.owner()).unwrap();
     assert_eq!(
         found.build(&build),
@@ -93,6 +94,33 @@ async fn templates_and_open_builds_are_bounded() {
     }
     let more = store.request(tenant(), "0", default(), Shape::default()).await;
     assert!(matches!(more, Err(Failure::Conflict(_))), "{more:?}");
+}
+
+#[tokio::test]
+async fn build_that_is_not_started_in_time_fails() {
+    let data = tempfile::tempdir().unwrap();
+    let store = TemplateStore::open(data.path().to_owned()).unwrap();
+    let request = || store.request(tenant(), "web", default(), Shape::default());
+    let (template, old) = request().await.unwrap();
+    let age = |template: &mut Template| {
+        template.builds[0].created -= 2 * MAX_WAIT_S;
+        Ok(())
+    };
+    store.change(&template.id, age).await.unwrap();
+    let (_, new) = request().await.unwrap();
+    let (template, _) = request().await.unwrap();
+    let status = |build: &str| template.build(build).unwrap().status;
+    assert_eq!((status(&old), status(&new)), (Status::Error, Status::Waiting));
+}
+
+#[test]
+fn record_that_cannot_be_read_is_kept() {
+    let data = tempfile::tempdir().unwrap();
+    let record = data.path().join("0123456789abcdef0123").join(RECORD);
+    fs::create_dir(record.parent().unwrap()).unwrap();
+    fs::write(&record, "{").unwrap();
+    let store = TemplateStore::open(data.path().to_owned()).unwrap();
+    assert!(store.all().is_empty() && !store.is_whole() && record.exists());
 }
 
 #[tokio::test]

@@ -24,6 +24,7 @@ use super::resources::Resources;
 use super::snapshot_pull::{Asked, pull};
 use super::thaw::{load, open_userfaultfd};
 use super::{Node, Origin, Tenants, host_cpu};
+use crate::admission::Shape;
 use crate::control_client::ControlClient;
 use crate::error::{Error, ErrorKind};
 use crate::image::destination;
@@ -31,6 +32,12 @@ use crate::page_server::{PageServer, USERFAULTFD};
 use crate::snapshot::manifest::ChunkedFile;
 use crate::snapshot::store::{NewSnapshot, Viewer};
 use crate::state::{self, Record};
+
+/// The size of a machine whose snapshot was not read yet.
+const NOT_KNOWN: Shape = Shape {
+    vcpus: 0,
+    memory_mib: 0,
+};
 
 /// Ends a machine whose memory cannot be had.
 #[derive(Clone)]
@@ -66,9 +73,11 @@ impl Tenants {
     /// faults, the snapshot is pulled whole, and stored, first.
     ///
     /// # Errors
-    /// Those of a pull.
+    /// Those of a pull, and of the quota of the viewer's tenant.
     pub async fn remote_to_thaw(&self, reference: &str, viewer: &Viewer) -> Result<(Node, Thawable), Error> {
         let node = self.for_new(viewer.tenant.as_ref()).await?;
+        // Of what is known before anything is fetched for nothing: that there is one machine more.
+        node.admission.check(viewer.tenant.as_ref(), NOT_KNOWN, 1)?;
         let asked = Asked {
             from: destination::parse(reference)?,
             plain_http: false,

@@ -1,7 +1,7 @@
 //! Freezes a running sandbox: runs its hook, stops its workloads, then its vCPUs, then writes its state, memory and disks.
 //!
 //! Invariant: if any step fails, also because the owner dies ([`super::freeze_note`]), the original resumes as if it had not been frozen,
-//! unless the caller asked to stop it. The machine is paused only while state and disks are written, and memory where it cannot be written
+//! also if the caller asked to stop it. The machine is paused only while state and disks are written, and memory where it cannot be written
 //! while the machine runs ([`super::live_freeze`]); hashing comes after.
 
 use std::os::fd::{AsFd, OwnedFd};

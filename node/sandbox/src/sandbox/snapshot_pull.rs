@@ -2,7 +2,7 @@
 //!
 //! | step | refuses |
 //! |---|---|
-//! | OCI manifest, config | what is no snapshot, what is too large, a host without the CPU's features or the guest image, a full budget |
+//! | OCI manifest, config | what is no snapshot, what is too large, a host without the CPU's features or the guest image, a full quota or budget |
 //! | documents | a signature that is required and missing, documents that contradict each other |
 //! | images | those that are neither stored nor in a registry |
 //! | packs | bytes without their hash |

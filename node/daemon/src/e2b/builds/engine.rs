@@ -34,7 +34,7 @@ pub const AT_ONCE: usize = 4;
 pub const AT_ONCE_OF_TENANT: usize = 2;
 /// Most builds of a tenant that run or wait.
 pub const MOST_OF_TENANT: usize = 16;
-/// How often old uploads are looked for.
+/// How often old uploads, and snapshots that no template needs, are looked for.
 const EXPIRY: Duration = Duration::from_secs(3600);
 /// The directory of all this, below the data directory.
 const DIRECTORY: &str = "e2b";
@@ -269,17 +269,19 @@ impl Builds {
         }
     }
 
-    /// Removes what builds of an earlier thawd have left, then old uploads once an hour. Ends with thawd.
+    /// Removes the sandboxes `left` by an earlier thawd's builds. Then removes, once an hour, snapshots of builds that no template needs and
+    /// old uploads. A snapshot that is being thawed stays until the next time. Ends with thawd.
     pub async fn keep_clean(self: Arc<Builds>, daemon: Arc<Daemon>, left: Vec<String>) {
         for id in left {
             end(&daemon, &id).await;
         }
-        self.remove_left_snapshots(&daemon).await;
         let mut closing = daemon.closing();
-        while tokio::time::timeout(EXPIRY, closing.wait_for(|closing| *closing))
-            .await
-            .is_err()
-        {
+        loop {
+            self.remove_left_snapshots(&daemon).await;
+            let ending = closing.wait_for(|closing| *closing);
+            if tokio::time::timeout(EXPIRY, ending).await.is_ok() {
+                return;
+            }
             self.uploads.expire().await;
         }
     }

@@ -213,10 +213,17 @@ impl TemplateStore {
         let removed = removed.ok_or_else(|| no_template(id))?;
         let directory = self.root.join(id);
         blocking(move || {
-            let fail = |e: io::Error| Error::system(format!("cannot remove {}", directory.display()), &e);
-            // First the record, without which the rest is nothing.
-            fs::remove_file(directory.join(RECORD)).map_err(fail)?;
-            fs::remove_dir_all(&directory).map_err(fail)
+            match fs::remove_file(directory.join(RECORD)) {
+                Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                    return Err(Error::system(format!("cannot remove {}", directory.display()), &e));
+                }
+                _ => {}
+            }
+            // Without the record, the next thawd removes the rest. A build that ends now may be writing its log there.
+            if let Err(e) = fs::remove_dir_all(&directory) {
+                tracing::warn!("{} is not removed completely: {e}", directory.display());
+            }
+            Ok(())
         })
         .await?;
         self.by_id.locked().remove(id);

@@ -215,7 +215,10 @@ impl TemplateStore {
         blocking(move || {
             match fs::remove_file(directory.join(RECORD)) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => {
-                    return Err(Error::system(format!("cannot remove {}", directory.display()), &e));
+                    return Err(Error::system(
+                        format!("cannot remove {}", directory.display()),
+                        &e,
+                    ));
                 }
                 _ => {}
             }

@@ -145,13 +145,8 @@ fn commands(golden: &mut Golden) {
     let mut holds = |name: &str, command: Command| {
         golden.holds(&format!("Command::{name}"), command);
     };
-    holds(
-        "Create",
-        Command::Create {
-            version: 4,
-            machine: machine(),
-        },
-    );
+    let (version, machine) = (4, machine());
+    holds("Create", Command::Create { version, machine });
     holds(
         "Restore",
         Command::Restore {

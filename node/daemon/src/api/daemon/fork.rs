@@ -51,9 +51,8 @@ impl Daemon {
         let _creating = self.begin(How::Thaw)?;
         // Clones get the original's tenant, whichever caller forks it.
         let original = self.record_of(&wanted)?;
-        let tenant = original.terms.tenant.clone();
         let behalf = Behalf {
-            tenant,
+            tenant: original.terms.tenant.clone(),
             asked,
             annotations: original.terms.annotations.clone(),
         };

@@ -293,6 +293,9 @@ fn read_all(root: &Path) -> io::Result<(BTreeMap<String, Arc<Template>>, bool)> 
     let (mut by_id, mut is_whole) = (BTreeMap::new(), true);
     for entry in fs::read_dir(root)? {
         let directory = entry?.path();
+        if !directory.is_dir() {
+            continue;
+        }
         match thaw_records::read::<Template>(&directory.join(RECORD)) {
             Ok(mut template) if directory.ends_with(&template.id) => {
                 let why = "thawd ended before the build did: build the template again";

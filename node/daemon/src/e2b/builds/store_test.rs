@@ -119,6 +119,7 @@ fn record_that_cannot_be_read_is_kept() {
     let record = data.path().join("0123456789abcdef0123").join(RECORD);
     fs::create_dir(record.parent().unwrap()).unwrap();
     fs::write(&record, "{").unwrap();
+    fs::write(data.path().join("stray"), "").unwrap();
     let store = TemplateStore::open(data.path().to_owned()).unwrap();
     assert!(store.all().is_empty() && !store.is_whole() && record.exists());
 }

@@ -8,7 +8,7 @@ use super::{Admission, Shape, plus};
 use crate::error::Error;
 use crate::tenant::Tenant;
 
-/// TenantUse that count until this is dropped.
+/// Amounts that count until this is dropped.
 #[derive(Debug)]
 struct Part {
     admission: Arc<Admission>,

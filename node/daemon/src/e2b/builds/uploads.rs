@@ -250,7 +250,8 @@ fn is_part(entry: &fs::DirEntry) -> bool {
 fn sweep(root: &Path, with_parts: bool) -> io::Result<()> {
     let now = SystemTime::now();
     for tenant in fs::read_dir(root)?.flatten() {
-        for entry in fs::read_dir(tenant.path())?.flatten() {
+        // Whatever is no directory is none of a tenant.
+        for entry in fs::read_dir(tenant.path()).into_iter().flatten().flatten() {
             let modified = entry.metadata().and_then(|metadata| metadata.modified());
             let is_old = modified.is_ok_and(|at| now.duration_since(at).is_ok_and(|age| age > KEPT));
             let goes = if is_part(&entry) { with_parts } else { is_old };

@@ -169,6 +169,10 @@ fn commands(golden: &mut Golden) {
     );
     let kind = FreezeKind::Delta;
     holds("Freeze", Command::Freeze { kind });
+    holds("PrepareFreeze", Command::PrepareFreeze { kind });
+    holds("BeginFreeze", Command::BeginFreeze);
+    holds("FinishFreeze", Command::FinishFreeze);
+    holds("CancelFreeze", Command::CancelFreeze);
     holds("WorkingSet", Command::WorkingSet);
     holds("Resize", Command::Resize { memory_mib: 768 });
     holds(
@@ -273,6 +277,7 @@ fn answers(golden: &mut Golden) {
         ("Shared", ErrorCode::Shared),
         ("System", ErrorCode::System),
         ("Version", ErrorCode::Version),
+        ("Unprotected", ErrorCode::Unprotected),
     ] {
         golden.holds(&format!("ErrorCode::{name}"), code);
     }

@@ -160,6 +160,10 @@ pub struct FrozenSandbox {
     pub memory_bytes: u64,
     /// How long the machine was paused, in nanoseconds.
     pub paused_ns: u64,
+    /// How long the workloads were stopped, in nanoseconds: while the guest's agent stopped them, while the
+    /// machine was paused, and until the agent let them run on. 0 from a thawd that does not report it.
+    #[serde(default)]
+    pub stopped_ns: u64,
     /// The id of the stored snapshot, if the node stores it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,

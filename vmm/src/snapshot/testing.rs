@@ -54,6 +54,15 @@ pub fn empty_file() -> File {
     memfd_create("memory", MemfdFlags::CLOEXEC).unwrap().into()
 }
 
+/// /dev/userfaultfd, unless this host has none for us.
+pub fn userfaultfd() -> Option<File> {
+    let device = File::options().read(true).write(true).open("/dev/userfaultfd");
+    if device.is_err() {
+        thaw_test_skip::skip("this host has no /dev/userfaultfd, or not for us");
+    }
+    device.ok()
+}
+
 pub fn pagemap() -> File {
     File::open("/proc/self/pagemap").unwrap()
 }

@@ -193,6 +193,7 @@ pub(super) async fn freeze(arguments: &FreezeArguments, json: bool) -> Result<u8
             "snapshot": snapshot,
             "memory_bytes": frozen.memory_bytes,
             "paused_ns": frozen.paused_ns,
+            "stopped_ns": frozen.stopped_ns,
         })
         .to_string(),
         // For `thaw thaw $(thaw freeze web)`.

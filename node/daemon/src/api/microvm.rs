@@ -197,6 +197,7 @@ impl Machine for Microvm {
         Ok(FrozenSandbox {
             memory_bytes: frozen.memory_bytes,
             paused_ns: frozen.paused_ns,
+            stopped_ns: frozen.stopped_ns,
             snapshot,
         })
     }

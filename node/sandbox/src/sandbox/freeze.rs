@@ -1,7 +1,8 @@
 //! Freezes a running sandbox: stops its workloads, then its vCPUs, then writes its state, memory and disks.
 //!
 //! Invariant: if any step fails, also because the owner dies ([`super::freeze_note`]), the original resumes as if it had not been frozen,
-//! unless the caller asked to stop it. The machine is paused only while memory, state and disks are written; hashing comes after.
+//! unless the caller asked to stop it. The machine is paused only while state and disks are written, and memory where it cannot be written
+//! while the machine runs ([`super::live_freeze`]); hashing comes after.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -10,10 +11,10 @@ use std::time::Instant;
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::api::{NetworkPolicy, RateLimits};
-use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
+use thaw_protocol::control::{Command, FreezeKind, MachineState};
 
 use super::freeze_note::Freezing;
-use super::machine::unexpected_answer;
+use super::live_freeze::{Way, memory_bytes};
 use super::pagemap::pagemap;
 use super::{Node, READY_LIMIT, Sandbox, host_limits, kept_components};
 use crate::blocking::blocking;
@@ -44,6 +45,9 @@ pub struct Frozen {
     pub memory_bytes: u64,
     /// How long the machine was paused, nanoseconds.
     pub paused_ns: u64,
+    /// How long the workloads were stopped, nanoseconds: from before the agent stopped them until it let them run on, or until all was
+    /// written if they stay stopped.
+    pub stopped_ns: u64,
 }
 
 /// The `workload` of a manifest: what a node must know to serve the containers again.
@@ -111,30 +115,7 @@ impl Sandbox {
         let freezing = Freezing::note(&self.directory(), target)?;
         let mut draft = blocking(move || Ok(Draft::begin(&place)?)).await?;
         reach(Failpoint::FreezeDrafted);
-        let vsock = self.vsock();
-        let path = vsock.clone();
-        let has_agent = node.has_agents();
-        let quiesced = blocking(move || match has_agent {
-            true => handshake::quiesce(&path, READY_LIMIT),
-            false => Ok(()),
-        })
-        .await;
-        reach(Failpoint::FreezeQuiesced);
-        let written = match quiesced {
-            Ok(()) => self.write_down(&mut draft, &options).await,
-            Err(e) => Err(e),
-        };
-        let stays = options.stop && written.is_ok();
-        let resumed = match stays || !has_agent {
-            true => Ok(()),
-            false => blocking(move || handshake::resume(&vsock, READY_LIMIT)).await,
-        };
-        if let Err(e) = &resumed {
-            tracing::error!(sandbox = self.record().id, "{e}");
-        }
-        reach(Failpoint::FreezeContinued);
-        let frozen = written?;
-        resumed?;
+        let frozen = self.write(node, &mut draft, &options).await?;
         let of = node.clone();
         blocking(move || {
             let made = draft.finish(subject, key.as_ref())?;
@@ -152,13 +133,81 @@ impl Sandbox {
         Ok((frozen, freezing))
     }
 
+    /// Writes its files. Its workloads are stopped for as short a time as the host allows.
+    async fn write(&self, node: &Node, draft: &mut Draft, options: &FreezeOptions) -> Result<Frozen, Error> {
+        let kind = match options.delta {
+            true => FreezeKind::Delta,
+            false => FreezeKind::Full,
+        };
+        let cgroup = self.resources.cgroup.as_deref();
+        host_limits::make_room(cgroup, draft.memory(), self.record(), self.disk()?);
+        let pagemap = pagemap(self.record().vmm)?;
+        // A machine that stays stopped gains nothing from running meanwhile.
+        let way = match options.stop {
+            true => Way::Stopped(kind),
+            false => self.prepare_freeze(kind, draft, &pagemap).await?,
+        };
+        reach(Failpoint::FreezePrepared);
+        let written = self.stop(node, draft, options, way, &pagemap).await;
+        match (way, written) {
+            (Way::Stopped(_), written) => written,
+            (Way::Running, written) => self.finish_freeze(written).await,
+        }
+    }
+
+    /// Stops its workloads and its machine, writes what must be of one moment, and lets both run on unless it is to stop.
+    async fn stop(
+        &self,
+        node: &Node,
+        draft: &mut Draft,
+        options: &FreezeOptions,
+        way: Way,
+        pagemap: &OwnedFd,
+    ) -> Result<Frozen, Error> {
+        let vsock = self.vsock();
+        let path = vsock.clone();
+        let has_agent = node.has_agents();
+        let stopped = Instant::now();
+        let quiesced = blocking(move || match has_agent {
+            true => handshake::quiesce(&path, READY_LIMIT),
+            false => Ok(()),
+        })
+        .await;
+        reach(Failpoint::FreezeQuiesced);
+        let written = match quiesced {
+            Ok(()) => self.pause_and_write(draft, options, way, pagemap).await,
+            Err(e) => Err(e),
+        };
+        let stays = options.stop && written.is_ok();
+        let resumed = match stays || !has_agent {
+            true => Ok(()),
+            false => blocking(move || handshake::resume(&vsock, READY_LIMIT)).await,
+        };
+        if let Err(e) = &resumed {
+            tracing::error!(sandbox = self.record().id, "{e}");
+        }
+        reach(Failpoint::FreezeContinued);
+        let frozen = written?;
+        resumed?;
+        Ok(Frozen {
+            stopped_ns: nanoseconds(stopped),
+            ..frozen
+        })
+    }
+
     /// Pauses the machine, writes it, and resumes it unless it is to stop.
-    async fn write_down(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<Frozen, Error> {
+    async fn pause_and_write(
+        &self,
+        draft: &mut Draft,
+        options: &FreezeOptions,
+        way: Way,
+        pagemap: &OwnedFd,
+    ) -> Result<Frozen, Error> {
         let control = self.resources.control()?;
         control.call(Command::Pause, &[]).await?;
         reach(Failpoint::FreezePaused);
         let paused = Instant::now();
-        let written = self.write_files(draft, options).await;
+        let written = self.write_files(draft, way, pagemap).await;
         let resumed = match options.stop && written.is_ok() {
             true => Ok(()),
             false => control.call(Command::Resume, &[]).await.map(drop),
@@ -168,28 +217,26 @@ impl Sandbox {
         resumed?;
         Ok(Frozen {
             memory_bytes,
-            paused_ns: u64::try_from(paused.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            paused_ns: nanoseconds(paused),
+            stopped_ns: 0,
         })
     }
 
-    async fn write_files(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<u64, Error> {
-        let pagemap = pagemap(self.record().vmm)?;
-        let cgroup = self.resources.cgroup.as_deref();
-        host_limits::make_room(cgroup, draft.memory(), self.record(), self.disk()?);
-        let kind = match options.delta {
-            true => FreezeKind::Delta,
-            false => FreezeKind::Full,
+    /// Writes what must be of one moment, while the machine is paused. Returns the bytes of memory written, 0 if that happens while it runs.
+    async fn write_files(&self, draft: &mut Draft, way: Way, pagemap: &OwnedFd) -> Result<u64, Error> {
+        let control = self.resources.control()?;
+        let memory_bytes = match way {
+            Way::Running => {
+                let fds = [draft.state().as_fd()];
+                control.call(Command::BeginFreeze, &fds).await.map(|_| 0)?
+            }
+            Way::Stopped(kind) => {
+                let fds = [draft.state().as_fd(), draft.memory().as_fd(), pagemap.as_fd()];
+                let written = control.call(Command::Freeze { kind }, &fds).await?;
+                reach(Failpoint::FreezeMemoryWritten);
+                memory_bytes(&written)?
+            }
         };
-        let fds = [draft.state().as_fd(), draft.memory().as_fd(), pagemap.as_fd()];
-        let answer = self
-            .resources
-            .control()?
-            .call(Command::Freeze { kind }, &fds)
-            .await?;
-        let Response::Frozen { memory_bytes } = answer else {
-            return Err(unexpected_answer(&answer));
-        };
-        reach(Failpoint::FreezeMemoryWritten);
         let fail = |e: std::io::Error| Error::system("cannot copy the sandbox's disk", &e);
         let from = self.disk()?.try_clone().map_err(fail)?;
         let to: OwnedFd = draft.add_disk(DISK_ID)?.try_clone().map_err(fail)?.into();
@@ -283,4 +330,8 @@ impl Sandbox {
         });
         images.collect()
     }
+}
+
+fn nanoseconds(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

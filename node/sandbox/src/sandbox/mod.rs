@@ -54,6 +54,7 @@ mod host_disk;
 mod host_limits;
 mod kept_components;
 mod larger_template;
+mod live_freeze;
 mod loopback;
 mod machine;
 pub mod network;

@@ -22,7 +22,7 @@ use crate::template::{Progress, Step};
 use crate::trace::Trace;
 
 /// The device through which a process without the privilege watches page faults of the kernel.
-const USERFAULTFD: &str = "/dev/userfaultfd";
+pub(super) const USERFAULTFD: &str = "/dev/userfaultfd";
 
 /// Resources that a machine restored from a snapshot needs for as long as it runs.
 pub(super) struct RestoredMemory {

@@ -181,6 +181,7 @@ impl Machine for FakeMachine {
         Ok(FrozenSandbox {
             memory_bytes: 1,
             paused_ns: 2,
+            stopped_ns: 3,
             snapshot,
         })
     }

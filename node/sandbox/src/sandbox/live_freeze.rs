@@ -1,0 +1,98 @@
+//! The freeze of a sandbox that goes on: its VMM writes the memory while the guest runs.
+//!
+//! The VMM protects memory against writes first, so that the machine is paused only while its state is saved and its disk is copied. If the
+//! kernel or the VMM lacks that, memory is written while the machine is paused; the log says why.
+
+use std::os::fd::{AsFd, OwnedFd};
+
+use thaw_failpoint::{Failpoint, reach};
+use thaw_protocol::control::{Command, ErrorCode, FreezeKind, Response};
+
+use super::Sandbox;
+use super::freeze::Frozen;
+use super::machine::unexpected_answer;
+use super::thaw::USERFAULTFD;
+use crate::control_client::CallError;
+use crate::error::Error;
+use crate::snapshot::Draft;
+
+/// How memory is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// While the machine is paused.
+    Stopped(FreezeKind),
+    /// While it runs. Its VMM is prepared.
+    Running,
+}
+
+impl Sandbox {
+    /// Prepares its VMM to write memory while the machine runs, if that is possible.
+    pub(super) async fn prepare_freeze(
+        &self,
+        kind: FreezeKind,
+        draft: &Draft,
+        pagemap: &OwnedFd,
+    ) -> Result<Way, Error> {
+        let lacks = |why: &dyn std::fmt::Display| {
+            let sandbox = &self.record().id;
+            tracing::info!(sandbox, "it is paused while its memory is written: {why}");
+            Ok(Way::Stopped(kind))
+        };
+        let device = std::fs::File::options().read(true).write(true).open(USERFAULTFD);
+        let device = match device {
+            Ok(device) => device,
+            Err(e) => return lacks(&format!("cannot open {USERFAULTFD}: {e}")),
+        };
+        let fds = [draft.memory().as_fd(), pagemap.as_fd(), device.as_fd()];
+        let prepare = Command::PrepareFreeze { kind };
+        match self.resources.control()?.call(prepare, &fds).await {
+            Ok(_) => Ok(Way::Running),
+            Err(CallError::Refused(e)) if e.code == ErrorCode::Unprotected => lacks(&e),
+            Err(e @ CallError::TooOld { .. }) => lacks(&e),
+            Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Waits until memory is written, or ends the freeze if it has failed before.
+    pub(super) async fn finish_freeze(&self, stopped: Result<Frozen, Error>) -> Result<Frozen, Error> {
+        let finished = match stopped {
+            Ok(frozen) => self.await_memory().await.map(|memory_bytes| Frozen {
+                memory_bytes,
+                ..frozen
+            }),
+            Err(e) => Err(e),
+        };
+        reach(Failpoint::FreezeMemoryWritten);
+        if finished.is_err() {
+            self.cancel_freeze().await;
+        }
+        finished
+    }
+
+    async fn await_memory(&self) -> Result<u64, Error> {
+        memory_bytes(&self.resources.control()?.call(Command::FinishFreeze, &[]).await?)
+    }
+
+    /// A VMM that does not hear of it ends the freeze when the connection ends.
+    async fn cancel_freeze(&self) {
+        let cancelled = match self.resources.control() {
+            Ok(control) => control
+                .call(Command::CancelFreeze, &[])
+                .await
+                .map(drop)
+                .map_err(Error::from),
+            Err(e) => Err(e),
+        };
+        if let Err(e) = cancelled {
+            tracing::warn!(sandbox = self.record().id, "a failed freeze is not ended: {e}");
+        }
+    }
+}
+
+/// The bytes of memory that a VMM has written.
+pub(super) fn memory_bytes(answer: &Response) -> Result<u64, Error> {
+    match answer {
+        Response::Frozen { memory_bytes } => Ok(*memory_bytes),
+        other => Err(unexpected_answer(other)),
+    }
+}

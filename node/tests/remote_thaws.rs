@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use serde_json::{Value, json};
@@ -18,11 +19,15 @@ const FILLED: u32 = 96;
 /// How long the registry takes for each part.
 const SLOW: Duration = Duration::from_millis(200);
 
+/// The registry's delays are short for what a busy host does meanwhile.
+static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+
 /// A node without sandboxes and snapshots, and a registry that has a snapshot of one.
 struct Node {
     place: Place,
     registry: Registry,
     thawd: Thawd,
+    one: MutexGuard<'static, ()>,
 }
 
 impl Node {
@@ -39,6 +44,7 @@ impl Node {
              [pools.shells]\nshapes = 0\n[pools.parked]\ntemplates = 0\n"
         ));
         let node = Node {
+            one: ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner),
             thawd: Thawd::start(&place),
             place,
             registry: Registry::start().unwrap(),
@@ -119,12 +125,14 @@ impl Node {
             place,
             registry,
             thawd,
+            one,
         } = self;
         thawd.kill();
         Node {
             thawd: Thawd::start(&place),
             place,
             registry,
+            one,
         }
     }
 
@@ -177,7 +185,8 @@ fn registry_that_stays_down_ends_the_sandbox_with_a_reason() {
     let id = node.thaw();
     node.registry.set_down(true);
     eventually("the sandbox fails", || node.shown(&id)["state"] == "failed");
-    let failure = &node.shown(&id)["failure"];
+    let shown = node.shown(&id);
+    let failure = &shown["failure"];
     assert_eq!(failure["reason"], "memory-lost", "{failure}");
     let message = failure["message"].as_str().unwrap();
     assert!(message.contains("memory chunk"), "{message}");

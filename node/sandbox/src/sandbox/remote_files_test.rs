@@ -23,7 +23,7 @@ struct InMemory {
 impl Ranges for InMemory {
     async fn read(
         &self,
-        blob: &StoredBlob,
+        pack: &StoredBlob,
         range: Range<u64>,
         priority: Priority,
         check: Check,
@@ -41,8 +41,8 @@ impl Ranges for InMemory {
             return Err(thaw_images::error::Error::Cancelled);
         }
         let packs = self.packs.locked().clone();
-        let pack = packs.iter().find(|pack| pack.len() as u64 == blob.size).unwrap();
-        let bytes = pack[range.start as usize..range.end as usize].to_vec();
+        let stored = packs.iter().find(|it| it.len() as u64 == pack.size).unwrap();
+        let bytes = stored[range.start as usize..range.end as usize].to_vec();
         check(&bytes).map_err(|problem| thaw_images::error::Error::Malformed {
             what: "a pack".into(),
             problem,

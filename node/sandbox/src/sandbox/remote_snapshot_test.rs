@@ -105,7 +105,8 @@ async fn state_that_the_manifest_does_not_name_is_refused() {
 async fn working_set_is_fetched_first_whatever_it_says() {
     let scene = Scene::new().await;
     let to = node(&scene.root.path().join("to"));
-    let files = &begun(&to, &scene.reference).await.files;
+    let remote = begun(&to, &scene.reference).await;
+    let files = &remote.files;
     let disk = |number| Part { file: 1, number };
     let all = [memory(0), memory(50), disk(0), disk(1)];
     assert_eq!(order(files, None), all);

@@ -48,7 +48,12 @@ fn jail_is_closed_before_the_first_reply() {
     }
     let mut names = filtered_threads(pid, 1);
     names.sort();
-    assert_eq!(names, ["devices", "fs-shared", "fs-thaw", "thaw-vmm", "vcpu0"]);
+    assert_eq!(
+        names,
+        [
+            "devices", "disk-0", "disk-1", "disk-2", "disk-3", "fs-shared", "fs-thaw", "thaw-vmm", "vcpu0"
+        ]
+    );
     if rustix::process::geteuid().is_root() {
         let own = (0x7400_0000 + pid).to_string();
         for ids in ["Uid", "Gid"] {
@@ -87,7 +92,7 @@ fn seccomp_programs_do_not_grow_with_vcpus() {
         let vmm = Vmm::spawn();
         let mut control = vmm.connect();
         control.create(spec(vcpus, 64)).unwrap();
-        assert_eq!(filtered_threads(vmm.pid(), 1).len(), 4 + vcpus as usize);
+        assert_eq!(filtered_threads(vmm.pid(), 1).len(), 8 + vcpus as usize);
     }
 }
 

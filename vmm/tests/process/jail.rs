@@ -50,7 +50,21 @@ fn jail_is_closed_before_the_first_reply() {
     names.sort();
     assert_eq!(
         names,
-        ["devices", "fs-shared", "fs-thaw", "protection", "thaw-vmm", "vcpu0"]
+    assert_eq!(
+        names,
+        [
+            "devices",
+            "disk-0",
+            "disk-1",
+            "disk-2",
+            "disk-3",
+            "fs-shared",
+            "fs-thaw",
+            "protection",
+            "thaw-vmm",
+            "vcpu0"
+        ]
+    );
     );
     if rustix::process::geteuid().is_root() {
         let own = (0x7400_0000 + pid).to_string();
@@ -90,7 +104,7 @@ fn seccomp_programs_do_not_grow_with_vcpus() {
         let vmm = Vmm::spawn();
         let mut control = vmm.connect();
         control.create(spec(vcpus, 64)).unwrap();
-        assert_eq!(filtered_threads(vmm.pid(), 1).len(), 5 + vcpus as usize);
+        assert_eq!(filtered_threads(vmm.pid(), 1).len(), 9 + vcpus as usize);
     }
 }
 

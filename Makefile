@@ -23,7 +23,7 @@ unit: ## unit, property and tiny-guest tests
 	@./setup test
 	@$(MAKE) build
 	tests/test-scripts
-	cargo test --release --workspace --exclude thaw-e2e
+	cargo test --release --workspace --exclude thaw-e2e --no-fail-fast
 
 e2e: ## end-to-end tests on real images, without the long ones; `TEST=name`: those whose name matches; `ALL=yes`: the long ones too
 	@./setup test

@@ -95,7 +95,7 @@ pub fn freeze_memory(
     out.set_len(map.file_size()).map_err(FreezeError::File)?;
     let mut bytes = 0;
     for extent in map.extents().iter().filter(|extent| extent.layer == top) {
-        write(memory, &extent.range(), &map, out)?;
+        write_pages(memory, &extent.range(), &map, out)?;
         bytes += extent.size;
     }
     Ok(Frozen { map, bytes })
@@ -118,7 +118,7 @@ pub(super) fn check<'f>(
 }
 
 /// Writes this guest memory to its place in the file.
-pub(super) fn write(
+pub(super) fn write_pages(
     memory: &GuestMemory,
     range: &Range<u64>,
     map: &MemoryMap,

@@ -199,7 +199,7 @@ impl LiveFreeze {
                     return self.finish().map(Some);
                 };
                 for pages in self.protection.unsettled(&range) {
-                    freeze::write(&self.source.memory, &pages, map, &self.source.out)?;
+                    freeze::write_pages(&self.source.memory, &pages, map, &self.source.out)?;
                 }
                 self.protection.settle(&range)?;
                 Ok(None)

@@ -444,14 +444,10 @@ async fn log_is_read_in_pieces_and_backwards() {
         .await
         .ok(200);
     assert_eq!(warned["logs"][0]["message"], "bad");
-    let back = api.ask(
-        ACME,
-        "GET",
-        &format!("{path}/logs?direction=backward&limit=1"),
-        Value::Null,
-    );
+    let backward = format!("{path}/logs?direction=backward&limit=1");
+    let back = api.ask(ACME, "GET", &backward, Value::Null).await;
     assert_eq!(
-        back.await.ok(200)["logs"][0]["message"].as_str(),
+        back.ok(200)["logs"][0]["message"].as_str(),
         all.last().map(String::as_str)
     );
 }

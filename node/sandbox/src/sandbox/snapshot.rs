@@ -113,7 +113,9 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
     let made = match &spec.remote {
         None => retry_once(told, || make(node, &spec, &frozen, &place, trace)).await,
         // If it was lost, then most likely because its memory cannot be had, for which it has waited long enough.
-        Some(_) => make(node, &spec, &frozen, &place, trace).await.map_err(Error::for_good),
+        Some(_) => make(node, &spec, &frozen, &place, trace)
+            .await
+            .map_err(Error::for_good),
     };
     let sandbox = made.map_err(|e| kept_components::name_vmm(node, &registered, e))?;
     if spec.paused.is_some() || spec.remote.is_some() {

@@ -59,7 +59,7 @@ impl Factory for Tenants {
         viewer: Viewer,
     ) -> Result<NewSandbox, Refusal> {
         let (node, thawable, _thawing) = match (&request.snapshot, &request.directory) {
-            (Some(wanted), _) => self.to_thaw(wanted, &viewer).await?,
+            (Some(wanted), _) => self.to_thaw(wanted, &viewer, request.memory_mode).await?,
             (None, Some(directory)) => {
                 let node = self.for_new(behalf.tenant.as_ref()).await?;
                 (node, Thawable::Stored(directory.clone()), None)

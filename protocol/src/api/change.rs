@@ -24,8 +24,7 @@ pub struct ChangeSandbox {
     /// What happens when either timeout is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_timeout: Option<OnTimeout>,
-    /// What happens to the sandbox when its container's process ends. thawd must keep the container's output. From then on the sandbox does
-    /// not end with the process that it was made for.
+    /// What happens to it when its container's process ends, if thawd keeps its output. From then on it does not end with its `client`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_exit: Option<OnExit>,
 }

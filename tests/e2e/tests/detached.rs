@@ -194,7 +194,8 @@ fn detached_container_goes_on_after_its_memory_was_released() {
 #[test]
 fn attached_run_keeps_the_memory_of_its_sandbox() {
     with_thawd(|home| {
-        let line = ["run", "--name", "attended", &image("busybox"), "sh", "-c", COUNTS];
+        let busybox = image("busybox");
+        let line = ["run", "--name", "attended", &busybox, "sh", "-c", COUNTS];
         let mut attended = home.thaw(&line).spawn().unwrap();
         let mut output = wait_for_line(&mut attended, "start 1");
         let refused = done(home, &["pause", "--release-memory", "attended"]);

@@ -51,7 +51,7 @@ impl Launched {
     /// Waits until the container, which its owner monitors, has ended and is not started again. Returns its exit status.
     ///
     /// # Errors
-    /// [`ErrorKind::GuestEnded`] if the guest ends first.
+    /// [`ErrorKind::GuestEnded`] if the guest ends first; [`ErrorKind::MemoryReleased`] if thawd goes on with the sandbox alone.
     pub(crate) async fn container_end(&self, agent: &AgentClient, process: &ProcessId) -> Result<i32, Error> {
         let client = match &self.owner {
             OwnedBy::ThisProcess { service, .. } => return service.exit().await,
@@ -61,6 +61,7 @@ impl Launched {
             let ended = agent.wait(process).await;
             match (client.exit(&self.id).await, ended) {
                 (Ok(status), _) => return Ok(status),
+                (Err(e), _) if e.kind == ErrorKind::MemoryReleased => return Err(e),
                 (Err(e), _) if [ErrorKind::GuestEnded, ErrorKind::SandboxNotFound].contains(&e.kind) => {
                     return Err(Error::new(
                         ErrorKind::GuestEnded,

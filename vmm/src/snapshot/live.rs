@@ -38,8 +38,8 @@ use crate::memory::GuestMemory;
 const STEP: u64 = 1 << 20;
 
 /// Longest time in which the pagemap of a piece of memory is read, the piece is protected, and its pagemap is read again. A page that was
-/// first written meanwhile is present in the end: the kernel swaps out no page that is so new. It would in a longer time, for example
-/// if this process has used up its share of a CPU and waits.
+/// first written meanwhile is present in the end: the kernel does not swap out a page that is so new. In a longer time it may, for example
+/// while this process has used up its share of a CPU and waits.
 const WINDOW: Duration = Duration::from_millis(20);
 /// How often a piece that took longer is tried.
 const TRIES: u32 = 16;

@@ -144,6 +144,30 @@ fn released_sandbox_outlives_thawd_and_is_resumed_as_itself() {
 }
 
 #[test]
+fn sandbox_with_an_attached_client_keeps_its_memory() {
+    let Some(node) = Node::new() else { return };
+    let client = ProcessRecord::myself().unwrap();
+    let mut request = node.place.request();
+    request["name"] = "web".into();
+    request["client"] = json!({"pid": client.pid, "start_time": client.start_time});
+    node.done("POST /v1/sandboxes", &request);
+    let refused = |request: String, body: Value, status: &str, code: &str| {
+        let (answered, problem) = node.ask(&request, &body);
+        assert!(answered.contains(status), "{request}: {answered} {problem}");
+        assert_eq!(problem["code"], code, "{problem}");
+        assert_eq!(node.shown()["state"], "running");
+    };
+    let release = json!({"memory": "release"});
+    refused(format!("POST {WEB}/pause"), release, " 409", "memory-kept");
+    // thawd monitors no container in it.
+    let leave = json!({"on_exit": "end"});
+    refused(format!("PATCH {WEB}"), leave, " 404", "output-not-kept");
+    assert_eq!((node.on_disk(), node.running()), (0, 1));
+    node.delete();
+    node.end();
+}
+
+#[test]
 fn deleted_released_sandbox_leaves_nothing() {
     let Some(node) = Node::new() else { return };
     node.make();

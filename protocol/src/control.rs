@@ -80,7 +80,8 @@ pub enum Command {
     /// Prepares a freeze after which the guest goes on: write-protects the memory of a running machine, which
     /// runs meanwhile, so that it stops for a moment only. Three descriptors: the memory file, empty and
     /// writable, the VMM's `/proc/<pid>/pagemap`, and /dev/userfaultfd. [`ErrorCode::Unprotected`] if the
-    /// kernel cannot protect this machine's memory: then only [`Command::Freeze`] remains. Since version 6.
+    /// kernel cannot protect this machine's memory, or an overloaded host not in time: then only
+    /// [`Command::Freeze`] remains. Since version 6.
     PrepareFreeze { kind: FreezeKind },
     /// Makes this the moment of the snapshot: saves the state of a paused machine whose freeze is prepared.
     /// One descriptor: the state file, empty and writable. The VMM writes memory once the machine runs again,

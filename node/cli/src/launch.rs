@@ -191,7 +191,10 @@ impl Launched {
         let run = paths.run.clone();
         let node = Node::open(paths)?;
         let (node, from, _thawing) = match &request.snapshot {
-            Some(wanted) => Tenants::open(node).to_thaw(wanted, &Viewer::node()).await?,
+            Some(wanted) => {
+                let (tenants, viewer) = (Tenants::open(node), Viewer::node());
+                tenants.to_thaw(wanted, &viewer, request.memory_mode).await?
+            }
             None => {
                 let directory = request.directory.unwrap_or_default();
                 (node, Thawable::Stored(directory), None)

@@ -145,11 +145,10 @@ async fn attach(
     sandbox: &Launched,
     trace: &Trace,
     ui: &Ui,
-) -> Result<super::run::End, Error> {
+) -> Result<Option<super::run::End>, Error> {
     let running = Running::read(&sandbox.directory)?;
     let signals = Signals::new()?;
     let started = Started::thawed(sandbox, &running, trace).await?;
-    ui.fact(serde_json::json!({"event": "started", "id": sandbox.id}));
     let how = AttachOptions {
         stdin: match arguments.interactive {
             true => Stdin::Pass,
@@ -158,7 +157,7 @@ async fn attach(
         tty: running.tty && sandbox.keeping == Keeping::Nothing,
         output: sandbox.keeping == Keeping::Nothing,
     };
-    started.attach(sandbox, how, signals).await
+    started.attend(sandbox, how, signals, None, trace, ui).await
 }
 
 pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Error> {

@@ -46,7 +46,7 @@ pub use record::Record;
 use record::read_record;
 pub use remote_memory::{RemoteMemory, RemotePlace};
 pub use spares::NameHeld;
-pub use terms::{Asked, Behalf, Terms, TimeLimit, Timeout};
+pub use terms::{Asked, Behalf, Ending, Terms, TimeLimit, Timeout};
 pub use unreadable::Living;
 use unreadable::Remains;
 

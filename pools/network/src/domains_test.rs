@@ -77,6 +77,42 @@ fn guest_reaches_the_resolved_addresses_alone() {
 }
 
 #[test]
+fn failed_change_leaves_the_policy_before() {
+    on_a_host(|world| {
+        let slot = world.slot();
+        let guest = Guest::of(&slot);
+        let server = world.outside(|| listen(OUTSIDE, 80));
+        let own = uplink(&slot).address();
+        let fails = |texts: &[&str]| {
+            let mut in_force = uplink(&slot).in_force();
+            let before = in_force.policy.clone();
+            let lost = |_: &mut in_force::InForce| Err::<(), _>(Error::ForwardingOff);
+            in_force.change(&policy(texts), own, &[], lost).unwrap_err();
+            assert_eq!(in_force.policy, before);
+        };
+        for wanted in [&["default=deny"], &["allow=a.example"]] {
+            fails(wanted);
+            talk(guest.connect((OUTSIDE, 80)).unwrap(), &server);
+        }
+        uplink(&slot).set_policy(policy(&["allow=a.example"])).unwrap();
+        let names = uplink(&slot).names();
+        names.admit("a.example", &[OUTSIDE], MINUTE).unwrap();
+        let mut kept = Connection::open(&guest, &server);
+        for wanted in [&["default=allow"], &["allow=b.example"], &["deny=10.0.0.0/8"]] {
+            fails(wanted);
+            kept.goes_on();
+            talk(guest.connect((OUTSIDE, 80)).unwrap(), &server);
+            assert!(names.allows("a.example") && !names.allows("b.example"));
+        }
+        names.admit("a.example", &[OUTSIDE], 5 * MINUTE).unwrap();
+        // The same change again succeeds.
+        uplink(&slot).set_policy(policy(&["allow=b.example"])).unwrap();
+        kept.is_ended();
+        refused(guest.connect((OUTSIDE, 80)));
+    });
+}
+
+#[test]
 fn dns_of_a_guest_goes_to_the_gateway_alone() {
     on_a_host(|world| {
         let slot = world.slot();

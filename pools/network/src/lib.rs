@@ -11,7 +11,7 @@
 //! Every guest sees the same MAC, address and gateway, so a clone has nothing to change. The differences between slots are translated
 //! within their namespaces: by two BPF programs (`fast`) if the kernel supports them and the policy is the default one, by nftables
 //! otherwise. All steps that take RTNL, the kernel's host-wide network lock, happen when a slot is made. A policy or published ports later
-//! take one nftables transaction each, which does not take RTNL.
+//! take an nftables transaction or two each, which do not take RTNL.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 

@@ -108,9 +108,9 @@ pub(super) struct Change<'a> {
     /// The slot's address.
     pub own: Ipv4Addr,
     /// Resolved addresses to add to the policy's set, and how long each stays.
-    pub resolved: Vec<(Ipv4Addr, Duration)>,
-    /// The set of the policy before, if that is another one.
-    pub replaced_set: Option<String>,
+    pub resolved: &'a [(Ipv4Addr, Duration)],
+    /// A set of another policy, to be removed.
+    pub unused_set: Option<String>,
 }
 
 impl Change<'_> {
@@ -118,7 +118,7 @@ impl Change<'_> {
         let mut t = Transaction::new(TABLE);
         if let Some(set) = self.policy.resolved_set() {
             t.addresses(&set);
-            for (address, time) in &self.resolved {
+            for (address, time) in self.resolved {
                 t.add_address(&set, *address, *time);
             }
         }
@@ -128,7 +128,7 @@ impl Change<'_> {
         add_policy(&mut t, self.policy);
         add_inward(&mut t, self.own, self.policy);
         add_input(&mut t, self.policy);
-        if let Some(set) = &self.replaced_set {
+        if let Some(set) = &self.unused_set {
             t.delete_set(set);
         }
         t

@@ -11,7 +11,7 @@ use thaw_sys::lock::Lock;
 use crate::Error;
 use crate::fast::FastPath;
 use crate::host::Host;
-use crate::in_force::InForce;
+use crate::in_force::{InForce, PUT};
 use crate::names::{NameCounts, NameStatistics, Names};
 use crate::policy::{Decision, Policy};
 use crate::publish::{Port, Publication};
@@ -24,7 +24,6 @@ use thaw_pools::process::ProcessRecord;
 use thaw_sys::conntrack::{self, Connection, Translation};
 use thaw_sys::netlink::Socket;
 
-const PUT: &str = "put a network policy in force";
 const LEAVE: &str = "have a slot leave its fast path";
 const HAND_OVER: &str = "hand a slot's connections over to its namespace (load nf_conntrack_netlink)";
 
@@ -99,7 +98,7 @@ impl Uplink {
         self.in_force().policy.has_domains()
     }
 
-    fn in_force(&self) -> MutexGuard<'_, InForce> {
+    pub(super) fn in_force(&self) -> MutexGuard<'_, InForce> {
         self.policy.locked()
     }
 
@@ -122,8 +121,8 @@ impl Uplink {
             let change = Change {
                 policy: &policy,
                 own,
-                resolved: Vec::new(),
-                replaced_set: None,
+                resolved: &[],
+                unused_set: None,
             };
             change
                 .transaction()
@@ -139,8 +138,11 @@ impl Uplink {
         }
     }
 
-    /// Changes the policy, at once and as a whole, and ends the connections that it denies. Blocks for an nftables transaction; and if the
-    /// slot leaves its fast path, until the packets on it are through.
+    /// Changes the policy, at once and as a whole, and ends the connections that it denies. Blocks for an nftables transaction, or two if
+    /// the domains change; and if the slot leaves its fast path, until the packets on it are through.
+    ///
+    /// # Errors
+    /// A request to the kernel fails. The policy before is in force.
     pub fn set_policy(&self, policy: Policy) -> Result<(), Error> {
         let own = self.address();
         let mut in_force = self.in_force();
@@ -151,8 +153,8 @@ impl Uplink {
         }
         let mut host = Socket::netfilter().map_err(Error::system("open a netfilter socket"))?;
         // A later owner that finds the same domains in force keeps the connections to addresses that the earlier one has resolved.
-        let set_before = in_force.resolved.set.clone();
-        let (had_names, same_names) = (set_before.is_some(), set_before == policy.resolved_set());
+        let set_before = &in_force.resolved.set;
+        let (had_names, same_names) = (set_before.is_some(), *set_before == policy.resolved_set());
         let resolved = in_force.resolved.of_names(|name| policy.allows_name(name));
         let denied = |began: Ipv4Addr, connection: &Connection| {
             let to = &connection.original;
@@ -171,40 +173,28 @@ impl Uplink {
             inside: GUEST_ADDRESS,
             outside: own,
         };
-        let filter = &mut in_force.filter;
         if in_force.fast.is_some() {
             // The namespace must know which side opened each connection before it decides; connections opened meanwhile follow below.
-            conntrack::hand_over(&mut host, filter, translation, allowed)
+            conntrack::hand_over(&mut host, &mut in_force.filter, translation, allowed)
                 .map_err(Error::system(HAND_OVER))?;
         }
-        let change = Change {
-            policy: &policy,
-            own,
-            resolved: match same_names {
-                true => Vec::new(),
-                false => resolved.clone(),
-            },
-            replaced_set: set_before.filter(|_| !same_names),
-        };
-        change.transaction().commit(filter).map_err(Error::system(PUT))?;
-        if !same_names {
-            in_force.resolved.replace(policy.resolved_set(), &resolved);
-        }
-        reach(Failpoint::PolicyInForce);
-        if let Some(fast) = &mut in_force.fast {
-            fast.leave().map_err(Error::system(LEAVE))?;
-            in_force.fast = None;
-            reach(Failpoint::PolicyFastLeft);
-            tracing::info!(slot = self.number, "left its fast path for its policy");
-            conntrack::hand_over(&mut host, filter, translation, allowed)
-                .map_err(Error::system(HAND_OVER))?;
-        }
-        // The host's entries first: without them no packet returns to the slot.
-        let ended = conntrack::end(&mut host, |connection| denied(own, connection))
-            .and_then(|_| conntrack::end(filter, |connection| denied(GUEST_ADDRESS, connection)));
-        reach(Failpoint::PolicyConnectionsEnded);
-        in_force.policy = policy;
-        let ended = ended.map_err(Error::system("end connections (load nf_conntrack_netlink)"))?;
+        let ended = in_force.change(&policy, own, &resolved, |now| {
+            reach(Failpoint::PolicyInForce);
+            if let Some(fast) = &mut now.fast {
+                fast.leave().map_err(Error::system(LEAVE))?;
+                now.fast = None;
+                reach(Failpoint::PolicyFastLeft);
+                tracing::info!(slot = self.number, "left its fast path for its policy");
+                conntrack::hand_over(&mut host, &mut now.filter, translation, allowed)
+                    .map_err(Error::system(HAND_OVER))?;
+            }
+            // The host's entries first: without them no packet returns to the slot.
+            let ended = conntrack::end(&mut host, |connection| denied(own, connection)).and_then(|_| {
+                conntrack::end(&mut now.filter, |connection| denied(GUEST_ADDRESS, connection))
+            });
+            reach(Failpoint::PolicyConnectionsEnded);
+            ended.map_err(Error::system("end connections (load nf_conntrack_netlink)"))
+        })?;
         if ended > 0 {
             tracing::info!(
                 slot = self.number,

@@ -232,6 +232,8 @@ pub enum OnExit {
     #[default]
     Keep,
     Delete,
+    /// Its machine ends. The sandbox stays listed as `exited`, with its output, until it is deleted or its retention is over.
+    End,
 }
 
 fn yes() -> bool {

@@ -43,7 +43,7 @@ pub struct ThawSandbox {
     /// Delete the sandbox when this process ends. Requires the role admin.
     #[serde(default)]
     pub client: Option<ProcessIdentity>,
-    /// How its memory is loaded; `uffd` is refused.
+    /// How its memory is loaded; `uffd` is refused, and `populate` if `snapshot` has a slash.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = String, pattern = "^(cow|populate)$"))]
     pub memory_mode: MemoryMode,

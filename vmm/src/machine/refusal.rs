@@ -117,9 +117,9 @@ pub fn freeze_error(e: FreezeError) -> ControlError {
 pub fn live_error(e: LiveError) -> ControlError {
     let code = match e {
         LiveError::Freeze(e) => return freeze_error(e),
-        LiveError::Protection(ProtectionError::Open(_) | ProtectionError::Register { .. }) => {
-            ErrorCode::Unprotected
-        }
+        LiveError::Protection(
+            ProtectionError::Open(_) | ProtectionError::Register { .. } | ProtectionError::Slow { .. },
+        ) => ErrorCode::Unprotected,
         LiveError::Protection(_) => ErrorCode::System,
     };
     refused(code, e.to_string())

@@ -211,20 +211,13 @@ impl Source<'_> {
 
     fn delta(&self, base: &MemoryMap) -> Result<Plan, FreezeError> {
         check_layers(base)?;
-        let written = look_at(self.memory, &self.pages_that(|kind| kind == PageKind::Written)?)?;
-        let zero = ranges::union(&written.zero, &self.unplugged_since(base)?);
-        Ok(Plan::delta(base, &written.data, &zero, self.live))
-    }
-
-    /// Pages that virtio-mem has unplugged and plugged again since the restore: the base has data for them, but they are zero. The pagemap
-    /// shows them as untouched until they are touched.
-    fn unplugged_since(&self, base: &MemoryMap) -> Result<Vec<Range<u64>>, FreezeError> {
-        let data = hotplugged(base);
-        if data.is_empty() {
-            return Ok(Vec::new());
-        }
-        let untouched = self.pages_that(|kind| kind == PageKind::Absent)?;
-        Ok(look_at(self.memory, &ranges::intersection(&data, &untouched))?.zero)
+        let written = self.pages_that(|kind| kind == PageKind::Written)?;
+        // Pages that virtio-mem has unplugged and plugged again since the restore: the base has data for them, but they are zero. The
+        // pagemap shows them as untouched; if only read, as pages of a file, because the kernel's huge page of zeros looks like one.
+        let plugged = ranges::intersection(&hotplugged(base), self.live);
+        let seen = look_at(self.memory, &ranges::union(&written, &plugged))?;
+        let data = ranges::intersection(&seen.data, &written);
+        Ok(Plan::delta(base, &data, &seen.zero, self.live))
     }
 
     /// The live pages whose kind is `wanted`.

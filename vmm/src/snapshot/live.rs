@@ -8,6 +8,14 @@
 //!
 //! The file and its map are those of [`super::freeze_memory`] at that moment. Where pages outside of the file's extents were copied, the file
 //! has holes in the end.
+//!
+//! No page is missed or torn:
+//! - A page that is there when it is protected is found: before that, also if it is swapped out, or, if it was first written in between,
+//!   after it ([`WINDOW`]).
+//! - From then on the userfaultfd stops every write by this process, by a system call of it and by KVM, also to pages that are not there
+//!   yet. What is written before the moment is noted, and protected again while vCPUs and devices stand still.
+//! - A page keeps its protection when it is swapped out, moved, or split from a huge page. Only discards would lift it, and there are none
+//!   ([`crate::virtio::discards`]).
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -15,6 +23,7 @@ use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::fs::{FallocateFlags, fallocate};
 use thaw_protocol::control::FreezeKind;
@@ -27,6 +36,13 @@ use crate::memory::GuestMemory;
 
 /// Bytes read, or written, in one step.
 const STEP: u64 = 1 << 20;
+
+/// Longest time in which the pagemap of a piece of memory is read, the piece is protected, and its pagemap is read again. A page that was
+/// first written meanwhile is present in the end: the kernel does not swap out a page that is so new. In a longer time it may, for example
+/// while this process has used up its share of a CPU and waits.
+const WINDOW: Duration = Duration::from_millis(20);
+/// How often a piece that took longer is tried.
+const TRIES: u32 = 16;
 
 /// Why memory could not be written while the guest runs.
 #[derive(Debug, thiserror::Error)]
@@ -87,7 +103,8 @@ impl LiveFreeze {
     /// `device` is /dev/userfaultfd.
     ///
     /// # Errors
-    /// [`ProtectionError::Open`], [`ProtectionError::Register`]: this kernel, or this memory, cannot be protected.
+    /// [`ProtectionError::Open`], [`ProtectionError::Register`], [`ProtectionError::Slow`]: this kernel, this memory, or so busy a host
+    /// does not allow it.
     pub fn prepare(
         source: Source,
         pagemap: &File,
@@ -130,27 +147,42 @@ impl LiveFreeze {
     fn protect(&mut self, pagemap: &Pagemap<'_>) -> Result<(), LiveError> {
         let live = self.source.live.clone();
         for slice in live.iter().flat_map(|range| slices(range, SLICE)) {
-            let size = slice.end - slice.start;
-            let host = mapping::host_address(&self.source.memory, slice.start, size)
-                .ok_or_else(|| FreezeError::NotMemory(format!("{slice:#x?}")))?;
-            // Before, because a mark of the protection looks like a page that is swapped out; and after, for what was written in between.
-            // A page that was first written then is not swapped out within these microseconds.
-            let (mut before, mut after) = (Seen::default(), Seen::default());
-            pagemap
-                .runs(host, size, |run, kind| before.add(slice.start, &run, kind))
-                .map_err(FreezeError::Pagemap)?;
-            self.protection.protect(&slice)?;
-            pagemap
-                .protected_runs(host, size, |run, kind| after.add(slice.start, &run, kind))
-                .map_err(FreezeError::Pagemap)?;
-            for range in ranges::union(&before.there, &after.there) {
-                ranges::push(&mut self.there, range);
-            }
-            for range in ranges::union(&before.written, &after.written) {
-                ranges::push(&mut self.written, range);
-            }
+            let seen = in_time(
+                || self.protect_slice(&slice, pagemap),
+                || Ok(self.protection.unprotect(&slice)?),
+            )?;
+            let Seen { there, written } = seen.ok_or(ProtectionError::Slow {
+                guest_address: slice.start,
+                size: slice.end - slice.start,
+            })?;
+            there
+                .into_iter()
+                .for_each(|range| ranges::push(&mut self.there, range));
+            written
+                .into_iter()
+                .for_each(|range| ranges::push(&mut self.written, range));
         }
         Ok(())
+    }
+
+    /// Protects a piece of memory that is not protected. Returns its pages that are there.
+    fn protect_slice(&self, slice: &Range<u64>, pagemap: &Pagemap<'_>) -> Result<Seen, LiveError> {
+        let size = slice.end - slice.start;
+        let host = mapping::host_address(&self.source.memory, slice.start, size)
+            .ok_or_else(|| FreezeError::NotMemory(format!("{slice:#x?}")))?;
+        // Before, because a mark of the protection looks like a page that is swapped out; and after, for what was written in between.
+        let (mut before, mut after) = (Seen::default(), Seen::default());
+        pagemap
+            .runs(host, size, |run, kind| before.add(slice.start, &run, kind))
+            .map_err(FreezeError::Pagemap)?;
+        self.protection.protect(slice)?;
+        pagemap
+            .protected_runs(host, size, |run, kind| after.add(slice.start, &run, kind))
+            .map_err(FreezeError::Pagemap)?;
+        Ok(Seen {
+            there: ranges::union(&before.there, &after.there),
+            written: ranges::union(&before.written, &after.written),
+        })
     }
 
     /// The moment of the snapshot. vCPUs are paused, devices quiet.
@@ -158,15 +190,13 @@ impl LiveFreeze {
         let since = self.protection.begin()?;
         self.there = ranges::union(&self.there, &since);
         self.written = ranges::union(&self.written, &since);
-        let data = |base: &Option<MemoryMap>| base.as_ref().map(MemoryMap::data).unwrap_or_default();
         let Source { kind, live, base, .. } = &self.source;
         let pages = match (kind, base) {
-            (FreezeKind::Delta, Some(base)) => {
-                let absent = ranges::difference(&freeze::hotplugged(base), &self.there);
-                ranges::union(&self.written, &absent)
-            }
+            // What virtio-mem has plugged again may be zero, though the base has data for it.
+            (FreezeKind::Delta, Some(base)) => ranges::union(&self.written, &freeze::hotplugged(base)),
             // Pages never touched in this process are in the files it was restored from.
-            _ => ranges::union(&self.there, &data(base)),
+            (_, Some(base)) => ranges::union(&self.there, &base.data()),
+            (_, None) => self.there.clone(),
         };
         let pages = ranges::intersection(&pages, live);
         if let Work::Look { left, .. } = &mut self.work {
@@ -304,6 +334,22 @@ impl Drop for LiveFreeze {
         self.protection.end();
         self.protection.release();
     }
+}
+
+/// The result of `look`, if it came within [`WINDOW`]. If not, `undo` is called, and `look` again. `None` if it is late [`TRIES`] times.
+fn in_time<T>(
+    mut look: impl FnMut() -> Result<T, LiveError>,
+    undo: impl Fn() -> Result<(), LiveError>,
+) -> Result<Option<T>, LiveError> {
+    for _ in 0..TRIES {
+        let began = Instant::now();
+        let found = look()?;
+        if began.elapsed() <= WINDOW {
+            return Ok(Some(found));
+        }
+        undo()?;
+    }
+    Ok(None)
 }
 
 /// The pages of a piece of memory that are there, and those that were written.

@@ -1,3 +1,4 @@
+use std::cell::Cell;
 use std::io::Seek;
 use std::os::fd::AsFd;
 use std::sync::RwLock;
@@ -247,6 +248,63 @@ fn writers_wait_for_room_unless_hurried() {
         drop(freeze);
         fill(1);
     }
+}
+
+#[test]
+fn memory_plugged_again_has_lost_its_bytes_in_a_live_delta() {
+    if userfaultfd().is_none() {
+        return;
+    }
+    let clone = Clone::plugged_again();
+    let live = boot().into_iter().chain([hotplugged()]).collect();
+    let protector = Protector::start().unwrap();
+    let (mut freeze, out) = prepared(Delta, &clone.memory, live, clone.map.as_ref(), &protector).unwrap();
+    freeze.begin().unwrap();
+    let frozen = finished(&mut freeze);
+    drop(freeze);
+    Clone::thawed((frozen, clone.layers.into_iter().chain([out]).collect())).is_plugged_again();
+}
+
+#[test]
+fn pages_looked_at_too_slowly_are_looked_at_again() {
+    let late = || thread::sleep(WINDOW + Duration::from_millis(1));
+    let (looks, undone) = (Cell::new(0), Cell::new(0));
+    let look = |is_late: bool| {
+        looks.set(looks.get() + 1);
+        if is_late {
+            late();
+        }
+        Ok(looks.get())
+    };
+    let undo = || {
+        undone.set(undone.get() + 1);
+        Ok(())
+    };
+    // A busy host may be late more often.
+    let found = in_time(|| look(looks.get() == 0), undo).unwrap().unwrap();
+    assert!(found >= 2 && undone.get() == found - 1);
+    assert_eq!(in_time(|| look(true), undo).unwrap(), None);
+    assert_eq!(looks.get(), found + TRIES);
+}
+
+#[test]
+fn pages_written_between_two_looks_are_found() {
+    if userfaultfd().is_none() {
+        return;
+    }
+    let memory = memory();
+    write(&memory, 1, 1);
+    let protector = Protector::start().unwrap();
+    let (freeze, _) = prepared_in_full(&memory, &protector);
+    let (slice, file) = (0..SIZE, pagemap());
+    freeze.protection.unprotect(&slice).unwrap();
+    write(&memory, 2, 2);
+    let pagemap = Pagemap::new(&file).unwrap().unwrap();
+    let seen = freeze.protect_slice(&slice, &pagemap).unwrap();
+    assert_eq!(
+        [1, 2, 1000].map(|number| contains(&seen.written, page(number))),
+        [true, true, false]
+    );
 }
 
 #[test]

@@ -62,6 +62,11 @@ pub enum ProtectionError {
         size: u64,
         error: io::Error,
     },
+    #[error(
+        "memory {guest_address:#x} ({size:#x} bytes) cannot be write-protected in time: this host is overloaded, or the sandbox has too \
+         little CPU time"
+    )]
+    Slow { guest_address: u64, size: u64 },
     #[error("waiting for writes to protected memory: {0}")]
     Wait(io::Error),
 }
@@ -161,6 +166,11 @@ impl Protection {
     /// Protects these pages, while the guest may run.
     pub fn protect(&self, range: &Range<u64>) -> Result<(), ProtectionError> {
         self.change(range, true)
+    }
+
+    /// Undoes [`Self::protect`], before the moment.
+    pub fn unprotect(&self, range: &Range<u64>) -> Result<(), ProtectionError> {
+        self.change(range, false)
     }
 
     /// The moment of the snapshot. Returns the pages that were written since they were protected. Nothing may write guest memory meanwhile.

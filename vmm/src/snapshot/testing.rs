@@ -2,15 +2,17 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::os::fd::AsFd;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use thaw_protocol::control::FreezeKind;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::freeze::{FreezeError, Frozen, freeze_memory};
-use super::{MemoryMap, PAGE, map_memory};
+use super::{MemoryMap, PAGE, map_memory, mapping};
 use crate::layout::{HIGH_MEMORY_START, VIRTIO_MEM};
 use crate::memory::GuestMemory;
+use crate::virtio::mem::BLOCK;
 
 /// Bytes of each of the three regions.
 pub const SIZE: u64 = 4 << 20;
@@ -109,5 +111,27 @@ impl Clone {
             map: Some(frozen.map),
             layers,
         }
+    }
+
+    /// A clone whose template has data in all of virtio-mem's region. Its second block is plugged again: one page was only read since, as a
+    /// page of a file, which the kernel's huge page of zeros looks like, and the last one was written.
+    pub fn plugged_again() -> Clone {
+        let original = Clone::booted();
+        (2 * PAGES..3 * PAGES).for_each(|page| write(&original.memory, page, 7));
+        let clone = Clone::thawed(original.freeze(FreezeKind::Full, &[hotplugged()]).unwrap());
+        mapping::map_nothing(&clone.memory, VIRTIO_MEM.start + BLOCK, BLOCK).unwrap();
+        let zeros = empty_file();
+        zeros.set_len(PAGE).unwrap();
+        mapping::map_file(&clone.memory, page(2 * PAGES + 600), PAGE, zeros.as_fd(), 0).unwrap();
+        assert_eq!(read(&clone.memory, 2 * PAGES + 600), 0);
+        write(&clone.memory, 3 * PAGES - 1, 8);
+        clone
+    }
+
+    /// Checks that this is a clone of [`Self::plugged_again`].
+    pub fn is_plugged_again(&self) {
+        let pages = [0, 511, 512, 600, PAGES - 2, PAGES - 1];
+        let values = pages.map(|page| read(&self.memory, 2 * PAGES + page));
+        assert_eq!(values, [7, 7, 0, 0, 0, 8]);
     }
 }

@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
 use thaw_protocol::api::{
-    ContainerHealth, FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure,
-    SandboxNetwork, StopContainer, Usage,
+    ContainerHealth, FreezeSandbox, FrozenSandbox, NetworkPolicy, OnExit, RateLimits, Readiness,
+    SandboxFailure, SandboxNetwork, StopContainer, Usage,
 };
 use thaw_protocol::control::{DeviceId, MachineState};
 use thaw_sandbox::agent_client;
@@ -17,7 +17,7 @@ use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::container::{self, Options, Running, ready, signals};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
-use thaw_sandbox::state::{HostDisk, Paused, Record, TimeLimit};
+use thaw_sandbox::state::{Ending, HostDisk, Paused, Record, TimeLimit};
 use thaw_sandbox::{FreezeOptions, Node, READY_LIMIT, Sandbox, usage};
 use thaw_sys::lock::Lock;
 use tokio::sync::watch;
@@ -219,6 +219,14 @@ impl Machine for Microvm {
 
     async fn set_time_limit(&self, limit: TimeLimit) -> Result<(), Error> {
         self.sandbox.set_time_limit(limit).await
+    }
+
+    fn ending(&self) -> watch::Receiver<Ending> {
+        self.sandbox.ending()
+    }
+
+    async fn set_on_exit(&self, on_exit: OnExit) -> Result<(), Error> {
+        self.sandbox.set_on_exit(on_exit).await
     }
 
     fn monitor(&self) -> Result<(), Error> {

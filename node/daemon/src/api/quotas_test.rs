@@ -1,3 +1,5 @@
+use std::sync::atomic::Ordering;
+
 use axum::Router;
 use axum::http::StatusCode;
 use futures_util::future::join_all;
@@ -206,6 +208,33 @@ async fn paused_and_resumed_sandboxes_take_their_places() {
         (&used["running"], &used["paused"], &used["disk_mib"]),
         (&json!(1), &json!(0), &json!(64))
     );
+}
+
+#[tokio::test]
+async fn failed_fork_and_deleted_pause_give_places_back() {
+    let api = Api::with(json!({"running": 4})).await;
+    let acme = of("acme");
+    let id = api.creates(&acme).await.made();
+    let path = format!("/v1/sandboxes/{id}");
+    // One clone is made, and the next fails.
+    api.fake.most.store(2, Ordering::SeqCst);
+    let forked = api
+        .asks(&acme, "POST", &format!("{path}/fork"), json!({"count": 3}))
+        .await;
+    forked.refused(507, "disk-full");
+    let used = &api.quota(&acme).await["used"];
+    assert_eq!(
+        (&used["running"], &used["disk_mib"]),
+        (&json!(1), &json!(64)),
+        "the original's"
+    );
+    let release = json!({"memory": "release"});
+    let paused = api.asks(&acme, "POST", &format!("{path}/pause"), release).await;
+    assert_eq!(paused.0, StatusCode::NO_CONTENT);
+    let deleted = api.asks(&acme, "DELETE", &path, Value::Null).await;
+    assert_eq!(deleted.0, StatusCode::NO_CONTENT);
+    let used = &api.quota(&acme).await["used"];
+    assert_eq!((&used["paused"], &used["disk_mib"]), (&json!(0), &json!(0)));
 }
 
 #[tokio::test]

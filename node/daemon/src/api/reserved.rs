@@ -337,6 +337,7 @@ impl Reserved for ChangeSandbox {
             timeout_s: _,
             idle_timeout_s: _,
             on_timeout: _,
+            on_exit: _,
         } = self;
         None
     }

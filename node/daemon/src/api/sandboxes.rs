@@ -272,7 +272,7 @@ pub async fn delete(
 #[utoipa::path(patch, path = "/v1/sandboxes/{id}", operation_id = "changeSandbox", tag = "sandboxes", request_body = ChangeSandbox,
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = Sandbox),
-    (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such sandbox, or its container's output is not kept", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "The sandbox's thaw-vmm is of a release that does not support this", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
 ))]

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | here | one proxy for each such sandbox: it answers the queries that arrive at the sandbox's gateway |
 //! | [`message`] | queries and answers |
+//! | [`places`] | how many queries of each guest may wait for a name server |
 //! | [`upstream`] | asks the node's name servers |
 //!
 //! Invariants: a name that the policy does not allow is never asked for; no answer has an address to which the guest may not connect; queries
@@ -27,6 +28,7 @@ pub(crate) use upstream::NameServers;
 use upstream::{Answer, NoAnswer, Upstream};
 
 mod message;
+mod places;
 mod upstream;
 
 /// Most queries of one guest that are answered at once.

@@ -3,7 +3,6 @@
 //! Nothing is cached: a tenant must not learn from the time of an answer what another has resolved.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -13,12 +12,16 @@ use hickory_resolver::net::runtime::TokioRuntimeProvider;
 use hickory_resolver::proto::rr::{RData, RecordType};
 use tokio::sync::Semaphore;
 
+use super::places::Places;
+
 /// Most queries of all guests that wait for a name server. More fail at once.
 const MOST_WAITING: usize = 512;
 static WAITING: Semaphore = Semaphore::const_new(MOST_WAITING);
 /// How long one attempt may take, and how many there are.
 const TIMEOUT: Duration = Duration::from_secs(3);
 const ATTEMPTS: usize = 2;
+/// How long a query may wait in all: a chain of aliases is several queries of the resolver.
+const DEADLINE: Duration = Duration::from_secs(10);
 
 /// The addresses of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -43,43 +46,55 @@ pub(crate) trait Upstream: Send + Sync {
     async fn lookup(&self, name: &str) -> Result<Answer, NoAnswer>;
 }
 
-/// The node's name servers.
-#[derive(Clone)]
-pub(crate) struct NameServers(Option<Arc<TokioResolver>>);
+/// The node's name servers, for one guest.
+pub(crate) struct NameServers {
+    resolver: Option<TokioResolver>,
+    places: Places,
+}
 
 impl NameServers {
     /// These servers. Without one, every lookup fails.
     pub fn new(servers: &[IpAddr]) -> NameServers {
-        if servers.is_empty() {
-            return NameServers(None);
+        NameServers {
+            resolver: resolver(servers),
+            places: Places::among(&WAITING),
         }
-        let servers = servers.iter().copied().map(NameServerConfig::udp_and_tcp);
-        let config = ResolverConfig::from_name_servers(servers.collect());
-        let mut builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
-        let options = builder.options_mut();
-        options.cache_size = 0;
-        // The host's own names are none of its guests' business.
-        options.use_hosts_file = ResolveHosts::Never;
-        options.timeout = TIMEOUT;
-        options.attempts = ATTEMPTS;
-        let built = builder
-            .build()
-            .inspect_err(|e| tracing::warn!("names are not resolved for sandboxes: {e}"));
-        NameServers(built.ok().map(Arc::new))
     }
+}
+
+fn resolver(servers: &[IpAddr]) -> Option<TokioResolver> {
+    if servers.is_empty() {
+        return None;
+    }
+    let servers = servers.iter().copied().map(NameServerConfig::udp_and_tcp);
+    let config = ResolverConfig::from_name_servers(servers.collect());
+    let mut builder = TokioResolver::builder_with_config(config, TokioRuntimeProvider::default());
+    let options = builder.options_mut();
+    options.cache_size = 0;
+    // The host's own names are none of its guests' business.
+    options.use_hosts_file = ResolveHosts::Never;
+    options.timeout = TIMEOUT;
+    options.attempts = ATTEMPTS;
+    let built = builder
+        .build()
+        .inspect_err(|e| tracing::warn!("names are not resolved for sandboxes: {e}"));
+    built.ok()
 }
 
 #[async_trait]
 impl Upstream for NameServers {
     async fn lookup(&self, name: &str) -> Result<Answer, NoAnswer> {
-        let resolver = self.0.as_ref().ok_or(NoAnswer::Failed)?;
-        let _waiting = WAITING.try_acquire().map_err(|_| NoAnswer::Failed)?;
+        let resolver = self.resolver.as_ref().ok_or(NoAnswer::Failed)?;
+        let _place = self.places.take().ok_or(NoAnswer::Failed)?;
         // The dot keeps search domains out.
-        let found = resolver.lookup(format!("{name}."), RecordType::A).await;
-        let found = found.map_err(|e| match (e.is_nx_domain(), e.is_no_records_found()) {
-            (true, _) => NoAnswer::NoName,
-            (false, true) => NoAnswer::NoAddress,
-            (false, false) => NoAnswer::Failed,
+        let lookup = resolver.lookup(format!("{name}."), RecordType::A);
+        let found = tokio::time::timeout(DEADLINE, lookup).await;
+        let found = found.map_err(|_| NoAnswer::Failed)?.map_err(|e| {
+            match (e.is_nx_domain(), e.is_no_records_found()) {
+                (true, _) => NoAnswer::NoName,
+                (false, true) => NoAnswer::NoAddress,
+                (false, false) => NoAnswer::Failed,
+            }
         })?;
         // The records of aliases limit the time too.
         let ttl = found.answers().iter().map(|record| record.ttl).min();

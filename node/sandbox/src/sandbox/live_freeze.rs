@@ -3,7 +3,7 @@
 //! The VMM protects memory against writes first, so that the machine is paused only while its state is saved and its disk is copied. If the
 //! kernel or the VMM lacks that, or the memory is served page by page, it is written while the machine is paused; the log says why.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::control::{Command, ErrorCode, FreezeKind, Response};
@@ -12,7 +12,7 @@ use super::Sandbox;
 use super::freeze::Frozen;
 use super::machine::unexpected_answer;
 use super::thaw::open_userfaultfd;
-use crate::control_client::CallError;
+use crate::control_client::{CallError, ControlClient};
 use crate::error::Error;
 use crate::snapshot::Draft;
 
@@ -46,12 +46,9 @@ impl Sandbox {
             Err(e) => return lacks(&e),
         };
         let fds = [draft.memory().as_fd(), pagemap.as_fd(), device.as_fd()];
-        let prepare = Command::PrepareFreeze { kind };
-        match self.resources.control()?.call(prepare, &fds).await {
-            Ok(_) => Ok(Way::Running),
-            Err(CallError::Refused(e)) if e.code == ErrorCode::Unprotected => lacks(&e),
-            Err(e @ CallError::TooOld { .. }) => lacks(&e),
-            Err(e) => Err(e.into()),
+        match prepare(self.resources.control()?, kind, &fds).await? {
+            None => Ok(Way::Running),
+            Some(why) => lacks(&why),
         }
     }
 
@@ -91,6 +88,24 @@ impl Sandbox {
     }
 }
 
+/// Asks a VMM to prepare a freeze. Returns why that is not possible, or `None` if it is prepared.
+async fn prepare(
+    control: &ControlClient,
+    kind: FreezeKind,
+    fds: &[BorrowedFd<'_>],
+) -> Result<Option<String>, Error> {
+    match control.call(Command::PrepareFreeze { kind }, fds).await {
+        Ok(_) => Ok(None),
+        Err(CallError::Refused(e)) if e.code == ErrorCode::Unprotected => Ok(Some(e.to_string())),
+        Err(e @ CallError::TooOld { .. }) => Ok(Some(e.to_string())),
+        Err(e) => {
+            // It may be prepared, or will be: then it would refuse every later freeze. Nobody waits for the answer.
+            drop(control.request(Command::CancelFreeze, &[]).await);
+            Err(e.into())
+        }
+    }
+}
+
 /// The bytes of memory that a VMM has written.
 pub(super) fn memory_bytes(answer: &Response) -> Result<u64, Error> {
     match answer {
@@ -98,3 +113,7 @@ pub(super) fn memory_bytes(answer: &Response) -> Result<u64, Error> {
         other => Err(unexpected_answer(other)),
     }
 }
+
+#[cfg(test)]
+#[path = "live_freeze_test.rs"]
+mod tests;

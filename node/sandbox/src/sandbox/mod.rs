@@ -27,7 +27,7 @@ use crate::human_bytes::HumanBytes;
 use crate::images::Images;
 use crate::paths::Paths;
 use crate::snapshot::{Hash, Hold, Registered, Scratch, Signatures, SnapshotStore, Subject};
-use crate::state::{PausedSandboxes, Record, RunDirectory, SandboxDirectory, TimeLimit};
+use crate::state::{Ending, PausedSandboxes, Record, RunDirectory, SandboxDirectory, TimeLimit};
 use crate::template::Templates;
 use crate::template::command_line::{command_line, has_test_hooks};
 use crate::tenant::Tenant;
@@ -42,6 +42,7 @@ mod claim;
 mod cold;
 mod create;
 mod disk;
+mod ending;
 mod failed;
 mod files;
 mod first_thaw;
@@ -297,6 +298,7 @@ pub struct Sandbox {
     /// The current limits; `None` if its VMM does not support them.
     rate_limits: Mutex<Option<RateLimits>>,
     time_limit: watch::Sender<TimeLimit>,
+    ending: watch::Sender<Ending>,
 }
 
 impl Sandbox {
@@ -321,6 +323,7 @@ impl Sandbox {
             life,
             rate_limits: Mutex::new(record.terms.rate_limits),
             time_limit: watch::Sender::new(record.terms.time_limit()),
+            ending: watch::Sender::new(record.ending()),
             record,
             config,
             origin,

@@ -290,15 +290,13 @@ impl Sandbox {
             };
             let uplink = slot.uplink.as_ref().ok_or_else(nowhere)?;
             let mut names = names.locked();
-            let has_domains = policy.has_domains();
             // Before the policy redirects queries.
-            if has_domains && names.is_none() {
+            if policy.has_domains() && names.is_none() {
                 *names = Some(start_names(&node, slot)?);
             }
-            let before = uplink.describe();
             let after = SandboxNetwork {
                 policy: policy.text().clone(),
-                ..before.clone()
+                ..uplink.describe()
             };
             let write = |network: &SandboxNetwork| {
                 sandbox.resources.directory.write(&Record {
@@ -306,14 +304,15 @@ impl Sandbox {
                     ..sandbox.record_now()
                 })
             };
-            write(&after)?;
-            uplink.set_policy(policy).map_err(failed).inspect_err(|_| {
-                // The old policy is still in force. If it cannot be recorded either, the first error is the more useful one.
-                let _ = write(&before);
-            })?;
-            if !has_domains {
+            let changed = write(&after).and_then(|()| uplink.set_policy(policy).map_err(failed));
+            if changed.is_err() {
+                // What is in force, which is the old policy. If it cannot be recorded either, the first error is the more useful one.
+                let _ = write(&uplink.describe());
+            }
+            if !uplink.has_domains() {
                 *names = None;
             }
+            changed?;
             Ok(after)
         })
         .await

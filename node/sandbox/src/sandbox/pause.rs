@@ -95,8 +95,8 @@ impl Sandbox {
             let what = format!("the memory of sandbox {} cannot be released: {why}", record.id);
             Err(Error::new(ErrorKind::MemoryKept, what))
         };
-        if record.tethered || record.client.is_some() {
-            return refuse("the process that it was made for is attached to it");
+        if record.tethered || self.ending.borrow().client.is_some() {
+            return refuse("the process that it was made for is attached to its container");
         }
         if self.origin.is_none() && record.provenance.is_none() {
             return refuse("it was booted with --cold");

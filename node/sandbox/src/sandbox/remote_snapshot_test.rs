@@ -83,6 +83,24 @@ async fn next_process_fetches_again_what_was_not_stored() {
 }
 
 #[tokio::test]
+async fn removed_snapshot_is_read_on_and_fetched_again() {
+    let scene = Scene::new().await;
+    let to = node(&scene.root.path().join("to"));
+    let remote = begun(&to, &scene.reference).await;
+    let copy = stored(&to).await;
+    // Whoever stores it may have its lock for a moment.
+    while to.stored.remove(&copy.object.id, &|_| None, false).is_err() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    assert!(!copy.directory.exists());
+    assert_eq!(whole(&remote.files, memory(50))[..5000], noise(2, 5000));
+    let next = node(&scene.root.path().join("to"));
+    let files = next.remote.again(&next, &remote.place).await.unwrap();
+    files.fetch(memory(50)).await.unwrap();
+    assert_eq!(whole(&files, memory(50))[..5000], noise(2, 5000));
+}
+
+#[tokio::test]
 async fn state_that_the_manifest_does_not_name_is_refused() {
     let scene = Scene::new().await;
     let mut listing = scene.listing.clone();

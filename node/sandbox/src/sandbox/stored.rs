@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use thaw_protocol::control::MemoryMode;
 use thaw_sys::lock::Lock;
 
 use super::tenants::{TENANTS, Tenants, data};
@@ -84,13 +85,16 @@ impl Tenants {
     /// is noted. Returns the node to thaw it with, and what keeps a stored one until the sandbox has a record.
     ///
     /// # Errors
-    /// [`crate::error::ErrorKind::SnapshotNotFound`], those of [`Tenants::with_stock`] and [`Tenants::remote_to_thaw`].
+    /// [`ErrorKind::SnapshotNotFound`]; [`ErrorKind::Runtime`] for a mode that a snapshot in a registry cannot have; those of
+    /// [`Tenants::with_stock`] and [`Tenants::remote_to_thaw`].
     pub async fn to_thaw(
         &self,
         wanted: &str,
         viewer: &Viewer,
+        mode: MemoryMode,
     ) -> Result<(Node, Thawable, Option<Thawing>), Error> {
         if wanted.contains('/') {
+            refuse_in_advance(wanted, mode)?;
             let (node, found) = self.remote_to_thaw(wanted, viewer).await?;
             let thawing = match &found {
                 Thawable::Stored(directory) => Some(keep(&node, directory).await?),
@@ -198,6 +202,21 @@ impl SnapshotStore {
             sandbox: sandbox.id.clone(),
             parent: thawed_from.and_then(|snapshot| self.id_of(snapshot)),
         })
+    }
+}
+
+/// Refuses to map memory in advance that comes from a registry while the sandbox runs.
+fn refuse_in_advance(reference: &str, mode: MemoryMode) -> Result<(), Error> {
+    match mode {
+        MemoryMode::Populate => {
+            let what = format!(
+                "memory mode populate loads all memory in advance, and that of {reference} comes from its registry while the sandbox runs"
+            );
+            let remedy = "choose memory mode cow; or pull it with thaw snapshot pull, and thaw the stored snapshot by its id";
+            Err(Error::new(ErrorKind::Runtime, what).remedy(remedy))
+        }
+        // Either way, parts come as they are touched.
+        MemoryMode::Cow | MemoryMode::Uffd => Ok(()),
     }
 }
 

@@ -9,7 +9,7 @@ use thaw_protocol::api::{HookResult, SandboxNetwork, Volume};
 use thaw_protocol::control::DeviceId;
 use thaw_records::RecordError;
 
-use super::{HostDisk, PodNamespace, Provenance, RemoteMemory, Terms, recorded};
+use super::{Ending, HostDisk, PodNamespace, Provenance, RemoteMemory, Terms, recorded};
 use crate::container::RootServing;
 use crate::tenant::Tenant;
 
@@ -92,6 +92,14 @@ pub struct Record {
 }
 
 impl Record {
+    /// What ends the sandbox beside its machine and its time limit.
+    pub fn ending(&self) -> Ending {
+        Ending {
+            client: self.client,
+            on_exit: self.terms.on_exit(),
+        }
+    }
+
     /// Whether the sandbox runs on without its owner, to be adopted.
     pub(super) fn outlives_owner(&self) -> bool {
         !self.tethered && self.ready

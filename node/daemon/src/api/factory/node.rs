@@ -11,7 +11,7 @@ use thaw_images::store::Lease;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
-    CreateSandbox, HealthCheck, OnExit, ProcessIdentity, Readiness, StartContainer, ThawSandbox,
+    CreateSandbox, HealthCheck, ProcessIdentity, Readiness, StartContainer, ThawSandbox,
 };
 use thaw_protocol::control::MemoryMode;
 use thaw_sandbox::agent_client::{self, AgentClient};
@@ -59,7 +59,7 @@ impl Factory for Tenants {
         viewer: Viewer,
     ) -> Result<NewSandbox, Refusal> {
         let (node, thawable, _thawing) = match (&request.snapshot, &request.directory) {
-            (Some(wanted), _) => self.to_thaw(wanted, &viewer).await?,
+            (Some(wanted), _) => self.to_thaw(wanted, &viewer, request.memory_mode).await?,
             (None, Some(directory)) => {
                 let node = self.for_new(behalf.tenant.as_ref()).await?;
                 (node, Thawable::Stored(directory.clone()), None)
@@ -149,6 +149,7 @@ async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> 
         false => (None, None),
     };
     let limit = TimeLimit::from_now(request.timeout_s, request.idle_timeout_s, request.on_timeout);
+    let on_exit = request.container.as_ref().map(|c| c.on_exit).unwrap_or_default();
     let spec = SandboxSpec {
         image: Some(request.image),
         pull: parse::<Pull>("pull", &request.pull)?,
@@ -173,12 +174,8 @@ async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> 
         prefetch: request.prefetch,
         terms: Terms {
             labels: request.labels,
-            delete_on_exit: request
-                .container
-                .as_ref()
-                .is_some_and(|c| c.on_exit == OnExit::Delete),
             rate_limits: Some(request.rate_limits),
-            ..behalf.terms().within(limit)
+            ..behalf.terms().within(limit).with_exit(on_exit)
         },
         volumes: request.volumes,
         cpu_limit_millis: request.cpu_limit_millis,

@@ -6,10 +6,9 @@ use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use thaw_images::store::Lease;
+use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
-use thaw_protocol::api::{
-    Account, CreateSandbox, HookResult, OnExit, RateLimits, Readiness, Stage, ThawSandbox,
-};
+use thaw_protocol::api::{Account, CreateSandbox, HookResult, RateLimits, Readiness, Stage, ThawSandbox};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::snapshot::store::Viewer;
@@ -26,6 +25,15 @@ use crate::api::readiness::ReadinessWait;
 use crate::metrics::{Families, Names};
 
 impl Fake {
+    /// Gives a machine a container, whose output is kept in this directory.
+    fn give_container(&self, machine: &mut FakeMachine, directory: tempfile::TempDir) {
+        let journal = Arc::new(Journal::open(directory.path()).unwrap());
+        machine.output = Some((journal, directory));
+        machine.exit = self.exit.subscribe();
+        machine.life = self.life.subscribe();
+        machine.health = self.health.subscribe();
+    }
+
     fn readiness_wait(&self) -> ReadinessWait {
         let mut ready = self.ready.subscribe();
         ReadinessWait(Box::pin(async move {
@@ -71,23 +79,20 @@ impl Factory for Fake {
         let place = self.admit(behalf.tenant.as_ref())?;
         let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
         let limit = TimeLimit::from_now(request.timeout_s, request.idle_timeout_s, request.on_timeout);
+        let on_exit = request.container.as_ref().map(|c| c.on_exit).unwrap_or_default();
         let terms = Terms {
             labels: request.labels,
-            delete_on_exit: request
-                .container
-                .as_ref()
-                .is_some_and(|c| c.on_exit == OnExit::Delete),
             rate_limits: Some(request.rate_limits),
-            ..behalf.terms().within(limit)
+            ..behalf.terms().within(limit).with_exit(on_exit)
         };
-        let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
+        let client = request.client.map(|client| ProcessRecord {
+            pid: client.pid,
+            start_time: client.start_time,
+        });
+        let machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
+        let mut machine = machine.made_for(client);
         if request.container.is_some() {
-            let directory = tempfile::tempdir().unwrap();
-            let journal = Arc::new(Journal::open(directory.path()).unwrap());
-            machine.output = Some((journal, directory));
-            machine.exit = self.exit.subscribe();
-            machine.life = self.life.subscribe();
-            machine.health = self.health.subscribe();
+            self.give_container(&mut machine, tempfile::tempdir().unwrap());
         }
         machine.place = Some(place);
         machine.files = self.files.clone();
@@ -114,6 +119,11 @@ impl Factory for Fake {
         let terms = record.terms.clone().within(limit);
         let mut machine = FakeMachine::of(Record { terms, ..record }, self.counts.clone());
         machine.place = place;
+        if paused.output().exists() {
+            let directory = tempfile::tempdir().unwrap();
+            paused.restore(directory.path())?;
+            self.give_container(&mut machine, directory);
+        }
         Ok(NewSandbox {
             machine: Arc::new(machine),
             image_config: "null".into(),

@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
+use thaw_pools::process::ProcessRecord;
 use thaw_pools::share::Source;
 use thaw_pools::vmm::Ended;
 use thaw_protocol::api::{
-    ContainerHealth, FreezeSandbox, FrozenSandbox, HookResult, NetworkPolicy, RateLimits, Readiness,
+    ContainerHealth, FreezeSandbox, FrozenSandbox, HookResult, NetworkPolicy, OnExit, RateLimits, Readiness,
     SandboxFailure, SandboxNetwork, StopContainer, Usage,
 };
 use thaw_protocol::control::{DeviceId, HOST_DISKS};
@@ -19,7 +20,7 @@ use thaw_sandbox::container::Options;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::failure::{Evidence, VmmEnd};
 use thaw_sandbox::journal::Journal;
-use thaw_sandbox::state::{HostDisk, Paused, Record, Terms, TimeLimit};
+use thaw_sandbox::state::{Ending, HostDisk, Paused, Record, Terms, TimeLimit};
 use tokio::sync::watch;
 
 use super::catalog::not_stored;
@@ -53,6 +54,7 @@ pub struct FakeMachine {
     shares: Mutex<BTreeMap<String, Source>>,
     rate_limits: Mutex<RateLimits>,
     time_limit: watch::Sender<TimeLimit>,
+    ending: watch::Sender<Ending>,
 }
 
 impl FakeMachine {
@@ -69,6 +71,7 @@ impl FakeMachine {
         counts.living.fetch_add(1, Ordering::SeqCst);
         FakeMachine {
             time_limit: watch::Sender::new(record.terms.time_limit()),
+            ending: watch::Sender::new(record.ending()),
             rate_limits: Mutex::new(record.terms.rate_limits.unwrap_or_default()),
             record,
             counts,
@@ -85,6 +88,12 @@ impl FakeMachine {
             place: None,
             shares: Mutex::default(),
         }
+    }
+
+    /// The same, made for this process.
+    pub(super) fn made_for(self, client: Option<ProcessRecord>) -> FakeMachine {
+        self.ending.send_modify(|ending| ending.client = client);
+        self
     }
 
     /// The same, thawed with a hook that ended so.
@@ -166,14 +175,16 @@ impl Machine for FakeMachine {
 
     async fn release_memory(&self) -> Result<Paused, Error> {
         let name = self.record.name.as_deref().unwrap_or_default();
-        if name == "fixed" {
+        let ending = *self.ending.borrow();
+        if name == "fixed" || ending.client.is_some() {
             return Err(Error::new(ErrorKind::MemoryKept, "it is fixed"));
         }
         let place = self.place.as_ref().map(Place::pause).transpose()?.map(Arc::new);
         let draft = self.counts.paused.begin(&self.record.id)?;
         std::fs::create_dir(draft.snapshot()).unwrap();
+        let terms = self.record.terms.clone().within(*self.time_limit.borrow());
         let record = Record {
-            terms: self.record.terms.clone().within(*self.time_limit.borrow()),
+            terms: terms.with_exit(ending.on_exit),
             ..self.record.clone()
         };
         let kept = self.output.as_ref().map(|(_, directory)| directory.path());
@@ -320,6 +331,18 @@ impl Machine for FakeMachine {
 
     async fn set_time_limit(&self, limit: TimeLimit) -> Result<(), Error> {
         self.time_limit.send_replace(limit);
+        Ok(())
+    }
+
+    fn ending(&self) -> watch::Receiver<Ending> {
+        self.ending.subscribe()
+    }
+
+    async fn set_on_exit(&self, on_exit: OnExit) -> Result<(), Error> {
+        self.ending.send_replace(Ending {
+            client: None,
+            on_exit,
+        });
         Ok(())
     }
 

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use thaw_test_registry::memory::Registry;
@@ -18,6 +18,9 @@ use thaw_tiny_node::{Place, Thawd, asked};
 const FILLED: u32 = 96;
 /// How long the registry takes for each part.
 const SLOW: Duration = Duration::from_millis(200);
+
+/// Three times as long as thawd tries to read a part.
+const LONGEST: Duration = Duration::from_secs(60);
 
 /// The registry's delays are short for what a busy host does meanwhile.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -184,7 +187,16 @@ fn registry_that_stays_down_ends_the_sandbox_with_a_reason() {
     let Some(node) = Node::new() else { return };
     let id = node.thaw();
     node.registry.set_down(true);
-    eventually("the sandbox fails", || node.shown(&id)["state"] == "failed");
+    let began = Instant::now();
+    while node.shown(&id)["state"] != "failed" {
+        assert!(
+            began.elapsed() < LONGEST,
+            "{}\n{}",
+            node.shown(&id),
+            log(&node.place)
+        );
+        std::thread::sleep(Duration::from_millis(20));
+    }
     let shown = node.shown(&id);
     let failure = &shown["failure"];
     assert_eq!(failure["reason"], "memory-lost", "{failure}");

@@ -91,7 +91,7 @@ fn run(acts: &[Act], memories: &[&GuestMemory], mut work: impl FnMut()) {
     for act in acts {
         match act {
             Act::Write(page, value) => memories.iter().for_each(|memory| write(memory, *page, *value)),
-            Act::Read(page) => memories.iter().for_each(|memory| drop(read(memory, *page))),
+            Act::Read(page) => memories.iter().for_each(|memory| _ = read(memory, *page)),
             Act::Work => work(),
         }
     }
@@ -237,7 +237,11 @@ fn writers_wait_for_room_unless_hurried() {
                 filled.recv().unwrap();
                 freeze.hurry(false);
             }
-            finished(&mut freeze)
+            let frozen = finished(&mut freeze);
+            if !is_hurried {
+                filled.recv().unwrap();
+            }
+            frozen
         });
         assert_eq!(frozen.bytes, pages * PAGE);
         let written = contents(&out);

@@ -136,7 +136,7 @@ fn the_document_is_the_routes() {
 
 #[test]
 fn operation_ids_are_unique_and_a_verb_with_a_noun() {
-    let verbs = "change create delete end exec fork freeze get list monitor move open pause pull push read resume restart set signal start \
+    let verbs = "change create delete end exec fork freeze get list monitor move open pause pull push read reset resume restart set signal start \
                  stop thaw verify watch write";
     let verbs: Vec<_> = verbs.split(' ').collect();
     let document: serde_json::Value = serde_json::from_str(&document()).unwrap();

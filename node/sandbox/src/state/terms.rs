@@ -255,7 +255,7 @@ mod tests {
         let read: Terms = serde_json::from_str(&serde_json::to_string(&terms).unwrap()).unwrap();
         assert_eq!(read, terms);
         let before: Terms = serde_json::from_str(r#"{"labels": {}, "timeout": null}"#).unwrap();
-        assert_eq!((before.rate_limits, before.tenant), (None, None));
+        assert_eq!((&before.rate_limits, &before.tenant), (&None, &None));
         assert_eq!(before.on_timeout, OnTimeout::Delete);
         assert!(before.annotations.is_empty());
         for on_exit in [OnExit::Keep, OnExit::Delete, OnExit::End] {

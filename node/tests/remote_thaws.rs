@@ -54,6 +54,8 @@ impl Node {
         };
         let made = node.ask("POST /v1/sandboxes", &node.place.request());
         let original = made["sandbox"]["id"].as_str().unwrap().to_owned();
+        // Or each clone first went on reading, before it answers.
+        until_idle(&made["sandbox"]["vmm_pid"]);
         let freeze = format!("POST /v1/sandboxes/{original}/freeze");
         node.ask(&freeze, &json!({"name": "web"}));
         node.ask(
@@ -142,6 +144,21 @@ impl Node {
     fn end(self) {
         assert!(self.thawd.stop().success(), "{}", log(&self.place));
     }
+}
+
+/// Waits until a process takes no processor time: its guest sleeps.
+fn until_idle(pid: &Value) {
+    let ticks = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        // utime and stime, proc_pid_stat(5).
+        let fields = stat.split_whitespace().skip(13).take(2);
+        fields.map(str::to_owned).collect::<Vec<_>>()
+    };
+    eventually("the guest sleeps", || {
+        let before = ticks();
+        std::thread::sleep(Duration::from_millis(200));
+        ticks() == before
+    });
 }
 
 #[test]

@@ -154,11 +154,18 @@ fn a_chunk_that_is_not_what_the_manifest_says_is_not_served() {
     drop(server);
 }
 
-/// Starts a server. The reason why it broke arrives at the receiver.
+/// Starts a server of [`memory`]. The reason why it broke arrives at the receiver.
 fn serve(watched: &Watched, fd: OwnedFd) -> (PageServer, mpsc::Receiver<String>) {
     let (file, expected) = memory();
+    serve_from(FileSource::new(file, &expected), watched, fd)
+}
+
+fn serve_from(
+    source: impl PageSource + 'static,
+    watched: &Watched,
+    fd: OwnedFd,
+) -> (PageServer, mpsc::Receiver<String>) {
     let (sender, broken) = mpsc::channel();
-    let source = FileSource::new(file, &expected);
     let told = move |reason| sender.send(reason).unwrap();
     let server = PageServer::start(fd, &regions(watched), source, told).unwrap();
     (server, broken)
@@ -175,26 +182,49 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// `UFFD_FEATURE_EVENT_REMOVE`, linux/userfaultfd.h.
 const EVENT_REMOVE: u64 = 1 << 3;
 
+/// A source that ends with an event on its way: until that is read, which it never is, the kernel fills no page.
+struct Changing {
+    file: FileSource,
+    watched: Arc<Watched>,
+    fd: OwnedFd,
+}
+
+impl PageSource for Changing {
+    fn read(&mut self, number: u64, buffer: &mut [u8]) -> io::Result<bool> {
+        let address = self.watched.address;
+        // SAFETY: our mapping. The call waits in the kernel, and so on a thread of its own.
+        std::thread::spawn(move || unsafe {
+            libc::madvise(address as *mut _, PAGE as usize, libc::MADV_DONTNEED)
+        });
+        while try_zero(&self.fd, address as u64 + PAGE) {
+            std::thread::yield_now();
+        }
+        self.file.read(number, buffer)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.file.bytes()
+    }
+
+    fn hash(&self, number: u64) -> Option<Hash> {
+        self.file.hash(number)
+    }
+}
+
 #[test]
 fn vmm_whose_mappings_change_for_ever_is_broken() {
     let Some((watched, fd)) = Watched::with_features(REGIONS.iter().sum(), EVENT_REMOVE) else {
         return;
     };
     let (watched, keeps) = (Arc::new(watched), fd.try_clone().unwrap());
-    // The event of the madvise below is not read, so the kernel then fills no page. The fault comes first, so it is read first.
+    let (file, expected) = memory();
+    let changing = Changing {
+        file: FileSource::new(file, &expected),
+        watched: watched.clone(),
+        fd: fd.try_clone().unwrap(),
+    };
+    let (server, broken) = serve_from(changing, &watched, fd);
     touch_for_ever(&watched, REGIONS[1] + 5 * PAGE);
-    wait_for_fault(&keeps);
-    let gives_back = watched.clone();
-    std::thread::spawn(move || {
-        let (address, size) = (gives_back.address as *mut libc::c_void, PAGE as usize);
-        // SAFETY: our mapping.
-        unsafe { libc::madvise(address, size, libc::MADV_DONTNEED) };
-    });
-    // When a page can no longer be filled, the madvise waits in the kernel.
-    while try_zero(&keeps, watched.address as u64 + PAGE) {
-        std::thread::yield_now();
-    }
-    let (server, broken) = serve(&watched, fd);
     let reason = broken.recv_timeout(LIMIT).unwrap();
     assert!(reason.contains("go on changing"), "{reason}");
     drop(server);

@@ -261,10 +261,8 @@ impl<S: PageSource> Server<S> {
 
     /// Wakes all threads that wait for a page.
     fn wake_all(&self) -> Result<(), Error> {
-        let regions = self.regions.iter().filter(|region| region.size > 0);
-        regions
-            .map(|region| self.wake(region.host_address, region.size))
-            .collect()
+        let mut regions = self.regions.iter().filter(|region| region.size > 0);
+        regions.try_for_each(|region| self.wake(region.host_address, region.size))
     }
 
     /// The address of the next pending fault.

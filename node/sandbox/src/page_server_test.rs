@@ -234,13 +234,6 @@ fn vmm_whose_mappings_change_for_ever_is_broken() {
     std::mem::forget(keeps);
 }
 
-/// Waits until a fault can be read.
-fn wait_for_fault(fd: &OwnedFd) {
-    rustix::io::ioctl_fionbio(fd, true).unwrap();
-    let mut fds = [PollFd::new(fd, PollFlags::IN)];
-    assert_eq!(rustix::event::poll(&mut fds, None), Ok(1));
-}
-
 /// Fills a page with zeros. Returns false if the kernel fills none now.
 fn try_zero(fd: &OwnedFd, address: u64) -> bool {
     let mut request = [address, PAGE, 0, 0];

@@ -25,7 +25,7 @@ impl Connection {
         assert_eq!(&said, b"still");
     }
 
-    fn is_ended(mut self) {
+    fn ended(mut self) {
         self.0.write_all(b"x").unwrap();
         let ended = self.0.read(&mut [0; 1]).unwrap_err();
         assert_eq!(ended.kind(), ErrorKind::ConnectionReset);
@@ -46,7 +46,7 @@ fn guest_reaches_the_resolved_addresses_alone() {
         uplink(&slot)
             .set_policy(policy(&["allow=a.example", "default=allow"]))
             .unwrap();
-        before.is_ended();
+        before.ended();
         refused(guest.connect((OUTSIDE, 80)));
         let names = uplink(&slot).names();
         assert!(names.allows("a.example") && !names.allows("b.example"));
@@ -69,7 +69,7 @@ fn guest_reaches_the_resolved_addresses_alone() {
         uplink(&slot).set_policy(policy(&["allow=*.example"])).unwrap();
         kept.goes_on();
         uplink(&slot).set_policy(policy(&["allow=b.example"])).unwrap();
-        kept.is_ended();
+        kept.ended();
         refused(guest.connect((OUTSIDE, 80)));
         uplink(&slot).set_policy(policy(&["default=allow"])).unwrap();
         talk(guest.connect((OUTSIDE, 80)).unwrap(), &server);
@@ -107,7 +107,7 @@ fn failed_change_leaves_the_policy_before() {
         names.admit("a.example", &[OUTSIDE], 5 * MINUTE).unwrap();
         // The same change again succeeds.
         uplink(&slot).set_policy(policy(&["allow=b.example"])).unwrap();
-        kept.is_ended();
+        kept.ended();
         refused(guest.connect((OUTSIDE, 80)));
     });
 }

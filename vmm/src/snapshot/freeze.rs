@@ -242,7 +242,8 @@ impl Source<'_> {
 /// The data of virtio-mem's region in this map.
 pub(super) fn hotplugged(base: &MemoryMap) -> Vec<Range<u64>> {
     let Window { start, size } = layout::VIRTIO_MEM;
-    ranges::intersection(&base.data(), &[start..start + size])
+    let window = start..start + size;
+    ranges::intersection(&base.data(), std::slice::from_ref(&window))
 }
 
 /// Fails if there can be no delta above this map.

@@ -148,6 +148,6 @@ async fn python_sdk_uses_every_call_of_the_control_plane() {
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a Python with E2B's SDK"]
 async fn python_sdk_builds_templates() {
-    let guest = Arc::new(crate::e2b::envd::local_guest::LocalGuest::new());
+    let guest = Arc::new(crate::e2b::envd::local_guest::LocalGuest::default());
     run(&serve(Some(guest)).await, "templates.py").await;
 }

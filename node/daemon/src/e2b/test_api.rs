@@ -182,7 +182,7 @@ impl Api {
 
     /// The API whose guests run processes of this host.
     pub fn with_guest() -> (Api, Arc<LocalGuest>) {
-        let (api, guest) = (Api::new(), Arc::new(LocalGuest::new()));
+        let (api, guest) = (Api::new(), Arc::new(LocalGuest::default()));
         *api.fake.guest.lock().unwrap() = Some(guest.clone());
         (api, guest)
     }

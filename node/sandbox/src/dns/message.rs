@@ -36,7 +36,7 @@ pub(super) enum Kind {
 pub(super) enum Unanswerable {
     /// It cannot be read, or is an answer itself.
     Silent,
-    Refused(Reply),
+    Refused(Box<Reply>),
 }
 
 /// A query with one question.
@@ -63,7 +63,7 @@ pub(super) fn read(bytes: &[u8]) -> Result<Question, Unanswerable> {
     let refuse = |code| {
         let mut reply = Message::error_msg(metadata.id, metadata.op_code, code);
         reply.metadata.recursion_desired = metadata.recursion_desired;
-        Err(Unanswerable::Refused(Reply(reply)))
+        Err(Unanswerable::Refused(Box::new(Reply(reply))))
     };
     if metadata.op_code != OpCode::Query {
         return refuse(ResponseCode::NotImp);

@@ -60,8 +60,8 @@ pub struct LocalProcesses {
     pub is_full: std::sync::atomic::AtomicBool,
 }
 
-impl LocalGuest {
-    pub fn new() -> LocalGuest {
+impl Default for LocalGuest {
+    fn default() -> LocalGuest {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("etc")).unwrap();
         std::fs::create_dir_all(root.path().join("root")).unwrap();
@@ -73,7 +73,9 @@ impl LocalGuest {
             processes: Arc::default(),
         }
     }
+}
 
+impl LocalGuest {
     pub fn root(&self) -> &std::path::Path {
         self.root.path()
     }

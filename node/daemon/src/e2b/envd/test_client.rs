@@ -43,7 +43,7 @@ impl Bed {
 
     /// The same, of a template that says this of processes.
     pub async fn of_template(context: Context) -> Bed {
-        let guest = Arc::new(LocalGuest::new());
+        let guest = Arc::new(LocalGuest::default());
         let (fake, daemon) = Fake::daemon(true);
         *fake.guest.lock().unwrap() = Some(guest.clone());
         let notes = Notes {
@@ -56,7 +56,7 @@ impl Bed {
     /// The same with the fakes of the API's tests as its guest.
     pub async fn of_fakes() -> Bed {
         let (fake, daemon) = Fake::daemon(true);
-        Bed::over(fake, daemon, Arc::new(LocalGuest::new()), Notes::default()).await
+        Bed::over(fake, daemon, Arc::new(LocalGuest::default()), Notes::default()).await
     }
 
     async fn over(fake: Arc<Fake>, daemon: Arc<Daemon>, guest: Arc<LocalGuest>, notes: Notes) -> Bed {

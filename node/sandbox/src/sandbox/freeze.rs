@@ -15,6 +15,7 @@ use thaw_protocol::api::{NetworkPolicy, RateLimits};
 use thaw_protocol::control::{Command, FreezeKind, MachineState};
 
 use super::freeze_note::Freezing;
+use super::frozen_disk::DISK_ID;
 use super::live_freeze::{Way, memory_bytes};
 use super::pagemap::pagemap;
 use super::{Node, READY_LIMIT, Sandbox, budget, host_limits, kept_components};
@@ -26,9 +27,6 @@ use crate::handshake;
 use crate::snapshot::store::Making;
 use crate::snapshot::{Base, Draft, ImageRecord, Kind, SigningKey, SnapshotError, Stored, Subject};
 use thaw_sys::lock::Lock;
-
-/// The writable layer's name in a snapshot.
-pub(super) const DISK_ID: &str = "blk0";
 
 /// How to freeze.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -189,9 +187,15 @@ impl Sandbox {
         };
         reach(Failpoint::FreezePrepared);
         let written = self.stop(node, draft, options, way, &pagemap).await;
-        match (way, written) {
-            (Way::Stopped(_), written) => written,
-            (Way::Running, written) => self.finish_freeze(written).await,
+        match way {
+            Way::Stopped(_) => written,
+            Way::Running => {
+                let (frozen, memory_bytes) = self.finish_freeze(written).await?;
+                Ok(Frozen {
+                    memory_bytes,
+                    ..frozen
+                })
+            }
         }
     }
 

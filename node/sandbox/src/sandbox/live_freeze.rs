@@ -9,9 +9,8 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::control::{Command, ErrorCode, FreezeKind, Response};
 
 use super::Sandbox;
-use super::freeze::Frozen;
 use super::machine::unexpected_answer;
-use super::thaw::open_userfaultfd;
+use super::userfaultfd;
 use crate::control_client::{CallError, ControlClient};
 use crate::error::Error;
 use crate::snapshot::Draft;
@@ -41,7 +40,7 @@ impl Sandbox {
         if self.resources.pages.is_some() {
             return lacks(&"its memory has a userfaultfd already, because it comes page by page");
         }
-        let device = match open_userfaultfd() {
+        let device = match userfaultfd::open() {
             Ok(device) => device,
             Err(e) => return lacks(&e),
         };
@@ -52,13 +51,11 @@ impl Sandbox {
         }
     }
 
-    /// Waits until memory is written, or ends the freeze if it has failed before.
-    pub(super) async fn finish_freeze(&self, stopped: Result<Frozen, Error>) -> Result<Frozen, Error> {
-        let finished = match stopped {
-            Ok(frozen) => self.await_memory().await.map(|memory_bytes| Frozen {
-                memory_bytes,
-                ..frozen
-            }),
+    /// Waits until memory is written, or ends the freeze if `begun`, what had to be of one moment, has failed. Returns the bytes of memory
+    /// too.
+    pub(super) async fn finish_freeze<T>(&self, begun: Result<T, Error>) -> Result<(T, u64), Error> {
+        let finished = match begun {
+            Ok(begun) => self.await_memory().await.map(|bytes| (begun, bytes)),
             Err(e) => Err(e),
         };
         reach(Failpoint::FreezeMemoryWritten);

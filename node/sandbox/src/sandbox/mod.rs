@@ -91,6 +91,7 @@ mod tenants;
 mod thaw;
 mod time_limit;
 mod usage;
+mod userfaultfd;
 mod vmm_log;
 mod wanted_machine;
 

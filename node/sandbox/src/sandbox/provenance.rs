@@ -9,7 +9,7 @@ use thaw_pools::process::ProcessRecord;
 
 use super::{Node, Origin, Resources, Shown};
 use crate::error::{Error, ErrorKind};
-use crate::snapshot::{Hash, MANIFEST, Manifest};
+use crate::snapshot::{Hash, MANIFEST, Manifest, Subject};
 use crate::state::{FileIdentity, Provenance, ShownRecord};
 use thaw_sys::lock::Lock;
 
@@ -128,4 +128,31 @@ fn shown(resources: &Resources) -> (Vec<ShownRecord>, u16) {
     };
     let last_slot = resources.last_slot();
     (resources.images.locked().iter().map(record).collect(), last_slot)
+}
+/// The images that the guest had, with the same metadata, because the guest holds inode numbers of it.
+pub(super) fn frozen_images(node: &Node, subject: &Subject) -> Result<Vec<Shown>, Error> {
+    let stamps = node.templates.registry().stamps();
+    let shown = subject.images.iter().map(|record| {
+        let image = node.images.by_digest(&record.digest)?.ok_or_else(|| {
+            let what = format!(
+                "image {}, which the snapshot needs, is not in the store",
+                record.digest
+            );
+            Error::new(ErrorKind::ImageNotStored, what)
+        })?;
+        let metadata = stamps.hash_file(&image.metadata)?;
+        if metadata != record.metadata {
+            let what = format!(
+                "image {} has other metadata here than it was frozen with",
+                record.digest
+            );
+            return Err(Error::new(ErrorKind::SnapshotIncompatible, what));
+        }
+        Ok(Shown {
+            slot: record.slot,
+            name: record.name.clone(),
+            image,
+        })
+    });
+    shown.collect()
 }

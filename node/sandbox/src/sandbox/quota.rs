@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use thaw_protocol::api::{DEFAULT_DISK_MIB, Quota};
 
-use super::freeze::DISK_ID;
+use super::frozen_disk::DISK_ID;
 use super::{Node, SandboxSpec, Tenants};
 use crate::admission::{Place, Shape, SnapshotPlace};
 use crate::blocking::blocking;

@@ -22,8 +22,8 @@ use super::remote_memory::{MemorySource, RemoteMemory};
 use super::remote_snapshot::{RemoteSnapshot, Thawable};
 use super::resources::Resources;
 use super::snapshot_pull::{Asked, pull};
-use super::thaw::{load, open_userfaultfd};
-use super::{Node, Origin, Tenants, host_cpu};
+use super::thaw::load;
+use super::{Node, Origin, Tenants, host_cpu, userfaultfd};
 use crate::admission::Shape;
 use crate::control_client::ControlClient;
 use crate::error::{Error, ErrorKind};
@@ -89,7 +89,7 @@ impl Tenants {
             is_adopted: false,
         };
         let silent: Arc<dyn Progress> = Arc::new(Silent);
-        let found = match open_userfaultfd() {
+        let found = match userfaultfd::open() {
             Ok(_) => {
                 let remote = node.remote.open(&node, &asked, host_cpu::lacks, &silent).await?;
                 if let Thawable::Remote(remote) = &remote {
@@ -112,7 +112,7 @@ impl Making<'_> {
     /// Loads a snapshot into the machine whose memory is fetched as it is touched.
     pub(super) async fn restore_remote(&mut self, remote: &RemoteSnapshot) -> Result<(), Error> {
         let _stage = self.trace.stage("restore");
-        let device = open_userfaultfd()?;
+        let device = userfaultfd::open()?;
         let control = self.resources.control()?.clone();
         let loaded = load(
             &control,

@@ -13,12 +13,12 @@ use super::create::{Making, Parts};
 use super::fitted::{Fitted, FittedDisk, FittedParts, Fitting};
 use super::freeze::Workload;
 use super::parked::ParkedWant;
-use super::provenance::keep_manifest;
+use super::provenance::{frozen_images, keep_manifest};
 use super::retry::retry_once;
 use super::spec::new_record;
 use super::wanted_machine::{machine, refuse_test_hooks, refuse_untethered_pages};
 use super::{
-    NetworkMode, NetworkSource, Node, RemoteSnapshot, Sandbox, Shown, first_thaw, frozen_disk, hooks,
+    NetworkMode, NetworkSource, Node, RemoteSnapshot, Sandbox, first_thaw, frozen_disk, hooks,
     kept_components, network,
 };
 use crate::admission::{self, Place};
@@ -26,7 +26,7 @@ use crate::blocking::blocking;
 use crate::container::{IMAGE_DISK_SLOT, RootServing};
 use crate::error::{Error, ErrorKind};
 use crate::slow::Slow;
-use crate::snapshot::{Kind, Registered, Subject};
+use crate::snapshot::{Kind, Registered};
 use crate::state::{Paused, Record, Terms};
 use crate::template::Shape;
 use crate::trace::Trace;
@@ -335,7 +335,7 @@ async fn parts(
     let terms = network::read(policy, &spec.publish)?;
     let images = {
         let _stage = trace.stage("image");
-        images(node, &registered.manifest.subject)?
+        frozen_images(node, &registered.manifest.subject)?
     };
     let fitted = FittedParts::of(fitted, &node.images);
     let disk = async {
@@ -360,34 +360,6 @@ async fn parts(
         record: None,
         share: None,
     })
-}
-
-/// The images that the guest had, with the same metadata, because the guest holds inode numbers of it.
-pub(super) fn images(node: &Node, subject: &Subject) -> Result<Vec<Shown>, Error> {
-    let stamps = node.templates.registry().stamps();
-    let shown = subject.images.iter().map(|record| {
-        let image = node.images.by_digest(&record.digest)?.ok_or_else(|| {
-            let what = format!(
-                "image {}, which the snapshot needs, is not in the store",
-                record.digest
-            );
-            Error::new(ErrorKind::ImageNotStored, what)
-        })?;
-        let metadata = stamps.hash_file(&image.metadata)?;
-        if metadata != record.metadata {
-            let what = format!(
-                "image {} has other metadata here than it was frozen with",
-                record.digest
-            );
-            return Err(Error::new(ErrorKind::SnapshotIncompatible, what));
-        }
-        Ok(Shown {
-            slot: record.slot,
-            name: record.name.clone(),
-            image,
-        })
-    });
-    shown.collect()
 }
 
 #[cfg(test)]

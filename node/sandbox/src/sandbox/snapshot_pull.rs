@@ -23,7 +23,8 @@ use tokio::task::JoinSet;
 
 use super::artifact_source::{ArtifactSource, options};
 use super::host_cpu::{self, Lacks};
-use super::{Node, Tenants, budget, kept_components, snapshot};
+use super::provenance::frozen_images;
+use super::{Node, Tenants, budget, kept_components};
 use crate::admission::SnapshotPlace;
 use crate::blocking::blocking;
 use crate::error::{Error, ErrorKind};
@@ -170,7 +171,7 @@ impl Found {
         images(node, asked, source, config, progress).await?;
         let (of, subject) = (node.clone(), documents.manifest.subject.clone());
         // Compares the images' metadata too: the guest has inode numbers of it.
-        blocking(move || snapshot::images(&of, &subject).map(drop)).await?;
+        blocking(move || frozen_images(&of, &subject).map(drop)).await?;
         let begun = begin(making, &documents).await?;
         Ok(Pulling {
             found: self,

@@ -12,6 +12,7 @@ use super::create::Making;
 use super::machine::{explain, unexpected_answer};
 use super::parked;
 use super::retry::with_end_reason;
+use super::userfaultfd;
 use super::wanted_machine::Known;
 use crate::control_client::{ControlClient, Pending};
 use crate::error::{Error, ErrorKind};
@@ -20,9 +21,6 @@ use crate::slow::Slow;
 use crate::snapshot::Registered;
 use crate::template::{Progress, Step};
 use crate::trace::Trace;
-
-/// The device through which a process without the privilege watches page faults of the kernel.
-const USERFAULTFD: &str = "/dev/userfaultfd";
 
 /// Resources that a machine restored from a snapshot needs for as long as it runs.
 pub(super) struct RestoredMemory {
@@ -241,19 +239,9 @@ fn userfaultfd_for(from: &Registered) -> Result<OwnedFd, Error> {
             Error::new(ErrorKind::SnapshotIncompatible, what).remedy("choose --memory-mode cow or populate")
         );
     }
-    open_userfaultfd().map_err(|e| {
+    userfaultfd::open().map_err(|e| {
         e.remedy(
             "this needs Linux 6.1 with CONFIG_USERFAULTFD and the right to open it; or --memory-mode cow",
         )
     })
-}
-
-/// Opens the device by which this process may serve page faults of a VMM and of the kernel.
-pub(super) fn open_userfaultfd() -> Result<OwnedFd, Error> {
-    let file = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(USERFAULTFD);
-    let file = file.map_err(|e| Error::system(format!("cannot open {USERFAULTFD}"), &e))?;
-    Ok(file.into())
 }

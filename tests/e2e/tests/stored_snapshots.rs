@@ -101,6 +101,7 @@ fn assert_clones(of: &Answer, clones: &[Answer]) {
 }
 
 #[test]
+#[ignore = "long"]
 fn pushed_snapshot_serves_on_two_other_nodes_at_once() {
     let place = tempfile::tempdir().unwrap();
     let registry = Upstream::empty(&place.path().join("registry"));

@@ -15,8 +15,12 @@ use thaw_test_registry::proxy::{Fault, On, Rule};
 /// Whole blobs come slowly after their first half MiB.
 fn slow() -> Vec<Rule> {
     let every = Duration::from_millis(200);
+    let whole = On {
+        range: Some(false),
+        ..On::blobs()
+    };
     vec![Rule::always(
-        On::blobs(),
+        whole,
         Fault::Trickle {
             after: 512 << 10,
             every,

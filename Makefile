@@ -23,7 +23,7 @@ unit: ## unit, property and tiny-guest tests
 	@./setup test
 	@$(MAKE) build
 	tests/test-scripts
-	cargo test --release --workspace --exclude thaw-e2e
+	cargo test --release --workspace --exclude thaw-e2e --no-fail-fast
 
 e2e: ## end-to-end tests on real images, without the long ones; `TEST=name`: those whose name matches; `ALL=yes`: the long ones too
 	@./setup test
@@ -164,7 +164,7 @@ test-e2b: ## E2B's Python SDK, unchanged, against thawd: over fakes, and with re
 	@$(MAKE) kernel build
 	@tests/e2b/run
 
-test-quickstart: ## the commands of docs/quickstart.md, typed in the lab; `WRITE=yes`: their output into the document
+test-quickstart: ## the commands of docs/quickstart.md and docs/snapshots.md, typed in the lab; `WRITE=yes`: their output into them
 	@./setup test
 	@$(MAKE) kernel build
 	@tests/quickstart/run $(if $(WRITE),--write)
@@ -187,8 +187,9 @@ bench-data: ## a guest's requests to its disks beside a plain program's to a fil
 	@./setup test
 	@tests/bench/run data $(if $(QUICK),--quick)
 
-bench-snapshot: ## thaws of a user's snapshot, the first and parked, beside creations from the template; `QUICK=1`: a first look
+bench-snapshot: ## thaws of a user's snapshot beside creations; a warm server's snapshot here, in a registry and on another node; `QUICK=1`: a first look
 	@./setup test
+	@$(MAKE) kernel build
 	@tests/bench/run snapshot $(if $(QUICK),--quick)
 
 bench-tenants: ## what it costs that tenants share no image and no template; `QUICK=1`: a first look

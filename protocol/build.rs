@@ -12,12 +12,13 @@ fn main() -> std::io::Result<()> {
             "csi",
             "files",
             "health",
+            "hooks",
             "oci",
             "processes",
             "readiness",
             "types",
         ],
-        &["agent", "files", "health", "processes", "readiness"],
+        &["agent", "files", "health", "hooks", "processes", "readiness"],
     )?;
     #[cfg(feature = "shim")]
     generate(

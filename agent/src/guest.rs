@@ -11,7 +11,7 @@ use crate::handshake::Apply;
 use crate::hotplug::Hotplug;
 use crate::quiesce::Stopped;
 use crate::sandbox::Sandbox;
-use crate::{clock, entropy, error, identity, kernel_command_line, kernel_limits, network};
+use crate::{clock, entropy, error, generation, identity, kernel_command_line, kernel_limits, network};
 
 /// The guest whose PID 1 this agent is.
 #[derive(Debug)]
@@ -95,6 +95,10 @@ impl Apply for Guest {
         self.hotplug.memory(mib)?;
         kernel_limits::follow_memory();
         Ok(())
+    }
+
+    fn generation(&mut self) -> Result<()> {
+        generation::renew()
     }
 
     fn quiesce(&mut self) -> Result<()> {

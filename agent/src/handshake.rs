@@ -37,6 +37,8 @@ pub trait Apply {
     fn cpus(&mut self, count: u8) -> Result<()>;
     /// Waits until there are `mib` MiB of memory, and raises the kernel's limits accordingly.
     fn memory(&mut self, mib: u32) -> Result<()>;
+    /// Writes a new content to the file that changes at every thaw.
+    fn generation(&mut self) -> Result<()>;
     /// Stops every workload. Has no effect if they are stopped already.
     fn quiesce(&mut self) -> Result<()>;
     /// Continues the workloads that [`Apply::quiesce`] stopped. Has no effect if none is stopped.
@@ -139,6 +141,7 @@ fn apply(identity: &Identity, guest: &mut impl Apply, time: impl FnOnce() -> Res
     guest.network(identity.network.as_ref())?;
     guest.cpus(identity.cpus)?;
     guest.memory(identity.memory_mib)?;
+    guest.generation()?;
     info!("this guest is {}", identity.hostname);
     Ok(())
 }

@@ -50,6 +50,9 @@ impl Apply for Record {
         assert_eq!(mib, 512);
         self.call("memory")
     }
+    fn generation(&mut self) -> Result<()> {
+        self.call("generation")
+    }
     fn quiesce(&mut self) -> Result<()> {
         self.call("quiesce")
     }
@@ -87,7 +90,7 @@ fn identity() -> Identity {
 /// The time that the host sends.
 const NOW: u64 = 1_700_000_000_000_000_000;
 
-const ORDER: [&str; 8] = [
+const ORDER: [&str; 9] = [
     "entropy",
     "clock",
     "hostname",
@@ -95,6 +98,7 @@ const ORDER: [&str; 8] = [
     "network",
     "cpus",
     "memory",
+    "generation",
     "release",
 ];
 

@@ -14,6 +14,7 @@
 //! | [`init`] | the mounts and settings of a fresh system |
 //! | [`listener`] | vsock in a guest, unix sockets in a test |
 //! | [`handshake`], [`guest`], [`entropy`], [`clock`], [`identity`] | the guest's identity |
+//! | [`generation`] | the file that changes at every thaw |
 //! | [`names`] | what a container adds to `hosts` and `resolv.conf` |
 //! | [`hotplug`] | CPUs and memory beyond those of the template |
 //! | [`kernel_command_line`], [`kernel_limits`] | the kernel's command line; limits that depend on the memory size |
@@ -24,6 +25,7 @@
 //! | [`storage`], [`mount_options`], [`disks`], [`ext4`], [`huge_pages`] | mounts for containers |
 //! | [`container`] | the OCI runtime: specification, namespaces, root, process |
 //! | [`readiness`] | whether a container answers on its port |
+//! | [`hook`] | commands and requests before a freeze and after a thaw |
 //! | [`stdio`] | pipes and terminals of a process |
 //! | [`reaper`] | exit statuses and orphans |
 //! | [`oom`], [`stats`] | the kernel's reports about a container |
@@ -39,8 +41,10 @@ pub mod entropy;
 pub mod error;
 pub mod ext4;
 pub mod forward;
+pub mod generation;
 pub mod guest;
 pub mod handshake;
+pub mod hook;
 pub mod hotplug;
 pub mod huge_pages;
 pub mod identity;

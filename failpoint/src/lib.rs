@@ -194,6 +194,8 @@ failpoints! {
     DraftSwept = "draft.swept",
     FreezeNoted = "freeze.noted",
     FreezeDrafted = "freeze.drafted",
+    /// Its memory is write-protected, where that is possible.
+    FreezePrepared = "freeze.prepared",
     FreezeQuiesced = "freeze.quiesced",
     FreezePaused = "freeze.paused",
     FreezeMemoryWritten = "freeze.memory-written",

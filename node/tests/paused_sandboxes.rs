@@ -144,6 +144,30 @@ fn released_sandbox_outlives_thawd_and_is_resumed_as_itself() {
 }
 
 #[test]
+fn sandbox_with_an_attached_client_keeps_its_memory() {
+    let Some(node) = Node::new() else { return };
+    let client = ProcessRecord::myself().unwrap();
+    let mut request = node.place.request();
+    request["name"] = "web".into();
+    request["client"] = json!({"pid": client.pid, "start_time": client.start_time});
+    node.done("POST /v1/sandboxes", &request);
+    let refused = |request: String, body: Value, status: &str, code: &str| {
+        let (answered, problem) = node.ask(&request, &body);
+        assert!(answered.contains(status), "{request}: {answered} {problem}");
+        assert_eq!(problem["code"], code, "{problem}");
+        assert_eq!(node.shown()["state"], "running");
+    };
+    let release = json!({"memory": "release"});
+    refused(format!("POST {WEB}/pause"), release, " 409", "memory-kept");
+    // thawd monitors no container in it.
+    let leave = json!({"on_exit": "end"});
+    refused(format!("PATCH {WEB}"), leave, " 404", "output-not-kept");
+    assert_eq!((node.on_disk(), node.running()), (0, 1));
+    node.delete();
+    node.end();
+}
+
+#[test]
 fn deleted_released_sandbox_leaves_nothing() {
     let Some(node) = Node::new() else { return };
     node.make();
@@ -163,6 +187,33 @@ fn deleted_released_sandbox_leaves_nothing() {
     assert!(status.contains(" 404"), "{status}");
     node.make();
     node.delete();
+    node.end();
+}
+
+#[test]
+fn stopping_freeze_whose_name_is_taken_meanwhile_runs_on() {
+    let Some(node) = Node::new() else { return };
+    let sandboxes = ["one", "two"].map(|name| {
+        let mut request = node.place.request();
+        request["name"] = name.into();
+        node.done("POST /v1/sandboxes", &request);
+        format!("/v1/sandboxes/{name}")
+    });
+    let freeze = json!({"name": "same", "stop": true});
+    let asked = sandboxes.each_ref().map(|sandbox| {
+        let request = format!("POST {sandbox}/freeze");
+        asked::ask(&node.place, &request, None, &freeze).unwrap()
+    });
+    let answers = asked.map(|asked| asked::answer(asked).unwrap());
+    let is_refused = |status: &str| status.contains(" 409");
+    let refused = answers.iter().filter(|(status, _)| is_refused(status)).count();
+    assert_eq!(refused, 1, "{answers:?}");
+    for (sandbox, (status, body)) in sandboxes.iter().zip(&answers) {
+        let state = if is_refused(status) { "running" } else { "paused" };
+        let shown = node.done(&format!("GET {sandbox}"), &json!(null));
+        assert_eq!(shown["state"], state, "{body}");
+        node.done(&format!("DELETE {sandbox}"), &json!({}));
+    }
     node.end();
 }
 

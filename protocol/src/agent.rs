@@ -12,6 +12,7 @@
 //! | [`types`] | interfaces, routes, neighbours |
 //! | [`csi`] | volume statistics |
 //! | [`files`], [`files_ttrpc`] | `thaw.Files`, Thaw's own service |
+//! | [`hooks`], [`hooks_ttrpc`] | `thaw.Hooks`, Thaw's own service |
 //! | [`processes`], [`processes_ttrpc`] | `thaw.Processes`, Thaw's own service |
 //! | [`readiness`], [`readiness_ttrpc`] | `thaw.Readiness`, Thaw's own service |
 //! | [`capabilities`] | the names of capabilities |

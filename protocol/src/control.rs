@@ -77,6 +77,21 @@ pub enum Command {
     /// and the memory file, both empty and writable, and the VMM's `/proc/<pid>/pagemap`. The answer is
     /// [`Response::Frozen`].
     Freeze { kind: FreezeKind },
+    /// Prepares a freeze after which the guest goes on: write-protects the memory of a running machine, which
+    /// runs meanwhile, so that it stops for a moment only. Three descriptors: the memory file, empty and
+    /// writable, the VMM's `/proc/<pid>/pagemap`, and /dev/userfaultfd. [`ErrorCode::Unprotected`] if the
+    /// kernel cannot protect this machine's memory, or an overloaded host not in time: then only
+    /// [`Command::Freeze`] remains. Since version 6.
+    PrepareFreeze { kind: FreezeKind },
+    /// Makes this the moment of the snapshot: saves the state of a paused machine whose freeze is prepared.
+    /// One descriptor: the state file, empty and writable. The VMM writes memory once the machine runs again,
+    /// between other requests. Since version 6.
+    BeginFreeze,
+    /// Answered with [`Response::Frozen`] when all memory and the state are written. Since version 6.
+    FinishFreeze,
+    /// Ends a prepared freeze, in whatever step it is. Succeeds also if there is none. The end of the
+    /// connection does the same. Since version 6.
+    CancelFreeze,
     /// Writes which pages the guest and its devices have touched since the restore. Two descriptors: the
     /// file, empty and writable, and the VMM's pagemap.
     WorkingSet,
@@ -113,6 +128,10 @@ impl Command {
     /// The first protocol version that has this command.
     pub fn since(&self) -> u32 {
         match self {
+            Command::PrepareFreeze { .. }
+            | Command::BeginFreeze
+            | Command::FinishFreeze
+            | Command::CancelFreeze => 6,
             Command::Limit { .. } | Command::Hello { .. } => 5,
             _ => 4,
         }
@@ -122,7 +141,11 @@ impl Command {
     /// thousand VMMs start at once.
     pub fn time_limit(&self) -> Duration {
         match self {
-            Command::Restore { .. } | Command::Freeze { .. } | Command::WorkingSet => MEMORY_LIMIT,
+            Command::Restore { .. }
+            | Command::Freeze { .. }
+            | Command::PrepareFreeze { .. }
+            | Command::FinishFreeze
+            | Command::WorkingSet => MEMORY_LIMIT,
             _ => ANSWER_LIMIT,
         }
     }
@@ -131,7 +154,9 @@ impl Command {
     pub fn is_answered_by(&self) -> fn(&Response) -> bool {
         match self {
             Command::Restore { .. } => |response| matches!(response, Response::Restored { .. }),
-            Command::Freeze { .. } => |response| matches!(response, Response::Frozen { .. }),
+            Command::Freeze { .. } | Command::FinishFreeze => {
+                |response| matches!(response, Response::Frozen { .. })
+            }
             Command::Hello { .. } => |response| matches!(response, Response::Hello { .. }),
             Command::Status => |response| matches!(response, Response::Status { .. }),
             _ => |response| matches!(response, Response::Done),
@@ -157,6 +182,10 @@ tags!(Command {
     Detach = 14,
     Limit = 15,
     Hello = 16,
+    PrepareFreeze = 17,
+    BeginFreeze = 18,
+    FinishFreeze = 19,
+    CancelFreeze = 20,
 });
 
 /// A [`Command`] and the id that its reply repeats.
@@ -265,6 +294,9 @@ pub enum ErrorCode {
     System,
     /// The VMM does not support the version of the request. Since version 5.
     Version,
+    /// The kernel cannot write-protect the machine's memory for a freeze that the guest runs through. Since
+    /// version 6.
+    Unprotected,
 }
 
 tags!(ErrorCode {
@@ -279,6 +311,7 @@ tags!(ErrorCode {
     Shared = 8,
     System = 9,
     Version = 10,
+    Unprotected = 11,
 });
 
 /// A message that the VMM sends without a request.

@@ -145,13 +145,8 @@ fn commands(golden: &mut Golden) {
     let mut holds = |name: &str, command: Command| {
         golden.holds(&format!("Command::{name}"), command);
     };
-    holds(
-        "Create",
-        Command::Create {
-            version: 4,
-            machine: machine(),
-        },
-    );
+    let (version, machine) = (4, machine());
+    holds("Create", Command::Create { version, machine });
     holds(
         "Restore",
         Command::Restore {
@@ -169,6 +164,10 @@ fn commands(golden: &mut Golden) {
     );
     let kind = FreezeKind::Delta;
     holds("Freeze", Command::Freeze { kind });
+    holds("PrepareFreeze", Command::PrepareFreeze { kind });
+    holds("BeginFreeze", Command::BeginFreeze);
+    holds("FinishFreeze", Command::FinishFreeze);
+    holds("CancelFreeze", Command::CancelFreeze);
     holds("WorkingSet", Command::WorkingSet);
     holds("Resize", Command::Resize { memory_mib: 768 });
     holds(
@@ -273,6 +272,7 @@ fn answers(golden: &mut Golden) {
         ("Shared", ErrorCode::Shared),
         ("System", ErrorCode::System),
         ("Version", ErrorCode::Version),
+        ("Unprotected", ErrorCode::Unprotected),
     ] {
         golden.holds(&format!("ErrorCode::{name}"), code);
     }

@@ -101,6 +101,12 @@ impl Agent {
         self.0.create_sandbox(storages).await.map_err(Error::from_agent)
     }
 
+    /// Replaces the name servers of the guest, and so of a thawed container.
+    pub async fn set_name_servers(&self, servers: Vec<String>) -> Result<()> {
+        let what = || "set its name servers".into();
+        with_limit(CALL_LIMIT, what, self.0.set_name_servers(servers)).await
+    }
+
     async fn copy(&self, file: CopiedFile) -> Result<()> {
         let request = CopyFileRequest {
             path: file.path,

@@ -5,7 +5,7 @@
 //! | [`arguments`], [`start`], [`cgroup`], [`serve`], [`delete`], [`runtime_info`], [`features`] | the commands that containerd runs |
 //! | [`service`], [`sandbox`] | containerd's task service and sandbox service |
 //! | [`pod`], [`container`], [`process`] | the pod's state, and the operations on it |
-//! | [`checkpoint`] | checkpoints, from which a container is restored with its machine |
+//! | [`checkpoint`], [`thawed`] | checkpoints and snapshots of the node, from which a container is restored with its machine |
 //! | [`machine`], [`sizing`], [`thawd`], [`agent`], [`pidfd`] | the pod's microVM, and clients of thawd and of the guest's agent |
 //! | [`spec`], [`rootfs`], [`hooks`] | from a bundle to the guest's container |
 //! | [`host_resource`], [`share`] | host directories and devices in the guest |
@@ -52,3 +52,4 @@ pub mod start;
 pub mod stats;
 pub mod stdio;
 pub mod thawd;
+pub mod thawed;

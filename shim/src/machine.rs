@@ -8,7 +8,7 @@ use thaw_protocol::api::RateLimit;
 use thaw_protocol::shim::MessageField;
 use thaw_protocol::shim::pods::pod_network::Mode;
 use thaw_protocol::shim::pods::{
-    CreatePodRequest, CreatePodResponse, PodNetwork, RateLimit as PodRate, ThawPodRequest,
+    CreatePodRequest, CreatePodResponse, PodNetwork, RateLimit as PodRate, ThawPodRequest, ThawedContainer,
 };
 
 use crate::agent::Agent;
@@ -17,6 +17,7 @@ use crate::kata::Settings;
 use crate::sizing;
 use crate::spec::config::Spec;
 use crate::thawd::Thawd;
+use crate::thawed::{Thawed, Wanted};
 
 /// The file in a bundle that names the container's microVM, for the cleanup after a shim that was killed.
 const FILE: &str = "thaw.json";
@@ -30,6 +31,8 @@ pub struct Machine {
     pub agent: Agent,
     /// Kata's settings of the pod, which hold for all its containers.
     pub kata: Settings,
+    /// The container that was thawed with it from a stored snapshot. It is paused.
+    pub thawed: Option<Thawed>,
 }
 
 /// The record of a microVM in a bundle.
@@ -71,10 +74,7 @@ impl Machine {
     pub async fn make(thawd: &Thawd, pod: PodOf<'_>, kata: Settings) -> Result<Machine> {
         let spec = pod.spec;
         let shape = sizing::shape(spec, &kata);
-        let mut network = network(spec)?;
-        if kata.no_network {
-            network = PodNetwork::default();
-        }
+        let network = network_of(spec, &kata)?;
         let request = CreatePodRequest {
             hostname: spec.hostname.clone(),
             network: MessageField::some(network),
@@ -121,6 +121,49 @@ impl Machine {
         Machine::of(thawd, made, pod.bundle, kata).await
     }
 
+    /// Thaws a pod's microVM from a stored snapshot, with the pod's network, pauses the container in it, and records it in the bundle.
+    pub async fn thaw_stored(
+        thawd: &Thawd,
+        pod: PodOf<'_>,
+        kata: Settings,
+        wanted: Wanted<'_>,
+    ) -> Result<Machine> {
+        let spec = pod.spec;
+        let has_rates = [&kata.disk_rate, &kata.net_out_rate, &kata.net_in_rate];
+        if has_rates.into_iter().any(|limit| rate(limit).is_some()) {
+            return Err(Error::Unsupported(
+                "the pod's rate limits: a pod that is thawed from a snapshot has those that were frozen"
+                    .into(),
+            ));
+        }
+        let shape = sizing::shape(spec, &kata);
+        let request = ThawPodRequest {
+            snapshot: wanted.snapshot.into(),
+            namespace: wanted.namespace.into(),
+            network: MessageField::some(network_of(spec, &kata)?),
+            hostname: spec.hostname.clone(),
+            cgroup: spec.linux.cgroups_path.clone(),
+            labels: labels(pod.namespace, pod.id),
+            client_pid: own_pid(),
+            ..Default::default()
+        };
+        let mut made = thawd.thaw(&request).await?;
+        let sandbox = made.sandbox_id.clone();
+        let thawed = async {
+            let container = fitting(made.container.take(), shape.memory_mib)?;
+            let mut machine = Machine::of(thawd, made, pod.bundle, kata).await?;
+            machine.agent.pause(&container.id, true).await?;
+            machine.thawed = Some(Thawed::new(container));
+            Ok::<_, Error>(machine)
+        };
+        let thawed = thawed.await;
+        if thawed.is_err() {
+            // The first error is the one to report.
+            let _ = thawd.end(&sandbox).await;
+        }
+        thawed
+    }
+
     async fn of(thawd: &Thawd, made: CreatePodResponse, bundle: &Path, kata: Settings) -> Result<Machine> {
         let note = MachineRecord {
             sandbox: made.sandbox_id.clone(),
@@ -136,6 +179,7 @@ impl Machine {
                 vmm: made.vmm_pid,
                 agent,
                 kata,
+                thawed: None,
             }),
             Err(e) => {
                 // The first error is the one to report.
@@ -179,6 +223,29 @@ fn labels(namespace: &str, id: &str) -> HashMap<String, String> {
 
 fn own_pid() -> i32 {
     rustix::process::getpid().as_raw_nonzero().get()
+}
+
+/// The pod's network, or none if Kata's settings say so.
+fn network_of(spec: &Spec, kata: &Settings) -> Result<PodNetwork> {
+    let network = network(spec)?;
+    match kata.no_network {
+        true => Ok(PodNetwork::default()),
+        false => Ok(network),
+    }
+}
+
+/// The container of a thawed pod, if it fits into the pod's memory.
+fn fitting(container: Option<ThawedContainer>, memory_mib: u32) -> Result<ThawedContainer> {
+    match container {
+        None => Err(Error::Unsupported(
+            "a pod of a stored snapshot: this node's thawd is of a release that does not support it".into(),
+        )),
+        Some(container) if container.memory_mib > memory_mib => Err(Error::Unsupported(format!(
+            "the snapshot's microVM has {} MiB of memory, and the pod may use {memory_mib} MiB: raise the limits of its container",
+            container.memory_mib
+        ))),
+        Some(container) => Ok(container),
+    }
 }
 
 /// The pod's network: the namespace made for it, or a private network of thawd.

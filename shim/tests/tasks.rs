@@ -16,6 +16,8 @@ mod shares;
 #[path = "tasks/silent.rs"]
 mod silent;
 mod support;
+#[path = "tasks/thawed.rs"]
+mod thawed;
 
 use serde_json::json;
 use support::{Rig, code, fifo, member};

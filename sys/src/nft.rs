@@ -9,6 +9,7 @@
 
 use std::io;
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 pub mod rule;
 
@@ -25,14 +26,17 @@ const NEW_CHAIN: u16 = 3;
 const NEW_RULE: u16 = 6;
 const DELETE_RULE: u16 = 8;
 const NEW_SET: u16 = 9;
+const DELETE_SET: u16 = 11;
 const NEW_ELEMENT: u16 = 12;
 const GET_ELEMENT: u16 = 13;
 const DELETE_ELEMENT: u16 = 14;
 const SET_IS_MAP: u32 = 8;
+const SET_HAS_TIMEOUTS: u32 = 16;
 const LIST_ELEM: u16 = 1;
 const DATA_VALUE: u16 = 1;
 const ELEMENT_KEY: u16 = 1;
 const ELEMENT_DATA: u16 = 2;
+const ELEMENT_TIMEOUT: u16 = 4;
 const ELEMENTS: u16 = 3;
 /// Bytes of `struct nfgenmsg`.
 pub const GENERIC: usize = 4;
@@ -225,16 +229,51 @@ impl<'a> Transaction<'a> {
         self.push(NEW_SET, CREATE, attributes);
     }
 
+    /// Adds a set of addresses, each of which the kernel removes after a time of its own, if the set is not there.
+    pub fn addresses(&mut self, name: &str) {
+        let (key, key_length) = shape(&[Field::Address(Ipv4Addr::UNSPECIFIED)]);
+        let attributes = Attributes::default()
+            .text(1, self.table)
+            .text(2, name)
+            .be32(3, SET_HAS_TIMEOUTS)
+            .be32(4, key)
+            .be32(5, key_length)
+            .be32(10, self.messages.len() as u32);
+        self.push(NEW_SET, CREATE, attributes);
+    }
+
+    /// Removes a set that no rule uses. The transaction fails (`ENOENT`) if it is not there.
+    pub fn delete_set(&mut self, name: &str) {
+        let attributes = Attributes::default().text(1, self.table).text(2, name);
+        self.push(DELETE_SET, 0, attributes);
+    }
+
+    /// Adds an address to such a set, for a time. One that is there keeps its time.
+    pub fn add_address(&mut self, set: &str, address: Ipv4Addr, time: Duration) {
+        let milliseconds = u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
+        let key = Attributes::default().bytes(DATA_VALUE, &address.octets());
+        let element = Attributes::default()
+            .nest(ELEMENT_KEY, key)
+            .bytes(ELEMENT_TIMEOUT, &milliseconds.to_be_bytes());
+        let attributes = self.listed(set, element);
+        self.push(NEW_ELEMENT, CREATE, attributes);
+    }
+
+    /// Attributes of a message about one element.
+    fn listed(&self, set: &str, element: Attributes) -> Attributes {
+        Attributes::default()
+            .text(1, self.table)
+            .text(2, set)
+            .nest(ELEMENTS, Attributes::default().nest(LIST_ELEM, element))
+    }
+
     fn element(&self, map: &str, key: &[Field], target: Option<Target>) -> Attributes {
         let value = |fields: &[Field]| Attributes::default().bytes(DATA_VALUE, &concatenated(fields));
         let mut element = Attributes::default().nest(ELEMENT_KEY, value(key));
         if let Some(target) = target {
             element = element.nest(ELEMENT_DATA, value(&target.fields()));
         }
-        Attributes::default()
-            .text(1, self.table)
-            .text(2, map)
-            .nest(ELEMENTS, Attributes::default().nest(LIST_ELEM, element))
+        self.listed(map, element)
     }
 
     /// Adds an element. The transaction fails (`EEXIST`) if the map has the key.
@@ -265,10 +304,40 @@ impl<'a> Transaction<'a> {
 
 /// The elements of a map: each key's bytes, four to a field, and its target. Empty if the map does not exist.
 pub fn elements(socket: &mut Socket, table: &str, map: &str) -> io::Result<Vec<(Vec<u8>, Target)>> {
-    let attributes = Attributes::default().text(1, table).text(2, map);
+    let mut found = Vec::new();
+    let dumped = dump(socket, table, map, |key, data| {
+        if let Some([a, b, c, d, e, f, ..]) = data.and_then(|data| data.first_chunk::<8>()) {
+            let target = Target {
+                address: Ipv4Addr::new(*a, *b, *c, *d),
+                port: u16::from_be_bytes([*e, *f]),
+            };
+            found.push((key.to_vec(), target));
+        }
+    });
+    dumped.map(|_| found)
+}
+
+/// The addresses in a set ([`Transaction::addresses`]). `None` if it does not exist.
+pub fn addresses(socket: &mut Socket, table: &str, set: &str) -> io::Result<Option<Vec<Ipv4Addr>>> {
+    let mut found = Vec::new();
+    let is_there = dump(socket, table, set, |key, _| {
+        if let Ok(octets) = <[u8; 4]>::try_from(key) {
+            found.push(Ipv4Addr::from(octets));
+        }
+    })?;
+    Ok(is_there.then_some(found))
+}
+
+/// Calls `each` with the key and the data of every element. Returns whether the set exists.
+fn dump(
+    socket: &mut Socket,
+    table: &str,
+    set: &str,
+    mut each: impl FnMut(&[u8], Option<&[u8]>),
+) -> io::Result<bool> {
+    let attributes = Attributes::default().text(1, table).text(2, set);
     let body = generic(libc::AF_INET as u8, 0);
     let message = Message::new(SUBSYSTEM << 8 | GET_ELEMENT, 0, &body, attributes);
-    let mut found = Vec::new();
     let dumped = socket.dump(&message, |_, payload| {
         let all = payload
             .get(GENERIC..)
@@ -276,20 +345,14 @@ pub fn elements(socket: &mut Socket, table: &str, map: &str) -> io::Result<Vec<(
             .and_then(|p| p.nested(ELEMENTS));
         for (_, element) in all.into_iter().flatten() {
             let value = |kind| Parsed(element).nested(kind)?.get(DATA_VALUE);
-            if let (Some(key), Some(data)) = (value(ELEMENT_KEY), value(ELEMENT_DATA))
-                && let Some([a, b, c, d, e, f, ..]) = data.first_chunk::<8>()
-            {
-                let target = Target {
-                    address: Ipv4Addr::new(*a, *b, *c, *d),
-                    port: u16::from_be_bytes([*e, *f]),
-                };
-                found.push((key.to_vec(), target));
+            if let Some(key) = value(ELEMENT_KEY) {
+                each(key, value(ELEMENT_DATA));
             }
         }
     });
     match dumped {
-        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(Vec::new()),
-        dumped => dumped.map(|()| found),
+        Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(false),
+        dumped => dumped.map(|()| true),
     }
 }
 
@@ -298,10 +361,7 @@ pub fn remove_raw(socket: &mut Socket, table: &str, map: &str, key: &[u8]) -> io
     let mut transaction = Transaction::new(table);
     let value = Attributes::default().bytes(DATA_VALUE, key);
     let element = Attributes::default().nest(ELEMENT_KEY, value);
-    let attributes = Attributes::default()
-        .text(1, table)
-        .text(2, map)
-        .nest(ELEMENTS, Attributes::default().nest(LIST_ELEM, element));
+    let attributes = transaction.listed(map, element);
     transaction.push(DELETE_ELEMENT, 0, attributes);
     match transaction.commit(socket) {
         Err(e) if e.raw_os_error() == Some(libc::ENOENT) => Ok(()),

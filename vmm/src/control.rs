@@ -2,7 +2,8 @@
 //!
 //! Invariants: a request is read only when everything before it has been sent, so at most two events and one reply wait for a
 //! slow peer; a packet that is not a request ends the connection, but never the machine (unless the machine is tethered to the
-//! connection); a request of a later version is refused.
+//! connection); a request of a later version is refused. A freeze that the guest runs through is written piece by piece between requests, and
+//! ends with its connection.
 
 use std::collections::VecDeque;
 use std::os::fd::{AsFd, OwnedFd};
@@ -53,6 +54,7 @@ pub fn serve(listener: OwnedFd, machine: &mut Machine, events: &EventSink) -> st
         receiver: Receiver::default(),
         tethered: false,
         rest_at: None,
+        awaits_freeze: None,
     };
     let mut patience = Some(SHELL_PATIENCE);
     loop {
@@ -71,6 +73,8 @@ pub fn serve(listener: OwnedFd, machine: &mut Machine, events: &EventSink) -> st
         patience = None;
         let end = server.serve_connection(socket)?;
         server.wake_rest();
+        server.awaits_freeze = None;
+        server.machine.cancel_freeze();
         if let Some(end) = end {
             return Ok(end);
         }
@@ -114,6 +118,8 @@ struct Server<'a> {
     tethered: bool,
     /// When to wake the vCPUs that a thaw has not started.
     rest_at: Option<Instant>,
+    /// The request that is answered when a freeze is written.
+    awaits_freeze: Option<u32>,
 }
 
 /// What to do with a connection next.
@@ -130,6 +136,7 @@ impl Server<'_> {
         self.events.renew();
         let mut outgoing = VecDeque::new();
         loop {
+            self.write_some(&mut outgoing);
             if outgoing.is_empty() {
                 outgoing.extend(self.events.take_new().into_iter().map(Outgoing::from));
             }
@@ -159,7 +166,10 @@ impl Server<'_> {
         ];
         // While the peer does not read, events stay in the event sink.
         let watched = if all_sent { &mut ready[..] } else { &mut ready[..1] };
-        let left = self.until_rest();
+        let left = match (self.until_rest(), self.writes()) {
+            (_, true) => Some(Timespec::default()),
+            (left, false) => left,
+        };
         match poll(watched, left.as_ref()) {
             Ok(_) => {
                 let seen = ready[0].revents();
@@ -170,6 +180,29 @@ impl Server<'_> {
             }
             Err(Errno::INTR) => Ok((false, false)),
             Err(e) => Err(e.into()),
+        }
+    }
+
+    /// Whether there is something to write now. Not while a machine is paused for the moment of the freeze: its disk is being copied.
+    fn writes(&self) -> bool {
+        let is_time = self.awaits_freeze.is_some() || self.machine.state() == MachineState::Running;
+        is_time && self.machine.is_writing()
+    }
+
+    /// Writes a part of a freeze, and answers the request for it after the last one.
+    fn write_some(&mut self, outgoing: &mut VecDeque<Outgoing>) {
+        if self.writes() {
+            self.machine.write_some();
+        }
+        if let Some(id) = self.awaits_freeze
+            && let Some(result) = self.machine.frozen()
+        {
+            self.awaits_freeze = None;
+            let result = result.map(|memory_bytes| Response::Frozen { memory_bytes });
+            outgoing.push_back(Outgoing {
+                message: FromVmm::Reply { id, result },
+                fds: Vec::new(),
+            });
         }
     }
 
@@ -214,7 +247,13 @@ impl Server<'_> {
         if command != Command::Status {
             self.wake_rest();
         }
+        if command == Command::FinishFreeze && self.awaits_freeze.is_none() {
+            self.awaits_freeze = Some(id);
+            return Step::Continue;
+        }
+        self.machine.hurry(true);
         let result = self.execute(command, fds);
+        self.machine.hurry(false);
         if let Err(e) = &result {
             tracing::info!(code = ?e.code, "request {id} refused: {e}");
         }
@@ -273,6 +312,15 @@ impl Server<'_> {
                 let memory_bytes = machine.freeze(kind, fds)?;
                 return Ok(Response::Frozen { memory_bytes }.into());
             }
+            Command::PrepareFreeze { kind } => machine.prepare_freeze(kind, fds)?,
+            Command::BeginFreeze => machine.begin_freeze(fds)?,
+            Command::FinishFreeze => {
+                return Err(ControlError {
+                    code: ErrorCode::WrongState,
+                    message: "another request awaits the end of this freeze".into(),
+                });
+            }
+            Command::CancelFreeze => machine.cancel_freeze(),
             Command::WorkingSet => machine.working_set(fds)?,
             Command::Resize { memory_mib } => machine.resize(memory_mib)?,
             Command::Limit { device, limits } => machine.limit(device, limits)?,

@@ -21,6 +21,8 @@ use thaw_protocol::agent::files::{
 use thaw_protocol::agent::files_ttrpc::FilesClient;
 use thaw_protocol::agent::health::CheckRequest;
 use thaw_protocol::agent::health_ttrpc::HealthClient;
+use thaw_protocol::agent::hooks::{RunHookRequest, RunHookResponse};
+use thaw_protocol::agent::hooks_ttrpc::HooksClient;
 use thaw_protocol::agent::processes::{
     KeepProcessRequest, ListProcessesRequest, ProcessInfo, ProcessOutputRequest, ProcessOutputResponse,
 };
@@ -57,6 +59,7 @@ pub struct AgentClient {
     agent: AgentServiceClient,
     files: FilesClient,
     health: HealthClient,
+    hooks: HooksClient,
     processes: ProcessesClient,
     readiness: ReadinessClient,
 }
@@ -76,6 +79,7 @@ impl AgentClient {
             agent: AgentServiceClient::new(client.clone()),
             files: FilesClient::new(client.clone()),
             health: HealthClient::new(client.clone()),
+            hooks: HooksClient::new(client.clone()),
             processes: ProcessesClient::new(client.clone()),
             readiness: ReadinessClient::new(client),
         }
@@ -91,6 +95,18 @@ impl AgentClient {
     pub async fn create_sandbox(&self, storages: Vec<Storage>) -> Result<()> {
         let request = CreateSandboxRequest {
             storages,
+            ..Default::default()
+        };
+        self.agent
+            .create_sandbox(Context::default(), &request)
+            .await
+            .map(drop)
+    }
+
+    /// Replaces the guest's name servers.
+    pub async fn set_name_servers(&self, servers: Vec<String>) -> Result<()> {
+        let request = CreateSandboxRequest {
+            dns: servers,
             ..Default::default()
         };
         self.agent
@@ -301,7 +317,7 @@ impl AgentClient {
     }
 }
 
-/// Thaw's extensions of Kata's API: readiness probes and files.
+/// Thaw's extensions of Kata's API: readiness probes, hooks, processes and files.
 impl AgentClient {
     /// Watches what a container that is not started yet will listen on.
     pub async fn expect_ready(&self, request: &ExpectReadyRequest) -> Result<()> {
@@ -311,6 +327,11 @@ impl AgentClient {
     /// Waits until a started container is ready, has ended, or the request's time is over.
     pub async fn wait_ready(&self, request: &WaitReadyRequest) -> Result<WaitReadyResponse> {
         self.readiness.wait(Context::default(), request).await
+    }
+
+    /// Runs a hook in a started container, and returns how it ended.
+    pub async fn run_hook(&self, request: &RunHookRequest) -> Result<RunHookResponse> {
+        self.hooks.run(Context::default(), request).await
     }
 
     /// Lists the processes that were started in a container.

@@ -36,6 +36,7 @@ use std::time::Duration;
 use rustix::fs::{Mode, OFlags, open};
 use rustix::pipe::{PipeFlags, pipe_with};
 use thaw_protocol::agent::agent::{CreateContainerRequest, ExecProcessRequest};
+use thaw_protocol::agent::oci;
 use thaw_protocol::agent::readiness::ExpectReadyRequest;
 use thaw_sys::lock::Lock;
 
@@ -220,9 +221,7 @@ impl Container {
             .as_ref()
             .ok_or_else(|| Error::Invalid("the request has no process".into()))?;
         let spec = ProcessSpec::new(process, request.string_user.as_ref())?;
-        if self.pending.locked().is_some() || self.init.exit_code().is_some() {
-            return Err(Error::State(format!("container {} is not running", self.id)));
-        }
+        self.check_runs()?;
         if self.execs.locked().by_id.contains_key(id) {
             return Err(Error::State(format!(
                 "container {} has an exec {id:?} already",
@@ -242,6 +241,22 @@ impl Container {
                 execs.by_id.remove(id);
                 Err(e)
             }
+        }
+    }
+
+    /// Runs a process of a hook in it, which has no exec id. Blocks until its program is executed or that has failed. Must be called
+    /// within the runtime.
+    pub fn launch_hook(&self, process: &oci::Process, reaper: &Arc<Reaper>) -> Result<Process> {
+        let spec = ProcessSpec::new(process, None)?;
+        self.check_runs()?;
+        self.launch_beside(&spec, reaper)
+    }
+
+    /// Fails if its first process was not started or has ended.
+    pub fn check_runs(&self) -> Result<()> {
+        match self.pending.locked().is_some() || self.init.exit_code().is_some() {
+            true => Err(Error::State(format!("container {} is not running", self.id))),
+            false => Ok(()),
         }
     }
 

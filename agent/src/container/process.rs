@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 
-use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use rustix::process::{Pid, PidfdFlags, Signal, kill_process_group, pidfd_open, pidfd_send_signal};
 
 use super::journal::Journal;
 use super::launch::{Launch, Launched, Place, Status, launch};
@@ -95,6 +95,18 @@ impl Process {
     /// Its pidfd, for joining its namespaces.
     pub fn pidfd(&self) -> Result<OwnedFd> {
         self.pidfd.try_clone().with_context(|| "copy a pidfd".into())
+    }
+
+    /// Kills its process group, which [`launch`](super::launch) makes: itself, and the children that have begun no group of their own.
+    /// Does nothing if it has ended.
+    pub fn kill_group(&self, reaper: &Arc<Reaper>) -> Result<()> {
+        // Held so that its PID belongs to no other process.
+        let _hold = reaper.hold();
+        let group = Pid::from_raw(self.child.pid).filter(|_| self.exit_code().is_none());
+        match group.map(|group| kill_process_group(group, Signal::KILL)) {
+            None | Some(Err(rustix::io::Errno::SRCH)) => Ok(()),
+            Some(killed) => killed.with_context(|| "kill a process group".into()),
+        }
     }
 
     /// Sends a signal; 0 only checks that the process exists.

@@ -3,6 +3,8 @@
 //! The container sends the answer, so it may be anything. At most [`MAX_ANSWER`] bytes are read, and only the
 //! heads of interim answers and the status line are parsed.
 
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
+
 use crate::error::{Error, Result};
 
 /// Most bytes that are read to find a status.
@@ -56,8 +58,17 @@ impl Request {
         &self.path
     }
 
-    /// The bytes of the request, for a server on `port`.
-    pub fn bytes(&self, port: u16) -> Vec<u8> {
+    /// The bytes of a GET request, for a server on `port`.
+    pub fn get(&self, port: u16) -> Vec<u8> {
+        self.bytes("GET", port, "")
+    }
+
+    /// The bytes of a POST request without a body, for a server on `port`.
+    pub fn post(&self, port: u16) -> Vec<u8> {
+        self.bytes("POST", port, "Content-Length: 0\r\n")
+    }
+
+    fn bytes(&self, method: &str, port: u16, more: &str) -> Vec<u8> {
         let host = match self.host.as_str() {
             "" => format!("localhost:{port}"),
             host => host.to_owned(),
@@ -65,9 +76,32 @@ impl Request {
         let agent = concat!("thaw-agent/", env!("CARGO_PKG_VERSION"));
         let path = &self.path;
         format!(
-            "GET {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: {agent}\r\nAccept: */*\r\nConnection: close\r\n\r\n"
+            "{method} {path} HTTP/1.1\r\nHost: {host}\r\nUser-Agent: {agent}\r\nAccept: */*\r\n{more}Connection: close\r\n\r\n"
         )
         .into_bytes()
+    }
+}
+
+/// Sends a request, and reads until the status of the answer is known. Returns the status and all bytes read.
+///
+/// # Errors
+/// A description of the failure.
+pub async fn ask(
+    stream: &mut (impl AsyncRead + AsyncWrite + Unpin),
+    request: &[u8],
+) -> Result<(u16, Vec<u8>), &'static str> {
+    let broke = |_| "broke off the connection";
+    stream.write_all(request).await.map_err(broke)?;
+    let mut answer = Vec::with_capacity(1024);
+    loop {
+        let read = stream.read_buf(&mut answer).await.map_err(broke)?;
+        match parse(&answer) {
+            Parsed::Status(status) => return Ok((status, answer)),
+            Parsed::Nonsense => return Err("answered something that is not HTTP"),
+            Parsed::Unfinished if read == 0 => return Err("closed the connection without an answer"),
+            Parsed::Unfinished if answer.len() > MAX_ANSWER => return Err("sent no status"),
+            Parsed::Unfinished => {}
+        }
     }
 }
 
@@ -84,8 +118,7 @@ pub fn parse(mut bytes: &[u8]) -> Parsed {
         let Some(status) = status(&bytes[..end]) else {
             return Parsed::Nonsense;
         };
-        // 101 is not an interim answer: another protocol follows.
-        if !(100..200).contains(&status) || status == 101 {
+        if !is_interim(status) {
             return Parsed::Status(status);
         }
         match after_head(&bytes[end + 1..]) {
@@ -93,6 +126,26 @@ pub fn parse(mut bytes: &[u8]) -> Parsed {
             None => return Parsed::Unfinished,
         }
     }
+}
+
+/// What was received of the body of the first answer that is not interim.
+pub fn body(mut bytes: &[u8]) -> &[u8] {
+    loop {
+        let line = bytes.iter().position(|b| *b == b'\n');
+        let Some((line, rest)) = line.map(|end| (&bytes[..end], &bytes[end + 1..])) else {
+            return &[];
+        };
+        match (after_head(rest), status(line).is_some_and(is_interim)) {
+            (Some(next), true) => bytes = next,
+            (Some(body), false) => return body,
+            (None, _) => return &[],
+        }
+    }
+}
+
+/// 101 is not an interim answer: another protocol follows.
+fn is_interim(status: u16) -> bool {
+    (100..200).contains(&status) && status != 101
 }
 
 const VERSION: &[u8] = b"HTTP/1.";

@@ -31,8 +31,23 @@ fn interim_answers_are_skipped() {
 }
 
 #[test]
+fn body_follows_the_final_head() {
+    let cases: [(&[u8], &[u8]); 6] = [
+        (b"", b""),
+        (b"HTTP/1.1 500 x\r\nA: b\r\n", b""),
+        (b"HTTP/1.1 500 x\r\nA: b\r\n\r\nwhy\n", b"why\n"),
+        (b"HTTP/1.1 500\n\n\nwhy", b"\nwhy"),
+        (b"HTTP/1.1 100 x\r\n\r\nHTTP/1.1 500 y\r\n\r\nwhy", b"why"),
+        (b"HTTP/1.1 100 x\r\n\r\nHTTP/1.1 500 y", b""),
+    ];
+    for (answer, expected) in cases {
+        assert_eq!(body(answer), expected, "{}", answer.escape_ascii());
+    }
+}
+
+#[test]
 fn http_request_is_one_request_or_refused() {
-    let request = |path, host| Request::new(path, host).map(|q| q.bytes(8080));
+    let request = |path, host| Request::new(path, host).map(|q| q.get(8080));
     let text = String::from_utf8(request("/healthz?a=b", "").unwrap()).unwrap();
     assert!(
         text.starts_with("GET /healthz?a=b HTTP/1.1\r\nHost: localhost:8080\r\n"),

@@ -8,9 +8,9 @@
 //! port of an `exec` counts like any other in the container's cgroup.
 
 mod bpf;
-mod http;
+pub mod http;
 mod listens;
-mod network;
+pub mod network;
 
 use std::fmt::Display;
 use std::io::ErrorKind;
@@ -19,13 +19,11 @@ use std::path::Path;
 use std::time::Duration;
 
 use thaw_protocol::agent::readiness::ExpectReadyRequest;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
 use tokio::time::{sleep, timeout};
 
 use crate::error::{Error, Result};
 use crate::reaper::{Child, ExitCode};
-use http::{Parsed, Request};
+use http::Request;
 use listens::ListenWatch;
 use network::Network;
 
@@ -164,12 +162,14 @@ async fn attempt(
                 Err(e) if e.kind() == ErrorKind::ConnectionRefused => return Attempt::Closed,
                 Err(e) => return Attempt::Unreachable(how(&format_args!("cannot be connected to: {e}"))),
             };
-            let Some(request) = request else {
+            let (Some(request), mut stream) = (request, stream) else {
                 return Attempt::Good;
             };
-            match ask(stream, request, port).await {
-                Ok(200..400) => Attempt::Good,
-                Ok(status) => Attempt::Bad(how(&format_args!("answered {status} to GET {}", request.path()))),
+            match http::ask(&mut stream, &request.get(port)).await {
+                Ok((200..400, _)) => Attempt::Good,
+                Ok((status, _)) => {
+                    Attempt::Bad(how(&format_args!("answered {status} to GET {}", request.path())))
+                }
                 Err(e) => Attempt::Bad(how(&e)),
             }
         });
@@ -186,23 +186,6 @@ async fn attempt(
         }
     }
     Ok(last)
-}
-
-/// Returns the answer's status, or a description of the failure.
-async fn ask(mut stream: TcpStream, request: &Request, port: u16) -> Result<u16, &'static str> {
-    let broke = |_| "broke off the connection";
-    stream.write_all(&request.bytes(port)).await.map_err(broke)?;
-    let mut answer = Vec::with_capacity(1024);
-    loop {
-        let read = stream.read_buf(&mut answer).await.map_err(broke)?;
-        match http::parse(&answer) {
-            Parsed::Status(status) => return Ok(status),
-            Parsed::Nonsense => return Err("answered something that is not HTTP"),
-            Parsed::Unfinished if read == 0 => return Err("closed the connection without an answer"),
-            Parsed::Unfinished if answer.len() > http::MAX_ANSWER => return Err("sent no status"),
-            Parsed::Unfinished => {}
-        }
-    }
 }
 
 /// The addresses at which a listening address is reached from the same network.

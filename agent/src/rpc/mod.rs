@@ -1,5 +1,5 @@
 //! The agent API over ttrpc: `grpc.AgentService` and `grpc.Health`, wire-compatible with Kata's agent, and
-//! `thaw.Files`, `thaw.Processes` and `thaw.Readiness`. docs/agent-api.md lists the calls; unsupported ones return UNIMPLEMENTED.
+//! `thaw.Files`, `thaw.Hooks`, `thaw.Processes` and `thaw.Readiness`. docs/agent-api.md lists the calls; unsupported ones return UNIMPLEMENTED.
 //!
 //! Blocking work (mounts, forks, executing a program) runs on a worker thread and completes even if its caller
 //! disconnects.
@@ -9,6 +9,7 @@ mod containers;
 mod etc;
 mod files;
 mod guest;
+mod hooks;
 mod kept_processes;
 mod network;
 mod processes;
@@ -26,6 +27,7 @@ use thaw_protocol::agent::health::{
     CheckRequest, HealthCheckResponse, VersionCheckResponse, health_check_response,
 };
 use thaw_protocol::agent::health_ttrpc::{Health, create_health};
+use thaw_protocol::agent::hooks_ttrpc::create_hooks;
 use thaw_protocol::agent::processes_ttrpc::create_processes;
 use thaw_protocol::agent::readiness::{
     ExpectReadyRequest, ExpectReadyResponse, WaitReadyRequest, WaitReadyResponse,
@@ -57,6 +59,7 @@ pub async fn serve(listener: Listener, sandbox: Arc<Sandbox>) -> Error {
         .register_service(create_agent_service(api.clone()))
         .register_service(create_health(api.clone()))
         .register_service(create_files(api.clone()))
+        .register_service(create_hooks(api.clone()))
         .register_service(create_processes(api.clone()))
         .register_service(create_readiness(api));
     if let Err(e) = server.start().await {

@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a panic is how a test reports")]
 
 mod container;
+mod hooks;
 mod identity;
 mod kata;
 mod process;

@@ -12,7 +12,7 @@ use thaw_sandbox::paths::Paths;
 use thaw_sandbox::state::{RunDirectory, vsock_socket};
 
 use super::running::Owner;
-use super::wait::{exit_status, settled};
+use super::wait::{exit_status, memory_released, settled};
 use crate::stdio::{
     AbortOnDrop, Signals, Written, follow_size, next_input, raw_terminal, read_stdin, unwritten,
 };
@@ -44,7 +44,7 @@ pub(super) async fn attach(arguments: &AttachArguments, ui: &Ui) -> Result<u8, E
     let run = RunDirectory::open(&Paths::from_env().run)?;
     let owner = Owner::find(&arguments.sandbox).map_err(|e| explained(&run, &arguments.sandbox, e))?;
     let directory = run.directory(&owner.id);
-    let running = Running::read(&directory)?;
+    let running = Running::read(&directory).map_err(|e| memory_released(&owner.id).unwrap_or(e))?;
     let selection = Selection {
         follow: true,
         tail: Some(0),

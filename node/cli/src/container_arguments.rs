@@ -18,9 +18,11 @@ use super::mount::Mount;
 use super::size::ByteSize;
 
 mod health;
+mod hooks;
 mod life;
 
 pub use health::HealthArguments;
+pub use hooks::HookArguments;
 pub use life::LifeArguments;
 
 /// Largest file of labels in bytes. A sandbox has at most 64.
@@ -79,6 +81,8 @@ pub struct ContainerArguments {
     pub life: LifeArguments,
     #[command(flatten)]
     pub health: HealthArguments,
+    #[command(flatten)]
+    pub hooks: HookArguments,
     /// Write the sandbox's id to a file, which must not exist
     #[arg(long, value_name = "FILE")]
     pub cidfile: Option<PathBuf>,

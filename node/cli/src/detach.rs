@@ -1,8 +1,9 @@
-//! `-d`: runs the same command in a child process, which owns the sandbox until its container has ended.
+//! `-d`: runs the same command in a child process, which starts the container.
 //!
-//! The child, the keeper, has the same command line after `--keeper`. The sandbox's owner keeps the container's output; if that is thawd,
-//! the keeper only waits for the container's end. The keeper has its own process group, so the terminal's signals do not reach it. Its only standard stream is a pipe for progress, which
-//! this process reads until the container runs.
+//! The child, the keeper, has the same command line after `--keeper`. The sandbox's owner keeps the container's output. If that is thawd, the
+//! keeper leaves the sandbox to it as soon as the container runs or is ready, and ends; without thawd it owns the sandbox until the
+//! container has ended. The keeper has its own process group, so the terminal's signals do not reach it. Its only standard stream is a pipe
+//! for progress, which this process reads until the container runs.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;

@@ -22,9 +22,10 @@ use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::ended::Retention;
 use thaw_sandbox::state::{RunDirectory, Terms, vsock_socket};
 use thaw_sandbox::trace::Trace;
-use thaw_sandbox::{NetworkSource, Node, Sandbox, SandboxSpec, Tenants, ThawSpec, network};
+use thaw_sandbox::{NetworkSource, Node, Sandbox, SandboxSpec, Tenants, ThawSpec, Thawable, network};
 
 use super::memory_mode::memory_mode;
+use super::running::warn_of_hook;
 use super::{CpuLimit, RunArguments, ps, template};
 use crate::ui::Ui;
 
@@ -189,13 +190,17 @@ impl Launched {
         }
         let run = paths.run.clone();
         let node = Node::open(paths)?;
-        let (node, directory) = match &request.snapshot {
+        let (node, from, _thawing) = match &request.snapshot {
             Some(wanted) => {
-                let tenants = Tenants::open(node);
-                tenants.snapshot_to_thaw(wanted, &Viewer::node()).await?
+                let (tenants, viewer) = (Tenants::open(node), Viewer::node());
+                tenants.to_thaw(wanted, &viewer, request.memory_mode).await?
             }
-            None => (node, request.directory.unwrap_or_default()),
+            None => {
+                let directory = request.directory.unwrap_or_default();
+                (node, Thawable::Stored(directory), None)
+            }
         };
+        let (directory, remote) = from.into_parts();
         let spec = ThawSpec {
             directory,
             hostname: request.hostname,
@@ -203,13 +208,17 @@ impl Launched {
             tethered: true,
             client: None,
             memory_mode: request.memory_mode,
+            require_hook: request.require_hook,
             network_policy: request.network_policy,
             publish: request.publish,
             terms: Terms {
                 rate_limits: Some(request.rate_limits),
                 ..Terms::default()
             },
+            network: None,
+            remote,
             paused: None,
+            is_pod: false,
         };
         let sandbox = release_if_failed(&node, Sandbox::thaw(&node, spec, trace).await).await?;
         Launched::of_this_process(node, sandbox, run)
@@ -231,6 +240,8 @@ impl Launched {
         {
             tracing::warn!("{}", retry.text);
         }
+        // The same of a hook.
+        warn_of_hook(&created.sandbox);
         trace.add_all(created.account, before_ns);
         let vsock = PathBuf::from(&created.sandbox.vsock);
         let directory = vsock.parent().map(PathBuf::from).unwrap_or_default();

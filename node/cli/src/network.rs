@@ -15,14 +15,14 @@ pub struct NetworkArguments {
     #[arg(short, long, value_name = "[ADDRESS:]PORT:PORT[/udp]", value_parser = parse_port)]
     pub publish: Vec<PublishedPort>,
     /// Where the container may connect to: allow=NETWORK[:PORT,...][/tcp|udp|icmp] or deny=...; the first match decides;
-    /// default=allow or default=deny for the rest
+    /// allow=DOMAIN or deny=DOMAIN, as in example.com or *.example.com; default=allow or default=deny for the rest
     #[arg(long, value_name = "RULE", value_parser = check_rule)]
     pub egress: Vec<String>,
 }
 
 #[derive(Debug, Args)]
 #[command(
-    after_help = "Example:\n  thaw network web allow=192.0.2.0/24:443/tcp default=deny\n  thaw network web default=allow"
+    after_help = "Example:\n  thaw network web allow=192.0.2.0/24:443/tcp default=deny\n  thaw network web allow=pypi.org 'allow=*.pythonhosted.org' default=deny\n  thaw network web default=allow"
 )]
 pub struct ChangeArguments {
     /// The sandbox: id, name, or the beginning of an id

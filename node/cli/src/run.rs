@@ -80,24 +80,19 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
         init: arguments.init,
         life,
         health: health_check(arguments, &sandbox)?,
+        hooks: arguments.container.hooks.options(),
     };
     let how = attach_options(&arguments.process, sandbox.keeping);
     let result = match Signals::new() {
         Ok(signals) => tokio::select! {
             // Once the container has started, it gets the signals.
             started = start(&sandbox, &config, &options, arguments.root.into(), probe.as_ref(), &trace) => match started {
-                Ok(started) => {
-                    ui.fact(serde_json::json!({"event": "started", "id": sandbox.id}));
-                    match &probe {
-                        None => started.attach(&sandbox, how, signals).await,
-                        Some(probe) => started.attach_until_ready(&sandbox, how, signals, probe, &trace, ui).await,
-                    }
-                }
+                Ok(started) => started.attend(&sandbox, how, signals, probe.as_ref(), &trace, ui).await,
                 Err(failure) => Err(failure),
             },
             // The agent would never answer: a VMM whose guest has ended keeps its sockets open until it is asked to exit.
             reason = sandbox.machine_end() => Err(Error::new(ErrorKind::GuestEnded, reason)),
-            status = interrupted() => Ok(End { status: status.into(), out_of_memory: false }),
+            status = interrupted() => Ok(Some(End { status: status.into(), out_of_memory: false })),
         },
         Err(failure) => Err(failure),
     };
@@ -145,16 +140,19 @@ fn attach_options(process: &ProcessArguments, keeping: Keeping) -> AttachOptions
     }
 }
 
-/// Closes the sandbox, reports how its container ended, and returns the exit status.
+/// Closes the sandbox, reports how its container ended, and returns the exit status. Does nothing if thawd goes on with it alone.
 pub(super) async fn conclude(
     mut sandbox: Launched,
-    result: Result<End, Error>,
+    result: Result<Option<End>, Error>,
     timings: Option<&Trace>,
     ui: &Ui,
 ) -> Result<u8, Error> {
     let result = match result {
+        // thawd answered that it goes on alone, but that answer was lost.
+        Err(failure) if failure.kind == ErrorKind::MemoryReleased => return Ok(0),
         Err(failure) => Err(sandbox.explain(failure).await),
-        Ok(end) => Ok(end),
+        Ok(Some(end)) => Ok(end),
+        Ok(None) => return Ok(0),
     };
     if let Some(trace) = timings {
         sandbox.note_read_ahead(trace);
@@ -254,13 +252,31 @@ impl Started {
         })
     }
 
-    /// Attaches to the container until its process ends.
-    pub(super) async fn attach(
+    /// Reports that it runs, and attaches to it until its process ends. Returns `None` as soon as thawd goes on with it alone.
+    pub(super) async fn attend(
         self,
         sandbox: &Launched,
         how: AttachOptions,
         signals: Signals,
-    ) -> Result<End, Error> {
+        probe: Option<&ReadinessProbe>,
+        trace: &Trace,
+        ui: &Ui,
+    ) -> Result<Option<End>, Error> {
+        // Before it is reported, after which a user may pause it.
+        let left = probe.is_none() && leave(sandbox, &self.agent, &self.process, how.stdin).await;
+        ui.fact(serde_json::json!({"event": "started", "id": sandbox.id}));
+        match probe {
+            None if left => Ok(None),
+            None => self.attach(sandbox, how, signals).await.map(Some),
+            Some(probe) => {
+                self.attach_until_ready(sandbox, how, signals, probe, trace, ui)
+                    .await
+            }
+        }
+    }
+
+    /// Attaches to the container until its process ends.
+    async fn attach(self, sandbox: &Launched, how: AttachOptions, signals: Signals) -> Result<End, Error> {
         let attached = async {
             match sandbox.keeping {
                 Keeping::Nothing => attach(&self.agent, &self.process, how, signals).await,
@@ -283,17 +299,13 @@ impl Started {
 
     /// Waits for the end of a container whose owner keeps its output and may start its program again.
     async fn follow(&self, sandbox: &Launched, how: AttachOptions, signals: Signals) -> Result<i32, Error> {
-        if how.stdin == Stdin::Close
-            && let Err(e) = self.agent.close_stdin(&self.process).await
-        {
-            tracing::debug!("cannot end its input: {e}");
-        }
+        close_input(&self.agent, &self.process, how.stdin).await;
         let forwarding = signals.forward(self.agent.clone(), self.process.clone());
         let _forwarding = AbortOnDrop(tokio::spawn(forwarding));
         sandbox.container_end(&self.agent, &self.process).await
     }
 
-    /// The same for a container with a readiness probe: reports when it is ready.
+    /// Attaches to a container with a readiness probe, and reports when it is ready.
     async fn attach_until_ready(
         self,
         sandbox: &Launched,
@@ -302,25 +314,47 @@ impl Started {
         probe: &ReadinessProbe,
         trace: &Trace,
         ui: &Ui,
-    ) -> Result<End, Error> {
-        let (agent, container) = (self.agent.clone(), self.process.container.clone());
+    ) -> Result<Option<End>, Error> {
+        let (agent, process) = (self.agent.clone(), self.process.clone());
         let mut attached = std::pin::pin!(self.attach(sandbox, how, signals));
         let waited = {
             let _stage = trace.stage("ready");
             tokio::select! {
-                waited = ready::wait(&agent, &container, probe) => waited?,
+                waited = ready::wait(&agent, &process.container, probe) => waited?,
                 // Its output is passed on meanwhile.
-                end = &mut attached => return not_ready(end?, probe),
+                end = &mut attached => return not_ready(end?, probe).map(Some),
             }
         };
         match waited {
             Ok(()) => {
+                let left = leave(sandbox, &agent, &process, how.stdin).await;
                 ui.fact(serde_json::json!({"event": "ready", "id": sandbox.id}));
-                attached.await
+                match left {
+                    true => Ok(None),
+                    false => attached.await.map(Some),
+                }
             }
-            Err(Unready::Exited(_)) => not_ready(attached.await?, probe),
+            Err(Unready::Exited(_)) => not_ready(attached.await?, probe).map(Some),
             Err(late) => Err(late.failure(probe)),
         }
+    }
+}
+
+/// Leaves a detached container to thawd. Returns false if this process stays with it.
+async fn leave(sandbox: &Launched, agent: &AgentClient, process: &ProcessId, stdin: Stdin) -> bool {
+    let left = sandbox.leave().await;
+    if left {
+        close_input(agent, process, stdin).await;
+    }
+    left
+}
+
+/// Closes the input of a detached container, unless that is for `thaw attach`.
+async fn close_input(agent: &AgentClient, process: &ProcessId, stdin: Stdin) {
+    if stdin == Stdin::Close
+        && let Err(e) = agent.close_stdin(process).await
+    {
+        tracing::debug!("cannot end its input: {e}");
     }
 }
 

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use thaw_daemon::api::client::Client;
 use thaw_pools::cgroup::Hierarchy;
-use thaw_protocol::api::{FreezeSandbox, PauseSandbox, PausedMemory};
+use thaw_protocol::api::{FreezeSandbox, PauseSandbox, PausedMemory, Sandbox};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::Paths;
 use thaw_sandbox::state::{PausedSandboxes, Record, RunDirectory, owner_socket};
@@ -37,6 +37,9 @@ pub struct FreezeArguments {
     /// Sign it with this Ed25519 key: PEM, as `openssl genpkey -algorithm ed25519` writes it
     #[arg(long, value_name = "FILE")]
     pub sign: Option<PathBuf>,
+    /// Fail unless the sandbox has a hook for what is thawed from it: thaw run --after-thaw
+    #[arg(long)]
+    pub require_hook: bool,
 }
 
 #[derive(Debug, Args)]
@@ -117,8 +120,24 @@ pub(super) async fn pause(arguments: &PauseArguments) -> Result<u8, Error> {
 
 pub(super) async fn resume(wanted: &str) -> Result<u8, Error> {
     let owner = Owner::find(wanted)?;
+    // Of a sandbox whose CPUs only stopped, the hook has not run again.
+    let is_thawed = owner.client.get(&owner.id).await?.memory_released;
     owner.client.resume(&owner.id).await?;
+    if is_thawed {
+        warn_of_hook(&owner.client.get(&owner.id).await?);
+    }
     Ok(0)
+}
+
+/// Warns if the hook of a thawed sandbox's container failed, which only its owner has logged.
+pub(super) fn warn_of_hook(sandbox: &Sandbox) {
+    let Some(hook) = &sandbox.after_thaw else { return };
+    if let Some(why) = &hook.failure {
+        tracing::warn!("the after_thaw hook of sandbox {} failed: {why}", sandbox.id);
+        for line in hook.output.lines() {
+            tracing::warn!("  | {line}");
+        }
+    }
 }
 
 pub(super) async fn remove(wanted: &[String]) -> Result<u8, Error> {
@@ -178,6 +197,7 @@ pub(super) async fn freeze(arguments: &FreezeArguments, json: bool) -> Result<u8
         delta: arguments.delta,
         stop: arguments.stop,
         sign: arguments.sign.as_deref().map(absolute).transpose()?,
+        require_hook: arguments.require_hook,
     };
     let frozen = owner.client.freeze(&owner.id, &request).await?;
     if arguments.stop {
@@ -193,6 +213,7 @@ pub(super) async fn freeze(arguments: &FreezeArguments, json: bool) -> Result<u8
             "snapshot": snapshot,
             "memory_bytes": frozen.memory_bytes,
             "paused_ns": frozen.paused_ns,
+            "stopped_ns": frozen.stopped_ns,
         })
         .to_string(),
         // For `thaw thaw $(thaw freeze web)`.

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::Args;
-use thaw_protocol::api::StopContainer;
+use thaw_protocol::api::{OnExit, StopContainer};
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::container::signals::parse_signal;
 use thaw_sandbox::error::{Error, ErrorKind};
@@ -122,7 +122,7 @@ async fn stop_one(wanted: &str, how: &StopContainer) -> Result<(), Error> {
 
 /// Waits until the owner has removed a sandbox that ends with its container. One that the API created may stay, as exited.
 async fn removed(run: RunDirectory, record: &Record) -> Result<(), Error> {
-    let ends = record.tethered || record.client.is_some() || record.terms.delete_on_exit;
+    let ends = record.tethered || record.client.is_some() || record.terms.on_exit() != OnExit::Keep;
     if !ends {
         return Ok(());
     }

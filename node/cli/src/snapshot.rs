@@ -7,7 +7,7 @@ use clap::Subcommand;
 use serde_json::json;
 use thaw_daemon::api::client::Client;
 use thaw_daemon::api::factory::StoredSnapshots;
-use thaw_protocol::api::{ChangeSnapshot, Snapshot, SnapshotManifest, VerifiedSnapshot};
+use thaw_protocol::api::{ChangeSnapshot, Hooks, Snapshot, SnapshotManifest, VerifiedSnapshot};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::human_bytes::HumanBytes;
 use thaw_sandbox::paths::Paths;
@@ -280,6 +280,7 @@ fn inspect(snapshot: &Snapshot, json: bool) {
             ("made by", format!("thaw {}", manifest.thaw)),
             ("image", printable(&manifest.image)),
             ("command", printable(&manifest.command.join(" "))),
+            ("hooks", hooks(&manifest.hooks)),
             ("images", manifest.images.join(" ")),
             ("cpus", manifest.cpus.to_string()),
             ("memory", format!("{} MiB", manifest.memory_mib)),
@@ -298,12 +299,32 @@ fn inspect(snapshot: &Snapshot, json: bool) {
     }
 }
 
-/// What `thaw thaw` names: a directory if it has a slash, otherwise a stored snapshot.
+fn hooks(hooks: &Hooks) -> String {
+    let named = [
+        hooks.before_freeze.as_ref().map(|_| "before_freeze"),
+        hooks.after_thaw.as_ref().map(|_| "after_thaw"),
+    ];
+    match named.into_iter().flatten().collect::<Vec<_>>().as_slice() {
+        [] => "-".into(),
+        named => named.join(" "),
+    }
+}
+
+/// What `thaw thaw` names: without a slash, a stored snapshot; with one, a directory, or a reference of a registry if there is no such
+/// directory and its first component is a host's name.
 pub(super) fn reference(named: &Path) -> Result<(Option<PathBuf>, Option<String>), Error> {
-    match named.to_str().filter(|text| !text.contains('/')) {
+    let stored = |text: &&str| !text.contains('/') || is_of_registry(text) && !named.is_dir();
+    match named.to_str().filter(stored) {
         Some(text) => Ok((None, Some(text.to_owned()))),
         None => Ok((Some(absolute(named)?), None)),
     }
+}
+
+/// Whether the first component of a reference is a registry, as image references have it: with a dot or a port, or `localhost`.
+fn is_of_registry(text: &str) -> bool {
+    let host = text.split('/').next().unwrap_or_default();
+    let is_relative = matches!(host, "." | "..");
+    !is_relative && (host == "localhost" || host.contains(['.', ':'])) && !host.starts_with("oci:")
 }
 
 #[cfg(test)]
@@ -311,12 +332,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reference_with_a_slash_is_a_directory() {
-        for directory in ["./web", "/web", "a/b", "web/"] {
+    fn reference_with_a_slash_is_a_directory_or_of_a_registry() {
+        for directory in ["./web", "../web", "/web", "a/b", "web/"] {
             let (found, stored) = reference(Path::new(directory)).unwrap();
             assert!(found.unwrap().is_absolute() && stored.is_none(), "{directory}");
         }
-        assert_eq!(reference(Path::new("web")).unwrap(), (None, Some("web".into())));
+        for stored in [
+            "web",
+            "registry.example/web:ready",
+            "localhost/web",
+            "10.0.0.1:5000/a/web",
+        ] {
+            let found = reference(Path::new(stored)).unwrap();
+            assert_eq!(found, (None, Some(stored.into())));
+        }
     }
 
     #[test]

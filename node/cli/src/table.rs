@@ -28,8 +28,10 @@ impl Table {
     pub(super) fn lines(&self, terminal: Option<usize>) -> Vec<String> {
         let lines = self.columns();
         let widest = lines.iter().map(|line| line.chars().count()).max();
+        // Without rows there are no blocks: then the headings are shown.
+        let has_rows = self.rows.len() > 1;
         match terminal {
-            Some(columns) if columns < COLUMNS_FIT && widest > Some(columns) => self.blocks(),
+            Some(columns) if has_rows && columns < COLUMNS_FIT && widest > Some(columns) => self.blocks(),
             _ => lines,
         }
     }
@@ -102,5 +104,13 @@ mod tests {
         let blocks = ["ID 0123456789ab", "IMAGE registry/image", "", "ID c", "IMAGE d"];
         assert_eq!(table.lines(Some(20)), blocks);
         assert_eq!(table.lines(Some(60)).len(), 3);
+    }
+
+    #[test]
+    fn a_table_without_rows_shows_its_headings() {
+        let table = Table::new(&["ID", "NAME", "IMAGE", "COMMAND"]);
+        for terminal in [None, Some(8), Some(80)] {
+            assert_eq!(table.lines(terminal), ["ID  NAME  IMAGE  COMMAND"]);
+        }
     }
 }

@@ -28,10 +28,10 @@ use crate::ui::Ui;
 #[derive(Debug, Args)]
 #[command(
     disable_help_flag = true,
-    after_help = "SNAPSHOT is the id, the name or the beginning of the id of a stored snapshot. With a slash, or if\nno stored snapshot is so named, it is a directory.\n\nExamples:\n  thaw thaw web-ready\n  thaw thaw -d --name web-2 -p 8081:80 ./web-frozen"
+    after_help = "SNAPSHOT is the id, the name or the beginning of the id of a stored snapshot. With a slash, or if\nno stored snapshot is so named, it is a directory. If there is no such directory, and it begins\nwith the name of a registry, it is what a snapshot was pushed to: the sandbox starts at once, its\nmemory is fetched while it runs, and then the snapshot is stored.\n\nExamples:\n  thaw thaw web-ready\n  thaw thaw -d --name web-2 -p 8081:80 ./web-frozen\n  thaw thaw -d registry.example/web:ready"
 )]
 pub struct ThawArguments {
-    /// The snapshot that `thaw freeze` stored or wrote
+    /// The snapshot that `thaw freeze` stored or wrote, or that `thaw snapshot push` pushed
     #[arg(value_name = "SNAPSHOT")]
     pub snapshot: PathBuf,
     /// Pass stdin to the process
@@ -55,6 +55,9 @@ pub struct ThawArguments {
     pub limits: RateLimitArguments,
     #[arg(long, value_name = "MODE", value_parser = parse_memory_mode, help = MEMORY_MODE_HELP)]
     pub memory_mode: Option<MemoryMode>,
+    /// Fail unless the snapshot has a hook (thaw run --after-thaw) and this succeeds
+    #[arg(long)]
+    pub require_hook: bool,
     /// At the end, show how long each step of the start took
     #[arg(long)]
     pub timings: bool,
@@ -64,7 +67,16 @@ pub struct ThawArguments {
 }
 
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  for id in $(thaw fork -n 10 web); do thaw exec $id hostname; done")]
+#[command(after_help = "\
+What clones share: everything that is in the memory of the sandbox's processes. Keys, passwords, tokens and sessions are in each
+clone. A random generator inside a program goes on from the same state, so that it gives the same session ids, nonces and
+temporary names in each. Locks, leases and names that the program holds elsewhere are held by all. Connections end.
+What is new: the kernel's random generator, the clock, the host name, the machine id and the network. A program renews the rest
+with a hook (thaw run --after-thaw), or when /run/thaw/generation changes: docs/snapshots.md.
+
+Examples:
+  for id in $(thaw fork -n 10 web); do thaw exec $id hostname; done
+  thaw run -d --name web --after-thaw http:8080/thawed IMAGE && thaw fork --require-hook web")]
 pub struct ForkArguments {
     /// The sandbox: id, name, or the beginning of an id
     pub sandbox: String,
@@ -74,6 +86,9 @@ pub struct ForkArguments {
     /// Sign it with this Ed25519 key: PEM, as `openssl genpkey -algorithm ed25519` writes it
     #[arg(long, value_name = "FILE")]
     pub sign: Option<PathBuf>,
+    /// Fail unless the sandbox has a hook (thaw run --after-thaw) and this succeeds in each clone
+    #[arg(long)]
+    pub require_hook: bool,
 }
 
 /// Thaws a sandbox. `is_keeper`: this is the process that `-d`, or `thaw fork`, starts.
@@ -97,6 +112,7 @@ pub(super) async fn thaw(arguments: &ThawArguments, is_keeper: bool, ui: &Ui) ->
         timeout_s: None,
         idle_timeout_s: None,
         on_timeout: Default::default(),
+        require_hook: arguments.require_hook,
     };
     let mut sandbox = tokio::select! {
         sandbox = launch(request, arguments, &trace) => sandbox?,
@@ -129,11 +145,10 @@ async fn attach(
     sandbox: &Launched,
     trace: &Trace,
     ui: &Ui,
-) -> Result<super::run::End, Error> {
+) -> Result<Option<super::run::End>, Error> {
     let running = Running::read(&sandbox.directory)?;
     let signals = Signals::new()?;
     let started = Started::thawed(sandbox, &running, trace).await?;
-    ui.fact(serde_json::json!({"event": "started", "id": sandbox.id}));
     let how = AttachOptions {
         stdin: match arguments.interactive {
             true => Stdin::Pass,
@@ -142,7 +157,7 @@ async fn attach(
         tty: running.tty && sandbox.keeping == Keeping::Nothing,
         output: sandbox.keeping == Keeping::Nothing,
     };
-    started.attach(sandbox, how, signals).await
+    started.attend(sandbox, how, signals, None, trace, ui).await
 }
 
 pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Error> {
@@ -155,10 +170,14 @@ pub(super) async fn fork(arguments: &ForkArguments, ui: &Ui) -> Result<u8, Error
     let request = FreezeSandbox {
         directory: Some(directory.clone()),
         sign: arguments.sign.as_deref().map(absolute).transpose()?,
+        require_hook: arguments.require_hook,
         ..FreezeSandbox::default()
     };
     owner.client.freeze(&owner.id, &request).await?;
-    let line: [OsString; 2] = ["thaw".into(), directory.into()];
+    let mut line: Vec<OsString> = vec!["thaw".into(), directory.into()];
+    if arguments.require_hook {
+        line.insert(1, "--require-hook".into());
+    }
     let clones = (0..arguments.count).map(|_| detach::detached(&line, Until::Started, ui));
     let mut failed = None;
     for clone in join_all(clones).await {

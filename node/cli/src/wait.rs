@@ -8,7 +8,7 @@ use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::container::Running;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::Paths;
-use thaw_sandbox::state::{RunDirectory, vsock_socket};
+use thaw_sandbox::state::{PausedSandboxes, RunDirectory, vsock_socket};
 
 use super::logs::LISTED;
 use super::print;
@@ -61,6 +61,16 @@ pub(super) async fn exit_status(agent: &AgentClient, running: &Running) -> Resul
     status.map_err(|e| Error::new(ErrorKind::GuestEnded, format!("lost the guest: {e}")))
 }
 
+/// The error for a sandbox whose memory is released: it has no guest. `None` for others. Blocks.
+pub(super) fn memory_released(wanted: &str) -> Option<Error> {
+    let paused = PausedSandboxes::under(&Paths::from_env().data).find(wanted)?;
+    let what = format!(
+        "sandbox {} is paused, and its memory is released",
+        paused.record().id
+    );
+    Some(Error::new(ErrorKind::MemoryReleased, what))
+}
+
 /// The exit status of a container whose guest was lost, or `lost` if its owner did not record one.
 pub(super) async fn settled(run: &RunDirectory, id: String, lost: Error) -> Result<i32, Error> {
     let run = run.clone();
@@ -74,10 +84,10 @@ pub(super) async fn settled(run: &RunDirectory, id: String, lost: Error) -> Resu
     .await
 }
 
-/// The exit status in the record of an ended sandbox, or `failure` if there is no record.
+/// The exit status in the record of an ended sandbox, or `failure` if there is no record and its memory is not released.
 fn recorded(run: &RunDirectory, wanted: &str, failure: Error) -> Result<i32, Error> {
     let Some(ended) = run.find_ended(wanted)? else {
-        return Err(failure);
+        return Err(memory_released(wanted).unwrap_or(failure));
     };
     ended.exit_code.ok_or_else(|| {
         let why = ended.reason.unwrap_or_default();

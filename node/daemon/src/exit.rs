@@ -1,7 +1,7 @@
 //! How `thaw` and `thawd` end: the exit code of each kind of error, what it means, and what to do about it.
 //!
 //! A container's own exit code is passed through; a closed output pipe gives 141; 125, 126, 127 and 137 have the same meaning as under `docker run`. Thaw's own codes are
-//! in 64..=123. `docs/exit-codes.md` is made from this table; a test compares them.
+//! in 60..=124. `docs/exit-codes.md` is made from this table; a test compares them.
 
 use thaw_sandbox::error::{Error, ErrorKind};
 
@@ -31,6 +31,10 @@ macro_rules! exits {
 }
 
 exits! {
+    NodeCapacity = 60, "the node has no room for another machine of this size", "remove sandboxes, ask another node, or raise the ratios in [capacity] of thawd.toml";
+    CreationRate = 61, "the tenant makes more sandboxes in a minute than it may", "ask again after the seconds Retry-After says";
+    HookMissing = 62, "an after_thaw hook is required, and the snapshot or the sandbox has none", "run the sandbox with --after-thaw, or leave --require-hook out";
+    HookFailed = 63, "a hook of the container failed", "see its output above; `thaw exec` runs its command again";
     KvmMissing = 64, "there is no /dev/kvm", "enable virtualisation in the firmware and load kvm_intel or kvm_amd";
     KvmDenied = 65, "/dev/kvm may not be opened", "add this user to the group kvm, or run as root";
     KvmInadequate = 66, "KVM lacks a capability or refused a call", "run `thaw doctor` for what this host has";
@@ -91,6 +95,7 @@ exits! {
     NotASnapshot = 121, "what a registry has by this reference is no snapshot", "pull an image with `thaw image pull`; check the name and the tag";
     SnapshotMalformed = 122, "a registry's snapshot contradicts itself, or exceeds a limit", "do not use it: push it again from the node that froze it";
     SnapshotDelta = 123, "a delta cannot be pushed: it needs the snapshot that it lies on", "freeze the sandbox without --delta, and push that";
+    TenantQuota = 124, "the tenant's quota has no room for it", "remove sandboxes or snapshots of the tenant, or have this node's administrator raise the limit";
     Runtime = 125, "wrong usage, or an error of Thaw itself", "see `thaw --help`";
     NotExecutable = 126, "the container's command cannot be executed", "check its permissions and its format";
     NotFound = 127, "the container's command was not found", "check the command and the image's PATH";
@@ -121,8 +126,10 @@ fn section(kind: ErrorKind) -> &'static str {
         MemoryTooSmall | GuestNotReady | HandshakeFailed | VmmFailed | AgentFailed | ShareFailed => {
             "a-sandbox-does-not-start"
         }
+        TenantQuota | CreationRate | NodeCapacity => "a-quota-or-the-node-is-full",
         GuestEnded | OutOfMemory => "a-sandbox-ended-by-itself",
         NotReady => "a-container-does-not-become-ready",
+        HookMissing | HookFailed => "a-hook-fails",
         DiskFull | DiskBudget => "the-disk-is-full",
         RegistryUnreachable | RegistryDenied | RegistryRateLimited | RegistryFailed => {
             "a-registry-does-not-give-an-image"
@@ -190,7 +197,7 @@ mod tests {
         assert!(numbers.is_sorted());
         numbers.dedup();
         assert_eq!(numbers.len(), ErrorKind::ALL.len());
-        assert!(numbers.iter().all(|n| matches!(n, 64..=123 | 125..=127 | 137)));
+        assert!(numbers.iter().all(|n| matches!(n, 60..=127 | 137)));
     }
 
     #[test]

@@ -10,10 +10,10 @@ use thaw_pools::process::ProcessRecord;
 use thaw_pools::share::Source;
 use thaw_protocol::api::{self, CreatedSandbox, DEFAULT_DISK_MIB, FreezeSandbox, RateLimits};
 use thaw_protocol::control::{DeviceId, HOST_DISKS};
-use thaw_protocol::shim::Empty;
 use thaw_protocol::shim::pods::pod_network::Mode;
 use thaw_protocol::shim::pods::*;
 use thaw_protocol::shim::pods_ttrpc::{Pods as Service, create_pods};
+use thaw_protocol::shim::{Empty, MessageField};
 use thaw_protocol::versions::PODS;
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::error::{Error, ErrorKind};
@@ -26,7 +26,7 @@ use ttrpc::r#async::transport::Listener;
 use ttrpc::r#async::{Server, TtrpcContext};
 
 use crate::api::daemon::Daemon;
-use crate::api::factory::{CreatePod, ThawPod};
+use crate::api::factory::{CreatePod, PodSnapshot, ThawPod};
 use crate::api::problem::Refusal;
 use crate::api::scope::Wanted;
 use crate::exit::line;
@@ -78,7 +78,9 @@ type Answer<T> = ttrpc::Result<T>;
 
 fn refused(mut failure: Error) -> ttrpc::Error {
     let code = match failure.kind {
-        ErrorKind::SandboxNotFound | ErrorKind::ImageNotStored => Code::NOT_FOUND,
+        ErrorKind::SandboxNotFound | ErrorKind::ImageNotStored | ErrorKind::SnapshotNotFound => {
+            Code::NOT_FOUND
+        }
         ErrorKind::DiskFull => Code::RESOURCE_EXHAUSTED,
         _ => Code::INTERNAL,
     };
@@ -121,16 +123,7 @@ fn invalid(what: String) -> ttrpc::Error {
 
 /// A shim's request, validated.
 async fn wanted(r: CreatePodRequest) -> Answer<CreatePod> {
-    let network = match r.network.mode.enum_value() {
-        Ok(Mode::NONE) => NetworkSource::Ours(NetworkMode::None),
-        Ok(Mode::PRIVATE) => NetworkSource::Ours(NetworkMode::Private),
-        Ok(Mode::NAMESPACE) => {
-            let path = PathBuf::from(&r.network.namespace);
-            let found = blocking(move || PodNamespace::find(path)).await;
-            NetworkSource::Pod(found.map_err(refused)?)
-        }
-        Err(number) => return Err(invalid(format!("network mode {number} is unknown"))),
-    };
+    let network = network(&r.network).await?;
     let rate_limits = RateLimits {
         disk: rate(r.disk_rate.as_ref()),
         net_out: rate(r.net_out_rate.as_ref()),
@@ -157,6 +150,20 @@ async fn wanted(r: CreatePodRequest) -> Answer<CreatePod> {
         cgroup: cgroup::path(&r.cgroup).map_err(invalid)?,
         client,
         rate_limits,
+    })
+}
+
+/// The network of a pod.
+async fn network(asked: &PodNetwork) -> Answer<NetworkSource> {
+    Ok(match asked.mode.enum_value() {
+        Ok(Mode::NONE) => NetworkSource::Ours(NetworkMode::None),
+        Ok(Mode::PRIVATE) => NetworkSource::Ours(NetworkMode::Private),
+        Ok(Mode::NAMESPACE) => {
+            let path = PathBuf::from(&asked.namespace);
+            let found = blocking(move || PodNamespace::find(path)).await;
+            NetworkSource::Pod(found.map_err(refused)?)
+        }
+        Err(number) => return Err(invalid(format!("network mode {number} is unknown"))),
     })
 }
 
@@ -235,14 +242,35 @@ impl Service for Pods {
 
     async fn thaw(&self, _: &TtrpcContext, r: ThawPodRequest) -> Answer<CreatePodResponse> {
         let wanted = ThawPod {
-            directory: r.directory.into(),
+            snapshot: match r.snapshot.is_empty() {
+                true => PodSnapshot::Directory(r.directory.into()),
+                false => PodSnapshot::Stored {
+                    wanted: r.snapshot,
+                    namespace: r.namespace,
+                },
+            },
+            network: match r.network.as_ref() {
+                Some(asked) => Some(network(asked).await?),
+                None => None,
+            },
             hostname: (!r.hostname.is_empty()).then_some(r.hostname),
             labels: r.labels.into_iter().collect(),
             cgroup: cgroup::path(&r.cgroup).map_err(invalid)?,
             client: client(r.client_pid)?,
         };
-        let made = self.daemon.thaw_pod(wanted).await.map_err(not_made)?;
-        Ok(response(made))
+        let (made, container) = self.daemon.thaw_pod(wanted).await.map_err(not_made)?;
+        let container = container.map(|container| ThawedContainer {
+            id: container.id,
+            image_digest: container.image_digest,
+            args: container.args,
+            terminal: container.terminal,
+            memory_mib: container.memory_mib,
+            ..Default::default()
+        });
+        Ok(CreatePodResponse {
+            container: MessageField::from_option(container),
+            ..response(made)
+        })
     }
 
     async fn show(&self, _: &TtrpcContext, r: ShowImageRequest) -> Answer<ShowImageResponse> {

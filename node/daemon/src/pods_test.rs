@@ -265,6 +265,36 @@ async fn end_of_a_pod_is_reported_to_all_who_wait() {
 }
 
 #[tokio::test]
+async fn stored_snapshot_is_thawed_for_pods_of_its_namespace() {
+    let served = Served::start().await;
+    let client = &served.client;
+    let thaw = ThawPodRequest {
+        snapshot: "web".into(),
+        namespace: "shop".into(),
+        client_pid: std::process::id() as i32,
+        ..Default::default()
+    };
+    let thawed = client.thaw(with(), &thaw).await.unwrap();
+    assert_eq!(thawed.container.args, ["serve"]);
+    let elsewhere = ThawPodRequest {
+        namespace: "other".into(),
+        ..thaw.clone()
+    };
+    has_code(client.thaw(with(), &elsewhere).await, Code::NOT_FOUND);
+    let no_network = ThawPodRequest {
+        network: MessageField::some(PodNetwork {
+            mode: Mode::NAMESPACE.into(),
+            namespace: "/missing".into(),
+            ..Default::default()
+        }),
+        ..thaw
+    };
+    assert!(client.thaw(with(), &no_network).await.is_err());
+    served.end(&thawed.sandbox_id).await;
+    served.stop().await;
+}
+
+#[tokio::test]
 async fn pod_is_frozen_and_thawed_for_a_living_shim() {
     let served = Served::start().await;
     let client = &served.client;

@@ -15,6 +15,7 @@ pub mod api;
 pub mod default;
 pub mod e2b;
 pub mod pools;
+pub mod quotas;
 mod snapshots;
 
 pub use snapshots::SnapshotsConfig;
@@ -48,6 +49,10 @@ pub struct Config {
     pub sandbox: SandboxConfig,
     pub disk: DiskConfig,
     pub snapshots: SnapshotsConfig,
+    /// What each tenant may have.
+    pub quotas: quotas::QuotasConfig,
+    /// What the machines of all tenants may have.
+    pub capacity: quotas::CapacityConfig,
 }
 
 /// `[disk]`.

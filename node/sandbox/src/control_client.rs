@@ -47,14 +47,17 @@ pub struct Life {
     pub closed: bool,
     /// The VMM's misconduct, if the connection was closed because of it.
     pub misconduct: Option<Misconduct>,
+    /// Why the machine's memory cannot be had, if the connection was closed because of that.
+    pub memory_lost: Option<String>,
 }
 
 impl Life {
     /// Why the connection is closed, in words.
     pub fn closed_because(&self) -> String {
-        match &self.misconduct {
-            Some(misconduct) => format!("thaw-vmm broke the control protocol: {misconduct}"),
-            None => "thaw-vmm ended".into(),
+        match (&self.memory_lost, &self.misconduct) {
+            (Some(why), _) => format!("its memory cannot be fetched: {why}"),
+            (None, Some(misconduct)) => format!("thaw-vmm broke the control protocol: {misconduct}"),
+            (None, None) => "thaw-vmm ended".into(),
         }
     }
 }
@@ -255,6 +258,13 @@ impl ControlClient {
             }
             Err(error) => Some(Err(CallError::Send { vmm, error })),
         }
+    }
+
+    /// Closes the connection, because the machine waits for memory that cannot be had.
+    pub fn lose_memory(&self, why: String) {
+        let note = |life: &mut Life| life.memory_lost = life.memory_lost.take().or(Some(why));
+        self.shared.life.send_modify(note);
+        let _ = rustix::net::shutdown(self.shared.socket.get_ref(), rustix::net::Shutdown::Both);
     }
 
     /// The state from the VMM's events, now and as it changes.

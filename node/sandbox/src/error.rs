@@ -23,6 +23,8 @@ macro_rules! error_kinds {
 }
 
 error_kinds! {
+    HookMissing = "hook-missing", "an after_thaw hook is required, and the snapshot or the sandbox has none";
+    HookFailed = "hook-failed", "a hook of the container failed";
     KvmMissing = "kvm-missing", "there is no /dev/kvm";
     KvmDenied = "kvm-denied", "/dev/kvm may not be opened";
     KvmInadequate = "kvm-inadequate", "KVM lacks a capability or refused a call";
@@ -83,6 +85,9 @@ error_kinds! {
     SnapshotMalformed = "snapshot-malformed", "a registry's snapshot contradicts itself, or exceeds a limit";
     SnapshotDelta = "snapshot-delta", "a delta cannot be pushed: it needs the snapshot that it lies on";
     DiskBudget = "disk-budget", "the node's disk budget has no room for it";
+    TenantQuota = "tenant-quota", "the tenant's quota has no room for it";
+    CreationRate = "creation-rate", "the tenant makes more sandboxes in a minute than it may";
+    NodeCapacity = "node-capacity", "the node has no room for another machine of this size";
     Runtime = "runtime", "wrong usage, or an error of Thaw itself";
     NotExecutable = "not-executable", "the container's command cannot be executed";
     NotFound = "not-found", "the container's command was not found";
@@ -101,6 +106,8 @@ pub struct Error {
     pub context: Vec<String>,
     /// Whether a machine died or fell silent before it was ready, without a refusal. A retry may help.
     pub machine_lost: bool,
+    /// Seconds after which the same request may succeed, if that is known.
+    pub retry_after_s: Option<u64>,
 }
 
 impl Error {
@@ -112,6 +119,15 @@ impl Error {
             remedy: None,
             context: Vec::new(),
             machine_lost: false,
+            retry_after_s: None,
+        }
+    }
+
+    /// Sets after how many seconds the same request may succeed.
+    pub fn retry_after(self, seconds: u64) -> Error {
+        Error {
+            retry_after_s: Some(seconds),
+            ..self
         }
     }
 

@@ -37,6 +37,7 @@ pub enum Reason {
     ForbiddenCall,
     VmmError,
     VmmLost,
+    MemoryLost,
     GuestPanic,
     AgentDied,
     GuestReset,
@@ -46,12 +47,13 @@ pub enum Reason {
 }
 
 impl Reason {
-    pub const ALL: [Reason; 11] = [
+    pub const ALL: [Reason; 12] = [
         Reason::OutOfMemory,
         Reason::Signal,
         Reason::ForbiddenCall,
         Reason::VmmError,
         Reason::VmmLost,
+        Reason::MemoryLost,
         Reason::GuestPanic,
         Reason::AgentDied,
         Reason::GuestReset,
@@ -68,6 +70,7 @@ impl Reason {
             Reason::ForbiddenCall => "forbidden-call",
             Reason::VmmError => "vmm-error",
             Reason::VmmLost => "vmm-lost",
+            Reason::MemoryLost => "memory-lost",
             Reason::GuestPanic => "guest-panic",
             Reason::AgentDied => "agent-died",
             Reason::GuestReset => "guest-reset",
@@ -98,6 +101,8 @@ pub struct Evidence {
     pub exited: Option<ExitReason>,
     /// The VMM's violation of the control protocol, after which thawd ends it.
     pub misconduct: Option<String>,
+    /// Why its memory cannot be fetched, after which thawd ends it.
+    pub memory_lost: Option<String>,
     pub vmm: VmmEnd,
     /// Number of processes in its cgroup that the kernel killed for lack of memory.
     pub oom_kills: u64,
@@ -137,9 +142,10 @@ impl Evidence {
     /// The failure that this evidence shows, with the current time.
     pub fn failure(self) -> SandboxFailure {
         let (reason, message) = self.reason();
-        let ended = match (self.vmm, &self.exited, &self.misconduct) {
-            // After the guest has ended, thawd ends the VMM, so the signal is no evidence.
-            (VmmEnd::Known(ended), None, None) => Some(ended),
+        // After the guest has ended or lost its memory, thawd ends the VMM, so the signal is no evidence.
+        let ended_by_thawd = self.exited.is_some() || self.misconduct.is_some() || self.memory_lost.is_some();
+        let ended = match self.vmm {
+            VmmEnd::Known(ended) if !ended_by_thawd => Some(ended),
             _ => None,
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH);
@@ -164,6 +170,10 @@ impl Evidence {
     fn reason(&self) -> (Reason, String) {
         if let Some(exited) = &self.exited {
             return self.of_guest(exited);
+        }
+        if let Some(why) = &self.memory_lost {
+            let message = format!("its memory could not be fetched: {}", printable(why));
+            return (Reason::MemoryLost, message);
         }
         if let Some(what) = &self.misconduct {
             let what = printable(what);

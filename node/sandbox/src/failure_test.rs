@@ -46,6 +46,19 @@ fn an_end_of_the_guest_hides_how_thawd_ended_its_vmm() {
 }
 
 #[test]
+fn lost_memory_hides_how_thawd_ended_the_vmm() {
+    let failure = Evidence {
+        memory_lost: Some("memory chunk 7: \x1b[31mno answer".into()),
+        vmm: VmmEnd::Known(Ended::Signal(9)),
+        oom_kills: 1,
+        ..Evidence::default()
+    };
+    let failure = failure.failure();
+    assert_eq!((failure.reason.as_str(), failure.signal), ("memory-lost", None));
+    assert!(failure.message.contains("chunk 7") && !failure.message.contains('\x1b'));
+}
+
+#[test]
 fn a_killed_vmm_ran_out_of_memory_if_the_kernel_says_so() {
     let killed = |vmm, oom_kills| {
         reason(Evidence {

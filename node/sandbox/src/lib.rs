@@ -4,6 +4,8 @@
 //!
 //! | module | contents |
 //! |---|---|
+//! | [`admission`] | what tenants and the node have, and the limits of that |
+//! | `dns` | resolves names for guests whose network policy has domains |
 //! | [`sandbox`] | one microVM with an image in it: the timed stages of its creation, and its end |
 //! | [`control_client`] | client of a VMM's control socket |
 //! | [`vm`] | a VMM without a running guest: started, given a machine, given a snapshot |
@@ -25,6 +27,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod admission;
 pub mod agent_client;
 pub mod blocking;
 pub mod closest;
@@ -32,6 +35,7 @@ pub mod config;
 pub mod console;
 pub mod container;
 pub mod control_client;
+mod dns;
 pub mod error;
 pub mod failure;
 pub mod handshake;
@@ -57,7 +61,7 @@ pub mod vm;
 
 pub use sandbox::{
     BudgetStatistics, FoundSnapshot, FreezeOptions, NetworkMode, NetworkSource, Node, NotAdopted,
-    READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, network, thawed_from, usage,
+    READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, Thawable, network, thawed_from, usage,
 };
 
 /// `N` bytes from the kernel's generator.

@@ -5,11 +5,16 @@
 //!
 //! The userfaultfd belongs to the VMM, which may be hostile: it may close it, unmap the memory, ask for events that stop the
 //! kernel from filling pages until they are read, or make the descriptor block. Each of these ends the machine. The server checks
-//! whether it should stop at least every [`FAULTS`] faults, and tries to fill a page at most [`TRIES`] times.
+//! whether it should stop at least every [`FAULTS`] faults, tries to fill a page at most [`TRIES`] times, and waits for at most
+//! [`MOST_WAITING`] chunks at once.
+//!
+//! A fault that one server has read and not served before its process ended is served by the next: a server begins by waking all threads
+//! that wait for a page, which then fault again.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
 use std::io::{self, IoSliceMut};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
@@ -37,16 +42,29 @@ const NO_OFFSET: u64 = u64::MAX;
 /// How often to retry when the kernel cannot fill a page now. The kernel refuses briefly while it collects page tables, and for as long as
 /// an event that the VMM asked for waits to be read.
 const TRIES: u32 = 1000;
+/// Chunks of one machine that are obtained at once. While there are so many, its other faults wait.
+const MOST_WAITING: usize = 64;
 /// Seconds that a server may take to end when it is dropped. It takes longer only before Linux 6.10, if the VMM makes its userfaultfd block
 /// just before it is read.
 const END_LIMIT_S: i64 = 5;
 /// The target of a userfaultfd's link in /proc.
-const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
+pub const USERFAULTFD: &str = "anon_inode:[userfaultfd]";
 
 /// Source of the chunks of a memory file. It need not be trusted: each chunk is compared.
 pub trait PageSource: Send {
-    /// Reads chunk `number` into `buffer`, which has the chunk's length. Beyond the source's end are zeros.
-    fn read(&mut self, number: u64, buffer: &mut [u8]) -> io::Result<()>;
+    /// Reads chunk `number` into `buffer`, which has the chunk's length. Beyond the source's end are zeros. Returns false if the chunk is
+    /// not on this host: it is being obtained from now on, and will be among [`Self::arrived`].
+    fn read(&mut self, number: u64, buffer: &mut [u8]) -> io::Result<bool>;
+
+    /// The chunks that were obtained since the last call, and why others cannot be.
+    fn arrived(&mut self) -> Vec<(u64, Result<(), String>)> {
+        Vec::new()
+    }
+
+    /// Readable when there is something in [`Self::arrived`]. `None` if all chunks are on this host.
+    fn wakes(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
 
     /// Bytes of the memory file.
     fn bytes(&self) -> u64;
@@ -75,20 +93,20 @@ impl FileSource {
 }
 
 impl PageSource for FileSource {
-    fn read(&mut self, number: u64, buffer: &mut [u8]) -> io::Result<()> {
+    fn read(&mut self, number: u64, buffer: &mut [u8]) -> io::Result<bool> {
         let mut at = 0;
         while at < buffer.len() {
             match self.file.read_at(&mut buffer[at..], number * CHUNK + at as u64) {
                 Ok(0) => {
                     buffer[at..].fill(0);
-                    return Ok(());
+                    return Ok(true);
                 }
                 Ok(n) => at += n,
                 Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
                 Err(e) => return Err(e),
             }
         }
-        Ok(())
+        Ok(true)
     }
 
     fn bytes(&self) -> u64 {
@@ -130,6 +148,7 @@ impl PageServer {
             never_waits: true,
             regions: regions.to_vec(),
             source,
+            waiting: BTreeMap::new(),
             buffer: Vec::new(),
         };
         let (ended, ending) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC)?;
@@ -167,36 +186,83 @@ struct Server<S> {
     source: S,
     /// Chunks whose data has been copied.
     served: Vec<bool>,
+    /// Pages that threads of the machine wait for, by chunks that are being obtained.
+    waiting: BTreeMap<u64, BTreeSet<u64>>,
     buffer: Vec<u8>,
 }
 
 impl<S: PageSource> Server<S> {
     fn run(&mut self, stop: &OwnedFd) -> Result<(), String> {
+        match self.serve_all(stop) {
+            // The process has ended, and its memory is gone.
+            Ok(()) | Err(Error::Gone) => Ok(()),
+            Err(Error::Broken(reason)) => Err(reason),
+        }
+    }
+
+    fn serve_all(&mut self, stop: &OwnedFd) -> Result<(), Error> {
+        self.wake_all()?;
         loop {
-            let mut fds = [
-                PollFd::new(&self.userfaultfd, PollFlags::IN),
-                PollFd::new(stop, PollFlags::IN),
-            ];
+            let takes = self.waiting.len() < MOST_WAITING;
+            let mut fds = vec![PollFd::new(stop, PollFlags::IN)];
+            let wakes = self.source.wakes();
+            fds.extend(wakes.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
+            if takes {
+                fds.push(PollFd::new(&self.userfaultfd, PollFlags::IN));
+            }
             match rustix::event::poll(&mut fds, None) {
-                Ok(_) if !fds[1].revents().is_empty() => return Ok(()),
+                Ok(_) if !fds[0].revents().is_empty() => return Ok(()),
                 Ok(_) => {}
                 Err(Errno::INTR) => continue,
-                Err(e) => return Err(format!("poll: {e}")),
+                Err(e) => return Err(Error::Broken(format!("poll: {e}"))),
             }
-            // Polling a userfaultfd that blocks returns at once, with other events. Reading it might wait for ever.
-            if fds[0].revents() != PollFlags::IN {
-                return Err("the VMM's userfaultfd cannot be waited for: it was made to block".into());
-            }
-            for _ in 0..FAULTS {
-                let Some(address) = self.next_fault()? else { break };
-                match self.serve(address) {
-                    Ok(()) => {}
-                    // The process has ended, and its memory is gone.
-                    Err(Error::Gone) => return Ok(()),
-                    Err(Error::Broken(reason)) => return Err(reason),
+            let faults = fds.last().filter(|_| takes).map(PollFd::revents);
+            drop(fds);
+            self.serve_arrived()?;
+            match faults {
+                Some(ready) if ready == PollFlags::IN => self.serve_faults()?,
+                // Polling a userfaultfd that blocks returns at once, with other events. Reading it might wait for ever.
+                Some(other) if !other.is_empty() => {
+                    let what = "the VMM's userfaultfd cannot be waited for: it was made to block";
+                    return Err(Error::Broken(what.into()));
                 }
+                _ => {}
             }
         }
+    }
+
+    fn serve_faults(&mut self) -> Result<(), Error> {
+        for _ in 0..FAULTS {
+            if self.waiting.len() >= MOST_WAITING {
+                break;
+            }
+            let Some(address) = self.next_fault().map_err(Error::Broken)? else {
+                break;
+            };
+            self.serve(address)?;
+        }
+        Ok(())
+    }
+
+    /// Serves the faults in chunks that were obtained since the last call.
+    fn serve_arrived(&mut self) -> Result<(), Error> {
+        for (number, obtained) in self.source.arrived() {
+            obtained.map_err(|why| broken(number, why))?;
+            let Some(pages) = self.waiting.remove(&number) else {
+                continue;
+            };
+            if !self.copy_chunk(number)? {
+                return Err(broken(number, "it was obtained, and is not there".into()));
+            }
+            pages.into_iter().try_for_each(|page| self.end_fault(page))?;
+        }
+        Ok(())
+    }
+
+    /// Wakes all threads that wait for a page.
+    fn wake_all(&self) -> Result<(), Error> {
+        let mut regions = self.regions.iter().filter(|region| region.size > 0);
+        regions.try_for_each(|region| self.wake(region.host_address, region.size))
     }
 
     /// The address of the next pending fault.
@@ -235,30 +301,41 @@ impl<S: PageSource> Server<S> {
         let offset = file_offset(&self.regions, page)
             .ok_or_else(|| Error::Broken(format!("a fault at {address:#x}, where no memory is")))?;
         let number = offset / CHUNK;
-        let new = self.served.get(number as usize).is_some_and(|served| !served);
-        if new && self.source.hash(number).is_some() {
-            self.copy_chunk(number)?;
+        if let Some(pages) = self.waiting.get_mut(&number) {
+            pages.insert(page);
+            return Ok(());
         }
-        // Zero if the chunk has no data, or if the machine released its page after it was served.
+        let new = self.served.get(number as usize).is_some_and(|served| !served);
+        if new && self.source.hash(number).is_some() && !self.copy_chunk(number)? {
+            self.waiting.insert(number, BTreeSet::from([page]));
+            return Ok(());
+        }
+        self.end_fault(page)
+    }
+
+    /// Ends a fault after the chunk's data was copied.
+    fn end_fault(&self, page: u64) -> Result<(), Error> {
+        // Zero if the chunk has no data there, or if the machine released its page after it was served.
         match self.zero(page)? {
             true => Ok(()),
-            false => self.wake(page),
+            false => self.wake(page, PAGE),
         }
     }
 
-    /// Compares one chunk with its hash, and copies its non-zero pages to the machine.
-    fn copy_chunk(&mut self, number: u64) -> Result<(), Error> {
-        let broken = |what: String| Error::Broken(format!("memory chunk {number}: {what}"));
+    /// Compares one chunk with its hash, and copies its non-zero pages to the machine. Returns false if it is not on this host yet.
+    fn copy_chunk(&mut self, number: u64) -> Result<bool, Error> {
         let start = number * CHUNK;
         let length = CHUNK.min(self.source.bytes() - start);
         let mut buffer = std::mem::take(&mut self.buffer);
         buffer.clear();
         buffer.resize(length as usize, 0);
-        self.source
-            .read(number, &mut buffer)
-            .map_err(|e| broken(e.to_string()))?;
+        let read = self.source.read(number, &mut buffer);
+        if !read.map_err(|e| broken(number, e.to_string()))? {
+            self.buffer = buffer;
+            return Ok(false);
+        }
         if Some(Hash::of(&buffer)) != self.source.hash(number) {
-            return Err(broken("it is not what the manifest says".into()));
+            return Err(broken(number, "it is not what the manifest says".into()));
         }
         for (index, page) in buffer.chunks_exact(PAGE as usize).enumerate() {
             if page.iter().any(|b| *b != 0)
@@ -269,7 +346,7 @@ impl<S: PageSource> Server<S> {
         }
         self.served[number as usize] = true;
         self.buffer = buffer;
-        Ok(())
+        Ok(true)
     }
 
     /// Fills a page, unless the page exists already.
@@ -300,9 +377,9 @@ impl<S: PageSource> Server<S> {
         Err(Error::Broken(what.into()))
     }
 
-    /// Wakes the threads that wait for a page.
-    fn wake(&self, address: u64) -> Result<(), Error> {
-        match self.ioctl(UFFDIO_WAKE, &mut [address, PAGE]) {
+    /// Wakes the threads that wait for pages in a range.
+    fn wake(&self, address: u64, bytes: u64) -> Result<(), Error> {
+        match self.ioctl(UFFDIO_WAKE, &mut [address, bytes]) {
             Ok(()) => Ok(()),
             Err(e) if e.raw_os_error() == Some(libc::ESRCH) => Err(Error::Gone),
             Err(e) => Err(Error::Broken(format!("a fault cannot be ended: {e}"))),
@@ -321,8 +398,13 @@ impl<S: PageSource> Server<S> {
 }
 
 enum Error {
+    /// The process has ended.
     Gone,
     Broken(String),
+}
+
+fn broken(chunk: u64, what: String) -> Error {
+    Error::Broken(format!("memory chunk {chunk}: {what}"))
 }
 
 /// Refuses anything but a userfaultfd, whose reads and ioctls could have any effect.

@@ -3,6 +3,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::time::Duration;
 
+#[path = "page_server_late_test.rs"]
+mod late;
+
 const REGIONS: [u64; 2] = [CHUNK + 2 * PAGE, 3 * PAGE];
 
 /// Anonymous memory watched by a userfaultfd while this lives.
@@ -154,11 +157,18 @@ fn a_chunk_that_is_not_what_the_manifest_says_is_not_served() {
     drop(server);
 }
 
-/// Starts a server. The reason why it broke arrives at the receiver.
+/// Starts a server of [`memory`]. The reason why it broke arrives at the receiver.
 fn serve(watched: &Watched, fd: OwnedFd) -> (PageServer, mpsc::Receiver<String>) {
     let (file, expected) = memory();
+    serve_from(FileSource::new(file, &expected), watched, fd)
+}
+
+fn serve_from(
+    source: impl PageSource + 'static,
+    watched: &Watched,
+    fd: OwnedFd,
+) -> (PageServer, mpsc::Receiver<String>) {
     let (sender, broken) = mpsc::channel();
-    let source = FileSource::new(file, &expected);
     let told = move |reason| sender.send(reason).unwrap();
     let server = PageServer::start(fd, &regions(watched), source, told).unwrap();
     (server, broken)
@@ -175,37 +185,53 @@ const LIMIT: Duration = Duration::from_secs(10);
 /// `UFFD_FEATURE_EVENT_REMOVE`, linux/userfaultfd.h.
 const EVENT_REMOVE: u64 = 1 << 3;
 
+/// A source that ends with an event on its way: until that is read, which it never is, the kernel fills no page.
+struct Changing {
+    file: FileSource,
+    watched: Arc<Watched>,
+    fd: OwnedFd,
+}
+
+impl PageSource for Changing {
+    fn read(&mut self, number: u64, buffer: &mut [u8]) -> io::Result<bool> {
+        let address = self.watched.address;
+        // SAFETY: our mapping. The call waits in the kernel, and so on a thread of its own.
+        std::thread::spawn(move || unsafe {
+            libc::madvise(address as *mut _, PAGE as usize, libc::MADV_DONTNEED)
+        });
+        while try_zero(&self.fd, address as u64 + PAGE) {
+            std::thread::yield_now();
+        }
+        self.file.read(number, buffer)
+    }
+
+    fn bytes(&self) -> u64 {
+        self.file.bytes()
+    }
+
+    fn hash(&self, number: u64) -> Option<Hash> {
+        self.file.hash(number)
+    }
+}
+
 #[test]
 fn vmm_whose_mappings_change_for_ever_is_broken() {
     let Some((watched, fd)) = Watched::with_features(REGIONS.iter().sum(), EVENT_REMOVE) else {
         return;
     };
     let (watched, keeps) = (Arc::new(watched), fd.try_clone().unwrap());
-    // The event of the madvise below is not read, so the kernel then fills no page. The fault comes first, so it is read first.
+    let (file, expected) = memory();
+    let changing = Changing {
+        file: FileSource::new(file, &expected),
+        watched: watched.clone(),
+        fd: fd.try_clone().unwrap(),
+    };
+    let (server, broken) = serve_from(changing, &watched, fd);
     touch_for_ever(&watched, REGIONS[1] + 5 * PAGE);
-    wait_for_fault(&keeps);
-    let gives_back = watched.clone();
-    std::thread::spawn(move || {
-        let (address, size) = (gives_back.address as *mut libc::c_void, PAGE as usize);
-        // SAFETY: our mapping.
-        unsafe { libc::madvise(address, size, libc::MADV_DONTNEED) };
-    });
-    // When a page can no longer be filled, the madvise waits in the kernel.
-    while try_zero(&keeps, watched.address as u64 + PAGE) {
-        std::thread::yield_now();
-    }
-    let (server, broken) = serve(&watched, fd);
     let reason = broken.recv_timeout(LIMIT).unwrap();
     assert!(reason.contains("go on changing"), "{reason}");
     drop(server);
     std::mem::forget(keeps);
-}
-
-/// Waits until a fault can be read.
-fn wait_for_fault(fd: &OwnedFd) {
-    rustix::io::ioctl_fionbio(fd, true).unwrap();
-    let mut fds = [PollFd::new(fd, PollFlags::IN)];
-    assert_eq!(rustix::event::poll(&mut fds, None), Ok(1));
 }
 
 /// Fills a page with zeros. Returns false if the kernel fills none now.
@@ -282,64 +308,4 @@ fn vmm_that_unmaps_its_memory_is_broken() {
     let reason = broken.recv_timeout(LIMIT).unwrap();
     assert!(reason.contains("cannot be filled"), "{reason}");
     drop(server);
-}
-
-#[test]
-fn descriptors_that_are_no_userfaultfd_are_refused() {
-    let (reading, _writing) = rustix::pipe::pipe().unwrap();
-    let event = rustix::event::eventfd(1, EventfdFlags::CLOEXEC).unwrap();
-    let zeros = File::open("/dev/zero").unwrap().into();
-    for lie in [reading, event, zeros] {
-        let (file, expected) = memory();
-        let source = FileSource::new(file, &expected);
-        let refused = PageServer::start(lie, &[], source, |_| ()).unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::InvalidData);
-    }
-}
-
-#[test]
-fn regions_that_overflow_are_refused() {
-    let region = |host_address, size| MappedRegion {
-        host_address,
-        size,
-        guest_address: 0,
-    };
-    check_regions(&[region(PAGE, PAGE), region(1 << 40, 1 << 30)]).unwrap();
-    for lie in [
-        vec![region(u64::MAX - PAGE, 2 * PAGE)],
-        vec![region(0, u64::MAX), region(PAGE, PAGE)],
-    ] {
-        let refused = check_regions(&lie).unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::InvalidData, "{lie:?}");
-    }
-}
-
-#[test]
-fn addresses_and_offsets_are_each_others_inverse() {
-    let regions = [
-        MappedRegion {
-            host_address: 0x7000_0000,
-            size: 3 * PAGE,
-            guest_address: 0,
-        },
-        MappedRegion {
-            host_address: 0x1000_0000,
-            size: 2 * PAGE,
-            guest_address: 1 << 32,
-        },
-    ];
-    for page in 0..5 {
-        let address = host_address(&regions, page * PAGE).unwrap();
-        assert_eq!(file_offset(&regions, address), Some(page * PAGE));
-    }
-    assert_eq!(host_address(&regions, 5 * PAGE), None);
-    for outside in [
-        0,
-        0x1000_0000 - 1,
-        0x1000_0000 + 2 * PAGE,
-        0x7000_0000 + 3 * PAGE,
-        u64::MAX,
-    ] {
-        assert_eq!(file_offset(&regions, outside), None, "{outside:#x}");
-    }
 }

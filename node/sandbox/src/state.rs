@@ -32,6 +32,7 @@ mod pod_namespace;
 mod provenance;
 mod record;
 mod recorded;
+mod remote_memory;
 mod spares;
 mod terms;
 mod unreadable;
@@ -43,8 +44,9 @@ pub use pod_namespace::PodNamespace;
 pub use provenance::{FileIdentity, Provenance, ShownRecord};
 pub use record::Record;
 use record::read_record;
+pub use remote_memory::{RemoteMemory, RemotePlace};
 pub use spares::NameHeld;
-pub use terms::{Asked, Behalf, Terms, TimeLimit, Timeout};
+pub use terms::{Asked, Behalf, Ending, Terms, TimeLimit, Timeout};
 pub use unreadable::Living;
 use unreadable::Remains;
 

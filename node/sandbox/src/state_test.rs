@@ -37,6 +37,8 @@ pub(super) fn record(id: &str, vmm: Option<&Child>, tethered: bool) -> Record {
         cpu_limit_millis: None,
         stock: None,
         hostname: None,
+        after_thaw: None,
+        remote: None,
     }
 }
 

@@ -249,7 +249,8 @@ impl SnapshotFiles {
         };
         let command = Command::Restore {
             layers: match mode {
-                MemoryMode::Uffd => 0,
+                // No memory file is sent, and only a snapshot of one layer is served.
+                MemoryMode::Uffd => 1,
                 // A packet carries at most 253 descriptors, and a snapshot has far fewer layers.
                 _ => u8::try_from(layers.len()).unwrap_or(u8::MAX),
             },

@@ -108,14 +108,14 @@ fn create_uses_the_newest_version_the_vmm_takes() {
     let done = || Ok((Response::Done, vec![]));
     let kvm = file("kvm");
     for (answers, versions, is_made) in [
-        (vec![done()], vec![5], true),
-        (vec![refusal(ErrorCode::Invalid), done()], vec![5, 4], true),
+        (vec![done()], vec![6], true),
+        (vec![refusal(ErrorCode::Invalid), done()], vec![6, 5], true),
         (
-            vec![refusal(ErrorCode::Invalid), refusal(ErrorCode::Invalid)],
-            vec![5, 4],
+            [(); 3].map(|()| refusal(ErrorCode::Invalid)).into(),
+            vec![6, 5, 4],
             false,
         ),
-        (vec![refusal(ErrorCode::Kvm)], vec![5], false),
+        (vec![refusal(ErrorCode::Kvm)], vec![6], false),
     ] {
         let directory = tempfile::tempdir().unwrap();
         let (process, peer) = with_peer(directory.path());
@@ -201,7 +201,7 @@ fn userfaultfd_restore_sends_no_memory_and_returns_it() {
         .unwrap();
     assert_eq!(read(parked.restored().userfault.as_ref().unwrap()), "uffd");
     let asked = vmm.join().unwrap();
-    assert!(matches!(asked[1].0, Command::Restore { layers: 0, .. }));
+    assert!(matches!(asked[1].0, Command::Restore { layers: 1, .. }));
     assert_eq!(
         asked[1].1.iter().map(read).collect::<Vec<_>>(),
         ["state", "device", "working set"]

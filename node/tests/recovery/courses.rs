@@ -12,7 +12,8 @@ use thaw_images::store::{Image, Store};
 use thaw_pools::cgroup::Hierarchy;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{
-    ChangeSnapshot, CreateSandbox, FreezeSandbox, NetworkPolicy, PauseSandbox, PausedMemory, ThawSandbox,
+    ChangeSnapshot, CreateSandbox, FreezeSandbox, Hooks, NetworkPolicy, PauseSandbox, PausedMemory,
+    ThawSandbox,
 };
 use thaw_sandbox::container::Running;
 use thaw_sandbox::error::Error;
@@ -275,6 +276,8 @@ async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool)
         capabilities: None,
         life: None,
         health: None,
+        hooks: Hooks::default(),
+        args: Vec::new(),
     };
     running.write(&place.path("run/sandboxes").join(&first.id))?;
     for id in fork(place, &first.id)? {

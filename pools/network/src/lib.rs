@@ -11,12 +11,12 @@
 //! Every guest sees the same MAC, address and gateway, so a clone has nothing to change. The differences between slots are translated
 //! within their namespaces: by two BPF programs (`fast`) if the kernel supports them and the policy is the default one, by nftables
 //! otherwise. All steps that take RTNL, the kernel's host-wide network lock, happen when a slot is made. A policy or published ports later
-//! take one nftables transaction each, which does not take RTNL.
+//! take an nftables transaction or two each, which do not take RTNL.
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
@@ -30,14 +30,18 @@ use thaw_pools::process::ProcessRecord;
 use thaw_pools::resource::{Kind, Unfit};
 use thaw_sys::link;
 
+pub mod domains;
 mod error;
 mod fast;
 mod host;
+mod in_force;
+pub mod names;
 pub mod pod;
 pub mod policy;
 pub mod publish;
 mod range;
 mod removed_slots;
+mod resolved;
 mod resolver;
 mod slot;
 mod stale_connections;
@@ -88,6 +92,22 @@ pub struct NetworkSlot {
     pub config: Network,
     /// The connection to the outside. `None` without privilege: the guest then reaches only its gateway.
     pub uplink: Option<Uplink>,
+}
+
+impl NetworkSlot {
+    /// A socket at the gateway, to which a policy with domains redirects the guest's DNS queries. Nothing else listens there.
+    ///
+    /// # Errors
+    /// The namespace cannot be entered, or another process has the port.
+    pub fn name_socket(&self) -> Result<UdpSocket, Error> {
+        let failed = Error::system("listen for a sandbox's DNS queries");
+        tap::on_a_thread(|| {
+            tap::move_into(self.namespace.as_fd())?;
+            let socket = UdpSocket::bind((HOST_ADDRESS, slot::DNS)).map_err(failed)?;
+            socket.set_nonblocking(true).map_err(failed)?;
+            Ok(socket)
+        })
+    }
 }
 
 /// The kind of resource: all slots are alike.
@@ -241,6 +261,9 @@ fn config() -> Network {
     }
 }
 
+#[cfg(test)]
+#[path = "domains_test.rs"]
+mod domains_tests;
 #[cfg(test)]
 #[path = "fast_test.rs"]
 mod fast_tests;

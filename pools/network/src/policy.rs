@@ -1,5 +1,8 @@
 //! Network policies: where a guest may connect to. Rules are tried in order, and the first that matches decides.
 //!
+//! A policy with domains also decides by name: what no rule decides is allowed if its address was resolved ([`crate::names`]), and DNS goes to
+//! the node alone.
+//!
 //! Invariant: [`Policy::decides`] and the nftables rules of a policy ([`Policy::rules`]) agree. When a policy changes, the one finds the
 //! connections that are denied now, and the other stops their packets.
 
@@ -8,20 +11,42 @@ use std::ops::RangeInclusive;
 
 use thaw_protocol::api::{Egress, EgressRule, NetworkPolicy};
 
-use thaw_sys::nft::rule::{Rule, TCP, UDP};
+use crate::domains::{DomainError, Domains, Pattern};
+use thaw_sys::nft::rule::{ESTABLISHED, RELATED, Rule, TCP, UDP};
 use thaw_sys::prefix::{Prefix, PrefixError};
 
 /// Most rules of a policy, and most nftables rules that they may expand to.
 pub const MAX_RULES: usize = 128;
 const MAX_EXPANDED: usize = 512;
 const ICMP: u8 = 1;
+const DNS: u16 = 53;
 
 /// A policy, valid by construction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Policy {
     rules: Vec<Entry>,
     default: Egress,
+    /// `None`: names do not matter.
+    domains: Option<Domains>,
     text: NetworkPolicy,
+}
+
+/// What a policy says of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Decision {
+    Allow,
+    Deny,
+    /// It is allowed if its address was resolved for the guest.
+    ByName,
+}
+
+impl From<Egress> for Decision {
+    fn from(verdict: Egress) -> Decision {
+        match verdict {
+            Egress::Allow => Decision::Allow,
+            Egress::Deny => Decision::Deny,
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -49,6 +74,8 @@ pub enum PolicyError {
     Protocol(usize, String),
     #[error("rule {0}: icmp has no ports")]
     NoPorts(usize),
+    #[error("domains: {0}")]
+    Domain(#[from] DomainError),
 }
 
 impl Policy {
@@ -66,6 +93,7 @@ impl Policy {
         Ok(Policy {
             rules,
             default: text.default,
+            domains: Domains::read(&text.domains, text.default)?,
             text,
         })
     }
@@ -77,13 +105,42 @@ impl Policy {
 
     /// Whether it is the default policy, which denies nothing.
     pub fn allows_all(&self) -> bool {
-        self.rules.is_empty() && self.default == Egress::Allow
+        self.rules.is_empty() && self.default == Egress::Allow && self.domains.is_none()
+    }
+
+    /// Whether it has domains.
+    pub fn has_domains(&self) -> bool {
+        self.domains.is_some()
+    }
+
+    /// Whether a guest may resolve a name: in lower case, without a dot at its end.
+    pub fn allows_name(&self, name: &str) -> bool {
+        self.domains.as_ref().is_some_and(|domains| domains.allow(name))
+    }
+
+    /// The set of resolved addresses in a slot with this policy. Policies with other domains have another one.
+    pub(super) fn resolved_set(&self) -> Option<String> {
+        let domains = self.domains.as_ref()?;
+        Some(format!("resolved_{:016x}", domains.number()))
+    }
+
+    /// Whether a rule allows connections to an address, at least to some port.
+    pub(super) fn allows_address(&self, to: Ipv4Addr) -> bool {
+        let mut allowing = self.rules.iter().filter(|rule| rule.verdict == Egress::Allow);
+        allowing.any(|rule| rule.to.contains(to))
     }
 
     /// Whether a guest may connect to an address and port. A protocol without ports has port 0.
-    pub(super) fn decides(&self, to: Ipv4Addr, protocol: u8, port: u16) -> Egress {
+    pub(super) fn decides(&self, to: Ipv4Addr, protocol: u8, port: u16) -> Decision {
+        if self.has_domains() && port == DNS && [TCP, UDP].contains(&protocol) {
+            return Decision::Deny;
+        }
         let matching = self.rules.iter().find(|rule| rule.matches(to, protocol, port));
-        matching.map_or(self.default, |rule| rule.verdict)
+        match matching {
+            Some(rule) => rule.verdict.into(),
+            None if self.has_domains() => Decision::ByName,
+            None => self.default.into(),
+        }
     }
 
     /// The nftables rules of the policy, which decide every packet. `denied` is the chain for denied packets.
@@ -93,12 +150,25 @@ impl Policy {
             Egress::Deny => rule.goto(denied),
         };
         let mut rules = Vec::new();
+        if self.has_domains() {
+            // Queries by UDP are redirected to the node before.
+            let asked = |protocol| Rule::new().protocol(protocol).port(&(DNS..=DNS));
+            rules.extend([TCP, UDP].map(|protocol| asked(protocol).goto(denied)));
+        }
         for entry in &self.rules {
             for rule in entry.rules() {
                 rules.push(decide(rule, entry.verdict));
             }
         }
-        rules.push(decide(Rule::new(), self.default));
+        match self.resolved_set() {
+            None => rules.push(decide(Rule::new(), self.default)),
+            Some(resolved) => {
+                // An address may leave the set while a connection to it lasts. A policy that denies the connection ends it.
+                rules.push(Rule::new().state(ESTABLISHED | RELATED).accept());
+                rules.push(Rule::new().to_any_of(&resolved).accept());
+                rules.push(Rule::new().goto(denied));
+            }
+        }
         rules
     }
 }
@@ -167,11 +237,11 @@ fn ports(text: &str) -> Option<RangeInclusive<u16>> {
     (!range.is_empty()).then_some(range)
 }
 
-/// Parses a rule of the command line into a policy: `allow=NETWORK[:PORT,…][/PROTOCOL]`, `deny=…`; or `default=allow|deny`.
+/// Parses a rule of the command line into a policy: `allow=NETWORK[:PORT,…][/PROTOCOL]`, `allow=DOMAIN`, `deny=…`; or `default=allow|deny`.
 pub fn parse_into(policy: &mut NetworkPolicy, text: &str) -> Result<(), String> {
     let wrong = || {
         format!(
-            "{text:?} is neither allow=NETWORK[:PORTS][/PROTOCOL], deny=NETWORK[:PORTS][/PROTOCOL] nor default=allow or default=deny"
+            "{text:?} is neither allow=NETWORK[:PORTS][/PROTOCOL], allow=DOMAIN, the same with deny, nor default=allow or default=deny"
         )
     };
     let (verdict, rest) = text.split_once('=').ok_or_else(wrong)?;
@@ -181,6 +251,15 @@ pub fn parse_into(policy: &mut NetworkPolicy, text: &str) -> Result<(), String> 
             "deny" => Egress::Deny,
             _ => return Err(wrong()),
         };
+        return Ok(());
+    }
+    if rest.parse::<Pattern>().is_ok() {
+        let list = match verdict {
+            "allow" => &mut policy.domains.allow,
+            "deny" => &mut policy.domains.deny,
+            _ => return Err(wrong()),
+        };
+        list.push(rest.to_owned());
         return Ok(());
     }
     let (rest, protocol) = match rest.rsplit_once('/') {

@@ -9,7 +9,7 @@ fn policy(texts: &[&str]) -> Result<Policy, String> {
 }
 
 fn decides(policy: &Policy, to: &str, protocol: u8, port: u16) -> bool {
-    policy.decides(to.parse().unwrap(), protocol, port) == Egress::Allow
+    policy.decides(to.parse().unwrap(), protocol, port) == Decision::Allow
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn invalid_rule_is_named_in_its_error() {
     };
     let policy = |egress| NetworkPolicy {
         egress,
-        default: Egress::Allow,
+        ..NetworkPolicy::default()
     };
     assert_eq!(Policy::new(policy(vec![both])), Err(PolicyError::Verdict(1)));
     assert_eq!(
@@ -97,6 +97,7 @@ fn policy_of_too_many_rules_is_refused() {
         Policy::new(NetworkPolicy {
             egress,
             default: Egress::Deny,
+            ..NetworkPolicy::default()
         })
     };
     assert!(of(vec![rule(0); MAX_RULES]).is_ok());
@@ -111,4 +112,42 @@ proptest::proptest! {
         let _ = policy(&[&text]);
         let _ = policy(&[&more]);
     }
+}
+
+#[test]
+fn policy_with_domains_decides_by_name_after_its_rules() {
+    let policy = policy(&[
+        "allow=pypi.org",
+        "deny=203.0.113.0/24",
+        "allow=10.0.0.0/8:443",
+        "default=allow",
+    ])
+    .unwrap();
+    assert!(policy.has_domains() && !policy.allows_all());
+    let decides = |to: &str, protocol, port| policy.decides(to.parse().unwrap(), protocol, port);
+    assert_eq!(decides("203.0.113.1", TCP, 443), Decision::Deny);
+    assert_eq!(decides("10.0.0.1", TCP, 443), Decision::Allow);
+    assert_eq!(decides("10.0.0.1", TCP, 80), Decision::ByName);
+    assert_eq!(decides("198.51.100.1", ICMP, 0), Decision::ByName);
+    // DNS goes to the node alone, also if a rule allows another server.
+    for protocol in [TCP, UDP] {
+        assert_eq!(decides("10.0.0.1", protocol, 53), Decision::Deny);
+    }
+    // Queries, the rules, and: connections that exist, resolved addresses, the rest.
+    assert_eq!(policy.rules("denied").len(), 2 + 3 + 3);
+    assert!(policy.allows_name("pypi.org") && !policy.allows_name("evil.org"));
+}
+
+#[test]
+fn other_domains_have_another_set() {
+    let set = |texts: &[&str]| policy(texts).unwrap().resolved_set();
+    assert_eq!(set(&["deny=10.0.0.0/8"]), None);
+    assert_eq!(set(&["allow=a.org", "deny=10.0.0.0/8"]), set(&["allow=A.ORG"]));
+    assert_ne!(set(&["allow=a.org"]), set(&["allow=b.org"]));
+    let error = policy(&["allow=a.org"]).map(|policy| {
+        let mut text = policy.text().clone();
+        text.domains.deny.push("not a domain".into());
+        Policy::new(text).unwrap_err().to_string()
+    });
+    assert!(error.unwrap().contains("\"not a domain\""));
 }

@@ -4,19 +4,22 @@
 //! applies at once to existing connections.
 
 use std::net::Ipv4Addr;
+use std::time::Duration;
 
 use crate::policy::Policy;
 use crate::range::Range;
-use crate::{GUEST_ADDRESS, TAP_NAME, UPLINK_NAME};
+use crate::{GUEST_ADDRESS, HOST_ADDRESS, TAP_NAME, UPLINK_NAME};
 use thaw_sys::nft::rule::{ESTABLISHED, Interface, NEW, RELATED, Rule, TCP, UDP};
 use thaw_sys::nft::{Hook, Transaction};
 use thaw_sys::prefix::Prefix;
 
-const TABLE: &str = "thaw";
+pub(super) const TABLE: &str = "thaw";
 const EGRESS: &str = "egress";
 const DENIED: &str = "denied";
 const ICMP: u8 = 1;
-const DNS: u16 = 53;
+pub(super) const DNS: u16 = 53;
+const PREROUTING: &str = "prerouting";
+const INPUT: &str = "input";
 /// Networks that no policy can allow, with [`PLATFORM`]: link-local (which has metadata services), multicast, broadcast, and addresses
 /// that are no destination.
 const BARRED: [(Ipv4Addr, u8); 5] = [
@@ -58,9 +61,8 @@ pub(super) fn rules(range: Range, number: u32, barred: &[Ipv4Addr], fast: bool) 
     let (guest, uplink) = (Interface::Named(TAP_NAME), Interface::Named(UPLINK_NAME));
     let mut t = Transaction::new(TABLE);
 
-    t.hooked("prerouting", Hook::NatBefore, true);
-    let inward = Rule::new().arriving(uplink).to(Prefix::host(own));
-    t.rule("prerouting", inward.dnat(GUEST_ADDRESS));
+    t.hooked(PREROUTING, Hook::NatBefore, true);
+    add_inward(&mut t, own, &Policy::default());
     t.hooked("postrouting", Hook::NatAfter, true);
     t.rule("postrouting", Rule::new().leaving(uplink).snat(own));
 
@@ -81,10 +83,8 @@ pub(super) fn rules(range: Range, number: u32, barred: &[Ipv4Addr], fast: bool) 
     }
     t.rule("barred", Rule::new().goto(EGRESS));
 
-    t.hooked("input", Hook::Input, false);
-    t.rule("input", Rule::new().state(ESTABLISHED | RELATED).accept());
-    // The gateway answers a ping.
-    t.rule("input", Rule::new().arriving(guest).protocol(ICMP).accept());
+    t.hooked(INPUT, Hook::Input, false);
+    add_input(&mut t, &Policy::default());
     t.hooked("forward", Hook::Forward, false);
     let inward = || Rule::new().arriving(uplink).leaving(guest);
     if !fast {
@@ -102,12 +102,68 @@ pub(super) fn rules(range: Range, number: u32, barred: &[Ipv4Addr], fast: bool) 
     t
 }
 
-/// Replaces the policy and nothing else.
-pub(super) fn change(policy: &Policy) -> Transaction<'static> {
-    let mut t = Transaction::new(TABLE);
-    t.flush(EGRESS);
-    add_policy(&mut t, policy);
-    t
+/// A change of the policy and of nothing else.
+pub(super) struct Change<'a> {
+    pub policy: &'a Policy,
+    /// The slot's address.
+    pub own: Ipv4Addr,
+    /// Resolved addresses to add to the policy's set, and how long each stays.
+    pub resolved: &'a [(Ipv4Addr, Duration)],
+    /// A set of another policy, to be removed.
+    pub unused_set: Option<String>,
+}
+
+impl Change<'_> {
+    pub fn transaction(&self) -> Transaction<'static> {
+        let mut t = Transaction::new(TABLE);
+        if let Some(set) = self.policy.resolved_set() {
+            t.addresses(&set);
+            for (address, time) in self.resolved {
+                t.add_address(&set, *address, *time);
+            }
+        }
+        for chain in [EGRESS, PREROUTING, INPUT] {
+            t.flush(chain);
+        }
+        add_policy(&mut t, self.policy);
+        add_inward(&mut t, self.own, self.policy);
+        add_input(&mut t, self.policy);
+        if let Some(set) = &self.unused_set {
+            t.delete_set(set);
+        }
+        t
+    }
+}
+
+/// Translates the slot's address to the guest's, and, if the policy has domains, redirects the guest's DNS queries to the gateway.
+fn add_inward(t: &mut Transaction<'_>, own: Ipv4Addr, policy: &Policy) {
+    let inward = Rule::new()
+        .arriving(Interface::Named(UPLINK_NAME))
+        .to(Prefix::host(own));
+    t.rule(PREROUTING, inward.dnat(GUEST_ADDRESS));
+    if policy.has_domains() {
+        let asked = Rule::new()
+            .arriving(Interface::Named(TAP_NAME))
+            .protocol(UDP)
+            .port(&(DNS..=DNS));
+        t.rule(PREROUTING, asked.dnat(HOST_ADDRESS));
+    }
+}
+
+/// What the namespace itself takes.
+fn add_input(t: &mut Transaction<'_>, policy: &Policy) {
+    // An answer to another source would leave the slot, whatever the policy says.
+    let from_guest = || {
+        let arriving = Rule::new().arriving(Interface::Named(TAP_NAME));
+        arriving.from(Prefix::host(GUEST_ADDRESS))
+    };
+    t.rule(INPUT, Rule::new().state(ESTABLISHED | RELATED).accept());
+    // The gateway answers a ping.
+    t.rule(INPUT, from_guest().protocol(ICMP).accept());
+    if policy.has_domains() {
+        let asked = from_guest().to(Prefix::host(HOST_ADDRESS)).protocol(UDP);
+        t.rule(INPUT, asked.port(&(DNS..=DNS)).accept());
+    }
 }
 
 fn add_policy(t: &mut Transaction<'_>, policy: &Policy) {

@@ -2,17 +2,21 @@
 
 use std::net::Ipv4Addr;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
-use thaw_protocol::api::{Egress, NetworkPolicy, PublishedPort, SandboxNetwork};
+use thaw_protocol::api::{NetworkPolicy, PublishedPort, SandboxNetwork};
 use thaw_sys::lock::Lock;
 
 use crate::Error;
 use crate::fast::FastPath;
 use crate::host::Host;
-use crate::policy::Policy;
+use crate::in_force::{InForce, PUT};
+use crate::names::{NameCounts, NameStatistics, Names};
+use crate::policy::{Decision, Policy};
 use crate::publish::{Port, Publication};
+use crate::resolved::Resolved;
+use crate::slot::{Change, DNS};
 use crate::tap::{self, Tapped};
 use crate::{GUEST_ADDRESS, slot};
 use thaw_failpoint::{Failpoint, reach};
@@ -20,7 +24,6 @@ use thaw_pools::process::ProcessRecord;
 use thaw_sys::conntrack::{self, Connection, Translation};
 use thaw_sys::netlink::Socket;
 
-const PUT: &str = "put a network policy in force";
 const LEAVE: &str = "have a slot leave its fast path";
 const HAND_OVER: &str = "hand a slot's connections over to its namespace (load nf_conntrack_netlink)";
 
@@ -30,16 +33,8 @@ pub struct Uplink {
     host: Arc<Host>,
     number: u32,
     published: Vec<Publication>,
-    policy: Mutex<InForce>,
-}
-
-#[derive(Debug)]
-struct InForce {
-    policy: Policy,
-    /// A socket in the slot's namespace.
-    filter: Socket,
-    /// `None` if nftables decides every packet. With a fast path, the policy is the default one.
-    fast: Option<FastPath>,
+    policy: Arc<Mutex<InForce>>,
+    names: Arc<NameCounts>,
 }
 
 impl Uplink {
@@ -48,11 +43,13 @@ impl Uplink {
             host,
             number,
             published: Vec::new(),
-            policy: Mutex::new(InForce {
+            policy: Arc::new(Mutex::new(InForce {
                 policy: Policy::default(),
                 filter,
                 fast,
-            }),
+                resolved: Resolved::default(),
+            })),
+            names: Arc::default(),
         }
     }
 
@@ -84,7 +81,24 @@ impl Uplink {
         }
     }
 
-    fn in_force(&self) -> MutexGuard<'_, InForce> {
+    /// What resolves names for its guest according to the policy in force.
+    pub fn names(&self) -> Names {
+        Names::new(self.policy.clone(), self.names.clone(), self.host.setup.range)
+    }
+
+    /// What its guest has asked since this process has the slot; `None` if it never had a policy with domains.
+    pub fn name_statistics(&self) -> Option<NameStatistics> {
+        let statistics = self.names.read();
+        let has_some = statistics != NameStatistics::default() || self.has_domains();
+        has_some.then_some(statistics)
+    }
+
+    /// Whether the policy in force has domains.
+    pub fn has_domains(&self) -> bool {
+        self.in_force().policy.has_domains()
+    }
+
+    pub(super) fn in_force(&self) -> MutexGuard<'_, InForce> {
         self.policy.locked()
     }
 
@@ -97,15 +111,25 @@ impl Uplink {
     pub fn assign(&mut self, terms: Terms) -> Result<(), Error> {
         let Terms { policy, ports } = terms;
         if !policy.allows_all() {
-            let in_force = self.policy.get_mut().unwrap_or_else(PoisonError::into_inner);
+            let own = self.address();
+            let mut in_force = self.in_force();
+            let in_force = &mut *in_force;
             // No guest has sent anything, so there is no connection to wait for, to hand over or to end.
             if let Some(mut fast) = in_force.fast.take() {
                 fast.turn_off().map_err(Error::system(LEAVE))?;
             }
-            slot::change(&policy)
+            let change = Change {
+                policy: &policy,
+                own,
+                resolved: &[],
+                unused_set: None,
+            };
+            change
+                .transaction()
                 .commit(&mut in_force.filter)
                 .map_err(Error::system(PUT))?;
             reach(Failpoint::PolicyInForce);
+            in_force.resolved.replace(policy.resolved_set(), &[]);
             in_force.policy = policy;
         }
         match ports.as_slice() {
@@ -114,8 +138,11 @@ impl Uplink {
         }
     }
 
-    /// Changes the policy, at once and as a whole, and ends the connections that it denies. Blocks for an nftables transaction; and if the
-    /// slot leaves its fast path, until the packets on it are through.
+    /// Changes the policy, at once and as a whole, and ends the connections that it denies. Blocks for an nftables transaction, or two if
+    /// the domains change; and if the slot leaves its fast path, until the packets on it are through.
+    ///
+    /// # Errors
+    /// A request to the kernel fails. The policy before is in force.
     pub fn set_policy(&self, policy: Policy) -> Result<(), Error> {
         let own = self.address();
         let mut in_force = self.in_force();
@@ -125,39 +152,49 @@ impl Uplink {
             return Ok(());
         }
         let mut host = Socket::netfilter().map_err(Error::system("open a netfilter socket"))?;
+        // A later owner that finds the same domains in force keeps the connections to addresses that the earlier one has resolved.
+        let set_before = &in_force.resolved.set;
+        let (had_names, same_names) = (set_before.is_some(), *set_before == policy.resolved_set());
+        let resolved = in_force.resolved.of_names(|name| policy.allows_name(name));
         let denied = |began: Ipv4Addr, connection: &Connection| {
             let to = &connection.original;
-            to.source == began
-                && (slot::is_barred(self.host.setup.range, to.destination)
-                    || policy.decides(to.destination, to.protocol, to.port) == Egress::Deny)
+            let is_allowed = match policy.decides(to.destination, to.protocol, to.port) {
+                // Queries that were redirected.
+                Decision::Allow => !(had_names && to.port == DNS),
+                Decision::Deny => false,
+                Decision::ByName => {
+                    same_names || resolved.iter().any(|(address, _)| *address == to.destination)
+                }
+            };
+            to.source == began && (slot::is_barred(self.host.setup.range, to.destination) || !is_allowed)
         };
         let allowed = |connection: &Connection| !denied(own, connection);
         let translation = Translation {
             inside: GUEST_ADDRESS,
             outside: own,
         };
-        let filter = &mut in_force.filter;
         if in_force.fast.is_some() {
             // The namespace must know which side opened each connection before it decides; connections opened meanwhile follow below.
-            conntrack::hand_over(&mut host, filter, translation, allowed)
+            conntrack::hand_over(&mut host, &mut in_force.filter, translation, allowed)
                 .map_err(Error::system(HAND_OVER))?;
         }
-        slot::change(&policy).commit(filter).map_err(Error::system(PUT))?;
-        reach(Failpoint::PolicyInForce);
-        if let Some(fast) = &mut in_force.fast {
-            fast.leave().map_err(Error::system(LEAVE))?;
-            in_force.fast = None;
-            reach(Failpoint::PolicyFastLeft);
-            tracing::info!(slot = self.number, "left its fast path for its policy");
-            conntrack::hand_over(&mut host, filter, translation, allowed)
-                .map_err(Error::system(HAND_OVER))?;
-        }
-        // The host's entries first: without them no packet returns to the slot.
-        let ended = conntrack::end(&mut host, |connection| denied(own, connection))
-            .and_then(|_| conntrack::end(filter, |connection| denied(GUEST_ADDRESS, connection)));
-        reach(Failpoint::PolicyConnectionsEnded);
-        in_force.policy = policy;
-        let ended = ended.map_err(Error::system("end connections (load nf_conntrack_netlink)"))?;
+        let ended = in_force.change(&policy, own, &resolved, |now| {
+            reach(Failpoint::PolicyInForce);
+            if let Some(fast) = &mut now.fast {
+                fast.leave().map_err(Error::system(LEAVE))?;
+                now.fast = None;
+                reach(Failpoint::PolicyFastLeft);
+                tracing::info!(slot = self.number, "left its fast path for its policy");
+                conntrack::hand_over(&mut host, &mut now.filter, translation, allowed)
+                    .map_err(Error::system(HAND_OVER))?;
+            }
+            // The host's entries first: without them no packet returns to the slot.
+            let ended = conntrack::end(&mut host, |connection| denied(own, connection)).and_then(|_| {
+                conntrack::end(&mut now.filter, |connection| denied(GUEST_ADDRESS, connection))
+            });
+            reach(Failpoint::PolicyConnectionsEnded);
+            ended.map_err(Error::system("end connections (load nf_conntrack_netlink)"))
+        })?;
         if ended > 0 {
             tracing::info!(
                 slot = self.number,
@@ -208,13 +245,21 @@ impl Uplink {
         let policy =
             Policy::new(described.policy.clone()).map_err(|_| invalid("read a slot's network policy"))?;
         let tap = tap_of(vmm).map_err(Error::system("have the tap of a VMM"))?;
-        let (namespace, route, filter) = tap::namespace_of(&tap)?;
+        let (namespace, route, mut filter) = tap::namespace_of(&tap)?;
         let fast = FastPath::found(route).map_err(Error::system("look for the fast path of a slot"))?;
+        let resolved = Resolved::found(&policy, &mut filter)
+            .map_err(Error::system("read the resolved addresses of a slot"))?;
         let ports = described.published.iter();
         let ports = ports.filter_map(|port| Port::try_from(port).ok());
         let uplink = Uplink {
             published: ports.map(|port| Publication::kept(host, port)).collect(),
-            policy: Mutex::new(InForce { policy, filter, fast }),
+            policy: Arc::new(Mutex::new(InForce {
+                policy,
+                filter,
+                fast,
+                resolved,
+            })),
+            names: Arc::default(),
             host: host.clone(),
             number,
         };

@@ -8,6 +8,8 @@ use crate::share::TAG;
 pub const IMAGES: &str = "/run/thaw/images";
 /// Mount point of the device with the host's shared directories.
 pub const SHARED: &str = "/run/thaw/shared";
+/// The file whose content changes at every thaw, in the guest and in containers.
+pub const GENERATION: &str = "/run/thaw/generation";
 /// Directory of the shares that containers use.
 const SHARES: &str = "/run/thaw/shares";
 /// Directory of the containers.

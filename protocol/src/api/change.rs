@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::snapshot::given;
-use super::{OnTimeout, RateLimits};
+use super::{OnExit, OnTimeout, RateLimits};
 
 /// Changes to a running sandbox. What is absent stays.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -24,6 +24,9 @@ pub struct ChangeSandbox {
     /// What happens when either timeout is over.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub on_timeout: Option<OnTimeout>,
+    /// What happens to it when its container's process ends, if thawd keeps its output. From then on it does not end with its `client`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub on_exit: Option<OnExit>,
 }
 
 impl ChangeSandbox {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 #[cfg(feature = "openapi")]
 use super::labels::labels;
 use super::{
-    ContainerSettings, DEFAULT_DISK_MIB, HealthCheck, NetworkPolicy, OnTimeout, ProcessIdentity,
+    ContainerSettings, DEFAULT_DISK_MIB, HealthCheck, Hooks, NetworkPolicy, OnTimeout, ProcessIdentity,
     PublishedPort, RateLimits, ReadinessProbe, RestartPolicy,
 };
 use crate::control::MemoryMode;
@@ -197,6 +197,12 @@ pub struct StartContainer {
     /// Do not check its health, even if the image has a check.
     #[serde(default)]
     pub no_health_check: bool,
+    /// What is run in it before a freeze and after a thaw. Each that is absent is the image's: docs/snapshots.md.
+    #[serde(default, skip_serializing_if = "Hooks::is_none")]
+    pub hooks: Hooks,
+    /// Do not run the hooks of the image.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub no_image_hooks: bool,
 }
 
 /// The system calls a container may make.
@@ -226,6 +232,8 @@ pub enum OnExit {
     #[default]
     Keep,
     Delete,
+    /// Its machine ends. The sandbox stays listed as `exited`, with its output, until it is deleted or its retention is over.
+    End,
 }
 
 fn yes() -> bool {

@@ -13,7 +13,7 @@ pub const EXITED: &str = "exited";
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SandboxFailure {
     /// A stable code for programs: `out-of-memory`, `signal`, `forbidden-call`, `vmm-error`, `vmm-lost`,
-    /// `guest-panic`, `agent-died`, `guest-reset`, `guest-power-off`, `cpu-fault` or `unknown`.
+    /// `memory-lost`, `guest-panic`, `agent-died`, `guest-reset`, `guest-power-off`, `cpu-fault` or `unknown`.
     /// docs/operations.md explains each.
     pub reason: String,
     /// A sentence for people.

@@ -5,6 +5,9 @@
 //! | `GET /v1/health` | — | [`Health`] |
 //! | `GET`, `POST`, `DELETE /v1/node/drain` | — | [`Drain`] |
 //! | `GET /v1/node/usage` | — | [`NodeUsage`] |
+//! | `GET /v1/quota` | — | [`Quota`] |
+//! | `GET /v1/tenants` | — | [`QuotaList`] |
+//! | `PUT`, `DELETE /v1/tenants/{tenant}/limits` | [`TenantLimits`], — | [`Quota`] |
 //! | `GET /metrics` | — | Prometheus's text format |
 //! | `POST /v1/sandboxes` | [`CreateSandbox`] | 201, [`CreatedSandbox`] |
 //! | `GET /v1/sandboxes` | — | [`SandboxList`] |
@@ -59,6 +62,7 @@ mod exec;
 mod failure;
 mod files;
 mod health_check;
+mod hooks;
 #[cfg(feature = "openapi")]
 mod labels;
 mod life;
@@ -68,6 +72,7 @@ mod network;
 mod on_timeout;
 mod pause;
 mod problem;
+mod quota;
 mod rate_limits;
 mod readiness;
 mod sandbox;
@@ -90,13 +95,15 @@ pub use files::{
 pub use health_check::{
     ContainerHealth, HEALTH_MS, HealthCheck, HealthResult, HealthStatus, MOST_HEALTH_COMMAND,
 };
+pub use hooks::{HOOK_MS, Hook, HookRequest, HookResult, Hooks, MOST_HOOK_COMMAND, OnHookFailure};
 pub use life::{ContainerExit, RestartMode, RestartPolicy, STOP_TIMEOUT_S, StopContainer};
 pub use list::{Bookmark, SandboxList, WatchEvent};
 pub use logs::{LogEvent, LogStream};
-pub use network::{Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
+pub use network::{DomainLists, Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use on_timeout::OnTimeout;
 pub use pause::{PauseSandbox, PausedMemory};
 pub use problem::{PROBLEM_TYPE, PROBLEM_URN, Problem};
+pub use quota::{CREATIONS_PER_MINUTE, NodeCapacity, Quantity, Quota, QuotaList, TenantLimits, TenantUse};
 pub use rate_limits::{RATE_BYTES, RATE_OPS, RateLimit, RateLimits};
 pub use readiness::{
     HttpProbe, MOST_PROBE_HOST, MOST_PROBE_PATH, READY_PERIOD_MS, READY_TIMEOUT_S, Readiness, ReadinessProbe,

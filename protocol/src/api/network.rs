@@ -14,6 +14,31 @@ pub struct NetworkPolicy {
     /// Applies if no rule matches.
     #[serde(default)]
     pub default: Egress,
+    /// Domains that the sandbox may resolve. With a domain here, the sandbox reaches, beside what a rule allows, only addresses that
+    /// the node resolved for it.
+    #[serde(default, skip_serializing_if = "DomainLists::is_empty")]
+    pub domains: DomainLists,
+}
+
+/// Domains: a name (`example.com`), or all names below one (`*.example.com`). The longest that matches a name decides; of two of
+/// equal length, the denying one.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(deny_unknown_fields, default)]
+pub struct DomainLists {
+    /// Domains to allow. If there are some, all others are denied.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub allow: Vec<String>,
+    /// Domains to deny. Without `allow`, the policy's `default` applies to all others.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub deny: Vec<String>,
+}
+
+impl DomainLists {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.allow.is_empty() && self.deny.is_empty()
+    }
 }
 
 /// Whether a connection is permitted.

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::{
-    ContainerHealth, OnTimeout, RateLimits, Readiness, SandboxEvent, SandboxFailure, SandboxNetwork,
+    ContainerHealth, HookResult, OnTimeout, RateLimits, Readiness, SandboxEvent, SandboxFailure,
+    SandboxNetwork,
 };
 
 /// One process: its PID, and its start time in clock ticks since boot.
@@ -98,6 +99,9 @@ pub struct Sandbox {
     /// Whether its container is healthy, if its health is checked.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<ContainerHealth>,
+    /// How the `after_thaw` hook of its container ended when it was thawed, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after_thaw: Option<HookResult>,
     /// When its container's process ended, in seconds since the Unix epoch, if the sandbox was then removed and
     /// its record kept.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 #[cfg(feature = "openapi")]
 use super::labels::{changed_labels, labels};
-use super::{CreatedSandbox, NetworkPolicy, OnTimeout, ProcessIdentity, PublishedPort, RateLimits};
+use super::{CreatedSandbox, Hooks, NetworkPolicy, OnTimeout, ProcessIdentity, PublishedPort, RateLimits};
 use crate::control::MemoryMode;
 
 /// A sandbox to thaw from a snapshot.
@@ -19,11 +19,13 @@ pub struct ThawSandbox {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub directory: Option<PathBuf>,
-    /// A stored snapshot: its id, its name, or an unambiguous beginning of its id.
+    /// A stored snapshot: its id, its name, or an unambiguous beginning of its id. With a slash: what a snapshot was pushed to, or the
+    /// same with `@` and a digest; it is fetched while the sandbox runs, and then stored. A layout directory, and a registry on the
+    /// host's loopback, require the role admin.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(
         feature = "openapi",
-        schema(max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
+        schema(max_length = 1024, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")
     )]
     pub snapshot: Option<String>,
     #[serde(default)]
@@ -41,7 +43,7 @@ pub struct ThawSandbox {
     /// Delete the sandbox when this process ends. Requires the role admin.
     #[serde(default)]
     pub client: Option<ProcessIdentity>,
-    /// How its memory is loaded; `uffd` is refused.
+    /// How its memory is loaded; `uffd` is refused, and `populate` if `snapshot` has a slash.
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = String, pattern = "^(cow|populate)$"))]
     pub memory_mode: MemoryMode,
@@ -70,6 +72,9 @@ pub struct ThawSandbox {
     /// What happens when either timeout is over.
     #[serde(default, skip_serializing_if = "OnTimeout::is_default")]
     pub on_timeout: OnTimeout,
+    /// Fail unless the snapshot has an `after_thaw` hook and this succeeds. Then nothing is left of the sandbox.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub require_hook: bool,
 }
 
 /// How to freeze a running sandbox.
@@ -105,9 +110,14 @@ pub struct FreezeSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub sign: Option<PathBuf>,
+    /// Fail unless the sandbox has an `after_thaw` hook.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub require_hook: bool,
 }
 
-/// How to clone a running sandbox.
+/// How to clone a running sandbox. A clone of a running process has everything that is in its memory: keys, tokens, sessions, the state of its
+/// own random generators, caches and locks that it holds elsewhere. The kernel's random generator, the clock, the host name and the network
+/// are new; connections end. docs/snapshots.md says what a program must renew, and how a hook does it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
@@ -140,6 +150,9 @@ pub struct ForkSandbox {
     #[serde(default)]
     #[cfg_attr(feature = "openapi", schema(value_type = Option<String>, max_length = 1024, pattern = r"^/[^\x00]*$"))]
     pub sign: Option<PathBuf>,
+    /// Fail unless the sandbox has an `after_thaw` hook, and this succeeds in each clone. Then no clone is left.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub require_hook: bool,
 }
 
 /// The result of a fork.
@@ -160,6 +173,10 @@ pub struct FrozenSandbox {
     pub memory_bytes: u64,
     /// How long the machine was paused, in nanoseconds.
     pub paused_ns: u64,
+    /// How long the workloads were stopped, in nanoseconds: while the guest's agent stopped them, while the
+    /// machine was paused, and until the agent let them run on. 0 from a thawd that does not report it.
+    #[serde(default)]
+    pub stopped_ns: u64,
     /// The id of the stored snapshot, if the node stores it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub snapshot: Option<String>,
@@ -220,6 +237,9 @@ pub struct SnapshotManifest {
     pub disk_data_bytes: u64,
     /// Of a delta: what it lies on.
     pub base: Option<SnapshotBase>,
+    /// The hooks of the container.
+    #[serde(default, skip_serializing_if = "Hooks::is_none")]
+    pub hooks: Hooks,
 }
 
 /// What a delta lies on: a template, or another snapshot.

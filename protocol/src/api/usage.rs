@@ -39,6 +39,15 @@ pub struct Usage {
     /// Bytes of its image that were fetched for it. Absent if an earlier thawd created it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fetched_bytes: Option<u64>,
+    /// DNS queries that were answered with addresses. This and the next two: since thawd started, if its network policy has domains.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub names_resolved: Option<u64>,
+    /// DNS queries that its network policy refused.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub names_refused: Option<u64>,
+    /// Addresses that were left out of answers because a name must not lead to them: private ones, and those that no policy allows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub addresses_withheld: Option<u64>,
 }
 
 /// One sandbox and its resource usage.

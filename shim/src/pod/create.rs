@@ -28,6 +28,7 @@ use crate::share::Used;
 use crate::spec::config::Spec;
 use crate::spec::{self, Guest};
 use crate::stdio::{Stdio, StreamOwner, Streams, Targets};
+use crate::thawed::Wanted;
 use crate::warning;
 
 /// A container for the guest, with everything that is known before the guest exists.
@@ -60,7 +61,11 @@ impl Pod {
         hooks::check(&spec.hooks)?;
         let checkpoint = restore::read(&r.id, &role, &r.checkpoint)?;
         self.share(&r.id, &role, &mut spec)?;
-        let creation = match (&role, &checkpoint) {
+        let from = match &checkpoint {
+            Some(checkpoint) => Some(checkpoint.clone()),
+            None => self.thawed(&r, &role, &spec).await?,
+        };
+        let creation = match (&role, &from) {
             (Role::Pod, _) => Creation::Pod(spec::pod_storages(&spec)),
             (_, Some(_)) => Creation::Restored,
             (Role::Single | Role::Member { .. }, None) => {
@@ -73,13 +78,16 @@ impl Pod {
             stderr: r.stderr.clone(),
             terminal: r.terminal,
         };
-        let container = Container::new(&r.id, bundle, role.clone(), &spec, stdio, checkpoint.as_ref());
+        let container = Container::new(&r.id, bundle, role.clone(), &spec, stdio, from.as_ref());
         let machine = match checkpoint {
             Some(_) => self.thaw_machine(&container, &spec, kata, &r.checkpoint).await?,
             None => self.machine_for(&container, &spec, kata).await?,
         };
         let container = Arc::new(container);
         if let Err(e) = self.make(&machine, &container, creation).await {
+            if let Some(thawed) = machine.thawed.as_ref().filter(|_| container.restored) {
+                thawed.give_back();
+            }
             if ends_machine(&role) {
                 self.end_machine();
                 self.ended().await;
@@ -167,7 +175,10 @@ impl Pod {
                 bundle,
                 spec,
             };
-            let made = Machine::make(&self.thawd, pod, kata).await?;
+            let made = match Wanted::of(&spec.annotations)? {
+                Some(wanted) => Machine::thaw_stored(&self.thawd, pod, kata, wanted).await?,
+                None => Machine::make(&self.thawd, pod, kata).await?,
+            };
             let machine = Arc::new(made);
             self.watch_machine(&machine);
             Ok::<_, Error>(machine)

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use thaw_protocol::shim::task::CreateTaskRequest;
+
 use super::{Pod, hook_state};
 use crate::checkpoint::{self, Checkpoint};
 use crate::container::Container;
@@ -13,6 +15,7 @@ use crate::machine::{Machine, PodOf};
 use crate::role::Role;
 use crate::spec::config::Spec;
 use crate::stdio::{StreamOwner, Streams, Targets};
+use crate::thawed;
 
 /// Reads a checkpoint, if a container of this role can be restored from one.
 pub(super) fn read(id: &str, role: &Role, directory: &str) -> Result<Option<Checkpoint>> {
@@ -50,6 +53,38 @@ impl Pod {
             Ok::<_, Error>(machine)
         };
         self.machine.get_or_try_init(thaw).await.cloned()
+    }
+
+    /// The state from which a container continues that was thawed with its pod's microVM. `None` if the pod began as a new one.
+    pub(super) async fn thawed(
+        &self,
+        r: &CreateTaskRequest,
+        role: &Role,
+        spec: &Spec,
+    ) -> Result<Option<Checkpoint>> {
+        if *role == Role::Single && spec.annotations.contains_key(thawed::ANNOTATION) {
+            return Err(Error::Unsupported(format!(
+                "container {}: annotation {} is of pods",
+                r.id,
+                thawed::ANNOTATION
+            )));
+        }
+        let machine = self.machine.get().filter(|_| matches!(role, Role::Member { .. }));
+        let Some((machine, thawed)) = machine.and_then(|machine| Some((machine, machine.thawed.as_ref()?)))
+        else {
+            return Ok(None);
+        };
+        let servers = spec.clone();
+        let servers = tokio::task::spawn_blocking(move || thawed::name_servers(&servers)).await;
+        let servers = servers.unwrap_or_else(|e| Err(Error::State(format!("name servers: {e}"))))?;
+        let from = thawed.take(r, spec)?;
+        if !servers.is_empty()
+            && let Err(e) = machine.agent.set_name_servers(servers).await
+        {
+            thawed.give_back();
+            return Err(e);
+        }
+        Ok(Some(from))
     }
 
     /// Connects to the container that was restored with the machine.

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use async_trait::async_trait;
 use thaw_protocol::agent::Empty;
+use thaw_protocol::shim::MessageField;
 use thaw_protocol::shim::pods::*;
 use thaw_protocol::shim::pods_ttrpc::Pods;
 use thaw_protocol::versions::PODS;
@@ -75,11 +76,24 @@ impl Pods for FakeThawd {
     }
 
     async fn thaw(&self, context: &TtrpcContext, r: ThawPodRequest) -> Answer<CreatePodResponse> {
-        if !Path::new(&r.directory).is_dir() {
-            return refuse(Code::NOT_FOUND, "there is no snapshot");
-        }
+        let container = match r.snapshot.as_str() {
+            "" if Path::new(&r.directory).is_dir() => MessageField::none(),
+            "web-ready" => MessageField::some(ThawedContainer {
+                id: "frozen".into(),
+                image_digest: "sha256:ab".into(),
+                args: vec!["serve".into()],
+                memory_mib: 512,
+                ..Default::default()
+            }),
+            // A thawd of an earlier release.
+            "unknown" => MessageField::none(),
+            _ => return refuse(Code::NOT_FOUND, "there is no snapshot"),
+        };
         self.thawed.lock().unwrap().push(r);
-        self.create(context, CreatePodRequest::default()).await
+        Ok(CreatePodResponse {
+            container,
+            ..self.create(context, CreatePodRequest::default()).await?
+        })
     }
 
     async fn show(&self, _: &TtrpcContext, r: ShowImageRequest) -> Answer<ShowImageResponse> {

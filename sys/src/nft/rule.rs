@@ -193,6 +193,13 @@ impl Rule {
         }
     }
 
+    /// `ip daddr @set`.
+    pub fn to_any_of(self, set: &str) -> Rule {
+        let lookup = Attributes::default().text(1, set).be32(2, REG);
+        self.payload(NETWORK_HEADER, DESTINATION_ADDRESS, 4, REG)
+            .expression("lookup", lookup)
+    }
+
     /// `meta l4proto`.
     pub fn protocol(self, protocol: u8) -> Rule {
         self.meta(META_L4PROTO, REG).compare(CMP_EQ, &[protocol])

@@ -147,8 +147,13 @@ pub fn with_thawd(test: impl Fn(&Home)) {
 }
 
 fn beside_thawd(home: &Home, test: impl Fn(&Home)) {
-    let mut thawd = home.thawd(&[]);
+    let thawd = home.thawd(&[]);
     test(home);
+    stop(thawd);
+}
+
+/// Ends a thawd as an operator does.
+pub fn stop(mut thawd: Child) {
     kill_process(pid_of(thawd.id() as i32), Signal::TERM).unwrap();
     assert!(thawd.wait().unwrap().success());
 }

@@ -7,6 +7,7 @@
 // A test helper that cannot do its work must fail the test at once, where it happened.
 #![allow(clippy::unwrap_used)]
 
+pub mod api;
 pub mod containerd;
 pub mod cri;
 pub mod entries;
@@ -15,12 +16,14 @@ pub mod home;
 pub mod layout;
 pub mod leftovers;
 pub mod node;
+pub mod page;
 pub mod probe;
 pub mod registry;
 mod stuck;
 pub mod survivor;
 pub mod terminal;
 pub mod upstream;
+pub mod warmed;
 pub mod websocket;
 
 use std::io::{Read, Write};

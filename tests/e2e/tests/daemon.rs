@@ -2,11 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::io::{Read, Write};
-use std::os::unix::net::UnixStream;
-
 use rustix::process::Signal;
 use serde_json::{Value, json};
+use thaw_e2e::api::ask;
 use thaw_e2e::home::Home;
 use thaw_e2e::{image, pid_of, run, wait_for_line};
 
@@ -153,24 +151,6 @@ fn a_sandbox_that_fails_is_told_and_listed_until_removed() {
     rustix::process::kill_process(pid_of(next.id() as i32), Signal::TERM).unwrap();
     assert!(next.wait().unwrap().success());
     assert_eq!(std::fs::read_dir(home.run()).unwrap().count(), 0);
-}
-
-/// Asks thawd: the answer's head, and its body.
-fn ask(home: &Home, method: &str, path: &str, body: &str) -> (String, Value) {
-    let mut stream = UnixStream::connect(home.run().join("thawd.sock")).unwrap();
-    let length = body.len();
-    let request = format!(
-        "{method} {path} HTTP/1.1\r\nHost: thawd\r\nConnection: close\r\nContent-Type: application/json\r\n\
-         Content-Length: {length}\r\n\r\n{body}"
-    );
-    stream.write_all(request.as_bytes()).unwrap();
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).unwrap();
-    let (head, body) = answer.split_once("\r\n\r\n").unwrap();
-    (
-        head.to_lowercase(),
-        serde_json::from_str(body).unwrap_or_default(),
-    )
 }
 
 #[test]

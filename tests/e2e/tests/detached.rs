@@ -1,5 +1,5 @@
 //! Detached containers as a docker user expects them: their output and exit status are kept, `wait` and `attach` see them end, and a closed
-//! pipe ends the command that writes to it. Each with thawd and without.
+//! pipe ends the command that writes to it. Each with thawd and without. With thawd they also go on after their memory was released.
 
 #![allow(clippy::unwrap_used)]
 
@@ -9,11 +9,15 @@ use std::time::{Duration, Instant};
 
 use rustix::process::Signal;
 use serde_json::Value;
-use thaw_e2e::home::{Home, with_and_without_thawd};
+use thaw_e2e::home::{Home, with_and_without_thawd, with_thawd};
 use thaw_e2e::{Outcome, image, pid_of, run, wait_for_line};
 
 /// The exit status of a command whose pipe was closed: 128 + SIGPIPE.
 const CLOSED_PIPE: i32 = 141;
+/// The exit status of a command that needs the machine of a sandbox whose memory is released.
+const MEMORY_RELEASED: i32 = 115;
+/// The exit status of a pause that cannot release the memory.
+const MEMORY_KEPT: i32 = 117;
 
 fn detached(home: &Home, name: &str, flags: &[&str], script: &str) {
     let busybox = image("busybox");
@@ -64,6 +68,18 @@ fn listed(home: &Home, name: &str) -> Option<Value> {
     all.into_iter().find(|s| s["name"] == name)
 }
 
+/// The same once it is listed as exited, and its machine has ended.
+fn until_exited(home: &Home, name: &str) -> Value {
+    let since = Instant::now();
+    loop {
+        match listed(home, name) {
+            Some(kept) if kept["state"] == "exited" && !kept["ended"].is_null() => break kept,
+            other => assert!(since.elapsed() < Duration::from_secs(60), "{other:?}"),
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
 #[test]
 fn output_and_exit_status_are_kept_until_removed() {
     with_and_without_thawd(|home| {
@@ -82,14 +98,7 @@ fn output_and_exit_status_are_kept_until_removed() {
 
         // It has ended, or is about to; either way both are known.
         assert_eq!(done(home, &["wait", "job"]).ok(), "7\n");
-        let since = Instant::now();
-        let kept = loop {
-            match listed(home, "job") {
-                Some(kept) if kept["state"] == "exited" && !kept["ended"].is_null() => break kept,
-                other => assert!(since.elapsed() < Duration::from_secs(60), "{other:?}"),
-            }
-            std::thread::sleep(Duration::from_millis(100));
-        };
+        let kept = until_exited(home, "job");
         assert_eq!(kept["exit_code"], 7, "{kept}");
         assert_eq!(done(home, &["wait", "job"]).ok(), "7\n");
         let logs = done(home, &["logs", "-t", "job"]);
@@ -124,6 +133,80 @@ fn detached_container_with_rm_leaves_nothing() {
         assert_eq!(thaw_e2e::finish(waiter, "").ok(), "3\n");
         until(home, &["logs", "brief"], |logs| !logs.status.success());
         assert_eq!(listed(home, "brief"), None);
+    });
+}
+
+/// Writes a line when it starts and one when it ends, each with how often it was started. Ends when it is let go.
+const COUNTS: &str = "echo x >>/starts; n=$(wc -l </starts); echo start $n; until [ -e /go$n ]; do sleep 0.1; done; \
+                      echo end $n; exit 7";
+
+/// Releases the memory of a sandbox. Commands that need its machine say so, and its output so far is shown.
+fn release(home: &Home, name: &str, output: &str) {
+    done(home, &["pause", "--release-memory", name]).ok();
+    assert!(done(home, &["ps"]).ok().contains("paused (memory released)"));
+    for logs in [&["logs", name][..], &["logs", "-f", name]] {
+        assert_eq!(done(home, logs).ok(), output, "{logs:?}");
+    }
+    for command in ["attach", "wait"] {
+        let refused = done(home, &[command, name]);
+        assert_eq!(refused.code(), MEMORY_RELEASED, "{refused:?}");
+    }
+}
+
+#[test]
+fn detached_container_goes_on_after_its_memory_was_released() {
+    with_thawd(|home| {
+        detached(home, "job", &["--restart", "on-failure:1"], COUNTS);
+        until(home, &["logs", "job"], |logs| logs.stdout == "start 1\n");
+        let mut follower = home.thaw(&["logs", "-f", "job"]).spawn().unwrap();
+        let mut followed = wait_for_line(&mut follower, "start 1");
+        release(home, "job", "start 1\n");
+        // The follower ended with the machine.
+        let mut rest = String::new();
+        followed.read_to_string(&mut rest).unwrap();
+        assert_eq!((rest.as_str(), follower.wait().unwrap().code()), ("", Some(0)));
+
+        done(home, &["resume", "job"]).ok();
+        assert_eq!(listed(home, "job").unwrap()["state"], "running");
+        done(home, &["exec", "job", "touch", "/go1"]).ok();
+        let restarted = "start 1\nend 1\nstart 2\n";
+        until(home, &["logs", "job"], |logs| logs.stdout == restarted);
+        release(home, "job", restarted);
+        done(home, &["resume", "job"]).ok();
+        // It may end before its guest tells of the end of this.
+        done(home, &["exec", "job", "touch", "/go2"]);
+        let kept = until_exited(home, "job");
+        assert_eq!(kept["exit_code"], 7, "{kept}");
+        assert_eq!(done(home, &["wait", "job"]).ok(), "7\n");
+        assert_eq!(done(home, &["logs", "job"]).ok(), format!("{restarted}end 2\n"));
+        done(home, &["rm", "job"]).ok();
+
+        detached(home, "brief", &["--rm"], COUNTS);
+        until(home, &["logs", "brief"], |logs| logs.stdout == "start 1\n");
+        release(home, "brief", "start 1\n");
+        done(home, &["resume", "brief"]).ok();
+        done(home, &["exec", "brief", "touch", "/go1"]);
+        until(home, &["logs", "brief"], |logs| !logs.status.success());
+        assert_eq!(listed(home, "brief"), None);
+    });
+}
+
+#[test]
+fn attached_run_keeps_the_memory_of_its_sandbox() {
+    with_thawd(|home| {
+        let busybox = image("busybox");
+        let line = ["run", "--name", "attended", &busybox, "sh", "-c", COUNTS];
+        let mut attended = home.thaw(&line).spawn().unwrap();
+        let mut output = wait_for_line(&mut attended, "start 1");
+        let refused = done(home, &["pause", "--release-memory", "attended"]);
+        assert_eq!(refused.code(), MEMORY_KEPT, "{refused:?}");
+        done(home, &["exec", "attended", "touch", "/go1"]);
+        let mut rest = String::new();
+        output.read_to_string(&mut rest).unwrap();
+        assert_eq!(
+            (rest.as_str(), attended.wait().unwrap().code()),
+            ("end 1\n", Some(7))
+        );
     });
 }
 

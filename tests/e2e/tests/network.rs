@@ -4,14 +4,15 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{Read, Write};
-use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
+use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use thaw_e2e::home::Home;
-use thaw_e2e::{PATIENCE, image, run};
+use thaw_e2e::page::fetch;
+use thaw_e2e::{image, run};
 
 const HOST: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
 const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
@@ -145,25 +146,6 @@ fn serve(listener: TcpListener) {
             }
         }
     });
-}
-
-/// A page of a server that may be about to start.
-fn fetch(from: impl Into<SocketAddr>) -> String {
-    let (from, since) = (from.into(), Instant::now());
-    loop {
-        let fetched = || -> std::io::Result<String> {
-            let mut stream = TcpStream::connect_timeout(&from, Duration::from_secs(10))?;
-            stream.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
-            let mut text = String::new();
-            stream.read_to_string(&mut text)?;
-            Ok(text)
-        };
-        match fetched() {
-            Ok(text) if !text.is_empty() => return text,
-            last => assert!(since.elapsed() < PATIENCE, "{from}: {last:?}"),
-        }
-        std::thread::sleep(Duration::from_millis(200));
-    }
 }
 
 #[test]

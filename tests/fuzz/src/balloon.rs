@@ -15,7 +15,7 @@ impl World for Host {
     const ID: DeviceId = DeviceId::Balloon;
 
     fn device(&mut self, _: &EventLoop) -> Arc<Mutex<dyn VirtioDevice>> {
-        Arc::new(Mutex::new(Balloon::default()))
+        Arc::new(Mutex::new(Balloon::new(Arc::default())))
     }
 }
 

@@ -1,4 +1,4 @@
-//! A registry in memory: what can be pushed to and pulled from it, and lies when told to.
+//! A registry in memory: what can be pushed to and pulled from it. It lies, is slow and is down when told to.
 //!
 //! Plain HTTP/1.1 on loopback, a thread a connection. It knows the requests of the distribution specification that a push in
 //! one request and a pull make, and refuses a blob whose bytes have another digest.
@@ -8,6 +8,7 @@ use std::io::{self, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::thread;
+use std::time::Duration;
 
 use sha2::{Digest, Sha256};
 
@@ -27,6 +28,10 @@ struct State {
     /// Sent instead of the blob with this digest.
     lies: BTreeMap<String, Vec<u8>>,
     uploads: usize,
+    /// Closes every connection without an answer.
+    is_down: bool,
+    /// How long each answer with a part of a blob takes.
+    delay: Duration,
     /// Methods and targets, in order.
     asked: Vec<String>,
 }
@@ -85,6 +90,16 @@ impl Registry {
         self.state().lies.insert(digest.into(), bytes.to_vec());
     }
 
+    /// Answers nothing from now on, or again.
+    pub fn set_down(&self, is_down: bool) {
+        self.state().is_down = is_down;
+    }
+
+    /// Takes so long from now on for each answer with a part of a blob.
+    pub fn set_delay(&self, delay: Duration) {
+        self.state().delay = delay;
+    }
+
     /// The requests since this was last called, as `METHOD TARGET`.
     pub fn take_asked(&self) -> Vec<String> {
         std::mem::take(&mut self.state().asked)
@@ -104,7 +119,19 @@ fn serve(stream: &TcpStream, state: &Mutex<State>) -> io::Result<()> {
         }
         let mut body = Vec::new();
         head.request_body()?.copy(&mut from, &mut body)?;
-        let answer = state.lock().unwrap().answer(&head, body);
+        let (answer, delay) = {
+            let mut state = state.lock().unwrap();
+            if state.is_down {
+                break;
+            }
+            (state.answer(&head, body), state.delay)
+        };
+        if answer.status == 206 {
+            thread::sleep(delay);
+            if state.lock().unwrap().is_down {
+                break;
+            }
+        }
         let length = answer.bytes.len();
         // The head of the answer to HEAD tells the length of the body that GET would have.
         let end = answer.bytes.windows(4).position(|at| at == b"\r\n\r\n");
@@ -160,10 +187,22 @@ impl State {
                 None => empty(404),
             },
             ("GET" | "HEAD", _) => match self.lies.get(&last).or(self.blobs.get(&last)) {
-                Some(bytes) => Answer::new(200, &[], bytes),
+                Some(bytes) => match head.header("range").and_then(|range| part(range, bytes)) {
+                    Some((told, part)) => Answer::new(206, &header("Content-Range", &told), part),
+                    None => Answer::new(200, &[], bytes),
+                },
                 None => empty(404),
             },
             _ => empty(405),
         }
     }
+}
+
+/// The part of these bytes that a `Range` of one range asks for, and its `Content-Range`.
+fn part<'a>(range: &str, bytes: &'a [u8]) -> Option<(String, &'a [u8])> {
+    let (first, last) = range.strip_prefix("bytes=")?.split_once('-')?;
+    let (first, last) = (first.parse::<usize>().ok()?, last.parse::<usize>().ok()?);
+    let part = bytes.get(first..last.checked_add(1)?.min(bytes.len()))?;
+    let told = format!("bytes {first}-{}/{}", first + part.len() - 1, bytes.len());
+    (!part.is_empty()).then_some((told, part))
 }

@@ -97,6 +97,26 @@ pub fn lasting() -> Guest {
 
 /// As [`lasting`], but it first fills its memory as [`bare`] does.
 pub fn lasting_filled(filled_mib: u32) -> Guest {
+    lasting_and(filled_mib, Code::default())
+}
+
+/// As [`lasting_filled`], but after each acknowledgement it reads every page that it filled. Where one is not as it was filled, it is a
+/// triple fault.
+pub fn checking(filled_mib: u32) -> Guest {
+    // mov edi, 2 MiB; 1: cmp [edi], edi; jne 2f; add edi, 4096; cmp edi, end; jb 1b; jmp 3f; 2: ud2; 3:
+    let check = Code::default()
+        .raw(&[0xbf])
+        .raw(&(2 * MIB).to_le_bytes())
+        .raw(&[0x39, 0x3f, 0x75, 0x10, 0x81, 0xc7])
+        .raw(&4096u32.to_le_bytes())
+        .raw(&[0x81, 0xff])
+        .raw(&(filled_mib * MIB).to_le_bytes())
+        .raw(&[0x72, (-18i8).to_le_bytes()[0], 0xeb, 0x02, 0x0f, 0x0b]);
+    lasting_and(filled_mib, check)
+}
+
+/// As [`lasting_filled`], and does this after each acknowledgement.
+fn lasting_and(filled_mib: u32, then: Code) -> Guest {
     let (setup, data) = asleep(GENERATION_GSI);
     let setup = fill(setup, filled_mib);
     // mov esi, GENERATION_ID; mov ebx, [esi]; mov ecx, [esi+4]
@@ -121,6 +141,7 @@ pub fn lasting_filled(filled_mib: u32) -> Guest {
         // pop ecx; pop ebx; mov esi, GENERATION_ID
         code: hexadecimal(code)
             .print("\n")
+            .raw(&then.0)
             .raw(&[0x59, 0x5b, 0xbe])
             .raw(&GENERATION_ID.to_le_bytes())
             .repeat_from(start)

@@ -77,20 +77,20 @@ const fn only(number: i64, only: Only, why: &'static str) -> Call {
 #[rustfmt::skip]
 pub const CALLS: &[Call] = &[
     // Descriptors that were handed over.
-    call(libc::SYS_read, "eventfds; the kernel's file"),
+    call(libc::SYS_read, "eventfds; the kernel's file; writes to memory that a freeze protects"),
     call(libc::SYS_write, "eventfds (interrupts, kicks, wake-ups); the log; a console that is no socket"),
     call(libc::SYS_writev, "the log; frames to the tap"),
     call(libc::SYS_readv, "frames from the tap, bytes from vsock clients, replies of a share"),
     call(libc::SYS_pread64, "snapshot files, the pagemap; ready bits' digests; old lines of a full log"),
     call(libc::SYS_preadv, "disks, image data"),
-    call(libc::SYS_pwrite64, "snapshot files; zeros to a disk that cannot make holes"),
+    call(libc::SYS_pwrite64, "snapshot files, pages copied for one; zeros to a disk that cannot make holes"),
     call(libc::SYS_pwritev, "memory files; disks"),
     call(libc::SYS_lseek, "the size of a disk; the kernel's file; a full log"),
     call(libc::SYS_fstat, "kinds and sizes of files; how full the log is"),
     call(libc::SYS_newfstatat, "the same, as the C library asks"),
     call(libc::SYS_statx, "the same, as Rust asks"),
     call(libc::SYS_ftruncate, "the size of a memory file; a full log"),
-    call(libc::SYS_fallocate, "discards and zeroes of a disk"),
+    call(libc::SYS_fallocate, "discards and zeroes of a disk; holes of a memory file"),
     call(libc::SYS_fdatasync, "flushes of a disk"),
     call(libc::SYS_close, "backends that are replaced, clients that left"),
     fcntl(libc::F_GETFL, "F_GETFL", "how a disk or tap was opened"),
@@ -107,7 +107,7 @@ pub const CALLS: &[Call] = &[
     call(libc::SYS_getsockopt, "what kind a socket is"),
     ioctl(0x5421, "FIONBIO", "sockets that do not wait"),
     // Waiting.
-    call(libc::SYS_poll, "the control socket; whether the console takes a line; answers a thaw waits for"),
+    call(libc::SYS_poll, "the control socket; whether the console takes a line; answers a thaw waits for; writes to protected memory"),
     call(libc::SYS_ppoll, "the same with a limit"),
     call(libc::SYS_epoll_wait, "kicks and backends"),
     call(libc::SYS_epoll_pwait, "the same, as other C libraries ask"),
@@ -172,9 +172,11 @@ pub const CALLS: &[Call] = &[
     ioctl(0x8004_54d2, "TUNGETIFF", "whether a descriptor is a tap"),
     ioctl(0x4004_54d8, "TUNSETVNETHDRSZ", "a tap's headers"),
     ioctl(0x4004_54d0, "TUNSETOFFLOAD", "what the guest's driver takes"),
-    ioctl(0xaa00, "USERFAULTFD_IOC_NEW", "restore with a page server"),
+    ioctl(0xaa00, "USERFAULTFD_IOC_NEW", "restore with a page server; a freeze that the guest runs through"),
     ioctl(0xc018_aa3f, "UFFDIO_API", "the same"),
     ioctl(0xc020_aa00, "UFFDIO_REGISTER", "the same"),
+    ioctl(0xc018_aa06, "UFFDIO_WRITEPROTECT", "pages that such a freeze has not written yet"),
+    ioctl(0x8010_aa01, "UFFDIO_UNREGISTER", "the end of such a freeze"),
 ];
 
 #[cfg(test)]

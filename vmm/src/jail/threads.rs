@@ -20,15 +20,18 @@ pub enum Thread {
     Vcpu,
     /// Serves a virtio-fs device.
     Files,
+    /// Copies pages of guest memory before they change, during a freeze.
+    Protection,
 }
 
 impl Thread {
-    pub const ALL: [Thread; 5] = [
+    pub const ALL: [Thread; 6] = [
         Thread::Control,
         Thread::Devices,
         Thread::Disk,
         Thread::Vcpu,
         Thread::Files,
+        Thread::Protection,
     ];
 
     pub const fn name(self) -> &'static str {
@@ -38,6 +41,7 @@ impl Thread {
             Thread::Disk => "disk",
             Thread::Vcpu => "vcpu",
             Thread::Files => "fs",
+            Thread::Protection => "protection",
         }
     }
 }

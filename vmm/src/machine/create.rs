@@ -16,6 +16,7 @@ use crate::events::EventSink;
 use crate::jail;
 use crate::layout::{ADDRESS_BITS, IDENTITY_MAP_ADDRESS, TSS_ADDRESS, memslot};
 use crate::multihit::Multihit;
+use crate::snapshot::protection::Protector;
 use crate::vcpu::VcpuThreads;
 use crate::virtio::{Inventory, Windows};
 use crate::{memory, snapshot};
@@ -72,6 +73,7 @@ fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink, multihit: Multihit) 
     let console = Console::new(&vm).map_err(kvm_error)?;
     let bus = Arc::new(Bus { console, inventory });
     let vcpus = VcpuThreads::spawn(vcpus, &bus, events).map_err(system("starting vCPU threads"))?;
+    let protector = Protector::start().map_err(system("starting the thread that protects memory"))?;
     snapshot::warm_up();
     jail::seal();
     let body = Body {
@@ -80,6 +82,7 @@ fn build(kvm: &Kvm, spec: &MachineSpec, events: &EventSink, multihit: Multihit) 
         memory,
         spec: spec.clone(),
         supported: kvm.supported_cpuid().clone(),
+        protector,
     };
     Ok(Created { body, vcpus })
 }

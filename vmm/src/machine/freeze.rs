@@ -8,13 +8,15 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::fd::OwnedFd;
 
-use thaw_hypervisor::Vcpu;
+use thaw_hypervisor::{ClockState, InterruptState, Vcpu, VcpuState};
 use thaw_protocol::control::{DeviceId, ErrorCode, FreezeKind};
 
 use super::refusal::{file_error, freeze_error, invalid, kvm_error, refused, system};
 use super::{Body, Outcome, Started, descriptors};
+use crate::bus::Quiesced;
 use crate::layout::{self, Window};
-use crate::snapshot::{Shape, Snapshot, freeze_memory, working_set};
+use crate::snapshot::{Frozen, Shape, Snapshot, freeze_memory, working_set};
+use crate::virtio::BusRecords;
 
 /// Writes state and memory. Returns the bytes of memory data written. `fds`: state file, memory file, pagemap.
 pub fn freeze(started: &Started, kind: FreezeKind, fds: Vec<OwnedFd>) -> Outcome<u64> {
@@ -22,39 +24,74 @@ pub fn freeze(started: &Started, kind: FreezeKind, fds: Vec<OwnedFd>) -> Outcome
         descriptors(fds, "the state file, the memory file, this process's pagemap")?.map(File::from);
     require_empty(&state, "state")?;
     require_empty(&memory, "memory")?;
-    let Started { body, vcpus, base } = started;
-    if let Some(device) = body.bus.inventory.of_the_host() {
-        let what = match device {
-            DeviceId::Shared => "a share: what its guest has open there no snapshot can hold",
-            _ => "a block device of the host: what is on it no snapshot can hold",
-        };
-        return Err(refused(ErrorCode::Shared, format!("the machine has {what}")));
-    }
-    let devices = body.bus.quiesce();
-    let bus = devices.save();
-    let vcpus = vcpus.each(Vcpu::save).map_err(kvm_error)?;
-    let interrupts = body.vm.save_interrupts().map_err(kvm_error)?;
-    let clock = body.vm.clock().map_err(kvm_error)?;
+    refuse_devices_of_the_host(&started.body)?;
+    let devices = started.body.bus.quiesce();
+    let saved = Saved::of(started, &devices)?;
     let frozen = freeze_memory(
         kind,
-        body.bus.inventory.memory(),
-        &live_memory(body),
-        base.as_ref().map(|base| &base.map),
+        started.body.bus.inventory.memory(),
+        &live_memory(&started.body),
+        started.base.as_ref().map(|base| &base.map),
         &pagemap,
         &memory,
     )
     .map_err(freeze_error)?;
     drop(devices);
-    let snapshot = Snapshot {
-        shape: shape(body),
-        vcpus,
-        interrupts,
-        clock,
-        bus,
-        memory: frozen.map,
+    saved.write(frozen, &state)
+}
+
+/// A machine's state, without its memory.
+pub(super) struct Saved {
+    shape: Shape,
+    vcpus: Vec<VcpuState>,
+    interrupts: InterruptState,
+    clock: ClockState,
+    bus: BusRecords,
+}
+
+impl Saved {
+    /// Saves devices first, then KVM's state.
+    pub fn of(started: &Started, devices: &Quiesced<'_>) -> Outcome<Saved> {
+        let Started { body, vcpus, .. } = started;
+        Ok(Saved {
+            shape: shape(body),
+            bus: devices.save(),
+            vcpus: vcpus.each(Vcpu::save).map_err(kvm_error)?,
+            interrupts: body.vm.save_interrupts().map_err(kvm_error)?,
+            clock: body.vm.clock().map_err(kvm_error)?,
+        })
+    }
+
+    /// Writes the state file of this state and this memory. Returns the bytes of memory data.
+    pub fn write(self, memory: Frozen, state: &File) -> Outcome<u64> {
+        let Saved {
+            shape,
+            vcpus,
+            interrupts,
+            clock,
+            bus,
+        } = self;
+        let snapshot = Snapshot {
+            shape,
+            vcpus,
+            interrupts,
+            clock,
+            bus,
+            memory: memory.map,
+        };
+        snapshot.write(state).map_err(file_error)?;
+        Ok(memory.bytes)
+    }
+}
+
+/// Fails if the machine has a device that no snapshot can contain.
+pub(super) fn refuse_devices_of_the_host(body: &Body) -> Outcome<()> {
+    let what = match body.bus.inventory.of_the_host() {
+        None => return Ok(()),
+        Some(DeviceId::Shared) => "a share: what its guest has open there no snapshot can hold",
+        Some(_) => "a block device of the host: what is on it no snapshot can hold",
     };
-    snapshot.write(&state).map_err(file_error)?;
-    Ok(frozen.bytes)
+    Err(refused(ErrorCode::Shared, format!("the machine has {what}")))
 }
 
 /// Writes the set of pages touched since the restore. `fds`: the file, pagemap.
@@ -82,7 +119,7 @@ pub fn shape(body: &Body) -> Shape {
 }
 
 /// Guest addresses that are memory now: boot memory, and the plugged part of virtio-mem's region.
-fn live_memory(body: &Body) -> Vec<Range<u64>> {
+pub(super) fn live_memory(body: &Body) -> Vec<Range<u64>> {
     let range = |window: Window| window.start..window.start + window.size;
     let boot = crate::memory::boot_windows(body.spec.memory_mib);
     let plugged = body.bus.inventory.plugged();
@@ -90,7 +127,7 @@ fn live_memory(body: &Body) -> Vec<Range<u64>> {
 }
 
 /// Refuses a file that is not empty. Snapshots are written only to new files: a half overwritten old one would be worse than none.
-fn require_empty(file: &File, name: &str) -> Outcome<()> {
+pub(super) fn require_empty(file: &File, name: &str) -> Outcome<()> {
     let length = file
         .metadata()
         .map_err(system("looking at a snapshot file"))?

@@ -12,6 +12,7 @@
 //! | [`boot`] | a cold boot |
 //! | [`restore`] | loads a snapshot into a created machine: the slow part of a thaw |
 //! | [`freeze`] | writes a paused machine to files |
+//! | [`live`] | writes a machine to files while it runs |
 //! | [`refusal`] | the error code of each refused request |
 //!
 //! Invariant: a refused request leaves the machine as it was. If a system call fails half-way through a boot or a restore,
@@ -20,6 +21,7 @@
 mod boot;
 mod create;
 mod freeze;
+mod live;
 mod refusal;
 mod restore;
 
@@ -39,6 +41,7 @@ use crate::events::EventSink;
 use crate::memory::GuestMemory;
 use crate::multihit::Multihit;
 use crate::snapshot::MemoryMap;
+use crate::snapshot::protection::Protector;
 use crate::snapshot::uffd::Watch;
 use crate::vcpu::VcpuThreads;
 use crate::vmgenid;
@@ -47,6 +50,8 @@ pub use restore::Restored;
 
 /// One microVM and the state it is in.
 pub struct Machine {
+    /// A freeze that the guest runs through. Before `state`: dropped first, because the machine's threads serve it.
+    freezing: Option<live::Freezing>,
     state: State,
     events: EventSink,
     times: StartTimes,
@@ -70,6 +75,7 @@ struct Body {
     spec: MachineSpec,
     /// The CPU features that this host's KVM supports.
     supported: CpuId,
+    protector: Protector,
 }
 
 /// Created, not started. The vCPU threads wait.
@@ -115,6 +121,7 @@ impl Machine {
             events,
             times,
             multihit,
+            freezing: None,
         }
     }
 
@@ -235,6 +242,7 @@ impl Machine {
     /// describes.
     pub fn freeze(&mut self, kind: FreezeKind, fds: Vec<OwnedFd>) -> Outcome<u64> {
         self.refuse_exited("freeze")?;
+        self.refuse_freezing("freeze")?;
         match &self.state {
             State::Paused(started) => freeze::freeze(started, kind, fds),
             _ => Err(self.wrong_state("freeze")),
@@ -243,6 +251,8 @@ impl Machine {
 
     /// Writes the set of pages touched since the restore. `fds` are as `Command::WorkingSet` describes.
     pub fn working_set(&mut self, fds: Vec<OwnedFd>) -> Outcome<()> {
+        // The marks of protected pages would look like pages that were written.
+        self.refuse_freezing("record the working set")?;
         match &self.state {
             State::Running(started) | State::Paused(started) => freeze::working_set(started, fds),
             _ => Err(self.wrong_state("record the working set")),

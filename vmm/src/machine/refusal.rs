@@ -5,6 +5,8 @@ use thaw_protocol::control::{ControlError, DeviceId, ErrorCode};
 use crate::kernel::KernelError;
 use crate::memory::MemoryError;
 use crate::snapshot::freeze::FreezeError;
+use crate::snapshot::live::LiveError;
+use crate::snapshot::protection::ProtectionError;
 use crate::snapshot::uffd::UffdError;
 use crate::snapshot::{FileError, RestoreError};
 use crate::virtio::{AttachError, InventoryError, NotSettled};
@@ -108,6 +110,17 @@ pub fn freeze_error(e: FreezeError) -> ControlError {
     let code = match e {
         FreezeError::Pagemap(_) | FreezeError::Write { .. } | FreezeError::File(_) => ErrorCode::System,
         _ => ErrorCode::Invalid,
+    };
+    refused(code, e.to_string())
+}
+
+pub fn live_error(e: LiveError) -> ControlError {
+    let code = match e {
+        LiveError::Freeze(e) => return freeze_error(e),
+        LiveError::Protection(
+            ProtectionError::Open(_) | ProtectionError::Register { .. } | ProtectionError::Slow { .. },
+        ) => ErrorCode::Unprotected,
+        LiveError::Protection(_) => ErrorCode::System,
     };
     refused(code, e.to_string())
 }

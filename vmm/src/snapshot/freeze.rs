@@ -79,13 +79,7 @@ pub fn freeze_memory(
     pagemap: &File,
     out: &File,
 ) -> Result<Frozen, FreezeError> {
-    if out.metadata().map_err(FreezeError::File)?.len() != 0 {
-        return Err(FreezeError::NotEmpty);
-    }
-    check_live(memory, live)?;
-    let pagemap = Pagemap::new(pagemap)
-        .map_err(FreezeError::Pagemap)?
-        .ok_or(FreezeError::NotOurPagemap)?;
+    let pagemap = check(memory, live, pagemap, out)?;
     let source = Source {
         memory,
         live,
@@ -96,20 +90,88 @@ pub fn freeze_memory(
         (FreezeKind::Delta, Some(base)) => source.delta(base)?,
         (FreezeKind::Delta, None) => return Err(FreezeError::NoBase),
     };
-    let map = MemoryMap::new(regions(memory, &plan.extents), plan.top + 1, plan.extents)?;
+    let top = plan.top;
+    let map = plan.map(memory)?;
     out.set_len(map.file_size()).map_err(FreezeError::File)?;
     let mut bytes = 0;
-    for extent in map.extents().iter().filter(|extent| extent.layer == plan.top) {
-        source.write(&map, extent, out)?;
+    for extent in map.extents().iter().filter(|extent| extent.layer == top) {
+        write_pages(memory, &extent.range(), &map, out)?;
         bytes += extent.size;
     }
     Ok(Frozen { map, bytes })
 }
 
+/// Checks what a freeze is given.
+pub(super) fn check<'f>(
+    memory: &GuestMemory,
+    live: &[Range<u64>],
+    pagemap: &'f File,
+    out: &File,
+) -> Result<Pagemap<'f>, FreezeError> {
+    if out.metadata().map_err(FreezeError::File)?.len() != 0 {
+        return Err(FreezeError::NotEmpty);
+    }
+    check_live(memory, live)?;
+    Pagemap::new(pagemap)
+        .map_err(FreezeError::Pagemap)?
+        .ok_or(FreezeError::NotOurPagemap)
+}
+
+/// Writes this guest memory to its place in the file.
+pub(super) fn write_pages(
+    memory: &GuestMemory,
+    range: &Range<u64>,
+    map: &MemoryMap,
+    out: &File,
+) -> Result<(), FreezeError> {
+    let offset = map.file_offset(range.start).unwrap_or_default();
+    guest_io::write_all_at(out.as_fd(), &[slice(memory, range)?], offset).map_err(|error| {
+        FreezeError::Write {
+            guest_address: range.start,
+            size: range.end - range.start,
+            error,
+        }
+    })
+}
+
 /// The extents to write, and those that stay in earlier layers.
-struct Plan {
-    top: u8,
+pub(super) struct Plan {
+    /// The layer to write.
+    pub top: u8,
     extents: Vec<Extent>,
+}
+
+impl Plan {
+    /// One layer, with the pages that have `data`.
+    pub fn full(data: &[Range<u64>], live: &[Range<u64>]) -> Plan {
+        let extents = fewest(FULL_GAP, |gap| {
+            ranges::close_gaps(data, gap, live)
+                .into_iter()
+                .map(|range| Extent::new(range, 0))
+                .collect()
+        });
+        Plan { top: 0, extents }
+    }
+
+    /// A layer above `base`, with the pages that were written. `zero` pages are in no layer.
+    pub fn delta(base: &MemoryMap, written: &[Range<u64>], zero: &[Range<u64>], live: &[Range<u64>]) -> Plan {
+        let top = base.layers();
+        let kept = ranges::difference(live, zero);
+        let extents = fewest(DELTA_GAP, |gap| {
+            let copied = ranges::close_gaps(written, gap, live);
+            let mut extents = base.extents_within(&ranges::difference(&kept, &copied));
+            extents.extend(copied.into_iter().map(|range| Extent::new(range, top)));
+            extents.sort_unstable_by_key(|extent| extent.guest_address);
+            extents
+        });
+        Plan { top, extents }
+    }
+
+    /// The map of the memory file that this makes.
+    pub fn map(self, memory: &GuestMemory) -> Result<MemoryMap, MapError> {
+        let end = self.extents.last().map_or(0, |extent| extent.range().end);
+        MemoryMap::new(regions(memory, end), self.top + 1, self.extents)
+    }
 }
 
 struct Source<'a> {
@@ -125,50 +187,37 @@ pub(super) struct Pages {
     pub zero: Vec<Range<u64>>,
 }
 
+impl Pages {
+    /// Adds the pages of `range`, each of which is zero or not.
+    pub fn add(&mut self, range: &Range<u64>, zeros: &[bool]) {
+        for (at, is_zero) in (range.start..range.end).step_by(PAGE as usize).zip(zeros) {
+            let list = match is_zero {
+                true => &mut self.zero,
+                false => &mut self.data,
+            };
+            ranges::push(list, at..at + PAGE);
+        }
+    }
+}
+
 impl Source<'_> {
     fn full(&self, base: Option<&MemoryMap>) -> Result<Plan, FreezeError> {
         // Pages never touched in this process are in the files it was restored from.
         let untouched = base.map(MemoryMap::data).unwrap_or_default();
         let there = ranges::union(&self.pages_that(|kind| kind != PageKind::Absent)?, &untouched);
         let data = look_at(self.memory, &ranges::intersection(&there, self.live))?.data;
-        let extents = fewest(FULL_GAP, |gap| {
-            ranges::close_gaps(&data, gap, self.live)
-                .into_iter()
-                .map(|range| Extent::new(range, 0))
-                .collect()
-        });
-        Ok(Plan { top: 0, extents })
+        Ok(Plan::full(&data, self.live))
     }
 
     fn delta(&self, base: &MemoryMap) -> Result<Plan, FreezeError> {
-        let top = base.layers();
-        if top >= MAX_LAYERS {
-            return Err(FreezeError::TooManyLayers(top));
-        }
-        let written = look_at(self.memory, &self.pages_that(|kind| kind == PageKind::Written)?)?;
-        let zero = ranges::union(&written.zero, &self.unplugged_since(base)?);
-        let kept = ranges::difference(self.live, &zero);
-        let extents = fewest(DELTA_GAP, |gap| {
-            let copied = ranges::close_gaps(&written.data, gap, self.live);
-            let mut extents = base.extents_within(&ranges::difference(&kept, &copied));
-            extents.extend(copied.into_iter().map(|range| Extent::new(range, top)));
-            extents.sort_unstable_by_key(|extent| extent.guest_address);
-            extents
-        });
-        Ok(Plan { top, extents })
-    }
-
-    /// Pages that virtio-mem has unplugged and plugged again since the restore: the base has data for them, but they are zero. The pagemap
-    /// shows them as untouched until they are touched.
-    fn unplugged_since(&self, base: &MemoryMap) -> Result<Vec<Range<u64>>, FreezeError> {
-        let Window { start, size } = layout::VIRTIO_MEM;
-        let hotplug = start..start + size;
-        let data = ranges::intersection(&base.data(), std::slice::from_ref(&hotplug));
-        if data.is_empty() {
-            return Ok(Vec::new());
-        }
-        let untouched = self.pages_that(|kind| kind == PageKind::Absent)?;
-        Ok(look_at(self.memory, &ranges::intersection(&data, &untouched))?.zero)
+        check_layers(base)?;
+        let written = self.pages_that(|kind| kind == PageKind::Written)?;
+        // Pages that virtio-mem has unplugged and plugged again since the restore: the base has data for them, but they are zero. The
+        // pagemap shows them as untouched; if only read, as pages of a file, because the kernel's huge page of zeros looks like one.
+        let plugged = ranges::intersection(&hotplugged(base), self.live);
+        let seen = look_at(self.memory, &ranges::union(&written, &plugged))?;
+        let data = ranges::intersection(&seen.data, &written);
+        Ok(Plan::delta(base, &data, &seen.zero, self.live))
     }
 
     /// The live pages whose kind is `wanted`.
@@ -188,15 +237,20 @@ impl Source<'_> {
         }
         Ok(pages)
     }
+}
 
-    fn write(&self, map: &MemoryMap, extent: &Extent, out: &File) -> Result<(), FreezeError> {
-        let slice = slice(self.memory, &extent.range())?;
-        let offset = map.file_offset(extent.guest_address).unwrap_or_default();
-        guest_io::write_all_at(out.as_fd(), &[slice], offset).map_err(|error| FreezeError::Write {
-            guest_address: extent.guest_address,
-            size: extent.size,
-            error,
-        })
+/// The data of virtio-mem's region in this map.
+pub(super) fn hotplugged(base: &MemoryMap) -> Vec<Range<u64>> {
+    let Window { start, size } = layout::VIRTIO_MEM;
+    let window = start..start + size;
+    ranges::intersection(&base.data(), std::slice::from_ref(&window))
+}
+
+/// Fails if there can be no delta above this map.
+pub(super) fn check_layers(base: &MemoryMap) -> Result<(), FreezeError> {
+    match base.layers() {
+        layers if layers >= MAX_LAYERS => Err(FreezeError::TooManyLayers(layers)),
+        _ => Ok(()),
     }
 }
 
@@ -204,24 +258,28 @@ impl Source<'_> {
 pub(super) fn look_at(memory: &GuestMemory, pages: &[Range<u64>]) -> Result<Pages, FreezeError> {
     let mut found = Pages::default();
     for range in pages {
-        let slice = slice(memory, range)?;
-        for page in (0..range.end - range.start).step_by(PAGE as usize) {
-            let at = range.start + page;
-            let bytes = slice
-                .subslice(page as usize, PAGE as usize)
-                .map_err(|e| FreezeError::NotMemory(e.to_string()))?;
-            let list = if is_zero(&bytes) {
-                &mut found.zero
-            } else {
-                &mut found.data
-            };
-            ranges::push(list, at..at + PAGE);
-        }
+        found.add(range, &zeros(memory, range)?);
     }
     Ok(found)
 }
 
-fn slice<'m>(memory: &'m GuestMemory, range: &Range<u64>) -> Result<VolatileSlice<'m>, FreezeError> {
+/// Tells for each page of `range` whether it is zero.
+pub(super) fn zeros(memory: &GuestMemory, range: &Range<u64>) -> Result<Vec<bool>, FreezeError> {
+    let slice = slice(memory, range)?;
+    let pages = (0..range.end - range.start).step_by(PAGE as usize);
+    let is_zero = |page| {
+        let bytes = slice
+            .subslice(page as usize, PAGE as usize)
+            .map_err(|e| FreezeError::NotMemory(e.to_string()))?;
+        Ok(is_zero(&bytes))
+    };
+    pages.map(is_zero).collect()
+}
+
+pub(super) fn slice<'m>(
+    memory: &'m GuestMemory,
+    range: &Range<u64>,
+) -> Result<VolatileSlice<'m>, FreezeError> {
     memory
         .get_slice(GuestAddress(range.start), (range.end - range.start) as usize)
         .map_err(|e| FreezeError::NotMemory(e.to_string()))
@@ -239,7 +297,7 @@ fn fewest(mut gap: u64, make: impl Fn(u64) -> Vec<Extent>) -> Vec<Extent> {
     }
 }
 
-fn is_zero(page: &VolatileSlice<'_>) -> bool {
+pub(super) fn is_zero(page: &VolatileSlice<'_>) -> bool {
     let mut bytes = [0; PAGE as usize];
     page.copy_to(&mut bytes);
     // Whole cache lines: a line's bytes are or-ed with vector instructions.
@@ -260,13 +318,13 @@ fn check_live(memory: &GuestMemory, live: &[Range<u64>]) -> Result<(), FreezeErr
     Ok(())
 }
 
-/// The regions of a memory file. Virtio-mem's region, which is last and mostly empty, ends at its last data; what follows needs no space.
-fn regions(memory: &GuestMemory, extents: &[Extent]) -> Vec<Region> {
+/// The regions of a memory file. Virtio-mem's region, which is last and mostly empty, ends with the data, at `end`; what follows needs no
+/// space.
+pub(super) fn regions(memory: &GuestMemory, end: u64) -> Vec<Region> {
     let mut regions = Vec::new();
     for region in memory.iter() {
         let (guest_address, mut size) = (region.start_addr().raw_value(), region.len());
         if guest_address == layout::VIRTIO_MEM.start {
-            let end = extents.last().map_or(0, |extent| extent.range().end);
             size = end.saturating_sub(guest_address).next_multiple_of(mem::BLOCK);
         }
         if size > 0 {

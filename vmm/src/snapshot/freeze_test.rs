@@ -182,22 +182,9 @@ fn memory_that_is_not_plugged_is_neither_read_nor_in_the_file() {
 
 #[test]
 fn memory_plugged_again_has_lost_the_templates_bytes() {
-    let original = Clone::booted();
     let plugged = [VIRTIO_MEM.start..VIRTIO_MEM.start + SIZE];
-    (2 * PAGES..3 * PAGES).for_each(|page| write(&original.memory, page, 7));
-    let clone = Clone::thawed(original.freeze(Full, &plugged).unwrap());
-    let block = VIRTIO_MEM.start + mem::BLOCK;
-    mapping::map_nothing(&clone.memory, block, mem::BLOCK).unwrap();
-    write(&clone.memory, 3 * PAGES - 1, 8);
-    let again = Clone::thawed(clone.freeze(Delta, &plugged).unwrap());
-    let pages = [
-        2 * PAGES,
-        2 * PAGES + 511,
-        2 * PAGES + 512,
-        3 * PAGES - 2,
-        3 * PAGES - 1,
-    ];
-    assert_eq!(pages.map(|page| read(&again.memory, page)), [7, 7, 0, 0, 8]);
+    let frozen = Clone::plugged_again().freeze(Delta, &plugged).unwrap();
+    Clone::thawed(frozen).is_plugged_again();
 }
 
 #[test]

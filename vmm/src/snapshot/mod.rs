@@ -9,9 +9,13 @@
 //! | [`ranges`] | lists of address ranges as sets |
 //! | [`mapping`] | changes the mappings of guest memory, in place |
 //! | [`freeze`] | writes guest memory to a sparse file: all of it, or the pages written since the restore |
+//! | [`live`] | the same while the guest runs |
+//! | [`protection`] | copies pages of guest memory before they change |
+//! | [`bits`] | a bit for each page |
 //! | [`restore`] | maps memory files over the reserved guest memory |
 //! | [`working_set`] | the pages a clone touches first: recorded once, then mapped in advance in every clone |
 //! | [`uffd`] | memory that is not on this host yet: a userfaultfd over the ranges of the memory files |
+//! | [`userfault`] | the system calls of a userfaultfd |
 //!
 //! Invariants: nothing here opens a path, all files come as descriptors; a file is checked whole before it changes
 //! anything; a restore never writes to the files. `docs/snapshot-format.md` describes them byte by byte.
@@ -19,10 +23,13 @@
 // Tests mean lists of one range, and empty ranges.
 #![cfg_attr(test, allow(clippy::single_range_in_vec_init, clippy::reversed_empty_ranges))]
 
+mod bits;
 pub mod freeze;
+pub mod live;
 pub mod mapping;
 pub mod memory_map;
 pub mod pagemap;
+pub mod protection;
 pub mod ranges;
 pub mod records;
 pub mod restore;
@@ -30,6 +37,7 @@ pub mod state_file;
 #[cfg(test)]
 mod testing;
 pub mod uffd;
+mod userfault;
 pub mod working_set;
 
 pub use freeze::{FreezeError, Frozen, freeze_memory};

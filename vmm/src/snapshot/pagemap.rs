@@ -41,6 +41,14 @@ impl PageKind {
             PageKind::Written
         }
     }
+
+    /// The same of a write-protected page. One that is not present may be swapped out, or the kernel's mark of the protection: absent.
+    fn of_protected(entry: u64) -> PageKind {
+        match entry & PRESENT {
+            0 => PageKind::Absent,
+            _ => PageKind::of(entry),
+        }
+    }
 }
 
 /// This process's pagemap.
@@ -75,6 +83,26 @@ impl<'f> Pagemap<'f> {
         &self,
         host_address: u64,
         size: u64,
+        each: impl FnMut(Range<u64>, PageKind),
+    ) -> io::Result<()> {
+        self.runs_as(PageKind::of, host_address, size, each)
+    }
+
+    /// As [`Self::runs`], of pages that are write-protected. Those that are swapped out look absent.
+    pub fn protected_runs(
+        &self,
+        host_address: u64,
+        size: u64,
+        each: impl FnMut(Range<u64>, PageKind),
+    ) -> io::Result<()> {
+        self.runs_as(PageKind::of_protected, host_address, size, each)
+    }
+
+    fn runs_as(
+        &self,
+        kind_of: fn(u64) -> PageKind,
+        host_address: u64,
+        size: u64,
         mut each: impl FnMut(Range<u64>, PageKind),
     ) -> io::Result<()> {
         let pages = size / PAGE;
@@ -86,7 +114,7 @@ impl<'f> Pagemap<'f> {
             let bytes = &mut buffer[..count as usize * 8];
             self.file.read_exact_at(bytes, (host_address / PAGE + page) * 8)?;
             for (index, entry) in bytes.as_chunks::<8>().0.iter().enumerate() {
-                let kind = PageKind::of(u64::from_ne_bytes(*entry));
+                let kind = kind_of(u64::from_ne_bytes(*entry));
                 let at = (page + index as u64) * PAGE;
                 match run {
                     Some((_, last)) if last == kind => {}

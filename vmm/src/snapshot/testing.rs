@@ -2,15 +2,17 @@
 
 use std::fs::File;
 use std::ops::Range;
+use std::os::fd::AsFd;
 
 use rustix::fs::{MemfdFlags, memfd_create};
 use thaw_protocol::control::FreezeKind;
 use vm_memory::{Bytes, GuestAddress};
 
 use super::freeze::{FreezeError, Frozen, freeze_memory};
-use super::{MemoryMap, PAGE, map_memory};
+use super::{MemoryMap, PAGE, map_memory, mapping};
 use crate::layout::{HIGH_MEMORY_START, VIRTIO_MEM};
 use crate::memory::GuestMemory;
+use crate::virtio::mem::BLOCK;
 
 /// Bytes of each of the three regions.
 pub const SIZE: u64 = 4 << 20;
@@ -52,6 +54,15 @@ pub fn read(memory: &GuestMemory, page_number: u64) -> u64 {
 
 pub fn empty_file() -> File {
     memfd_create("memory", MemfdFlags::CLOEXEC).unwrap().into()
+}
+
+/// /dev/userfaultfd, unless this host has none for us.
+pub fn userfaultfd() -> Option<File> {
+    let device = File::options().read(true).write(true).open("/dev/userfaultfd");
+    if device.is_err() {
+        thaw_test_skip::skip("this host has no /dev/userfaultfd, or not for us");
+    }
+    device.ok()
 }
 
 pub fn pagemap() -> File {
@@ -100,5 +111,27 @@ impl Clone {
             map: Some(frozen.map),
             layers,
         }
+    }
+
+    /// A clone whose template has data in all of virtio-mem's region. Its second block is plugged again: one page was only read since, as a
+    /// page of a file, which the kernel's huge page of zeros looks like, and the last one was written.
+    pub fn plugged_again() -> Clone {
+        let original = Clone::booted();
+        (2 * PAGES..3 * PAGES).for_each(|page| write(&original.memory, page, 7));
+        let clone = Clone::thawed(original.freeze(FreezeKind::Full, &[hotplugged()]).unwrap());
+        mapping::map_nothing(&clone.memory, VIRTIO_MEM.start + BLOCK, BLOCK).unwrap();
+        let zeros = empty_file();
+        zeros.set_len(PAGE).unwrap();
+        mapping::map_file(&clone.memory, page(2 * PAGES + 600), PAGE, zeros.as_fd(), 0).unwrap();
+        assert_eq!(read(&clone.memory, 2 * PAGES + 600), 0);
+        write(&clone.memory, 3 * PAGES - 1, 8);
+        clone
+    }
+
+    /// Checks that this is a clone of [`Self::plugged_again`].
+    pub fn is_plugged_again(&self) {
+        let pages = [0, 511, 512, 600, PAGES - 2, PAGES - 1];
+        let values = pages.map(|page| read(&self.memory, 2 * PAGES + page));
+        assert_eq!(values, [7, 7, 0, 0, 0, 8]);
     }
 }

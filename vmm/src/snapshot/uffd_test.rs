@@ -1,4 +1,5 @@
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::thread;
 
@@ -68,10 +69,7 @@ fn serve(uffd: OwnedFd, regions: Vec<MappedRegion>, file: File, stop: OwnedFd) -
 
 #[test]
 fn missing_pages_come_from_the_server_and_holes_do_not_ask_it() {
-    let Ok(device) = File::options().read(true).write(true).open("/dev/userfaultfd") else {
-        thaw_test_skip::skip("this host has no /dev/userfaultfd, or not for us");
-        return;
-    };
+    let Some(device) = userfaultfd() else { return };
     let original = Clone::booted();
     (0..8).for_each(|page| write(&original.memory, page, page + 1));
     (PAGES + 100..PAGES + 104).for_each(|page| write(&original.memory, page, page));
@@ -108,5 +106,5 @@ fn what_is_not_the_device_is_refused() {
     let (frozen, _) = original.freeze(Full, &[]).unwrap();
     let zero = File::open("/dev/zero").unwrap();
     let error = watch(std::os::fd::AsFd::as_fd(&zero), &memory(), &frozen.map).unwrap_err();
-    assert!(matches!(error, UffdError::Ioctl { .. }), "{error}");
+    assert!(matches!(error, UffdError::Open(_)), "{error}");
 }

@@ -14,6 +14,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use super::chain::Chain;
 use super::config::{Config, ConfigSpace};
 use super::device::{Activation, DeviceError, DeviceSpec, Saved, VirtioDevice};
+use super::discards::Discards;
 use super::guest_io;
 use super::queue::Answer;
 use crate::memory::GuestMemory;
@@ -50,14 +51,17 @@ struct BalloonConfig {
 pub struct Balloon {
     active: Option<Activation>,
     config: Config<BalloonConfig>,
+    discards: Arc<Discards>,
 }
 
-impl Default for Balloon {
-    fn default() -> Balloon {
+impl Balloon {
+    /// While `discards` are held, pages that the guest returns stay, and the guest can use them all the same.
+    pub fn new(discards: Arc<Discards>) -> Balloon {
         let actual = offset_of!(BalloonConfig, actual)..offset_of!(BalloonConfig, free_page_hint_cmd_id);
         Balloon {
             active: None,
             config: Config::with_writable(BalloonConfig::default(), actual),
+            discards,
         }
     }
 }
@@ -96,14 +100,15 @@ impl VirtioDevice for Balloon {
         let Some(queue) = active.queues.get_mut(index) else {
             return Ok(());
         };
+        let discards = &self.discards;
         queue.serve(|memory, chain| {
-            match index {
+            let _ = discards.unless_held(|| match index {
                 INFLATE => inflate(memory, &chain),
                 // The guest gets deflated pages back by touching them.
                 DEFLATE => {}
                 REPORTING if reporting => report(memory, &chain),
                 _ => {}
-            }
+            });
             Ok::<_, DeviceError>(Answer::Done(0))
         })?;
         Ok(())

@@ -5,7 +5,7 @@ use super::*;
 use crate::virtio::testing::{Buf, MEMORY, NOWHERE, Rig};
 
 fn rig() -> Rig<Balloon> {
-    Rig::new(Balloon::default(), 1 << F_REPORTING)
+    Rig::new(Balloon::new(Arc::default()), 1 << F_REPORTING)
 }
 
 /// First of the pages that the test fills, far from rings and buffers.
@@ -56,7 +56,7 @@ fn reported_ranges_are_taken() {
 
 #[test]
 fn reports_count_only_if_negotiated() {
-    let mut rig = Rig::new(Balloon::default(), 0);
+    let mut rig = Rig::new(Balloon::new(Arc::default()), 0);
     fill(&rig, FIRST..FIRST + 1);
     rig.request(
         REPORTING,
@@ -67,6 +67,24 @@ fn reports_count_only_if_negotiated() {
         }],
     );
     assert!(!is_zero(&rig, FIRST));
+}
+
+#[test]
+fn held_discards_keep_reported_pages() {
+    let discards = Arc::new(Discards::default());
+    let mut rig = Rig::new(Balloon::new(discards.clone()), 1 << F_REPORTING);
+    fill(&rig, FIRST..FIRST + 1);
+    let page = Buf {
+        address: FIRST * PAGE,
+        length: PAGE as u32,
+        write: true,
+    };
+    discards.hold();
+    rig.request(REPORTING, &[page]);
+    assert!(!is_zero(&rig, FIRST));
+    discards.allow();
+    rig.request(REPORTING, &[page]);
+    assert!(is_zero(&rig, FIRST));
 }
 
 #[test]
@@ -116,7 +134,7 @@ fn what_is_not_whole_pages_of_memory_is_left_alone() {
 
 #[test]
 fn the_driver_may_say_how_large_the_balloon_is() {
-    let config = Balloon::default().config();
+    let config = Balloon::new(Arc::default()).config();
     config.write(4, &5u32.to_le_bytes());
     config.write(0, &5u32.to_le_bytes());
     assert_eq!(config.bytes()[..8], [0, 0, 0, 0, 5, 0, 0, 0]);

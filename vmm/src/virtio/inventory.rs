@@ -29,6 +29,7 @@ use self::wiring::{assemble, eventfd};
 use super::backend_check::{BackendCheck, NotSettled};
 use super::device::{AttachError, RestoreError, VirtioDevice};
 use super::device_thread::DeviceThread;
+use super::discards::Discards;
 use super::fs::{Fs, Images};
 use super::gate::Gate;
 use super::mem::{self, BLOCK, Mem, MemorySlots, SizeError};
@@ -147,6 +148,11 @@ impl Inventory {
     /// parts that were plugged in the snapshot.
     pub fn plugged(&self) -> Vec<Window> {
         self.mem().plugged()
+    }
+
+    /// Whether devices may discard, plug and unplug guest memory.
+    pub fn discards(&self) -> Arc<Discards> {
+        self.mem().discards()
     }
 
     /// Whether `address` is in an unplugged part of the virtio-mem region, which the guest may not write to.

@@ -25,6 +25,7 @@ use super::config::{Config, ConfigSpace};
 use super::device::{
     Activation, DeviceError, DeviceSpec, Saved, VirtioDevice, active_queue, room_for_answer,
 };
+use super::discards::Discards;
 use super::guest_io;
 use super::queue::Answer;
 use super::state::{DeviceRecord, DeviceState, MemState, QueueRecord};
@@ -104,6 +105,7 @@ pub struct Mem {
     plan: Plan,
     /// The memory of the region.
     slots: MemorySlots,
+    discards: Arc<Discards>,
 }
 
 /// Which blocks are plugged, and which may be.
@@ -148,7 +150,13 @@ impl Mem {
             active: None,
             plan,
             slots,
+            discards: Arc::default(),
         }
+    }
+
+    /// While these are held, the driver's requests to plug and unplug are answered with [`Response::Busy`]: it repeats them later.
+    pub fn discards(&self) -> Arc<Discards> {
+        self.discards.clone()
     }
 
     /// The plugged parts as guest addresses, in order, neighbours merged.
@@ -385,9 +393,15 @@ impl VirtioDevice for Mem {
             plan,
             slots,
             config,
+            discards,
         } = self;
         if let Some(queue) = active_queue(active, queue) {
-            queue.serve(|memory, chain| answer(memory, &chain, plan, slots, config).map(Answer::Done))?;
+            queue.serve(|memory, chain| {
+                answer(memory, &chain, config, plan, |request, plan| {
+                    execute(request, plan, slots, discards)
+                })
+                .map(Answer::Done)
+            })?;
         }
         Ok(())
     }
@@ -415,9 +429,9 @@ fn window(start: u64, first: u64, count: u64) -> Window {
 fn answer(
     memory: &GuestMemory,
     chain: &Chain,
-    plan: &mut Plan,
-    slots: &mut MemorySlots,
     config: &Config<MemConfig>,
+    plan: &mut Plan,
+    execute: impl FnOnce(Request, &mut Plan) -> (Response, State),
 ) -> Result<u32, DeviceError> {
     let response = room_for_answer(memory, chain)?;
     if guest_io::total(&response) < RESPONSE {
@@ -428,7 +442,7 @@ fn answer(
         .readable(memory)
         .map_or(0, |request| guest_io::copy_out(&request, 0, &mut raw));
     let (answer, state) = match parse(&raw).filter(|_| read == REQUEST) {
-        Some(request) => execute(request, plan, slots),
+        Some(request) => execute(request, plan),
         None => (Response::Error, State::Plugged),
     };
     // The answer tells the driver the new size, so no interrupt is needed; but its next read of the configuration must agree.
@@ -443,16 +457,22 @@ fn answer(
     Ok(guest_io::copy_in(&response, 0, &bytes) as u32)
 }
 
-fn execute(request: Request, plan: &mut Plan, slots: &mut MemorySlots) -> (Response, State) {
-    match request {
-        Request::Plug(asked) => (plan.plug(asked, slots), State::Plugged),
-        Request::Unplug(asked) => (plan.unplug(asked, slots), State::Plugged),
-        Request::UnplugAll => (plan.unplug_all(slots), State::Plugged),
+fn execute(
+    request: Request,
+    plan: &mut Plan,
+    slots: &mut MemorySlots,
+    discards: &Discards,
+) -> (Response, State) {
+    let done = match request {
+        Request::Plug(asked) => discards.unless_held(|| plan.plug(asked, slots)),
+        Request::Unplug(asked) => discards.unless_held(|| plan.unplug(asked, slots)),
+        Request::UnplugAll => discards.unless_held(|| plan.unplug_all(slots)),
         Request::State(asked) => match plan.state(asked) {
-            Some(state) => (Response::Ack, state),
-            None => (Response::Error, State::Plugged),
+            Some(state) => return (Response::Ack, state),
+            None => Some(Response::Error),
         },
-    }
+    };
+    (done.unwrap_or(Response::Busy), State::Plugged)
 }
 
 /// Decodes a `struct virtio_mem_req`. `None` if its type is unknown.

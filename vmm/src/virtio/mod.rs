@@ -42,6 +42,7 @@ pub mod chain;
 pub mod config;
 pub mod device;
 pub mod device_thread;
+pub mod discards;
 pub mod event_loop;
 pub mod fs;
 pub mod gate;

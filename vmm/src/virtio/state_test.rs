@@ -76,7 +76,7 @@ fn bench(kind: usize, memory: &GuestMemory) -> Bench {
         ))),
         4 => Arc::new(Mutex::new(Pmem::new(window()))),
         5 => Arc::new(Mutex::new(Mem::new(MemorySlots::new(region(), Nobody)))),
-        6 => Arc::new(Mutex::new(Balloon::default())),
+        6 => Arc::new(Mutex::new(Balloon::new(Arc::default()))),
         _ => Arc::new(Mutex::new(Rng::default())),
     };
     let queues = device.lock().unwrap().spec().queue_sizes.len();

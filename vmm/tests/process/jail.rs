@@ -58,6 +58,7 @@ fn jail_is_closed_before_the_first_reply() {
             "disk-3",
             "fs-shared",
             "fs-thaw",
+            "protection",
             "thaw-vmm",
             "vcpu0"
         ]
@@ -100,7 +101,7 @@ fn seccomp_programs_do_not_grow_with_vcpus() {
         let vmm = Vmm::spawn();
         let mut control = vmm.connect();
         control.create(spec(vcpus, 64)).unwrap();
-        assert_eq!(filtered_threads(vmm.pid(), 1).len(), 8 + vcpus as usize);
+        assert_eq!(filtered_threads(vmm.pid(), 1).len(), 9 + vcpus as usize);
     }
 }
 

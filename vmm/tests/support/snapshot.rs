@@ -114,6 +114,12 @@ pub fn freeze(
     control.request(Command::Freeze { kind }, &fds)
 }
 
+/// /dev/userfaultfd, unless this host has none for us.
+pub fn userfaultfd() -> Option<File> {
+    let device = File::options().read(true).write(true).open("/dev/userfaultfd");
+    device.ok()
+}
+
 /// A new file without a name.
 pub fn empty() -> File {
     tempfile::tempfile().unwrap()

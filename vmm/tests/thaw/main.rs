@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod deltas;
+mod live;
 mod memory;
 mod processors;
 mod refusals;

@@ -139,6 +139,11 @@ impl Guest {
         fs::read_to_string(path).unwrap().contains("frozen 1")
     }
 
+    /// A path of the guest, as this test sees it.
+    pub fn path_in(&self, path: &str) -> PathBuf {
+        format!("/proc/{}/root{path}", self.agent_pid()).into()
+    }
+
     /// The cgroup path in a container's specification.
     pub fn cgroup_path(&self, id: &str) -> String {
         format!("/{}/{id}", self.cgroup)

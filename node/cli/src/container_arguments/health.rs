@@ -41,7 +41,7 @@ impl HealthArguments {
 }
 
 /// A sum of whole numbers with the units h, m, s and ms, in milliseconds.
-fn parse_time(text: &str) -> Result<u64, String> {
+pub(super) fn parse_time(text: &str) -> Result<u64, String> {
     let wrong = || "a time such as 500ms, 30s or 1m30s, at most 24h".to_owned();
     let (mut total, mut rest) = (0u64, text);
     while !rest.is_empty() {

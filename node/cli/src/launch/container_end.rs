@@ -2,17 +2,42 @@
 
 use std::time::Duration;
 
+use thaw_protocol::api::{ChangeSandbox, OnExit};
 use thaw_sandbox::agent_client::{AgentClient, ProcessId};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::state::RunDirectory;
 
-use super::{Launched, OwnedBy};
+use super::{Keeping, Launched, OwnedBy};
 use crate::image;
 
 /// Delay before thawd is asked again for the end of a container, if it does not answer.
 const OWNER_RETRY: Duration = Duration::from_secs(1);
 
 impl Launched {
+    /// Has thawd, which monitors the container, do at its end what this process would do, and no longer end the sandbox with this process.
+    /// Returns false if this process stays: it owns the sandbox or is attached to the container, or this thawd cannot.
+    pub(crate) async fn leave(&self) -> bool {
+        let on_exit = match self.keeping {
+            Keeping::Nothing => return false,
+            Keeping::Output => OnExit::Delete,
+            Keeping::End => OnExit::End,
+        };
+        let OwnedBy::Daemon(client) = &self.owner else {
+            return false;
+        };
+        let change = ChangeSandbox {
+            on_exit: Some(on_exit),
+            ..ChangeSandbox::default()
+        };
+        match client.change(&self.id, &change).await {
+            Ok(_) => true,
+            Err(e) => {
+                tracing::debug!("this process stays with sandbox {}: {e}", self.id);
+                false
+            }
+        }
+    }
+
     /// The configuration of its image as it was pulled, JSON, if the store has it.
     pub(crate) fn image_json(&self) -> Option<Vec<u8>> {
         let record = RunDirectory::open(&self.run).ok()?.find(&self.id).ok()?;
@@ -26,7 +51,7 @@ impl Launched {
     /// Waits until the container, which its owner monitors, has ended and is not started again. Returns its exit status.
     ///
     /// # Errors
-    /// [`ErrorKind::GuestEnded`] if the guest ends first.
+    /// [`ErrorKind::GuestEnded`] if the guest ends first; [`ErrorKind::MemoryReleased`] if thawd goes on with the sandbox alone.
     pub(crate) async fn container_end(&self, agent: &AgentClient, process: &ProcessId) -> Result<i32, Error> {
         let client = match &self.owner {
             OwnedBy::ThisProcess { service, .. } => return service.exit().await,
@@ -36,6 +61,7 @@ impl Launched {
             let ended = agent.wait(process).await;
             match (client.exit(&self.id).await, ended) {
                 (Ok(status), _) => return Ok(status),
+                (Err(e), _) if e.kind == ErrorKind::MemoryReleased => return Err(e),
                 (Err(e), _) if [ErrorKind::GuestEnded, ErrorKind::SandboxNotFound].contains(&e.kind) => {
                     return Err(Error::new(
                         ErrorKind::GuestEnded,

@@ -126,7 +126,7 @@ impl Setting {
         let _ = writeln!(
             lines,
             "privileged_without_host_devices = true\n\
-             pod_annotations = [\"io.katacontainers.*\", \"run.thaw.*\"]\n\
+             pod_annotations = [\"io.katacontainers.*\", \"run.thaw.*\", \"thaw.run/*\"]\n\
              container_annotations = [\"io.katacontainers.*\", \"run.thaw.*\"]\n\n\
              [proxy_plugins.{NAME}]\ntype = \"snapshot\"\naddress = {}\n\n\
              [proxy_plugins.{NAME}.exports]\nroot = {}",

@@ -110,6 +110,7 @@ fn container(asked: &StartContainer) -> Result<(), Refusal> {
     if let Some(check) = &asked.health_check {
         check.check().map_err(|e| invalid(format!("health_check.{e}")))?;
     }
+    asked.hooks.check().map_err(|e| invalid(format!("hooks.{e}")))?;
     asked
         .restart
         .check()
@@ -127,6 +128,10 @@ fn container(asked: &StartContainer) -> Result<(), Refusal> {
 pub fn thaw(request: &ThawSandbox) -> Result<(), Refusal> {
     match (&request.directory, &request.snapshot) {
         (Some(directory), None) => absolute("directory", directory)?,
+        (None, Some(reference)) if reference.contains('/') => {
+            plain("snapshot", reference, MAX_TEXT)?;
+            memory_mode_of_remote(request.memory_mode)?;
+        }
         (None, Some(snapshot)) => plain("snapshot", snapshot, MAX_NAME)?,
         _ => return Err(no_snapshot()),
     }
@@ -397,7 +402,11 @@ fn timeout(field: &str, seconds: Option<u32>) -> Result<(), Refusal> {
 }
 
 /// A number within its range.
-fn within<N: PartialOrd + Display>(field: &str, value: N, range: &RangeInclusive<N>) -> Result<(), Refusal> {
+pub(super) fn within<N: PartialOrd + Display>(
+    field: &str,
+    value: N,
+    range: &RangeInclusive<N>,
+) -> Result<(), Refusal> {
     match range.contains(&value) {
         true => Ok(()),
         false => Err(invalid(format!(
@@ -453,6 +462,16 @@ fn absolute(field: &str, path: &Path) -> Result<(), Refusal> {
                 "{field} is {beginning:?}, not an absolute path of at most {MAX_TEXT} characters without NUL"
             )))
         }
+    }
+}
+
+/// The memory of a snapshot in a registry comes while the sandbox runs.
+fn memory_mode_of_remote(mode: MemoryMode) -> Result<(), Refusal> {
+    match mode {
+        MemoryMode::Populate => Err(invalid(
+            "memory_mode is populate; it may be cow with a snapshot in a registry, whose memory comes while the sandbox runs: pull it first",
+        )),
+        MemoryMode::Cow | MemoryMode::Uffd => Ok(()),
     }
 }
 

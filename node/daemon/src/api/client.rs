@@ -78,15 +78,8 @@ impl Client {
 
     /// All sandboxes, as they were at one moment.
     pub async fn list(&self) -> Result<Vec<Sandbox>, Error> {
-        let path = format!("/v1/sandboxes?limit={PIECE}");
-        let mut list: SandboxList = self.ask(Method::GET, &path, None).await?;
-        let mut all = list.items;
-        while let Some(token) = list.continue_token {
-            let path = format!("{path}&continue={}", escape(&token));
-            list = self.ask(Method::GET, &path, None).await?;
-            all.append(&mut list.items);
-        }
-        Ok(all)
+        let parts = |list: SandboxList| (list.items, list.continue_token);
+        self.pages(&format!("/v1/sandboxes?limit={PIECE}"), parts).await
     }
 
     /// One sandbox, by id or name.
@@ -216,15 +209,9 @@ impl Client {
 
     /// All stored snapshots.
     pub async fn snapshots(&self) -> Result<Vec<Snapshot>, Error> {
-        let path = format!("/v1/snapshots?limit={SNAPSHOTS_PIECE}");
-        let mut list: SnapshotList = self.ask(Method::GET, &path, None).await?;
-        let mut all = list.items;
-        while let Some(token) = list.continue_token {
-            let path = format!("{path}&continue={}", escape(&token));
-            list = self.ask(Method::GET, &path, None).await?;
-            all.append(&mut list.items);
-        }
-        Ok(all)
+        let parts = |list: SnapshotList| (list.items, list.continue_token);
+        self.pages(&format!("/v1/snapshots?limit={SNAPSHOTS_PIECE}"), parts)
+            .await
     }
 
     /// One stored snapshot, by id, name, or the beginning of an id.
@@ -281,6 +268,22 @@ impl Client {
     pub async fn thaw(&self, request: &ThawSandbox) -> Result<CreatedSandbox, Error> {
         let body = serde_json::to_vec(request).map_err(|e| self.broken(&e))?;
         self.ask(Method::POST, "/v1/thaws", Some(body)).await
+    }
+
+    /// All items of a list. `parts` takes a page apart into its items and the token of the next page.
+    async fn pages<L: DeserializeOwned, T>(
+        &self,
+        path: &str,
+        parts: impl Fn(L) -> (Vec<T>, Option<String>),
+    ) -> Result<Vec<T>, Error> {
+        let mut all = Vec::new();
+        let mut next = Some(path.to_owned());
+        while let Some(page) = next {
+            let (mut items, token) = parts(self.ask(Method::GET, &page, None).await?);
+            all.append(&mut items);
+            next = token.map(|token| format!("{path}&continue={}", escape(&token)));
+        }
+        Ok(all)
     }
 
     async fn ask<T: DeserializeOwned>(

@@ -12,14 +12,16 @@ use thaw_images::store::Lease;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
-    Account, ChangeSnapshot, CreateSandbox, Image, ImageDetail, PullImage, PullSnapshot, PushSnapshot,
-    PushedSnapshot, RateLimits, Snapshot, Template, ThawSandbox, VerifiedSnapshot,
+    Account, ChangeSnapshot, CreateSandbox, Image, ImageDetail, NodeCapacity, PullImage, PullSnapshot,
+    PushSnapshot, PushedSnapshot, Quota, RateLimits, Snapshot, Template, TenantLimits, ThawSandbox,
+    VerifiedSnapshot,
 };
 use thaw_sandbox::NetworkSource;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::snapshot::Scratch;
 use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::{Behalf, Paused, Record, TimeLimit};
+use thaw_sandbox::tenant::Tenant;
 
 use super::machine::Machine;
 use super::problem::Refusal;
@@ -28,6 +30,7 @@ use crate::metrics::{Families, Names};
 
 mod catalog;
 mod node;
+mod quotas;
 mod snapshots;
 
 /// The images and templates of a node. Excludes those of tenants with a separate store.
@@ -75,6 +78,21 @@ pub trait StoredSnapshots: std::fmt::Debug + Send + Sync {
     async fn retire_snapshots(&self);
 }
 
+/// The limits of tenants and of the node, and what they have.
+#[async_trait]
+pub trait Quotas: std::fmt::Debug + Send + Sync {
+    /// Those of a tenant, or of the sandboxes without a tenant.
+    async fn quota(&self, tenant: Option<Tenant>) -> Result<Quota, Error>;
+    /// Those of all tenants that have something or have limits of their own, ordered by name.
+    async fn quotas(&self) -> Result<Vec<Quota>, Error>;
+    /// Sets the limits of a tenant, or returns to the configured ones.
+    async fn set_limits(&self, tenant: Tenant, limits: Option<TenantLimits>) -> Result<(), Error>;
+    /// What the machines of the node may have, and what they have.
+    fn capacity(&self) -> NodeCapacity;
+    /// Fails if so many clones of this sandbox would not be admitted now. A thaw of each may still fail.
+    fn check_room(&self, original: &Record, count: u8) -> Result<(), Error>;
+}
+
 /// A directory for one snapshot. Dropping it removes the directory.
 pub trait SnapshotPlace: std::fmt::Debug + Send + Sync {
     /// Where to write the snapshot. Nothing exists there yet.
@@ -103,11 +121,42 @@ pub struct CreatePod {
     pub rate_limits: RateLimits,
 }
 
-/// A request to thaw a pod's sandbox from a snapshot of another pod's.
+/// The snapshot that a pod is thawed from.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum PodSnapshot {
+    /// In this directory, of a microVM whose containers the shim knows.
+    Directory(PathBuf),
+    /// One that the node stores, by name or id, for pods of this namespace of Kubernetes. It has one container.
+    Stored { wanted: String, namespace: String },
+}
+
+/// A pod that was thawed.
+#[derive(Debug)]
+pub struct ThawedPod {
+    pub sandbox: NewSandbox,
+    /// Of a stored snapshot: the container that goes on in it.
+    pub container: Option<PodContainer>,
+}
+
+/// A container that goes on in a thawed pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct PodContainer {
+    /// Its id in the guest.
+    pub id: String,
+    pub image_digest: String,
+    /// Its program and its arguments.
+    pub args: Vec<String>,
+    pub terminal: bool,
+    /// Memory of its microVM, MiB.
+    pub memory_mib: u32,
+}
+
+/// A request to thaw a pod's sandbox from a snapshot.
 #[derive(Clone, Debug)]
 pub struct ThawPod {
-    /// The snapshot.
-    pub directory: PathBuf,
+    pub snapshot: PodSnapshot,
+    /// `None`: as it was frozen, a network of thawd's own or none.
+    pub network: Option<NetworkSource>,
     pub hostname: Option<String>,
     pub labels: BTreeMap<String, String>,
     /// See [`CreatePod`].
@@ -117,7 +166,7 @@ pub struct ThawPod {
 
 /// Creates sandboxes.
 #[async_trait]
-pub trait Factory: Catalog + StoredSnapshots {
+pub trait Factory: Catalog + StoredSnapshots + Quotas {
     /// A directory for a snapshot of this sandbox that only its clones need.
     async fn scratch(&self, original: &Record, signed: bool) -> Result<Box<dyn SnapshotPlace>, Refusal>;
     /// Creates a sandbox from an image, on behalf of a caller.
@@ -141,7 +190,7 @@ pub trait Factory: Catalog + StoredSnapshots {
     /// Creates a pod's sandbox, without an image.
     async fn create_pod(&self, request: CreatePod) -> Result<NewSandbox, Refusal>;
     /// Thaws a pod's sandbox from a snapshot.
-    async fn thaw_pod(&self, request: ThawPod) -> Result<NewSandbox, Refusal>;
+    async fn thaw_pod(&self, request: ThawPod) -> Result<ThawedPod, Refusal>;
     /// Ends a sandbox that runs on this host without an owner because it could not be adopted. Returns whether there was one with this id.
     async fn end_unowned(&self, id: &str) -> bool;
     /// The statistics of its pools.

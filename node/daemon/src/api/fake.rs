@@ -5,7 +5,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use thaw_protocol::api::{ContainerHealth, CreateSandbox, Image, Snapshot};
+use thaw_protocol::api::{ContainerHealth, CreateSandbox, HookResult, Image, Snapshot};
+use thaw_sandbox::admission::Admission;
 use thaw_sandbox::container::Options;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::snapshot::Stamps;
@@ -24,6 +25,7 @@ mod factory;
 mod files;
 mod machine;
 mod process;
+mod quotas;
 mod snapshots;
 
 pub use files::FakeFiles;
@@ -42,6 +44,10 @@ pub struct Counts {
     /// The sandboxes whose memory is released.
     pub paused: PausedSandboxes,
     pub stamps: Stamps,
+    /// What the fakes count with.
+    pub admission: Arc<Admission>,
+    /// How the hook after a thaw of all containers ends. `None`: they have none.
+    pub hook: Mutex<Option<HookResult>>,
     _data: tempfile::TempDir,
 }
 
@@ -55,6 +61,8 @@ impl Default for Counts {
             stored: Mutex::default(),
             paused: PausedSandboxes::under(data.path()),
             stamps: Stamps::open(&data.path().join("verified")).unwrap(),
+            admission: Arc::default(),
+            hook: Mutex::default(),
             _data: data,
         }
     }
@@ -104,8 +112,16 @@ pub struct Fake {
 impl Fake {
     /// A daemon that uses a new fake.
     pub fn daemon(open: bool) -> (Arc<Fake>, Arc<Daemon>) {
+        Fake::daemon_within(open, Admission::default())
+    }
+
+    /// The same with limits.
+    pub fn daemon_within(open: bool, admission: Admission) -> (Arc<Fake>, Arc<Daemon>) {
         let fake = Arc::new(Fake {
-            counts: Arc::default(),
+            counts: Arc::new(Counts {
+                admission: Arc::new(admission),
+                ..Counts::default()
+            }),
             making: watch::Sender::new(0),
             open: watch::Sender::new(open),
             exit: watch::Sender::new(None),

@@ -3,7 +3,7 @@
 use std::sync::atomic::Ordering;
 
 use axum::http::StatusCode;
-use thaw_protocol::api::{ForkedSandbox, SandboxList};
+use thaw_protocol::api::{ForkedSandbox, HookResult, Sandbox, SandboxList};
 
 use super::fake::Fake;
 use super::test_client::{JSON, ask, read, refused, routes, send, whole};
@@ -81,6 +81,33 @@ async fn where_one_clone_fails_there_is_none() {
 }
 
 #[tokio::test]
+async fn required_hook_must_be_there_and_succeed_in_each_clone() {
+    let (fake, routes) = with_sandbox().await;
+    let fork = || ask("POST", FORK, JSON, r#"{"count":2,"require_hook":true}"#);
+    refused(&routes, fork(), 409, "hook-missing", "none").await;
+    let failed = HookResult {
+        failure: Some("it exited with 3".into()),
+        output: "no entropy\n".into(),
+        ..HookResult::default()
+    };
+    *fake.counts.hook.lock().unwrap() = Some(failed.clone());
+    refused(&routes, fork(), 422, "hook-failed", "failed").await;
+    place_is_gone(&fake).await;
+    assert_eq!(fake.living(), 1);
+
+    // Where none is required, the answer and the description say that it failed.
+    let forked = send(&routes, ask("POST", FORK, JSON, r#"{"count":1}"#)).await;
+    let forked: ForkedSandbox = serde_json::from_slice(&whole(forked).await).unwrap();
+    let clone = &forked.items[0].sandbox;
+    assert_eq!(clone.after_thaw.as_ref(), Some(&failed));
+    let shown: Sandbox = read(&routes, &format!("/v1/sandboxes/{}", clone.id)).await;
+    assert_eq!(shown.after_thaw, Some(failed));
+
+    *fake.counts.hook.lock().unwrap() = Some(HookResult::default());
+    assert_eq!(send(&routes, fork()).await.status(), StatusCode::CREATED);
+}
+
+#[tokio::test]
 async fn what_cannot_be_forked_is_refused() {
     let (fake, routes) = with_sandbox().await;
     for body in [
@@ -92,6 +119,7 @@ async fn what_cannot_be_forked_is_refused() {
         r#"{"sign":"key"}"#,
         r#"{"memory_mode":"uffd"}"#,
         r#"{"timeout_s":0}"#,
+        r#"{"require_hook":1}"#,
         r#"{"labels":{"a b":""}}"#,
         "[]",
     ] {

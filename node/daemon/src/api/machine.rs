@@ -10,14 +10,14 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
 use thaw_protocol::api::{
-    ContainerHealth, FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure,
-    SandboxNetwork, StopContainer, Usage,
+    ContainerHealth, FreezeSandbox, FrozenSandbox, NetworkPolicy, OnExit, RateLimits, Readiness,
+    SandboxFailure, SandboxNetwork, StopContainer, Usage,
 };
 use thaw_protocol::control::DeviceId;
 use thaw_sandbox::container::Options;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::journal::Journal;
-use thaw_sandbox::state::{HostDisk, Paused, Record, TimeLimit};
+use thaw_sandbox::state::{Ending, HostDisk, Paused, Record, TimeLimit};
 use tokio::sync::watch;
 
 use super::container_monitor::ContainerLife;
@@ -103,6 +103,10 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     fn time_limit(&self) -> watch::Receiver<TimeLimit>;
     /// Records and sets how long it may run.
     async fn set_time_limit(&self, limit: TimeLimit) -> Result<(), Error>;
+    /// What ends it beside its machine and its time limit, and every later change.
+    fn ending(&self) -> watch::Receiver<Ending>;
+    /// Records and sets what happens when its container's process ends. It no longer ends with the process that it was made for.
+    async fn set_on_exit(&self, on_exit: OnExit) -> Result<(), Error>;
     /// Ends it. Its owner removes it.
     fn kill(&self);
     /// Ends it and removes everything it has.

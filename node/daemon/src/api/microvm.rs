@@ -8,8 +8,8 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
 use thaw_protocol::api::{
-    ContainerHealth, FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure,
-    SandboxNetwork, StopContainer, Usage,
+    ContainerHealth, FreezeSandbox, FrozenSandbox, NetworkPolicy, OnExit, RateLimits, Readiness,
+    SandboxFailure, SandboxNetwork, StopContainer, Usage,
 };
 use thaw_protocol::control::{DeviceId, MachineState};
 use thaw_sandbox::agent_client;
@@ -17,7 +17,7 @@ use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::container::{self, Options, Running, ready, signals};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
-use thaw_sandbox::state::{HostDisk, Paused, Record, TimeLimit};
+use thaw_sandbox::state::{Ending, HostDisk, Paused, Record, TimeLimit};
 use thaw_sandbox::{FreezeOptions, Node, READY_LIMIT, Sandbox, usage};
 use thaw_sys::lock::Lock;
 use tokio::sync::watch;
@@ -118,8 +118,11 @@ impl Machine for Microvm {
     }
 
     fn usage(&self) -> Usage {
-        let traffic = self.sandbox.traffic();
+        let (traffic, names) = (self.sandbox.traffic(), self.sandbox.name_statistics());
         Usage {
+            names_resolved: names.map(|names| names.resolved),
+            names_refused: names.map(|names| names.refused),
+            addresses_withheld: names.map(|names| names.withheld),
             received_bytes: traffic.map(|t| t.received_bytes),
             received_packets: traffic.map(|t| t.received_packets),
             sent_bytes: traffic.map(|t| t.sent_bytes),
@@ -178,18 +181,18 @@ impl Machine for Microvm {
             delta: request.delta,
             stop: request.stop,
             sign: request.sign,
+            require_hook: request.require_hook,
         };
         let frozen = match request.directory {
             Some(directory) => (self.sandbox.freeze(&self.node, &directory, options).await?, None),
             None => {
+                // Held until the snapshot is stored and counts itself.
+                let _place = self.sandbox.admit_snapshot(&self.node).await?;
                 let (store, sandbox) = (self.node.stored.clone(), self.sandbox.clone());
                 let begin = move || store.begin_for(sandbox.record(), request.name, request.labels);
                 let making = blocking(begin).await?;
-                let frozen = self
-                    .sandbox
-                    .freeze(&self.node, &making.snapshot(), options)
-                    .await?;
-                let stored = blocking(move || making.finish()).await?;
+                let frozen = self.sandbox.freeze_stored(&self.node, making, options);
+                let (frozen, stored) = frozen.await?;
                 (frozen, Some(stored.object.id.clone()))
             }
         };
@@ -197,12 +200,13 @@ impl Machine for Microvm {
         Ok(FrozenSandbox {
             memory_bytes: frozen.memory_bytes,
             paused_ns: frozen.paused_ns,
+            stopped_ns: frozen.stopped_ns,
             snapshot,
         })
     }
 
     async fn set_network_policy(&self, policy: NetworkPolicy) -> Result<SandboxNetwork, Error> {
-        self.sandbox.set_network_policy(policy).await
+        self.sandbox.set_network_policy(&self.node, policy).await
     }
 
     async fn set_rate_limits(&self, change: RateLimits) -> Result<RateLimits, Error> {
@@ -215,6 +219,14 @@ impl Machine for Microvm {
 
     async fn set_time_limit(&self, limit: TimeLimit) -> Result<(), Error> {
         self.sandbox.set_time_limit(limit).await
+    }
+
+    fn ending(&self) -> watch::Receiver<Ending> {
+        self.sandbox.ending()
+    }
+
+    async fn set_on_exit(&self, on_exit: OnExit) -> Result<(), Error> {
+        self.sandbox.set_on_exit(on_exit).await
     }
 
     fn monitor(&self) -> Result<(), Error> {

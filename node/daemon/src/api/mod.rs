@@ -68,6 +68,7 @@ pub mod peer;
 pub mod problem;
 pub mod process;
 pub mod processes;
+pub mod quotas;
 #[cfg(test)]
 mod rate_limits_test;
 pub mod readiness;

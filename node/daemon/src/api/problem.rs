@@ -193,10 +193,12 @@ fn status(kind: ErrorKind) -> StatusCode {
         | E::VmmTooOld
         | E::SnapshotDelta
         | E::MemoryReleased
+        | E::HookMissing
         | E::MemoryKept => StatusCode::CONFLICT,
         E::BadReference => StatusCode::BAD_REQUEST,
         E::DiskFull | E::DiskBudget => StatusCode::INSUFFICIENT_STORAGE,
-        E::LimitsUnavailable | E::JailIncomplete => StatusCode::SERVICE_UNAVAILABLE,
+        E::TenantQuota | E::CreationRate => StatusCode::TOO_MANY_REQUESTS,
+        E::LimitsUnavailable | E::JailIncomplete | E::NodeCapacity => StatusCode::SERVICE_UNAVAILABLE,
         E::RegistryUnreachable | E::RegistryDenied | E::RegistryRateLimited | E::RegistryFailed => {
             StatusCode::BAD_GATEWAY
         }
@@ -210,6 +212,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         | E::NotFound
         | E::NotExecutable
         | E::NotReady
+        | E::HookFailed
         | E::SnapshotDamaged
         | E::SnapshotIncompatible
         | E::SnapshotSignature
@@ -228,7 +231,8 @@ struct WithoutPath(Problem);
 impl IntoResponse for Refusal {
     fn into_response(self) -> Response {
         let unknown = matches!(self, Refusal::Api(ApiCode::Unauthenticated, _));
-        let retry = match self {
+        let retry = match &self {
+            Refusal::Failure(failure) => failure.retry_after_s,
             Refusal::Api(ApiCode::TooMany, _) => Some(RETRY_AFTER_S),
             Refusal::Api(ApiCode::Draining, _) => Some(RETRY_DRAINED_S),
             _ => None,

@@ -9,7 +9,8 @@ use thaw_images::reference::ImageRef;
 use thaw_protocol::api::{
     ChangeSandbox, ChangeSnapshot, ContainerSettings, CreateSandbox, ExecProcess, ForkSandbox, FreezeSandbox,
     MakeDirectory, MoveFile, NetworkPolicy, PauseSandbox, ProcessInput, ProcessSignal, PublishedPort,
-    PullImage, PullSnapshot, PushSnapshot, SignalContainer, StartContainer, StopContainer, ThawSandbox,
+    PullImage, PullSnapshot, PushSnapshot, SignalContainer, StartContainer, StopContainer, TenantLimits,
+    ThawSandbox,
 };
 
 use super::grant::Role;
@@ -88,6 +89,8 @@ fn of_guest(container: &StartContainer) {
         stop_timeout_s: _,
         health_check: _,
         no_health_check: _,
+        hooks: _,
+        no_image_hooks: _,
     } = container;
     let ContainerSettings {
         tmpfs: _,
@@ -219,7 +222,7 @@ impl Reserved for ThawSandbox {
             directory,
             client,
             publish,
-            snapshot: _,
+            snapshot,
             hostname: _,
             name: _,
             memory_mode: _,
@@ -229,9 +232,16 @@ impl Reserved for ThawSandbox {
             timeout_s: _,
             idle_timeout_s: _,
             on_timeout: _,
+            require_hook: _,
         } = self;
         first([
             ("directory", directory.is_some()),
+            (
+                "a reference of the host",
+                snapshot
+                    .as_deref()
+                    .is_some_and(|it| it.contains('/') && is_of_host(it)),
+            ),
             ("client", client.is_some()),
             ("a chosen port or address of the host", chooses_a_port(publish)),
         ])
@@ -247,6 +257,7 @@ impl Reserved for FreezeSandbox {
             labels: _,
             delta: _,
             stop: _,
+            require_hook: _,
         } = self;
         first([("directory", directory.is_some()), ("sign", sign.is_some())])
     }
@@ -293,6 +304,7 @@ impl Reserved for ForkSandbox {
     fn reserved(&self) -> Option<&'static str> {
         let ForkSandbox {
             sign,
+            require_hook: _,
             count: _,
             memory_mode: _,
             labels: _,
@@ -325,6 +337,7 @@ impl Reserved for ChangeSandbox {
             timeout_s: _,
             idle_timeout_s: _,
             on_timeout: _,
+            on_exit: _,
         } = self;
         None
     }
@@ -333,6 +346,22 @@ impl Reserved for ChangeSandbox {
 impl Reserved for PauseSandbox {
     fn reserved(&self) -> Option<&'static str> {
         let PauseSandbox { memory: _ } = self;
+        None
+    }
+}
+
+impl Reserved for TenantLimits {
+    fn reserved(&self) -> Option<&'static str> {
+        // Only an administrator may send it.
+        let TenantLimits {
+            running: _,
+            paused: _,
+            vcpus: _,
+            memory_mib: _,
+            disk_mib: _,
+            snapshot_bytes: _,
+            creations_per_minute: _,
+        } = self;
         None
     }
 }
@@ -349,6 +378,7 @@ impl Reserved for NetworkPolicy {
         let NetworkPolicy {
             egress: _,
             default: _,
+            domains: _,
         } = self;
         None
     }

@@ -48,13 +48,21 @@ const IMAGES: [&str; 10] = [
     "[::1]:5000/x",
 ];
 /// Text fields that name nothing of the host: they concern the guest, or the sandbox's own description.
-const OF_NO_FILE: [&str; 45] = [
+const OF_NO_FILE: [&str; 53] = [
     "ChangeSnapshot.name",
     "CreateSandbox.command",
     "CreateSandbox.container.command",
     "CreateSandbox.container.entrypoint",
     "CreateSandbox.container.env",
     "CreateSandbox.container.health_check.command",
+    "CreateSandbox.container.hooks.after_thaw.command",
+    "CreateSandbox.container.hooks.after_thaw.http.host",
+    "CreateSandbox.container.hooks.after_thaw.http.path",
+    "CreateSandbox.container.hooks.after_thaw.user",
+    "CreateSandbox.container.hooks.before_freeze.command",
+    "CreateSandbox.container.hooks.before_freeze.http.host",
+    "CreateSandbox.container.hooks.before_freeze.http.path",
+    "CreateSandbox.container.hooks.before_freeze.user",
     "CreateSandbox.container.readiness.http.host",
     "CreateSandbox.container.readiness.http.path",
     "CreateSandbox.container.settings.anonymous_volumes",
@@ -184,7 +192,13 @@ async fn every_operation_is_for_the_role_it_says_and_for_those_above() {
 #[test]
 fn what_tenants_share_is_an_administrators() {
     for operation in Document::read().operations() {
-        let shared = ["/v1/images", "/v1/templates", "/v1/node/drain", "/metrics"];
+        let shared = [
+            "/v1/images",
+            "/v1/templates",
+            "/v1/tenants",
+            "/v1/node/drain",
+            "/metrics",
+        ];
         if shared.iter().any(|path| operation.path.starts_with(path)) {
             assert_eq!(operation.least, Role::Admin, "{}", operation.name);
         }

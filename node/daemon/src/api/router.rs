@@ -16,7 +16,7 @@ use utoipa::openapi::content::Content;
 use utoipa::openapi::path::{Operation, PathItem};
 use utoipa::openapi::schema::Ref;
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityRequirement, SecurityScheme};
-use utoipa::openapi::{Components, RefOr};
+use utoipa::openapi::{Components, RefOr, Required};
 use utoipa_axum::router::{OpenApiRouter, UtoipaMethodRouter};
 use utoipa_axum::routes;
 
@@ -27,7 +27,7 @@ use super::problem::{ApiCode, Refusal};
 use super::request_gate::{Gate, admit};
 use super::{
     directory, directory_watch, drain, exec, health, images, life, listing, logs, metrics, problem,
-    processes, sandboxes, signal, snapshots, transfer, unread_body, usage,
+    processes, quotas, sandboxes, signal, snapshots, transfer, unread_body, usage,
 };
 
 /// A page that shows the OpenAPI document. It loads nothing else.
@@ -60,6 +60,9 @@ fn table() -> Table {
         .add(Admin, routes!(drain::show, drain::begin, drain::end))
         .add(Admin, routes!(metrics::metrics))
         .add(Read, routes!(usage::all))
+        .add(Read, routes!(quotas::mine))
+        .add(Admin, routes!(quotas::list))
+        .add(Admin, routes!(quotas::set, quotas::reset))
         .add(Read, routes!(usage::one))
         .add(Read, routes!(listing::list))
         .add(Operate, routes!(sandboxes::create))
@@ -209,6 +212,20 @@ fn with_problems(document: &mut utoipa::openapi::OpenApi) {
     }
 }
 
+/// The operations that take [`BodyIfAny`](super::extract::BodyIfAny).
+const OPTIONAL_BODIES: [&str; 1] = ["pauseSandbox"];
+
+/// Says which bodies may be absent: the document that is derived from the handlers requires all.
+fn with_optional_bodies(document: &mut utoipa::openapi::OpenApi) {
+    for operation in document.paths.paths.values_mut().flat_map(operations) {
+        let id = operation.operation_id.as_deref().unwrap_or_default();
+        let is_optional = OPTIONAL_BODIES.contains(&id);
+        if let (true, Some(RefOr::T(body))) = (is_optional, &mut operation.request_body) {
+            body.required = Some(Required::False);
+        }
+    }
+}
+
 /// HTTP's phrase for a status.
 fn reason(status: &str) -> &'static str {
     let status = status.parse::<StatusCode>().ok();
@@ -219,6 +236,7 @@ fn reason(status: &str) -> &'static str {
 pub fn document() -> String {
     let (_, mut document) = table().0.split_for_parts();
     with_problems(&mut document);
+    with_optional_bodies(&mut document);
     with_schemes(&mut document);
     let mut text = document.to_pretty_json().unwrap_or_default();
     text.push('\n');

@@ -178,6 +178,11 @@ async fn invalid_body_names_field_value_and_what_is_allowed() {
         ),
     ];
     details_begin(CREATE, cases).await;
+    let thaw = [(
+        r#"{"snapshot":"registry.example/web:1","memory_mode":"populate"}"#.into(),
+        "memory_mode is populate; it may be cow with a snapshot in a registry",
+    )];
+    details_begin(THAW, thaw).await;
     let signal = [(r#"{"signal":0}"#.into(), "signal is 0; it may be 1 to 64")];
     details_begin("/v1/sandboxes/x/stop", signal).await;
 }

@@ -136,7 +136,7 @@ fn the_document_is_the_routes() {
 
 #[test]
 fn operation_ids_are_unique_and_a_verb_with_a_noun() {
-    let verbs = "change create delete end exec fork freeze get list monitor move open pause pull push read resume restart set signal start \
+    let verbs = "change create delete end exec fork freeze get list monitor move open pause pull push read reset resume restart set signal start \
                  stop thaw verify watch write";
     let verbs: Vec<_> = verbs.split(' ').collect();
     let document: serde_json::Value = serde_json::from_str(&document()).unwrap();
@@ -155,6 +155,18 @@ fn operation_ids_are_unique_and_a_verb_with_a_noun() {
             assert!(names.insert(name.to_owned()), "{name} is another operation's too");
         }
     }
+}
+
+#[test]
+fn document_requires_each_body_but_those_that_may_be_absent() {
+    let document: serde_json::Value = serde_json::from_str(&document()).unwrap();
+    let operations = document["paths"].as_object().unwrap().values();
+    let operations = operations.flat_map(|methods| methods.as_object().unwrap().values());
+    let optional: Vec<&str> = operations
+        .filter(|operation| operation["requestBody"]["required"] == false)
+        .filter_map(|operation| operation["operationId"].as_str())
+        .collect();
+    assert_eq!(optional, ["pauseSandbox"]);
 }
 
 #[tokio::test]

@@ -76,7 +76,8 @@ pub async fn create(
     .await
 }
 
-/// Creates a sandbox from a snapshot. The frozen processes continue in it; it has an identity of its own.
+/// Creates a sandbox from a snapshot. The frozen processes continue in it with all that was in their memory; it has an identity of its own. Its
+/// `after_thaw` hook runs before the answer, which says how that ended.
 #[utoipa::path(post, path = "/v1/thaws", operation_id = "thawSandbox", tag = "sandboxes", request_body = ThawSandbox,
     params(
         ("Idempotency-Key" = Option<String>, Header, description = "A repeated request with the same key creates nothing and gets the first answer", max_length = 255, pattern = "^[!-~]+$"),
@@ -84,8 +85,8 @@ pub async fn create(
     ), responses(
     (status = 201, body = CreatedSandbox, headers(("Server-Timing" = String, description = "The duration of each stage"))),
     (status = 404, description = "There is no such snapshot", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "The name is in use", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "The name is in use, or a hook is required and there is none", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The body does not match the schema, or the hook after the thaw failed", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn thaw(
@@ -271,7 +272,7 @@ pub async fn delete(
 #[utoipa::path(patch, path = "/v1/sandboxes/{id}", operation_id = "changeSandbox", tag = "sandboxes", request_body = ChangeSandbox,
     params(("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 200, body = Sandbox),
-    (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
+    (status = 404, description = "There is no such sandbox, or its container's output is not kept", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "The sandbox's thaw-vmm is of a release that does not support this", body = Problem, content_type = "application/problem+json"),
     (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
 ))]
@@ -293,7 +294,7 @@ pub async fn change(
     (status = 204, description = "The sandbox is paused"),
     (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "Its memory cannot be released, or is already", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The body does not match the schema, or the hook before the freeze failed", body = Problem, content_type = "application/problem+json"),
     (status = 507, description = "The disk is full, or its budget used up", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn pause(
@@ -317,6 +318,7 @@ pub async fn pause(
     (status = 204, description = "The sandbox runs"),
     (status = 404, description = "There is no such sandbox, or an image that it needs is gone", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "A port that it has published is in use", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The hook after the thaw failed, and ends the sandbox", body = Problem, content_type = "application/problem+json"),
     (status = 503, description = "thawd makes no more machines because it drains or ends", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn resume(State(daemon): State<Arc<Daemon>>, wanted: Wanted) -> Result<StatusCode, Refusal> {
@@ -353,7 +355,7 @@ pub async fn set_network_policy(
     (status = 200, body = FrozenSandbox),
     (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
     (status = 409, description = "The snapshot's name is in use, or the sandbox cannot be frozen", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The body does not match the schema, or the hook before the freeze failed", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn freeze(
     State(daemon): State<Arc<Daemon>>,
@@ -368,7 +370,9 @@ pub async fn freeze(
         .map(Json)
 }
 
-/// Creates clones of a running sandbox, which keeps running. Creates either all requested clones or none.
+/// Creates clones of a running sandbox, which keeps running. Creates either all requested clones or none. Each clone has everything that is in the
+/// memory of the original's processes: keys, tokens, sessions, and the state of their own random generators, which then give the same values
+/// in each. The hooks of the container, or its generation file, are how a program renews such state: docs/snapshots.md.
 #[utoipa::path(post, path = "/v1/sandboxes/{id}/fork", operation_id = "forkSandbox", tag = "sandboxes", request_body = ForkSandbox,
     params(
         ("id" = String, Path, description = "Id or name", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$"),
@@ -377,8 +381,8 @@ pub async fn freeze(
     ), responses(
     (status = 201, body = ForkedSandbox),
     (status = 404, description = "There is no such sandbox", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "This process is not thawd and creates no sandboxes", body = Problem, content_type = "application/problem+json"),
-    (status = 422, description = "The body does not match the schema", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "This process is not thawd and creates no sandboxes, or a hook is required and there is none", body = Problem, content_type = "application/problem+json"),
+    (status = 422, description = "The body does not match the schema, or a hook failed", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn fork(

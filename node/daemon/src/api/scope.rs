@@ -61,6 +61,11 @@ impl Scope {
         self.is_node || (self.tenant.is_some() && self.tenant_name() == sandbox.tenant.as_deref())
     }
 
+    /// The tenant of the sandboxes that the caller creates.
+    pub fn tenant_of_new(&self) -> Option<&Tenant> {
+        self.tenant.as_ref()
+    }
+
     /// The tenant whose names the scope uses.
     pub fn tenant_name(&self) -> Option<&str> {
         self.tenant.as_ref().map(Tenant::as_str)

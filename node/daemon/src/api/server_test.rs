@@ -89,6 +89,7 @@ async fn both_ends_agree_over_a_socket() {
         timeout_s: None,
         idle_timeout_s: None,
         on_timeout: Default::default(),
+        require_hook: false,
     };
     assert_eq!(
         client.thaw(&nowhere).await.unwrap_err().kind,

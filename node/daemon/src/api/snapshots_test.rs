@@ -189,6 +189,8 @@ async fn thaw_and_freeze_name_one_snapshot_and_no_host_path() {
         (json!({}), 422),
         (json!({"snapshot": ""}), 422),
         (json!({"snapshot": "a", "directory": "/x"}), 403),
+        (json!({"snapshot": "127.0.0.1:5000/web:1"}), 403),
+        (json!({"snapshot": "oci:/srv/web"}), 403),
         (json!({"directory": "/x"}), 403),
     ] {
         assert_eq!(

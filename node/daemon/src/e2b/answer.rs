@@ -16,10 +16,10 @@ pub const ENVD_VERSION: &str = super::envd::VERSION;
 /// The id of the node in answers, which clients ignore.
 const CLIENT: &str = "thaw";
 
-/// A sandbox that was created, resumed or connected to: what a client needs to reach it.
+/// Which sandbox an answer describes, and what it is made from.
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
-pub struct Reached {
+struct Named {
     #[serde(rename = "templateID")]
     template_id: String,
     #[serde(rename = "sandboxID")]
@@ -29,6 +29,26 @@ pub struct Reached {
     #[serde(skip_serializing_if = "Option::is_none")]
     alias: Option<String>,
     envd_version: &'static str,
+}
+
+impl Named {
+    fn new(id: &str, template: String, alias: Option<String>) -> Named {
+        Named {
+            template_id: template,
+            sandbox_id: id.to_owned(),
+            client_id: CLIENT,
+            alias,
+            envd_version: ENVD_VERSION,
+        }
+    }
+}
+
+/// A sandbox that was created, resumed or connected to: what a client needs to reach it.
+#[derive(Debug, Serialize)]
+#[serde(rename_all = "camelCase")]
+pub struct Reached {
+    #[serde(flatten)]
+    named: Named,
     envd_access_token: String,
     traffic_access_token: Option<String>,
     domain: Option<String>,
@@ -38,14 +58,8 @@ pub struct Reached {
 #[derive(Debug, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Listed {
-    #[serde(rename = "templateID")]
-    template_id: String,
-    #[serde(rename = "sandboxID")]
-    sandbox_id: String,
-    #[serde(rename = "clientID")]
-    client_id: &'static str,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    alias: Option<String>,
+    #[serde(flatten)]
+    named: Named,
     started_at: String,
     end_at: String,
     cpu_count: u8,
@@ -54,7 +68,6 @@ pub struct Listed {
     #[serde(rename = "diskSizeMB")]
     disk_mib: u32,
     state: &'static str,
-    envd_version: &'static str,
     metadata: BTreeMap<String, String>,
 }
 
@@ -86,11 +99,7 @@ impl Service {
     /// What a client needs to reach a sandbox.
     pub fn reached(&self, id: &str, template: String, alias: Option<String>) -> Reached {
         Reached {
-            template_id: template,
-            sandbox_id: id.to_owned(),
-            client_id: CLIENT,
-            alias,
-            envd_version: ENVD_VERSION,
+            named: Named::new(id, template, alias),
             envd_access_token: self.tokens.access_token(id),
             traffic_access_token: None,
             domain: self.domain(),
@@ -137,17 +146,13 @@ impl Service {
 /// A sandbox in a list.
 pub fn listed(sandbox: &Sandbox, notes: Notes) -> Listed {
     Listed {
-        template_id: notes.template,
-        sandbox_id: sandbox.id.clone(),
-        client_id: CLIENT,
-        alias: notes.alias,
+        named: Named::new(&sandbox.id, notes.template, notes.alias),
         started_at: moment::of_seconds(sandbox.created),
         end_at: moment::of_end(sandbox.ends_at),
         cpu_count: sandbox.cpus,
         memory_mib: sandbox.memory_mib,
         disk_mib: notes.disk_mib.unwrap_or_default(),
         state: if is_paused(sandbox) { "paused" } else { "running" },
-        envd_version: ENVD_VERSION,
         metadata: notes.metadata,
     }
 }

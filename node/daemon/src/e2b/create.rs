@@ -19,10 +19,11 @@ use thaw_sandbox::state::Behalf;
 
 use super::extract::Body;
 use super::failure::Failure;
+use super::found::{Found, find};
 use super::network::Network;
 use super::notes::Notes;
 use super::service::Service;
-use super::template::{Source, stored};
+use super::template::Source;
 use crate::api::check;
 use crate::api::extract::Key;
 use crate::api::peer::Peer;
@@ -103,11 +104,12 @@ impl NewSandbox {
         network.policy(self.allow_internet_access).map(Some)
     }
 
-    fn notes(&self, template: &Template) -> Notes {
+    fn notes(&self, template: &Found) -> Notes {
         Notes {
             template: template.id.clone(),
             alias: template.alias.clone(),
             disk_mib: template.disk_mib,
+            context: template.context.clone(),
             metadata: self.metadata.clone().unwrap_or_default(),
             env: self.env_vars.clone().unwrap_or_default(),
             allow_internet_access: self.allow_internet_access,
@@ -122,36 +124,6 @@ impl NewSandbox {
             _ => OnTimeout::Delete,
         }
     }
-}
-
-/// The template of a request.
-struct Template {
-    id: String,
-    alias: Option<String>,
-    disk_mib: Option<u32>,
-    source: Source,
-}
-
-/// The template that a caller names.
-async fn find(service: &Service, name: &str, viewer: Viewer) -> Result<Template, Failure> {
-    if let Some(source) = service.templates.get(name) {
-        return Ok(Template {
-            id: name.to_owned(),
-            alias: Some(name.to_owned()),
-            disk_mib: match source {
-                Source::Image(request) => Some(request.disk_mib),
-                Source::Snapshot(..) => None,
-            },
-            source: source.clone(),
-        });
-    }
-    let snapshot = stored(&service.daemon, name, viewer.clone()).await?;
-    Ok(Template {
-        id: snapshot.id.clone(),
-        alias: snapshot.name,
-        disk_mib: None,
-        source: Source::Snapshot(snapshot.id, viewer),
-    })
 }
 
 /// The creation, checked.
@@ -213,7 +185,7 @@ pub async fn create<const TIMEOUT_S: u32>(
     Body(asked): Body<NewSandbox>,
 ) -> Result<Response, Failure> {
     asked.check()?;
-    let template = find(&service, &asked.template_id, scope.viewer()).await?;
+    let template = find(&service, &asked.template_id, &scope).await?;
     let notes = asked.notes(&template);
     let creation = Creation::new(
         template.source,

@@ -1,5 +1,5 @@
 use serde_json::json;
-use thaw_protocol::api::CreateSandbox;
+use thaw_protocol::api::{CreateSandbox, TenantLimits};
 
 use super::*;
 use crate::e2b::test_api::{ACME, ADMIN, Answer, Api, DOMAIN, OTHER};
@@ -206,4 +206,22 @@ async fn stored_snapshot_of_the_tenant_is_a_template() {
         .ask(ADMIN, "POST", "/v2/sandboxes", json!({"templateID": "warm"}))
         .await;
     named.refused(404, "an administrator");
+}
+
+#[tokio::test]
+async fn creation_beyond_the_quota_gets_429_with_the_numbers() {
+    let api = Api::new();
+    let limits = TenantLimits {
+        running: Some(1),
+        ..TenantLimits::default()
+    };
+    let admission = &api.fake.counts.admission;
+    admission
+        .set_limits(&"acme".parse().unwrap(), Some(limits))
+        .unwrap();
+    api.make(ACME, json!({})).await;
+    let refused = create(&api, json!({"templateID": "base"})).await;
+    let message = refused.refused(429, "a second sandbox");
+    assert!(message.contains("running is 1: 1 used, 0 free"), "{message}");
+    api.make(OTHER, json!({})).await;
 }

@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use axum::extract::{FromRequest, FromRequestParts, Request};
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::request::Parts;
 use serde::de::DeserializeOwned;
 use thaw_sandbox::id;
@@ -38,6 +38,20 @@ impl<S: Send + Sync> FromRequestParts<S> for Addressed {
             true => Ok(Addressed(wanted)),
             false => Err(Failure::no_sandbox(&wanted.text)),
         }
+    }
+}
+
+/// The build that the path names: the template, and the id of the build or the hash of an upload.
+#[derive(Debug)]
+pub struct OfTemplate(pub String, pub String);
+
+impl<S: Send + Sync> FromRequestParts<S> for OfTemplate {
+    type Rejection = Failure;
+
+    async fn from_request_parts(parts: &mut Parts, state: &S) -> Result<Self, Failure> {
+        let segments = Path::<(String, String)>::from_request_parts(parts, state).await;
+        let Path((template, other)) = segments.map_err(|e| Failure::Bad(e.body_text()))?;
+        Ok(OfTemplate(template, other))
     }
 }
 
@@ -89,6 +103,18 @@ impl Query {
             None => Ok(MOST as usize),
             Some(limit @ 1..=MOST) => Ok(limit as usize),
             Some(limit) => Err(Failure::Bad(format!("limit is {limit}; it may be 1 to {MOST}"))),
+        }
+    }
+
+    /// Whether a log is wanted in the order of its lines, or the last first.
+    pub fn is_forward(&self) -> Result<bool, Failure> {
+        match self.text("direction") {
+            None | Some("forward") => Ok(true),
+            Some("backward") => Ok(false),
+            Some(other) => {
+                let why = format!("direction is {other:?}; it may be forward or backward");
+                Err(Failure::Bad(why))
+            }
         }
     }
 

@@ -11,6 +11,7 @@ use axum::extract::{Request, State};
 use axum::http::HeaderName;
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
+use axum::routing::put;
 use futures_util::future::BoxFuture;
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::config::api::ApiConfig;
@@ -18,6 +19,7 @@ use thaw_sandbox::config::e2b::E2bConfig;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::Paths;
 
+use super::builds::engine::{self, Builds};
 use super::envd;
 use super::failure::write_errors;
 use super::route::{Routing, dispatch};
@@ -26,6 +28,7 @@ use super::service::Service;
 use super::target::Domain;
 use super::template::Templates;
 use super::token::AccessTokens;
+use super::upload_calls;
 use crate::api::credentials::{Credentials, Presented};
 use crate::api::listener::{Listener, Most};
 use crate::api::request_gate::Gate;
@@ -49,7 +52,9 @@ pub struct E2b {
     credentials: Arc<Credentials>,
     tokens: AccessTokens,
     templates: Templates,
+    builds: Arc<Builds>,
     domain: Option<Domain>,
+    is_encrypted: bool,
 }
 
 impl E2b {
@@ -80,15 +85,16 @@ impl E2b {
         let domain = config.domain.as_deref().map(Domain::parse).transpose();
         let domain = domain.map_err(|why| invalid(&why))?;
         let templates = Templates::read(config)?;
+        let is_encrypted = api.certificate.is_some();
         let (api, data) = (api.clone(), paths.data.clone());
         let opened = blocking(move || {
             let credentials = match credentials {
                 Some(credentials) => credentials,
                 None => Arc::new(Credentials::read(&api)?),
             };
-            Ok((credentials, AccessTokens::open(&data)?))
+            Ok((credentials, AccessTokens::open(&data)?, Builds::open(&data)?))
         });
-        let (credentials, tokens) = opened.await?;
+        let (credentials, tokens, builds) = opened.await?;
         let listener = Listener::open(address).await;
         let listener =
             listener.map_err(|e| Error::system(format!("{SECTION}: cannot listen at {address}"), &e))?;
@@ -97,7 +103,9 @@ impl E2b {
             credentials,
             tokens,
             templates,
+            builds: Arc::new(builds),
             domain,
+            is_encrypted,
         }))
     }
 
@@ -119,14 +127,23 @@ impl OtherApi for E2b {
             credentials,
             tokens,
             templates,
+            builds,
             domain,
+            is_encrypted,
         } = *self;
         let daemon = serving.daemon.clone();
+        tokio::spawn(
+            builds
+                .clone()
+                .keep_clean(daemon.clone(), engine::sandboxes(&daemon)),
+        );
         let service = Arc::new(Service {
             daemon: daemon.clone(),
             tokens,
             templates,
+            builds,
             domain,
+            is_encrypted,
         });
         let envd = Some(envd::router(daemon.clone()));
         let routes = routes(service, serving.gate, credentials.clone(), envd);
@@ -152,12 +169,19 @@ pub fn routes(
     envd: Option<Router>,
 ) -> Router {
     let routing = Routing::new(service.clone(), envd);
-    let control_plane = router(service, gate)
+    let control_plane = router(service.clone(), gate)
         .layer(from_fn_with_state(credentials, authenticate))
         .layer(from_fn(unread_body::read_rest));
+    // Its URLs are signed in place of an API key.
+    let path = format!("{}/{{hash}}", upload_calls::PATH);
+    let uploads = put(upload_calls::receive).layer(from_fn(unread_body::read_rest));
+    let api = Router::new()
+        .route(&path, uploads)
+        .with_state(service)
+        .fallback_service(control_plane);
     // As a service of its own, so that a sandbox's requests do not match its paths.
     Router::new()
-        .fallback_service(control_plane)
+        .fallback_service(api)
         .layer(from_fn_with_state(routing, dispatch))
         .layer(from_fn(write_errors))
 }

@@ -4,7 +4,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 
 use super::*;
-use crate::api::fake::Fake;
+use crate::api::fake::{Fake, Guest};
 use crate::api::request_gate::Bounds;
 use crate::e2b::test_api::{ACME, config, keys};
 
@@ -83,12 +83,14 @@ struct Served {
     _data: tempfile::TempDir,
 }
 
-async fn serve() -> Served {
+/// Over fakes, or with this guest.
+async fn serve(guest: Option<Arc<dyn Guest>>) -> Served {
     let (keys, data) = (keys(), tempfile::tempdir().unwrap());
     let e2b = E2b::open(&config(), &api(&keys), None, &paths(data.path())).await;
     let e2b = Box::new(e2b.unwrap().unwrap());
     let address = e2b.address().unwrap();
-    let (_fake, daemon) = Fake::daemon(true);
+    let (fake, daemon) = Fake::daemon(true);
+    *fake.guest.lock().unwrap() = guest;
     let (stop, stopped) = watch::channel(());
     let serving = tokio::spawn(e2b.serve(Serving {
         daemon,
@@ -108,7 +110,7 @@ async fn serve() -> Served {
 #[tokio::test]
 async fn api_is_served_until_thawd_stops() {
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let served = serve().await;
+    let served = serve(None).await;
     let mut stream = tokio::net::TcpStream::connect(served.address).await.unwrap();
     let request =
         format!("GET /v2/sandboxes HTTP/1.1\r\nhost: x\r\nx-api-key: {ACME}\r\nconnection: close\r\n\r\n");
@@ -124,19 +126,28 @@ async fn api_is_served_until_thawd_stops() {
     assert!(tokio::net::TcpStream::connect(served.address).await.is_err());
 }
 
-/// Runs `tests/e2b/control_plane.py` with E2B's Python SDK against fakes. `THAW_E2B_PYTHON` is a Python that has the SDK.
+/// Runs a program of `tests/e2b` with E2B's Python SDK against fakes. `THAW_E2B_PYTHON` is a Python that has the SDK.
+async fn run(served: &Served, program: &str) {
+    let python = std::env::var("THAW_E2B_PYTHON").expect("THAW_E2B_PYTHON is a Python with E2B's SDK");
+    let url = format!("http://{}", served.address);
+    let script = Path::new(env!("CARGO_MANIFEST_DIR"))
+        .join("tests/e2b")
+        .join(program);
+    let mut script_run = std::process::Command::new(python);
+    script_run.arg(script).env("E2B_API_URL", &url);
+    script_run.env("E2B_SANDBOX_URL", &url).env("E2B_API_KEY", ACME);
+    assert!(script_run.status().unwrap().success());
+}
+
 #[tokio::test(flavor = "multi_thread")]
 #[ignore = "needs a Python with E2B's SDK"]
 async fn python_sdk_uses_every_call_of_the_control_plane() {
-    let python = std::env::var("THAW_E2B_PYTHON").expect("THAW_E2B_PYTHON is a Python with E2B's SDK");
-    let served = serve().await;
-    let url = format!("http://{}", served.address);
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2b/control_plane.py");
-    let ran = std::process::Command::new(python)
-        .arg(script)
-        .env("E2B_API_URL", &url)
-        .env("E2B_SANDBOX_URL", &url)
-        .env("E2B_API_KEY", ACME)
-        .status();
-    assert!(ran.unwrap().success());
+    run(&serve(None).await, "control_plane.py").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs a Python with E2B's SDK"]
+async fn python_sdk_builds_templates() {
+    let guest = Arc::new(crate::e2b::envd::local_guest::LocalGuest::default());
+    run(&serve(Some(guest)).await, "templates.py").await;
 }

@@ -79,14 +79,7 @@ pub async fn second(
 ) -> Result<Json<Logs>, Failure> {
     query.only(&["cursor", "limit", "direction", "level", "search"])?;
     let (cursor, most) = (query.number("cursor")?, limit(&query)?);
-    let is_forward = match query.text("direction") {
-        None | Some("forward") => true,
-        Some("backward") => false,
-        Some(other) => {
-            let why = format!("direction is {other:?}; it may be forward or backward");
-            return Err(Failure::Bad(why));
-        }
-    };
+    let is_forward = query.is_forward()?;
     let least = query.text("level").unwrap_or("debug");
     let Some(least) = LEVELS.iter().position(|level| *level == least) else {
         return Err(Failure::Bad(format!("level is one of {}", LEVELS.join(", "))));

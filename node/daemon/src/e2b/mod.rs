@@ -9,10 +9,13 @@
 //! | [`target`], [`route`], [`proxy`] | which port of which sandbox a request is for, and the way there |
 //! | [`envd`] | the protocol for processes and files in a sandbox |
 //! | [`router`] | the routes of the control plane, and those of E2B's API that are not implemented |
-//! | [`create`], [`sandboxes`], [`list`], [`fork`], [`snapshots`], [`templates`], [`usage`], [`logs`] | its handlers, by subject |
+//! | [`create`], [`sandboxes`], [`list`], [`fork`], [`snapshots`], [`usage`], [`logs`] | its handlers for sandboxes and snapshots |
+//! | [`templates`], [`build_calls`], [`upload_calls`], [`tags`] | its handlers for templates |
 //! | [`service`] | what the handlers share |
 //! | [`lifecycle`] | timeouts, pausing and resuming |
-//! | [`template`] | what sandboxes are made from |
+//! | [`template`], [`found`] | what sandboxes are made from, and the one that a caller names |
+//! | [`builds`] | the templates that callers build |
+//! | [`context`] | what processes of a template's sandboxes start with |
 //! | [`network`] | where a sandbox may connect to |
 //! | [`notes`] | what is kept with a sandbox's record |
 //! | [`token`] | the access tokens of sandboxes |
@@ -21,11 +24,15 @@
 //! | [`failure`] | errors |
 
 mod answer;
+mod build_calls;
+pub mod builds;
+pub mod context;
 mod create;
 pub mod envd;
 mod extract;
 pub mod failure;
 mod fork;
+mod found;
 mod lifecycle;
 mod list;
 pub mod listener;
@@ -39,10 +46,12 @@ mod router;
 mod sandboxes;
 pub mod service;
 mod snapshots;
+mod tags;
 pub mod target;
 pub mod template;
 mod templates;
 #[cfg(test)]
 mod test_api;
 pub mod token;
+mod upload_calls;
 mod usage;

@@ -1,11 +1,12 @@
-//! Where a sandbox may connect to, in E2B's words: allowed networks come before denied ones, and what is in neither is allowed. They
-//! become the rules of thawd's network policy, and its rules become these words again.
+//! Where a sandbox may connect to, in E2B's words: allowed networks and domains come before denied ones, and what is in neither is allowed.
+//! They become the rules and the domains of thawd's network policy, and these become E2B's words again.
 //!
 //! Invariant: a restriction that a policy cannot express is refused, never dropped.
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use thaw_protocol::api::{Egress, EgressRule, NetworkPolicy};
+use thaw_network::domains::Pattern;
+use thaw_protocol::api::{DomainLists, Egress, EgressRule, NetworkPolicy};
 
 use super::failure::Failure;
 
@@ -23,7 +24,7 @@ pub struct Network {
     /// Whether anyone may connect to its ports.
     #[serde(skip_serializing)]
     allow_public_traffic: Option<bool>,
-    /// The name servers that are allowed if `allow_out` has a domain name, which it cannot have here.
+    /// The name servers for domains. Ignored: the node's own resolve them.
     #[serde(skip_serializing)]
     dns_servers: Option<Vec<String>>,
     #[serde(skip_serializing)]
@@ -90,30 +91,45 @@ impl Network {
         if let Some((what, _)) = unsupported.into_iter().find(|(_, is_there)| *is_there) {
             return Err(Failure::unsupported(what));
         }
-        let allowed = self
-            .allow_out
-            .iter()
-            .filter(|to| *to != ALL)
-            .map(|to| EgressRule {
-                allow: Some(to.clone()),
-                ..EgressRule::default()
-            });
-        let denied = self.deny_out.iter().filter(|to| *to != ALL).map(|to| EgressRule {
-            deny: Some(to.clone()),
+        let (allowed_domains, allowed) = divided(&self.allow_out);
+        let (denied_domains, denied) = divided(&self.deny_out);
+        let allowed = allowed.into_iter().map(|to| EgressRule {
+            allow: Some(to),
+            ..EgressRule::default()
+        });
+        let denied = denied.into_iter().map(|to| EgressRule {
+            deny: Some(to),
             ..EgressRule::default()
         });
         let denies_all = internet == Some(false) || self.deny_out.iter().any(|to| to == ALL);
+        if !allowed_domains.is_empty() && !denies_all {
+            let why = format!(
+                "network: allowOut has domains, so denyOut has to have {ALL}: otherwise they allow nothing more"
+            );
+            return Err(Failure::Bad(why));
+        }
+        // Allowed ones come first here; in a policy the longest decides.
+        let is_left = |denied: &&Pattern| !allowed_domains.iter().any(|allowed| allowed.covers(denied));
+        let domains = DomainLists {
+            deny: denied_domains
+                .iter()
+                .filter(is_left)
+                .map(Pattern::to_string)
+                .collect(),
+            allow: allowed_domains.iter().map(Pattern::to_string).collect(),
+        };
         let policy = match self.allow_out.iter().any(|to| to == ALL) {
             true => NetworkPolicy::default(),
             false => NetworkPolicy {
                 egress: allowed.chain(denied).collect(),
                 default: if denies_all { Egress::Deny } else { Egress::Allow },
+                domains,
             },
         };
         let read = thaw_network::Terms::read(Some(&policy), &[]);
         read.map(|_| policy).map_err(|why| {
             let why =
-                format!("network: {why}. allowOut and denyOut have IPv4 networks and addresses, not names");
+                format!("network: {why}. allowOut and denyOut have IPv4 networks, addresses and domains");
             Failure::Bad(why)
         })
     }
@@ -124,16 +140,34 @@ impl Network {
             return None;
         }
         let rules = policy.egress.iter();
-        let denies_all = (policy.default == Egress::Deny).then(|| ALL.to_owned());
+        let denies_all = policy.default == Egress::Deny || !policy.domains.allow.is_empty();
+        let domains = policy.domains.clone();
         Some(Network {
-            allow_out: rules.clone().filter_map(|rule| rule.allow.clone()).collect(),
+            allow_out: rules
+                .clone()
+                .filter_map(|rule| rule.allow.clone())
+                .chain(domains.allow)
+                .collect(),
             deny_out: rules
                 .filter_map(|rule| rule.deny.clone())
-                .chain(denies_all)
+                .chain(domains.deny)
+                .chain(denies_all.then(|| ALL.to_owned()))
                 .collect(),
             ..Network::default()
         })
     }
+}
+
+/// The domains of a list, and everything else but [`ALL`].
+fn divided(list: &[String]) -> (Vec<Pattern>, Vec<String>) {
+    let (mut domains, mut others) = (Vec::new(), Vec::new());
+    for to in list.iter().filter(|to| *to != ALL) {
+        match to.parse() {
+            Ok(domain) => domains.push(domain),
+            Err(_) => others.push(to.clone()),
+        }
+    }
+    (domains, others)
 }
 
 #[cfg(test)]
@@ -186,6 +220,36 @@ mod tests {
     }
 
     #[test]
+    fn domains_become_the_domains_of_the_policy() {
+        let network = json!({
+            "allowOut": ["pypi.org", "*.Example.com", "192.0.2.7"],
+            "denyOut": ["0.0.0.0/0", "evil.example.com", "evil.org"],
+        });
+        let made = policy(network, None);
+        let expected = json!({
+            "default": "deny", "egress": [{"allow": "192.0.2.7"}],
+            // What is allowed comes first at E2B, so the denied name below it is none.
+            "domains": {"allow": ["pypi.org", "*.example.com"], "deny": ["evil.org"]},
+        });
+        assert_eq!(serde_json::to_value(&made).unwrap(), expected);
+        let shown = serde_json::to_value(Network::of_policy(&made)).unwrap();
+        assert_eq!(
+            shown,
+            json!({"allowOut": ["192.0.2.7", "pypi.org", "*.example.com"], "denyOut": ["evil.org", "0.0.0.0/0"]})
+        );
+        assert_eq!(read(shown).policy(None).unwrap(), made);
+        let denying = policy(json!({"denyOut": ["evil.org"]}), None);
+        assert_eq!(
+            (denying.default, denying.domains.deny),
+            (Egress::Allow, vec!["evil.org".to_owned()])
+        );
+        let Err(Failure::Bad(why)) = read(json!({"allowOut": ["pypi.org"]})).policy(None) else {
+            panic!("allowed domains without a denial of the rest were taken");
+        };
+        assert!(why.contains("0.0.0.0/0"), "{why}");
+    }
+
+    #[test]
     fn restrictions_that_no_policy_has_are_refused() {
         for (network, name) in [
             (
@@ -202,7 +266,7 @@ mod tests {
             };
             assert!(why.contains(name), "{why}");
         }
-        for bad in ["pypi.org", "*.example.com", "::1", "", "192.0.2.1/33"] {
+        for bad in ["com", "*", "a b.org", "::1", "", "192.0.2.1/33"] {
             let refused = read(json!({"allowOut": [bad]})).policy(None);
             assert!(matches!(refused, Err(Failure::Bad(_))), "{bad}");
         }

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 use thaw_sandbox::state::Terms;
 
+use super::context::{self, Context};
 use super::failure::Failure;
 
 /// The name of the annotation.
@@ -24,8 +25,11 @@ pub struct Notes {
     /// The size of its disk in MiB, if it is known.
     pub disk_mib: Option<u32>,
     pub metadata: BTreeMap<String, String>,
-    /// The environment of every process that is run in it.
+    /// The environment of every process that is run in it, over that of its template.
     pub env: BTreeMap<String, String>,
+    /// What its template says of processes.
+    #[serde(skip_serializing_if = "Context::is_default")]
+    pub context: Context,
     /// Its caller chose whether it may connect to the internet.
     pub allow_internet_access: Option<bool>,
     /// It is paused, not deleted, when its timeout is over.
@@ -45,9 +49,7 @@ impl Notes {
     /// # Errors
     /// They are too large.
     pub fn annotations(&self) -> Result<BTreeMap<String, String>, Failure> {
-        let size =
-            |texts: &BTreeMap<String, String>| texts.iter().map(|(k, v)| k.len() + v.len()).sum::<usize>();
-        if size(&self.metadata) + size(&self.env) > MAX_BYTES {
+        if context::size(&self.metadata) + context::size(&self.env) > MAX_BYTES {
             let why = format!("metadata and envVars have more than {MAX_BYTES} bytes together: give less");
             return Err(Failure::Bad(why));
         }
@@ -57,8 +59,7 @@ impl Notes {
 
     /// Its environment as `NAME=VALUE`.
     pub fn environment(&self) -> Vec<String> {
-        let variables = self.env.iter();
-        variables.map(|(name, value)| format!("{name}={value}")).collect()
+        context::assignments(&self.env)
     }
 
     /// Whether its metadata has all these entries.

@@ -10,11 +10,13 @@ use axum::extract::Request;
 use axum::http::Method;
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{MethodRouter, delete, get, post, put};
+use axum::routing::{MethodRouter, delete, get, patch, post, put};
 
 use super::failure::Failure;
 use super::service::Service;
-use super::{create, fork, list, logs, sandboxes, snapshots, templates, usage};
+use super::{
+    build_calls, create, fork, list, logs, sandboxes, snapshots, tags, templates, upload_calls, usage,
+};
 use crate::api::grant::Role;
 use crate::api::metrics;
 use crate::api::problem::no_such_route;
@@ -73,10 +75,7 @@ pub fn router(service: Arc<Service>, gate: Arc<Gate>) -> Router {
         .route("/sandboxes/{id}/logs", read(get(logs::first)))
         .route("/v2/sandboxes/{id}/logs", read(get(logs::second)))
         .route("/snapshots", read(get(snapshots::list)))
-        .route("/templates", read(get(templates::list)))
-        .route("/v2/templates", read(get(templates::list)))
-        .route("/templates/{id}", operate(delete(snapshots::delete)))
-        .route("/templates/aliases/{alias}", read(get(templates::alias)))
+        .merge(of_templates())
         // Not a sandbox of that name.
         .route("/sandboxes/metrics", get(unsupported))
         .fallback(unsupported)
@@ -85,6 +84,38 @@ pub fn router(service: Arc<Service>, gate: Arc<Gate>) -> Router {
         .layer(from_fn(classify))
         .layer(from_fn_with_state(daemon, metrics::measure))
         .with_state(service)
+}
+
+/// The routes of templates and their builds.
+fn of_templates() -> Router<Arc<Service>> {
+    Router::new()
+        .route("/templates", read(get(templates::list)))
+        .route("/v2/templates", read(get(templates::list)))
+        .route("/v3/templates", operate(post(build_calls::request)))
+        .route(
+            "/templates/{id}",
+            read(get(templates::get)).merge(operate(patch(templates::update).delete(templates::delete))),
+        )
+        .route("/v2/templates/{id}", operate(patch(templates::update)))
+        .route("/templates/aliases/{alias}", read(get(templates::alias)))
+        .route(
+            "/templates/tags",
+            operate(post(tags::assign).merge(delete(tags::remove))),
+        )
+        .route("/templates/{id}/tags", read(get(tags::list)))
+        .route("/templates/{id}/files/{hash}", operate(get(upload_calls::link)))
+        .route(
+            "/v2/templates/{id}/builds/{build}",
+            operate(post(build_calls::start)),
+        )
+        .route(
+            "/templates/{id}/builds/{build}/status",
+            read(get(build_calls::status)),
+        )
+        .route(
+            "/templates/{id}/builds/{build}/logs",
+            read(get(build_calls::logs)),
+        )
 }
 
 /// Says which lane of the gate a request takes.

@@ -5,12 +5,14 @@ use std::sync::Arc;
 use thaw_protocol::api::Sandbox;
 use thaw_sandbox::id;
 
+use super::builds::engine::Builds;
 use super::failure::Failure;
 use super::notes::Notes;
 use super::target::Domain;
-use super::template::Templates;
+use super::template::{BUILD_LABEL, Templates};
 use super::token::AccessTokens;
 use crate::api::daemon::Daemon;
+use crate::api::problem::Refusal;
 use crate::api::scope::Wanted;
 
 /// See the module.
@@ -19,7 +21,10 @@ pub struct Service {
     pub daemon: Arc<Daemon>,
     pub tokens: AccessTokens,
     pub templates: Templates,
+    pub builds: Arc<Builds>,
     pub domain: Option<Domain>,
+    /// Whether callers connect with TLS.
+    pub is_encrypted: bool,
 }
 
 impl Service {
@@ -49,6 +54,18 @@ impl Service {
         }
     }
 
+    /// Finishes `work` even if the caller hangs up.
+    ///
+    /// # Errors
+    /// Those of the work.
+    pub async fn finish<T: Send + 'static>(
+        &self,
+        work: impl Future<Output = Result<T, Failure>> + Send + 'static,
+    ) -> Result<T, Failure> {
+        let done = async move { Ok::<_, Refusal>(work.await) };
+        self.daemon.finish(done).await?
+    }
+
     /// What this API knows of a sandbox. One that thawd's own API created has a template named as its image.
     pub fn notes(&self, sandbox: &Sandbox) -> Notes {
         self.own_notes(&sandbox.id).unwrap_or_else(|| Notes {
@@ -64,9 +81,10 @@ impl Service {
     }
 }
 
-/// Whether a sandbox exists in E2B's API. One whose container is started again counts as running.
+/// Whether a sandbox exists in E2B's API. One whose container is started again counts as running; that of a build does not exist.
 pub fn is_living(sandbox: &Sandbox) -> bool {
-    ["running", "restarting", PAUSED].contains(&sandbox.state.as_str())
+    let is_there = ["running", "restarting", PAUSED].contains(&sandbox.state.as_str());
+    is_there && !sandbox.labels.contains_key(BUILD_LABEL)
 }
 
 /// The state of a paused sandbox.

@@ -15,9 +15,8 @@ use super::extract::{Addressed, Body, Query};
 use super::failure::Failure;
 use super::list::{no_token, paged};
 use super::service::Service;
-use super::template::stored;
+use super::template::{BUILD_LABEL, stored};
 use crate::api::check;
-use crate::api::extract::Named;
 use crate::api::problem::{ApiCode, Refusal};
 use crate::api::scope::Scope;
 
@@ -124,7 +123,8 @@ pub async fn list(
     let (sandbox, name) = (query.text("sandboxID"), query.text("name"));
     let all = service.daemon.factory()?.snapshots(scope.viewer()).await?;
     let mut wanted = all.into_iter().filter(|snapshot| {
-        after.is_none_or(|after| snapshot.id.as_str() > after)
+        !snapshot.labels.contains_key(BUILD_LABEL)
+            && after.is_none_or(|after| snapshot.id.as_str() > after)
             && sandbox.is_none_or(|sandbox| snapshot.sandbox == sandbox)
             && name.is_none_or(|name| snapshot.name.as_deref() == Some(name))
     });
@@ -134,22 +134,16 @@ pub async fn list(
     Ok(paged(page, next))
 }
 
-/// `DELETE /templates/{id}`: removes a snapshot. Sandboxes that were created from it run on.
-pub async fn delete(
-    State(service): State<Arc<Service>>,
-    scope: Scope,
-    Named(wanted): Named,
-) -> Result<StatusCode, Failure> {
-    if service.templates.get(&wanted).is_some() {
-        let why =
-            format!("template {wanted:?} is in the node's configuration: only its administrator removes it");
-        return Err(Failure::Conflict(why));
-    }
-    let found = stored(&service.daemon, &wanted, scope.viewer()).await?;
-    let factory = service.daemon.factory()?.clone();
-    let removed = async move { factory.remove_snapshot(found.id, scope.viewer(), true).await };
+/// Removes a snapshot of the caller. Sandboxes that were created from it run on.
+///
+/// # Errors
+/// It does not exist, or another lies on it.
+pub async fn remove(service: &Service, wanted: &str, scope: &Scope) -> Result<(), Failure> {
+    let found = stored(&service.daemon, wanted, scope.viewer()).await?;
+    let (factory, viewer) = (service.daemon.factory()?.clone(), scope.viewer());
+    let removed = async move { factory.remove_snapshot(found.id, viewer, true).await };
     service.daemon.finish(removed).await?;
-    Ok(StatusCode::NO_CONTENT)
+    Ok(())
 }
 
 #[cfg(test)]

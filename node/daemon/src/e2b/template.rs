@@ -20,7 +20,10 @@ const MEMORY_MIB: u32 = 512;
 /// What its container runs. E2B's sandboxes wait for commands likewise.
 const COMMAND: [&str; 2] = ["sleep", "infinity"];
 /// Longest name, bytes.
-const MAX_NAME: usize = 128;
+pub const MAX_NAME: usize = 128;
+
+/// The label of the sandbox of a build, and of the snapshot that it becomes; its value is the id of the build.
+pub const BUILD_LABEL: &str = "e2b.thaw/build";
 
 /// What a sandbox is made from.
 #[derive(Clone, Debug)]
@@ -85,7 +88,11 @@ fn source(template: &E2bTemplate) -> Result<Source, String> {
     }
 }
 
-fn of_image(image: &str, template: &E2bTemplate) -> Result<Source, String> {
+/// A sandbox of an image, whose container waits for commands.
+///
+/// # Errors
+/// No sandbox can be made from it.
+pub fn of_image(image: &str, template: &E2bTemplate) -> Result<Source, String> {
     let request = serde_json::from_value(json!({
         "image": image,
         "cpus": template.cpus.unwrap_or(CPUS),
@@ -111,18 +118,19 @@ fn of_image(image: &str, template: &E2bTemplate) -> Result<Source, String> {
     Ok(Source::Image(Box::new(request)))
 }
 
-/// A stored snapshot of the caller by its whole id or name.
+/// A stored snapshot of the caller by its whole id or name. Those of templates that callers build are none: they belong to the templates.
 ///
 /// # Errors
 /// [`Failure::NotFound`]: there is none.
 pub async fn stored(daemon: &Daemon, wanted: &str, viewer: Viewer) -> Result<Snapshot, Failure> {
     let none = || {
         Failure::NotFound(format!(
-            "template {wanted:?} was not found: it is neither in the node's configuration nor a snapshot"
+            "template {wanted:?} was not found: it is neither in the node's configuration, nor built, nor a snapshot"
         ))
     };
     let found = daemon.factory()?.snapshot(wanted.to_owned(), viewer).await;
     match found {
+        Ok(found) if found.labels.contains_key(BUILD_LABEL) => Err(none()),
         // Not by the beginning of an id, which might mean another one tomorrow.
         Ok(found) if found.id == wanted || found.name.as_deref() == Some(wanted) => Ok(found),
         Ok(_) => Err(none()),

@@ -1,6 +1,7 @@
 //! E2B's API over fakes, for tests: requests without a server.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -9,6 +10,8 @@ use serde_json::{Value, json};
 use thaw_sandbox::config::api::ApiConfig;
 use thaw_sandbox::config::e2b::{E2bConfig, E2bTemplate};
 
+use super::builds::engine::Builds;
+use super::envd::local_guest::LocalGuest;
 use super::listener::routes;
 use super::notes::Notes;
 use super::service::Service;
@@ -28,6 +31,8 @@ pub const OTHER: &str = "operate-other-0123456789abcdef";
 pub const ADMIN: &str = "admin-0123456789abcdef0123456";
 
 pub const DOMAIN: &str = "sandboxes.example";
+/// Longest wait for something that happens soon.
+pub const SOON: Duration = Duration::from_secs(30);
 
 /// A file with these keys, accessible only to its owner.
 pub fn keys() -> tempfile::NamedTempFile {
@@ -106,7 +111,9 @@ impl Api {
             daemon: daemon.clone(),
             tokens: AccessTokens::open(data.path()).unwrap(),
             templates: Templates::read(&config()).unwrap(),
+            builds: Arc::new(Builds::open(data.path()).unwrap()),
             domain: Some(Domain::parse(DOMAIN).unwrap()),
+            is_encrypted: false,
         });
         let gate = Gate::new(Bounds::default());
         let routes = routes(service.clone(), gate, Arc::new(credentials.unwrap()), envd);
@@ -171,6 +178,44 @@ impl Api {
                 None => return pages,
             }
         }
+    }
+
+    /// The API whose guests run processes of this host.
+    pub fn with_guest() -> (Api, Arc<LocalGuest>) {
+        let (api, guest) = (Api::new(), Arc::new(LocalGuest::default()));
+        *api.fake.guest.lock().unwrap() = Some(guest.clone());
+        (api, guest)
+    }
+
+    /// Requests a build, and returns the ids of the template and the build.
+    pub async fn request_build(&self, key: &str, name: &str) -> (String, String) {
+        let made = self.ask(key, "POST", "/v3/templates", json!({"name": name}));
+        let made = made.await.ok(202);
+        let text = |field: &str| made[field].as_str().unwrap().to_owned();
+        (text("templateID"), text("buildID"))
+    }
+
+    /// Starts a build, and returns the path of its status.
+    pub async fn start_build(&self, key: &str, name: &str, what: Value) -> String {
+        let (template, build) = self.request_build(key, name).await;
+        let path = format!("/v2/templates/{template}/builds/{build}");
+        self.ask(key, "POST", &path, what).await.ok(202);
+        format!("/templates/{template}/builds/{build}/status")
+    }
+
+    /// Builds a template, and returns the status of the build that is over.
+    pub async fn build(&self, key: &str, name: &str, what: Value) -> Value {
+        let path = self.start_build(key, name, what).await;
+        let over = async {
+            loop {
+                let status = self.ask(key, "GET", &path, Value::Null).await.ok(200);
+                match status["status"].as_str().unwrap() {
+                    "waiting" | "building" => tokio::time::sleep(Duration::from_millis(20)).await,
+                    _ => return status,
+                }
+            }
+        };
+        tokio::time::timeout(SOON, over).await.expect("the build ends")
     }
 
     /// What E2B's API describes of a sandbox.

@@ -1,4 +1,5 @@
-//! The access tokens of sandboxes. Whoever has a sandbox's token may run processes and read files in it.
+//! The access tokens of sandboxes, and the signatures of URLs for uploads. Whoever has a sandbox's token may run processes and read files in
+//! it; whoever has a signed URL may upload one archive.
 //!
 //! Invariants: a token is derived from a secret of the node and the sandbox's id, and is stored nowhere; it stays the same over restarts of
 //! thawd; the time of a check reveals nothing about the token.
@@ -14,12 +15,15 @@ use thaw_sandbox::error::Error;
 const FILE: &str = "e2b-secret";
 /// What tokens are derived for: other uses of the secret get other keys.
 const PURPOSE: &str = "thaw 2026 e2b sandbox access token";
+/// What signatures of URLs for uploads are derived for.
+const UPLOAD_PURPOSE: &str = "thaw 2026 e2b template upload";
 const SECRET_BYTES: usize = 32;
 
 /// Derives and checks access tokens.
 #[derive(Clone)]
 pub struct AccessTokens {
     key: [u8; blake3::KEY_LEN],
+    upload_key: [u8; blake3::KEY_LEN],
 }
 
 impl std::fmt::Debug for AccessTokens {
@@ -43,6 +47,7 @@ impl AccessTokens {
     fn new(secret: &[u8; SECRET_BYTES]) -> AccessTokens {
         AccessTokens {
             key: blake3::derive_key(PURPOSE, secret),
+            upload_key: blake3::derive_key(UPLOAD_PURPOSE, secret),
         }
     }
 
@@ -53,14 +58,30 @@ impl AccessTokens {
 
     /// Whether a text is the token of the sandbox with this id.
     pub fn check(&self, id: &str, given: &str) -> bool {
-        // `blake3::Hash` compares in constant time.
-        given.len() == 2 * blake3::OUT_LEN
-            && blake3::Hash::from_hex(given).is_ok_and(|given| given == self.hash(id))
+        is_hash(given, self.hash(id))
+    }
+
+    /// The signature of a URL that uploads what `what` describes: 64 hexadecimal digits.
+    pub fn upload_signature(&self, what: &str) -> String {
+        blake3::keyed_hash(&self.upload_key, what.as_bytes())
+            .to_hex()
+            .to_string()
+    }
+
+    /// Whether a text is that signature.
+    pub fn check_upload(&self, what: &str, given: &str) -> bool {
+        is_hash(given, blake3::keyed_hash(&self.upload_key, what.as_bytes()))
     }
 
     fn hash(&self, id: &str) -> blake3::Hash {
         blake3::keyed_hash(&self.key, id.as_bytes())
     }
+}
+
+/// Whether a text is a hash in hexadecimal.
+fn is_hash(given: &str, hash: blake3::Hash) -> bool {
+    // `blake3::Hash` compares in constant time.
+    given.len() == 2 * blake3::OUT_LEN && blake3::Hash::from_hex(given).is_ok_and(|given| given == hash)
 }
 
 fn secret(file: &Path) -> io::Result<[u8; SECRET_BYTES]> {
@@ -113,6 +134,9 @@ mod tests {
         ] {
             assert!(!one.check("0123456789ab", wrong), "{wrong}");
         }
+        let signature = one.upload_signature("0123456789ab");
+        assert!(one.check_upload("0123456789ab", &signature) && signature != token);
+        assert!(!one.check_upload("x", &signature) && !other.check_upload("0123456789ab", &signature));
     }
 
     #[test]

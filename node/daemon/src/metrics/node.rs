@@ -5,6 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use thaw_images::fill::FillStats;
 use thaw_images::registry::EndpointCounts;
 use thaw_pools::statistics::PoolStatistics;
+use thaw_sandbox::admission::Admission;
 use thaw_sandbox::images::Size;
 use thaw_sandbox::miss_counts::{MissCounts, Refusal};
 use thaw_sandbox::{BudgetStatistics, Node, Tenants};
@@ -21,6 +22,7 @@ pub fn collect(tenants: &Tenants, endpoints: &Names, families: &mut Families) {
     misses(&missed, families);
     fetches(few(node.images.client.stats().snapshot(), endpoints), families);
     budget(node.budget.statistics(), families);
+    admission(&node.admission, families);
     held_snapshots(&all, families);
     let sizes = all.iter().filter_map(|node| node.images.size());
     if let Some(size) = sizes.reduce(Size::and) {
@@ -74,6 +76,35 @@ fn budget(budget: BudgetStatistics, families: &mut Families) {
             ([("of", "sandboxes")], budget.refused_sandboxes),
             ([("of", "snapshots")], budget.refused_snapshots),
         ],
+    );
+}
+
+fn admission(admission: &Admission, families: &mut Families) {
+    let node = admission.node();
+    families.gauges(
+        "thaw_capacity_limit",
+        "What the machines of the node may have together; 0 without a limit.",
+        [
+            ([("of", "vcpus")], node.vcpus.unwrap_or(0) as f64),
+            ([("of", "memory_mib")], node.memory_mib.unwrap_or(0) as f64),
+        ],
+    );
+    families.gauges(
+        "thaw_capacity_used",
+        "What they have.",
+        [
+            ([("of", "vcpus")], node.used_vcpus as f64),
+            ([("of", "memory_mib")], node.used_memory_mib as f64),
+        ],
+    );
+    let refused = [("tenant", false), ("node", true)].map(|(whose, of_node)| {
+        let counts = admission.refused(of_node);
+        counts.map(|(quantity, count)| ([("whose", whose), ("limit", quantity.name())], count))
+    });
+    families.counters(
+        "thaw_admission_refused_total",
+        "Creations, pauses and freezes refused by a limit of their tenant or of the node, by its name.",
+        refused.into_iter().flatten(),
     );
 }
 

@@ -36,6 +36,7 @@ mod tests {
     use super::super::api::{ApiConfig, MetricsConfig};
     use super::super::e2b::{E2bConfig, E2bTemplate};
     use super::super::pools::{ParkedConfig, PoolsConfig, ShellsConfig};
+    use super::super::quotas::{CapacityConfig, QuotaConfig, QuotasConfig};
     use super::super::{
         DiskConfig, DiskLimit, PrefetchConfig, SandboxConfig, Size, SnapshotsConfig, StoreConfig,
         TracingConfig,
@@ -101,6 +102,31 @@ mod tests {
             disk: DiskConfig {
                 limit: Some(DiskLimit::Percent(80)),
             },
+            quotas: whole_quotas(),
+            capacity: CapacityConfig {
+                memory_overcommit: Some(1.5),
+                vcpu_overcommit: Some(8.0),
+            },
+        }
+    }
+
+    fn whole_quotas() -> QuotasConfig {
+        let default = QuotaConfig {
+            running: Some(20),
+            paused: Some(50),
+            vcpus: Some(40),
+            memory: Some(Size(64 << 30)),
+            disk: Some(Size(500 << 30)),
+            snapshots: Some(Size(200 << 30)),
+            creations_per_minute: Some(120),
+        };
+        let acme = QuotaConfig {
+            running: Some(100),
+            ..QuotaConfig::default()
+        };
+        QuotasConfig {
+            default,
+            tenants: [("acme".parse().unwrap(), acme)].into(),
         }
     }
 

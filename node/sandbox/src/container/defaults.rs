@@ -1,6 +1,6 @@
 //! The defaults that `docker run` gives a container.
 
-use thaw_protocol::agent::{MessageField, oci};
+use thaw_protocol::agent::{MessageField, layout, oci};
 
 const CAPABILITIES: [&str; 14] = [
     "CAP_AUDIT_WRITE",
@@ -90,6 +90,17 @@ pub(super) fn linux(id: &str) -> oci::Linux {
         MaskedPaths: MASKED.iter().map(|p| (*p).to_owned()).collect(),
         ReadonlyPaths: READ_ONLY.iter().map(|p| (*p).to_owned()).collect(),
         Resources: MessageField::some(oci::LinuxResources::default()),
+        ..Default::default()
+    }
+}
+
+/// The file whose content changes at every thaw. The agent writes it, and the container reads it.
+pub(super) fn generation() -> oci::Mount {
+    oci::Mount {
+        destination: layout::GENERATION.into(),
+        type_: "bind".into(),
+        source: layout::GENERATION.into(),
+        options: ["bind", "private", "ro"].map(str::to_owned).into(),
         ..Default::default()
     }
 }

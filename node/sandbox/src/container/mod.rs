@@ -10,7 +10,7 @@ use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::agent::{MessageField, annotations, layout, oci};
-use thaw_protocol::api::{HealthCheck, Volume};
+use thaw_protocol::api::{HealthCheck, Hooks, Volume};
 
 use crate::agent_client::ProcessId;
 use crate::error::{Error, ErrorKind};
@@ -22,6 +22,7 @@ mod defaults;
 mod environment;
 mod exec;
 mod health;
+mod hooks;
 mod life;
 pub mod names;
 pub mod ready;
@@ -37,6 +38,7 @@ mod volumes;
 pub use environment::{parse_env_file, resolve as resolve_environment};
 pub use exec::exec;
 pub use health::{HealthOptions, health_check, shell};
+pub use hooks::HookOptions;
 pub(crate) use life::LIFE_FILE;
 pub use life::{Life, LifeNote, LifeOptions, RestartDelay};
 pub(crate) use ready::READINESS_FILE;
@@ -74,6 +76,7 @@ pub struct Options {
     pub init: bool,
     pub life: LifeOptions,
     pub health: Option<HealthCheck>,
+    pub hooks: HookOptions,
 }
 
 /// The file in a sandbox's directory that holds a [`Running`].
@@ -99,6 +102,11 @@ pub struct Running {
     pub life: Option<Life>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub health: Option<HealthCheck>,
+    #[serde(default, skip_serializing_if = "Hooks::is_none")]
+    pub hooks: Hooks,
+    /// Its program and its arguments. Empty in the record of an older release.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub args: Vec<String>,
 }
 
 impl Running {
@@ -189,6 +197,8 @@ pub fn spec(id: &str, image: &ImageConfiguration, options: &Options) -> Result<o
         ..Default::default()
     };
     options.settings.apply(&mut spec, is_root, &options.seccomp);
+    // After a tmpfs that it may lie in.
+    spec.Mounts.push(defaults::generation());
     let anonymous = &options.settings.anonymous_volumes;
     spec.Mounts
         .extend(settings::anonymous_volume::mounts(id, anonymous));
@@ -227,6 +237,8 @@ pub fn running(id: &str, spec: &oci::Spec) -> Running {
         capabilities: Some(spec.Process.Capabilities.Bounding.clone()),
         life: None,
         health: None,
+        hooks: Hooks::default(),
+        args: spec.Process.Args.clone(),
     }
 }
 
@@ -402,6 +414,22 @@ mod tests {
                 .iter()
                 .any(|m| m.destination == "/sys/fs/cgroup" && m.type_ == "cgroup2")
         );
+    }
+
+    #[test]
+    fn generation_is_read_only_and_within_a_tmpfs() {
+        let options = Options {
+            settings: Settings {
+                tmpfs: vec!["/run".parse().unwrap()],
+                ..Settings::default()
+            },
+            ..Options::default()
+        };
+        let spec = spec("c", &image(r#"{"Cmd":["x"]}"#), &options).unwrap();
+        let at = |path: &str| spec.Mounts.iter().position(|m| m.destination == path).unwrap();
+        let generation = at("/run/thaw/generation");
+        assert!(generation > at("/run"));
+        assert!(spec.Mounts[generation].options.contains(&"ro".to_owned()));
     }
 
     #[test]

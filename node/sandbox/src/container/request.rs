@@ -7,7 +7,7 @@ use thaw_protocol::api::{ContainerSettings, SeccompProfile, StartContainer};
 use super::names::{Names, parse_server};
 use super::seccomp_profile::Profile;
 use super::settings::{Chosen, Settings, Sysctl};
-use super::{Options, Seccomp};
+use super::{HookOptions, Options, Seccomp};
 
 /// Most values of one setting.
 const MAX_VALUES: usize = 128;
@@ -30,6 +30,10 @@ pub fn requested(asked: &StartContainer) -> Result<Options, String> {
         settings: settings(given)?,
         names: names(given)?,
         init: given.init,
+        hooks: HookOptions {
+            own: asked.hooks.clone(),
+            ignore_image: asked.no_image_hooks,
+        },
         ..Options::default()
     };
     Ok(options)

@@ -7,7 +7,7 @@ use thaw_protocol::agent::agent::CreateContainerRequest;
 use thaw_protocol::agent::{Message, MessageField, layout};
 use ttrpc::Code;
 
-use super::{Life, Options, Running, running, spec, storages};
+use super::{Life, Options, Running, hooks, running, spec, storages};
 use crate::agent_client::{AgentClient, start_failure};
 use crate::container::RootServing;
 use crate::error::{Error, ErrorKind};
@@ -31,6 +31,7 @@ pub async fn create(
     let mut running = running(id, &spec);
     running.life = Some(Life::of(config, &options.life));
     running.health = options.health.clone();
+    running.hooks = hooks::of(config, &options.hooks)?;
     let mut storages = storages(id, root, &options.settings.anonymous_volumes);
     if !options.volumes.is_empty() {
         storages.push(layout::shared());

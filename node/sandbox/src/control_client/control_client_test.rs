@@ -112,6 +112,7 @@ async fn events_hold_and_an_end_reaches_everyone_waiting() {
         exited: Some(ExitReason::Reset),
         closed: true,
         misconduct: None,
+        memory_lost: None,
     };
     assert_eq!(ended(&client).await, late);
     let call = client.call(Command::Status, &[]).await;

@@ -92,7 +92,8 @@ impl From<CallError> for Error {
                 | ErrorCode::Invalid
                 | ErrorCode::Unswapped
                 | ErrorCode::System
-                | ErrorCode::Version => ErrorKind::VmmFailed,
+                | ErrorCode::Version
+                | ErrorCode::Unprotected => ErrorKind::VmmFailed,
             },
             CallError::TooOld { .. } => ErrorKind::VmmTooOld,
             _ => ErrorKind::VmmFailed,

@@ -21,7 +21,8 @@ use super::backends::{Backends, Ends};
 use super::pools::Claimed;
 use super::resources::Resources;
 use super::share::Served;
-use super::{Node, Origin, Sandbox, freeze_note, network, rate_limits};
+use super::{Node, Origin, Sandbox, freeze_note, network, rate_limits, remote_thaw};
+use crate::admission::Shape;
 use crate::container::{IMAGE_SLOT, RootServing};
 use crate::control_client::{ControlClient, Vmm};
 use crate::error::{Error, ErrorKind};
@@ -75,9 +76,13 @@ async fn take_over(node: &Node, record: Record, resources: &mut Resources) -> Re
     let cgroup = record.cgroup.as_deref().map(|name| node.cgroups.adopt(name));
     resources.cgroup = cgroup.map(|cgroup| Claimed::new(cgroup, &node.pools, |p| &p.cgroups));
     resources.host_disks = Mutex::new(record.host_disks.clone());
+    let ender = remote_thaw::serve_again(node, &record, resources).map_err(NotAdopted::Left)?;
     let control = connect(node, &record, resources)
         .await
         .map_err(NotAdopted::Left)?;
+    if let Some(ender) = ender {
+        ender.over(&control);
+    }
     reach(Failpoint::AdoptAttached);
     freeze_note::undo(node, &resources.directory, &control).await;
     rate_limits::adopt(&control, &record).await;
@@ -113,6 +118,14 @@ async fn take_over(node: &Node, record: Record, resources: &mut Resources) -> Re
         .as_ref()
         .map_or(u64::from(DEFAULT_DISK_MIB) << 20, |disk| disk.size);
     resources.share_of_disk = Some(node.budget.adopt(disk_bytes));
+    let shape = Shape {
+        vcpus: record.vcpus,
+        memory_mib: record.memory_mib,
+    };
+    let place = node
+        .admission
+        .adopt(record.terms.tenant.as_ref(), shape, disk_bytes);
+    resources.place = Some(Arc::new(place));
     Ok((record, image.map(|i| i.config), origin))
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A sparse disk can grow to its full size, so it counts with that size from the start. A sandbox also counts the maximum size of its logs.
 //! A snapshot counts with its maximum size while it is written and with its real size afterwards. Invariant: the sum never exceeds the
-//! limit, except by sandboxes from before the limit was set, which are adopted and not refused.
+//! limit, except by sandboxes from before the limit was set, which are adopted and not refused, and by the snapshots that adopted ones need.
 //!
 //! The sum is in memory. The owner of a snapshot removes it without telling thawd, so thawd looks for removed snapshots when it
 //! would refuse a request and when metrics are read, but not when a creation fits. The list of snapshots is in a file under the
@@ -176,9 +176,8 @@ impl Budget {
         memory_mib: u32,
         disk: impl AsFd,
     ) -> Result<Share, Error> {
-        let disk = allocated(disk).map_err(|e| Error::system("cannot look at a sandbox's disk", &e))?;
-        let memory = u64::from(memory_mib) << 20;
-        self.take(Use::Snapshot, memory.saturating_add(disk)).await
+        self.take(Use::Snapshot, largest_snapshot(memory_mib, disk)?)
+            .await
     }
 
     /// Reserves this many bytes for a snapshot from another node.
@@ -187,6 +186,13 @@ impl Budget {
     /// Those of [`Budget::sandbox`].
     pub(super) async fn copied_snapshot(self: &Arc<Budget>, bytes: u64) -> Result<Share, Error> {
         self.take(Use::Snapshot, bytes).await
+    }
+
+    /// Counts a snapshot that a running sandbox needs, also above the limit.
+    pub(super) fn adopt_snapshot(self: &Arc<Budget>, bytes: u64) -> Share {
+        let mut taken = self.taken();
+        taken.writing = taken.writing.saturating_add(bytes);
+        self.share(Use::Snapshot, bytes)
     }
 
     /// Counts a complete snapshot with its real size, instead of its maximum size. Blocks: it writes the list.
@@ -302,6 +308,12 @@ impl Budget {
     fn taken(&self) -> MutexGuard<'_, Taken> {
         self.taken.locked()
     }
+}
+
+/// Most bytes of a snapshot of this memory and disk.
+pub(super) fn largest_snapshot(memory_mib: u32, disk: impl AsFd) -> Result<u64, Error> {
+    let disk = allocated(disk).map_err(|e| Error::system("cannot look at a sandbox's disk", &e))?;
+    Ok((u64::from(memory_mib) << 20).saturating_add(disk))
 }
 
 fn read_list(list: &Path) -> Result<BTreeMap<PathBuf, u64>, Error> {

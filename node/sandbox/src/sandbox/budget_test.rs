@@ -66,6 +66,9 @@ async fn adopted_sandboxes_count_and_are_never_refused() {
     assert_eq!(budget.statistics().sandboxes, 54 * MIB);
     assert!(budget.sandbox(MIB).await.is_err());
     drop(adopted);
+    let needed = budget.adopt_snapshot(50 * MIB);
+    assert_eq!(budget.statistics().snapshots, 50 * MIB);
+    drop(needed);
     budget.sandbox(MIB).await.unwrap();
 }
 

@@ -28,6 +28,7 @@ use super::share::Served;
 use super::spec::{check_shape, record};
 use super::wanted_machine::WantedMachine;
 use super::{Node, Origin, READY_LIMIT, Resources, Sandbox, SandboxSpec, Shown, host_limits, network, share};
+use crate::admission::Place;
 use crate::container::{IMAGE_DISK, IMAGE_DISK_SLOT, IMAGE_SLOT, RootServing, image_name};
 use crate::control_client::{ControlClient, Pending};
 use crate::error::{Error, ErrorKind};
@@ -338,8 +339,9 @@ pub(super) async fn create(
         let what = "a bare guest has no agent: it becomes a sandbox by a thaw only";
         return Err(Error::new(ErrorKind::Runtime, what));
     }
+    let place = Arc::new(node.admit(&spec)?);
     let told = |text: &str| trace.reason(Slow::MadeAgain, text);
-    let make = || make(node, &spec, trace, progress.clone(), building.clone());
+    let make = || make(node, &spec, &place, trace, progress.clone(), building.clone());
     let sandbox = retry_once(told, make).await?;
     // Not awaited.
     drop(node.images.collect_in_background());
@@ -350,6 +352,7 @@ pub(super) async fn create(
 async fn make(
     node: &Node,
     spec: &SandboxSpec,
+    place: &Arc<Place>,
     trace: &Trace,
     progress: Arc<dyn Progress>,
     building: TemplateProgress,
@@ -363,6 +366,7 @@ async fn make(
     let WantedMachine { machine, template } = wanted;
     let mut making = Making::claim(node, record(spec)?, &machine, parked, trace)?;
     making.resources.share_of_disk = Some(share_of_disk);
+    making.resources.place = Some(place.clone());
     let (fitted, directory) = (making.fitted.take(), making.resources.directory.path().to_owned());
     let parts = parts(node, spec, fitted, &directory, progress, trace);
     let machine = async {

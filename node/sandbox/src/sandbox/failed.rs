@@ -22,15 +22,15 @@ const CONSOLE_LINES: usize = 64;
 impl Sandbox {
     /// Why the machine ended, and its last console lines. Ends the VMM if it still runs.
     pub async fn failure(&self) -> SandboxFailure {
-        let (exited, misconduct) = {
+        let (exited, misconduct, memory_lost) = {
             let life = self.life.borrow();
             let misconduct = life.misconduct.as_ref().map(ToString::to_string);
-            (life.exited.clone(), misconduct)
+            (life.exited.clone(), misconduct, life.memory_lost.clone())
         };
         let vmm = match &self.resources.vmm {
             Some(vmm) => {
-                if exited.is_some() || misconduct.is_some() {
-                    // The VMM waits for a question about its guest's end, or refuses to end.
+                if exited.is_some() || misconduct.is_some() || memory_lost.is_some() {
+                    // The VMM waits for a question about its guest's end or for memory, or refuses to end.
                     vmm.kill();
                 }
                 end_of(vmm).await
@@ -49,6 +49,7 @@ impl Sandbox {
         Evidence {
             exited,
             misconduct,
+            memory_lost,
             vmm,
             oom_kills: self.resources.cgroup.as_deref().map_or(0, |c| c.oom_kills()),
             console,

@@ -1,30 +1,32 @@
-//! Freezes a running sandbox: stops its workloads, then its vCPUs, then writes its state, memory and disks.
+//! Freezes a running sandbox: runs its hook, stops its workloads, then its vCPUs, then writes its state, memory and disks.
 //!
 //! Invariant: if any step fails, also because the owner dies ([`super::freeze_note`]), the original resumes as if it had not been frozen,
-//! unless the caller asked to stop it. The machine is paused only while memory, state and disks are written; hashing comes after.
+//! also if the caller asked to stop it. The machine is paused only while state and disks are written, and memory where it cannot be written
+//! while the machine runs ([`super::live_freeze`]); hashing comes after.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::api::{NetworkPolicy, RateLimits};
-use thaw_protocol::control::{Command, FreezeKind, MachineState, Response};
+use thaw_protocol::control::{Command, FreezeKind, MachineState};
 
 use super::freeze_note::Freezing;
-use super::machine::unexpected_answer;
+use super::frozen_disk::DISK_ID;
+use super::live_freeze::{Way, memory_bytes};
 use super::pagemap::pagemap;
-use super::{Node, READY_LIMIT, Sandbox, host_limits, kept_components};
+use super::{Node, READY_LIMIT, Sandbox, budget, host_limits, kept_components};
+use crate::admission::SnapshotPlace;
 use crate::blocking::blocking;
 use crate::container::{RUNNING_FILE, Running};
 use crate::error::{Error, ErrorKind};
 use crate::handshake;
-use crate::snapshot::{Base, Draft, ImageRecord, Kind, SigningKey, SnapshotError, Subject};
+use crate::snapshot::store::Making;
+use crate::snapshot::{Base, Draft, ImageRecord, Kind, SigningKey, SnapshotError, Stored, Subject};
 use thaw_sys::lock::Lock;
-
-/// The writable layer's name in a snapshot.
-pub(super) const DISK_ID: &str = "blk0";
 
 /// How to freeze.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -35,6 +37,8 @@ pub struct FreezeOptions {
     pub stop: bool,
     /// The private key file to sign with.
     pub sign: Option<PathBuf>,
+    /// Fail unless its container has a hook after a thaw.
+    pub require_hook: bool,
 }
 
 /// The result of a freeze.
@@ -44,6 +48,9 @@ pub struct Frozen {
     pub memory_bytes: u64,
     /// How long the machine was paused, nanoseconds.
     pub paused_ns: u64,
+    /// How long the workloads were stopped, nanoseconds: from before the agent stopped them until it let them run on, or until all was
+    /// written if they stay stopped.
+    pub stopped_ns: u64,
 }
 
 /// The `workload` of a manifest: what a node must know to serve the containers again.
@@ -81,13 +88,42 @@ impl Sandbox {
         })
     }
 
+    /// Admits a snapshot of it to the node's store, against the quota of its tenant.
+    ///
+    /// # Errors
+    /// [`ErrorKind::TenantQuota`].
+    pub async fn admit_snapshot(&self, node: &Node) -> Result<SnapshotPlace, Error> {
+        let bytes = budget::largest_snapshot(self.record().memory_mib, self.disk()?)?;
+        node.admit_snapshot(self.record().terms.tenant.clone(), bytes)
+            .await
+    }
+
     /// Freezes the sandbox into a new directory.
     pub async fn freeze(&self, node: &Node, target: &Path, options: FreezeOptions) -> Result<Frozen, Error> {
         let (frozen, _) = self.freeze_noted(node, target, options).await?;
         Ok(frozen)
     }
 
-    /// The same, and the note that it is being frozen: a later owner resumes it as long as that exists.
+    /// Freezes the sandbox into the store. If that fails, it runs on, also if it was to stop.
+    ///
+    /// # Errors
+    /// Those of a freeze, and of [`Making::finish`].
+    pub async fn freeze_stored(
+        &self,
+        node: &Node,
+        making: Making,
+        options: FreezeOptions,
+    ) -> Result<(Frozen, Arc<Stored>), Error> {
+        let stops = options.stop;
+        let (frozen, _freezing) = self.freeze_noted(node, &making.snapshot(), options).await?;
+        let stored = blocking(move || making.finish()).await;
+        if stored.is_err() && stops {
+            self.run_on(node).await;
+        }
+        Ok((frozen, stored?))
+    }
+
+    /// Freezes it, and returns the note that it is being frozen: a later owner resumes it as long as that exists.
     pub(super) async fn freeze_noted(
         &self,
         node: &Node,
@@ -103,6 +139,8 @@ impl Sandbox {
             let what = format!("sandbox {} cannot be frozen: it does not run", self.record().id);
             return Err(Error::new(ErrorKind::Runtime, what).remedy("thaw resume it first"));
         }
+        // While it runs, and before anything is made.
+        self.before_freeze(node, options.require_hook).await?;
         let share_of_disk = node
             .budget
             .snapshot(self.record().memory_mib, self.disk()?)
@@ -111,9 +149,69 @@ impl Sandbox {
         let freezing = Freezing::note(&self.directory(), target)?;
         let mut draft = blocking(move || Ok(Draft::begin(&place)?)).await?;
         reach(Failpoint::FreezeDrafted);
+        let frozen = self.write(node, &mut draft, &options).await?;
+        let of = node.clone();
+        let made = blocking(move || {
+            let made = draft.finish(subject, key.as_ref())?;
+            kept_components::note(&of, &made);
+            of.snapshots.hold_ahead(&of, &made);
+            Ok(())
+        });
+        let made = made.await;
+        if made.is_err() && options.stop {
+            self.run_on(node).await;
+        }
+        made?;
+        let (budget, place) = (node.budget.clone(), target.to_owned());
+        blocking(move || {
+            budget.written(share_of_disk, &place);
+            Ok(())
+        })
+        .await?;
+        Ok((frozen, freezing))
+    }
+
+    /// Writes its files. Its workloads are stopped for as short a time as the host allows.
+    async fn write(&self, node: &Node, draft: &mut Draft, options: &FreezeOptions) -> Result<Frozen, Error> {
+        let kind = match options.delta {
+            true => FreezeKind::Delta,
+            false => FreezeKind::Full,
+        };
+        let cgroup = self.resources.cgroup.as_deref();
+        host_limits::make_room(cgroup, draft.memory(), self.record(), self.disk()?);
+        let pagemap = pagemap(self.record().vmm)?;
+        // A machine that stays stopped gains nothing from running meanwhile.
+        let way = match options.stop {
+            true => Way::Stopped(kind),
+            false => self.prepare_freeze(kind, draft, &pagemap).await?,
+        };
+        reach(Failpoint::FreezePrepared);
+        let written = self.stop(node, draft, options, way, &pagemap).await;
+        match way {
+            Way::Stopped(_) => written,
+            Way::Running => {
+                let (frozen, memory_bytes) = self.finish_freeze(written).await?;
+                Ok(Frozen {
+                    memory_bytes,
+                    ..frozen
+                })
+            }
+        }
+    }
+
+    /// Stops its workloads and its machine, writes what must be of one moment, and lets both run on unless it is to stop.
+    async fn stop(
+        &self,
+        node: &Node,
+        draft: &mut Draft,
+        options: &FreezeOptions,
+        way: Way,
+        pagemap: &OwnedFd,
+    ) -> Result<Frozen, Error> {
         let vsock = self.vsock();
         let path = vsock.clone();
         let has_agent = node.has_agents();
+        let stopped = Instant::now();
         let quiesced = blocking(move || match has_agent {
             true => handshake::quiesce(&path, READY_LIMIT),
             false => Ok(()),
@@ -121,7 +219,7 @@ impl Sandbox {
         .await;
         reach(Failpoint::FreezeQuiesced);
         let written = match quiesced {
-            Ok(()) => self.write_down(&mut draft, &options).await,
+            Ok(()) => self.pause_and_write(draft, options, way, pagemap).await,
             Err(e) => Err(e),
         };
         let stays = options.stop && written.is_ok();
@@ -135,30 +233,29 @@ impl Sandbox {
         reach(Failpoint::FreezeContinued);
         let frozen = written?;
         resumed?;
-        let of = node.clone();
-        blocking(move || {
-            let made = draft.finish(subject, key.as_ref())?;
-            kept_components::note(&of, &made);
-            of.snapshots.hold_ahead(&of, &made);
-            Ok(())
+        Ok(Frozen {
+            stopped_ns: nanoseconds(stopped),
+            ..frozen
         })
-        .await?;
-        let (budget, place) = (node.budget.clone(), target.to_owned());
-        blocking(move || {
-            budget.written(share_of_disk, &place);
-            Ok(())
-        })
-        .await?;
-        Ok((frozen, freezing))
     }
 
     /// Pauses the machine, writes it, and resumes it unless it is to stop.
-    async fn write_down(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<Frozen, Error> {
+    async fn pause_and_write(
+        &self,
+        draft: &mut Draft,
+        options: &FreezeOptions,
+        way: Way,
+        pagemap: &OwnedFd,
+    ) -> Result<Frozen, Error> {
         let control = self.resources.control()?;
-        control.call(Command::Pause, &[]).await?;
+        if let Err(e) = control.call(Command::Pause, &[]).await {
+            // A guest may wait long for memory that is still in a registry: a machine that pauses late must not stay so.
+            drop(control.request(Command::Resume, &[]).await);
+            return Err(e.into());
+        }
         reach(Failpoint::FreezePaused);
         let paused = Instant::now();
-        let written = self.write_files(draft, options).await;
+        let written = self.write_files(draft, way, pagemap).await;
         let resumed = match options.stop && written.is_ok() {
             true => Ok(()),
             false => control.call(Command::Resume, &[]).await.map(drop),
@@ -168,28 +265,26 @@ impl Sandbox {
         resumed?;
         Ok(Frozen {
             memory_bytes,
-            paused_ns: u64::try_from(paused.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            paused_ns: nanoseconds(paused),
+            stopped_ns: 0,
         })
     }
 
-    async fn write_files(&self, draft: &mut Draft, options: &FreezeOptions) -> Result<u64, Error> {
-        let pagemap = pagemap(self.record().vmm)?;
-        let cgroup = self.resources.cgroup.as_deref();
-        host_limits::make_room(cgroup, draft.memory(), self.record(), self.disk()?);
-        let kind = match options.delta {
-            true => FreezeKind::Delta,
-            false => FreezeKind::Full,
+    /// Writes what must be of one moment, while the machine is paused. Returns the bytes of memory written, 0 if that happens while it runs.
+    async fn write_files(&self, draft: &mut Draft, way: Way, pagemap: &OwnedFd) -> Result<u64, Error> {
+        let control = self.resources.control()?;
+        let memory_bytes = match way {
+            Way::Running => {
+                let fds = [draft.state().as_fd()];
+                control.call(Command::BeginFreeze, &fds).await.map(|_| 0)?
+            }
+            Way::Stopped(kind) => {
+                let fds = [draft.state().as_fd(), draft.memory().as_fd(), pagemap.as_fd()];
+                let written = control.call(Command::Freeze { kind }, &fds).await?;
+                reach(Failpoint::FreezeMemoryWritten);
+                memory_bytes(&written)?
+            }
         };
-        let fds = [draft.state().as_fd(), draft.memory().as_fd(), pagemap.as_fd()];
-        let answer = self
-            .resources
-            .control()?
-            .call(Command::Freeze { kind }, &fds)
-            .await?;
-        let Response::Frozen { memory_bytes } = answer else {
-            return Err(unexpected_answer(&answer));
-        };
-        reach(Failpoint::FreezeMemoryWritten);
         let fail = |e: std::io::Error| Error::system("cannot copy the sandbox's disk", &e);
         let from = self.disk()?.try_clone().map_err(fail)?;
         let to: OwnedFd = draft.add_disk(DISK_ID)?.try_clone().map_err(fail)?.into();
@@ -230,7 +325,7 @@ impl Sandbox {
         };
         if delta && !origin.directory.exists() {
             let what = format!(
-                "sandbox {} cannot be frozen as a delta: what it was thawed from was removed",
+                "sandbox {} cannot be frozen as a delta: what it was thawed from was removed, or is not stored yet",
                 record.id
             );
             return Err(Error::new(ErrorKind::SnapshotNotFound, what).remedy("freeze it without a delta"));
@@ -283,4 +378,8 @@ impl Sandbox {
         });
         images.collect()
     }
+}
+
+fn nanoseconds(since: Instant) -> u64 {
+    u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX)
 }

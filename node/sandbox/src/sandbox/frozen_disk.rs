@@ -7,10 +7,12 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::disk::{Disk, Disks};
 
 use super::disk;
-use super::freeze::DISK_ID;
 use super::pools::{Claimed, Pools};
 use crate::error::{Error, ErrorKind};
 use crate::snapshot::Registered;
+
+/// The writable layer's name in a snapshot.
+pub(super) const DISK_ID: &str = "blk0";
 
 /// The disk that a sandbox was frozen with, and its size in bytes.
 pub(super) fn find(registered: &Registered) -> Result<(&OwnedFd, u64), Error> {

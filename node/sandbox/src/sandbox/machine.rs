@@ -5,11 +5,12 @@ use std::path::Path;
 
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::control::{Command, ExitReason, JAIL_LACKS_CODE, MachineSpec, Response, StartTimes};
+use tokio::sync::watch;
 
 use super::files::MachineFiles;
 use super::vmm_log::{LOG, log_tail};
 use super::{READY_LIMIT, Resources, with_console};
-use crate::control_client::{CallError, ControlClient, Vmm};
+use crate::control_client::{CallError, ControlClient, Life, Vmm};
 use crate::error::{Error, ErrorKind};
 use crate::vm::{MachineError, Process, Vm, VmmOptions};
 
@@ -81,6 +82,16 @@ pub(super) fn unexpected_answer(answer: &Response) -> Error {
         ErrorKind::VmmFailed,
         format!("thaw-vmm answered another question: {answer:?}"),
     )
+}
+
+/// Waits until a machine has ended, and returns why.
+pub(super) async fn ended(mut life: watch::Receiver<Life>) -> String {
+    let ended = life.wait_for(|l| l.exited.is_some() || l.closed).await;
+    match ended.as_ref().map(|l| (l.exited.as_ref(), l)) {
+        Ok((Some(reason), _)) => describe(reason),
+        Ok((None, life)) => life.closed_because(),
+        Err(_) => "thaw-vmm ended".into(),
+    }
 }
 
 /// Why a machine ended, in words.

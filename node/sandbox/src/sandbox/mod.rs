@@ -18,6 +18,7 @@ use thaw_protocol::api::RateLimits;
 use thaw_protocol::control::{Command, MachineState, Response};
 use tokio::sync::watch;
 
+use crate::admission::Admission;
 use crate::config::Config;
 use crate::console::Console;
 use crate::control_client::Life;
@@ -26,7 +27,7 @@ use crate::human_bytes::HumanBytes;
 use crate::images::Images;
 use crate::paths::Paths;
 use crate::snapshot::{Hash, Hold, Registered, Scratch, Signatures, SnapshotStore, Subject};
-use crate::state::{PausedSandboxes, Record, RunDirectory, SandboxDirectory, TimeLimit};
+use crate::state::{Ending, PausedSandboxes, Record, RunDirectory, SandboxDirectory, TimeLimit};
 use crate::template::Templates;
 use crate::template::command_line::{command_line, has_test_hooks};
 use crate::tenant::Tenant;
@@ -41,6 +42,7 @@ mod claim;
 mod cold;
 mod create;
 mod disk;
+mod ending;
 mod failed;
 mod files;
 mod first_thaw;
@@ -49,11 +51,13 @@ pub mod freeze;
 mod freeze_note;
 mod frozen_disk;
 mod held_snapshots;
+mod hooks;
 mod host_cpu;
 mod host_disk;
 mod host_limits;
 mod kept_components;
 mod larger_template;
+mod live_freeze;
 mod loopback;
 mod machine;
 pub mod network;
@@ -63,8 +67,13 @@ mod pause;
 mod pod_cgroup;
 mod pools;
 mod provenance;
+mod quota;
 mod rate_limits;
 mod recent_pools;
+mod remote_files;
+mod remote_memory;
+mod remote_snapshot;
+mod remote_thaw;
 mod required;
 mod resources;
 mod retry;
@@ -82,6 +91,7 @@ mod tenants;
 mod thaw;
 mod time_limit;
 mod usage;
+mod userfaultfd;
 mod vmm_log;
 mod wanted_machine;
 
@@ -94,6 +104,7 @@ use machine::{describe, explain, unexpected_answer};
 pub use parked::ParkedPools;
 pub use pools::Pools;
 pub use recent_pools::RecentPlan;
+pub use remote_snapshot::{RemoteSnapshot, RemoteSnapshots, Thawable};
 use required::Required;
 use resources::Resources;
 use retry::with_end_reason;
@@ -162,6 +173,8 @@ pub struct Node {
     pub snapshots: Snapshots,
     /// The snapshots that it keeps.
     pub stored: SnapshotStore,
+    /// The snapshots that are being fetched while sandboxes run from them.
+    pub remote: RemoteSnapshots,
     /// The sandboxes whose memory is released.
     pub paused: PausedSandboxes,
     /// Whether guests weakened for a test are accepted.
@@ -170,6 +183,8 @@ pub struct Node {
     require: Required,
     /// The disk budget of sandboxes and snapshots.
     pub budget: Arc<Budget>,
+    /// The limits of tenants and of the node.
+    pub admission: Arc<Admission>,
     /// Whether guests have no agent.
     bare: bool,
     /// The tenant that its images, templates and parked machines belong to, if they are one tenant's alone: [`Tenants`].
@@ -205,6 +220,7 @@ impl Node {
             larger: Arc::default(),
             snapshots: Snapshots::within(held),
             stored,
+            remote: RemoteSnapshots::default(),
             paused,
             // A fast path takes longer to set up than a slot, so it is worth it only if slots are made ahead.
             pools: Arc::new(Pools::empty(
@@ -225,6 +241,7 @@ impl Node {
             test_templates,
             require,
             budget: Arc::default(),
+            admission: Arc::default(),
             bare: test_templates && bare::expected(),
             stock: None,
         })
@@ -235,13 +252,15 @@ impl Node {
         !self.bare
     }
 
-    /// Applies the configuration for a process that makes many sandboxes: resources are made ahead from now on, the disk has a budget, and
-    /// sandboxes without limits or without a complete jail are refused.
+    /// Applies the configuration for a process that makes many sandboxes: resources are made ahead from now on, the disk has a budget,
+    /// tenants and the node have their limits, and sandboxes without limits or without a complete jail are refused.
     pub fn fill_pools(&mut self) -> Result<(), Error> {
         let network = self.images.config.network.clone();
         let config = &self.images.config.pools;
         self.require = Required::of(&self.images.config.sandbox, true);
         self.budget = Arc::new(Budget::open(&self.images.config.disk, &self.paths.data)?);
+        let of = &self.images.config;
+        self.admission = Arc::new(Admission::open(&of.quotas, &of.capacity, &self.paths.data)?);
         self.pools = Arc::new(Pools::filled(&self.paths, self.cgroups.clone(), network, config)?);
         if let Err(e) = self.pools.networks.kind().listen() {
             tracing::warn!("ports of sandboxes that are killed stay published until the next start: {e}");
@@ -280,6 +299,7 @@ pub struct Sandbox {
     /// The current limits; `None` if its VMM does not support them.
     rate_limits: Mutex<Option<RateLimits>>,
     time_limit: watch::Sender<TimeLimit>,
+    ending: watch::Sender<Ending>,
 }
 
 impl Sandbox {
@@ -304,6 +324,7 @@ impl Sandbox {
             life,
             rate_limits: Mutex::new(record.terms.rate_limits),
             time_limit: watch::Sender::new(record.terms.time_limit()),
+            ending: watch::Sender::new(record.ending()),
             record,
             config,
             origin,
@@ -369,15 +390,7 @@ impl Sandbox {
 
     /// Waits until its machine has ended, and returns why. The future does not borrow the sandbox.
     pub fn wait_end(&self) -> impl Future<Output = String> + Send + use<> {
-        let mut life = self.life.clone();
-        async move {
-            let ended = life.wait_for(|l| l.exited.is_some() || l.closed).await;
-            match ended.as_ref().map(|l| (l.exited.as_ref(), l)) {
-                Ok((Some(reason), _)) => describe(reason),
-                Ok((None, life)) => life.closed_because(),
-                Err(_) => "thaw-vmm ended".into(),
-            }
-        }
+        machine::ended(self.life.clone())
     }
 
     /// Adds to an error why its machine ended, if it has, and the last lines of its console and its VMM's log.

@@ -5,8 +5,9 @@
 
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
+use thaw_network::names::NameStatistics;
 use thaw_network::pod::PodNetwork;
 use thaw_network::policy::Policy;
 use thaw_network::{NetworkSlot, Networks, Terms, Traffic, Uplink};
@@ -17,15 +18,21 @@ use super::loopback::Loopback;
 use super::pools::{self, Claimed};
 use super::{NetworkMode, NetworkSource, Node, Sandbox};
 use crate::blocking::blocking;
+use crate::dns::{NameServers, Proxy};
 use crate::error::{Error, ErrorKind};
 use crate::slow::Slow;
 use crate::state::{Record, vsock_socket};
 use crate::trace::Trace;
+use thaw_sys::lock::Lock;
 
 /// The network of a sandbox.
 #[derive(Debug)]
 pub(super) enum Attached {
-    Slot(Claimed<Networks>),
+    Slot {
+        slot: Claimed<Networks>,
+        /// Resolves names for the guest, if its policy has domains.
+        names: Mutex<Option<Proxy>>,
+    },
     Pod {
         /// The forwarder: dropped before the network it forwards from.
         _loopback: Option<Loopback>,
@@ -49,9 +56,21 @@ impl Attached {
         }
     }
 
+    /// A slot, in which names are resolved if its policy has domains. Must be called within the runtime. Blocks.
+    fn in_slot(node: &Node, slot: Claimed<Networks>) -> Result<Attached, Error> {
+        let names = match slot.uplink.as_ref().is_some_and(Uplink::has_domains) {
+            true => Some(start_names(node, &slot)?),
+            false => None,
+        };
+        Ok(Attached::Slot {
+            slot,
+            names: Mutex::new(names),
+        })
+    }
+
     fn slot(&self) -> Option<&NetworkSlot> {
         match self {
-            Attached::Slot(slot) => Some(slot),
+            Attached::Slot { slot, .. } => Some(slot),
             Attached::Pod { .. } => None,
         }
     }
@@ -59,7 +78,7 @@ impl Attached {
     /// The tap for the VMM. `None` for an adopted pod: its VMM has it already.
     pub(super) fn tap(&self) -> Option<&OwnedFd> {
         match self {
-            Attached::Slot(slot) => Some(&slot.tap),
+            Attached::Slot { slot, .. } => Some(&slot.tap),
             Attached::Pod { network, .. } => network.tap(),
         }
     }
@@ -67,7 +86,7 @@ impl Attached {
     /// The configuration for the guest. `None` for an adopted pod: its guest has it already.
     pub(super) fn config(&self) -> Option<&Network> {
         match self {
-            Attached::Slot(slot) => Some(&slot.config),
+            Attached::Slot { slot, .. } => Some(&slot.config),
             Attached::Pod { network, .. } => network.config(),
         }
     }
@@ -80,7 +99,7 @@ impl Attached {
 
     /// Gives the published ports back to the host. Whoever waits for the sandbox's end may publish them; the rest of a slot is removed later.
     pub(super) fn unpublish(&mut self) {
-        if let Attached::Slot(slot) = self {
+        if let Attached::Slot { slot, .. } = self {
             slot.uplink.iter_mut().for_each(Uplink::unpublish);
         }
     }
@@ -88,7 +107,7 @@ impl Attached {
     /// Leaves the network in place, for a later owner.
     pub(super) fn keep(self) {
         match self {
-            Attached::Slot(mut slot) => {
+            Attached::Slot { mut slot, .. } => {
                 slot.uplink.iter_mut().for_each(Uplink::keep);
                 slot.keep();
             }
@@ -136,7 +155,7 @@ pub(super) async fn claim(
                 Some(slot) => slot,
                 None => pools::claim(&node.pools, |p| &p.networks, (), failed, trace).await?,
             };
-            Ok(Some(Attached::Slot(set_up(node, slot, terms, trace).await?)))
+            Ok(Some(set_up(node, slot, terms, trace).await?))
         }
         _ if !terms.are_default() => Err(nowhere()),
         NetworkSource::Ours(NetworkMode::None) => Ok(None),
@@ -155,7 +174,7 @@ async fn set_up(
     mut slot: Claimed<Networks>,
     terms: &Terms,
     trace: &Trace,
-) -> Result<Claimed<Networks>, Error> {
+) -> Result<Attached, Error> {
     if slot.uplink.is_some() {
         slot.config.nameservers = node.pools.networks.kind().nameservers();
     } else {
@@ -165,10 +184,21 @@ async fn set_up(
         );
     }
     if terms.are_default() {
-        return Ok(slot);
+        return Attached::in_slot(node, slot);
     }
-    let terms = terms.clone();
-    blocking(move || fulfil(&mut slot, terms).map(|()| slot)).await
+    let (node, terms) = (node.clone(), terms.clone());
+    blocking(move || {
+        fulfil(&mut slot, terms)?;
+        Attached::in_slot(&node, slot)
+    })
+    .await
+}
+
+/// Resolves names for the guest of a slot from now on.
+fn start_names(node: &Node, slot: &NetworkSlot) -> Result<Proxy, Error> {
+    let uplink = slot.uplink.as_ref().ok_or_else(nowhere)?;
+    let servers = NameServers::new(&node.pools.networks.kind().nameservers());
+    Proxy::start(slot.name_socket().map_err(failed)?, uplink.names(), servers)
 }
 
 fn fulfil(slot: &mut NetworkSlot, terms: Terms) -> Result<(), Error> {
@@ -189,13 +219,13 @@ pub(super) async fn adopt(node: &Node, record: &Record) -> Option<Attached> {
             let network = adopted.await.ok().flatten()?;
             Some(Attached::pod(network, vsock))
         }
-        None => adopt_slot(node, record).await.map(Attached::Slot),
+        None => adopt_slot(node, record).await,
     }
 }
 
-async fn adopt_slot(node: &Node, record: &Record) -> Option<Claimed<Networks>> {
+async fn adopt_slot(node: &Node, record: &Record) -> Option<Attached> {
     let (described, vmm) = (record.network.clone()?, record.vmm?);
-    let pools = node.pools.clone();
+    let (pools, of) = (node.pools.clone(), node.clone());
     let adopted = blocking(move || {
         let slot = pools.networks.kind().adopt(vmm, &described).map_err(failed)?;
         let policy =
@@ -205,7 +235,16 @@ async fn adopt_slot(node: &Node, record: &Record) -> Option<Claimed<Networks>> {
         {
             tracing::warn!("the network policy of an adopted sandbox is what it was: {e}");
         }
-        Ok(Claimed::new(slot, &pools, |p| &p.networks))
+        let names = match slot.uplink.as_ref().is_some_and(Uplink::has_domains) {
+            true => start_names(&of, &slot)
+                .inspect_err(|e| tracing::warn!("an adopted sandbox resolves no names: {e}"))
+                .ok(),
+            false => None,
+        };
+        Ok(Attached::Slot {
+            slot: Claimed::new(slot, &pools, |p| &p.networks),
+            names: Mutex::new(names),
+        })
     });
     match adopted.await {
         Ok(slot) => Some(slot),
@@ -230,24 +269,34 @@ impl Sandbox {
         self.resources.network.as_ref()?.slot()?.traffic()
     }
 
+    /// What its guest asked of the node's DNS, if its network policy has or had domains.
+    pub fn name_statistics(&self) -> Option<NameStatistics> {
+        let network = self.resources.network.as_ref()?;
+        network.slot()?.uplink.as_ref()?.name_statistics()
+    }
+
     /// Replaces the policy: atomically, and for existing connections too.
     pub async fn set_network_policy(
         self: &Arc<Sandbox>,
+        node: &Node,
         policy: NetworkPolicy,
     ) -> Result<SandboxNetwork, Error> {
         let policy = read(Some(&policy), &[])?.policy;
         let _one = self.freezing.lock().await;
-        let sandbox = self.clone();
+        let (sandbox, node) = (self.clone(), node.clone());
         blocking(move || {
-            let network = sandbox.resources.network.as_ref();
-            let uplink = network
-                .and_then(Attached::slot)
-                .and_then(|slot| slot.uplink.as_ref());
-            let uplink = uplink.ok_or_else(nowhere)?;
-            let before = uplink.describe();
+            let Some(Attached::Slot { slot, names }) = &sandbox.resources.network else {
+                return Err(nowhere());
+            };
+            let uplink = slot.uplink.as_ref().ok_or_else(nowhere)?;
+            let mut names = names.locked();
+            // Before the policy redirects queries.
+            if policy.has_domains() && names.is_none() {
+                *names = Some(start_names(&node, slot)?);
+            }
             let after = SandboxNetwork {
                 policy: policy.text().clone(),
-                ..before.clone()
+                ..uplink.describe()
             };
             let write = |network: &SandboxNetwork| {
                 sandbox.resources.directory.write(&Record {
@@ -255,11 +304,15 @@ impl Sandbox {
                     ..sandbox.record_now()
                 })
             };
-            write(&after)?;
-            uplink.set_policy(policy).map_err(failed).inspect_err(|_| {
-                // The old policy is still in force. If it cannot be recorded either, the first error is the more useful one.
-                let _ = write(&before);
-            })?;
+            let changed = write(&after).and_then(|()| uplink.set_policy(policy).map_err(failed));
+            if changed.is_err() {
+                // What is in force, which is the old policy. If it cannot be recorded either, the first error is the more useful one.
+                let _ = write(&uplink.describe());
+            }
+            if !uplink.has_domains() {
+                *names = None;
+            }
+            changed?;
             Ok(after)
         })
         .await

@@ -4,6 +4,8 @@
 //! and its machine is ended. It is resumed by a thaw under its own identity. Invariant: it never stops being one of the two. The note of
 //! the freeze is there until the record is, so that whoever finds the note alone lets the machine go on; whoever finds the record ends it.
 
+use std::sync::Arc;
+
 use thaw_images::store::Lease;
 use thaw_protocol::control::{Command, MachineState, MemoryMode};
 
@@ -39,9 +41,11 @@ impl Sandbox {
     /// Freezes it among the node's paused sandboxes. Its machine stays stopped, for its owner to end. If this fails, it runs on.
     ///
     /// # Errors
-    /// [`ErrorKind::MemoryKept`], [`ErrorKind::Shared`]: it cannot be thawed again. [`ErrorKind::DiskBudget`], [`ErrorKind::DiskFull`].
+    /// [`ErrorKind::MemoryKept`], [`ErrorKind::Shared`]: it cannot be thawed again. [`ErrorKind::TenantQuota`], [`ErrorKind::DiskBudget`], [`ErrorKind::DiskFull`].
     pub async fn release_memory(&self, node: &Node) -> Result<Paused, Error> {
         self.refuse_release(node).await?;
+        let place = self.resources.place.as_ref();
+        let place = place.map(|place| place.pause()).transpose()?.map(Arc::new);
         let (paused, id) = (node.paused.clone(), self.record().id.clone());
         let draft = blocking(move || paused.begin(&id)).await?;
         let options = FreezeOptions {
@@ -53,7 +57,7 @@ impl Sandbox {
             Ok((_, freezing)) => {
                 let (record, directory) = (self.record_now(), self.directory());
                 let made = blocking(move || draft.finish(record, &directory)).await;
-                (made, Some(freezing))
+                (made.map(|made| made.holding(place)), Some(freezing))
             }
             Err(e) => {
                 let removed = blocking(move || {
@@ -70,7 +74,7 @@ impl Sandbox {
     }
 
     /// Lets its machine run again after a failed freeze that has stopped it.
-    async fn run_on(&self, node: &Node) {
+    pub(super) async fn run_on(&self, node: &Node) {
         let run_on = async {
             match self.machine().await? {
                 MachineState::Paused => {
@@ -91,8 +95,8 @@ impl Sandbox {
             let what = format!("the memory of sandbox {} cannot be released: {why}", record.id);
             Err(Error::new(ErrorKind::MemoryKept, what))
         };
-        if record.tethered || record.client.is_some() {
-            return refuse("the process that it was made for is attached to it");
+        if record.tethered || self.ending.borrow().client.is_some() {
+            return refuse("the process that it was made for is attached to its container");
         }
         if self.origin.is_none() && record.provenance.is_none() {
             return refuse("it was booted with --cold");
@@ -125,13 +129,17 @@ impl Sandbox {
             tethered: false,
             client: None,
             memory_mode: MemoryMode::default(),
+            require_hook: false,
+            network: None,
             // The snapshot has it.
             network_policy: None,
             publish: network
                 .map(|network| network.published.clone())
                 .unwrap_or_default(),
             terms: record.terms.clone().within(limit),
+            remote: None,
             paused: Some(paused.clone()),
+            is_pod: false,
         };
         Sandbox::thaw(node, spec, trace).await
     }

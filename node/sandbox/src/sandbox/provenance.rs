@@ -9,11 +9,12 @@ use thaw_pools::process::ProcessRecord;
 
 use super::{Node, Origin, Resources, Shown};
 use crate::error::{Error, ErrorKind};
-use crate::snapshot::{Hash, MANIFEST, Manifest};
+use crate::snapshot::{Hash, MANIFEST, Manifest, Subject};
 use crate::state::{FileIdentity, Provenance, ShownRecord};
 use thaw_sys::lock::Lock;
 
-/// The manifest of the snapshot that a sandbox was thawed from, in the sandbox's directory, if the snapshot is removed after the thaw.
+/// The manifest of the snapshot that a sandbox was thawed from, in the sandbox's directory, if the snapshot is removed after the thaw, or
+/// is still being fetched.
 const ORIGIN: &str = "origin.json";
 
 /// Keeps the manifest of a snapshot in the directory of a sandbox that is thawed from it.
@@ -21,6 +22,12 @@ pub(super) fn keep_manifest(snapshot: &Path, directory: &Path) -> Result<(), Err
     let kept = std::fs::copy(snapshot.join(MANIFEST), directory.join(ORIGIN));
     kept.map(drop)
         .map_err(|e| Error::system(format!("cannot copy the manifest of {}", snapshot.display()), &e))
+}
+
+/// Writes the manifest of a snapshot into the directory of a sandbox that is thawed from it.
+pub(super) fn write_manifest(manifest: &[u8], directory: &Path) -> Result<(), Error> {
+    let written = std::fs::write(directory.join(ORIGIN), manifest);
+    written.map_err(|e| Error::system(format!("cannot write into {}", directory.display()), &e))
 }
 
 impl Provenance {
@@ -121,4 +128,31 @@ fn shown(resources: &Resources) -> (Vec<ShownRecord>, u16) {
     };
     let last_slot = resources.last_slot();
     (resources.images.locked().iter().map(record).collect(), last_slot)
+}
+/// The images that the guest had, with the same metadata, because the guest holds inode numbers of it.
+pub(super) fn frozen_images(node: &Node, subject: &Subject) -> Result<Vec<Shown>, Error> {
+    let stamps = node.templates.registry().stamps();
+    let shown = subject.images.iter().map(|record| {
+        let image = node.images.by_digest(&record.digest)?.ok_or_else(|| {
+            let what = format!(
+                "image {}, which the snapshot needs, is not in the store",
+                record.digest
+            );
+            Error::new(ErrorKind::ImageNotStored, what)
+        })?;
+        let metadata = stamps.hash_file(&image.metadata)?;
+        if metadata != record.metadata {
+            let what = format!(
+                "image {} has other metadata here than it was frozen with",
+                record.digest
+            );
+            return Err(Error::new(ErrorKind::SnapshotIncompatible, what));
+        }
+        Ok(Shown {
+            slot: record.slot,
+            name: record.name.clone(),
+            image,
+        })
+    });
+    shown.collect()
 }

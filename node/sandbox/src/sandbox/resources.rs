@@ -20,6 +20,7 @@ use super::pools::Claimed;
 use super::share::{Served, Shared, Supervised};
 use super::vmm_log::{LOG, log_tail};
 use super::{Shown, budget};
+use crate::admission::Place;
 use crate::console::Console;
 use crate::control_client::ControlClient;
 use crate::error::{Error, ErrorKind};
@@ -59,6 +60,8 @@ pub(super) struct Resources {
     pub(super) disk: Option<Claimed<Disks>>,
     /// Its part of the disk budget.
     pub(super) share_of_disk: Option<budget::Share>,
+    /// What it counts with against the limits of its tenant and of the node.
+    pub(super) place: Option<Arc<Place>>,
     pub(super) network: Option<Attached>,
     pub(super) directory: SandboxDirectory,
     /// Set when its shared files answer errors for good: the reason.
@@ -90,6 +93,7 @@ impl Resources {
             used_slots: AtomicU16::default(),
             disk: None,
             share_of_disk: None,
+            place: None,
             network: None,
             directory,
             volumes_lost: watch::Sender::default(),
@@ -182,5 +186,6 @@ impl Drop for Resources {
             reach(Failpoint::DeleteDiskReleased);
         }
         drop(self.share_of_disk.take());
+        drop(self.place.take());
     }
 }

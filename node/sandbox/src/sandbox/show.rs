@@ -70,15 +70,17 @@ impl Sandbox {
 
     /// Its record with the current images, network, thaw-share and host disks.
     pub(super) fn record_now(&self) -> Record {
-        let provenance = self.record.provenance.clone();
+        let (provenance, ending) = (self.record.provenance.clone(), *self.ending.borrow());
+        let terms = self.record.terms.clone().within(*self.time_limit.borrow());
         Record {
+            client: ending.client,
             provenance: provenance.map(|p| p.showing(&self.resources)),
             network: self.network().or_else(|| self.record.network.clone()),
             share: self.resources.share.locked().as_ref().and_then(Served::record),
             host_disks: self.resources.host_disks.locked().clone(),
             terms: Terms {
                 rate_limits: *self.rate_limits.locked(),
-                ..self.record.terms.clone().within(*self.time_limit.borrow())
+                ..terms.with_exit(ending.on_exit)
             },
             ..self.record.clone()
         }

@@ -13,18 +13,20 @@ use super::create::{Making, Parts};
 use super::fitted::{Fitted, FittedDisk, FittedParts, Fitting};
 use super::freeze::Workload;
 use super::parked::ParkedWant;
-use super::provenance::keep_manifest;
+use super::provenance::{frozen_images, keep_manifest};
 use super::retry::retry_once;
 use super::spec::new_record;
 use super::wanted_machine::{machine, refuse_test_hooks, refuse_untethered_pages};
 use super::{
-    NetworkMode, NetworkSource, Node, Sandbox, Shown, first_thaw, frozen_disk, kept_components, network,
+    NetworkMode, NetworkSource, Node, RemoteSnapshot, Sandbox, first_thaw, frozen_disk, hooks,
+    kept_components, network,
 };
+use crate::admission::{self, Place};
 use crate::blocking::blocking;
 use crate::container::{IMAGE_DISK_SLOT, RootServing};
 use crate::error::{Error, ErrorKind};
 use crate::slow::Slow;
-use crate::snapshot::{Kind, Registered, Subject};
+use crate::snapshot::{Kind, Registered};
 use crate::state::{Paused, Record, Terms};
 use crate::template::Shape;
 use crate::trace::Trace;
@@ -40,13 +42,21 @@ pub struct ThawSpec {
     pub tethered: bool,
     pub client: Option<ProcessRecord>,
     pub memory_mode: MemoryMode,
+    /// Fail unless its container has a hook after a thaw and this succeeds.
+    pub require_hook: bool,
+    /// `None`: as it was frozen, a private network of this node or none.
+    pub network: Option<NetworkSource>,
     /// `None`: the policy of the frozen sandbox.
     pub network_policy: Option<NetworkPolicy>,
     pub publish: Vec<PublishedPort>,
     /// Rate limits given here replace those of the frozen sandbox.
     pub terms: Terms,
+    /// The snapshot is being fetched, and is not in `directory`.
+    pub remote: Option<Arc<RemoteSnapshot>>,
     /// The paused sandbox that this one continues under the same identity. `None`: it is a new one.
     pub paused: Option<Paused>,
+    /// It is a pod: Kubernetes has admitted it.
+    pub is_pod: bool,
 }
 
 pub(super) async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Error> {
@@ -70,27 +80,46 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
     refuse_untethered_pages(spec.memory_mode, spec.tethered)?;
     let registered = {
         let _stage = trace.stage("snapshot");
-        let (node, directory) = (node.clone(), spec.directory.clone());
-        blocking(move || node.snapshots.register(&node, &directory)).await?
+        match &spec.remote {
+            Some(remote) => remote.registered.clone(),
+            None => {
+                let (node, directory) = (node.clone(), spec.directory.clone());
+                blocking(move || node.snapshots.register(&node, &directory)).await?
+            }
+        }
     };
     reach(Failpoint::ThawRegistered);
     let workload = workload(&registered)?;
+    if spec.require_hook {
+        let what = format!(
+            "the snapshot at {} cannot be thawed",
+            registered.directory.display()
+        );
+        hooks::check_required(workload.containers.first(), &what)?;
+    }
     let subject = &registered.manifest.subject;
     refuse_test_hooks(node, subject.command_line.as_deref().unwrap_or_default())?;
     let image = {
         let (node, frozen) = (node.clone(), subject.guest_image);
         blocking(move || kept_components::guest_image(&node.templates, &node.paths, frozen)).await?
     };
+    let place = Arc::new(admitted(node, &spec, &registered, &workload)?);
     let told = |text: &str| trace.reason(Slow::MadeAgain, text);
     let frozen = Frozen {
         registered: &registered,
         workload: &workload,
         guest_image: image.as_ref(),
     };
-    let made = retry_once(told, || make(node, &spec, &frozen, trace)).await;
+    let made = match &spec.remote {
+        None => retry_once(told, || make(node, &spec, &frozen, &place, trace)).await,
+        // If it was lost, then most likely because its memory cannot be had, for which it has waited long enough.
+        Some(_) => make(node, &spec, &frozen, &place, trace)
+            .await
+            .map_err(Error::for_good),
+    };
     let sandbox = made.map_err(|e| kept_components::name_vmm(node, &registered, e))?;
-    if spec.paused.is_some() {
-        // Its snapshot is removed soon.
+    if spec.paused.is_some() || spec.remote.is_some() {
+        // Its snapshot is removed soon, or is not stored yet; and all pages that were fetched for it would count as touched.
         return Ok(sandbox);
     }
     first_thaw::record(node, &registered, &sandbox);
@@ -98,6 +127,27 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
     // Not awaited: the caller has its sandbox.
     tokio::task::spawn_blocking(move || kept_components::note_thawed(&node, &registered));
     Ok(sandbox)
+}
+
+/// The place of the sandbox among those of its tenant and of the node.
+fn admitted(
+    node: &Node,
+    spec: &ThawSpec,
+    registered: &Registered,
+    workload: &Workload,
+) -> Result<Place, Error> {
+    let shape = admission::Shape {
+        vcpus: workload.cpus,
+        memory_mib: workload.memory_mib,
+    };
+    if let Some(paused) = spec.paused.as_ref().and_then(Paused::place) {
+        return paused.resume(shape);
+    }
+    let (tenant, disk_bytes) = (spec.terms.tenant.as_ref(), frozen_disk::find(registered)?.1);
+    match spec.is_pod {
+        true => Ok(node.admission.adopt(tenant, shape, disk_bytes)),
+        false => node.admission.create(tenant, shape, disk_bytes),
+    }
 }
 
 /// The snapshot to thaw.
@@ -109,7 +159,13 @@ struct Frozen<'a> {
 }
 
 /// Makes the sandbox. A failure leaves nothing behind.
-async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) -> Result<Sandbox, Error> {
+async fn make(
+    node: &Node,
+    spec: &ThawSpec,
+    frozen: &Frozen<'_>,
+    place: &Arc<Place>,
+    trace: &Trace,
+) -> Result<Sandbox, Error> {
     let (registered, workload) = (frozen.registered, frozen.workload);
     let subject = &registered.manifest.subject;
     let record = record(spec, frozen)?;
@@ -131,12 +187,15 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
             private_network: workload.network,
         },
     };
+    // A machine is parked with a stored snapshot and a network of this node.
+    let parked = (spec.remote.is_none() && spec.network.is_none()).then_some(parked);
     let mut making = match &spec.paused {
-        None => Making::claim(node, record, &machine, Some(parked), trace)?,
+        None => Making::claim(node, record, &machine, parked, trace)?,
         // What was made ahead has an id already.
         Some(_) => Making::begin(&node.run, node, record, trace)?,
     };
     making.resources.share_of_disk = Some(share_of_disk);
+    making.resources.place = Some(place.clone());
     if let (Some(image), Some(files)) = (frozen.guest_image, &mut making.files) {
         let copied = image.try_clone();
         files.guest_image = copied
@@ -150,7 +209,10 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
             return Ok(());
         }
         making.spawn(machine).await?;
-        making.restore(registered.clone(), spec.memory_mode).await
+        match &spec.remote {
+            Some(remote) => making.restore_remote(remote).await,
+            None => making.restore(registered.clone(), spec.memory_mode).await,
+        }
     };
     let (parts, ()) = tokio::try_join!(parts, restored)?;
     if let Some(thawing) = making.attach(parts, Some(workload.memory_mib)).await? {
@@ -164,6 +226,10 @@ async fn make(node: &Node, spec: &ThawSpec, frozen: &Frozen<'_>, trace: &Trace) 
         give_kept(paused, making.resources.directory.path()).await?;
     }
     making.give_identity(spec.hostname.clone(), false).await?;
+    // Before it is noted as ready: if its owner dies meanwhile, nothing is left of it.
+    making
+        .after_thaw(workload.containers.first(), spec.require_hook)
+        .await?;
     making.note_thawed().await?;
     making.done()
 }
@@ -195,6 +261,10 @@ fn record(spec: &ThawSpec, frozen: &Frozen<'_>) -> Result<Record, Error> {
         memory_mib: workload.memory_mib,
         cpu_limit_millis: workload.cpu_limit_millis,
         hostname: spec.hostname.clone(),
+        pod_network: spec
+            .network
+            .as_ref()
+            .and_then(|source| source.namespace().cloned()),
         root: match subject.images.iter().any(|image| image.slot == IMAGE_DISK_SLOT) {
             true => RootServing::Erofs,
             false => RootServing::Virtiofs,
@@ -232,6 +302,10 @@ fn workload(registered: &Registered) -> Result<Workload, Error> {
     let value = value.ok_or_else(|| refuse("it does not say what runs in it"))?;
     let workload: Workload = serde_json::from_value(value)
         .map_err(|e| refuse(&format!("what it says runs in it cannot be read: {e}")))?;
+    for container in &workload.containers {
+        let hooks = container.hooks.check();
+        hooks.map_err(|why| refuse(&format!("its hooks are invalid: {why}")))?;
+    }
     match workload.cpu_limit_millis {
         Some(millis) if !CPU_LIMIT_MILLIS.contains(&millis) => Err(refuse(&format!(
             "cpu_limit_millis is {millis}, and not {} to {}",
@@ -252,15 +326,16 @@ async fn parts(
     trace: &Trace,
 ) -> Result<Parts, Error> {
     let (registered, workload) = (frozen.registered, frozen.workload);
-    let mode = match workload.network {
+    let frozen_with = match workload.network {
         true => NetworkMode::Private,
         false => NetworkMode::None,
     };
+    let source = spec.network.clone().unwrap_or(NetworkSource::Ours(frozen_with));
     let policy = spec.network_policy.as_ref().or(workload.network_policy.as_ref());
     let terms = network::read(policy, &spec.publish)?;
     let images = {
         let _stage = trace.stage("image");
-        images(node, &registered.manifest.subject)?
+        frozen_images(node, &registered.manifest.subject)?
     };
     let fitted = FittedParts::of(fitted, &node.images);
     let disk = async {
@@ -271,7 +346,6 @@ async fn parts(
         let (registered, pools) = (registered.clone(), node.pools.clone());
         blocking(move || frozen_disk::copied(&registered, &pools)).await
     };
-    let source = NetworkSource::Ours(mode);
     let (disk, network) = tokio::try_join!(
         disk,
         network::claim(node, fitted.network, (&source, &terms), directory, trace)
@@ -286,34 +360,6 @@ async fn parts(
         record: None,
         share: None,
     })
-}
-
-/// The images that the guest had, with the same metadata, because the guest holds inode numbers of it.
-pub(super) fn images(node: &Node, subject: &Subject) -> Result<Vec<Shown>, Error> {
-    let stamps = node.templates.registry().stamps();
-    let shown = subject.images.iter().map(|record| {
-        let image = node.images.by_digest(&record.digest)?.ok_or_else(|| {
-            let what = format!(
-                "image {}, which the snapshot needs, is not in the store",
-                record.digest
-            );
-            Error::new(ErrorKind::ImageNotStored, what)
-        })?;
-        let metadata = stamps.hash_file(&image.metadata)?;
-        if metadata != record.metadata {
-            let what = format!(
-                "image {} has other metadata here than it was frozen with",
-                record.digest
-            );
-            return Err(Error::new(ErrorKind::SnapshotIncompatible, what));
-        }
-        Ok(Shown {
-            slot: record.slot,
-            name: record.name.clone(),
-            image,
-        })
-    });
-    shown.collect()
 }
 
 #[cfg(test)]

@@ -2,7 +2,7 @@
 //!
 //! | step | refuses |
 //! |---|---|
-//! | OCI manifest, config | what is no snapshot, what is too large, a host without the CPU's features or the guest image, a full budget |
+//! | OCI manifest, config | what is no snapshot, what is too large, a host without the CPU's features or the guest image, a full quota or budget |
 //! | documents | a signature that is required and missing, documents that contradict each other |
 //! | images | those that are neither stored nor in a registry |
 //! | packs | bytes without their hash |
@@ -23,7 +23,9 @@ use tokio::task::JoinSet;
 
 use super::artifact_source::{ArtifactSource, options};
 use super::host_cpu::{self, Lacks};
-use super::{Node, Tenants, kept_components, snapshot};
+use super::provenance::frozen_images;
+use super::{Node, Tenants, budget, kept_components};
+use crate::admission::SnapshotPlace;
 use crate::blocking::blocking;
 use crate::error::{Error, ErrorKind};
 use crate::image::destination;
@@ -45,6 +47,8 @@ pub(super) struct Asked {
     pub new: NewSnapshot,
     /// Whether images may be pulled from a registry on this host's loopback.
     pub may_loopback: bool,
+    /// A sandbox runs from it already: it counts in the quota and the disk budget, and is not refused.
+    pub is_adopted: bool,
 }
 
 impl Tenants {
@@ -70,6 +74,7 @@ impl Tenants {
                 ..NewSnapshot::default()
             },
             may_loopback: viewer.is_node,
+            is_adopted: false,
         };
         let stored = pull(&node, asked, host_cpu::lacks, progress).await?;
         Ok((node.stored.clone(), stored))
@@ -83,42 +88,126 @@ pub(super) async fn pull(
     lacks: Lacks,
     progress: Arc<dyn Progress>,
 ) -> Result<Arc<Stored>, Error> {
-    let options = options(&node.images, asked.plain_http);
-    let source = Arc::new(ArtifactSource::open(&asked.from, &options, progress.clone()).await?);
-    let (digest, listing) = source.listing().await?;
-    let config = Config::decode(&source.document(&listing.config).await?).map_err(|e| source.refuse(e))?;
-    check_host(node, &source, &config, lacks).await?;
-    let documents = [&listing.manifest, &listing.state, &listing.table].map(|it| it.size);
-    let small = documents.iter().fold(0u64, |sum, size| sum.saturating_add(*size));
-    let share = node
-        .budget
-        .copied_snapshot(config.data_bytes.saturating_add(small))
-        .await?;
-    let (store, new) = (node.stored.clone(), asked.new.clone());
-    let sandbox = config.sandbox.clone();
-    let making = blocking(move || store.begin(NewSnapshot { sandbox, ..new })).await?;
-
-    let documents = documents_of(node, &source, &listing, &config).await?;
-    images(node, &asked, &source, &config, &progress).await?;
-    let (of, subject) = (node.clone(), documents.manifest.subject.clone());
-    // Compares the images' metadata too: the guest has inode numbers of it.
-    blocking(move || snapshot::images(&of, &subject).map(drop)).await?;
-
-    let mut begun = begin(making, &documents).await?;
-    let files = std::mem::take(&mut begun.files);
+    let found = Found::open(node, &asked, &progress).await?;
+    let mut pulling = found.begin(node, &asked, lacks, &progress).await?;
+    let files = std::mem::take(&mut pulling.begun.files);
     progress.event(Event::Resolved {
-        digest,
-        layers: listing.packs.len(),
+        digest: pulling.found.digest,
+        layers: pulling.found.listing.packs.len(),
     });
-    fetch_packs(&source, &listing, documents.table.clone(), files, &progress).await?;
-    let stored = finish(node, &source, begun, documents).await?;
-    let (budget, place) = (node.budget.clone(), stored.directory.clone());
-    blocking(move || {
-        budget.written(share, &place);
-        Ok(())
-    })
+    let table = pulling.documents.table.clone();
+    fetch_packs(
+        &pulling.found.source,
+        &pulling.found.listing,
+        table,
+        files,
+        &progress,
+    )
     .await?;
-    Ok(stored)
+    pulling.finish(node).await
+}
+
+/// A snapshot in a registry, of which only the OCI manifest and the config were read.
+pub(super) struct Found {
+    pub source: Arc<ArtifactSource>,
+    /// Digest of the OCI manifest.
+    pub digest: Digest,
+    pub listing: Listing,
+    pub config: Config,
+}
+
+impl Found {
+    /// # Errors
+    /// Those of [`ArtifactSource::listing`] and [`ArtifactSource::document`].
+    pub(super) async fn open(
+        node: &Node,
+        asked: &Asked,
+        progress: &Arc<dyn Progress>,
+    ) -> Result<Found, Error> {
+        let options = options(&node.images, asked.plain_http);
+        let source = Arc::new(ArtifactSource::open(&asked.from, &options, progress.clone()).await?);
+        let (digest, listing) = source.listing().await?;
+        let config =
+            Config::decode(&source.document(&listing.config).await?).map_err(|e| source.refuse(e))?;
+        Ok(Found {
+            source,
+            digest,
+            listing,
+            config,
+        })
+    }
+
+    /// Does all steps before the packs.
+    ///
+    /// # Errors
+    /// Those of each step.
+    pub(super) async fn begin(
+        self,
+        node: &Node,
+        asked: &Asked,
+        lacks: Lacks,
+        progress: &Arc<dyn Progress>,
+    ) -> Result<Pulling, Error> {
+        let (source, listing, config) = (&self.source, &self.listing, &self.config);
+        check_host(node, source, config, lacks).await?;
+        let documents = [&listing.manifest, &listing.state, &listing.table].map(|it| it.size);
+        let small = documents.iter().fold(0u64, |sum, size| sum.saturating_add(*size));
+        let bytes = config.data_bytes.saturating_add(small);
+        let (place, share) = match asked.is_adopted {
+            true => (
+                node.admission.adopt_snapshot(asked.new.tenant.as_ref(), bytes),
+                node.budget.adopt_snapshot(bytes),
+            ),
+            false => (
+                node.admit_snapshot(asked.new.tenant.clone(), bytes).await?,
+                node.budget.copied_snapshot(bytes).await?,
+            ),
+        };
+        let (store, new) = (node.stored.clone(), asked.new.clone());
+        let sandbox = config.sandbox.clone();
+        let making = blocking(move || store.begin(NewSnapshot { sandbox, ..new })).await?;
+
+        let documents = documents_of(node, source, listing, config).await?;
+        images(node, asked, source, config, progress).await?;
+        let (of, subject) = (node.clone(), documents.manifest.subject.clone());
+        // Compares the images' metadata too: the guest has inode numbers of it.
+        blocking(move || frozen_images(&of, &subject).map(drop)).await?;
+        let begun = begin(making, &documents).await?;
+        Ok(Pulling {
+            found: self,
+            documents,
+            begun,
+            share,
+            _place: place,
+        })
+    }
+}
+
+/// A pull whose documents are here and agree with each other. The memory and the disks are holes.
+pub(super) struct Pulling {
+    pub found: Found,
+    pub documents: Documents,
+    pub begun: Begun,
+    share: budget::Share,
+    /// Held until the snapshot is stored and counts itself.
+    _place: SnapshotPlace,
+}
+
+impl Pulling {
+    /// Compares the files, which are complete, with the manifest, and stores the snapshot.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SnapshotMalformed`]: they are not what the manifest says. Those of [`Making::finish`].
+    pub(super) async fn finish(self, node: &Node) -> Result<Arc<Stored>, Error> {
+        let stored = finish(node, &self.found.source, self.begun, self.documents).await?;
+        let (budget, place) = (node.budget.clone(), stored.directory.clone());
+        blocking(move || {
+            budget.written(self.share, &place);
+            Ok(())
+        })
+        .await?;
+        Ok(stored)
+    }
 }
 
 /// Refuses a snapshot that this host could not thaw.
@@ -139,13 +228,13 @@ async fn check_host(
 }
 
 /// The documents of a snapshot, compared with each other.
-struct Documents {
-    manifest_bytes: Vec<u8>,
-    manifest: Manifest,
+pub(super) struct Documents {
+    pub manifest_bytes: Vec<u8>,
+    pub manifest: Manifest,
     signature: Option<Vec<u8>>,
-    state: Vec<u8>,
-    working_set: Option<Vec<u8>>,
-    table: Arc<Placed>,
+    pub state: Vec<u8>,
+    pub working_set: Option<Vec<u8>>,
+    pub table: Arc<Placed>,
 }
 
 async fn documents_of(
@@ -256,11 +345,11 @@ fn not_stored(source: &ArtifactSource, image: &ImageSource) -> Error {
 }
 
 /// A snapshot that is being written. The fields are dropped in this order: the place is removed last.
-struct Begun {
+pub(super) struct Begun {
     draft: Draft,
     /// The memory and the disks.
-    files: Vec<File>,
-    making: Making,
+    pub files: Vec<File>,
+    pub making: Making,
 }
 
 /// Begins the snapshot's directory: its small files are written, the memory and the disks are holes. The thread that writes them has the

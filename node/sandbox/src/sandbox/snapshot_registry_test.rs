@@ -20,6 +20,8 @@ use crate::snapshot::{Hold, SigningKey};
 
 #[path = "snapshot_lies_test.rs"]
 mod lies;
+#[path = "remote_snapshot_test.rs"]
+mod remote;
 
 const GUEST_IMAGE: &[u8] = b"guest image";
 
@@ -93,6 +95,7 @@ fn asked(reference: &str) -> Asked {
             ..NewSnapshot::default()
         },
         may_loopback: true,
+        is_adopted: false,
     }
 }
 

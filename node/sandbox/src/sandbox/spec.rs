@@ -38,7 +38,7 @@ pub enum NetworkSource {
 }
 
 impl NetworkSource {
-    fn namespace(&self) -> Option<&PodNamespace> {
+    pub(super) fn namespace(&self) -> Option<&PodNamespace> {
         match self {
             NetworkSource::Ours(_) => None,
             NetworkSource::Pod(namespace) => Some(namespace),
@@ -185,5 +185,7 @@ pub(super) fn new_record() -> Result<Record, Error> {
         cpu_limit_millis: None,
         stock: None,
         hostname: None,
+        after_thaw: None,
+        remote: None,
     })
 }

@@ -9,17 +9,20 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use thaw_protocol::control::MemoryMode;
 use thaw_sys::lock::Lock;
 
-use super::Node;
 use super::tenants::{TENANTS, Tenants, data};
+use super::{Node, Thawable};
 use crate::blocking::blocking;
-use crate::error::Error;
-use crate::snapshot::store::{Making, NewSnapshot, Retention, Viewer, find};
+use crate::error::{Error, ErrorKind};
+use crate::snapshot::store::{Making, NewSnapshot, Retention, Thawing, Viewer, find};
 use crate::snapshot::{SnapshotStore, Stored};
 use crate::state::{Record, RunDirectory};
 use crate::tenant::Tenant;
 
+/// The label of a stored snapshot with the namespace of Kubernetes whose pods may be thawed from it.
+const POD_NAMESPACE: &str = "thaw.run/namespace";
 /// Interval between two searches for snapshots that are not kept.
 const EVERY: Duration = Duration::from_secs(24 * 60 * 60);
 
@@ -78,18 +81,68 @@ impl Tenants {
         })
     }
 
-    /// Finds a stored snapshot to thaw, and notes its use. Returns the node to thaw it with, and its directory.
+    /// Finds a snapshot to thaw: with a slash, in a registry ([`Tenants::remote_to_thaw`]); otherwise a stored one. The use of a stored one
+    /// is noted. Returns the node to thaw it with, and what keeps a stored one until the sandbox has a record.
     ///
     /// # Errors
-    /// [`crate::error::ErrorKind::SnapshotNotFound`], and those of [`Tenants::with_stock`].
-    pub async fn snapshot_to_thaw(&self, wanted: &str, viewer: &Viewer) -> Result<(Node, PathBuf), Error> {
+    /// [`ErrorKind::SnapshotNotFound`]; [`ErrorKind::Runtime`] for a mode that a snapshot in a registry cannot have; those of
+    /// [`Tenants::with_stock`] and [`Tenants::remote_to_thaw`].
+    pub async fn to_thaw(
+        &self,
+        wanted: &str,
+        viewer: &Viewer,
+        mode: MemoryMode,
+    ) -> Result<(Node, Thawable, Option<Thawing>), Error> {
+        if wanted.contains('/') {
+            refuse_in_advance(wanted, mode)?;
+            let (node, found) = self.remote_to_thaw(wanted, viewer).await?;
+            let thawing = match &found {
+                Thawable::Stored(directory) => Some(keep(&node, directory).await?),
+                Thawable::Remote(_) => None,
+            };
+            return Ok((node, found, thawing));
+        }
+        let (node, directory, thawing) = self.stored_to_thaw(wanted, viewer).await?;
+        Ok((node, Thawable::Stored(directory), Some(thawing)))
+    }
+
+    /// Finds a stored snapshot, as [`Tenants::to_thaw`].
+    async fn stored_to_thaw(&self, wanted: &str, viewer: &Viewer) -> Result<(Node, PathBuf, Thawing), Error> {
         let (tenants, wanted, viewer) = (self.clone(), wanted.to_owned(), viewer.clone());
-        let found = blocking(move || tenants.find_snapshot(&wanted, &viewer)).await?;
+        let found = blocking(move || {
+            let found = tenants.find_snapshot(&wanted, &viewer)?;
+            let thawing = found.store.begin_thaw(&found.stored.object.id)?;
+            Ok((found, thawing))
+        });
+        let (found, thawing) = found.await?;
         let node = self.with_stock(found.stock.as_ref()).await?;
         let directory = found.stored.directory.clone();
         // The thaw does not wait for the disk.
         tokio::task::spawn_blocking(move || found.store.note_use(&found.stored.object.id));
-        Ok((node, directory))
+        Ok((node, directory, thawing))
+    }
+
+    /// Finds a stored snapshot to thaw as a pod of this namespace of Kubernetes, and notes its use. Its owner has given it to the namespace
+    /// by its label: who may make pods there gets what was in its memory. Returns the node, its directory, and what keeps it until the
+    /// pod has a record.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SnapshotNotFound`]: there is none, or it is for another namespace.
+    pub async fn snapshot_for_pod(
+        &self,
+        wanted: &str,
+        namespace: &str,
+    ) -> Result<(Node, PathBuf, Thawing), Error> {
+        let (tenants, name, viewer) = (self.clone(), wanted.to_owned(), Viewer::node());
+        let found = blocking(move || tenants.find_snapshot(&name, &viewer)).await?;
+        let object = &found.stored.object;
+        if object.labels.get(POD_NAMESPACE).map(String::as_str) != Some(namespace) {
+            let what = format!("snapshot {wanted} is not for pods of namespace {namespace}");
+            let remedy =
+                format!("give it to them: thaw snapshot tag {wanted} --label {POD_NAMESPACE}={namespace}");
+            return Err(Error::new(ErrorKind::SnapshotNotFound, what).remedy(remedy));
+        }
+        self.stored_to_thaw(&object.id, &Viewer::node()).await
     }
 
     /// Removes the stored snapshots that the configuration does not keep. Blocks.
@@ -150,6 +203,39 @@ impl SnapshotStore {
             parent: thawed_from.and_then(|snapshot| self.id_of(snapshot)),
         })
     }
+}
+
+/// Refuses to map memory in advance that comes from a registry while the sandbox runs.
+fn refuse_in_advance(reference: &str, mode: MemoryMode) -> Result<(), Error> {
+    match mode {
+        MemoryMode::Populate => {
+            let what = format!(
+                "memory mode populate loads all memory in advance, and that of {reference} comes from its registry while the sandbox runs"
+            );
+            let remedy = "choose memory mode cow; or pull it with thaw snapshot pull, and thaw the stored snapshot by its id";
+            Err(Error::new(ErrorKind::Runtime, what).remedy(remedy))
+        }
+        // Either way, parts come as they are touched.
+        MemoryMode::Cow | MemoryMode::Uffd => Ok(()),
+    }
+}
+
+/// Keeps the stored snapshot in this directory for a thaw, and notes its use.
+async fn keep(node: &Node, directory: &Path) -> Result<Thawing, Error> {
+    let (store, directory) = (node.stored.clone(), directory.to_owned());
+    let kept = blocking(move || {
+        let removed = || {
+            let what = format!("the snapshot at {} was removed", directory.display());
+            Error::new(ErrorKind::SnapshotNotFound, what).remedy("thaw it again")
+        };
+        let id = store.id_of(&directory).ok_or_else(removed)?;
+        let thawing = store.begin_thaw(&id)?;
+        Ok((store, id, thawing))
+    });
+    let (store, id, thawing) = kept.await?;
+    // The thaw does not wait for the disk.
+    tokio::task::spawn_blocking(move || store.note_use(&id));
+    Ok(thawing)
 }
 
 /// A sandbox of this host that was thawed from the snapshot in a directory.

@@ -1,6 +1,6 @@
 //! Thaws a guest: from a template for a new sandbox, or from a snapshot of a running one.
 
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use thaw_failpoint::{Failpoint, reach};
@@ -12,6 +12,7 @@ use super::create::Making;
 use super::machine::{explain, unexpected_answer};
 use super::parked;
 use super::retry::with_end_reason;
+use super::userfaultfd;
 use super::wanted_machine::Known;
 use crate::control_client::{ControlClient, Pending};
 use crate::error::{Error, ErrorKind};
@@ -20,9 +21,6 @@ use crate::slow::Slow;
 use crate::snapshot::Registered;
 use crate::template::{Progress, Step};
 use crate::trace::Trace;
-
-/// The device through which a process without the privilege watches page faults of the kernel.
-const USERFAULTFD: &str = "/dev/userfaultfd";
 
 /// Resources that a machine restored from a snapshot needs for as long as it runs.
 pub(super) struct RestoredMemory {
@@ -175,13 +173,30 @@ pub(super) async fn restore(
     trace: &Trace,
 ) -> Result<RestoredMemory, Error> {
     let watched = match mode {
-        MemoryMode::Uffd => Some(open_userfaultfd(from)?),
+        MemoryMode::Uffd => Some(userfaultfd_for(from)?),
         MemoryMode::Cow | MemoryMode::Populate => None,
     };
-    let (restore, fds) = from
-        .files
-        .restore(mode, watched.as_ref().map(|device| device.as_fd()));
-    let (regions, descriptors) = match control.call_for_descriptors(restore, &fds).await? {
+    let device = watched.as_ref().map(|device| device.as_fd());
+    let (regions, userfaultfd) = load(control, from, mode, device, trace).await?;
+    let pages = match (watched, userfaultfd) {
+        (None, _) => None,
+        (Some(_), None) => return Err(Error::new(ErrorKind::VmmFailed, "thaw-vmm made no userfaultfd")),
+        (Some(_), Some(userfaultfd)) => Some(page_server(from, userfaultfd, &regions, vmm)?),
+    };
+    Ok(RestoredMemory { pages })
+}
+
+/// Loads a snapshot into a created machine. With [`MemoryMode::Uffd`], `device` is /dev/userfaultfd, and the VMM's mappings and its
+/// userfaultfd are returned.
+pub(super) async fn load(
+    control: &ControlClient,
+    from: &Registered,
+    mode: MemoryMode,
+    device: Option<BorrowedFd<'_>>,
+    trace: &Trace,
+) -> Result<(Vec<MappedRegion>, Option<OwnedFd>), Error> {
+    let (restore, fds) = from.files.restore(mode, device);
+    match control.call_for_descriptors(restore, &fds).await? {
         (
             Response::Restored {
                 regions,
@@ -192,16 +207,10 @@ pub(super) async fn restore(
         ) => {
             tracing::debug!(populated_pages, populate_us = populate_ns / 1000, "restored");
             trace.count("populated_pages", populated_pages);
-            (regions, descriptors)
+            Ok((regions, descriptors.into_iter().next()))
         }
-        (other, _) => return Err(unexpected_answer(&other)),
-    };
-    let pages = match (watched, descriptors.into_iter().next()) {
-        (None, _) => None,
-        (Some(_), None) => return Err(Error::new(ErrorKind::VmmFailed, "thaw-vmm made no userfaultfd")),
-        (Some(_), Some(userfaultfd)) => Some(page_server(from, userfaultfd, &regions, vmm)?),
-    };
-    Ok(RestoredMemory { pages })
+        (other, _) => Err(unexpected_answer(&other)),
+    }
 }
 
 fn page_server(
@@ -220,7 +229,7 @@ fn page_server(
     PageServer::start(userfaultfd, regions, source, broken).map_err(fail)
 }
 
-fn open_userfaultfd(from: &Registered) -> Result<OwnedFd, Error> {
+fn userfaultfd_for(from: &Registered) -> Result<OwnedFd, Error> {
     if from.files.memory.len() != 1 {
         let what = format!(
             "{} is a delta: its memory cannot be served page by page",
@@ -230,14 +239,9 @@ fn open_userfaultfd(from: &Registered) -> Result<OwnedFd, Error> {
             Error::new(ErrorKind::SnapshotIncompatible, what).remedy("choose --memory-mode cow or populate")
         );
     }
-    let file = std::fs::OpenOptions::new()
-        .read(true)
-        .write(true)
-        .open(USERFAULTFD);
-    let fail = |e: std::io::Error| {
-        Error::system(format!("cannot open {USERFAULTFD}"), &e).remedy(
+    userfaultfd::open().map_err(|e| {
+        e.remedy(
             "this needs Linux 6.1 with CONFIG_USERFAULTFD and the right to open it; or --memory-mode cow",
         )
-    };
-    Ok(file.map_err(fail)?.into())
+    })
 }

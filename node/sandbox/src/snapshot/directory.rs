@@ -35,6 +35,11 @@ pub(super) const MEMORY: &str = "memory";
 pub(super) const WORKING_SET: &str = "working-set";
 pub(super) const DISKS: &str = "disks";
 
+/// The file of a disk in a snapshot.
+pub(crate) fn disk_path(snapshot: &Path, id: &str) -> PathBuf {
+    snapshot.join(DISKS).join(id)
+}
+
 /// The line of `manifest.b3`.
 pub(super) fn hash_line(hash: &Hash) -> String {
     format!("{hash}  {MANIFEST}\n")

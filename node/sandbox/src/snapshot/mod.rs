@@ -37,8 +37,8 @@ pub mod store;
 pub mod working_sets;
 
 pub use components::Components;
-pub(crate) use directory::MANIFEST;
 pub use directory::SnapshotDir;
+pub(crate) use directory::{MANIFEST, disk_path};
 pub use draft::Draft;
 pub use error::SnapshotError;
 pub use hash::Hash;

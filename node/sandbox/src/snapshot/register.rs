@@ -70,6 +70,33 @@ impl Registered {
         self.recording.store(false, Ordering::Relaxed);
     }
 
+    /// A snapshot whose memory another file server has: it can only be restored with a userfaultfd. `state` and `disks` have been
+    /// compared with the manifest, or will be before they are used.
+    pub fn without_memory(
+        manifest: Manifest,
+        hash: Hash,
+        directory: PathBuf,
+        state: &[u8],
+        disks: Vec<(String, OwnedFd)>,
+    ) -> io::Result<Registered> {
+        let copy = memfd("thaw-state", state.len() as u64)?;
+        copy.write_all_at(state, 0)?;
+        Ok(Registered {
+            manifest,
+            hash,
+            directory,
+            files: SnapshotFiles {
+                state: seal(&copy)?,
+                memory: Vec::new(),
+                working_set: None,
+            },
+            disks,
+            held_bytes: 0,
+            just_read: false.into(),
+            recording: true.into(),
+        })
+    }
+
     /// The same snapshot with another working set.
     pub fn with_working_set(&self, working_set: OwnedFd) -> io::Result<Registered> {
         let memory = self.files.memory.iter().map(OwnedFd::try_clone);

@@ -34,12 +34,14 @@ mod making;
 pub mod object;
 mod retention;
 mod shown;
+mod thawing;
 
 pub use find::{Viewer, find};
 pub use index::Stored;
 pub use making::{Making, NewSnapshot};
 pub use object::Object;
 pub use retention::Retention;
+pub use thawing::Thawing;
 
 /// Under the data directory. `snapshots` there belongs to containerd's snapshotter.
 const FROZEN: &str = "frozen";
@@ -181,7 +183,7 @@ impl SnapshotStore {
     /// Removes a snapshot. Blocks.
     ///
     /// # Errors
-    /// [`ErrorKind::SnapshotInUse`]: another stored snapshot lies on it, or, unless `force`, a sandbox was thawed from it.
+    /// [`ErrorKind::SnapshotInUse`]: another stored snapshot lies on it, or a sandbox is being thawed from it, or, unless `force`, was.
     pub fn remove(&self, id: &str, user_of: UserOf<'_>, force: bool) -> Result<(), Error> {
         let all = self.lock()?;
         let stored = self.get(id).ok_or_else(|| not_found(id))?;
@@ -200,7 +202,7 @@ impl SnapshotStore {
         }
         let entry = self.0.root.join(id);
         let fail = |e: io::Error| Error::system(format!("cannot remove {}", entry.display()), &e);
-        let _removing = lock(&entry).map_err(fail)?;
+        let _removing = self.lock_unless_thawing(id)?;
         fs::remove_file(entry.join(object::OBJECT)).map_err(fail)?;
         reach(Failpoint::ObjectForgotten);
         self.0.index.locked().forget(id);

@@ -98,6 +98,21 @@ fn stored_snapshot_is_listed_by_every_process() {
 }
 
 #[test]
+fn snapshot_that_is_being_thawed_is_not_removed() {
+    let data = tempfile::tempdir().unwrap();
+    let (store, other) = (open(data.path()), open(data.path()));
+    let id = put(&store, None, None).object.id.clone();
+    let thawing = [store.begin_thaw(&id).unwrap(), other.begin_thaw(&id).unwrap()];
+    let refused = other.remove(&id, &unused, true).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::SnapshotInUse, "{refused}");
+    assert_eq!(store.list().len(), 1);
+    drop(thawing);
+    other.remove(&id, &unused, false).unwrap();
+    let gone = store.begin_thaw(&id).unwrap_err();
+    assert_eq!(gone.kind, ErrorKind::SnapshotNotFound, "{gone}");
+}
+
+#[test]
 fn change_sets_and_removes_name_and_labels() {
     let data = tempfile::tempdir().unwrap();
     let store = open(data.path());

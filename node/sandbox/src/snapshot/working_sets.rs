@@ -23,6 +23,10 @@ const MOST: usize = 256;
 pub(super) const MOST_BYTES: u64 = HEADER as u64 + (1 << 20);
 /// Bytes of the header.
 const HEADER: usize = 64;
+/// Bytes of a run of pages.
+const RUN: usize = 16;
+/// The end of all pages.
+const END: u64 = 1 << 50;
 /// The magic, version 1 of the format, and zeros.
 const BEGINNING: &[u8] = b"THAWWSET\x01\0\0\0\0\0\0\0";
 
@@ -111,6 +115,26 @@ fn is_whole(file: &File) -> io::Result<bool> {
         && header[32..] == *blake3::hash(body).as_bytes())
 }
 
+/// The runs of pages in the bytes of a working set: the first page of the memory file, and how many. Ends before the first run that the
+/// format does not allow there, so no page comes twice.
+pub fn page_runs(bytes: &[u8]) -> impl Iterator<Item = (u64, u64)> {
+    let body = bytes.get(HEADER..).filter(|_| bytes.starts_with(BEGINNING));
+    let runs = body.unwrap_or_default().as_chunks::<RUN>().0.iter();
+    let little = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .rev()
+            .fold(0u64, |sum, byte| sum << 8 | u64::from(*byte))
+    };
+    let runs = runs.map(move |run| (little(&run[..8]), little(&run[8..12])));
+    let mut next = 0;
+    runs.take_while(move |(first, pages)| {
+        let is_allowed = (next..END).contains(first) && *pages > 0;
+        next = first.saturating_add(*pages);
+        is_allowed
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -163,6 +187,26 @@ mod tests {
         assert!(sets.find(snapshot).is_some());
         assert_eq!(found, whole(b"pages"), "the first stays");
         assert!(sets.find(Hash::of(b"another")).is_none());
+    }
+
+    #[test]
+    fn page_runs_end_at_the_first_that_none_can_be() {
+        let run = |first: u64, pages: u32| {
+            let first = first.to_le_bytes();
+            [&first[..], &pages.to_le_bytes(), &[1, 0, 0, 0]].concat()
+        };
+        let runs = |body: &[u8]| page_runs(&whole(body)).collect::<Vec<_>>();
+        let (a, b) = (run(7, 2), run(9, u32::MAX));
+        assert_eq!(runs(&[&a[..], &b].concat()), [(7, 2), (9, u32::MAX.into())]);
+        for wrong in [run(8, 1), run(0, 1), run(9, 0), run(1 << 50, 1), run(u64::MAX, 1)] {
+            assert_eq!(
+                runs(&[&a[..], &wrong, &run(20, 1)].concat()),
+                [(7, 2)],
+                "{wrong:?}"
+            );
+        }
+        assert!(runs(&a[..15]).is_empty());
+        assert_eq!(page_runs(&a).count(), 0, "no header");
     }
 
     #[test]

@@ -17,6 +17,7 @@ fn record(id: &str, vmm: Option<ProcessRecord>) -> Record {
         cpu_limit_millis: None,
         stock: None,
         hostname: None,
+        after_thaw: None,
         id: id.into(),
         name: Some(format!("name-{id}")),
         image: "busybox".into(),
@@ -42,6 +43,7 @@ fn record(id: &str, vmm: Option<ProcessRecord>) -> Record {
         volumes: Vec::new(),
         share: None,
         host_disks: BTreeMap::new(),
+        remote: None,
     }
 }
 

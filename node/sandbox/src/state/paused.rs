@@ -14,12 +14,14 @@ use std::fs::{self, File};
 use std::io::{self, Write};
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 
 use super::{Record, TimeLimit, Timeout, try_lock};
+use crate::admission::Place;
 use crate::container::{LIFE_FILE, READINESS_FILE, REQUEST_FILE};
 use crate::error::{Error, ErrorKind};
 use crate::id::is_id;
@@ -63,6 +65,8 @@ pub struct Draft {
 pub struct Paused {
     entry: PathBuf,
     record: Record,
+    /// What it counts with; `None` in a process without limits.
+    place: Option<Arc<Place>>,
 }
 
 /// The file.
@@ -187,6 +191,7 @@ impl Draft {
         let paused = Paused {
             entry: self.entry.clone(),
             record,
+            place: None,
         };
         copy(directory, &paused.entry)
             .and_then(|()| paused.write(paused.record.terms.time_limit()))
@@ -211,6 +216,16 @@ impl Paused {
     /// Its record, as it was when it was frozen.
     pub fn record(&self) -> &Record {
         &self.record
+    }
+
+    /// The same, which counts with this place until its last clone is dropped.
+    pub fn holding(self, place: Option<Arc<Place>>) -> Paused {
+        Paused { place, ..self }
+    }
+
+    /// What it counts with.
+    pub fn place(&self) -> Option<&Place> {
+        self.place.as_deref()
     }
 
     /// Its snapshot.
@@ -296,6 +311,7 @@ fn read(entry: PathBuf) -> Option<Paused> {
     Some(Paused {
         entry,
         record: sandbox,
+        place: None,
     })
 }
 

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use thaw_pools::process::ProcessRecord;
-use thaw_protocol::api::{SandboxNetwork, Volume};
+use thaw_protocol::api::{HookResult, SandboxNetwork, Volume};
 use thaw_protocol::control::DeviceId;
 use thaw_records::RecordError;
 
-use super::{HostDisk, PodNamespace, Provenance, Terms, recorded};
+use super::{Ending, HostDisk, PodNamespace, Provenance, RemoteMemory, Terms, recorded};
 use crate::container::RootServing;
 use crate::tenant::Tenant;
 
@@ -83,9 +83,23 @@ pub struct Record {
     /// The host name that its guest was given, if that is not its id.
     #[serde(default)]
     pub hostname: Option<String>,
+    /// How the hook of its container after its thaw ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub after_thaw: Option<HookResult>,
+    /// Where its memory comes from, if the snapshot was still being fetched when it was thawed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub remote: Option<RemoteMemory>,
 }
 
 impl Record {
+    /// What ends the sandbox beside its machine and its time limit.
+    pub fn ending(&self) -> Ending {
+        Ending {
+            client: self.client,
+            on_exit: self.terms.on_exit(),
+        }
+    }
+
     /// Whether the sandbox runs on without its owner, to be adopted.
     pub(super) fn outlives_owner(&self) -> bool {
         !self.tethered && self.ready

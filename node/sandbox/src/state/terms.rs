@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
-use thaw_protocol::api::{ChangeSandbox, OnTimeout, RateLimits};
+use thaw_pools::process::ProcessRecord;
+use thaw_protocol::api::{ChangeSandbox, OnExit, OnTimeout, RateLimits};
 
 use crate::snapshot::Hash;
 use crate::tenant::Tenant;
@@ -32,6 +33,9 @@ pub struct Terms {
     /// Whether the sandbox is deleted when its container's process ends.
     #[serde(default)]
     pub delete_on_exit: bool,
+    /// Whether its machine ends then, and its record and its output are kept.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub end_on_exit: bool,
     #[serde(default)]
     pub asked: Option<Asked>,
     /// Rate limits of its disks and network. `None` for a sandbox of the release before rate limits, whose VMM has none.
@@ -58,6 +62,33 @@ impl Terms {
             ..self
         }
     }
+
+    /// What happens to the sandbox when its container's process ends.
+    pub fn on_exit(&self) -> OnExit {
+        match (self.delete_on_exit, self.end_on_exit) {
+            (true, _) => OnExit::Delete,
+            (false, true) => OnExit::End,
+            (false, false) => OnExit::Keep,
+        }
+    }
+
+    /// The same terms, with this when the container's process ends.
+    pub fn with_exit(self, on_exit: OnExit) -> Terms {
+        Terms {
+            delete_on_exit: on_exit == OnExit::Delete,
+            end_on_exit: on_exit == OnExit::End,
+            ..self
+        }
+    }
+}
+
+/// What ends a sandbox beside its machine and its time limit.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ending {
+    /// The process that it was made for, if it ends with that.
+    pub client: Option<ProcessRecord>,
+    /// What happens to it when its container's process ends.
+    pub on_exit: OnExit,
 }
 
 /// How long a sandbox may run, and what happens then.
@@ -211,6 +242,7 @@ mod tests {
             idle_timeout_s: Some(60),
             on_timeout: OnTimeout::Pause,
             delete_on_exit: true,
+            end_on_exit: false,
             asked: Some(Asked {
                 client: u64::MAX,
                 share: 8,
@@ -223,9 +255,14 @@ mod tests {
         let read: Terms = serde_json::from_str(&serde_json::to_string(&terms).unwrap()).unwrap();
         assert_eq!(read, terms);
         let before: Terms = serde_json::from_str(r#"{"labels": {}, "timeout": null}"#).unwrap();
-        assert_eq!((before.rate_limits, before.tenant), (None, None));
+        assert_eq!((&before.rate_limits, &before.tenant), (&None, &None));
         assert_eq!(before.on_timeout, OnTimeout::Delete);
         assert!(before.annotations.is_empty());
+        for on_exit in [OnExit::Keep, OnExit::Delete, OnExit::End] {
+            let terms = before.clone().with_exit(on_exit);
+            let read: Terms = serde_json::from_str(&serde_json::to_string(&terms).unwrap()).unwrap();
+            assert_eq!(read.on_exit(), on_exit);
+        }
         let wrong = serde_json::from_str::<Terms>(r#"{"tenant": "../other"}"#);
         assert!(
             wrong.is_err(),

@@ -55,14 +55,10 @@ impl Node {
         };
         let waiting = each.start() + parked.start();
         place.fill_pools_to(each, parked);
-        let thawd = Thawd::start(&place);
-        let client = Client::connect(&place.socket()).ok_or("thawd does not answer")?;
         let node = Node {
-            place,
-            thawd,
-            client,
             ready,
             waiting,
+            ..Node::configured(place)?
         };
         // The first builds the template; the second makes its shape one that is in demand, the third the template.
         for _ in 0..3 {
@@ -73,6 +69,19 @@ impl Node {
         }
         node.settle().await?;
         Ok(node)
+    }
+
+    /// Starts one with the pools of its configuration.
+    pub fn configured(place: Place) -> Result<Node, String> {
+        let thawd = Thawd::start(&place);
+        let client = Client::connect(&place.socket()).ok_or("thawd does not answer")?;
+        Ok(Node {
+            place,
+            thawd,
+            client,
+            ready: Ready::Nothing,
+            waiting: 0,
+        })
     }
 
     /// Ends it; its place is there for another.

@@ -1,5 +1,17 @@
-//! What `make bench-snapshot` measures: thaws of a user's snapshot through thawd's API, beside creations from the template. The guest is a
-//! few instructions long, so what is timed is the host's part.
+//! What `make bench-snapshot` measures. Here: thaws of a user's snapshot through thawd's API, beside creations from the template. The guest
+//! is a few instructions long, so what is timed is the host's part. The modules measure an HTTP server in a Linux guest:
+//!
+//! | module | what is measured |
+//! |---|---|
+//! | [`server`] | cold starts, thaws and pauses, until the server's page is there |
+//! | [`clones`] | the memory of many clones |
+//! | [`remote`] | the snapshot in a registry, and its first thaw on another node |
+//! | [`stop`] | how long a freeze stops the server |
+
+pub mod clones;
+pub mod remote;
+pub mod server;
+pub mod stop;
 
 use std::path::PathBuf;
 

@@ -40,6 +40,11 @@ impl Memory {
         Ok(memory)
     }
 
+    /// What machines have: all but the page cache of what is stored.
+    pub fn of_machines(self) -> u64 {
+        self.vmms + self.templates
+    }
+
     /// Each by its name.
     pub fn parts(self) -> [(&'static str, u64); 3] {
         [

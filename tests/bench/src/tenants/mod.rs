@@ -18,6 +18,7 @@ use thaw_tiny_node::{Place, Thawd, callers, make_image};
 
 use crate::Report;
 use crate::clock::{monotonic_ns, us_since};
+use crate::report::mib;
 
 /// Sandboxes of each tenant.
 const SANDBOXES: usize = 4;
@@ -123,10 +124,6 @@ fn ask(place: &Place, tenant: &str, request: &str, body: &Value) -> Result<Strin
         true => Ok(body),
         false => Err(format!("{request}: {status} {body}; {}", log(place))),
     }
-}
-
-fn mib(bytes: u64) -> f64 {
-    bytes as f64 / f64::from(1 << 20)
 }
 
 /// What does not compress.

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use thaw_hypervisor::{Access, Vm};
 use thaw_protocol::control::DeviceId;
+use thaw_sys::lock::Lock;
 
 use super::InventoryError;
 use super::loops::Loops;
@@ -130,7 +131,7 @@ impl Spec {
             Spec::Vsock => device(Vsock::new(registrar, parts.events.clone())),
             Spec::Pmem { .. } => device(Pmem::new(parts.windows.take(id))),
             Spec::Mem => parts.mem.clone(),
-            Spec::Balloon => device(Balloon::default()),
+            Spec::Balloon => device(Balloon::new(parts.mem.locked().discards())),
             Spec::Rng => device(Rng::default()),
         }
     }

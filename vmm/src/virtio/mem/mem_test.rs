@@ -123,6 +123,21 @@ fn what_is_requested_is_told_and_can_be_plugged_in_any_place() {
 }
 
 #[test]
+fn held_discards_make_plugging_busy() {
+    let mut f = fixture();
+    f.rig.device.set_requested_size(4 * BLOCK).unwrap();
+    assert_eq!(ask(&mut f.rig, PLUG, START, 1).0, ACK);
+    let discards = f.rig.device.discards();
+    discards.hold();
+    for (kind, address) in [(PLUG, START + BLOCK), (UNPLUG, START), (UNPLUG_ALL, 0)] {
+        assert_eq!(ask(&mut f.rig, kind, address, 1).0, Response::Busy as u16);
+    }
+    assert_eq!(ask(&mut f.rig, STATE, START, 1), (ACK, State::Plugged as u16));
+    discards.allow();
+    assert_eq!(ask(&mut f.rig, UNPLUG, START, 1).0, ACK);
+}
+
+#[test]
 fn requests_for_bad_blocks_are_errors() {
     let mut f = fixture();
     f.rig.device.set_requested_size(4 * BLOCK).unwrap();

@@ -14,7 +14,7 @@ use thaw_sandbox::state::Behalf;
 use tokio::sync::watch;
 
 use super::Daemon;
-use crate::api::factory::{CreatePod, NewSandbox, ThawPod};
+use crate::api::factory::{CreatePod, NewSandbox, PodContainer, ThawPod};
 use crate::api::machine::Condition;
 use crate::api::problem::{ApiCode, Refusal};
 use crate::metrics::How;
@@ -53,10 +53,21 @@ impl Daemon {
         self.run_creation(How::Create, factory.create_pod(request)).await
     }
 
-    /// Thaws a pod's sandbox from a snapshot. Dropping the future removes everything made so far.
-    pub async fn thaw_pod(self: &Arc<Daemon>, request: ThawPod) -> Result<CreatedSandbox, Refusal> {
+    /// Thaws a pod's sandbox from a snapshot, and returns the container in it if that is known. Dropping the future removes everything made
+    /// so far.
+    pub async fn thaw_pod(
+        self: &Arc<Daemon>,
+        request: ThawPod,
+    ) -> Result<(CreatedSandbox, Option<PodContainer>), Refusal> {
         let factory = self.factory()?;
-        self.run_creation(How::Thaw, factory.thaw_pod(request)).await
+        let mut container = None;
+        let creation = async {
+            let thawed = factory.thaw_pod(request).await?;
+            container = thawed.container;
+            Ok(thawed.sandbox)
+        };
+        let created = self.run_creation(How::Thaw, creation).await?;
+        Ok((created, container))
     }
 
     /// Thaws a sandbox from a snapshot. Dropping the future removes everything made so far.

@@ -51,6 +51,7 @@ fn of_record(record: &Record) -> Described {
         memory_released: false,
         reason: None,
         failure: None,
+        after_thaw: record.after_thaw.clone(),
         ended: None,
         exit_code: None,
         restarts: 0,

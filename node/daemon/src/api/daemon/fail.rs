@@ -1,5 +1,5 @@
 //! Ended sandboxes that stay listed, and for how long: those whose machine ended by itself, which have failed, and those whose container
-//! exited, if the caller that deleted them kept the record.
+//! exited, if the caller that deleted them kept the record, or they were to end so.
 //!
 //! Invariants: an end is recorded before anything of its sandbox is removed, and listed when everything is removed, so that its name
 //! and its ports are free by then; deleting a sandbox that is failing leaves nothing of it. An ended sandbox is in the cache and not in
@@ -89,7 +89,7 @@ impl Daemon {
     }
 
     /// Removes what a sandbox has whose container's process has exited, and lists the sandbox as exited, with its output.
-    async fn keep_exited(self: &Arc<Daemon>, id: &str, status: i32) {
+    pub(super) async fn keep_exited(self: &Arc<Daemon>, id: &str, status: i32) {
         let Some((machine, _failing)) = self.begin_end(id) else {
             return;
         };

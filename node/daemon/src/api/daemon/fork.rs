@@ -51,17 +51,21 @@ impl Daemon {
         let _creating = self.begin(How::Thaw)?;
         // Clones get the original's tenant, whichever caller forks it.
         let original = self.record_of(&wanted)?;
-        let tenant = original.terms.tenant.clone();
         let behalf = Behalf {
-            tenant,
+            tenant: original.terms.tenant.clone(),
             asked,
             annotations: original.terms.annotations.clone(),
         };
+        // Before the original is frozen for nothing.
+        factory
+            .check_room(&original, request.count)
+            .inspect_err(|e| self.metrics.not_started(How::Thaw, e.kind.slug()))?;
         let trace = Trace::new();
         let place = factory.scratch(&original, request.sign.is_some()).await?;
         let freeze = FreezeSandbox {
             directory: Some(place.snapshot()),
             sign: request.sign,
+            require_hook: request.require_hook,
             ..FreezeSandbox::default()
         };
         let daemon = self.clone();
@@ -86,6 +90,7 @@ impl Daemon {
             network_policy: None,
             rate_limits: RateLimits::default(),
             publish: Vec::new(),
+            require_hook: request.require_hook,
         };
         let clones = (0..request.count).map(|_| async {
             let began = since.elapsed();

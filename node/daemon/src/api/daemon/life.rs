@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use thaw_protocol::api::{SandboxAction, SandboxEvent, StopContainer};
+use thaw_protocol::api::{OnExit, SandboxAction, SandboxEvent, StopContainer};
 use thaw_sandbox::container::signals;
 use thaw_sandbox::error::{Error, ErrorKind};
 
@@ -63,8 +63,7 @@ impl Daemon {
         let (exit, end) = {
             let machine = self.find(&id)?;
             if machine.life().is_none() {
-                let why = format!("sandbox {id}: whoever started its container waits for its end");
-                return Err(Refusal::new(ApiCode::NoLogs, why));
+                return Err(unmonitored(&id));
             }
             (machine.exit(), machine.end())
         };
@@ -74,6 +73,21 @@ impl Daemon {
             reason = end => Err(Error::new(ErrorKind::GuestEnded, reason).into()),
             _ = closing.wait_for(|closing| *closing) => Err(shuts_down()),
         }
+    }
+
+    /// Changes what happens to a sandbox when its container's process ends. From then on it does not end with the process that it was made for.
+    ///
+    /// # Errors
+    /// [`ApiCode::NoLogs`]: nothing monitors the container. [`ApiCode::OneOnly`]: a `thaw run` owns the sandbox, which ends with that.
+    pub async fn set_on_exit(&self, wanted: &Wanted, on_exit: OnExit) -> Result<Arc<Described>, Refusal> {
+        self.factory()?;
+        let turn = self.turn(wanted).await?;
+        if turn.machine.life().is_none() {
+            return Err(unmonitored(&turn.id));
+        }
+        turn.machine.set_on_exit(on_exit).await?;
+        let shown = self.cache.get(&turn.id);
+        Ok(shown.ok_or_else(|| no_such_sandbox(&wanted.text))?)
     }
 
     /// A sandbox with the results of its container's health checks.
@@ -123,6 +137,11 @@ impl Daemon {
         });
         done.await.map_err(|e| Refusal::new(ApiCode::Broken, e))?
     }
+}
+
+fn unmonitored(id: &str) -> Refusal {
+    let why = format!("sandbox {id}: whoever started its container waits for its end");
+    Refusal::new(ApiCode::NoLogs, why)
 }
 
 fn shuts_down() -> Refusal {

@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use futures_util::future::BoxFuture;
 use thaw_pools::process::ProcessRecord;
-use thaw_protocol::api::{ContainerHealth, OnTimeout};
+use thaw_protocol::api::{ContainerHealth, OnExit, OnTimeout};
 use thaw_sandbox::readiness;
-use thaw_sandbox::state::TimeLimit;
+use thaw_sandbox::state::{Ending, TimeLimit};
 use tokio::sync::watch::Receiver;
 
 use super::describe::{RESTARTING, checked, exited, ran_out_of_memory, restarts, set, started};
@@ -22,13 +22,15 @@ use crate::api::scope::Wanted;
 enum End {
     /// One of its rules, by name: the sandbox must be deleted.
     Rule(&'static str),
+    /// Its container's process, with this status: only its record and its output stay.
+    Exit(i32),
     /// Its machine ended by itself: the sandbox has failed.
     Machine,
 }
 
 /// Watches a sandbox until it ends. Updates the cache when its machine or its container ends, or its volumes are lost. Lists the sandbox as
 /// failed if its machine ended without a request. Deletes it if its timeout is over, if the process it was created for has ended, or if its
-/// container has ended and the sandbox has `delete_on_exit`.
+/// container's process has ended and it is to be deleted then. Lists it as ended if only its record is to stay then.
 pub(super) fn watch(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<Output = ()> + Send + use<> {
     let record = machine.record();
     let shown = Shown {
@@ -36,14 +38,9 @@ pub(super) fn watch(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<
         id: record.id.clone(),
     };
     let machine_ends = machine_ends(shown.clone(), machine.end());
-    let client_ends = client_ends(record.client);
+    let client_ends = client_ends(machine.ending());
     let times_out = times_out(shown.clone(), machine.time_limit());
-    let container_ends = container_ends(
-        shown.clone(),
-        machine.exit(),
-        machine.life(),
-        record.terms.delete_on_exit,
-    );
+    let container_ends = container_ends(shown.clone(), machine.exit(), machine.life(), machine.ending());
     let lives = container_lives(shown.clone(), machine.life());
     let health = container_health(shown.clone(), machine.health());
     let volumes_lost = volumes_lost(shown, machine.volumes_lost());
@@ -66,6 +63,7 @@ pub(super) fn watch(daemon: Weak<Daemon>, machine: &dyn Machine) -> impl Future<
             let _finishing = daemon.finishing.read().await;
             match end {
                 End::Machine => daemon.fail(&id).await,
+                End::Exit(status) => daemon.keep_exited(&id, status).await,
                 End::Rule(why) => {
                     if daemon.delete_unless_failed(&Wanted::on_node(&id)).await.is_ok() {
                         tracing::info!(sandbox = id, "ended: {why}");
@@ -130,16 +128,31 @@ impl Shown {
     }
 }
 
-async fn client_ends(client: Option<ProcessRecord>) -> End {
-    let Some(client) = client else {
+/// Waits until the process that the sandbox was made for has ended, if the sandbox still ends with that.
+async fn client_ends(mut ending: Receiver<Ending>) -> End {
+    loop {
+        let client = ending.borrow_and_update().client;
+        let is_changed = tokio::select! {
+            // The change comes first, because the process may end as soon as it has asked for it.
+            biased;
+            changed = ending.changed() => changed.is_ok(),
+            () = process_ends(client) => return End::Rule("the process it was made for has ended"),
+        };
+        if !is_changed {
+            return pending().await;
+        }
+    }
+}
+
+async fn process_ends(process: Option<ProcessRecord>) {
+    let Some(process) = process else {
         return pending().await;
     };
-    if let Some(pidfd) = client.open()
+    if let Some(pidfd) = process.open()
         && let Ok(pidfd) = readiness::register(pidfd, tokio::io::Interest::READABLE)
     {
         let _ = pidfd.readable().await;
     }
-    End::Rule("the process it was made for has ended")
 }
 
 /// Waits until the sandbox must be deleted because its time is over or it is idle. Pauses it each time that it is to be paused.
@@ -195,16 +208,23 @@ async fn container_ends(
     shown: Shown,
     exit: BoxFuture<'static, i32>,
     life: Option<Receiver<ContainerLife>>,
-    delete_on_exit: bool,
+    mut ending: Receiver<Ending>,
 ) -> End {
     let status = exit.await;
     if life.is_some_and(|life| life.borrow().out_of_memory) && !shown.is_restarting() {
         shown.update(ran_out_of_memory);
     }
     shown.update(|described| exited(described, status));
-    match delete_on_exit {
-        true => End::Rule("its container's process has ended"),
-        false => pending().await,
+    loop {
+        let on_exit = ending.borrow_and_update().on_exit;
+        match on_exit {
+            OnExit::Delete => return End::Rule("its container's process has ended"),
+            OnExit::End => return End::Exit(status),
+            OnExit::Keep => {}
+        }
+        if ending.changed().await.is_err() {
+            return pending().await;
+        }
     }
 }
 

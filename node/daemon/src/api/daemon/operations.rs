@@ -65,7 +65,8 @@ impl Daemon {
                 Ok(())
             }
             Body::Paused(paused) => {
-                // A resume that is in progress finds it gone, and ends its machine.
+                // A resume that is in progress ends; one that is done meanwhile finds it gone, and ends its machine.
+                paused.deleted.notify_one();
                 let _turn = turn.lock().await;
                 self.factory()
                     .map_err(|_| no_such_sandbox(&id))?

@@ -14,7 +14,7 @@ use thaw_sandbox::container::ready;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::state::{Paused, Record, SandboxDirectory, TimeLimit};
 use thaw_sandbox::{Node, Tenants};
-use tokio::sync::watch;
+use tokio::sync::{Notify, watch};
 
 use super::describe::{describe, describe_paused};
 use super::turn::Turn;
@@ -29,6 +29,8 @@ use crate::api::scope::Wanted;
 pub(super) struct PausedSandbox {
     pub files: Paused,
     pub time_limit: watch::Sender<TimeLimit>,
+    /// It is being deleted: a resume in progress, which may wait long for a hook, ends.
+    pub deleted: Notify,
     /// Its images stay in the store.
     _images: Vec<Lease>,
 }
@@ -38,6 +40,7 @@ impl PausedSandbox {
         PausedSandbox {
             _images: images,
             time_limit: watch::Sender::new(files.record().terms.time_limit()),
+            deleted: Notify::new(),
             files,
         }
     }
@@ -109,7 +112,11 @@ impl Daemon {
         let factory = self.factory()?;
         let _creating = self.begin_creation()?;
         let limit = paused.time_limit.borrow().renewed();
-        let thawed = factory.thaw_paused(&paused.files, limit).await;
+        let thawed = tokio::select! {
+            thawed = factory.thaw_paused(&paused.files, limit) => thawed,
+            // What was made so far is removed.
+            () = paused.deleted.notified() => return Err(no_such_sandbox(id).into()),
+        };
         let machine = match thawed {
             Ok(new) => new.machine,
             Err(refusal) => {
@@ -178,7 +185,8 @@ pub(super) async fn on_disk(tenants: &Tenants) -> Vec<Paused> {
     let node = tenants.shared().clone();
     let read = blocking(move || {
         node.paused.sweep(node.templates.registry().stamps());
-        Ok(node.paused.list())
+        let all = node.paused.list().into_iter();
+        Ok(all.map(|paused| node.count_paused(paused)).collect())
     });
     read.await.unwrap_or_default()
 }

@@ -1,6 +1,12 @@
+use std::process::Command;
+
 use axum::http::StatusCode;
 use serde_json::json;
-use thaw_protocol::api::{ChangeSandbox, CreateSandbox, FreezeSandbox, OnTimeout, Sandbox};
+use thaw_pools::process::ProcessRecord;
+use thaw_protocol::api::{
+    ChangeSandbox, CreateSandbox, EXITED, FreezeSandbox, OnExit, OnTimeout, ProcessIdentity, Sandbox,
+    StartContainer,
+};
 use thaw_sandbox::state::Behalf;
 
 use super::*;
@@ -87,6 +93,54 @@ async fn failed_release_leaves_the_sandbox_running() {
 }
 
 #[tokio::test]
+async fn sandbox_left_by_its_client_is_released_and_kept_at_its_exit() {
+    for on_exit in [OnExit::End, OnExit::Delete] {
+        let (fake, daemon) = Fake::daemon(true);
+        let mut client = Command::new("sleep").arg("1000").spawn().unwrap();
+        let ProcessRecord { pid, start_time } =
+            ProcessRecord::of(i32::try_from(client.id()).unwrap()).unwrap();
+        let asked = CreateSandbox {
+            client: Some(ProcessIdentity { pid, start_time }),
+            container: Some(StartContainer::default()),
+            ..request("x")
+        };
+        let made = daemon.create(asked, Behalf::default()).await.unwrap();
+        let id = made.sandbox.id;
+        let wanted = Wanted::on_node(&id);
+        let attached = daemon.release_memory(&wanted).await.unwrap_err();
+        assert_eq!(attached.slug(), "memory-kept");
+        let leave = ChangeSandbox {
+            on_exit: Some(on_exit),
+            ..ChangeSandbox::default()
+        };
+        daemon.change(&wanted, &leave).await.unwrap();
+        client.kill().unwrap();
+        client.wait().unwrap();
+        daemon.release_memory(&wanted).await.unwrap();
+        daemon.resume(&wanted).await.unwrap();
+        assert_eq!(shown(&daemon, &id).state, "running");
+        fake.exit.send_replace(Some(7));
+        let ended = |shown: Option<Arc<Described>>| match on_exit {
+            OnExit::Delete => shown.is_none(),
+            _ => shown.is_some_and(|s| s.ended.is_some() && (&*s.state, s.exit_code) == (EXITED, Some(7))),
+        };
+        until(|| ended(daemon.cache.get(&id)) && fake.living() == 0).await;
+        assert_eq!(on_disk(&fake), 0);
+    }
+}
+
+#[tokio::test]
+async fn end_of_an_unmonitored_container_is_not_thawds() {
+    let (fake, daemon, id) = with_sandbox("web").await;
+    let change = ChangeSandbox {
+        on_exit: Some(OnExit::End),
+        ..ChangeSandbox::default()
+    };
+    let refused = daemon.change(&Wanted::on_node(&id), &change).await.unwrap_err();
+    assert_eq!((refused.slug(), fake.living()), ("output-not-kept", 1));
+}
+
+#[tokio::test]
 async fn failed_resume_leaves_the_sandbox_paused_with_the_reason() {
     let (fake, daemon, id) = with_sandbox("web").await;
     let wanted = Wanted::on_node(&id);
@@ -118,14 +172,10 @@ async fn sandbox_deleted_during_its_resume_leaves_nothing() {
     });
     let mut making = fake.making.subscribe();
     making.wait_for(|making| *making == 1).await.unwrap();
-    let deleting = tokio::spawn({
-        let (daemon, wanted) = (daemon.clone(), wanted.clone());
-        async move { daemon.delete(&wanted).await }
-    });
-    until(|| daemon.cache.get(&id).is_none()).await;
-    fake.open.send_replace(true);
+    // The resume does not go on meanwhile, as if its hook ran.
+    daemon.delete(&wanted).await.unwrap();
     assert_eq!(resuming.await.unwrap().unwrap_err().slug(), "sandbox-not-found");
-    deleting.await.unwrap().unwrap();
+    assert!(daemon.cache.get(&id).is_none());
     assert_eq!((fake.living(), on_disk(&fake)), (0, 0));
 }
 

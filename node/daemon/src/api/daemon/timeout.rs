@@ -8,6 +8,7 @@ use thaw_sandbox::error::Error;
 use super::describe::limit_time;
 use super::turn::Turn;
 use super::{Body, Daemon, Described, no_such_sandbox};
+use crate::api::problem::Refusal;
 use crate::api::scope::Wanted;
 
 /// Why a sandbox is due to be paused.
@@ -21,15 +22,22 @@ pub(super) enum Due {
 }
 
 impl Daemon {
-    /// Applies all of a change, or, if a part fails, the parts before it: first the rate limits, then the timeout.
-    pub async fn change(&self, wanted: &Wanted, change: &ChangeSandbox) -> Result<Arc<Described>, Error> {
+    /// Applies all of a change, or, if a part fails, the parts before it: first what happens when its container's process ends, then the
+    /// rate limits, then the timeout.
+    pub async fn change(&self, wanted: &Wanted, change: &ChangeSandbox) -> Result<Arc<Described>, Refusal> {
+        if let Some(on_exit) = change.on_exit {
+            let changed = self.set_on_exit(wanted, on_exit).await?;
+            if change.rate_limits.is_none() && !change.has_timeout() {
+                return Ok(changed);
+            }
+        }
         if !change.has_timeout() {
-            return self.set_rate_limits(wanted, change.rate_limits).await;
+            return Ok(self.set_rate_limits(wanted, change.rate_limits).await?);
         }
         if !change.rate_limits.is_none() {
             self.set_rate_limits(wanted, change.rate_limits).await?;
         }
-        self.set_timeout(wanted, change).await
+        Ok(self.set_timeout(wanted, change).await?)
     }
 
     /// Changes how long a sandbox may run from now on, and what happens then. Ignores the other parts of the change.

@@ -1,5 +1,6 @@
 //! The real factory: creates and thaws sandboxes and pods on this node, and starts their containers.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -10,7 +11,7 @@ use thaw_images::store::Lease;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
 use thaw_protocol::api::{
-    CreateSandbox, HealthCheck, OnExit, ProcessIdentity, Readiness, StartContainer, ThawSandbox,
+    CreateSandbox, HealthCheck, ProcessIdentity, Readiness, StartContainer, ThawSandbox,
 };
 use thaw_protocol::control::MemoryMode;
 use thaw_sandbox::agent_client::{self, AgentClient};
@@ -27,10 +28,10 @@ use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::{Behalf, Paused, Record, Terms, TimeLimit};
 use thaw_sandbox::trace::{Reason, Trace};
 use thaw_sandbox::{
-    NetworkMode, NetworkSource, Node, READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, network,
+    NetworkMode, NetworkSource, Node, READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, Thawable, network,
 };
 
-use super::{CreatePod, Factory, NewSandbox, SnapshotPlace, ThawPod};
+use super::{CreatePod, Factory, NewSandbox, PodContainer, PodSnapshot, SnapshotPlace, ThawPod, ThawedPod};
 use crate::api::check;
 use crate::api::container_monitor::ContainerMonitor;
 use crate::api::microvm::Microvm;
@@ -57,15 +58,15 @@ impl Factory for Tenants {
         behalf: Behalf,
         viewer: Viewer,
     ) -> Result<NewSandbox, Refusal> {
-        let (node, request) = match &request.snapshot {
-            Some(wanted) => {
-                let (node, directory) = self.snapshot_to_thaw(wanted, &viewer).await?;
-                let directory = Some(directory);
-                (node, ThawSandbox { directory, ..request })
+        let (node, thawable, _thawing) = match (&request.snapshot, &request.directory) {
+            (Some(wanted), _) => self.to_thaw(wanted, &viewer, request.memory_mode).await?,
+            (None, Some(directory)) => {
+                let node = self.for_new(behalf.tenant.as_ref()).await?;
+                (node, Thawable::Stored(directory.clone()), None)
             }
-            None => (self.for_new(behalf.tenant.as_ref()).await?, request),
+            (None, None) => return Err(check::no_snapshot()),
         };
-        thaw_sandbox(&node, request, behalf).await
+        thaw_sandbox(&node, thawable, request, behalf).await
     }
 
     async fn thaw_clone(
@@ -75,7 +76,8 @@ impl Factory for Tenants {
         behalf: Behalf,
     ) -> Result<NewSandbox, Refusal> {
         let node = self.with_stock(original.stock.as_ref()).await?;
-        thaw_sandbox(&node, request, behalf).await
+        let directory = request.directory.clone().ok_or_else(check::no_snapshot)?;
+        thaw_sandbox(&node, Thawable::Stored(directory), request, behalf).await
     }
 
     async fn thaw_paused(&self, paused: &Paused, limit: TimeLimit) -> Result<NewSandbox, Refusal> {
@@ -113,8 +115,15 @@ impl Factory for Tenants {
         create_pod(self.shared(), request).await
     }
 
-    async fn thaw_pod(&self, request: ThawPod) -> Result<NewSandbox, Refusal> {
-        thaw_pod(self.shared(), request).await
+    async fn thaw_pod(&self, request: ThawPod) -> Result<ThawedPod, Refusal> {
+        let (node, directory, _thawing) = match &request.snapshot {
+            PodSnapshot::Directory(directory) => (self.shared().clone(), directory.clone(), None),
+            PodSnapshot::Stored { wanted, namespace } => {
+                let (node, directory, thawing) = self.snapshot_for_pod(wanted, namespace).await?;
+                (node, directory, Some(thawing))
+            }
+        };
+        thaw_pod(&node, directory, request).await
     }
 
     async fn end_unowned(&self, id: &str) -> bool {
@@ -140,6 +149,7 @@ async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> 
         false => (None, None),
     };
     let limit = TimeLimit::from_now(request.timeout_s, request.idle_timeout_s, request.on_timeout);
+    let on_exit = request.container.as_ref().map(|c| c.on_exit).unwrap_or_default();
     let spec = SandboxSpec {
         image: Some(request.image),
         pull: parse::<Pull>("pull", &request.pull)?,
@@ -164,12 +174,8 @@ async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> 
         prefetch: request.prefetch,
         terms: Terms {
             labels: request.labels,
-            delete_on_exit: request
-                .container
-                .as_ref()
-                .is_some_and(|c| c.on_exit == OnExit::Delete),
             rate_limits: Some(request.rate_limits),
-            ..behalf.terms().within(limit)
+            ..behalf.terms().within(limit).with_exit(on_exit)
         },
         volumes: request.volumes,
         cpu_limit_millis: request.cpu_limit_millis,
@@ -242,36 +248,75 @@ async fn create_pod(node: &Node, request: CreatePod) -> Result<NewSandbox, Refus
     of_pod(node, sandbox, request.cgroup, &trace).await
 }
 
-async fn thaw_pod(node: &Node, request: ThawPod) -> Result<NewSandbox, Refusal> {
+async fn thaw_pod(node: &Node, directory: PathBuf, request: ThawPod) -> Result<ThawedPod, Refusal> {
     let spec = ThawSpec {
-        directory: request.directory,
+        directory,
         hostname: request.hostname,
         name: None,
         tethered: false,
         client: request.client,
         memory_mode: MemoryMode::default(),
+        require_hook: false,
+        network: request.network,
         network_policy: None,
         publish: Vec::new(),
         terms: Terms {
             labels: request.labels,
             ..Terms::default()
         },
+        remote: None,
         paused: None,
+        is_pod: true,
     };
     let trace = Trace::new();
     let sandbox = Sandbox::thaw(node, spec, &trace).await?;
-    of_pod(node, sandbox, request.cgroup, &trace).await
+    let container = match request.snapshot {
+        PodSnapshot::Directory(_) => None,
+        PodSnapshot::Stored { wanted, .. } => Some(pod_container(&sandbox, &wanted)?),
+    };
+    let sandbox = of_pod(node, sandbox, request.cgroup, &trace).await?;
+    Ok(ThawedPod { sandbox, container })
 }
 
-async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Result<NewSandbox, Refusal> {
+/// The container of a sandbox that was thawed as a pod.
+fn pod_container(sandbox: &Sandbox, wanted: &str) -> Result<PodContainer, Error> {
+    let refuse = |why: &str| {
+        let what = format!("snapshot {wanted} cannot be a pod: {why}");
+        Error::new(ErrorKind::SnapshotIncompatible, what)
+    };
+    let record = sandbox.record();
+    let running = Running::read(&sandbox.directory())
+        .map_err(|_| refuse("it has no container that thaw run or the API has started"))?;
+    if running.args.is_empty() {
+        return Err(refuse("a release that did not keep its command has made it")
+            .remedy("run its image again, and freeze that"));
+    }
+    Ok(PodContainer {
+        id: running.container_id,
+        image_digest: record.image_digest.clone().unwrap_or_default(),
+        args: running.args,
+        terminal: running.tty,
+        memory_mib: record.memory_mib,
+    })
+}
+
+async fn thaw_sandbox(
+    node: &Node,
+    from: Thawable,
+    request: ThawSandbox,
+    behalf: Behalf,
+) -> Result<NewSandbox, Refusal> {
+    let (directory, remote) = from.into_parts();
     let limit = TimeLimit::from_now(request.timeout_s, request.idle_timeout_s, request.on_timeout);
     let spec = ThawSpec {
-        directory: request.directory.ok_or_else(check::no_snapshot)?,
+        directory,
         hostname: request.hostname,
         name: request.name,
         tethered: false,
         client: request.client.map(process),
         memory_mode: request.memory_mode,
+        require_hook: request.require_hook,
+        network: None,
         network_policy: request.network_policy,
         publish: request.publish,
         terms: Terms {
@@ -279,7 +324,9 @@ async fn thaw_sandbox(node: &Node, request: ThawSandbox, behalf: Behalf) -> Resu
             rate_limits: Some(request.rate_limits),
             ..behalf.terms().within(limit)
         },
+        remote,
         paused: None,
+        is_pod: false,
     };
     // If the caller has a process for the sandbox, that process attaches to the container.
     let is_monitored = spec.client.is_none();

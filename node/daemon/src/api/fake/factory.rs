@@ -6,8 +6,9 @@ use std::sync::atomic::Ordering;
 
 use async_trait::async_trait;
 use thaw_images::store::Lease;
+use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
-use thaw_protocol::api::{Account, CreateSandbox, OnExit, RateLimits, Readiness, Stage, ThawSandbox};
+use thaw_protocol::api::{Account, CreateSandbox, HookResult, RateLimits, Readiness, Stage, ThawSandbox};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::snapshot::store::Viewer;
@@ -15,12 +16,24 @@ use thaw_sandbox::state::{Behalf, Paused, Record, Terms, TimeLimit};
 use thaw_sandbox::{NetworkMode, NetworkSource};
 
 use super::{Fake, FakeMachine, UNOWNED};
-use crate::api::factory::{CreatePod, Factory, NewSandbox, SnapshotPlace, StoredSnapshots as _, ThawPod};
+use crate::api::factory::{
+    CreatePod, Factory, NewSandbox, PodContainer, PodSnapshot, SnapshotPlace, StoredSnapshots as _, ThawPod,
+    ThawedPod,
+};
 use crate::api::problem::Refusal;
 use crate::api::readiness::ReadinessWait;
 use crate::metrics::{Families, Names};
 
 impl Fake {
+    /// Gives a machine a container, whose output is kept in this directory.
+    fn give_container(&self, machine: &mut FakeMachine, directory: tempfile::TempDir) {
+        let journal = Arc::new(Journal::open(directory.path()).unwrap());
+        machine.output = Some((journal, directory));
+        machine.exit = self.exit.subscribe();
+        machine.life = self.life.subscribe();
+        machine.health = self.health.subscribe();
+    }
+
     fn readiness_wait(&self) -> ReadinessWait {
         let mut ready = self.ready.subscribe();
         ReadinessWait(Box::pin(async move {
@@ -63,26 +76,25 @@ impl Factory for Fake {
         if request.image == "missing" {
             return Err(Error::new(ErrorKind::ImageNotFound, "no image: missing").into());
         }
+        let place = self.admit(behalf.tenant.as_ref())?;
         let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
         let limit = TimeLimit::from_now(request.timeout_s, request.idle_timeout_s, request.on_timeout);
+        let on_exit = request.container.as_ref().map(|c| c.on_exit).unwrap_or_default();
         let terms = Terms {
             labels: request.labels,
-            delete_on_exit: request
-                .container
-                .as_ref()
-                .is_some_and(|c| c.on_exit == OnExit::Delete),
             rate_limits: Some(request.rate_limits),
-            ..behalf.terms().within(limit)
+            ..behalf.terms().within(limit).with_exit(on_exit)
         };
-        let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
+        let client = request.client.map(|client| ProcessRecord {
+            pid: client.pid,
+            start_time: client.start_time,
+        });
+        let machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
+        let mut machine = machine.made_for(client);
         if request.container.is_some() {
-            let directory = tempfile::tempdir().unwrap();
-            let journal = Arc::new(Journal::open(directory.path()).unwrap());
-            machine.output = Some((journal, directory));
-            machine.exit = self.exit.subscribe();
-            machine.life = self.life.subscribe();
-            machine.health = self.health.subscribe();
+            self.give_container(&mut machine, tempfile::tempdir().unwrap());
         }
+        machine.place = Some(place);
         machine.files = self.files.clone();
         machine.guest = self.guest.lock().unwrap().clone();
         let probe = request.container.and_then(|c| c.readiness);
@@ -102,10 +114,18 @@ impl Factory for Fake {
         if !paused.snapshot().is_dir() {
             return Err(Error::new(ErrorKind::SnapshotNotFound, "no snapshot").into());
         }
+        let place = paused.place().map(|place| self.admit_again(place)).transpose()?;
         let record = paused.record().clone();
         let terms = record.terms.clone().within(limit);
+        let mut machine = FakeMachine::of(Record { terms, ..record }, self.counts.clone());
+        machine.place = place;
+        if paused.output().exists() {
+            let directory = tempfile::tempdir().unwrap();
+            paused.restore(directory.path())?;
+            self.give_container(&mut machine, directory);
+        }
         Ok(NewSandbox {
-            machine: Arc::new(FakeMachine::of(Record { terms, ..record }, self.counts.clone())),
+            machine: Arc::new(machine),
             image_config: "null".into(),
             account: Account::default(),
             readiness_wait: None,
@@ -135,13 +155,22 @@ impl Factory for Fake {
         })
     }
 
-    async fn thaw_pod(&self, request: ThawPod) -> Result<NewSandbox, Refusal> {
-        if !request.directory.is_dir() {
-            return Err(Error::new(ErrorKind::SnapshotNotFound, "no snapshot").into());
-        }
+    async fn thaw_pod(&self, request: ThawPod) -> Result<ThawedPod, Refusal> {
+        let none = || Error::new(ErrorKind::SnapshotNotFound, "no snapshot");
+        let container = match &request.snapshot {
+            PodSnapshot::Directory(directory) if directory.is_dir() => None,
+            PodSnapshot::Stored { wanted, namespace } if wanted == "web" && namespace == "shop" => {
+                let args = vec!["serve".into()];
+                Some(PodContainer {
+                    args,
+                    ..PodContainer::default()
+                })
+            }
+            _ => return Err(none().into()),
+        };
         let pod = CreatePod {
             hostname: request.hostname,
-            network: NetworkSource::Ours(NetworkMode::None),
+            network: request.network.unwrap_or(NetworkSource::Ours(NetworkMode::None)),
             cpus: 1,
             memory_mib: 128,
             disk_mib: 1,
@@ -150,7 +179,8 @@ impl Factory for Fake {
             client: request.client,
             rate_limits: RateLimits::default(),
         };
-        self.create_pod(pod).await
+        let sandbox = self.create_pod(pod).await?;
+        Ok(ThawedPod { sandbox, container })
     }
 
     async fn thaw(
@@ -164,6 +194,7 @@ impl Factory for Fake {
         } else if !request.directory.is_some_and(|directory| directory.is_dir()) {
             return Err(Error::new(ErrorKind::SnapshotNotFound, "no snapshot").into());
         }
+        let place = self.admit(behalf.tenant.as_ref())?;
         let number = self.counts.made.fetch_add(1, Ordering::SeqCst);
         let limit = TimeLimit::from_now(request.timeout_s, request.idle_timeout_s, request.on_timeout);
         let terms = Terms {
@@ -171,7 +202,20 @@ impl Factory for Fake {
             rate_limits: Some(request.rate_limits),
             ..behalf.terms().within(limit)
         };
-        let machine = Arc::new(FakeMachine::new(number, request.name, terms, self.counts.clone()));
+        let hook = self.counts.hook.lock().unwrap().clone();
+        match &hook {
+            None if request.require_hook => {
+                return Err(Error::new(ErrorKind::HookMissing, "it has no hook").into());
+            }
+            Some(HookResult { failure: Some(_), .. }) if request.require_hook => {
+                return Err(Error::new(ErrorKind::HookFailed, "its hook failed").into());
+            }
+            _ => {}
+        }
+        let mut machine = FakeMachine::new(number, request.name, terms, self.counts.clone());
+        machine.place = Some(place);
+        machine.guest = self.guest.lock().unwrap().clone();
+        let machine = Arc::new(machine.thawed(hook));
         if number >= self.most.load(Ordering::SeqCst) {
             return Err(Error::new(ErrorKind::DiskFull, "no room").into());
         }

@@ -7,18 +7,20 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use futures_util::future::BoxFuture;
+use thaw_pools::process::ProcessRecord;
 use thaw_pools::share::Source;
 use thaw_pools::vmm::Ended;
 use thaw_protocol::api::{
-    ContainerHealth, FreezeSandbox, FrozenSandbox, NetworkPolicy, RateLimits, Readiness, SandboxFailure,
-    SandboxNetwork, StopContainer, Usage,
+    ContainerHealth, FreezeSandbox, FrozenSandbox, HookResult, NetworkPolicy, OnExit, RateLimits, Readiness,
+    SandboxFailure, SandboxNetwork, StopContainer, Usage,
 };
 use thaw_protocol::control::{DeviceId, HOST_DISKS};
+use thaw_sandbox::admission::Place;
 use thaw_sandbox::container::Options;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::failure::{Evidence, VmmEnd};
 use thaw_sandbox::journal::Journal;
-use thaw_sandbox::state::{HostDisk, Paused, Record, Terms, TimeLimit};
+use thaw_sandbox::state::{Ending, HostDisk, Paused, Record, Terms, TimeLimit};
 use tokio::sync::watch;
 
 use super::catalog::not_stored;
@@ -46,10 +48,13 @@ pub struct FakeMachine {
     pub(super) life: watch::Receiver<ContainerLife>,
     pub(super) health: watch::Receiver<Option<ContainerHealth>>,
     pub(super) readiness: Option<Readiness>,
+    /// What it counts with.
+    pub(super) place: Option<Place>,
     /// The files of the host shared with it.
     shares: Mutex<BTreeMap<String, Source>>,
     rate_limits: Mutex<RateLimits>,
     time_limit: watch::Sender<TimeLimit>,
+    ending: watch::Sender<Ending>,
 }
 
 impl FakeMachine {
@@ -66,6 +71,7 @@ impl FakeMachine {
         counts.living.fetch_add(1, Ordering::SeqCst);
         FakeMachine {
             time_limit: watch::Sender::new(record.terms.time_limit()),
+            ending: watch::Sender::new(record.ending()),
             rate_limits: Mutex::new(record.terms.rate_limits.unwrap_or_default()),
             record,
             counts,
@@ -79,8 +85,21 @@ impl FakeMachine {
             life: watch::Sender::default().subscribe(),
             health: watch::Sender::default().subscribe(),
             readiness: None,
+            place: None,
             shares: Mutex::default(),
         }
+    }
+
+    /// The same, made for this process.
+    pub(super) fn made_for(self, client: Option<ProcessRecord>) -> FakeMachine {
+        self.ending.send_modify(|ending| ending.client = client);
+        self
+    }
+
+    /// The same, thawed with a hook that ended so.
+    pub(super) fn thawed(mut self, hook: Option<HookResult>) -> FakeMachine {
+        self.record.after_thaw = hook;
+        self
     }
 }
 
@@ -156,20 +175,27 @@ impl Machine for FakeMachine {
 
     async fn release_memory(&self) -> Result<Paused, Error> {
         let name = self.record.name.as_deref().unwrap_or_default();
-        if name == "fixed" {
+        let ending = *self.ending.borrow();
+        if name == "fixed" || ending.client.is_some() {
             return Err(Error::new(ErrorKind::MemoryKept, "it is fixed"));
         }
+        let place = self.place.as_ref().map(Place::pause).transpose()?.map(Arc::new);
         let draft = self.counts.paused.begin(&self.record.id)?;
         std::fs::create_dir(draft.snapshot()).unwrap();
+        let terms = self.record.terms.clone().within(*self.time_limit.borrow());
         let record = Record {
-            terms: self.record.terms.clone().within(*self.time_limit.borrow()),
+            terms: terms.with_exit(ending.on_exit),
             ..self.record.clone()
         };
         let kept = self.output.as_ref().map(|(_, directory)| directory.path());
-        draft.finish(record, kept.unwrap_or(Path::new("/nowhere")))
+        let paused = draft.finish(record, kept.unwrap_or(Path::new("/nowhere")))?;
+        Ok(paused.holding(place))
     }
 
     async fn freeze(&self, request: FreezeSandbox) -> Result<FrozenSandbox, Error> {
+        if request.require_hook && self.counts.hook.lock().unwrap().is_none() {
+            return Err(Error::new(ErrorKind::HookMissing, "it has no hook"));
+        }
         let snapshot = match request.directory {
             Some(directory) => {
                 // Fails without effect if the parent directory is missing.
@@ -181,6 +207,7 @@ impl Machine for FakeMachine {
         Ok(FrozenSandbox {
             memory_bytes: 1,
             paused_ns: 2,
+            stopped_ns: 3,
             snapshot,
         })
     }
@@ -304,6 +331,18 @@ impl Machine for FakeMachine {
 
     async fn set_time_limit(&self, limit: TimeLimit) -> Result<(), Error> {
         self.time_limit.send_replace(limit);
+        Ok(())
+    }
+
+    fn ending(&self) -> watch::Receiver<Ending> {
+        self.ending.subscribe()
+    }
+
+    async fn set_on_exit(&self, on_exit: OnExit) -> Result<(), Error> {
+        self.ending.send_replace(Ending {
+            client: None,
+            on_exit,
+        });
         Ok(())
     }
 

@@ -65,8 +65,9 @@ impl Accounts {
         self.groups.get(&id).cloned().unwrap_or_else(|| id.to_string())
     }
 
-    /// The home of a user, by name or number.
+    /// The home of a user, by name or number. A group after it is ignored.
     pub fn home(&self, user: &str) -> &str {
+        let user = user.split(':').next().unwrap_or_default();
         let home = self.homes.get(user).map(String::as_str);
         home.filter(|home| home.starts_with('/')).unwrap_or(NO_HOME)
     }
@@ -93,7 +94,7 @@ mod tests {
             ("users".into(), "7".into())
         );
         assert_eq!(
-            (accounts.home("root"), accounts.home("0"), accounts.home("twin")),
+            (accounts.home("root:x"), accounts.home("0"), accounts.home("twin")),
             ("/root", "/root", "/twin")
         );
         for homeless in ["app", "bad", "nobody"] {

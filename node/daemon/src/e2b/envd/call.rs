@@ -36,7 +36,7 @@ const MAX_USER: usize = 253;
 pub struct Call {
     pub daemon: Arc<Daemon>,
     pub sandbox: Arc<OpenSandbox>,
-    /// The user that the caller names.
+    /// The user that the caller names, or else that of the sandbox's template.
     pub user: Option<String>,
     /// When the caller stops waiting.
     pub deadline: Option<Instant>,
@@ -54,8 +54,8 @@ impl Call {
         let sandbox = sandbox.ok_or_else(|| Failure::not_running("none", "the request was not admitted"))?;
         Ok(Call {
             daemon: open.daemon.clone(),
+            user: user(&parts.headers)?.or_else(|| sandbox.context.user.clone()),
             sandbox,
-            user: user(&parts.headers)?,
             deadline: timeout.and_then(|timeout| Instant::now().checked_add(timeout)),
             keepalive: keepalive(&parts.headers)?,
         })
@@ -70,14 +70,17 @@ impl Call {
         running.map_err(|why| Failure::not_running(&self.sandbox.id, why))
     }
 
-    /// The variables that the sandbox was created with, by name. One that was thawed from a snapshot has others in its container.
+    /// The variables of the sandbox's template, and over them those that it was created with, by name. One that was thawed from a snapshot
+    /// has others in its container.
     ///
     /// # Errors
     /// It does not run.
     pub fn environment(&self) -> Result<BTreeMap<String, String>, Failure> {
         let machine = self.machine()?;
         let notes = Notes::of(&machine.record().terms);
-        Ok(notes.map(|notes| notes.env).unwrap_or_default())
+        let mut variables = self.sandbox.context.env.clone();
+        variables.extend(notes.map(|notes| notes.env).unwrap_or_default());
+        Ok(variables)
     }
 
     /// The files of its container.

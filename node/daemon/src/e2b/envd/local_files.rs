@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use thaw_protocol::agent::files::file_event::Kind;
 use thaw_protocol::agent::files::{FileEvent, FileInfo, ListResponse, NextEventsResponse};
 
-use crate::api::files::{DirectoryWatch, Download, Files, PIECE, Piece, Upload};
+use crate::api::files::{DirectoryWatch, Download, Files, PIECE, Piece, Upload, UploadKind};
 use crate::api::problem::{ApiCode, Refusal};
 
 /// What a watch saw last: names, with sizes and times.
@@ -53,6 +53,23 @@ fn refused(e: io::Error) -> Refusal {
         _ => ApiCode::FileRefused,
     };
     Refusal::new(code, e)
+}
+
+/// Unpacks an archive, and removes it.
+fn unpack(archive: &Path, into: &Path) -> Result<(), Refusal> {
+    let mut tar = std::process::Command::new("tar");
+    let unpacked = tar
+        .arg("-xf")
+        .arg(archive)
+        .arg("-C")
+        .arg(into)
+        .status()
+        .map_err(refused)?;
+    std::fs::remove_file(archive).map_err(refused)?;
+    match unpacked.success() {
+        true => Ok(()),
+        false => Err(Refusal::new(ApiCode::FileRefused, "no archive")),
+    }
 }
 
 fn info(path: &Path, metadata: &std::fs::Metadata) -> FileInfo {
@@ -149,9 +166,10 @@ impl Files for LocalFiles {
         let file = options.create(true).write(true).truncate(false).open(&part);
         file.and_then(|file| file.write_all_at(&data, offset))
             .map_err(refused)?;
-        match last {
-            true => std::fs::rename(part, self.at(&upload.path)).map_err(refused),
-            false => Ok(()),
+        match (last, upload.kind) {
+            (false, _) => Ok(()),
+            (true, UploadKind::File { .. }) => std::fs::rename(part, self.at(&upload.path)).map_err(refused),
+            (true, UploadKind::Archive { .. }) => unpack(&part, &self.at(&upload.path)),
         }
     }
 

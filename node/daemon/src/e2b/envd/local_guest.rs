@@ -60,8 +60,8 @@ pub struct LocalProcesses {
     pub is_full: std::sync::atomic::AtomicBool,
 }
 
-impl LocalGuest {
-    pub fn new() -> LocalGuest {
+impl Default for LocalGuest {
+    fn default() -> LocalGuest {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("etc")).unwrap();
         std::fs::create_dir_all(root.path().join("root")).unwrap();
@@ -73,7 +73,9 @@ impl LocalGuest {
             processes: Arc::default(),
         }
     }
+}
 
+impl LocalGuest {
     pub fn root(&self) -> &std::path::Path {
         self.root.path()
     }
@@ -104,8 +106,11 @@ impl Guest for LocalGuest {
                 command
             }
         };
-        let workdir = options.workdir.as_deref().unwrap_or("/").trim_start_matches('/');
-        command.current_dir(self.root().join(workdir)).kill_on_drop(true);
+        let workdir = options.workdir.as_deref().unwrap_or("/");
+        let below = self.root().join(workdir.trim_start_matches('/'));
+        // What a command has made is in the host's directories.
+        let workdir = if below.is_dir() { below } else { workdir.into() };
+        command.current_dir(workdir).kill_on_drop(true);
         command.envs(options.env.iter().filter_map(|entry| entry.split_once('=')));
         if let Some(user) = &options.user {
             command.env("LOCAL_USER", user);

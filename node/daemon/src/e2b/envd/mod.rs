@@ -42,7 +42,7 @@ pub mod watcher;
 #[cfg(test)]
 mod local_files;
 #[cfg(test)]
-mod local_guest;
+pub mod local_guest;
 #[cfg(test)]
 mod sdk_test;
 #[cfg(test)]

@@ -15,6 +15,8 @@ use super::relay::Relays;
 use super::watcher::Watchers;
 use crate::api::daemon::Daemon;
 use crate::api::scope::Wanted;
+use crate::e2b::context::Context;
+use crate::e2b::notes::Notes;
 
 /// Most requests of one sandbox at once, streams included. Each holds a message of [`MAX_MESSAGE`](super::connect::MAX_MESSAGE) bytes at
 /// most, or a piece of a file.
@@ -24,6 +26,8 @@ const MAX_REQUESTS: usize = 128;
 #[derive(Debug)]
 pub struct OpenSandbox {
     pub id: String,
+    /// What its template says of processes.
+    pub context: Context,
     pub relays: Arc<Relays>,
     pub watchers: Watchers,
     /// The time and the CPU time, in nanoseconds, when its metrics were last read.
@@ -65,6 +69,9 @@ impl OpenSandboxes {
         by_id.retain(|id, _| exists(id));
         let open = Arc::new(OpenSandbox {
             id: id.clone(),
+            context: Notes::of(&machine.record().terms)
+                .map(|notes| notes.context)
+                .unwrap_or_default(),
             relays: Arc::default(),
             watchers: Watchers::default(),
             last_cpu: Mutex::default(),

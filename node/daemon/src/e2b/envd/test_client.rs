@@ -19,6 +19,8 @@ use crate::api::daemon::Daemon;
 use crate::api::fake::{Fake, request};
 use crate::api::scope::Wanted;
 use crate::api::test_client::{send, whole};
+use crate::e2b::context::Context;
+use crate::e2b::notes::Notes;
 
 pub const JSON: &str = "application/json";
 pub const STREAM: &str = "application/connect+json";
@@ -36,20 +38,33 @@ pub struct Bed {
 
 impl Bed {
     pub async fn new() -> Bed {
-        let guest = Arc::new(LocalGuest::new());
+        Bed::of_template(Context::default()).await
+    }
+
+    /// The same, of a template that says this of processes.
+    pub async fn of_template(context: Context) -> Bed {
+        let guest = Arc::new(LocalGuest::default());
         let (fake, daemon) = Fake::daemon(true);
         *fake.guest.lock().unwrap() = Some(guest.clone());
-        Bed::over(fake, daemon, guest).await
+        let notes = Notes {
+            context,
+            ..Notes::default()
+        };
+        Bed::over(fake, daemon, guest, notes).await
     }
 
     /// The same with the fakes of the API's tests as its guest.
     pub async fn of_fakes() -> Bed {
         let (fake, daemon) = Fake::daemon(true);
-        Bed::over(fake, daemon, Arc::new(LocalGuest::new())).await
+        Bed::over(fake, daemon, Arc::new(LocalGuest::default()), Notes::default()).await
     }
 
-    async fn over(fake: Arc<Fake>, daemon: Arc<Daemon>, guest: Arc<LocalGuest>) -> Bed {
-        let made = daemon.create(request("x"), Behalf::default()).await.unwrap();
+    async fn over(fake: Arc<Fake>, daemon: Arc<Daemon>, guest: Arc<LocalGuest>, notes: Notes) -> Bed {
+        let behalf = Behalf {
+            annotations: notes.annotations().unwrap(),
+            ..Behalf::default()
+        };
+        let made = daemon.create(request("x"), behalf).await.unwrap();
         Bed {
             fake,
             routes: router(daemon.clone()),

@@ -6,6 +6,7 @@
 //! | [`config`] | what a node must know before it fetches anything else |
 //! | [`table`] | the chunks: their hashes, where they are stored, and where they belong |
 //! | [`pack`] | cuts files into chunks, and packs these into layers |
+//! | [`part`] | which bytes of which packs yield a part of a file |
 //! | [`unpack`] | verifies a pack's chunks and writes them to files |
 //! | [`state`] | the CPUID in the `state` of a snapshot |
 //!
@@ -17,6 +18,7 @@ use crate::error::{Error, ErrorKind};
 pub mod config;
 pub mod listing;
 pub mod pack;
+pub mod part;
 pub mod state;
 pub mod table;
 pub mod unpack;

@@ -186,3 +186,47 @@ fn lying_packs_are_refused_and_nothing_is_written() {
         "{failed}"
     );
 }
+
+#[test]
+fn parts_of_files_come_from_the_fewest_reads() {
+    let part = crate::snapshot::manifest::CHUNK;
+    // Of the second part: a chunk of the first, a hole, three chunks of its own, of which two are equal, and the end of the file.
+    let own = noise(3, 2 * CHUNK as usize);
+    let files = [
+        file(
+            2 * part - 4096,
+            &[
+                (SIZE, noise(1, CHUNK as usize)),
+                (2 * SIZE, noise(2, CHUNK as usize)),
+                (part, noise(2, CHUNK as usize)),
+                (part + 2 * SIZE, own.clone()),
+                (part + 5 * SIZE, own[..CHUNK as usize].to_vec()),
+            ],
+        ),
+        file(part, &[(0, vec![7; CHUNK as usize])]),
+    ];
+    let (packs, table) = packed(&files);
+    let mut counts = Vec::new();
+    for (number, file) in files.iter().enumerate() {
+        let bytes = whole(file);
+        for (part, expected) in (0..).zip(bytes.chunks(part as usize)) {
+            let mut found = vec![0; expected.len()];
+            let reads = table.reads(number, part);
+            for read in &reads {
+                let stored = read.stored.start as usize..read.stored.end as usize;
+                let stored = &packs[read.pack as usize][stored];
+                for (at, chunk) in read.chunks(stored).unwrap() {
+                    found[at..at + chunk.len()].copy_from_slice(&chunk);
+                }
+                let mut lie = stored.to_vec();
+                lie[stored.len() - 1] ^= 1;
+                assert!(read.chunks(&lie).is_err() && read.chunks(&stored[1..]).is_err());
+            }
+            assert!(found == expected, "part {part} of file {number}");
+            counts.push(reads.len());
+        }
+    }
+    assert_eq!(counts, [1, 1, 1]);
+    assert!(table.reads(0, 2).is_empty() && table.reads(2, 0).is_empty());
+    assert!(table.reads(0, u64::MAX).is_empty());
+}

@@ -10,7 +10,7 @@ use std::os::unix::fs::FileExt;
 use zstd::bulk::Decompressor;
 
 use super::CHUNK;
-use super::table::{Place, Table};
+use super::table::{Chunk, Place, Table};
 use crate::snapshot::hash::Hash;
 
 /// Why a pack cannot be written.
@@ -44,6 +44,11 @@ impl Placed {
         }
     }
 
+    /// The table.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
     /// Reads a pack, and writes its chunks to the files: those of the table, in its order. Returns the number of bytes written. Blocks.
     ///
     /// # Errors
@@ -55,19 +60,7 @@ impl Placed {
         for (number, chunk) in self.table.of_pack(pack) {
             let stored = &mut stored[..chunk.stored as usize];
             from.read_exact(stored).map_err(UnpackError::Read)?;
-            let data: &[u8] = match chunk.is_zstd {
-                true => {
-                    let into = &mut bytes[..chunk.bytes as usize];
-                    match decompressor.decompress_to_buffer(stored, into) {
-                        Ok(length) if length == chunk.bytes as usize => into,
-                        _ => return Err(UnpackError::Compressed(number)),
-                    }
-                }
-                false => stored,
-            };
-            if Hash::of(data) != chunk.hash {
-                return Err(UnpackError::Wrong(number));
-            }
+            let data = expand(number, chunk, stored, &mut decompressor, &mut bytes)?;
             let first = self.places.partition_point(|place| place.chunk < number);
             let places = self.places[first..].iter();
             for place in places.take_while(|place| place.chunk == number) {
@@ -79,5 +72,32 @@ impl Placed {
             }
         }
         Ok(written)
+    }
+}
+
+/// The bytes of a chunk, compared with its hash. `stored` is its stored form; `into` has room for the largest chunk.
+///
+/// # Errors
+/// [`UnpackError::Compressed`], [`UnpackError::Wrong`].
+pub(super) fn expand<'a>(
+    number: u32,
+    chunk: &Chunk,
+    stored: &'a [u8],
+    decompressor: &mut Decompressor<'_>,
+    into: &'a mut [u8],
+) -> Result<&'a [u8], UnpackError> {
+    let data: &[u8] = match chunk.is_zstd {
+        true => {
+            let into = &mut into[..chunk.bytes as usize];
+            match decompressor.decompress_to_buffer(stored, into) {
+                Ok(length) if length == chunk.bytes as usize => into,
+                _ => return Err(UnpackError::Compressed(number)),
+            }
+        }
+        false => stored,
+    };
+    match Hash::of(data) == chunk.hash {
+        true => Ok(data),
+        false => Err(UnpackError::Wrong(number)),
     }
 }

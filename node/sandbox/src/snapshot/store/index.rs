@@ -51,8 +51,13 @@ pub(super) struct Said {
 }
 
 impl Stored {
+    /// Bytes on disk.
+    pub fn bytes(&self) -> u64 {
+        self.facts.bytes
+    }
+
     /// The hash of its manifest, if that can be read.
-    pub(super) fn hash(&self) -> Option<Hash> {
+    pub fn hash(&self) -> Option<Hash> {
         self.facts.said.as_ref().ok().map(|said| said.hash)
     }
 
@@ -168,6 +173,12 @@ fn shown(manifest: &Manifest, hash: Hash) -> api::SnapshotManifest {
         command: Vec<String>,
         cpus: u8,
         memory_mib: u32,
+        containers: Vec<Container>,
+    }
+    #[derive(Default, Deserialize)]
+    #[serde(default)]
+    struct Container {
+        hooks: api::Hooks,
     }
     let (subject, files) = (&manifest.subject, &manifest.files);
     let workload = subject
@@ -179,6 +190,7 @@ fn shown(manifest: &Manifest, hash: Hash) -> api::SnapshotManifest {
         command,
         cpus,
         memory_mib,
+        containers,
     } = workload.unwrap_or_default();
     let text = |hash: Option<Hash>| hash.map(|hash| hash.to_string());
     api::SnapshotManifest {
@@ -200,5 +212,6 @@ fn shown(manifest: &Manifest, hash: Hash) -> api::SnapshotManifest {
             hash: base.manifest.to_string(),
             snapshot: None,
         }),
+        hooks: containers.into_iter().next().unwrap_or_default().hooks,
     }
 }

@@ -1,7 +1,7 @@
 //! A file system's every file in one hash: names, metadata, extended attributes, contents.
 //!
 //! What the runtime puts into a container is left out: file systems mounted over the root's, and, since that touches them,
-//! the times of directories that hold such a mount.
+//! the times of directories above such a mount.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::{self, File, Metadata};
@@ -65,8 +65,7 @@ impl Walk {
             status.gid(),
             if status.is_dir() { 0 } else { status.nlink() }
         );
-        let touched = status.is_dir()
-            && (path == Path::new("/") || self.mounts.iter().any(|mount| mount.parent() == Some(path)));
+        let touched = status.is_dir() && self.mounts.iter().any(|mount| mount.starts_with(path));
         if !touched {
             line += &format!(" {}.{:09}", status.mtime(), status.mtime_nsec());
         }

@@ -7,6 +7,7 @@ use thaw_protocol::connect::envelope::Envelope;
 use thaw_protocol::e2b::process::process_event::{Event, data_event::Output};
 use thaw_protocol::e2b::process::{ListRequest, ListResponse, ProcessConfig, StartRequest, StartResponse};
 
+use crate::e2b::context::Context;
 use crate::e2b::envd::test_client::{Bed, Frames, SOON, STREAM};
 
 fn script(text: &str, more: Value) -> Value {
@@ -73,6 +74,28 @@ async fn process_runs_and_its_events_come() {
     let expected =
         json!({"exitCode": 3, "exited": true, "status": "exit status 3", "error": "exit status 3"});
     assert_eq!(end, &expected);
+}
+
+#[tokio::test]
+async fn process_starts_as_the_template_says() {
+    let bed = Bed::of_template(Context {
+        env: [("A", "1"), ("B", "2")]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .into(),
+        workdir: Some("/root".into()),
+        user: Some("user".into()),
+    })
+    .await;
+    let text = "echo $A $B $LOCAL_USER ${PWD##*/}";
+    let asked = json!({"process": {"cmd": "/bin/sh", "args": ["-c", text], "envs": {"B": "3"}}});
+    let (_, frames) = start(&bed, &[], asked.clone()).await;
+    assert_eq!(output(frames, "stdout").await.0, b"1 3 user root\n");
+    // A caller takes precedence.
+    let headers = [("authorization", "Basic cm9vdDo=")];
+    let mut elsewhere = asked;
+    elsewhere["process"]["cwd"] = "/etc".into();
+    let (_, frames) = start(&bed, &headers, elsewhere).await;
+    assert_eq!(output(frames, "stdout").await.0, b"1 3 root etc\n");
 }
 
 #[tokio::test]

@@ -124,10 +124,10 @@ fn options(call: &Call, config: &ProcessConfig, pty: Option<Pty>) -> Result<Opti
     Ok(check::exec(&process)?.0)
 }
 
-/// The working directory, as an absolute path. `None`: the container's.
+/// The working directory, as an absolute path: the caller's, or else the template's. `None`: the container's.
 async fn workdir(call: &Call, cwd: Option<&str>) -> Result<Option<String>, Failure> {
     match cwd {
-        None | Some("") => Ok(None),
+        None | Some("") => Ok(call.sandbox.context.workdir.clone()),
         Some(cwd) => {
             let path = paths::absolute(&call.files().await?, call.user.as_deref(), cwd).await?;
             Ok(Some(path))

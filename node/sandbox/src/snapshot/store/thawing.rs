@@ -1,0 +1,53 @@
+//! Keeps a stored snapshot while a sandbox is thawed from it.
+//!
+//! Invariant: a snapshot is removed by who has its directory's lock alone, so one that is being thawed stays, whichever process removes it.
+//! Once the sandbox has a record, that shows that the snapshot is in use.
+
+use std::fs::File;
+
+use rustix::fs::FlockOperation;
+use rustix::io::Errno;
+
+use super::{SnapshotStore, not_found, object};
+use crate::error::{Error, ErrorKind};
+
+/// A snapshot from which a sandbox is being thawed. It is not removed before this is dropped.
+#[derive(Debug)]
+pub struct Thawing {
+    _lock: File,
+}
+
+impl SnapshotStore {
+    /// Keeps a snapshot for a thaw. Waits while it is being removed. Blocks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SnapshotNotFound`]: it was removed.
+    pub fn begin_thaw(&self, id: &str) -> Result<Thawing, Error> {
+        let entry = self.0.root.join(id);
+        let file = File::open(&entry).map_err(|_| not_found(id))?;
+        let locked = rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockShared));
+        locked.map_err(|e| Error::system(format!("cannot lock {}", entry.display()), &e.into()))?;
+        match entry.join(object::OBJECT).exists() {
+            true => Ok(Thawing { _lock: file }),
+            false => Err(not_found(id)),
+        }
+    }
+
+    /// Locks the directory of a snapshot that is to be removed.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SnapshotInUse`]: a sandbox is being thawed from it.
+    pub(super) fn lock_unless_thawing(&self, id: &str) -> Result<File, Error> {
+        let entry = self.0.root.join(id);
+        let fail = |e| Error::system(format!("cannot lock {}", entry.display()), &e);
+        let file = File::open(&entry).map_err(fail)?;
+        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => Ok(file),
+            Err(Errno::WOULDBLOCK) => {
+                let what = format!("a sandbox is being thawed from snapshot {id}");
+                Err(Error::new(ErrorKind::SnapshotInUse, what))
+            }
+            Err(e) => Err(fail(e.into())),
+        }
+    }
+}

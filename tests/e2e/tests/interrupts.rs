@@ -52,6 +52,7 @@ fn interrupted(mut command: Command, shown: &str) -> String {
 }
 
 #[test]
+#[ignore = "long"]
 fn interrupted_pull_run_and_convert_leave_nothing() {
     let forms = Forms::new(env!("CARGO_BIN_EXE_thaw-probe"), &[]);
     let (reference, images) = (forms.reference("gzip"), forms.home.images());
@@ -98,6 +99,7 @@ fn interrupted_template_build_leaves_nothing() {
 }
 
 #[test]
+#[ignore = "long"]
 fn registry_that_dies_during_a_pull_is_named() {
     let forms = Forms::new(env!("CARGO_BIN_EXE_thaw-probe"), &[]);
     let (reference, images) = (forms.reference("gzip"), forms.home.images());

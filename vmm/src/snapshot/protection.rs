@@ -273,9 +273,10 @@ impl Protection {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Resolves faults until [`Self::release`].
+    /// Resolves faults until [`Self::release`], which may have come before: what wakes this thread is shared with the protections before, and
+    /// a wake-up meant for this one may have woken it from one of those.
     fn serve(&self) {
-        loop {
+        while !self.state().is_released {
             let mut ready = [
                 PollFd::new(&self.userfault, PollFlags::IN),
                 PollFd::new(&*self.wake, PollFlags::IN),
@@ -291,20 +292,23 @@ impl Protection {
             let served = waited
                 .map_err(ProtectionError::Wait)
                 .and_then(|()| self.resolve_all());
-            let mut state = self.state();
-            if state.is_released {
-                return;
-            }
             if let Err(error) = served {
-                tracing::error!(%error, "a freeze fails");
-                state.failed = Some(error);
-                state.step = Step::Over;
-                drop(state);
-                // The guest goes on.
-                self.release();
-                return;
+                self.fail(error);
             }
         }
+    }
+
+    /// Ends this protection, so that the guest goes on, unless it has ended.
+    fn fail(&self, error: ProtectionError) {
+        let mut state = self.state();
+        if state.is_released {
+            return;
+        }
+        tracing::error!(%error, "a freeze fails");
+        state.failed = Some(error);
+        state.step = Step::Over;
+        drop(state);
+        self.release();
     }
 
     fn resolve_all(&self) -> Result<(), ProtectionError> {
@@ -456,3 +460,7 @@ impl Drop for Protector {
 
 /// Stack of the thread, in bytes.
 const STACK: usize = 128 * 1024;
+
+#[cfg(test)]
+#[path = "protection_test.rs"]
+mod tests;

@@ -45,7 +45,8 @@ impl Files {
     pub fn restore_by_userfaultfd(&self, vmm: &mut Vmm) -> io::Result<(Vec<MappedRegion>, OwnedFd)> {
         let device = File::options().read(true).write(true).open(USERFAULTFD)?;
         let restore = Command::Restore {
-            layers: 0,
+            // The memory file, which is not sent.
+            layers: 1,
             working_set: false,
             mode: MemoryMode::Uffd,
         };

@@ -65,8 +65,14 @@ static size_t ask_upstream(char *text, size_t size) {
         upstream = connect_upstream();
     if (upstream < 0 || write(upstream, "ping\n", 5) != 5)
         return 0;
-    ssize_t length = read(upstream, text, size);
-    return length > 0 ? length : 0;
+    size_t length = 0;
+    while (length == 0 || text[length - 1] != '\n') {
+        ssize_t more = read(upstream, text + length, size - length);
+        if (more <= 0)
+            return 0;
+        length += more;
+    }
+    return length;
 }
 
 static size_t make_key(char *text) {

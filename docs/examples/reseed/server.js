@@ -3,6 +3,7 @@
 // GET /key is a key, GET /id a random number that is no secret, and GET /upstream an answer of the service at $UPSTREAM (HOST:PORT).
 'use strict';
 
+const { once } = require('node:events');
 const { openSync, readSync } = require('node:fs');
 const { createServer } = require('node:http');
 const { connect } = require('node:net');
@@ -58,13 +59,17 @@ createServer(async (request, answer) => {
 }).listen(8000, '0.0.0.0');
 
 // The hook's, on a port that is not published. It succeeds once the clone has a connection of its own.
-createServer((request, answer) => {
+createServer(async (request, answer) => {
   if (request.method !== 'POST' || request.url !== '/thawed') {
     answer.writeHead(404).end();
     return;
   }
   upstream.socket.destroy(); // the original's
   upstream = connectUpstream();
-  upstream.socket.once('connect', () => answer.writeHead(204).end());
-  upstream.socket.once('error', () => answer.writeHead(502).end());
+  try {
+    await once(upstream.socket, 'connect');
+    answer.writeHead(204).end();
+  } catch (why) {
+    answer.writeHead(502).end(`${why.message}\n`);
+  }
 }).listen(9000, '127.0.0.1');

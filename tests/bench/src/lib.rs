@@ -26,6 +26,19 @@ pub mod vmm;
 
 pub use report::{Report, Series};
 
+/// One of two plans, by whether the only argument is `--quick`. Any other argument ends the program.
+pub fn by_quick<T>(quick: T, whole: T) -> T {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match &arguments[..] {
+        [] => whole,
+        [only] if only == "--quick" => quick,
+        _ => {
+            eprintln!("unknown arguments {:?}: there is --quick", arguments.join(" "));
+            std::process::exit(2)
+        }
+    }
+}
+
 /// Ends a benchmark's program: prints what was measured, or why nothing was.
 pub fn conclude(name: &str, measured: Result<Report, String>) -> std::process::ExitCode {
     match measured {

@@ -16,6 +16,7 @@ pub mod home;
 pub mod layout;
 pub mod leftovers;
 pub mod node;
+pub mod outside;
 pub mod page;
 pub mod probe;
 pub mod registry;

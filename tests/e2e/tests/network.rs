@@ -6,65 +6,30 @@
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::process::Command;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use thaw_e2e::home::Home;
+use thaw_e2e::outside::{HOST, METADATA, OUTSIDE, World};
 use thaw_e2e::page::fetch;
 use thaw_e2e::{image, run};
 
-const HOST: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
-const OUTSIDE: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 2);
-const NAMESPACE: &str = "thaw-e2e-outside";
 /// `thaw`'s exit code for a port that cannot be published (docs/exit-codes.md).
 const PORT_UNAVAILABLE: i32 = 106;
-/// What stands for a cloud's metadata service.
-const METADATA: Ipv4Addr = Ipv4Addr::new(169, 254, 169, 254);
 
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-/// The world outside. Dropped, it is gone.
+/// A node, and the world outside with a server in it.
 struct Outside {
     home: Home,
-    _alone: MutexGuard<'static, ()>,
+    world: World,
 }
 
 impl Outside {
     fn new() -> Outside {
-        let alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-        remove();
-        for line in [
-            format!("netns add {NAMESPACE}"),
-            format!("link add thaw-e2e-wan type veth peer name lan netns {NAMESPACE}"),
-            format!("addr add {HOST}/24 dev thaw-e2e-wan"),
-            format!("addr add {METADATA}/32 dev thaw-e2e-wan"),
-            "link set thaw-e2e-wan up".into(),
-            format!("-n {NAMESPACE} addr add {OUTSIDE}/24 dev lan"),
-            format!("-n {NAMESPACE} link set lan up"),
-            format!("-n {NAMESPACE} link set lo up"),
-        ] {
-            assert!(ip(&line), "ip {line}");
-        }
-        let outside = Outside {
+        let world = World::new();
+        world.within(|| serve(TcpListener::bind((OUTSIDE, 8000)).unwrap()));
+        Outside {
             home: Home::new(),
-            _alone: alone,
-        };
-        outside.within(|| serve(TcpListener::bind((OUTSIDE, 8000)).unwrap()));
-        outside
-    }
-
-    /// Does something outside.
-    fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> T {
-        std::thread::scope(|scope| {
-            let there = scope.spawn(|| {
-                let namespace = std::fs::File::open(format!("/run/netns/{NAMESPACE}")).unwrap();
-                let kind = Some(LinkNameSpaceType::Network);
-                move_into_link_name_space(std::os::fd::AsFd::as_fd(&namespace), kind).unwrap();
-                work()
-            });
-            there.join().unwrap()
-        })
+            world,
+        }
     }
 
     /// `thaw run` of a shell script in busybox.
@@ -98,22 +63,6 @@ impl Outside {
         let address = record["network"]["address"].as_str();
         address.unwrap_or_else(|| panic!("{record}")).parse().unwrap()
     }
-}
-
-impl Drop for Outside {
-    fn drop(&mut self) {
-        remove();
-    }
-}
-
-fn remove() {
-    ip("link del thaw-e2e-wan");
-    ip(&format!("netns del {NAMESPACE}"));
-}
-
-fn ip(line: &str) -> bool {
-    let done = Command::new("ip").args(line.split(' ')).output();
-    done.unwrap().status.success()
 }
 
 /// How long it takes to have a file of a sandbox's web server, which has so many bytes.
@@ -170,7 +119,7 @@ fn published_ports_lead_in_and_are_one_sandboxs() {
         assert!(fetch((address, 18080)).ends_with("web\n"));
     }
     assert!(fetch((Ipv4Addr::LOCALHOST, 18081)).ends_with("web\n"));
-    outside.within(|| {
+    outside.world.within(|| {
         assert!(fetch((HOST, 18080)).ends_with("web\n"));
         TcpStream::connect_timeout(&(HOST, 18081).into(), Duration::from_secs(5)).unwrap_err();
     });
@@ -252,7 +201,7 @@ fn network_limit_slows_its_sandbox_and_no_neighbour() {
 #[test]
 fn names_are_asked_of_the_servers_the_host_says() {
     let outside = Outside::new();
-    outside.within(|| {
+    outside.world.within(|| {
         let socket = UdpSocket::bind((OUTSIDE, 53)).unwrap();
         std::thread::spawn(move || answer_names(&socket));
     });

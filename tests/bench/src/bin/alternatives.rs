@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use thaw_bench::alternatives::{memory, owners};
-use thaw_bench::{Report, table};
+use thaw_bench::{Report, by_quick, table};
 use thaw_tiny_guest::bare::bare;
 use thaw_tiny_node::Place;
 
@@ -21,8 +21,7 @@ fn main() -> ExitCode {
             match words[..] {
                 [owners::OWN, image, _] => owners::own(image).await,
                 [owners::CLIENT, _, request] => owners::client(request).await,
-                ["--quick"] => measure(QUICK).await,
-                _ => measure(ROUNDS).await,
+                _ => measure(by_quick(QUICK, ROUNDS)).await,
             }
         })
     });

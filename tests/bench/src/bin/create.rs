@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use thaw_bench::create::storm::{self, CREATED, Storm};
 use thaw_bench::create::{Node, Ready, cycle_cpu, cycles, growth, parked_byte, reads};
-use thaw_bench::{Report, conclude};
+use thaw_bench::{Report, by_quick, conclude};
 use thaw_tiny_guest::bare::concise;
 use thaw_tiny_node::Place;
 
@@ -95,9 +95,8 @@ const STEADY: usize = 8;
 fn main() -> ExitCode {
     let plan = match std::env::args().nth(1).as_deref() {
         Some(cycle_cpu::BARE) => return bare_cycles(),
-        Some("--quick") => &QUICK,
         Some("--one") => &ONE,
-        _ => &WHOLE,
+        _ => by_quick(&QUICK, &WHOLE),
     };
     let measured = tokio::runtime::Runtime::new()
         .map_err(|e| format!("no runtime: {e}"))

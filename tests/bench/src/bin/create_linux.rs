@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use thaw_bench::create::Ready;
 use thaw_bench::create::storm::{self, CREATED, Storm};
-use thaw_bench::{Report, conclude};
+use thaw_bench::{Report, by_quick, conclude};
 use thaw_tiny_node::{Linux, Place};
 
 /// As many at once as their slowest is to be compared with their median.
@@ -30,10 +30,7 @@ const QUICK: &[Storm] = &[
 ];
 
 fn main() -> ExitCode {
-    let storms = match std::env::args().nth(1).as_deref() {
-        Some("--quick") => QUICK,
-        _ => WHOLE,
-    };
+    let storms = by_quick(QUICK, WHOLE);
     let measured = tokio::runtime::Runtime::new()
         .map_err(|e| format!("no runtime: {e}"))
         .and_then(|runtime| runtime.block_on(measure(storms)));

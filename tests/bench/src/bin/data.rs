@@ -9,7 +9,7 @@ use std::time::Instant;
 use thaw_bench::data::Disks;
 use thaw_bench::data::driver::{LONGEST, Operation};
 use thaw_bench::data::workload::{BYTES, Offsets, Plain, Store};
-use thaw_bench::{Report, conclude};
+use thaw_bench::{Report, by_quick, conclude};
 
 /// Rounds, each of every workload on the disk and on the file in turn.
 const WHOLE: usize = 20;
@@ -28,10 +28,7 @@ const IDLE: &str = "a read of another disk, idle";
 const BESIDE: &str = "a read of another disk, beside syncs";
 
 fn main() -> ExitCode {
-    let rounds = match std::env::args().nth(1).as_deref() {
-        Some("--quick") => QUICK,
-        _ => WHOLE,
-    };
+    let rounds = by_quick(QUICK, WHOLE);
     conclude("data", measure(rounds))
 }
 

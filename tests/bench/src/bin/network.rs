@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use thaw_bench::network::Path;
 use thaw_bench::network::frames::Guest;
 use thaw_bench::network::place::{PORT, Place};
-use thaw_bench::{Report, conclude};
+use thaw_bench::{Report, by_quick, conclude};
 use thaw_network::{FastPathSetting, NetworkSlot, Networks, Setup};
 use thaw_pools::resource::Kind;
 
@@ -25,10 +25,7 @@ const WAYS: [(&str, FastPathSetting); 2] = [
 ];
 
 fn main() -> ExitCode {
-    let rounds = match std::env::args().nth(1).as_deref() {
-        Some("--quick") => QUICK,
-        _ => WHOLE,
-    };
+    let rounds = by_quick(QUICK, WHOLE);
     conclude("network", measure(rounds))
 }
 

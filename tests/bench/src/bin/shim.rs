@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use thaw_bench::shim::{Node, Way, memory, starts};
-use thaw_bench::{Report, conclude};
+use thaw_bench::{Report, by_quick, conclude};
 
 /// How much is measured.
 struct Plan {
@@ -26,10 +26,7 @@ const QUICK: Plan = Plan {
 const WARM_UP: usize = 3;
 
 fn main() -> ExitCode {
-    let plan = match std::env::args().nth(1).as_deref() {
-        Some("--quick") => &QUICK,
-        _ => &WHOLE,
-    };
+    let plan = by_quick(&QUICK, &WHOLE);
     conclude("shim", measure(plan))
 }
 

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use thaw_bench::create::{Node, Ready};
 use thaw_bench::snapshot::{CREATED, EACH, FIRST, PARKED, SECOND, Snapshots, UNHELD};
-use thaw_bench::{Report, conclude};
+use thaw_bench::{Report, by_quick, conclude};
 use thaw_tiny_guest::bare::lasting_filled;
 use thaw_tiny_node::Place;
 
@@ -17,10 +17,7 @@ const ROUNDS: usize = 100;
 const SNAPSHOTS: usize = 20;
 
 fn main() -> ExitCode {
-    let (rounds, snapshots) = match std::env::args().nth(1).as_deref() {
-        Some("--quick") => (10, 3),
-        _ => (ROUNDS, SNAPSHOTS),
-    };
+    let (rounds, snapshots) = by_quick((10, 3), (ROUNDS, SNAPSHOTS));
     let measured = tokio::runtime::Runtime::new()
         .map_err(|e| format!("no runtime: {e}"))
         .and_then(|runtime| runtime.block_on(measure(rounds, snapshots)));

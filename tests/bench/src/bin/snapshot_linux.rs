@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use thaw_bench::snapshot::remote::{self, Registry};
 use thaw_bench::snapshot::server::{self, Host, JAVA, PYTHON, Program, Size, series};
 use thaw_bench::snapshot::{clones, stop};
-use thaw_bench::{Report, conclude};
+use thaw_bench::{Report, by_quick, conclude};
 use thaw_tiny_node::{Linux, Place};
 
 /// What is thawed.
@@ -39,10 +39,7 @@ const QUICK: Rounds = Rounds {
 };
 
 fn main() -> ExitCode {
-    let rounds = match std::env::args().nth(1).as_deref() {
-        Some("--quick") => QUICK,
-        _ => WHOLE,
-    };
+    let rounds = by_quick(QUICK, WHOLE);
     let measured = tokio::runtime::Runtime::new()
         .map_err(|e| format!("no runtime: {e}"))
         .and_then(|runtime| runtime.block_on(measure(&rounds)));

@@ -4,7 +4,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 use thaw_bench::tenants::{LATER, MEMORY, Stock, name, round};
-use thaw_bench::{Report, conclude};
+use thaw_bench::{Report, by_quick, conclude};
 
 /// Tenants of a node.
 const TENANTS: [usize; 2] = [1, MOST];
@@ -15,10 +15,7 @@ const ROUNDS: usize = 10;
 const QUICK: usize = 1;
 
 fn main() -> ExitCode {
-    let rounds = match std::env::args().nth(1).as_deref() {
-        Some("--quick") => QUICK,
-        _ => ROUNDS,
-    };
+    let rounds = by_quick(QUICK, ROUNDS);
     conclude("tenants", measure(rounds))
 }
 

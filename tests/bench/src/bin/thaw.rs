@@ -9,7 +9,7 @@ use thaw_bench::thaw::clone::Template;
 use thaw_bench::thaw::floor::{Depth, Frozen, Shell, template_memory};
 use thaw_bench::thaw::pooled_floor::{self, PooledFloor};
 use thaw_bench::thaw::{cost, qemu, storm};
-use thaw_bench::{Report, table};
+use thaw_bench::{Report, by_quick, table};
 
 /// How much is measured.
 struct Plan {
@@ -43,8 +43,7 @@ const SIZES: [u32; 2] = [128, 1024];
 fn main() -> ExitCode {
     let result = match std::env::args().nth(1).as_deref() {
         Some(pooled_floor::ARGUMENT) => pooled_floor::serve().map_err(|e| e.to_string()),
-        Some("--quick") => measure(&QUICK).map(|report| print!("{}", table::terminal(&report))),
-        _ => measure(&WHOLE).map(|report| print!("{}", table::terminal(&report))),
+        _ => measure(by_quick(&QUICK, &WHOLE)).map(|report| print!("{}", table::terminal(&report))),
     };
     match result {
         Ok(()) => ExitCode::SUCCESS,

@@ -13,12 +13,21 @@ fn main() -> std::io::Result<()> {
             "files",
             "health",
             "hooks",
+            "mounts",
             "oci",
             "processes",
             "readiness",
             "types",
         ],
-        &["agent", "files", "health", "hooks", "processes", "readiness"],
+        &[
+            "agent",
+            "files",
+            "health",
+            "hooks",
+            "mounts",
+            "processes",
+            "readiness",
+        ],
     )?;
     #[cfg(feature = "shim")]
     generate(

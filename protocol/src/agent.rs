@@ -13,6 +13,7 @@
 //! | [`csi`] | volume statistics |
 //! | [`files`], [`files_ttrpc`] | `thaw.Files`, Thaw's own service |
 //! | [`hooks`], [`hooks_ttrpc`] | `thaw.Hooks`, Thaw's own service |
+//! | [`mounts`], [`mounts_ttrpc`] | `thaw.Mounts`, Thaw's own service |
 //! | [`processes`], [`processes_ttrpc`] | `thaw.Processes`, Thaw's own service |
 //! | [`readiness`], [`readiness_ttrpc`] | `thaw.Readiness`, Thaw's own service |
 //! | [`capabilities`] | the names of capabilities |

@@ -18,6 +18,7 @@ use thaw_protocol::agent::{MessageField, oci};
 use thaw_protocol::handshake::AGENT_PORT;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::UnixStream;
+use ttrpc::Code;
 
 use crate::error::{Error, Result, WithContext};
 use crate::spec::{CopiedFile, Guest};
@@ -30,6 +31,8 @@ pub const CALL_LIMIT: Duration = Duration::from_secs(30);
 pub const STATS_LIMIT: Duration = Duration::from_secs(10);
 /// Limit for calls that wait for a container's processes or their memory.
 pub const CHANGE_LIMIT: Duration = Duration::from_secs(60);
+/// The end of the message with which ttrpc refuses a call of a service that the agent lacks.
+const NO_SERVICE: &str = "service does not exist";
 /// Longest line with which the VMM answers a `CONNECT`, in bytes.
 const MAX_ANSWER: usize = 32;
 
@@ -94,6 +97,24 @@ impl Agent {
                 )))
             }
         }
+    }
+
+    /// Mounts storages, and paths of the guest into a container that runs or is paused.
+    pub async fn add_mounts(&self, container: &str, guest: Guest) -> Result<()> {
+        let what = || format!("mount volumes into container {container}");
+        let adding = self.0.add_mounts(container, guest.storages, guest.spec.Mounts);
+        let added = with_limit(CHANGE_LIMIT, what, adding).await;
+        added.map_err(|e| match e {
+            Error::Agent {
+                code: Code::INVALID_ARGUMENT,
+                message,
+            } if message.ends_with(NO_SERVICE) => Error::Unsupported(
+                "the pod's volumes: the snapshot is of a release whose guests cannot mount into a container that runs; freeze it again, or \
+                 leave the volumes out (a service account's token: automountServiceAccountToken: false)"
+                    .into(),
+            ),
+            other => other,
+        })
     }
 
     /// Mounts storages for the lifetime of the pod.

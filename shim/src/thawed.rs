@@ -1,7 +1,8 @@
 //! Pods that begin as a thawed snapshot of the node: the annotation that names it, and what the pod's only container must be.
 //!
-//! The processes of such a container run already when containerd creates it, and nothing of their mounts, user or environment can be changed.
-//! So what a pod says of its container must be the same, or is refused by name, or is reported as ignored.
+//! The processes of such a container run already when containerd creates it, and nothing of their user or environment can be changed. So what a
+//! pod says of its container must be the same, or is refused by name, or is reported as ignored. The pod's volumes are mounted into it before
+//! it continues.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -15,6 +16,7 @@ use crate::checkpoint::Checkpoint;
 use crate::error::{Error, Result, WithContext};
 use crate::rootfs::Rootfs;
 use crate::spec::config::{Mount, Spec};
+use crate::spec::is_bind;
 
 /// A pod's annotation with the name or the id of a stored snapshot.
 pub const ANNOTATION: &str = "thaw.run/snapshot";
@@ -136,21 +138,14 @@ impl Thawed {
                 device.path
             ));
         }
-        spec.mounts.iter().try_for_each(check_mount)
+        Ok(())
     }
 }
 
-/// Fails for a mount of the host's files, other than those of every pod.
-fn check_mount(mount: &Mount) -> Result<()> {
-    let is_bind = mount.kind == "bind" || mount.options.iter().any(|o| o == "bind" || o == "rbind");
-    match is_bind && !KNOWN.contains(&mount.destination.as_str()) {
-        false => Ok(()),
-        true => Err(Error::Unsupported(format!(
-            "the mount at {}: a container that is thawed from a snapshot has the mounts that it was frozen with; leave the volume out (a \
-             service account's token: automountServiceAccountToken: false)",
-            mount.destination
-        ))),
-    }
+/// The mounts that a thawed container gets of its pod: those of the host's files, other than those of every pod.
+pub fn volumes(spec: &Spec) -> Vec<Mount> {
+    let is_volume = |mount: &&Mount| is_bind(mount) && !KNOWN.contains(&mount.destination.as_str());
+    spec.mounts.iter().filter(is_volume).cloned().collect()
 }
 
 /// The name servers of a container's `resolv.conf`. Blocks.

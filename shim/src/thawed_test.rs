@@ -67,7 +67,6 @@ fn container_like_the_frozen_one_continues_it_once() {
 fn container_other_than_the_frozen_one_is_refused_by_name() {
     let thawed = thawed();
     let good = || request("thaw:sha256:ab");
-    let token = json!({"mounts": [{"destination": "/var/run/secrets/token", "type": "bind", "source": "/x", "options": ["rbind", "ro"]}]});
     let disk = json!({"linux": {"devices": [{"path": "/dev/data", "type": "b", "major": 8, "minor": 0}]}});
     for (request, changes, said) in [
         (request("thaw:sha256:cd"), json!({}), "sha256:cd"),
@@ -82,7 +81,6 @@ fn container_other_than_the_frozen_one_is_refused_by_name() {
             json!({}),
             "tty",
         ),
-        (good(), token, "automountServiceAccountToken"),
         (good(), disk, "/dev/data"),
     ] {
         let refused = thawed.take(&request, &spec(changes)).unwrap_err().to_string();
@@ -92,6 +90,22 @@ fn container_other_than_the_frozen_one_is_refused_by_name() {
         );
     }
     thawed.take(&good(), &spec(json!({}))).unwrap();
+}
+
+#[test]
+fn volumes_are_the_mounts_of_the_pod_alone() {
+    let bind =
+        |at: &str| json!({"destination": at, "type": "bind", "source": "/x", "options": ["rbind", "ro"]});
+    let mounts = json!({"mounts": [
+        {"destination": "/proc", "type": "proc", "source": "proc"},
+        bind("/etc/hosts"),
+        bind("/dev/shm"),
+        bind("/key"),
+        bind("/var/run/secrets/kubernetes.io/serviceaccount"),
+    ]});
+    let volumes = volumes(&spec(mounts));
+    let places: Vec<_> = volumes.iter().map(|mount| mount.destination.as_str()).collect();
+    assert_eq!(places, ["/key", "/var/run/secrets/kubernetes.io/serviceaccount"]);
 }
 
 #[test]

@@ -23,6 +23,8 @@ use thaw_protocol::agent::health::CheckRequest;
 use thaw_protocol::agent::health_ttrpc::HealthClient;
 use thaw_protocol::agent::hooks::{RunHookRequest, RunHookResponse};
 use thaw_protocol::agent::hooks_ttrpc::HooksClient;
+use thaw_protocol::agent::mounts::AddMountsRequest;
+use thaw_protocol::agent::mounts_ttrpc::MountsClient;
 use thaw_protocol::agent::processes::{
     KeepProcessRequest, ListProcessesRequest, ProcessInfo, ProcessOutputRequest, ProcessOutputResponse,
 };
@@ -60,6 +62,7 @@ pub struct AgentClient {
     files: FilesClient,
     health: HealthClient,
     hooks: HooksClient,
+    mounts: MountsClient,
     processes: ProcessesClient,
     readiness: ReadinessClient,
 }
@@ -80,6 +83,7 @@ impl AgentClient {
             files: FilesClient::new(client.clone()),
             health: HealthClient::new(client.clone()),
             hooks: HooksClient::new(client.clone()),
+            mounts: MountsClient::new(client.clone()),
             processes: ProcessesClient::new(client.clone()),
             readiness: ReadinessClient::new(client),
         }
@@ -113,6 +117,22 @@ impl AgentClient {
             .create_sandbox(Context::default(), &request)
             .await
             .map(drop)
+    }
+
+    /// Mounts storages, and binds paths of the guest into a container that runs.
+    pub async fn add_mounts(
+        &self,
+        container: &str,
+        storages: Vec<Storage>,
+        mounts: Vec<oci::Mount>,
+    ) -> Result<()> {
+        let request = AddMountsRequest {
+            container_id: container.into(),
+            storages,
+            mounts,
+            ..Default::default()
+        };
+        self.mounts.add(Context::default(), &request).await.map(drop)
     }
 
     /// Copies a file, or a part of it, into the guest.

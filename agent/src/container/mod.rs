@@ -4,6 +4,7 @@
 //! does. [`Container::remove`] cleans up after its processes have ended. The cgroup determines which processes
 //! belong to a container.
 
+mod added_mounts;
 pub mod archive;
 pub mod capabilities;
 pub mod cgroup;
@@ -69,7 +70,8 @@ pub struct Container {
     /// Set until a caller waits for it.
     probe: Mutex<Option<Probe>>,
     execs: Mutex<Execs>,
-    mounts: Vec<PathBuf>,
+    /// Storages that are released with it.
+    mounts: Mutex<Vec<PathBuf>>,
     huge_pages: Mutex<Vec<Reservation>>,
     oom_kills: AtomicU64,
     /// The task that watches `memory.events`.
@@ -121,7 +123,7 @@ impl Container {
                 pending: Mutex::new(Some(pending)),
                 probe: Mutex::default(),
                 execs: Mutex::default(),
-                mounts,
+                mounts: Mutex::new(mounts),
                 huge_pages: Mutex::new(huge_pages),
                 oom_kills: AtomicU64::new(0),
                 memory_watch: Mutex::default(),
@@ -391,7 +393,7 @@ impl Container {
         if let Err(e) = self.cgroup.remove() {
             warning!("container {}: {e}", self.id);
         }
-        all.release_all(&self.mounts);
+        all.release_all(&std::mem::take(&mut *self.mounts.locked()));
         self.huge_pages.locked().clear();
     }
 }

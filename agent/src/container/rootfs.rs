@@ -286,12 +286,12 @@ fn magic(fd: &OwnedFd) -> PathBuf {
 }
 
 /// A root directory that paths cannot leave.
-struct Root {
+pub(super) struct Root {
     dir: OwnedFd,
 }
 
 impl Root {
-    fn open(path: &Path) -> Result<Self> {
+    pub(super) fn open(path: &Path) -> Result<Self> {
         let dir = rustix::fs::openat(
             CWD,
             path,
@@ -314,7 +314,7 @@ impl Root {
     }
 
     /// Opens the directory at `path`, and creates it and its parents if they are missing.
-    fn make_dir(&self, path: &Path) -> Result<OwnedFd> {
+    pub(super) fn make_dir(&self, path: &Path) -> Result<OwnedFd> {
         let what = || format!("make directory {} of the container", path.display());
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         match self.resolve(path, flags) {
@@ -343,7 +343,7 @@ impl Root {
     }
 
     /// Opens the file at `path`, and creates an empty one if it is missing.
-    fn make_file(&self, path: &Path) -> Result<OwnedFd> {
+    pub(super) fn make_file(&self, path: &Path) -> Result<OwnedFd> {
         let what = || format!("make file {} of the container", path.display());
         match self.resolve(path, OFlags::PATH) {
             Err(Errno::NOENT) => {}

@@ -334,7 +334,7 @@ fn cgroup_path(id: &str, given: &str) -> Result<PathBuf> {
 }
 
 impl Mount {
-    fn new(m: &oci::Mount) -> Result<Self> {
+    pub(super) fn new(m: &oci::Mount) -> Result<Self> {
         if m.destination.is_empty() || m.destination.contains('\0') || m.source.contains('\0') {
             return Err(invalid(format!(
                 "mount destination {:?} is not a valid path",

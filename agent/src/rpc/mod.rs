@@ -1,5 +1,6 @@
 //! The agent API over ttrpc: `grpc.AgentService` and `grpc.Health`, wire-compatible with Kata's agent, and
-//! `thaw.Files`, `thaw.Hooks`, `thaw.Processes` and `thaw.Readiness`. docs/agent-api.md lists the calls; unsupported ones return UNIMPLEMENTED.
+//! `thaw.Files`, `thaw.Hooks`, `thaw.Mounts`, `thaw.Processes` and `thaw.Readiness`. docs/agent-api.md lists the calls; unsupported ones return
+//! UNIMPLEMENTED.
 //!
 //! Blocking work (mounts, forks, executing a program) runs on a worker thread and completes even if its caller
 //! disconnects.
@@ -11,6 +12,7 @@ mod files;
 mod guest;
 mod hooks;
 mod kept_processes;
+mod mounts;
 mod network;
 mod processes;
 mod readiness;
@@ -28,6 +30,7 @@ use thaw_protocol::agent::health::{
 };
 use thaw_protocol::agent::health_ttrpc::{Health, create_health};
 use thaw_protocol::agent::hooks_ttrpc::create_hooks;
+use thaw_protocol::agent::mounts_ttrpc::create_mounts;
 use thaw_protocol::agent::processes_ttrpc::create_processes;
 use thaw_protocol::agent::readiness::{
     ExpectReadyRequest, ExpectReadyResponse, WaitReadyRequest, WaitReadyResponse,
@@ -60,6 +63,7 @@ pub async fn serve(listener: Listener, sandbox: Arc<Sandbox>) -> Error {
         .register_service(create_health(api.clone()))
         .register_service(create_files(api.clone()))
         .register_service(create_hooks(api.clone()))
+        .register_service(create_mounts(api.clone()))
         .register_service(create_processes(api.clone()))
         .register_service(create_readiness(api));
     if let Err(e) = server.start().await {

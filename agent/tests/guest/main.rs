@@ -8,6 +8,7 @@ mod container;
 mod hooks;
 mod identity;
 mod kata;
+mod mounts;
 mod process;
 mod readiness;
 mod sharing;

@@ -7,43 +7,33 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use thaw_protocol::agent::agent::Storage;
-use thaw_protocol::agent::layout;
-use thaw_protocol::shim::mount::Mount;
 use thaw_protocol::shim::task::CreateTaskRequest;
 use thaw_protocol::shim::task_events::TaskCreate;
 use thaw_protocol::shim::{Any, MessageField, StringValue};
 
+use super::supply::{Prepared, prepare};
 use super::{Entry, Pod, ends_machine, hook_state, restore, task_io};
 use crate::container::Container;
 use crate::error::{Error, Result};
 use crate::events::Event;
 use crate::hooks;
-use crate::host_resource::HostResource;
 use crate::kata::{self, Settings};
 use crate::machine::{Machine, PodOf};
 use crate::options::Options;
 use crate::role::Role;
-use crate::rootfs::{self, Rootfs};
-use crate::share::Used;
-use crate::spec::config::Spec;
-use crate::spec::{self, Guest};
+use crate::spec;
+use crate::spec::config::{Mount, Spec};
 use crate::stdio::{Stdio, StreamOwner, Streams, Targets};
-use crate::thawed::Wanted;
+use crate::thawed::{self, Wanted};
 use crate::warning;
-
-/// A container for the guest, with everything that is known before the guest exists.
-struct Prepared {
-    rootfs: Rootfs,
-    guest: Guest,
-}
 
 /// What to create in the guest.
 enum Creation {
     /// No container, but the storages that the pod's containers share.
     Pod(Vec<Storage>),
     Container(Box<Prepared>),
-    /// Nothing: the container was restored with the machine.
-    Restored,
+    /// Nothing but these mounts: the container was restored with the machine.
+    Restored(Vec<Mount>),
 }
 
 impl Pod {
@@ -67,7 +57,8 @@ impl Pod {
         };
         let creation = match (&role, &from) {
             (Role::Pod, _) => Creation::Pod(spec::pod_storages(&spec)),
-            (_, Some(_)) => Creation::Restored,
+            (Role::Single, Some(_)) => Creation::Restored(Vec::new()),
+            (Role::Member { .. }, Some(_)) => Creation::Restored(thawed::volumes(&spec)),
             (Role::Single | Role::Member { .. }, None) => {
                 Creation::Container(Box::new(prepare(&r.id, &bundle, &spec, &r.rootfs).await?))
             }
@@ -188,9 +179,10 @@ impl Pod {
 
     /// Creates the container in the guest. A failure leaves nothing there.
     async fn make(&self, machine: &Machine, container: &Arc<Container>, creation: Creation) -> Result<()> {
-        if let Creation::Restored = creation {
-            return self.connect_restored(machine, container).await;
-        }
+        let creation = match creation {
+            Creation::Restored(mounts) => return self.connect_restored(machine, container, mounts).await,
+            creation => creation,
+        };
         let state = hook_state(container, machine, "creating");
         let hooks = &container.hooks;
         hooks::run(&hooks.prestart, state).await?;
@@ -200,7 +192,7 @@ impl Pod {
             Creation::Pod(storages) if !storages.is_empty() => {
                 return machine.agent.mount_pod_storages(storages).await;
             }
-            Creation::Pod(_) | Creation::Restored => return Ok(()),
+            Creation::Pod(_) | Creation::Restored(_) => return Ok(()),
         };
         let owner = StreamOwner {
             namespace: self.namespace.clone(),
@@ -223,94 +215,4 @@ impl Pod {
         *init.streams() = Some(Streams::start(&machine.agent, &init.id, &init.stdio, targets));
         Ok(())
     }
-
-    /// Asks thawd to give the microVM the host files and devices that the container needs. `used` lists those that were given, also after
-    /// an error.
-    async fn supply(
-        &self,
-        machine: &Machine,
-        id: &str,
-        prepared: Prepared,
-        used: &mut Vec<Used>,
-    ) -> Result<Guest> {
-        let Prepared { rootfs, mut guest } = prepared;
-        let mut storages = Vec::new();
-        if matches!(rootfs, Rootfs::Host(_)) || !guest.shared_mounts.is_empty() {
-            storages.push(layout::shared());
-        }
-        match rootfs {
-            Rootfs::Image { digest } => {
-                let image = self.thawd.show(&machine.sandbox, &digest).await?;
-                storages.extend(rootfs::storages(id, &image));
-            }
-            Rootfs::Host(source) => {
-                let share = self.acquire(machine, HostResource::Files(source)).await?;
-                storages.push(layout::share(&share.name));
-                guest.spec.Root.mut_or_insert_default().Path = layout::share_path(&share.name);
-                used.push(share);
-            }
-        }
-        for mounted in std::mem::take(&mut guest.shared_mounts) {
-            let shared = self.acquire(machine, HostResource::Files(mounted.source)).await;
-            let destination = &guest.spec.Mounts[mounted.mount].destination;
-            let share = shared.map_err(|e| e.about(format!("the mount at {destination}")))?;
-            storages.push(layout::share(&share.name));
-            guest.spec.Mounts[mounted.mount].source = layout::share_path(&share.name);
-            used.push(share);
-        }
-        self.show(machine, &mut guest, &mut storages).await?;
-        guest.storages.splice(0..0, storages);
-        for disk in std::mem::take(&mut guest.disks) {
-            let given = self.acquire(machine, HostResource::Disk(disk.device)).await;
-            let given = given.map_err(|e| e.about(format!("the device {}", disk.path)))?;
-            let device = layout::host_disk(&given.name, &disk.path, disk.device.read_only);
-            guest.devices.push(device);
-            used.push(given);
-        }
-        Ok(guest)
-    }
-
-    /// Asks thawd to show the images that are mounts of the container.
-    async fn show(&self, machine: &Machine, guest: &mut Guest, storages: &mut Vec<Storage>) -> Result<()> {
-        for mounted in std::mem::take(&mut guest.image_mounts) {
-            let mount = &mut guest.spec.Mounts[mounted.mount];
-            let image = self.thawd.show(&machine.sandbox, &mounted.image.digest).await;
-            let image = image.map_err(|e| e.about(format!("the mount at {}", mount.destination)))?;
-            mount.source = format!("{}/{image}{}", layout::IMAGES, mounted.image.path);
-            let device = layout::images();
-            if !storages.contains(&device) {
-                storages.push(device);
-            }
-        }
-        Ok(())
-    }
-
-    async fn acquire(&self, machine: &Machine, resource: HostResource) -> Result<Used> {
-        self.shares
-            .acquire(&self.thawd, &machine.sandbox, &resource)
-            .await
-    }
-
-    /// Releases host files and devices, and removes those that no other container uses.
-    pub(super) async fn release(&self, machine: &Machine, used: Vec<Used>) {
-        for share in used {
-            self.shares.release(&self.thawd, &machine.sandbox, share).await;
-        }
-    }
-}
-
-async fn prepare(id: &str, bundle: &Path, spec: &Spec, mounts: &[Mount]) -> Result<Prepared> {
-    let root = spec
-        .root
-        .as_ref()
-        .map(|root| root.path.as_str())
-        .unwrap_or_default();
-    let rootfs = Rootfs::of(mounts, &bundle.join(root))?;
-    let (id, bundle, spec) = (id.to_owned(), bundle.to_owned(), spec.clone());
-    // Reads the host's files, which may block.
-    let guest = tokio::task::spawn_blocking(move || spec::guest(&id, &bundle, &spec, layout::root_path(&id)));
-    let guest = guest
-        .await
-        .unwrap_or_else(|e| Err(Error::State(format!("looking at the container's mounts: {e}"))))?;
-    Ok(Prepared { rootfs, guest })
 }

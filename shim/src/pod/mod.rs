@@ -15,6 +15,7 @@ pub mod life;
 mod restore;
 mod sandbox;
 mod shared;
+mod supply;
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use thaw_protocol::shim::task::CreateTaskRequest;
 
+use super::supply::{Prepared, converted};
 use super::{Pod, hook_state};
 use crate::checkpoint::{self, Checkpoint};
 use crate::container::Container;
@@ -13,7 +14,8 @@ use crate::hooks;
 use crate::kata::Settings;
 use crate::machine::{Machine, PodOf};
 use crate::role::Role;
-use crate::spec::config::Spec;
+use crate::spec;
+use crate::spec::config::{Mount, Spec};
 use crate::stdio::{StreamOwner, Streams, Targets};
 use crate::thawed;
 
@@ -87,8 +89,13 @@ impl Pod {
         Ok(Some(from))
     }
 
-    /// Connects to the container that was restored with the machine.
-    pub(super) async fn connect_restored(&self, machine: &Machine, container: &Arc<Container>) -> Result<()> {
+    /// Connects to the container that was restored with the machine, and mounts its pod's volumes in it.
+    pub(super) async fn connect_restored(
+        &self,
+        machine: &Machine,
+        container: &Arc<Container>,
+        volumes: Vec<Mount>,
+    ) -> Result<()> {
         let state = hook_state(container, machine, "creating");
         hooks::run(&container.hooks.prestart, state).await?;
         hooks::run(&container.hooks.create_runtime, state).await?;
@@ -100,7 +107,29 @@ impl Pod {
         let targets = Targets::open(&init.stdio, &owner).await?;
         // Most were frozen while paused, because containerd pauses a container before its checkpoint.
         machine.agent.pause(container.guest_id(), true).await?;
+        if !volumes.is_empty() {
+            self.add_volumes(machine, container, volumes).await?;
+        }
         *init.streams() = Some(Streams::start(&machine.agent, &init.id, &init.stdio, targets));
         Ok(())
+    }
+
+    /// Shares the volumes with the microVM, and has the guest mount them in the container. A failure leaves nothing shared.
+    async fn add_volumes(&self, machine: &Machine, container: &Container, volumes: Vec<Mount>) -> Result<()> {
+        let (id, bundle) = (container.guest_id(), container.bundle.clone());
+        let named = id.clone();
+        let guest = converted(move || spec::only_mounts(&named, &bundle, &volumes)).await?;
+        let prepared = Prepared { rootfs: None, guest };
+        let mut used = Vec::new();
+        let added = async {
+            let guest = self.supply(machine, id, prepared, &mut used).await?;
+            machine.agent.add_mounts(id, guest).await
+        };
+        let added = added.await;
+        match added {
+            Ok(()) => *container.shares() = used,
+            Err(_) => self.release(machine, used).await,
+        }
+        added
     }
 }

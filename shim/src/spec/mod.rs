@@ -17,11 +17,11 @@ use thaw_protocol::agent::{MessageField, layout, oci};
 
 pub use devices::Disk;
 pub use image_mount::ImagePath;
-pub use mounts::{CopiedFile, ImageMount, Mounts, SharedMount, pod_storages};
+pub use mounts::{CopiedFile, ImageMount, Mounts, SharedMount, is_bind, pod_storages};
 pub use resources::resources;
 
 use crate::error::{Error, Result};
-use config::{Linux, Namespace, Process, Spec};
+use config::{Linux, Mount, Namespace, Process, Spec};
 
 /// A container for the agent to create.
 #[derive(Clone, Debug, PartialEq)]
@@ -76,13 +76,7 @@ pub fn guest(id: &str, bundle: &Path, spec: &Spec, root: String) -> Result<Guest
     let pids = spec.linux.namespace("pid");
     let shares_pids = pids.is_some_and(|pids| is_host_path(&pids.path));
     let readonly = spec.root.as_ref().is_some_and(|r| r.readonly);
-    let Mounts {
-        mounts,
-        storages,
-        files,
-        shared_mounts,
-        image_mounts,
-    } = mounts::convert(id, bundle, &spec.mounts)?;
+    let with_mounts = only_mounts(id, bundle, &spec.mounts)?;
     let disks = devices::disks(&spec.linux)?;
     let spec = oci::Spec {
         Version: spec.oci_version.clone(),
@@ -93,20 +87,40 @@ pub fn guest(id: &str, bundle: &Path, spec: &Spec, root: String) -> Result<Guest
             ..Default::default()
         }),
         Hostname: spec.hostname.clone(),
-        Mounts: mounts,
+        Mounts: with_mounts.spec.Mounts,
         Annotations: spec.annotations.clone().into_iter().collect(),
         Linux: MessageField::some(linux(id, &spec.linux)),
         ..Default::default()
     };
     Ok(Guest {
         spec,
+        disks,
+        shares_pids,
+        ..with_mounts
+    })
+}
+
+/// Converts mounts of container `id` of a bundle, and nothing else of it.
+pub fn only_mounts(id: &str, bundle: &Path, given: &[Mount]) -> Result<Guest> {
+    let Mounts {
+        mounts,
         storages,
         files,
         shared_mounts,
         image_mounts,
-        disks,
+    } = mounts::convert(id, bundle, given)?;
+    Ok(Guest {
+        spec: oci::Spec {
+            Mounts: mounts,
+            ..Default::default()
+        },
+        storages,
+        files,
+        shared_mounts,
+        image_mounts,
+        disks: Vec::new(),
         devices: Vec::new(),
-        shares_pids,
+        shares_pids: false,
     })
 }
 

@@ -335,7 +335,8 @@ pub fn pod_storages(spec: &Spec) -> Vec<Storage> {
     shared.map(|mount| shared_memory(&mount.source)).collect()
 }
 
-fn is_bind(mount: &Mount) -> bool {
+/// Whether it shows files of the host.
+pub fn is_bind(mount: &Mount) -> bool {
     matches!(mount.kind.as_str(), "bind" | "rbind")
         || mount.options.iter().any(|o| o == "bind" || o == "rbind")
 }

@@ -14,6 +14,8 @@ use thaw_protocol::agent::agent::*;
 use thaw_protocol::agent::agent_ttrpc::{AgentService, create_agent_service};
 use thaw_protocol::agent::health::{CheckRequest, HealthCheckResponse};
 use thaw_protocol::agent::health_ttrpc::{Health, create_health};
+use thaw_protocol::agent::mounts::{AddMountsRequest, AddMountsResponse};
+use thaw_protocol::agent::mounts_ttrpc::{Mounts, create_mounts};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{UnixListener, UnixStream};
 use tokio::sync::{Notify, mpsc, watch};
@@ -80,6 +82,8 @@ pub struct FakeAgent {
     pub has_removed: AtomicBool,
     pub heard: Mutex<Vec<String>>,
     pub created: Mutex<Vec<CreateContainerRequest>>,
+    /// What was mounted into running containers.
+    pub added: Mutex<Vec<AddMountsRequest>>,
     /// The pod's storages.
     pub kept: Mutex<Vec<Storage>>,
     ooms: Mutex<Option<mpsc::UnboundedSender<String>>>,
@@ -313,6 +317,18 @@ impl Health for FakeAgent {
     }
 }
 
+#[async_trait]
+impl Mounts for FakeAgent {
+    async fn add(&self, _: &TtrpcContext, r: AddMountsRequest) -> Answer<AddMountsResponse> {
+        self.hear("mount", &r.container_id).await;
+        if r.mounts.iter().any(|mount| mount.destination == "/refused") {
+            return refuse(Code::INTERNAL, "it is refused");
+        }
+        self.added.lock().unwrap().push(r);
+        Ok(AddMountsResponse::new())
+    }
+}
+
 /// Answers as the VMM does, then passes the connection to the agent.
 pub async fn serve(path: &Path, agent: Arc<FakeAgent>) -> Server {
     let listener = UnixListener::bind(path).unwrap();
@@ -334,6 +350,7 @@ pub async fn serve(path: &Path, agent: Arc<FakeAgent>) -> Server {
     let mut server = Server::new()
         .add_listener(Listener::new(connections))
         .register_service(create_agent_service(agent.clone()))
+        .register_service(create_mounts(agent.clone()))
         .register_service(create_health(agent));
     server.start().await.unwrap();
     server

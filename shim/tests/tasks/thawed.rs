@@ -2,6 +2,7 @@
 
 use serde_json::{Value, json};
 use thaw_protocol::shim::pods::pod_network::Mode;
+use thaw_protocol::shim::task::CreateTaskRequest;
 use thaw_protocol::shim::task_types::Status;
 use ttrpc::Code;
 
@@ -79,6 +80,60 @@ async fn container_of_a_thawed_pod_must_be_the_frozen_one() {
     rig.create(rig.request("web", &["serve"], member()))
         .await
         .unwrap();
+}
+
+/// The request for a container like the frozen one, with volumes of a directory at these places.
+fn with_volumes(rig: &Rig, id: &str, places: &[&str]) -> CreateTaskRequest {
+    let volume = rig.path("volume");
+    std::fs::create_dir_all(&volume).unwrap();
+    let mounts = places.iter().map(|place| {
+        json!({"destination": place, "type": "bind", "source": volume, "options": ["rbind", "rprivate", "ro"]})
+    });
+    let config = json!({
+        "process": {"args": ["serve"], "cwd": "/"},
+        "root": {"path": "rootfs"},
+        "annotations": member(),
+        "mounts": mounts.collect::<Vec<_>>(),
+        "linux": {"namespaces": [{"type": "pid"}, {"type": "ipc"}, {"type": "network"}]},
+    });
+    rig.request_of(id, &config)
+}
+
+#[tokio::test]
+async fn thawed_container_gets_the_volumes_of_its_pod() {
+    let rig = thawed_pod().await;
+    let refused = rig.create(with_volumes(&rig, "bad", &["/key", "/refused"])).await;
+    assert_eq!(code(refused), Code::INTERNAL);
+    assert!(
+        rig.thawd.shares.lock().unwrap().is_empty(),
+        "nothing stays shared"
+    );
+
+    rig.create(with_volumes(&rig, "web", &["/key"])).await.unwrap();
+    let added = rig.agent.added.lock().unwrap()[0].clone();
+    assert_eq!(added.container_id, "frozen");
+    let [mount] = added.mounts.as_slice() else {
+        panic!("{added:?}")
+    };
+    assert_eq!(
+        (mount.destination.as_str(), mount.type_.as_str()),
+        ("/key", "bind")
+    );
+    let last = added.storages.last().unwrap();
+    assert_eq!((&last.mount_point, last.driver.as_str()), (&mount.source, "bind"));
+    let shares: Vec<_> = rig.thawd.shares.lock().unwrap().values().cloned().collect();
+    assert_eq!(shares[0].source, rig.path("volume").display().to_string());
+    let heard = rig.agent.heard.lock().unwrap().clone();
+    assert!(
+        !heard.contains(&"resume frozen".to_owned()),
+        "it is mounted before the start"
+    );
+
+    rig.start("web", "").await.unwrap();
+    rig.kill("web", "", 9).await.unwrap();
+    rig.wait("web", "").await.unwrap();
+    rig.delete("web", "").await.unwrap();
+    assert!(rig.thawd.shares.lock().unwrap().is_empty());
 }
 
 #[tokio::test]

@@ -11,7 +11,7 @@ use crate::with_guest;
 /// The names of all visible processes.
 const PROCESSES: &str = "cat /proc/[0-9]*/comm 2>/dev/null";
 
-async fn said(g: &support::Guest, id: &str, exec: &str, script: &str) -> String {
+pub(super) async fn said(g: &support::Guest, id: &str, exec: &str, script: &str) -> String {
     g.exec(id, exec, &["sh", "-c", script], false).await.unwrap();
     let said = String::from_utf8(g.read_all(id, exec, false).await).unwrap();
     g.wait(id, exec).await;

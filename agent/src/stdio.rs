@@ -51,6 +51,8 @@ struct Delivery {
     given: Vec<u8>,
     /// Bytes returned to an earlier reader and not confirmed. They precede the bytes in the pipe.
     again: Vec<u8>,
+    /// Whether no other reader can take over.
+    is_last: bool,
 }
 
 impl Delivery {
@@ -67,6 +69,7 @@ impl Delivery {
                     reader: reader.clone(),
                     given: Vec::new(),
                     again: Vec::new(),
+                    is_last: false,
                 });
             }
         }
@@ -120,13 +123,19 @@ pub(crate) fn watch(fd: OwnedFd, interest: Interest) -> Result<AsyncFd<OwnedFd>>
 }
 
 /// Makes `reader` the stream's reader. Returns the bytes that it must receive before any from the pipe.
-fn ask(delivery: &Mutex<Option<Delivery>>, reader: &Reader, length: usize) -> Option<Vec<u8>> {
+fn ask(delivery: &Mutex<Option<Delivery>>, reader: &Reader, length: usize) -> Result<Option<Vec<u8>>> {
     let mut delivery = delivery.locked();
+    let is_other = |d: &Delivery| d.is_last && !same(&d.reader, reader);
+    if delivery.as_ref().is_some_and(is_other) {
+        return Err(Error::State("the agent keeps the output of this process".into()));
+    }
     Delivery::confirm(&mut delivery, reader);
-    let delivery = delivery.as_mut().filter(|d| !d.again.is_empty())?;
+    let Some(delivery) = delivery.as_mut().filter(|d| !d.again.is_empty()) else {
+        return Ok(None);
+    };
     let bytes: Vec<u8> = delivery.again.drain(..length.min(delivery.again.len())).collect();
     delivery.give(&bytes);
-    Some(bytes)
+    Ok(Some(bytes))
 }
 
 impl Stream {
@@ -173,18 +182,30 @@ impl Stdio {
         })
     }
 
+    /// Makes `reader` the last reader of both streams: a request of another, also one that was sent before and comes after this, takes no
+    /// output from it.
+    pub fn read_last_by(&self, reader: &Reader) {
+        for delivery in &self.deliveries {
+            let mut delivery = delivery.locked();
+            Delivery::confirm(&mut delivery, reader);
+            if let Some(delivery) = delivery.as_mut() {
+                delivery.is_last = true;
+            }
+        }
+    }
+
     /// Waits for output and returns 1 to `length` bytes of it. A stream has one reader: the last that asked.
     ///
     /// # Errors
     /// [`Error::EndOfFile`] once every writer is gone and everything was read; [`Error::State`] if another
-    /// reader asked meanwhile.
+    /// reader asked meanwhile, or is the [last](Self::read_last_by).
     pub async fn read(&self, output: Output, reader: &Reader, length: usize) -> Result<Vec<u8>> {
         let (slot, delivery) = match output {
             Output::Stdout => (&self.stdout, &self.deliveries[0]),
             Output::Stderr => (&self.stderr, &self.deliveries[1]),
         };
         let length = length.clamp(1, MAX_READ);
-        if let Some(bytes) = ask(delivery, reader, length) {
+        if let Some(bytes) = ask(delivery, reader, length)? {
             return Ok(bytes);
         }
         let stream = slot.locked().clone().ok_or(Error::EndOfFile)?;
@@ -363,6 +384,27 @@ mod tests {
             );
             assert!(matches!(first, Err(Error::State(_))), "{first:?}");
             assert_eq!((second.unwrap(), written.unwrap()), (b"all".to_vec(), 3));
+        });
+    }
+
+    #[test]
+    fn last_reader_loses_no_output_to_a_later_one() {
+        on_runtime(async {
+            let (theirs, ours) = pipes().unwrap();
+            let stdio = Stdio::of_pipes(ours).unwrap();
+            let [host, last] = [reader(), reader()];
+            rustix::io::write(&theirs[1], b"one").unwrap();
+            assert_eq!(stdio.read(Output::Stdout, &host, 10).await.unwrap(), b"one");
+            stdio.read_last_by(&last);
+            for output in [Output::Stdout, Output::Stderr] {
+                let late = stdio.read(output, &host, 10).await;
+                assert!(matches!(late, Err(Error::State(_))), "{late:?}");
+            }
+            rustix::io::write(&theirs[1], b"two").unwrap();
+            // Nothing shows that the first piece arrived.
+            for piece in [b"one", b"two"] {
+                assert_eq!(stdio.read(Output::Stdout, &last, 10).await.unwrap(), piece);
+            }
         });
     }
 

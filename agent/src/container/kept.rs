@@ -44,8 +44,12 @@ impl Container {
         if process.journal.set(journal.clone()).is_err() {
             return Err(Error::State(format!("process {exec_id:?} is kept already")));
         }
+        // Its own allocation is its identity.
+        let reader: Reader = Arc::new(0_u8);
+        // At once, not when the task below runs: a read that the host sent before may only now begin.
+        process.stdio.read_last_by(&reader);
         let (container, id) = (Arc::downgrade(self), exec_id.to_owned());
-        record(process, journal, move || {
+        record(process, reader, journal, move || {
             // From now on it is one of the ended, of which only the last are remembered.
             if let Some(container) = container.upgrade() {
                 container.reported(&id);
@@ -118,7 +122,12 @@ fn inner_pid(pid: i32) -> i32 {
 }
 
 /// Reads the output of a process until it has ended. Must be called within the runtime.
-fn record(process: Arc<Process>, journal: Arc<Journal>, at_end: impl FnOnce() + Send + 'static) {
+fn record(
+    process: Arc<Process>,
+    reader: Reader,
+    journal: Arc<Journal>,
+    at_end: impl FnOnce() + Send + 'static,
+) {
     tokio::spawn(async move {
         let ending = async {
             let code = process.wait().await;
@@ -127,8 +136,8 @@ fn record(process: Arc<Process>, journal: Arc<Journal>, at_end: impl FnOnce() + 
         };
         let outputs = async {
             tokio::join!(
-                pump(&process, &journal, Output::Stdout),
-                pump(&process, &journal, Output::Stderr)
+                pump(&process, &reader, &journal, Output::Stdout),
+                pump(&process, &reader, &journal, Output::Stderr)
             );
             process.wait().await
         };
@@ -141,10 +150,8 @@ fn record(process: Arc<Process>, journal: Arc<Journal>, at_end: impl FnOnce() + 
     });
 }
 
-async fn pump(process: &Process, journal: &Journal, output: Output) {
-    // Its own allocation is its identity.
-    let reader: Reader = Arc::new(0_u8);
-    while let Ok(data) = process.stdio.read(output, &reader, PIECE).await {
+async fn pump(process: &Process, reader: &Reader, journal: &Journal, output: Output) {
+    while let Ok(data) = process.stdio.read(output, reader, PIECE).await {
         journal.push(output, data);
     }
 }

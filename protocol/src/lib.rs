@@ -13,6 +13,7 @@
 //! | [`connect`], `e2b` (feature `e2b`) | clients of E2B and thawd | the Connect protocol over HTTP |
 //! | [`device_limits`] | (types of [`control`]) | |
 //! | [`api`] | thawd and its callers | HTTP on a unix socket, JSON bodies |
+//! | [`nodes`] | thawd and the thawd of another node | HTTP with TLS, JSON bodies |
 //!
 //! Messages without a format of their own above are [postcard](https://docs.rs/postcard) encodings of the
 //! types here ([`encoding`]), in which an enum's variants have numbers of their own ([`tags`](mod@tags)).
@@ -31,6 +32,7 @@ pub mod e2b;
 pub mod encoding;
 pub mod handshake;
 pub mod miss;
+pub mod nodes;
 pub mod packet;
 pub mod share;
 #[cfg(feature = "shim")]

@@ -9,6 +9,7 @@ use super::moment;
 use super::network::Network;
 use super::notes::Notes;
 use super::service::{Service, is_paused};
+use super::whole_id::WholeId;
 
 /// The version of the protocol for processes and files, by which clients know what it can do: since 0.4.0 a client may leave out the user,
 /// since 0.5.7 it sends a file as it is, since 0.6.2 files have metadata, and since 0.6.4 network mounts can be watched.
@@ -32,10 +33,10 @@ struct Named {
 }
 
 impl Named {
-    fn new(id: &str, template: String, alias: Option<String>) -> Named {
+    fn new(id: &WholeId, template: String, alias: Option<String>) -> Named {
         Named {
             template_id: template,
-            sandbox_id: id.to_owned(),
+            sandbox_id: id.to_string(),
             client_id: CLIENT,
             alias,
             envd_version: ENVD_VERSION,
@@ -99,7 +100,7 @@ impl Service {
     /// What a client needs to reach a sandbox.
     pub fn reached(&self, id: &str, template: String, alias: Option<String>) -> Reached {
         Reached {
-            named: Named::new(id, template, alias),
+            named: Named::new(&self.whole_id(id), template, alias),
             envd_access_token: self.tokens.access_token(id),
             traffic_access_token: None,
             domain: self.domain(),
@@ -134,25 +135,25 @@ impl Service {
                 },
             },
             pause_mode: is_paused(sandbox).then_some("full"),
-            listed: listed(sandbox, notes),
+            listed: self.listed(sandbox, notes),
+        }
+    }
+
+    /// A sandbox in a list.
+    pub fn listed(&self, sandbox: &Sandbox, notes: Notes) -> Listed {
+        Listed {
+            named: Named::new(&self.whole_id(&sandbox.id), notes.template, notes.alias),
+            started_at: moment::of_seconds(sandbox.created),
+            end_at: moment::of_end(sandbox.ends_at),
+            cpu_count: sandbox.cpus,
+            memory_mib: sandbox.memory_mib,
+            disk_mib: notes.disk_mib.unwrap_or_default(),
+            state: if is_paused(sandbox) { "paused" } else { "running" },
+            metadata: notes.metadata,
         }
     }
 
     fn domain(&self) -> Option<String> {
         self.domain.as_ref().map(|domain| domain.as_str().to_owned())
-    }
-}
-
-/// A sandbox in a list.
-pub fn listed(sandbox: &Sandbox, notes: Notes) -> Listed {
-    Listed {
-        named: Named::new(&sandbox.id, notes.template, notes.alias),
-        started_at: moment::of_seconds(sandbox.created),
-        end_at: moment::of_end(sandbox.ends_at),
-        cpu_count: sandbox.cpus,
-        memory_mib: sandbox.memory_mib,
-        disk_mib: notes.disk_mib.unwrap_or_default(),
-        state: if is_paused(sandbox) { "paused" } else { "running" },
-        metadata: notes.metadata,
     }
 }

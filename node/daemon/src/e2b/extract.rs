@@ -63,11 +63,16 @@ impl<S: Send + Sync> FromRequestParts<S> for Query {
     type Rejection = Failure;
 
     async fn from_request_parts(parts: &mut Parts, _: &S) -> Result<Self, Failure> {
-        Ok(Query(pairs(parts.uri.query().unwrap_or_default())))
+        Ok(Query::of(parts.uri.query().unwrap_or_default()))
     }
 }
 
 impl Query {
+    /// The parameters of a query.
+    pub fn of(query: &str) -> Query {
+        Query(pairs(query))
+    }
+
     /// Checks that it has no other parameters than these.
     pub fn only(&self, known: &[&str]) -> Result<(), Failure> {
         match self.0.iter().find(|(name, _)| !known.contains(&name.as_str())) {

@@ -20,13 +20,15 @@ use crate::api::problem::{self, Refusal};
 pub enum Failure {
     /// The request says something that cannot be.
     Bad(String),
+    /// The request says that a node passed it on, and none did.
+    Forbidden(String),
     /// The sandbox or the template does not exist for this caller.
     NotFound(String),
     /// The sandbox is in another state than the request needs.
     Conflict(String),
     /// This part of E2B's API is not implemented.
     Unsupported(String),
-    /// The request is for a port of a sandbox that cannot be reached.
+    /// The request is for a port of a sandbox, or for a node, that cannot be reached.
     Unreachable(String),
     /// Another error of thawd's API.
     Refused(Refusal),
@@ -47,6 +49,7 @@ impl Failure {
     fn plain(&self) -> Option<(StatusCode, &str)> {
         Some(match self {
             Failure::Bad(why) => (StatusCode::BAD_REQUEST, why.as_str()),
+            Failure::Forbidden(why) => (StatusCode::FORBIDDEN, why.as_str()),
             Failure::NotFound(why) => (StatusCode::NOT_FOUND, why.as_str()),
             Failure::Conflict(why) => (StatusCode::CONFLICT, why.as_str()),
             Failure::Unsupported(why) => (StatusCode::NOT_IMPLEMENTED, why.as_str()),

@@ -15,7 +15,7 @@ use serde::Serialize;
 use thaw_protocol::api::Sandbox;
 use thaw_sandbox::id;
 
-use super::answer::{Listed, listed};
+use super::answer::Listed;
 use super::extract::{Query, pairs};
 use super::failure::Failure;
 use super::notes::Notes;
@@ -25,7 +25,7 @@ use crate::api::scope::Scope;
 use crate::api::watch::{Query as CacheQuery, Selector};
 
 /// The header with the token of the next page.
-const NEXT: &str = "x-next-token";
+pub const NEXT: &str = "x-next-token";
 const SECOND_NS: u64 = 1_000_000_000;
 
 /// Which sandboxes a caller wants.
@@ -124,7 +124,7 @@ pub async fn list_running(
     all.reverse();
     Ok(Json(
         all.into_iter()
-            .map(|(sandbox, notes)| listed(&sandbox, notes))
+            .map(|(sandbox, notes)| service.listed(&sandbox, notes))
             .collect(),
     ))
 }
@@ -170,7 +170,7 @@ pub async fn list(
     all.truncate(limit);
     let page = all
         .into_iter()
-        .map(|(sandbox, notes)| listed(&sandbox, notes))
+        .map(|(sandbox, notes)| service.listed(&sandbox, notes))
         .collect();
     Ok(paged::<Listed>(page, next))
 }
@@ -189,7 +189,8 @@ pub fn no_token() -> Failure {
     Failure::Bad("nextToken is not the x-next-token of another answer".into())
 }
 
-fn encode((start, id): (u64, &str)) -> String {
+/// The token of the page after a sandbox, by its start and its id.
+pub fn encode((start, id): (u64, &str)) -> String {
     URL_SAFE_NO_PAD.encode(format!("{start}.{id}"))
 }
 

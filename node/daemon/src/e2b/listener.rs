@@ -1,14 +1,13 @@
 //! Serves E2B's API over TCP: `[e2b] listen`.
 //!
 //! Invariants: a request for the control plane without an API key of this node gets an error and nothing else, and no handler sees the
-//! key; there are at most [`MOST`] connections.
+//! key, which only another node gets that the request is passed on to; there are at most [`MOST`] connections.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Request, State};
-use axum::http::HeaderName;
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::put;
@@ -19,9 +18,13 @@ use thaw_sandbox::config::e2b::E2bConfig;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::Paths;
 
+use super::api_key::API_KEY;
 use super::builds::engine::{self, Builds};
+use super::cluster::calls::{Calls, pass_on};
+use super::cluster::mark;
 use super::envd;
 use super::failure::write_errors;
+use super::members::Members;
 use super::route::{Routing, dispatch};
 use super::router::router;
 use super::service::Service;
@@ -43,8 +46,6 @@ const MOST: Most = Most {
 };
 /// What errors call the part of the configuration.
 const SECTION: &str = "[e2b]";
-/// The header with the API key.
-const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 /// A listening TCP socket, and what the configuration says of the API behind it.
 pub struct E2b {
@@ -55,6 +56,7 @@ pub struct E2b {
     builds: Arc<Builds>,
     domain: Option<Domain>,
     is_encrypted: bool,
+    members: Option<Arc<Members>>,
 }
 
 impl E2b {
@@ -86,15 +88,19 @@ impl E2b {
         let domain = domain.map_err(|why| invalid(&why))?;
         let templates = Templates::read(config)?;
         let is_encrypted = api.certificate.is_some();
-        let (api, data) = (api.clone(), paths.data.clone());
+        let (api, data, cluster) = (api.clone(), paths.data.clone(), config.cluster.clone());
         let opened = blocking(move || {
             let credentials = match credentials {
                 Some(credentials) => credentials,
                 None => Arc::new(Credentials::read(&api)?),
             };
-            Ok((credentials, AccessTokens::open(&data)?, Builds::open(&data)?))
+            let (members, tokens) = match &cluster {
+                Some(cluster) => Members::open(cluster).map(|(members, tokens)| (Some(Arc::new(members)), tokens))?,
+                None => (None, AccessTokens::open(&data)?),
+            };
+            Ok((credentials, members, tokens, Builds::open(&data)?))
         });
-        let (credentials, tokens, builds) = opened.await?;
+        let (credentials, members, tokens, builds) = opened.await?;
         let listener = Listener::open(address).await;
         let listener =
             listener.map_err(|e| Error::system(format!("{SECTION}: cannot listen at {address}"), &e))?;
@@ -106,6 +112,7 @@ impl E2b {
             builds: Arc::new(builds),
             domain,
             is_encrypted,
+            members,
         }))
     }
 
@@ -117,6 +124,11 @@ impl E2b {
     /// The credentials, to be reloaded.
     pub fn credentials(&self) -> Arc<Credentials> {
         self.credentials.clone()
+    }
+
+    /// The nodes that answer as one, to be reloaded.
+    pub fn members(&self) -> Option<Arc<Members>> {
+        self.members.clone()
     }
 }
 
@@ -130,8 +142,12 @@ impl OtherApi for E2b {
             builds,
             domain,
             is_encrypted,
+            members,
         } = *self;
         let daemon = serving.daemon.clone();
+        if let Some(members) = members.clone() {
+            tokio::spawn(members.keep_current(daemon.closing()));
+        }
         tokio::spawn(
             builds
                 .clone()
@@ -144,6 +160,7 @@ impl OtherApi for E2b {
             builds,
             domain,
             is_encrypted,
+            members,
         });
         let envd = Some(envd::router(daemon.clone()));
         let routes = routes(service, serving.gate, credentials.clone(), envd);
@@ -160,7 +177,7 @@ impl OtherApi for E2b {
     }
 }
 
-/// All requests' way: to a sandbox, or through the authentication to the control plane. `envd` serves the protocol for processes and files
+/// All requests' way: to another node, to a sandbox, or through the authentication to the control plane. `envd` serves the protocol for processes and files
 /// in sandboxes.
 pub fn routes(
     service: Arc<Service>,
@@ -169,6 +186,8 @@ pub fn routes(
     envd: Option<Router>,
 ) -> Router {
     let routing = Routing::new(service.clone(), envd);
+    let calls = Calls::new(service.clone(), credentials.clone());
+    let members = service.members.clone();
     let control_plane = router(service.clone(), gate)
         .layer(from_fn_with_state(credentials, authenticate))
         .layer(from_fn(unread_body::read_rest));
@@ -182,7 +201,9 @@ pub fn routes(
     // As a service of its own, so that a sandbox's requests do not match its paths.
     Router::new()
         .fallback_service(api)
+        .layer(from_fn_with_state(calls, pass_on))
         .layer(from_fn_with_state(routing, dispatch))
+        .layer(from_fn_with_state(members, mark::check))
         .layer(from_fn(write_errors))
 }
 

@@ -8,6 +8,8 @@
 //! | [`listener`] | the TCP socket, and the layers that every request passes |
 //! | [`target`], [`route`], [`proxy`] | which port of which sandbox a request is for, and the way there |
 //! | [`envd`] | the protocol for processes and files in a sandbox |
+//! | [`cluster`], [`members`] | requests for sandboxes of other nodes, and which nodes there are |
+//! | [`whole_id`] | the ids of sandboxes in this API |
 //! | [`router`] | the routes of the control plane, and those of E2B's API that are not implemented |
 //! | [`create`], [`sandboxes`], [`list`], [`fork`], [`snapshots`], [`usage`], [`logs`] | its handlers for sandboxes and snapshots |
 //! | [`templates`], [`build_calls`], [`upload_calls`], [`tags`] | its handlers for templates |
@@ -18,14 +20,16 @@
 //! | [`context`] | what processes of a template's sandboxes start with |
 //! | [`network`] | where a sandbox may connect to |
 //! | [`notes`] | what is kept with a sandbox's record |
-//! | [`token`] | the access tokens of sandboxes |
+//! | [`token`], [`api_key`] | the access tokens of sandboxes, and the keys of callers |
 //! | [`answer`], [`moment`] | sandboxes and times in answers |
 //! | [`extract`] | parsing requests |
 //! | [`failure`] | errors |
 
 mod answer;
+mod api_key;
 mod build_calls;
 pub mod builds;
+mod cluster;
 pub mod context;
 mod create;
 pub mod envd;
@@ -37,6 +41,7 @@ mod lifecycle;
 mod list;
 pub mod listener;
 mod logs;
+pub mod members;
 mod moment;
 mod network;
 pub mod notes;
@@ -55,3 +60,4 @@ mod test_api;
 pub mod token;
 mod upload_calls;
 mod usage;
+pub mod whole_id;

@@ -1,8 +1,8 @@
-//! A reverse proxy to the ports of sandboxes: HTTP/1.1 with bodies streamed both ways, and upgrades such as WebSockets.
+//! A reverse proxy to the ports of sandboxes, and to other nodes: HTTP/1.1 with bodies streamed both ways, and upgrades such as WebSockets.
 //!
-//! Invariants: a request goes only to the address that the host gave the sandbox; there are never more connections than [`MOST`] and
-//! [`MOST_OF_ONE`]; a guest that does not accept, answer or read does not hold a connection longer than the limits here. thawd's own headers
-//! do not reach the guest.
+//! Invariants: a request goes only to the address that the host gave the sandbox, or over the connection to the node; there are never more
+//! connections than [`Bounds`] says; a guest that does not accept, answer or read does not hold a connection longer than the limits here.
+//! thawd's own headers do not reach the guest.
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
@@ -19,8 +19,9 @@ use hyper::body::Incoming;
 use hyper::client::conn::http1;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
+use thaw_protocol::nodes::MARK;
 use thaw_sys::lock::Lock;
-use tokio::io::copy_bidirectional;
+use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
@@ -28,10 +29,24 @@ use tokio::time::timeout;
 use crate::api::problem::{ApiCode, Refusal};
 use crate::api::write_timeout::{WRITE_TIMEOUT, WriteTimeout};
 
-/// Most connections to all sandboxes.
-const MOST: usize = 2048;
-/// Most connections to one.
-const MOST_OF_ONE: usize = 512;
+/// Most connections.
+#[derive(Clone, Copy, Debug)]
+struct Bounds {
+    in_all: usize,
+    /// To one sandbox, or to one node.
+    of_one: usize,
+}
+
+/// Most connections to sandboxes.
+const TO_SANDBOXES: Bounds = Bounds {
+    in_all: 2048,
+    of_one: 512,
+};
+/// Most connections to other nodes: as many as callers may have to this one.
+const TO_NODES: Bounds = Bounds {
+    in_all: 4096,
+    of_one: 2048,
+};
 /// How long a guest may take to accept a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How long it may take to begin its answer. A program may compute that long.
@@ -53,7 +68,7 @@ const OF_CONNECTION: [HeaderName; 8] = [
     HeaderName::from_static("proxy-authorization"),
 ];
 /// Fields that are for thawd.
-const OF_THAWD: [&str; 2] = ["e2b-sandbox-id", "e2b-sandbox-port"];
+const OF_THAWD: [&str; 3] = ["e2b-sandbox-id", "e2b-sandbox-port", MARK];
 
 /// Why a request got no answer of the guest.
 #[derive(Debug)]
@@ -66,9 +81,15 @@ pub enum Failed {
     Refused(Refusal),
 }
 
-/// The connections of a proxy, counted by sandbox.
-#[derive(Clone, Debug, Default)]
-pub struct Proxy(Arc<Mutex<HashMap<String, usize>>>);
+/// The connections of a proxy, counted by sandbox or by node.
+#[derive(Clone, Debug)]
+pub struct Proxy(Arc<Mutex<HashMap<String, usize>>>, Bounds);
+
+impl Default for Proxy {
+    fn default() -> Proxy {
+        Proxy(Arc::default(), TO_SANDBOXES)
+    }
+}
 
 /// One connection.
 #[derive(Debug)]
@@ -90,11 +111,16 @@ impl Drop for Place {
 }
 
 impl Proxy {
+    /// A proxy to other nodes.
+    pub fn to_nodes() -> Proxy {
+        Proxy(Arc::default(), TO_NODES)
+    }
+
     fn place(&self, id: &str) -> Result<Arc<Place>, Failed> {
         let mut counts = self.0.locked();
         let of_one = counts.get(id).copied().unwrap_or(0);
-        if of_one >= MOST_OF_ONE || counts.values().sum::<usize>() >= MOST {
-            let what = "too many connections to ports of sandboxes";
+        if of_one >= self.1.of_one || counts.values().sum::<usize>() >= self.1.in_all {
+            let what = "too many connections to sandboxes";
             return Err(Failed::Refused(Refusal::new(ApiCode::TooMany, what)));
         }
         *counts.entry(id.to_owned()).or_default() += 1;
@@ -114,31 +140,56 @@ impl Proxy {
         closing: watch::Receiver<bool>,
     ) -> Result<Response, Failed> {
         let place = self.place(id)?;
-        let upgrade = prepare(&mut request)?;
+        let headers = request.headers_mut();
+        OF_THAWD.iter().for_each(|name| drop(headers.remove(*name)));
         let stream = match timeout(CONNECT_LIMIT, TcpStream::connect(to)).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(_)) | Err(_) => return Err(Failed::NotOpen),
         };
-        let broken = |e: &dyn std::fmt::Display| Failed::Broken(e.to_string());
-        stream.set_nodelay(true).map_err(|e| broken(&e))?;
-        let io = TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT));
-        let mut http = http1::Builder::new();
-        http.max_buf_size(MAX_HEAD).max_headers(MAX_FIELDS);
-        let (mut sender, connection) = http.handshake(io).await.map_err(|e| broken(&e))?;
-        let held = place.clone();
-        tokio::spawn(async move {
-            // It ends when the answer has been passed on or the client has left.
-            if let Err(e) = connection.with_upgrades().await {
-                tracing::debug!("a connection to a sandbox broke: {e}");
-            }
-            drop(held);
-        });
-        let answer = match timeout(ANSWER_LIMIT, sender.send_request(request)).await {
-            Ok(answer) => answer.map_err(|e| broken(&e))?,
-            Err(_) => return Err(broken(&"the answer did not begin in time")),
-        };
-        Ok(pass_on(answer, upgrade, place, closing))
+        let set = stream.set_nodelay(true);
+        set.map_err(|e| Failed::Broken(e.to_string()))?;
+        exchange(place, stream, request, closing).await
     }
+
+    /// Sends a request with all its headers over a connection, which counts as one to `name`, and returns the answer. An upgraded connection
+    /// ends when `closing` becomes true.
+    pub async fn send_over(
+        &self,
+        name: &str,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        request: Request,
+        closing: watch::Receiver<bool>,
+    ) -> Result<Response, Failed> {
+        exchange(self.place(name)?, stream, request, closing).await
+    }
+}
+
+/// Sends a request over a connection, and returns the answer.
+async fn exchange(
+    place: Arc<Place>,
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    mut request: Request,
+    closing: watch::Receiver<bool>,
+) -> Result<Response, Failed> {
+    let upgrade = prepare(&mut request)?;
+    let broken = |e: &dyn std::fmt::Display| Failed::Broken(e.to_string());
+    let io = TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT));
+    let mut http = http1::Builder::new();
+    http.max_buf_size(MAX_HEAD).max_headers(MAX_FIELDS);
+    let (mut sender, connection) = http.handshake(io).await.map_err(|e| broken(&e))?;
+    let held = place.clone();
+    tokio::spawn(async move {
+        // It ends when the answer has been passed on or the client has left.
+        if let Err(e) = connection.with_upgrades().await {
+            tracing::debug!("a connection to a sandbox broke: {e}");
+        }
+        drop(held);
+    });
+    let answer = match timeout(ANSWER_LIMIT, sender.send_request(request)).await {
+        Ok(answer) => answer.map_err(|e| broken(&e))?,
+        Err(_) => return Err(broken(&"the answer did not begin in time")),
+    };
+    Ok(pass_on(answer, upgrade, place, closing))
 }
 
 /// An upgrade that the client asks for.
@@ -147,7 +198,7 @@ struct Upgrade {
     client: OnUpgrade,
 }
 
-/// Prepares a request for the guest. Returns the upgrade that it asks for.
+/// Prepares a request for the connection. Returns the upgrade that it asks for.
 fn prepare(request: &mut Request) -> Result<Option<Upgrade>, Failed> {
     let protocol = upgrade_of(request.headers());
     let client = protocol.is_some().then(|| hyper::upgrade::on(&mut *request));
@@ -159,7 +210,6 @@ fn prepare(request: &mut Request) -> Result<Option<Upgrade>, Failed> {
     *request.uri_mut() = Uri::try_from(path).map_err(|e| Failed::Broken(e.to_string()))?;
     let headers = request.headers_mut();
     remove_connection_fields(headers);
-    OF_THAWD.iter().for_each(|name| drop(headers.remove(*name)));
     if let Some(authority) = authority {
         headers.insert(HOST, authority);
     }
@@ -190,8 +240,8 @@ fn remove_connection_fields(headers: &mut HeaderMap) {
         .filter_map(|word| word.parse().ok())
         .collect();
     for name in named.iter().chain(&OF_CONNECTION) {
-        // A body's length is told by the connection's own framing, whatever `Connection` says of it.
-        if *name != axum::http::header::CONTENT_LENGTH {
+        // A body's length is told by the connection's own framing, whatever `Connection` says of it, and no caller removes a node's mark.
+        if *name != axum::http::header::CONTENT_LENGTH && *name != MARK {
             headers.remove(name);
         }
     }

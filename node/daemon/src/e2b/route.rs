@@ -1,4 +1,4 @@
-//! The way of a request: to the control plane, or to a port of a sandbox.
+//! The way of a request: to the control plane, or to a port of a sandbox, which may be on another node.
 //!
 //! Invariants: a request for a sandbox that does not exist, or does not run, never reaches another; only sandboxes that this API created, and
 //! clones of those, have ports here.
@@ -15,8 +15,10 @@ use hyper_util::service::TowerToHyperService;
 use serde_json::json;
 use thaw_protocol::api::Sandbox;
 
+use super::cluster::forward::forward;
 use super::envd::access::{Access, ForSandbox};
 use super::failure::Failure;
+use super::members::Owner;
 use super::proxy::{Failed, Proxy};
 use super::service::{Service, is_living, is_paused};
 use super::target::{ENVD_PORT, Target, target};
@@ -121,10 +123,21 @@ impl Unavailable {
             Unavailable::Paused => "The sandbox is paused: connect to it first".to_owned(),
             Unavailable::NotOpen => format!("The sandbox is running but port is not open: {}", target.port),
         };
-        let code = StatusCode::BAD_GATEWAY;
-        let body =
-            json!({"sandboxId": target.id, "message": message, "code": code.as_u16(), "port": target.port});
-        (code, Json(body)).into_response()
+        bad_gateway(&message, target)
+    }
+}
+
+fn bad_gateway(message: &str, target: &Target) -> Response {
+    let code = StatusCode::BAD_GATEWAY;
+    let body = json!({"sandboxId": target.id, "message": message, "code": code.as_u16(), "port": target.port});
+    (code, Json(body)).into_response()
+}
+
+/// The answer if the node of the sandbox cannot be reached.
+fn elsewhere(failure: Failure, target: &Target) -> Response {
+    match failure {
+        Failure::Unreachable(why) => bad_gateway(&why, target),
+        other => other.into_response(),
     }
 }
 
@@ -135,6 +148,10 @@ pub async fn dispatch(State(routing): State<Routing>, mut request: Request, next
         Ok(None) => return next.run(request).await,
         Err(why) => return Failure::Bad(why).into_response(),
     };
+    if let Owner::Other(member) = routing.service.owner(target.home) {
+        let forwarded = forward(&routing.service, &member, request).await;
+        return forwarded.unwrap_or_else(|failure| elsewhere(failure, &target));
+    }
     let wanted = match routing.sandbox(&target).await {
         Ok(wanted) => wanted,
         Err(unavailable) => return unavailable.answer(&target),

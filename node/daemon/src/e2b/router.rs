@@ -11,7 +11,9 @@ use axum::http::Method;
 use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{MethodRouter, delete, get, patch, post, put};
+use thaw_protocol::nodes::ROOM;
 
+use super::cluster::room;
 use super::failure::Failure;
 use super::service::Service;
 use super::{
@@ -75,6 +77,7 @@ pub fn router(service: Arc<Service>, gate: Arc<Gate>) -> Router {
         .route("/sandboxes/{id}/logs", read(get(logs::first)))
         .route("/v2/sandboxes/{id}/logs", read(get(logs::second)))
         .route("/snapshots", read(get(snapshots::list)))
+        .route(ROOM, read(get(room::show)))
         .merge(of_templates())
         // Not a sandbox of that name.
         .route("/sandboxes/metrics", get(unsupported))

@@ -7,10 +7,12 @@ use thaw_sandbox::id;
 
 use super::builds::engine::Builds;
 use super::failure::Failure;
+use super::members::{Members, Owner};
 use super::notes::Notes;
 use super::target::Domain;
 use super::template::{BUILD_LABEL, Templates};
 use super::token::AccessTokens;
+use super::whole_id::{Tag, WholeId};
 use crate::api::daemon::Daemon;
 use crate::api::problem::Refusal;
 use crate::api::scope::Wanted;
@@ -25,6 +27,8 @@ pub struct Service {
     pub domain: Option<Domain>,
     /// Whether callers connect with TLS.
     pub is_encrypted: bool,
+    /// The nodes that answer as one with this node. `None`: it answers alone.
+    pub members: Option<Arc<Members>>,
 }
 
 impl Service {
@@ -64,6 +68,20 @@ impl Service {
     ) -> Result<T, Failure> {
         let done = async move { Ok::<_, Refusal>(work.await) };
         self.daemon.finish(done).await?
+    }
+
+    /// The id of a sandbox of this node in this API.
+    pub fn whole_id(&self, id: &str) -> WholeId {
+        WholeId {
+            id: id.to_owned(),
+            home: self.members.as_ref().map(|members| members.tag()),
+        }
+    }
+
+    /// Which node has the sandbox of an id that names this node.
+    pub fn owner(&self, home: Option<Tag>) -> Owner {
+        let members = self.members.as_ref();
+        members.map_or(Owner::Here, |members| members.owner(home))
     }
 
     /// What this API knows of a sandbox. One that thawd's own API created has a template named as its image.

@@ -16,6 +16,7 @@ use super::failure::Failure;
 use super::list::{no_token, paged};
 use super::service::Service;
 use super::template::{BUILD_LABEL, stored};
+use super::whole_id::WholeId;
 use crate::api::check;
 use crate::api::problem::{ApiCode, Refusal};
 use crate::api::scope::Scope;
@@ -121,11 +122,12 @@ pub async fn list(
         None => None,
     };
     let (sandbox, name) = (query.text("sandboxID"), query.text("name"));
+    let sandbox = sandbox.map(|text| WholeId::parse(text).map_or(text.to_owned(), |whole| whole.id));
     let all = service.daemon.factory()?.snapshots(scope.viewer()).await?;
     let mut wanted = all.into_iter().filter(|snapshot| {
         !snapshot.labels.contains_key(BUILD_LABEL)
             && after.is_none_or(|after| snapshot.id.as_str() > after)
-            && sandbox.is_none_or(|sandbox| snapshot.sandbox == sandbox)
+            && sandbox.as_ref().is_none_or(|sandbox| snapshot.sandbox == *sandbox)
             && name.is_none_or(|name| snapshot.name.as_deref() == Some(name))
     });
     let page: Vec<Stored> = wanted.by_ref().take(limit).map(Stored::from).collect();

@@ -5,7 +5,8 @@
 
 use axum::http::header::HOST;
 use axum::http::{HeaderMap, Request};
-use thaw_sandbox::id;
+
+use super::whole_id::{Tag, WholeId};
 
 /// The port of the protocol for processes and files in a sandbox. Nothing in the guest listens there: thawd answers.
 pub const ENVD_PORT: u16 = 49983;
@@ -18,9 +19,21 @@ const MAX_NAME: usize = 253;
 /// A port of a sandbox.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Target {
-    /// The sandbox's id. It may not exist.
+    /// The sandbox's id, as thawd's own API has it. It may not exist.
     pub id: String,
+    /// The node that made the sandbox, if the request says it.
+    pub home: Option<Tag>,
     pub port: u16,
+}
+
+impl Target {
+    fn new(whole: WholeId, port: u16) -> Target {
+        Target {
+            id: whole.id,
+            home: whole.home,
+            port,
+        }
+    }
 }
 
 /// The domain of the sandboxes' host names.
@@ -86,11 +99,8 @@ impl Domain {
         if !port.starts_with(|c: char| c.is_ascii_digit()) || id.contains('.') {
             return Ok(None);
         }
-        match port_number(port).filter(|_| id::is_id(id)) {
-            Some(port) => Ok(Some(Target {
-                id: id.to_owned(),
-                port,
-            })),
+        match port_number(port).zip(WholeId::parse(id)) {
+            Some((port, whole)) => Ok(Some(Target::new(whole, port))),
             None => Err(format!("the host {host:?} is not PORT-ID.{}", self.name)),
         }
     }
@@ -117,17 +127,12 @@ fn named(headers: &HeaderMap) -> Result<Option<Target>, String> {
     let Some(id) = single(headers, ID)? else {
         return Ok(None);
     };
-    if !id::is_id(id) {
-        return Err(format!("the header {ID} is no id of a sandbox"));
-    }
+    let whole = WholeId::parse(id).ok_or_else(|| format!("the header {ID} is no id of a sandbox"))?;
     let port = match single(headers, PORT)? {
         Some(port) => port_number(port).ok_or_else(|| format!("the header {PORT} is no port"))?,
         None => ENVD_PORT,
     };
-    Ok(Some(Target {
-        id: id.to_owned(),
-        port,
-    }))
+    Ok(Some(Target::new(whole, port)))
 }
 
 /// The target of a request; `None` if it is for the control plane.

@@ -17,6 +17,7 @@ fn of(uri: &str, headers: &[(&str, &str)]) -> Result<Option<Target>, String> {
 fn one(port: u16) -> Result<Option<Target>, String> {
     Ok(Some(Target {
         id: ID_OF_ONE.into(),
+        home: None,
         port,
     }))
 }
@@ -134,4 +135,16 @@ fn domain_is_a_name_and_perhaps_a_port() {
     ] {
         assert!(Domain::parse(bad).is_err(), "{bad}");
     }
+}
+
+#[test]
+fn whole_id_names_a_port_and_a_node() {
+    let whole = WholeId::parse("0123456789ab00ff").unwrap();
+    let target = Ok(Some(Target::new(whole, 3000)));
+    let host = ("host", "3000-0123456789AB00FF.sandboxes.example");
+    let id = ("e2b-sandbox-id", "0123456789ab00ff");
+    let port = ("e2b-sandbox-port", "3000");
+    assert_eq!(of("/", &[host]), target);
+    assert_eq!(of("/", &[host, id, port]), target);
+    assert!(of("/", &[host, ("e2b-sandbox-id", ID_OF_ONE), port]).is_err());
 }

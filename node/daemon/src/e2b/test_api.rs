@@ -56,6 +56,7 @@ pub fn config() -> E2bConfig {
         listen: Some(([127, 0, 0, 1], 0).into()),
         domain: Some(DOMAIN.into()),
         templates: [("base".into(), of("x")), ("gone".into(), of("missing"))].into(),
+        cluster: None,
     }
 }
 

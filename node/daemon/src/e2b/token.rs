@@ -1,7 +1,7 @@
 //! The access tokens of sandboxes, and the signatures of URLs for uploads. Whoever has a sandbox's token may run processes and read files in
 //! it; whoever has a signed URL may upload one archive.
 //!
-//! Invariants: a token is derived from a secret of the node and the sandbox's id, and is stored nowhere; it stays the same over restarts of
+//! Invariants: a token is derived from a secret, of the node or of all nodes that answer as one, and the sandbox's id, and is stored nowhere; it stays the same over restarts of
 //! thawd; the time of a check reveals nothing about the token.
 
 use std::fs::{File, OpenOptions};
@@ -44,7 +44,8 @@ impl AccessTokens {
         Ok(AccessTokens::new(&secret))
     }
 
-    fn new(secret: &[u8; SECRET_BYTES]) -> AccessTokens {
+    /// With this secret.
+    pub fn new(secret: &[u8]) -> AccessTokens {
         AccessTokens {
             key: blake3::derive_key(PURPOSE, secret),
             upload_key: blake3::derive_key(UPLOAD_PURPOSE, secret),
@@ -79,7 +80,7 @@ impl AccessTokens {
 }
 
 /// Whether a text is a hash in hexadecimal.
-fn is_hash(given: &str, hash: blake3::Hash) -> bool {
+pub fn is_hash(given: &str, hash: blake3::Hash) -> bool {
     // `blake3::Hash` compares in constant time.
     given.len() == 2 * blake3::OUT_LEN && blake3::Hash::from_hex(given).is_ok_and(|given| given == hash)
 }

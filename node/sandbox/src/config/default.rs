@@ -34,7 +34,7 @@ mod tests {
     use thaw_network::Setup;
 
     use super::super::api::{ApiConfig, MetricsConfig};
-    use super::super::e2b::{E2bConfig, E2bTemplate};
+    use super::super::e2b::{ClusterConfig, E2bConfig, E2bTemplate, EndpointSlicesConfig};
     use super::super::pools::{ParkedConfig, PoolsConfig, ShellsConfig};
     use super::super::quotas::{CapacityConfig, QuotaConfig, QuotasConfig};
     use super::super::{
@@ -176,6 +176,23 @@ mod tests {
             listen: Some(([127, 0, 0, 1], 3000).into()),
             domain: Some("sandboxes.example".into()),
             templates: [("base".into(), base), ("warm".into(), warm)].into(),
+            cluster: Some(whole_cluster()),
+        }
+    }
+
+    fn whole_cluster() -> ClusterConfig {
+        let url = |name: &str| (name.to_owned(), format!("https://{name}.example:3000"));
+        ClusterConfig {
+            node: Some("a".into()),
+            key: "/etc/thaw/cluster-key".into(),
+            ca: Some("/etc/thaw/ca.pem".into()),
+            nodes: ["a", "b"].map(url).into(),
+            endpoint_slices: Some(EndpointSlicesConfig {
+                service: "thaw-e2b".into(),
+                namespace: Some("thaw-system".into()),
+                port: "e2b".into(),
+                server_name: "sandboxes.example".into(),
+            }),
         }
     }
 

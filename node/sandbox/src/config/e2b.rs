@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
+use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +20,44 @@ pub struct E2bConfig {
     /// By the name that callers use.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub templates: BTreeMap<String, E2bTemplate>,
+    /// The nodes that answer as one. `None`: this node answers alone.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<ClusterConfig>,
+}
+
+/// `[e2b.cluster]`: the nodes that answer as one, from a list or from Kubernetes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ClusterConfig {
+    /// The name of this node among them. `None`: the host's name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub node: Option<String>,
+    /// The file with the secret that all nodes share. It proves that a request comes from one of them, and access tokens are derived from it.
+    pub key: PathBuf,
+    /// The authorities that sign the nodes' certificates, PEM.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub ca: Option<PathBuf>,
+    /// The URL of each node's listener, by the node's name. This node is among them.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub nodes: BTreeMap<String, String>,
+    /// Instead of `nodes`: the ready endpoints of a Service of Kubernetes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub endpoint_slices: Option<EndpointSlicesConfig>,
+}
+
+/// `[e2b.cluster.endpoint_slices]`: which Service's endpoints are the nodes.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EndpointSlicesConfig {
+    /// The Service's name.
+    pub service: String,
+    /// Its namespace. `None`: that of this process's service account.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub namespace: Option<String>,
+    /// The name of its port.
+    pub port: String,
+    /// The name in the certificates of all nodes: their addresses change.
+    pub server_name: String,
 }
 
 /// `[e2b.templates.NAME]`: what sandboxes of this template are made from, either an image or a stored snapshot. The other keys are for an

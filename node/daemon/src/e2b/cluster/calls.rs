@@ -1,0 +1,143 @@
+//! Which node a call of the control plane is for.
+
+use std::sync::Arc;
+
+use axum::extract::{Request, State};
+use axum::http::{Method, Uri};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+
+use super::super::api_key;
+use super::super::failure::Failure;
+use super::super::members::{Members, Owner};
+use super::super::service::Service;
+use super::super::whole_id::WholeId;
+use super::forward::forward;
+use super::mark::Forwarded;
+use super::{lists, placement};
+use crate::api::credentials::Credentials;
+
+/// What it takes to pass calls on.
+#[derive(Clone)]
+pub struct Calls {
+    pub(super) service: Arc<Service>,
+    pub(super) credentials: Arc<Credentials>,
+}
+
+impl Calls {
+    /// The calls of a service, whose callers have these credentials.
+    pub fn new(service: Arc<Service>, credentials: Arc<Credentials>) -> Calls {
+        Calls { service, credentials }
+    }
+}
+
+/// A call that does not concern this node alone.
+#[derive(Debug, PartialEq, Eq)]
+enum Call {
+    OfSandbox(WholeId),
+    List,
+    Create,
+}
+
+/// Passes a call on to the node that it is for, or asks all nodes. Callers are authenticated here before, and by the other node again.
+pub async fn pass_on(State(calls): State<Calls>, request: Request, next: Next) -> Response {
+    let is_forwarded = request.extensions().get::<Forwarded>().is_some();
+    let members = calls.service.members.clone().filter(|_| !is_forwarded);
+    let answered = match (call(&request), members) {
+        (Some(Call::OfSandbox(whole)), _) => of_sandbox(&calls, &whole, request, next).await,
+        (Some(call), Some(members)) => of_all(&calls, &members, call, request, next).await,
+        _ => return next.run(request).await,
+    };
+    answered.unwrap_or_else(Failure::into_response)
+}
+
+async fn of_all(
+    calls: &Calls,
+    members: &Members,
+    call: Call,
+    request: Request,
+    next: Next,
+) -> Result<Response, Failure> {
+    match call {
+        Call::Create => placement::place(calls, members, request, next).await,
+        _ => lists::gather(calls, members, request, next).await,
+    }
+}
+
+async fn of_sandbox(
+    calls: &Calls,
+    whole: &WholeId,
+    mut request: Request,
+    next: Next,
+) -> Result<Response, Failure> {
+    match calls.service.owner(whole.home) {
+        Owner::Other(member) => {
+            api_key::admit(&calls.credentials, request.headers())?;
+            forward(&calls.service, &member, request).await
+        }
+        // A node that is no member has no sandboxes any more.
+        Owner::Here | Owner::Gone => {
+            *request.uri_mut() = shortened(request.uri(), whole)?;
+            Ok(next.run(request).await)
+        }
+    }
+}
+
+/// The same address with the sandbox's id as this node has it.
+fn shortened(uri: &Uri, whole: &WholeId) -> Result<Uri, Failure> {
+    let bad = |e: &dyn std::fmt::Display| Failure::Bad(e.to_string());
+    let path = uri.path_and_query().map_or("/", |path| path.as_str());
+    let path = path.replacen(&whole.to_string(), &whole.id, 1);
+    let mut parts = uri.clone().into_parts();
+    parts.path_and_query = Some(path.parse().map_err(|e| bad(&e))?);
+    Uri::from_parts(parts).map_err(|e| bad(&e))
+}
+
+/// The call of a request, if it is one of those here.
+fn call(request: &Request) -> Option<Call> {
+    let path = request.uri().path();
+    match (request.method(), path) {
+        (&Method::GET, "/sandboxes" | "/v2/sandboxes") => return Some(Call::List),
+        (&Method::POST, "/sandboxes" | "/v2/sandboxes") => return Some(Call::Create),
+        _ => {}
+    }
+    let rest = path.strip_prefix("/v2").unwrap_or(path).strip_prefix("/sandboxes/")?;
+    let id = rest.split('/').next().unwrap_or_default();
+    let whole = WholeId::parse(id).filter(|whole| whole.home.is_some());
+    whole.map(Call::OfSandbox)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::body::Body;
+
+    use super::*;
+
+    #[test]
+    fn call_is_of_a_sandbox_a_list_or_a_creation() {
+        let whole = || WholeId::parse("0123456789ab00ff").unwrap();
+        for (method, path, expected) in [
+            ("GET", "/v2/sandboxes?limit=1", Some(Call::List)),
+            ("GET", "/sandboxes", Some(Call::List)),
+            ("POST", "/v2/sandboxes", Some(Call::Create)),
+            ("PUT", "/v2/sandboxes", None),
+            ("GET", "/sandboxes/0123456789ab00ff", Some(Call::OfSandbox(whole()))),
+            ("POST", "/v2/sandboxes/0123456789ab00ff/connect", Some(Call::OfSandbox(whole()))),
+            ("GET", "/sandboxes/0123456789ab", None),
+            ("GET", "/sandboxes/metrics", None),
+            ("GET", "/templates/0123456789ab00ff", None),
+            ("GET", "/v1/sandboxes/0123456789ab00ff", None),
+        ] {
+            let request = axum::http::Request::builder().method(method).uri(path);
+            assert_eq!(call(&request.body(Body::empty()).unwrap()), expected, "{method} {path}");
+        }
+    }
+
+    #[test]
+    fn address_has_the_id_of_this_node() {
+        let whole = WholeId::parse("0123456789ab00ff").unwrap();
+        let uri = "/sandboxes/0123456789ab00ff/logs?a=0123456789ab00ff".parse().unwrap();
+        let shorter = shortened(&uri, &whole).unwrap();
+        assert_eq!(shorter, "/sandboxes/0123456789ab/logs?a=0123456789ab00ff");
+    }
+}

@@ -1,0 +1,73 @@
+//! The way of a request to another node.
+
+use axum::extract::Request;
+use axum::response::Response;
+
+use super::super::failure::Failure;
+use super::super::members::Member;
+use super::super::members::endpoint::Stream;
+use super::super::proxy::Failed;
+use super::super::service::Service;
+use super::mark::Forwarded;
+
+/// Passes a request on to another node, with the credentials of its caller, and returns the answer of that node.
+///
+/// # Errors
+/// [`Failure::Unreachable`]: the node does not answer, or another node has passed the request on already. There are too many connections.
+pub async fn forward(service: &Service, member: &Member, request: Request) -> Result<Response, Failure> {
+    if request.extensions().get::<Forwarded>().is_some() {
+        let name = service.members.as_ref().map_or("", |members| members.name());
+        return Err(Failure::Unreachable(format!(
+            "the sandbox is on node {}, and another node asked {name} for it: the lists of nodes differ",
+            member.name
+        )));
+    }
+    let stream = connect(service, member).await?;
+    send(service, member, stream, request).await
+}
+
+/// Opens a connection to another node.
+///
+/// # Errors
+/// [`Failure::Unreachable`]: the node does not answer.
+pub async fn connect(service: &Service, member: &Member) -> Result<Box<dyn Stream>, Failure> {
+    let Some(members) = &service.members else {
+        return Err(gone(member));
+    };
+    members.connect(member).await.map_err(|why| {
+        tracing::warn!(node = member.name, "a node does not answer: {why}");
+        service.daemon.metrics.forwarded(false);
+        // Callers without a key get this too, so it does not say why.
+        Failure::Unreachable(format!("node {} does not answer", member.name))
+    })
+}
+
+/// Passes a request on over a connection.
+///
+/// # Errors
+/// [`Failure::Unreachable`]: the connection broke. There are too many connections.
+pub async fn send(
+    service: &Service,
+    member: &Member,
+    stream: Box<dyn Stream>,
+    request: Request,
+) -> Result<Response, Failure> {
+    let Some(members) = &service.members else {
+        return Err(gone(member));
+    };
+    let closing = service.daemon.closing();
+    let sent = members.pass_on(member, stream, request, closing).await;
+    service.daemon.metrics.forwarded(sent.is_ok());
+    sent.map_err(|failed| match failed {
+        Failed::Refused(refusal) => refusal.into(),
+        Failed::NotOpen => gone(member),
+        Failed::Broken(why) => {
+            tracing::warn!(node = member.name, "the connection to a node broke: {why}");
+            Failure::Unreachable(format!("the connection to node {} broke", member.name))
+        }
+    })
+}
+
+fn gone(member: &Member) -> Failure {
+    Failure::Unreachable(format!("node {} cannot be reached from here", member.name))
+}

@@ -1,0 +1,22 @@
+//! Requests on a node that answers as one with others: docs/scale.md.
+//!
+//! | module | noun |
+//! |---|---|
+//! | [`mark`] | what tells a request of another node from one of a caller |
+//! | [`calls`] | which node a call is for |
+//! | [`forward`] | the way to another node |
+//! | [`placement`], [`room`] | the node that a new sandbox is made on |
+//! | [`lists`] | a list of the sandboxes of all nodes |
+//!
+//! Invariant: a request that a node has passed on is answered by the node that gets it.
+
+pub mod calls;
+pub mod forward;
+mod lists;
+pub mod mark;
+mod placement;
+pub mod room;
+
+#[cfg(test)]
+#[path = "cluster_test.rs"]
+mod tests;

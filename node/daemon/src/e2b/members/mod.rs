@@ -1,0 +1,316 @@
+//! The nodes that answer as one with this node: `[e2b.cluster]`. docs/scale.md describes them.
+//!
+//! | module | noun |
+//! |---|---|
+//! | here | who is a member now |
+//! | [`proof`] | the secret that all nodes share |
+//! | [`endpoint`] | a node's address, and connections to it |
+//! | [`asking`] | short requests |
+//! | [`slices`] | the members that Kubernetes names |
+//!
+//! Nodes have no state in common: an id names its node, and the list of members is the operator's or Kubernetes'. Invariants: there are at
+//! most [`MOST`] nodes, each with a tag of its own; this node is never among the others.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, RwLock};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::Request;
+use axum::http::HeaderValue;
+use axum::http::header::{ACCEPT, HOST};
+use axum::response::Response;
+use thaw_protocol::nodes::MARK;
+use thaw_sandbox::config::e2b::ClusterConfig;
+use thaw_sandbox::error::{Error, ErrorKind};
+use thaw_sys::lock::Share;
+use tokio::sync::{Semaphore, watch};
+
+use super::api_key::API_KEY;
+use super::proxy::{Failed, Proxy};
+use super::token::AccessTokens;
+use super::whole_id::Tag;
+
+pub mod asking;
+pub mod endpoint;
+mod proof;
+mod slices;
+
+use asking::Answer;
+use endpoint::{Endpoint, Stream, Trust};
+use proof::Proof;
+use slices::Slices;
+
+/// Most nodes.
+pub const MOST: usize = 64;
+/// How often the members are read from Kubernetes.
+const PERIOD: Duration = Duration::from_secs(5);
+/// Most lists for which other nodes are asked at once: their answers are in memory.
+const GATHERED_AT_ONCE: usize = 4;
+/// Longest name of a node.
+const MAX_NAME: usize = 253;
+
+/// Another node.
+#[derive(Clone, Debug)]
+pub struct Member {
+    pub name: String,
+    pub tag: Tag,
+    endpoint: Endpoint,
+}
+
+/// The node that made a sandbox.
+#[derive(Clone, Debug)]
+pub enum Owner {
+    /// This one, or the id does not say.
+    Here,
+    Other(Arc<Member>),
+    /// One that is no member now.
+    Gone,
+}
+
+/// See the module.
+#[derive(Debug)]
+pub struct Members {
+    name: String,
+    tag: Tag,
+    proof: Proof,
+    trust: Option<Trust>,
+    slices: Option<Slices>,
+    others: RwLock<Arc<[Arc<Member>]>>,
+    proxy: Proxy,
+    /// A permit for each list that is gathered.
+    pub gathering: Semaphore,
+}
+
+impl Members {
+    /// Reads the configuration and the files that it names. Returns also what derives the access tokens of sandboxes on all nodes. Blocks.
+    ///
+    /// # Errors
+    /// `config-invalid`: a file cannot be used, this node or its name is not among the nodes, or an address is no node's.
+    pub fn open(config: &ClusterConfig) -> Result<(Members, AccessTokens), Error> {
+        let (proof, tokens) = proof::read(&config.key)?;
+        let name = match &config.node {
+            Some(name) => name.clone(),
+            None => rustix::system::uname().nodename().to_string_lossy().into_owned(),
+        };
+        let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"-._".contains(&b);
+        if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_plain) {
+            return Err(invalid(&format!("node is {name:?}; a name has 1 to {MAX_NAME} of A-Z a-z 0-9 - . _")));
+        }
+        let trust = config.ca.as_deref().map(Trust::read).transpose();
+        let trust = trust.map_err(|why| invalid(&why))?;
+        let slices = match (&config.endpoint_slices, &trust) {
+            (None, _) => None,
+            (Some(_), _) if !config.nodes.is_empty() => {
+                return Err(invalid("the nodes come from nodes or from endpoint_slices, not from both"));
+            }
+            (Some(_), None) => return Err(invalid("with endpoint_slices goes ca: who signs the nodes' certificates")),
+            (Some(slices), Some(trust)) => Some(Slices::of_pod(slices, trust).map_err(|why| invalid(&why))?),
+        };
+        let others = match slices.is_some() {
+            true => Vec::new(),
+            false => listed(&config.nodes, &name, trust.as_ref()).map_err(|why| invalid(&why))?,
+        };
+        let members = Members {
+            tag: Tag::of(&name),
+            name,
+            proof,
+            trust,
+            slices,
+            others: RwLock::new(shared(others)),
+            proxy: Proxy::to_nodes(),
+            gathering: Semaphore::new(GATHERED_AT_ONCE),
+        };
+        Ok((members, tokens))
+    }
+
+    /// Takes the nodes of a configuration that was read again. Its other keys need a restart.
+    ///
+    /// # Errors
+    /// Those of [`Members::open`]; nothing has changed then.
+    pub fn reload(&self, config: &ClusterConfig) -> Result<(), Error> {
+        if self.slices.is_none() {
+            let others = listed(&config.nodes, &self.name, self.trust.as_ref());
+            self.replace(others.map_err(|why| invalid(&why))?);
+        }
+        Ok(())
+    }
+
+    /// Reads the members from Kubernetes, if they come from there, until `closing` becomes true. While Kubernetes does not answer, the
+    /// members stay.
+    pub async fn keep_current(self: Arc<Self>, mut closing: watch::Receiver<bool>) {
+        let Some(slices) = &self.slices else { return };
+        let mut failed = String::new();
+        loop {
+            match slices.list().await {
+                Ok(endpoints) => {
+                    failed.clear();
+                    self.replace(distinct(endpoints, &self.name));
+                }
+                Err(why) if why != failed => {
+                    tracing::warn!("the nodes stay what they were: Kubernetes does not name them: {why}");
+                    failed = why;
+                }
+                Err(_) => {}
+            }
+            let ended = closing.wait_for(|closing| *closing);
+            if tokio::time::timeout(PERIOD, ended).await.is_ok() {
+                return;
+            }
+        }
+    }
+
+    fn replace(&self, others: Vec<Member>) {
+        let others = shared(others);
+        let after = names(&others);
+        let before = names(&std::mem::replace(&mut *self.others.writing(), others));
+        if before != after {
+            tracing::info!("the other nodes are now: {after}; before: {before}");
+        }
+    }
+
+    /// This node's name.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// This node's tag.
+    pub fn tag(&self) -> Tag {
+        self.tag
+    }
+
+    /// The other nodes, ordered by name.
+    pub fn others(&self) -> Arc<[Arc<Member>]> {
+        self.others.reading().clone()
+    }
+
+    /// The node with a tag.
+    pub fn owner(&self, home: Option<Tag>) -> Owner {
+        match home {
+            None => Owner::Here,
+            Some(home) if home == self.tag => Owner::Here,
+            Some(home) => {
+                let others = self.others();
+                let found = others.iter().find(|member| member.tag == home);
+                found.map_or(Owner::Gone, |member| Owner::Other(member.clone()))
+            }
+        }
+    }
+
+    /// Whether the value of [`MARK`] proves that a node sent a request.
+    pub fn is_proof(&self, given: &HeaderValue) -> bool {
+        self.proof.is(given)
+    }
+
+    /// Opens a connection to another node.
+    ///
+    /// # Errors
+    /// The node does not answer.
+    pub async fn connect(&self, member: &Member) -> Result<Box<dyn Stream>, String> {
+        member.endpoint.connect().await
+    }
+
+    /// Passes a caller's request on over a connection to another node, and returns the answer of that node. An upgraded connection ends when
+    /// `closing` becomes true.
+    ///
+    /// # Errors
+    /// The connection broke, or there are too many.
+    pub async fn pass_on(
+        &self,
+        member: &Member,
+        stream: Box<dyn Stream>,
+        mut request: Request,
+        closing: watch::Receiver<bool>,
+    ) -> Result<Response, Failed> {
+        request.headers_mut().insert(MARK, self.proof.mark().clone());
+        self.proxy.send_over(&member.name, stream, request, closing).await
+    }
+
+    /// Asks another node something in the name of the caller with this API key. The answer has at most `most` bytes.
+    ///
+    /// # Errors
+    /// The node does not answer in time, or with more.
+    pub async fn ask(
+        &self,
+        member: &Member,
+        path: &str,
+        key: &HeaderValue,
+        most: usize,
+    ) -> Result<Answer, String> {
+        let request = Request::get(path)
+            .header(HOST, member.endpoint.authority())
+            .header(ACCEPT, "application/json")
+            .header(MARK, self.proof.mark())
+            .header(API_KEY, key)
+            .body(Body::empty());
+        let request = request.map_err(|e| e.to_string())?;
+        asking::ask(&member.endpoint, request, most).await
+    }
+}
+
+fn shared(members: Vec<Member>) -> Arc<[Arc<Member>]> {
+    members.into_iter().map(Arc::new).collect()
+}
+
+fn names(members: &[Arc<Member>]) -> String {
+    let names: Vec<&str> = members.iter().map(|member| member.name.as_str()).collect();
+    names.join(", ")
+}
+
+fn invalid(why: &str) -> Error {
+    Error::new(ErrorKind::ConfigInvalid, format!("[e2b.cluster]: {why}"))
+}
+
+/// The other nodes of a configured list.
+fn listed(nodes: &BTreeMap<String, String>, own: &str, trust: Option<&Trust>) -> Result<Vec<Member>, String> {
+    if !nodes.contains_key(own) {
+        return Err(format!("nodes has no {own:?}, which is the name of this node: add it, or set node"));
+    }
+    if nodes.len() > MOST {
+        return Err(format!("there are {} nodes; at most {MOST} can be", nodes.len()));
+    }
+    let mut tags: BTreeMap<Tag, &str> = BTreeMap::new();
+    let mut others = Vec::new();
+    for (name, url) in nodes {
+        if let Some(other) = tags.insert(Tag::of(name), name) {
+            return Err(format!("the nodes {other:?} and {name:?} cannot be told apart in ids: rename one"));
+        }
+        let endpoint = Endpoint::parse(url, trust)?;
+        if name != own {
+            others.push(Member {
+                name: name.clone(),
+                tag: Tag::of(name),
+                endpoint,
+            });
+        }
+    }
+    Ok(others)
+}
+
+/// The other nodes that Kubernetes names. One with the tag of another, and those beyond [`MOST`], are left out.
+fn distinct(endpoints: BTreeMap<String, Endpoint>, own: &str) -> Vec<Member> {
+    let mut tags = BTreeMap::from([(Tag::of(own), own.to_owned())]);
+    let mut others = Vec::new();
+    for (name, endpoint) in endpoints {
+        let tag = Tag::of(&name);
+        match tags.get(&tag) {
+            Some(other) if *other == name => continue,
+            Some(other) => {
+                tracing::warn!("node {name} is left out: in ids it cannot be told apart from {other}");
+                continue;
+            }
+            None if tags.len() >= MOST => {
+                tracing::warn!("node {name} is left out: there are more than {MOST} nodes");
+                continue;
+            }
+            None => {}
+        }
+        tags.insert(tag, name.clone());
+        others.push(Member { name, tag, endpoint });
+    }
+    others
+}
+
+#[cfg(test)]
+#[path = "members_test.rs"]
+mod tests;

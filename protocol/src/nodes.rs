@@ -1,0 +1,35 @@
+//! What nodes that answer as one ask each other, over the listener of E2B's API.
+//!
+//! A request of a caller that a node passes on to another is the caller's own, with the header [`MARK`]. A node also asks others for their
+//! [`Room`] before it creates a sandbox.
+
+use serde::{Deserialize, Serialize};
+
+/// The header that proves that a node has passed a request on, by a hash of the secret that all nodes share: 64 hexadecimal digits. A
+/// request that has it is not passed on again.
+pub const MARK: &str = "thaw-forwarded";
+
+/// The path of a node's [`Room`], with the template as the parameter `template`. Only a request with [`MARK`] and the key of a caller gets
+/// it.
+pub const ROOM: &str = "/thaw/room";
+
+/// How much room a node has, and whether it has a template. A field that a node does not know is ignored, and one that it does not send is 0,
+/// `false` or absent.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Room {
+    /// Whether the caller can create sandboxes from the template on this node.
+    pub has_template: bool,
+    /// Whether the node makes no more sandboxes.
+    pub is_draining: bool,
+    /// Sandboxes with a machine.
+    pub running: u64,
+    /// Paused sandboxes.
+    pub paused: u64,
+    /// Memory that more machines may have, MiB. Absent: the node has no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub free_memory_mib: Option<u64>,
+    /// CPUs that more machines may have. Absent: the node has no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub free_vcpus: Option<u64>,
+}

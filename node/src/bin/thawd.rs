@@ -15,11 +15,12 @@ use thaw_daemon::api::scrape::Scrape;
 use thaw_daemon::api::server::{OtherApi, OverTcp, serve};
 use thaw_daemon::api::tcp::Tcp;
 use thaw_daemon::e2b::listener::E2b;
+use thaw_daemon::e2b::members::Members;
 use thaw_daemon::exit::{exit, line};
 use thaw_daemon::pods;
 use thaw_daemon::service;
 use thaw_failpoint as failpoint;
-use thaw_sandbox::config::default;
+use thaw_sandbox::config::{Config, default};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::{Paths, VARIABLES};
 use thaw_sandbox::snapshot::Hold;
@@ -175,9 +176,31 @@ fn drain(arguments: &Arguments, undo: bool) -> Result<(), Error> {
     Ok(())
 }
 
-/// Reloads the TCP credentials at each signal from an operator. Never returns.
-async fn read_again(mut said: Signal, credentials: Option<Arc<Credentials>>) {
+/// Reads the list of nodes of the configuration again.
+fn reload_members(members: &Members) -> Result<(), Error> {
+    match Config::from_env()?.e2b.cluster {
+        Some(cluster) => members.reload(&cluster),
+        None => Err(Error::new(
+            ErrorKind::ConfigInvalid,
+            "there is no [e2b.cluster] any more: to leave the nodes, restart thawd",
+        )),
+    }
+}
+
+/// Reloads the TCP credentials and the list of nodes at each signal from an operator. Never returns.
+async fn read_again(
+    mut said: Signal,
+    credentials: Option<Arc<Credentials>>,
+    members: Option<Arc<Members>>,
+) {
     while said.recv().await.is_some() {
+        if let Some(members) = members.clone() {
+            match tokio::task::spawn_blocking(move || reload_members(&members)).await {
+                Ok(Ok(())) => {}
+                Ok(Err(e)) => tracing::error!("the nodes stay what they were: {e}"),
+                Err(e) => tracing::error!("the nodes stay what they were: {e}"),
+            }
+        }
         let Some(credentials) = credentials.clone() else {
             tracing::info!("there is nothing to read again: nothing is served over TCP");
             continue;
@@ -191,8 +214,16 @@ async fn read_again(mut said: Signal, credentials: Option<Arc<Credentials>>) {
     }
 }
 
-/// Opens the TCP sockets that the configuration names. Also returns the credentials of their callers.
-async fn over_tcp(node: &Node) -> Result<(OverTcp, Option<Arc<Credentials>>), Error> {
+/// The TCP sockets, and what is reloaded of them.
+struct Opened {
+    tcp: OverTcp,
+    /// Those of the callers.
+    credentials: Option<Arc<Credentials>>,
+    members: Option<Arc<Members>>,
+}
+
+/// Opens the TCP sockets that the configuration names.
+async fn over_tcp(node: &Node) -> Result<Opened, Error> {
     let listening = |address: std::io::Result<std::net::SocketAddr>, what: &str| {
         if let Ok(address) = address {
             tracing::info!(%address, "listening{what}");
@@ -209,6 +240,7 @@ async fn over_tcp(node: &Node) -> Result<(OverTcp, Option<Arc<Credentials>>), Er
     let credentials = api.as_ref().map(Tcp::credentials);
     let e2b = E2b::open(e2b_config, api_config, credentials.clone(), &node.paths).await?;
     let credentials = credentials.or_else(|| e2b.as_ref().map(E2b::credentials));
+    let members = e2b.as_ref().and_then(E2b::members);
     let scrape = Scrape::open(&config.metrics).await?;
     if let Some(api) = &api {
         listening(api.address(), "");
@@ -220,7 +252,11 @@ async fn over_tcp(node: &Node) -> Result<(OverTcp, Option<Arc<Credentials>>), Er
         listening(scrape.address(), " for who reads metrics");
     }
     let other = e2b.map(|e2b| Box::new(e2b) as Box<dyn OtherApi>);
-    Ok((OverTcp { api, scrape, other }, credentials))
+    Ok(Opened {
+        tcp: OverTcp { api, scrape, other },
+        credentials,
+        members,
+    })
 }
 
 /// Catches a signal from now on.
@@ -258,8 +294,12 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
             }
             None => None,
         };
-        let (tcp, credentials) = over_tcp(&node).await?;
-        tokio::spawn(read_again(hang_ups, credentials));
+        let Opened {
+            tcp,
+            credentials,
+            members,
+        } = over_tcp(&node).await?;
+        tokio::spawn(read_again(hang_ups, credentials, members));
         let pods = pods::Listening::open(&node.paths.pods_socket())?;
         let daemon = Daemon::start(tenants).await?;
         tokio::spawn(service::keep_alive(daemon.clone()));

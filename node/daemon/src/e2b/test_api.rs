@@ -7,12 +7,14 @@ use axum::Router;
 use axum::body::Body;
 use axum::http::{HeaderMap, Request, StatusCode};
 use serde_json::{Value, json};
+use thaw_sandbox::admission::Admission;
 use thaw_sandbox::config::api::ApiConfig;
 use thaw_sandbox::config::e2b::{E2bConfig, E2bTemplate};
 
 use super::builds::engine::Builds;
 use super::envd::local_guest::LocalGuest;
 use super::listener::routes;
+use super::members::Members;
 use super::notes::Notes;
 use super::service::Service;
 use super::target::Domain;
@@ -102,7 +104,17 @@ impl Api {
 
     /// With a server of the protocol for processes and files.
     pub fn with(envd: Option<Router>) -> Api {
-        let (fake, daemon) = Fake::daemon(true);
+        Api::of_node(envd, Admission::default(), None)
+    }
+
+    /// The same on a node with these limits, among these nodes.
+    pub fn of_node(
+        envd: Option<Router>,
+        admission: Admission,
+        members: Option<(Members, AccessTokens)>,
+    ) -> Api {
+        let (fake, daemon) = Fake::daemon_within(true, admission);
+        let (members, tokens) = members.unzip();
         let (keys, data) = (keys(), tempfile::tempdir().unwrap());
         let credentials = Credentials::read(&ApiConfig {
             tokens: Some(keys.path().to_owned()),
@@ -110,11 +122,12 @@ impl Api {
         });
         let service = Arc::new(Service {
             daemon: daemon.clone(),
-            tokens: AccessTokens::open(data.path()).unwrap(),
+            tokens: tokens.unwrap_or_else(|| AccessTokens::open(data.path()).unwrap()),
             templates: Templates::read(&config()).unwrap(),
             builds: Arc::new(Builds::open(data.path()).unwrap()),
             domain: Some(Domain::parse(DOMAIN).unwrap()),
             is_encrypted: false,
+            members: members.map(Arc::new),
         });
         let gate = Gate::new(Bounds::default());
         let routes = routes(service.clone(), gate, Arc::new(credentials.unwrap()), envd);

@@ -93,6 +93,7 @@ pub struct Metrics {
     image_bytes: IntCounter,
     requests: IntCounterVec,
     latencies: HistogramVec,
+    forwarded: IntCounterVec,
     connections: IntGauge,
     connections_refused: IntCounter,
 }
@@ -156,6 +157,7 @@ impl Default for Metrics {
                 "From a request's head to its answer's head.",
                 &["route", "method"],
             ),
+            forwarded: forwarded_requests(),
             connections: IntGauge::new("thaw_api_connections", "Connections being served.")
                 .expect("the name is good"),
             connections_refused: counter(
@@ -205,6 +207,11 @@ impl Metrics {
             .observe(took.as_secs_f64());
     }
 
+    /// A request for a sandbox of another node was passed on to that node, which answered or did not.
+    pub fn forwarded(&self, is_answered: bool) {
+        self.forwarded.with_label_values(&[result(is_answered)]).inc();
+    }
+
     /// The names of endpoints seen so far.
     pub fn endpoint_names(&self) -> &Names {
         &self.endpoint_names
@@ -226,7 +233,13 @@ impl Metrics {
         for histograms in [&self.starts, &self.stages, &self.latencies] {
             families.collected(histograms);
         }
-        for counters in [&self.failures, &self.failed, &self.slow, &self.requests] {
+        for counters in [
+            &self.failures,
+            &self.failed,
+            &self.slow,
+            &self.requests,
+            &self.forwarded,
+        ] {
             families.collected(counters);
         }
         for counter in [
@@ -261,6 +274,24 @@ fn failed_sandboxes() -> IntCounterVec {
         failed.with_label_values(&[reason.code()]);
     }
     failed
+}
+
+/// The value of the label `result`.
+fn result(is_answered: bool) -> &'static str {
+    if is_answered { "answered" } else { "failed" }
+}
+
+/// Both results have a counter from the start, so that the first failure shows as an increase.
+fn forwarded_requests() -> IntCounterVec {
+    let forwarded = counters(
+        "thaw_e2b_forwarded_total",
+        "Requests of E2B's API passed on to other nodes, by whether the node answered.",
+        &["result"],
+    );
+    for is_answered in [false, true] {
+        forwarded.with_label_values(&[result(is_answered)]);
+    }
+    forwarded
 }
 
 fn counter(name: &str, help: &str) -> IntCounter {

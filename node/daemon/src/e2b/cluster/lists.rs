@@ -114,10 +114,10 @@ pub async fn gather(
         }
     }
     let mut answer = merged(all, &wanted);
-    if let Ok(names) = HeaderValue::try_from(missing.join(", ")) {
-        if !missing.is_empty() {
-            answer.headers_mut().insert(MISSING, names);
-        }
+    if !missing.is_empty()
+        && let Ok(names) = HeaderValue::try_from(missing.join(", "))
+    {
+        answer.headers_mut().insert(MISSING, names);
     }
     Ok(answer)
 }

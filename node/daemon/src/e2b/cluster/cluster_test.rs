@@ -1,0 +1,352 @@
+use std::net::{Ipv4Addr, SocketAddr};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use serde_json::{Value, json};
+use thaw_protocol::api::TenantLimits;
+use thaw_sandbox::admission::Admission;
+use thaw_sandbox::config::e2b::ClusterConfig;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use super::mark::Forwarded;
+use crate::api::connection;
+use crate::api::peer::Peer;
+use crate::api::test_client::{send, whole};
+use crate::e2b::envd::access::ForSandbox;
+use crate::e2b::members::Members;
+use crate::e2b::test_api::{ACME, ACME_READ, Answer, Api, OTHER};
+use crate::e2b::whole_id::{Tag, WholeId};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+/// Of one fake machine, MiB.
+const MACHINE: u64 = 128;
+
+/// A node that serves over TCP.
+struct Node {
+    name: &'static str,
+    api: Api,
+    serving: tokio::task::JoinHandle<()>,
+    _stop: watch::Sender<()>,
+}
+
+impl Node {
+    /// From now on the node refuses connections.
+    async fn stop(&mut self) {
+        self.serving.abort();
+        let _ = (&mut self.serving).await;
+    }
+
+    fn has(&self, id: &str) -> bool {
+        WholeId::parse(id).unwrap().home == Some(Tag::of(self.name))
+    }
+
+    async fn ask(&self, method: &str, path: &str, body: Value) -> Answer {
+        self.api.ask(ACME, method, path, body).await
+    }
+
+    /// Creates a sandbox on this node, as for another node, and returns its id.
+    async fn make_here(&self) -> String {
+        let body = json!({"templateID": "base"}).to_string();
+        let request = Request::builder().method("POST").uri("/v2/sandboxes");
+        let request = request.header("x-api-key", ACME).extension(Forwarded);
+        let made = send(&self.api.routes, request.body(Body::from(body)).unwrap()).await;
+        let made: Value = serde_json::from_slice(&whole(made).await).unwrap();
+        made["sandboxID"].as_str().unwrap().to_owned()
+    }
+}
+
+/// Answers with the sandbox that a request is for.
+async fn echo(request: Request) -> String {
+    let wanted = request.extensions().get::<ForSandbox>().map(|of| of.wanted.clone());
+    format!("{} of {}", request.uri().path(), wanted.unwrap().text)
+}
+
+fn key() -> tempfile::NamedTempFile {
+    let key = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(key.path(), "k".repeat(64)).unwrap();
+    key
+}
+
+fn config(own: &str, key: &tempfile::NamedTempFile, addresses: &[SocketAddr]) -> ClusterConfig {
+    let nodes = NAMES.iter().zip(addresses);
+    ClusterConfig {
+        node: Some(own.into()),
+        key: key.path().to_owned(),
+        nodes: nodes.map(|(name, at)| ((*name).into(), format!("http://{at}"))).collect(),
+        ..ClusterConfig::default()
+    }
+}
+
+async fn listeners(count: usize) -> (Vec<TcpListener>, Vec<SocketAddr>) {
+    let mut listeners = Vec::new();
+    for _ in 0..count {
+        listeners.push(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
+    }
+    let addresses = listeners.iter().map(|listener| listener.local_addr().unwrap());
+    let addresses = addresses.collect();
+    (listeners, addresses)
+}
+
+/// Nodes that have room for so many machines each.
+async fn nodes(machines: &[u64]) -> Vec<Node> {
+    let (key, (listeners, addresses)) = (key(), listeners(machines.len()).await);
+    let started = listeners.into_iter().zip(NAMES).zip(machines).zip(0..);
+    let started = started.map(|(((listener, name), machines), number)| {
+        let members = Members::open(&config(name, &key, &addresses)).unwrap();
+        let capacity = TenantLimits {
+            memory_mib: Some(machines * MACHINE),
+            ..TenantLimits::default()
+        };
+        let admission = Admission::with(TenantLimits::default(), capacity);
+        let api = Api::of_node(Some(Router::new().fallback(echo)), admission, Some(members));
+        // Ids of fakes count from here.
+        api.fake.counts.made.store(1000 * number, std::sync::atomic::Ordering::SeqCst);
+        let (stop, stopped) = watch::channel(());
+        let routes = api.routes.clone();
+        let serving = tokio::spawn(async move {
+            loop {
+                let stream = listener.accept().await.unwrap().0;
+                tokio::spawn(connection::serve(stream, None::<Peer>, routes.clone(), stopped.clone()));
+            }
+        });
+        Node {
+            name,
+            api,
+            serving,
+            _stop: stop,
+        }
+    });
+    started.collect()
+}
+
+/// A server that answers every request with these bytes, and keeps the connection open.
+async fn answering(answer: Vec<u8>) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, answer) = (listener.accept().await.unwrap().0, answer.clone());
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.unwrap());
+                }
+                // The other end may have seen enough.
+                let _ = stream.write_all(&answer).await;
+                let _ = stream.read(&mut [0]).await;
+            });
+        }
+    });
+    address
+}
+
+/// The node `a` beside a node `b` that answers every request with these bytes.
+async fn beside(answer: Vec<u8>) -> Api {
+    let (key, b) = (key(), answering(answer).await);
+    let a = ([127, 0, 0, 1], 1).into();
+    let members = Members::open(&config("a", &key, &[a, b])).unwrap();
+    Api::of_node(None, Admission::default(), Some(members))
+}
+
+fn body(text: &str) -> Vec<u8> {
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", text.len());
+    [head.as_bytes(), text.as_bytes()].concat()
+}
+
+fn ids(list: &Value) -> Vec<String> {
+    let all = list.as_array().unwrap().iter();
+    all.map(|sandbox| sandbox["sandboxID"].as_str().unwrap().to_owned()).collect()
+}
+
+#[tokio::test]
+async fn sandbox_is_reached_through_any_node() {
+    let nodes = nodes(&[0, 8]).await;
+    let [a, b] = nodes.as_slice() else { unreachable!() };
+    let made = a.ask("POST", "/v2/sandboxes", json!({"templateID": "base"})).await.ok(201);
+    let id = made["sandboxID"].as_str().unwrap();
+    assert!(b.has(id), "{id}");
+    let token = a.api.service.tokens.access_token(&WholeId::parse(id).unwrap().id);
+    assert_eq!(made["envdAccessToken"], token, "every node knows the token");
+    for node in &nodes {
+        let shown = node.ask("GET", &format!("/sandboxes/{id}"), Value::Null).await.ok(200);
+        assert_eq!(shown["sandboxID"], id);
+        let path = format!("/v2/sandboxes/{id}/connect");
+        let connected = node.ask("POST", &path, json!({"timeout": 60})).await.ok(200);
+        assert_eq!(connected["sandboxID"], id);
+        let theirs = node.api.ask(OTHER, "GET", &format!("/sandboxes/{id}"), Value::Null).await;
+        theirs.refused(404, "another tenant");
+        let nobody = node.api.ask("nobody", "GET", &format!("/sandboxes/{id}"), Value::Null).await;
+        nobody.refused(401, "no key");
+    }
+    let path = format!("/sandboxes/{id}");
+    a.api.ask(ACME_READ, "DELETE", &path, Value::Null).await.refused(403, "role");
+    a.ask("DELETE", &path, Value::Null).await.ok(204);
+    b.ask("GET", &path, Value::Null).await.refused(404, "deleted");
+}
+
+#[tokio::test]
+async fn port_of_a_sandbox_is_reached_through_any_node() {
+    let mut nodes = nodes(&[8, 8]).await;
+    let id = nodes[1].make_here().await;
+    let expected = format!("/x of {}", WholeId::parse(&id).unwrap().id);
+    let host = format!("49983-{id}.sandboxes.example");
+    for headers in [[("e2b-sandbox-id", id.as_str())], [("host", &host)]] {
+        for node in &nodes {
+            let answer = node.api.send("POST", "/x", &headers, "").await;
+            assert_eq!(answer.ok(200), expected, "{} {headers:?}", node.name);
+        }
+    }
+    nodes[1].stop().await;
+    let answer = nodes[0].api.send("POST", "/x", &[("host", &host)], "").await;
+    let why = answer.refused(502, "the node is down");
+    assert!(why.contains("node b does not answer"), "{why}");
+    let path = format!("/sandboxes/{id}");
+    nodes[0].ask("GET", &path, Value::Null).await.refused(502, "the node is down");
+}
+
+#[tokio::test]
+async fn forwarded_request_is_not_forwarded_again() {
+    let nodes = nodes(&[8, 8]).await;
+    let id = nodes[1].make_here().await;
+    let to = |uri: String| Request::builder().uri(uri).header("x-api-key", ACME);
+    for request in [
+        to(format!("/sandboxes/{id}")),
+        to("/x".into()).header("e2b-sandbox-id", &id),
+    ] {
+        let request = request.extension(Forwarded).body(Body::empty()).unwrap();
+        let answer = send(&nodes[0].api.routes, request).await;
+        assert_eq!(answer.status(), 502);
+        let answer = String::from_utf8(whole(answer).await.into()).unwrap();
+        assert!(answer.contains("lists of nodes differ"), "{answer}");
+    }
+    let path = format!("/sandboxes/{id}");
+    for mark in ["", "x", &"0".repeat(64)] {
+        let headers = [("x-api-key", ACME), ("thaw-forwarded", mark)];
+        for node in &nodes {
+            let refused = node.api.send("GET", &path, &headers, "").await;
+            refused.refused(403, mark);
+        }
+    }
+    // A caller cannot remove the mark either.
+    let headers = [("x-api-key", ACME), ("connection", "thaw-forwarded")];
+    nodes[0].api.send("GET", &path, &headers, "").await.ok(200);
+    nodes[0].ask("GET", "/thaw/room?template=base", Value::Null).await.refused(404, "no node");
+}
+
+#[tokio::test]
+async fn list_has_the_sandboxes_of_all_nodes_that_answer() {
+    let mut nodes = nodes(&[8, 8, 8]).await;
+    let mut made = Vec::new();
+    for node in &nodes {
+        made.extend([node.make_here().await, node.make_here().await]);
+    }
+    made.sort();
+    made.reverse();
+    for node in &nodes {
+        for path in ["/v2/sandboxes", "/sandboxes"] {
+            let list = node.ask("GET", path, Value::Null).await;
+            assert!(!list.headers.contains_key("x-thaw-missing-nodes"));
+            assert_eq!(ids(&list.ok(200)), made, "{path}");
+        }
+        let pages = node.api.pages(ACME, "/v2/sandboxes?limit=2").await;
+        assert_eq!(pages.len(), 3);
+        assert_eq!(pages.iter().flat_map(ids).collect::<Vec<_>>(), made);
+        let pages = node.api.pages(ACME, "/v2/sandboxes?limit=5&order=asc").await;
+        let ascending: Vec<_> = pages.iter().flat_map(ids).collect();
+        assert!(ascending.iter().eq(made.iter().rev()), "{ascending:?}");
+        assert_eq!(ids(&node.api.ask(OTHER, "GET", "/v2/sandboxes", Value::Null).await.ok(200)).len(), 0);
+        node.ask("GET", "/v2/sandboxes?limit=0", Value::Null).await.refused(400, "limit");
+    }
+    nodes[1].stop().await;
+    let list = nodes[0].ask("GET", "/v2/sandboxes", Value::Null).await;
+    assert_eq!(list.headers["x-thaw-missing-nodes"], "b");
+    made.retain(|id| !nodes[1].has(id));
+    assert_eq!(ids(&list.ok(200)), made);
+}
+
+#[tokio::test]
+async fn sandbox_is_made_where_there_is_room_and_the_template() {
+    let nodes = nodes(&[1, 2]).await;
+    let make = async |at: &Node, template: &str| {
+        let body = json!({"templateID": template});
+        at.ask("POST", "/v2/sandboxes", body).await
+    };
+    let mut made = Vec::new();
+    for _ in 0..3 {
+        let one = make(&nodes[0], "base").await.ok(201);
+        made.push(one["sandboxID"].as_str().unwrap().to_owned());
+    }
+    assert!(nodes[1].has(&made[0]), "b had more room");
+    assert_eq!(made.iter().filter(|id| nodes[0].has(id)).count(), 1);
+    make(&nodes[1], "base").await.refused(503, "both are full");
+    make(&nodes[0], "nothing").await.refused(404, "no node has the template");
+    let on_b = made.iter().find(|id| nodes[1].has(id)).unwrap();
+    let path = format!("/sandboxes/{on_b}/snapshots");
+    nodes[0].ask("POST", &path, json!({"name": "ready"})).await.ok(201);
+    for id in &made {
+        nodes[1].ask("DELETE", &format!("/sandboxes/{id}"), Value::Null).await.ok(204);
+    }
+    for node in &nodes {
+        let thawed = make(node, "ready").await.ok(201);
+        assert!(nodes[1].has(thawed["sandboxID"].as_str().unwrap()), "only b has the snapshot");
+    }
+    nodes[1].api.daemon.drain().await.unwrap();
+    let last = make(&nodes[1], "base").await.ok(201);
+    assert!(nodes[0].has(last["sandboxID"].as_str().unwrap()), "b drains");
+}
+
+#[tokio::test]
+async fn repeated_creation_finds_the_sandbox_through_any_node() {
+    let nodes = nodes(&[8, 8, 8]).await;
+    for key in ["one", "two", "three"] {
+        let mut made = Vec::new();
+        for node in &nodes {
+            let headers = [("x-api-key", ACME), ("idempotency-key", key)];
+            let body = json!({"templateID": "base"}).to_string();
+            let answer = node.api.send("POST", "/v2/sandboxes", &headers, &body).await.ok(201);
+            made.push(answer["sandboxID"].as_str().unwrap().to_owned());
+        }
+        made.dedup();
+        assert_eq!(made.len(), 1, "{key}: {made:?}");
+    }
+}
+
+#[tokio::test]
+async fn answer_of_a_hostile_node_is_left_out() {
+    let a = format!("0123456789ab{}", Tag::of("a"));
+    let lie = |id: &str| json!([{"sandboxID": id, "startedAt": "1970-01-01T00:00:01.000Z"}]).to_string();
+    let endless = format!("HTTP/1.1 200 OK\r\n\r\n[{}", " ".repeat(17 << 20));
+    for (what, answer) in [
+        ("a sandbox of another node", body(&lie(&a))),
+        ("no id", body(&lie("web"))),
+        ("no list", body("{}")),
+        ("no JSON", body("<html>")),
+        ("no HTTP", b"SSH-2.0\r\n".to_vec()),
+        ("a redirect", b"HTTP/1.1 302 Found\r\nlocation: /\r\ncontent-length: 0\r\n\r\n".to_vec()),
+        ("too much", endless.into_bytes()),
+        ("a long head", format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(1 << 20)).into_bytes()),
+    ] {
+        let api = beside(answer).await;
+        let list = api.ask(ACME, "GET", "/v2/sandboxes", Value::Null).await;
+        assert_eq!(list.headers["x-thaw-missing-nodes"], "b", "{what}");
+        assert_eq!(list.ok(200), json!([]), "{what}");
+        let made = api.ask(ACME, "POST", "/v2/sandboxes", json!({"templateID": "base"})).await;
+        let made = made.ok(201);
+        assert!(made["sandboxID"].as_str().unwrap().ends_with(&Tag::of("a").to_string()), "{what}");
+    }
+    // One of its own is all that it may add.
+    let own = lie(&format!("0123456789ab{}", Tag::of("b")));
+    let list = beside(body(&own)).await.ask(ACME, "GET", "/v2/sandboxes", Value::Null).await;
+    assert_eq!(ids(&list.ok(200)).len(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn node_that_never_answers_delays_no_list_for_long() {
+    let api = beside(Vec::new()).await;
+    let list = api.ask(ACME, "GET", "/v2/sandboxes", Value::Null).await;
+    assert_eq!(list.headers["x-thaw-missing-nodes"], "b");
+    assert_eq!(list.ok(200), json!([]));
+}

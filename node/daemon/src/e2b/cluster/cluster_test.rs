@@ -193,7 +193,7 @@ async fn port_of_a_sandbox_is_reached_through_any_node() {
     let id = nodes[1].make_here().await;
     let expected = format!("/x of {}", WholeId::parse(&id).unwrap().id);
     let host = format!("49983-{id}.sandboxes.example");
-    for headers in [[("e2b-sandbox-id", id.as_str())], [("host", &host)]] {
+    for headers in [[("e2b-sandbox-id", id.as_str())], [("host", host.as_str())]] {
         for node in &nodes {
             let answer = node.api.send("POST", "/x", &headers, "").await;
             assert_eq!(answer.ok(200), expected, "{} {headers:?}", node.name);

@@ -188,11 +188,7 @@ fn reload_members(members: &Members) -> Result<(), Error> {
 }
 
 /// Reloads the TCP credentials and the list of nodes at each signal from an operator. Never returns.
-async fn read_again(
-    mut said: Signal,
-    credentials: Option<Arc<Credentials>>,
-    members: Option<Arc<Members>>,
-) {
+async fn read_again(mut said: Signal, credentials: Option<Arc<Credentials>>, members: Option<Arc<Members>>) {
     while said.recv().await.is_some() {
         if let Some(members) = members.clone() {
             match tokio::task::spawn_blocking(move || reload_members(&members)).await {

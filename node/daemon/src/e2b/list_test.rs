@@ -1,13 +1,7 @@
 use serde_json::{Value, json};
 
 use crate::api::scope::Wanted;
-use crate::e2b::test_api::{ACME, ADMIN, Api, OTHER};
-
-fn ids(list: &Value) -> Vec<String> {
-    let all = list.as_array().unwrap().iter();
-    all.map(|sandbox| sandbox["sandboxID"].as_str().unwrap().to_owned())
-        .collect()
-}
+use crate::e2b::test_api::{ACME, ADMIN, Api, OTHER, ids};
 
 async fn get(api: &Api, key: &str, path: &str) -> Value {
     api.ask(key, "GET", path, Value::Null).await.ok(200)

@@ -95,7 +95,9 @@ impl E2b {
                 None => Arc::new(Credentials::read(&api)?),
             };
             let (members, tokens) = match &cluster {
-                Some(cluster) => Members::open(cluster).map(|(members, tokens)| (Some(Arc::new(members)), tokens))?,
+                Some(cluster) => {
+                    Members::open(cluster).map(|(members, tokens)| (Some(Arc::new(members)), tokens))?
+                }
                 None => (None, AccessTokens::open(&data)?),
             };
             Ok((credentials, members, tokens, Builds::open(&data)?))

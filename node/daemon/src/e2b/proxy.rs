@@ -68,7 +68,7 @@ const OF_CONNECTION: [HeaderName; 8] = [
     HeaderName::from_static("proxy-authorization"),
 ];
 /// Fields that are for thawd.
-const OF_THAWD: [&str; 3] = ["e2b-sandbox-id", "e2b-sandbox-port", MARK];
+const OF_THAWD: [&str; 2] = ["e2b-sandbox-id", "e2b-sandbox-port"];
 
 /// Why a request got no answer of the guest.
 #[derive(Debug)]

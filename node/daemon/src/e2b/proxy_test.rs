@@ -179,7 +179,9 @@ async fn answer_that_switches_unasked_is_an_error() {
 #[test]
 fn connections_are_bounded_in_all_and_of_one() {
     let proxy = Proxy::default();
-    let mut places: Vec<_> = (0..TO_SANDBOXES.of_one).map(|_| proxy.place(ID).unwrap()).collect();
+    let mut places: Vec<_> = (0..TO_SANDBOXES.of_one)
+        .map(|_| proxy.place(ID).unwrap())
+        .collect();
     assert!(matches!(proxy.place(ID), Err(Failed::Refused(_))));
     for n in TO_SANDBOXES.of_one..TO_SANDBOXES.in_all {
         places.push(proxy.place(&format!("{:012x}", n / TO_SANDBOXES.of_one)).unwrap());

@@ -129,7 +129,8 @@ impl Unavailable {
 
 fn bad_gateway(message: &str, target: &Target) -> Response {
     let code = StatusCode::BAD_GATEWAY;
-    let body = json!({"sandboxId": target.id, "message": message, "code": code.as_u16(), "port": target.port});
+    let body =
+        json!({"sandboxId": target.id, "message": message, "code": code.as_u16(), "port": target.port});
     (code, Json(body)).into_response()
 }
 

@@ -2,16 +2,7 @@ use axum::routing::any;
 use serde_json::Value;
 
 use super::*;
-use crate::e2b::test_api::{ACME, Answer, Api, DOMAIN};
-
-/// Answers with the sandbox that the request is for.
-async fn echo(request: Request) -> String {
-    let wanted = request
-        .extensions()
-        .get::<ForSandbox>()
-        .map(|of| of.wanted.clone());
-    format!("{} of {}", request.uri().path(), wanted.unwrap().text)
-}
+use crate::e2b::test_api::{ACME, Answer, Api, DOMAIN, echo};
 
 fn api() -> Api {
     Api::with(Some(

@@ -127,7 +127,9 @@ pub async fn list(
     let mut wanted = all.into_iter().filter(|snapshot| {
         !snapshot.labels.contains_key(BUILD_LABEL)
             && after.is_none_or(|after| snapshot.id.as_str() > after)
-            && sandbox.as_ref().is_none_or(|sandbox| snapshot.sandbox == *sandbox)
+            && sandbox
+                .as_ref()
+                .is_none_or(|sandbox| snapshot.sandbox == *sandbox)
             && name.is_none_or(|name| snapshot.name.as_deref() == Some(name))
     });
     let page: Vec<Stored> = wanted.by_ref().take(limit).map(Stored::from).collect();

@@ -12,6 +12,7 @@ use thaw_sandbox::config::api::ApiConfig;
 use thaw_sandbox::config::e2b::{E2bConfig, E2bTemplate};
 
 use super::builds::engine::Builds;
+use super::envd::access::ForSandbox;
 use super::envd::local_guest::LocalGuest;
 use super::listener::routes;
 use super::members::Members;
@@ -60,6 +61,22 @@ pub fn config() -> E2bConfig {
         templates: [("base".into(), of("x")), ("gone".into(), of("missing"))].into(),
         cluster: None,
     }
+}
+
+/// The ids of the sandboxes in a list.
+pub fn ids(list: &Value) -> Vec<String> {
+    let all = list.as_array().unwrap().iter();
+    all.map(|sandbox| sandbox["sandboxID"].as_str().unwrap().to_owned())
+        .collect()
+}
+
+/// In place of a server for processes and files: answers with the sandbox that the request is for.
+pub async fn echo(request: Request<Body>) -> String {
+    let wanted = request
+        .extensions()
+        .get::<ForSandbox>()
+        .map(|of| of.wanted.clone());
+    format!("{} of {}", request.uri().path(), wanted.unwrap().text)
 }
 
 /// An answer.

@@ -101,7 +101,10 @@ fn call(request: &Request) -> Option<Call> {
         (&Method::POST, "/sandboxes" | "/v2/sandboxes") => return Some(Call::Create),
         _ => {}
     }
-    let rest = path.strip_prefix("/v2").unwrap_or(path).strip_prefix("/sandboxes/")?;
+    let rest = path
+        .strip_prefix("/v2")
+        .unwrap_or(path)
+        .strip_prefix("/sandboxes/")?;
     let id = rest.split('/').next().unwrap_or_default();
     let whole = WholeId::parse(id).filter(|whole| whole.home.is_some());
     whole.map(Call::OfSandbox)
@@ -121,22 +124,36 @@ mod tests {
             ("GET", "/sandboxes", Some(Call::List)),
             ("POST", "/v2/sandboxes", Some(Call::Create)),
             ("PUT", "/v2/sandboxes", None),
-            ("GET", "/sandboxes/0123456789ab00ff", Some(Call::OfSandbox(whole()))),
-            ("POST", "/v2/sandboxes/0123456789ab00ff/connect", Some(Call::OfSandbox(whole()))),
+            (
+                "GET",
+                "/sandboxes/0123456789ab00ff",
+                Some(Call::OfSandbox(whole())),
+            ),
+            (
+                "POST",
+                "/v2/sandboxes/0123456789ab00ff/connect",
+                Some(Call::OfSandbox(whole())),
+            ),
             ("GET", "/sandboxes/0123456789ab", None),
             ("GET", "/sandboxes/metrics", None),
             ("GET", "/templates/0123456789ab00ff", None),
             ("GET", "/v1/sandboxes/0123456789ab00ff", None),
         ] {
             let request = axum::http::Request::builder().method(method).uri(path);
-            assert_eq!(call(&request.body(Body::empty()).unwrap()), expected, "{method} {path}");
+            assert_eq!(
+                call(&request.body(Body::empty()).unwrap()),
+                expected,
+                "{method} {path}"
+            );
         }
     }
 
     #[test]
     fn address_has_the_id_of_this_node() {
         let whole = WholeId::parse("0123456789ab00ff").unwrap();
-        let uri = "/sandboxes/0123456789ab00ff/logs?a=0123456789ab00ff".parse().unwrap();
+        let uri = "/sandboxes/0123456789ab00ff/logs?a=0123456789ab00ff"
+            .parse()
+            .unwrap();
         let shorter = shortened(&uri, &whole).unwrap();
         assert_eq!(shorter, "/sandboxes/0123456789ab/logs?a=0123456789ab00ff");
     }

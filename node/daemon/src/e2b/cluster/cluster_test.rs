@@ -15,9 +15,8 @@ use super::mark::Forwarded;
 use crate::api::connection;
 use crate::api::peer::Peer;
 use crate::api::test_client::{send, whole};
-use crate::e2b::envd::access::ForSandbox;
 use crate::e2b::members::Members;
-use crate::e2b::test_api::{ACME, ACME_READ, Answer, Api, OTHER};
+use crate::e2b::test_api::{ACME, ACME_READ, Answer, Api, OTHER, echo, ids};
 use crate::e2b::whole_id::{Tag, WholeId};
 
 const NAMES: [&str; 3] = ["a", "b", "c"];
@@ -58,12 +57,6 @@ impl Node {
     }
 }
 
-/// Answers with the sandbox that a request is for.
-async fn echo(request: Request) -> String {
-    let wanted = request.extensions().get::<ForSandbox>().map(|of| of.wanted.clone());
-    format!("{} of {}", request.uri().path(), wanted.unwrap().text)
-}
-
 fn key() -> tempfile::NamedTempFile {
     let key = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(key.path(), "k".repeat(64)).unwrap();
@@ -75,7 +68,9 @@ fn config(own: &str, key: &tempfile::NamedTempFile, addresses: &[SocketAddr]) ->
     ClusterConfig {
         node: Some(own.into()),
         key: key.path().to_owned(),
-        nodes: nodes.map(|(name, at)| ((*name).into(), format!("http://{at}"))).collect(),
+        nodes: nodes
+            .map(|(name, at)| ((*name).into(), format!("http://{at}")))
+            .collect(),
         ..ClusterConfig::default()
     }
 }
@@ -103,13 +98,21 @@ async fn nodes(machines: &[u64]) -> Vec<Node> {
         let admission = Admission::with(TenantLimits::default(), capacity);
         let api = Api::of_node(Some(Router::new().fallback(echo)), admission, Some(members));
         // Ids of fakes count from here.
-        api.fake.counts.made.store(1000 * number, std::sync::atomic::Ordering::SeqCst);
+        api.fake
+            .counts
+            .made
+            .store(1000 * number, std::sync::atomic::Ordering::SeqCst);
         let (stop, stopped) = watch::channel(());
         let routes = api.routes.clone();
         let serving = tokio::spawn(async move {
             loop {
                 let stream = listener.accept().await.unwrap().0;
-                tokio::spawn(connection::serve(stream, None::<Peer>, routes.clone(), stopped.clone()));
+                tokio::spawn(connection::serve(
+                    stream,
+                    None::<Peer>,
+                    routes.clone(),
+                    stopped.clone(),
+                ));
             }
         });
         Node {
@@ -156,33 +159,43 @@ fn body(text: &str) -> Vec<u8> {
     [head.as_bytes(), text.as_bytes()].concat()
 }
 
-fn ids(list: &Value) -> Vec<String> {
-    let all = list.as_array().unwrap().iter();
-    all.map(|sandbox| sandbox["sandboxID"].as_str().unwrap().to_owned()).collect()
-}
-
 #[tokio::test]
 async fn sandbox_is_reached_through_any_node() {
     let nodes = nodes(&[0, 8]).await;
     let [a, b] = nodes.as_slice() else { unreachable!() };
-    let made = a.ask("POST", "/v2/sandboxes", json!({"templateID": "base"})).await.ok(201);
+    let made = a
+        .ask("POST", "/v2/sandboxes", json!({"templateID": "base"}))
+        .await
+        .ok(201);
     let id = made["sandboxID"].as_str().unwrap();
     assert!(b.has(id), "{id}");
     let token = a.api.service.tokens.access_token(&WholeId::parse(id).unwrap().id);
     assert_eq!(made["envdAccessToken"], token, "every node knows the token");
     for node in &nodes {
-        let shown = node.ask("GET", &format!("/sandboxes/{id}"), Value::Null).await.ok(200);
+        let shown = node
+            .ask("GET", &format!("/sandboxes/{id}"), Value::Null)
+            .await
+            .ok(200);
         assert_eq!(shown["sandboxID"], id);
         let path = format!("/v2/sandboxes/{id}/connect");
         let connected = node.ask("POST", &path, json!({"timeout": 60})).await.ok(200);
         assert_eq!(connected["sandboxID"], id);
-        let theirs = node.api.ask(OTHER, "GET", &format!("/sandboxes/{id}"), Value::Null).await;
+        let theirs = node
+            .api
+            .ask(OTHER, "GET", &format!("/sandboxes/{id}"), Value::Null)
+            .await;
         theirs.refused(404, "another tenant");
-        let nobody = node.api.ask("nobody", "GET", &format!("/sandboxes/{id}"), Value::Null).await;
+        let nobody = node
+            .api
+            .ask("nobody", "GET", &format!("/sandboxes/{id}"), Value::Null)
+            .await;
         nobody.refused(401, "no key");
     }
     let path = format!("/sandboxes/{id}");
-    a.api.ask(ACME_READ, "DELETE", &path, Value::Null).await.refused(403, "role");
+    a.api
+        .ask(ACME_READ, "DELETE", &path, Value::Null)
+        .await
+        .refused(403, "role");
     a.ask("DELETE", &path, Value::Null).await.ok(204);
     b.ask("GET", &path, Value::Null).await.refused(404, "deleted");
 }
@@ -204,7 +217,10 @@ async fn port_of_a_sandbox_is_reached_through_any_node() {
     let why = answer.refused(502, "the node is down");
     assert!(why.contains("node b does not answer"), "{why}");
     let path = format!("/sandboxes/{id}");
-    nodes[0].ask("GET", &path, Value::Null).await.refused(502, "the node is down");
+    nodes[0]
+        .ask("GET", &path, Value::Null)
+        .await
+        .refused(502, "the node is down");
 }
 
 #[tokio::test]
@@ -233,7 +249,10 @@ async fn forwarded_request_is_not_forwarded_again() {
     // A caller cannot remove the mark either.
     let headers = [("x-api-key", ACME), ("connection", "thaw-forwarded")];
     nodes[0].api.send("GET", &path, &headers, "").await.ok(200);
-    nodes[0].ask("GET", "/thaw/room?template=base", Value::Null).await.refused(404, "no node");
+    nodes[0]
+        .ask("GET", "/thaw/room?template=base", Value::Null)
+        .await
+        .refused(404, "no node");
 }
 
 #[tokio::test]
@@ -257,8 +276,18 @@ async fn list_has_the_sandboxes_of_all_nodes_that_answer() {
         let pages = node.api.pages(ACME, "/v2/sandboxes?limit=5&order=asc").await;
         let ascending: Vec<_> = pages.iter().flat_map(ids).collect();
         assert!(ascending.iter().eq(made.iter().rev()), "{ascending:?}");
-        assert_eq!(ids(&node.api.ask(OTHER, "GET", "/v2/sandboxes", Value::Null).await.ok(200)).len(), 0);
-        node.ask("GET", "/v2/sandboxes?limit=0", Value::Null).await.refused(400, "limit");
+        assert_eq!(
+            ids(&node
+                .api
+                .ask(OTHER, "GET", "/v2/sandboxes", Value::Null)
+                .await
+                .ok(200))
+            .len(),
+            0
+        );
+        node.ask("GET", "/v2/sandboxes?limit=0", Value::Null)
+            .await
+            .refused(400, "limit");
     }
     nodes[1].stop().await;
     let list = nodes[0].ask("GET", "/v2/sandboxes", Value::Null).await;
@@ -282,16 +311,27 @@ async fn sandbox_is_made_where_there_is_room_and_the_template() {
     assert!(nodes[1].has(&made[0]), "b had more room");
     assert_eq!(made.iter().filter(|id| nodes[0].has(id)).count(), 1);
     make(&nodes[1], "base").await.refused(503, "both are full");
-    make(&nodes[0], "nothing").await.refused(404, "no node has the template");
+    make(&nodes[0], "nothing")
+        .await
+        .refused(404, "no node has the template");
     let on_b = made.iter().find(|id| nodes[1].has(id)).unwrap();
     let path = format!("/sandboxes/{on_b}/snapshots");
-    nodes[0].ask("POST", &path, json!({"name": "ready"})).await.ok(201);
+    nodes[0]
+        .ask("POST", &path, json!({"name": "ready"}))
+        .await
+        .ok(201);
     for id in &made {
-        nodes[1].ask("DELETE", &format!("/sandboxes/{id}"), Value::Null).await.ok(204);
+        nodes[1]
+            .ask("DELETE", &format!("/sandboxes/{id}"), Value::Null)
+            .await
+            .ok(204);
     }
     for node in &nodes {
         let thawed = make(node, "ready").await.ok(201);
-        assert!(nodes[1].has(thawed["sandboxID"].as_str().unwrap()), "only b has the snapshot");
+        assert!(
+            nodes[1].has(thawed["sandboxID"].as_str().unwrap()),
+            "only b has the snapshot"
+        );
     }
     nodes[1].api.daemon.drain().await.unwrap();
     let last = make(&nodes[1], "base").await.ok(201);
@@ -306,7 +346,11 @@ async fn repeated_creation_finds_the_sandbox_through_any_node() {
         for node in &nodes {
             let headers = [("x-api-key", ACME), ("idempotency-key", key)];
             let body = json!({"templateID": "base"}).to_string();
-            let answer = node.api.send("POST", "/v2/sandboxes", &headers, &body).await.ok(201);
+            let answer = node
+                .api
+                .send("POST", "/v2/sandboxes", &headers, &body)
+                .await
+                .ok(201);
             made.push(answer["sandboxID"].as_str().unwrap().to_owned());
         }
         made.dedup();
@@ -325,21 +369,38 @@ async fn answer_of_a_hostile_node_is_left_out() {
         ("no list", body("{}")),
         ("no JSON", body("<html>")),
         ("no HTTP", b"SSH-2.0\r\n".to_vec()),
-        ("a redirect", b"HTTP/1.1 302 Found\r\nlocation: /\r\ncontent-length: 0\r\n\r\n".to_vec()),
+        (
+            "a redirect",
+            b"HTTP/1.1 302 Found\r\nlocation: /\r\ncontent-length: 0\r\n\r\n".to_vec(),
+        ),
         ("too much", endless.into_bytes()),
-        ("a long head", format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(1 << 20)).into_bytes()),
+        (
+            "a long head",
+            format!("HTTP/1.1 200 OK\r\nx: {}", "y".repeat(1 << 20)).into_bytes(),
+        ),
     ] {
         let api = beside(answer).await;
         let list = api.ask(ACME, "GET", "/v2/sandboxes", Value::Null).await;
         assert_eq!(list.headers["x-thaw-missing-nodes"], "b", "{what}");
         assert_eq!(list.ok(200), json!([]), "{what}");
-        let made = api.ask(ACME, "POST", "/v2/sandboxes", json!({"templateID": "base"})).await;
+        let made = api
+            .ask(ACME, "POST", "/v2/sandboxes", json!({"templateID": "base"}))
+            .await;
         let made = made.ok(201);
-        assert!(made["sandboxID"].as_str().unwrap().ends_with(&Tag::of("a").to_string()), "{what}");
+        assert!(
+            made["sandboxID"]
+                .as_str()
+                .unwrap()
+                .ends_with(&Tag::of("a").to_string()),
+            "{what}"
+        );
     }
     // One of its own is all that it may add.
     let own = lie(&format!("0123456789ab{}", Tag::of("b")));
-    let list = beside(body(&own)).await.ask(ACME, "GET", "/v2/sandboxes", Value::Null).await;
+    let list = beside(body(&own))
+        .await
+        .ask(ACME, "GET", "/v2/sandboxes", Value::Null)
+        .await;
     assert_eq!(ids(&list.ok(200)).len(), 1);
 }
 

@@ -91,7 +91,11 @@ pub async fn gather(
     let wanted = Wanted::read(&request)?;
     let broken = |e: &dyn std::fmt::Display| Refusal::new(ApiCode::Broken, e);
     let _turn = members.gathering.acquire().await.map_err(|e| broken(&e))?;
-    let path = request.uri().path_and_query().map_or("/", |path| path.as_str()).to_owned();
+    let path = request
+        .uri()
+        .path_and_query()
+        .map_or("/", |path| path.as_str())
+        .to_owned();
     let others = members.others();
     let asked = join_all(others.iter().map(|member| page(members, member, &path, &key)));
     let (here, pages) = tokio::join!(next.run(request), asked);
@@ -147,5 +151,8 @@ fn merged(pages: Vec<Page>, wanted: &Wanted) -> Response {
     }
     let last = all.last().filter(|_| has_more && wanted.limit.is_some());
     let next = last.map(|((started, id), _)| encode((*started, &id.id)));
-    paged(all.into_iter().map(|(_, sandbox)| sandbox).collect::<Vec<_>>(), next)
+    paged(
+        all.into_iter().map(|(_, sandbox)| sandbox).collect::<Vec<_>>(),
+        next,
+    )
 }

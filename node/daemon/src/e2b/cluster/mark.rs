@@ -18,7 +18,11 @@ use super::super::members::Members;
 pub struct Forwarded;
 
 /// Takes the header out of a request.
-pub async fn check(State(members): State<Option<Arc<Members>>>, mut request: Request, next: Next) -> Response {
+pub async fn check(
+    State(members): State<Option<Arc<Members>>>,
+    mut request: Request,
+    next: Next,
+) -> Response {
     let mut given = request.headers().get_all(MARK).iter();
     let (first, second) = (given.next().cloned(), given.next().is_some());
     if let Some(first) = first {

@@ -112,7 +112,9 @@ fn repeated(headers: &HeaderMap, key: &HeaderValue) -> Option<[u8; 32]> {
 /// All nodes, in the order of a seed. A node that comes or goes does not change the order of the others.
 fn ordered(members: &Members, seed: &[u8; 32]) -> Vec<Place> {
     let others = members.others();
-    let others = others.iter().map(|member| (member.name.as_str(), Place::Other(member.clone())));
+    let others = others
+        .iter()
+        .map(|member| (member.name.as_str(), Place::Other(member.clone())));
     let mut all: Vec<_> = others.chain([(members.name(), Place::Here)]).collect();
     all.sort_by_key(|(name, _)| *blake3::keyed_hash(seed, name.as_bytes()).as_bytes());
     all.into_iter().map(|(_, place)| place).collect()
@@ -179,7 +181,8 @@ impl Placing<'_> {
             StatusCode::OK => serde_json::from_slice(&answer.body).map_err(|e| e.to_string()),
             status => Err(format!("it answered {status}")),
         });
-        let room = room.inspect_err(|why| tracing::warn!(node = member.name, "a node does not say its room: {why}"));
+        let room =
+            room.inspect_err(|why| tracing::warn!(node = member.name, "a node does not say its room: {why}"));
         room.ok()
     }
 
@@ -211,5 +214,9 @@ enum NotMade {
 /// How much room there is, to be compared: memory first, which no machine can do without.
 fn size(room: &Room) -> (u64, u64, Reverse<u64>) {
     let free = |amount: Option<u64>| amount.unwrap_or(u64::MAX);
-    (free(room.free_memory_mib), free(room.free_vcpus), Reverse(room.running))
+    (
+        free(room.free_memory_mib),
+        free(room.free_vcpus),
+        Reverse(room.running),
+    )
 }

@@ -36,7 +36,10 @@ pub async fn here(service: &Service, template: &str, scope: &Scope) -> Room {
         let found = states.iter().find(|(name, _)| *name == state);
         found.map_or(0, |(_, count)| *count as u64)
     };
-    let capacity = daemon.factory().map(|factory| factory.capacity()).unwrap_or_default();
+    let capacity = daemon
+        .factory()
+        .map(|factory| factory.capacity())
+        .unwrap_or_default();
     let free = |limit: Option<u64>, used: u64| limit.map(|limit| limit.saturating_sub(used));
     Room {
         has_template: find(service, template, scope).await.is_ok(),

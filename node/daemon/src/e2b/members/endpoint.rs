@@ -135,7 +135,9 @@ impl Endpoint {
             }
             _ => return Err(wrong()),
         };
-        let port = authority.port_u16().unwrap_or(if tls.is_some() { 443 } else { 80 });
+        let port = authority
+            .port_u16()
+            .unwrap_or(if tls.is_some() { 443 } else { 80 });
         Ok(Endpoint {
             host,
             port,

@@ -19,7 +19,10 @@ fn url_of_a_node_is_a_scheme_a_host_and_a_port() {
         ("http://[::1]", 80, "[::1]"),
     ] {
         let endpoint = Endpoint::parse(url, Some(&trust)).unwrap();
-        assert_eq!((endpoint.port, endpoint.authority().to_str().unwrap()), (port, authority));
+        assert_eq!(
+            (endpoint.port, endpoint.authority().to_str().unwrap()),
+            (port, authority)
+        );
     }
     for wrong in [
         "",

@@ -14,13 +14,19 @@ fn config(key: &tempfile::NamedTempFile, own: &str, names: &[&str]) -> ClusterCo
     ClusterConfig {
         node: Some(own.into()),
         key: key.path().to_owned(),
-        nodes: urls.map(|(name, port)| ((*name).into(), format!("http://127.0.0.1:{port}"))).collect(),
+        nodes: urls
+            .map(|(name, port)| ((*name).into(), format!("http://127.0.0.1:{port}")))
+            .collect(),
         ..ClusterConfig::default()
     }
 }
 
 fn others(members: &Members) -> Vec<String> {
-    members.others().iter().map(|member| member.name.clone()).collect()
+    members
+        .others()
+        .iter()
+        .map(|member| member.name.clone())
+        .collect()
 }
 
 #[test]
@@ -64,8 +70,14 @@ fn wrong_configuration_is_refused() {
         (with(&|c| c.node = Some("a b".into())), "a b"),
         (with(&|c| c.nodes.clear()), "nodes"),
         (with(&many), "at most"),
-        (with(&|c| drop(c.nodes.insert("b".into(), "https://b.example".into()))), "ca"),
-        (with(&|c| drop(c.nodes.insert("b".into(), "b.example".into()))), "b.example"),
+        (
+            with(&|c| drop(c.nodes.insert("b".into(), "https://b.example".into()))),
+            "ca",
+        ),
+        (
+            with(&|c| drop(c.nodes.insert("b".into(), "b.example".into()))),
+            "b.example",
+        ),
         (with(&|c| c.ca = Some("/nowhere.pem".into())), "/nowhere.pem"),
         (with(&|c| c.key = "/nowhere".into()), "/nowhere"),
         (with(&|c| c.key = short.path().to_owned()), "32"),
@@ -104,10 +116,18 @@ fn secret_is_the_same_on_all_nodes_and_proves_one() {
 fn members_of_kubernetes_have_distinct_tags() {
     let endpoint = || Endpoint::parse("http://127.0.0.1:1", None).unwrap();
     let mut endpoints = BTreeMap::from([("own".to_owned(), endpoint()), ("a".to_owned(), endpoint())]);
-    let twin = (0..).map(|n| format!("t{n}")).find(|name| Tag::of(name) == Tag::of("a"));
+    let twin = (0..)
+        .map(|n| format!("t{n}"))
+        .find(|name| Tag::of(name) == Tag::of("a"));
     endpoints.insert(twin.unwrap(), endpoint());
     let members = distinct(endpoints, "own");
-    assert_eq!(members.iter().map(|member| member.name.as_str()).collect::<Vec<_>>(), ["a"]);
+    assert_eq!(
+        members
+            .iter()
+            .map(|member| member.name.as_str())
+            .collect::<Vec<_>>(),
+        ["a"]
+    );
     let many = (0..100).map(|n| (format!("n{n}"), endpoint())).collect();
     assert!(distinct(many, "own").len() < MOST);
 }

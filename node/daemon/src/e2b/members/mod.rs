@@ -95,16 +95,24 @@ impl Members {
         };
         let is_plain = |b: u8| b.is_ascii_alphanumeric() || b"-._".contains(&b);
         if name.is_empty() || name.len() > MAX_NAME || !name.bytes().all(is_plain) {
-            return Err(invalid(&format!("node is {name:?}; a name has 1 to {MAX_NAME} of A-Z a-z 0-9 - . _")));
+            return Err(invalid(&format!(
+                "node is {name:?}; a name has 1 to {MAX_NAME} of A-Z a-z 0-9 - . _"
+            )));
         }
         let trust = config.ca.as_deref().map(Trust::read).transpose();
         let trust = trust.map_err(|why| invalid(&why))?;
         let slices = match (&config.endpoint_slices, &trust) {
             (None, _) => None,
             (Some(_), _) if !config.nodes.is_empty() => {
-                return Err(invalid("the nodes come from nodes or from endpoint_slices, not from both"));
+                return Err(invalid(
+                    "the nodes come from nodes or from endpoint_slices, not from both",
+                ));
             }
-            (Some(_), None) => return Err(invalid("with endpoint_slices goes ca: who signs the nodes' certificates")),
+            (Some(_), None) => {
+                return Err(invalid(
+                    "with endpoint_slices goes ca: who signs the nodes' certificates",
+                ));
+            }
             (Some(slices), Some(trust)) => Some(Slices::of_pod(slices, trust).map_err(|why| invalid(&why))?),
         };
         let others = match slices.is_some() {
@@ -264,7 +272,9 @@ fn invalid(why: &str) -> Error {
 /// The other nodes of a configured list.
 fn listed(nodes: &BTreeMap<String, String>, own: &str, trust: Option<&Trust>) -> Result<Vec<Member>, String> {
     if !nodes.contains_key(own) {
-        return Err(format!("nodes has no {own:?}, which is the name of this node: add it, or set node"));
+        return Err(format!(
+            "nodes has no {own:?}, which is the name of this node: add it, or set node"
+        ));
     }
     if nodes.len() > MOST {
         return Err(format!("there are {} nodes; at most {MOST} can be", nodes.len()));
@@ -273,7 +283,9 @@ fn listed(nodes: &BTreeMap<String, String>, own: &str, trust: Option<&Trust>) ->
     let mut others = Vec::new();
     for (name, url) in nodes {
         if let Some(other) = tags.insert(Tag::of(name), name) {
-            return Err(format!("the nodes {other:?} and {name:?} cannot be told apart in ids: rename one"));
+            return Err(format!(
+                "the nodes {other:?} and {name:?} cannot be told apart in ids: rename one"
+            ));
         }
         let endpoint = Endpoint::parse(url, trust)?;
         if name != own {

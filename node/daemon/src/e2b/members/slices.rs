@@ -63,7 +63,9 @@ impl Slices {
         for name in [namespace.as_str(), &config.service] {
             let is_plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit() || b == b'-';
             if name.is_empty() || name.len() > 63 || !name.bytes().all(is_plain) {
-                return Err(format!("endpoint_slices: {name:?} is no name of a Service or a namespace"));
+                return Err(format!(
+                    "endpoint_slices: {name:?} is no name of a Service or a namespace"
+                ));
             }
         }
         Endpoint::at(([127, 0, 0, 1], 1).into(), &config.server_name, trust)?;
@@ -100,7 +102,7 @@ impl Slices {
         let ready = ready(&answer.body, &self.config.port)?.into_iter();
         let named = ready.map(|(name, address)| {
             let endpoint = Endpoint::at(address, &self.config.server_name, &self.trust)?;
-            Ok((name, endpoint))
+            Ok::<_, String>((name, endpoint))
         });
         named.collect()
     }
@@ -176,9 +178,7 @@ mod tests {
 
     #[test]
     fn ready_endpoints_are_members_by_their_node() {
-        let endpoint = |node: &str, address: &str, ready: Option<bool>| {
-            json!({"addresses": [address], "nodeName": node, "conditions": {"ready": ready}})
-        };
+        let endpoint = |node: &str, address: &str, ready: Option<bool>| json!({"addresses": [address], "nodeName": node, "conditions": {"ready": ready}});
         let ports = json!([{"name": "metrics", "port": 9464}, {"name": "e2b", "port": 3000}]);
         let list = json!({"kind": "EndpointSliceList", "items": [
             {"ports": ports, "addressType": "IPv4", "endpoints": [
@@ -194,8 +194,14 @@ mod tests {
             {"ports": null, "endpoints": null},
         ]});
         let found = ready(list.to_string().as_bytes(), "e2b").unwrap();
-        let found: Vec<_> = found.iter().map(|(name, address)| format!("{name} {address}")).collect();
-        assert_eq!(found, ["a 10.0.0.1:3000", "c 10.0.0.3:3000", "f [2001:db8::1]:3000"]);
+        let found: Vec<_> = found
+            .iter()
+            .map(|(name, address)| format!("{name} {address}"))
+            .collect();
+        assert_eq!(
+            found,
+            ["a 10.0.0.1:3000", "c 10.0.0.3:3000", "f [2001:db8::1]:3000"]
+        );
     }
 
     #[test]

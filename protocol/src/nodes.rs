@@ -13,6 +13,10 @@ pub const MARK: &str = "thaw-forwarded";
 /// it.
 pub const ROOM: &str = "/thaw/room";
 
+/// The path at which a node says whether it has a sandbox, with thawd's id of the sandbox as the parameter `id`: 204, or 404. Only a request
+/// with [`MARK`] gets it.
+pub const HOLDER: &str = "/thaw/holder";
+
 /// How much room a node has, and whether it has a template. A field that a node does not know is ignored, and one that it does not send is 0,
 /// `false` or absent.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]

@@ -60,7 +60,7 @@ pub mod unix_socket;
 pub mod vm;
 
 pub use sandbox::{
-    BudgetStatistics, FoundSnapshot, FreezeOptions, NetworkMode, NetworkSource, Node, NotAdopted,
+    BudgetStatistics, CopyPlace, FoundSnapshot, FreezeOptions, NetworkMode, NetworkSource, Node, NotAdopted,
     READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, Thawable, network, thawed_from, usage,
 };
 

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
+use futures_util::future::BoxFuture;
 use thaw_images::store::Lease;
 use thaw_pools::process::ProcessRecord;
 use thaw_pools::statistics::PoolStatistics;
@@ -16,12 +17,12 @@ use thaw_protocol::api::{
     PushSnapshot, PushedSnapshot, Quota, RateLimits, Snapshot, Template, TenantLimits, ThawSandbox,
     VerifiedSnapshot,
 };
-use thaw_sandbox::NetworkSource;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::snapshot::Scratch;
 use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::{Behalf, Paused, Record, TimeLimit};
 use thaw_sandbox::tenant::Tenant;
+use thaw_sandbox::{CopyPlace, NetworkSource};
 
 use super::machine::Machine;
 use super::problem::Refusal;
@@ -164,6 +165,9 @@ pub struct ThawPod {
     pub client: Option<ProcessRecord>,
 }
 
+/// Waits until nothing resumes or removes a paused sandbox, and keeps it so as long as its value lives.
+pub type CopyTurn = BoxFuture<'static, Result<Box<dyn Send>, Error>>;
+
 /// Creates sandboxes.
 #[async_trait]
 pub trait Factory: Catalog + StoredSnapshots + Quotas {
@@ -181,7 +185,12 @@ pub trait Factory: Catalog + StoredSnapshots + Quotas {
         request: ThawSandbox,
         behalf: Behalf,
     ) -> Result<NewSandbox, Refusal>;
-    /// Thaws a sandbox whose memory is released, under its own identity. Its files stay.
+    /// Pushes a copy of a sandbox whose memory is released, from which another node can take it over. The sandbox stays as it is while the
+    /// value of `turn` lives.
+    async fn copy_paused(&self, paused: &Paused, place: &CopyPlace, turn: CopyTurn) -> Result<(), Error>;
+    /// Makes a paused sandbox of this node of a copy, if the viewer reaches it and no node has claimed it.
+    async fn take_paused(&self, place: &CopyPlace, viewer: &Viewer) -> Result<Paused, Error>;
+    /// Thaws a sandbox whose memory is released, under its own identity. If there is a copy of it, this node claims it first. Its files stay.
     async fn thaw_paused(&self, paused: &Paused, limit: TimeLimit) -> Result<NewSandbox, Refusal>;
     /// Keeps its images in the store while the result is held.
     async fn lease_paused(&self, paused: &Paused) -> Vec<Lease>;

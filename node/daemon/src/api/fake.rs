@@ -21,6 +21,7 @@ use super::process::Process;
 use super::watch::Versions;
 
 mod catalog;
+mod copies;
 mod factory;
 mod files;
 mod machine;
@@ -28,6 +29,7 @@ mod process;
 mod quotas;
 mod snapshots;
 
+pub use copies::Copies;
 pub use files::FakeFiles;
 pub use machine::FakeMachine;
 pub use process::{FakeProcess, FakeProcesses};
@@ -107,6 +109,8 @@ pub struct Fake {
     pub most: AtomicUsize,
     /// The last directory that was requested for a snapshot.
     pub place: Mutex<Option<PathBuf>>,
+    /// The registry of paused sandboxes.
+    pub copies: Mutex<Arc<Copies>>,
 }
 
 impl Fake {
@@ -133,6 +137,7 @@ impl Fake {
             images: Mutex::default(),
             most: AtomicUsize::new(usize::MAX),
             place: Mutex::default(),
+            copies: Mutex::default(),
         });
         let daemon = Daemon::new(Some(fake.clone()), Versions::of_clock());
         (fake, daemon)

@@ -100,7 +100,7 @@ impl Service {
     /// What a client needs to reach a sandbox.
     pub fn reached(&self, id: &str, template: String, alias: Option<String>) -> Reached {
         Reached {
-            named: Named::new(&self.whole_id(id), template, alias),
+            named: Named::new(&self.whole_id(id, self.own_notes(id).as_ref()), template, alias),
             envd_access_token: self.tokens.access_token(id),
             traffic_access_token: None,
             domain: self.domain(),
@@ -142,7 +142,11 @@ impl Service {
     /// A sandbox in a list.
     pub fn listed(&self, sandbox: &Sandbox, notes: Notes) -> Listed {
         Listed {
-            named: Named::new(&self.whole_id(&sandbox.id), notes.template, notes.alias),
+            named: Named::new(
+                &self.whole_id(&sandbox.id, Some(&notes)),
+                notes.template,
+                notes.alias,
+            ),
             started_at: moment::of_seconds(sandbox.created),
             end_at: moment::of_end(sandbox.ends_at),
             cpu_count: sandbox.cpus,

@@ -24,6 +24,7 @@ use super::network::Network;
 use super::notes::Notes;
 use super::service::Service;
 use super::template::Source;
+use super::whole_id::Tag;
 use crate::api::check;
 use crate::api::extract::Key;
 use crate::api::peer::Peer;
@@ -104,7 +105,7 @@ impl NewSandbox {
         network.policy(self.allow_internet_access).map(Some)
     }
 
-    fn notes(&self, template: &Found) -> Notes {
+    fn notes(&self, template: &Found, home: Option<Tag>) -> Notes {
         Notes {
             template: template.id.clone(),
             alias: template.alias.clone(),
@@ -113,6 +114,7 @@ impl NewSandbox {
             metadata: self.metadata.clone().unwrap_or_default(),
             env: self.env_vars.clone().unwrap_or_default(),
             allow_internet_access: self.allow_internet_access,
+            home,
             auto_pause: self.auto_pause == Some(true),
             auto_resume: self.auto_resume.is_some_and(|auto| auto.enabled),
         }
@@ -186,7 +188,8 @@ pub async fn create<const TIMEOUT_S: u32>(
 ) -> Result<Response, Failure> {
     asked.check()?;
     let template = find(&service, &asked.template_id, &scope).await?;
-    let notes = asked.notes(&template);
+    let home = service.members.as_ref().map(|members| members.tag());
+    let notes = asked.notes(&template, home);
     let creation = Creation::new(
         template.source,
         &asked,

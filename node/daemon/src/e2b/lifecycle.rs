@@ -86,9 +86,15 @@ impl Service {
         self.change_timeout(wanted, Some(timeout.max(1)), on_timeout)
             .await?;
         let (daemon, resumed) = (self.daemon.clone(), wanted.clone());
-        self.daemon
-            .finish(async move { daemon.resume(&resumed).await })
-            .await?;
+        let resuming = async move {
+            let done = daemon.resume(&resumed).await;
+            if done.as_ref().is_err_and(is_gone) {
+                // Another node has it, or it was deleted: what is here is of no use.
+                let _ = daemon.delete(&resumed).await;
+            }
+            done
+        };
+        self.daemon.finish(resuming).await?;
         self.living(wanted)
     }
 
@@ -108,6 +114,11 @@ impl Service {
         self.daemon.finish(changed).await?;
         Ok(())
     }
+}
+
+/// Whether a sandbox does not exist here any more.
+pub fn is_gone(refusal: &Refusal) -> bool {
+    matches!(refusal, Refusal::Failure(e) if e.kind == ErrorKind::SandboxNotFound)
 }
 
 /// Whether the memory of a sandbox cannot be released.

@@ -22,6 +22,7 @@ use super::api_key::API_KEY;
 use super::builds::engine::{self, Builds};
 use super::cluster::calls::{Calls, pass_on};
 use super::cluster::mark;
+use super::cluster::takeover::keep_copied;
 use super::envd;
 use super::failure::write_errors;
 use super::members::Members;
@@ -164,6 +165,13 @@ impl OtherApi for E2b {
             is_encrypted,
             members,
         });
+        if service
+            .members
+            .as_ref()
+            .is_some_and(|members| members.has_copies())
+        {
+            tokio::spawn(keep_copied(service.clone()));
+        }
         let envd = Some(envd::router(daemon.clone()));
         let routes = routes(service, serving.gate, credentials.clone(), envd);
         let stop = serving.stopped.clone();

@@ -8,6 +8,7 @@ use thaw_sandbox::state::Terms;
 
 use super::context::{self, Context};
 use super::failure::Failure;
+use super::whole_id::Tag;
 
 /// The name of the annotation.
 const ANNOTATION: &str = "e2b";
@@ -32,6 +33,9 @@ pub struct Notes {
     pub context: Context,
     /// Its caller chose whether it may connect to the internet.
     pub allow_internet_access: Option<bool>,
+    /// The node that made it, if that answers as one with others. It is in the sandbox's id, also after another node has taken it over.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub home: Option<Tag>,
     /// It is paused, not deleted, when its timeout is over.
     pub auto_pause: bool,
     /// A request for one of its ports resumes it if it is paused.

@@ -16,9 +16,11 @@ use serde_json::json;
 use thaw_protocol::api::Sandbox;
 
 use super::cluster::forward::forward;
+use super::cluster::holder;
+use super::cluster::mark::is_forwarded;
 use super::envd::access::{Access, ForSandbox};
 use super::failure::Failure;
-use super::members::Owner;
+use super::members::{Member, Owner};
 use super::proxy::{Failed, Proxy};
 use super::service::{Service, is_living, is_paused};
 use super::target::{ENVD_PORT, Target, target};
@@ -95,6 +97,16 @@ impl Routing {
         Ok(wanted)
     }
 
+    /// Another node that has the sandbox of a target.
+    async fn other(&self, target: &Target, is_forwarded: bool) -> Option<Arc<Member>> {
+        match self.service.owner(target.home) {
+            Owner::Here => None,
+            Owner::Other(member) => Some(member),
+            Owner::Gone if is_forwarded || holder::has(&self.service, &target.id) => None,
+            Owner::Gone => holder::find(&self.service, &target.id).await,
+        }
+    }
+
     async fn wake(&self, wanted: &Wanted, paused: &Sandbox) -> Result<(), Unavailable> {
         match self.service.resume(wanted, RESUMED_TIMEOUT_S, None).await {
             // Another request has resumed it meanwhile.
@@ -149,7 +161,7 @@ pub async fn dispatch(State(routing): State<Routing>, mut request: Request, next
         Ok(None) => return next.run(request).await,
         Err(why) => return Failure::Bad(why).into_response(),
     };
-    if let Owner::Other(member) = routing.service.owner(target.home) {
+    if let Some(member) = routing.other(&target, is_forwarded(&request)).await {
         let forwarded = forward(&routing.service, &member, request).await;
         return forwarded.unwrap_or_else(|failure| elsewhere(failure, &target));
     }

@@ -70,11 +70,13 @@ impl Service {
         self.daemon.finish(done).await?
     }
 
-    /// The id of a sandbox of this node in this API.
-    pub fn whole_id(&self, id: &str) -> WholeId {
+    /// The id in this API of a sandbox of this node, of which this API knows these notes.
+    pub fn whole_id(&self, id: &str, notes: Option<&Notes>) -> WholeId {
+        let own = self.members.as_ref().map(|members| members.tag());
+        let home = notes.and_then(|notes| notes.home);
         WholeId {
             id: id.to_owned(),
-            home: self.members.as_ref().map(|members| members.tag()),
+            home: own.map(|own| home.unwrap_or(own)),
         }
     }
 

@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use serde::{Deserialize, Serialize};
 use thaw_sandbox::id;
 
 /// What the tag of a node's name is derived for.
@@ -11,7 +12,7 @@ const PURPOSE: &str = "thaw 2026 e2b node tag";
 const TAG_DIGITS: usize = 4;
 
 /// A node in ids: a hash of its name, 4 hexadecimal digits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub struct Tag(u16);
 
 impl Tag {

@@ -186,6 +186,7 @@ mod tests {
             node: Some("a".into()),
             key: "/etc/thaw/cluster-key".into(),
             ca: Some("/etc/thaw/ca.pem".into()),
+            paused_registry: Some("registry.example/thaw/paused".into()),
             nodes: ["a", "b"].map(url).into(),
             endpoint_slices: Some(EndpointSlicesConfig {
                 service: "thaw-e2b".into(),

@@ -37,6 +37,10 @@ pub struct ClusterConfig {
     /// The authorities that sign the nodes' certificates, PEM.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub ca: Option<PathBuf>,
+    /// The registry's repository to which paused sandboxes are copied, so that another node can take them over. `None`: they stay on the
+    /// disk of their node alone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused_registry: Option<String>,
     /// The URL of each node's listener, by the node's name. This node is among them.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub nodes: BTreeMap<String, String>,

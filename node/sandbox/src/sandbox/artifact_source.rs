@@ -54,19 +54,27 @@ impl ArtifactSource {
     /// # Errors
     /// [`ErrorKind::NotASnapshot`], [`ErrorKind::SnapshotMalformed`], and those of the registry.
     pub async fn listing(&self) -> Result<(Digest, Listing), Error> {
-        let bytes = match self.source.root().await.map_err(failure)? {
-            Root::Document { bytes, .. } => bytes,
-            Root::Choice(all) => match all.as_slice() {
-                [one] => self.source.manifest(one).await.map_err(failure)?,
-                _ => {
-                    let what = format!("{} names {} manifests", self.reference, all.len());
-                    return Err(Error::new(ErrorKind::NotASnapshot, what).remedy("name a tag"));
-                }
-            },
-            Root::Parts { .. } => return Err(self.refuse(ArtifactError::OtherType(String::new()))),
-        };
+        let bytes = self.manifest().await?;
         let listing = Listing::decode(&bytes).map_err(|e| self.refuse(e))?;
         Ok((Digest::of(&bytes), listing))
+    }
+
+    /// The bytes of the OCI manifest, whatever it is of.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NotASnapshot`]: there are several, or none. Those of the registry.
+    pub async fn manifest(&self) -> Result<Vec<u8>, Error> {
+        match self.source.root().await.map_err(failure)? {
+            Root::Document { bytes, .. } => Ok(bytes),
+            Root::Choice(all) => match all.as_slice() {
+                [one] => self.source.manifest(one).await.map_err(failure),
+                _ => {
+                    let what = format!("{} names {} manifests", self.reference, all.len());
+                    Err(Error::new(ErrorKind::NotASnapshot, what).remedy("name a tag"))
+                }
+            },
+            Root::Parts { .. } => Err(self.refuse(ArtifactError::OtherType(String::new()))),
+        }
     }
 
     /// A document, whole.

@@ -73,6 +73,15 @@ struct Whole {
     images: Vec<ImageSource>,
 }
 
+/// What is pushed: a stored snapshot, or that of a paused sandbox.
+#[derive(Clone, Debug)]
+pub(super) struct Pushing {
+    pub directory: PathBuf,
+    pub object: Object,
+    /// See [`Config::paused`].
+    pub paused: Option<String>,
+}
+
 /// Pushes a stored snapshot of a node.
 pub(super) async fn push(
     node: &Node,
@@ -81,7 +90,24 @@ pub(super) async fn push(
     plain_http: bool,
     progress: Arc<dyn Progress>,
 ) -> Result<PushedSnapshot, Error> {
-    let (of, from) = (node.clone(), stored.clone());
+    let pushing = Pushing {
+        directory: stored.directory.clone(),
+        object: stored.object.clone(),
+        paused: None,
+    };
+    push_from(node, pushing, to, plain_http, progress, async { Ok(()) }).await
+}
+
+/// Pushes a snapshot of a node. Everything is sent before `before_name` ends, but the reference does not name it before that.
+pub(super) async fn push_from(
+    node: &Node,
+    pushing: Pushing,
+    to: &ImageRef,
+    plain_http: bool,
+    progress: Arc<dyn Progress>,
+    before_name: impl Future<Output = Result<(), Error>>,
+) -> Result<PushedSnapshot, Error> {
+    let (of, from) = (node.clone(), pushing.clone());
     let mut whole = blocking(move || read(&of, &from)).await?;
     refuse_other_tag(node, to, plain_http, &progress).await?;
     let opened = Push::open(to, &options(&node.images, plain_http), progress.clone()).await;
@@ -93,7 +119,7 @@ pub(super) async fn push(
     let files = std::mem::take(&mut whole.contents.memory_and_disks);
     let scratch = node.images.store.root().to_owned();
     let (table, packs) = send_packs(&sending, files, scratch, &mut sent).await?;
-    let config = config(&stored.object, &whole, &table);
+    let config = config(pushing, &whole, &table);
     let Contents {
         manifest,
         signature,
@@ -117,6 +143,7 @@ pub(super) async fn push(
     let bytes = listing.encode();
     // What no node would pull gets no name.
     Listing::decode(&bytes).map_err(too_large)?;
+    before_name.await?;
     let pushed = sending.push.manifest(destination::tag(to), OCI_MANIFEST, &bytes);
     let digest = pushed.await.map_err(failure)?;
     Ok(PushedSnapshot {
@@ -158,11 +185,11 @@ async fn refuse_other_tag(
     }
 }
 
-/// Reads a stored snapshot, and refuses what cannot be pushed. Blocks.
-fn read(node: &Node, stored: &Stored) -> Result<Whole, Error> {
+/// Reads a snapshot, and refuses what cannot be pushed. Blocks.
+fn read(node: &Node, pushing: &Pushing) -> Result<Whole, Error> {
     let registry = node.templates.registry();
-    let snapshot = registry.find(&stored.directory)?;
-    let (id, manifest) = (&stored.object.id, snapshot.manifest());
+    let snapshot = registry.find(&pushing.directory)?;
+    let (id, manifest) = (&pushing.object.id, snapshot.manifest());
     if let Some(base) = &manifest.subject.base {
         let what = format!(
             "snapshot {id} is a delta on {}, which would be missing elsewhere",
@@ -226,12 +253,14 @@ fn recorded(working_sets: &WorkingSets, manifest: Hash) -> Option<Vec<u8>> {
     read.ok().map(|_| bytes)
 }
 
-fn config(object: &Object, whole: &Whole, table: &Table) -> Config {
+fn config(pushing: Pushing, whole: &Whole, table: &Table) -> Config {
+    let Pushing { object, paused, .. } = pushing;
     Config {
         format: FORMAT,
-        name: object.name.clone(),
-        labels: object.labels.clone(),
-        sandbox: object.sandbox.clone(),
+        name: object.name,
+        labels: object.labels,
+        sandbox: object.sandbox,
+        paused,
         manifest: WholeFile {
             bytes: whole.contents.manifest.len() as u64,
             blake3: whole.hash,

@@ -5,6 +5,7 @@
 //! | `snapshot/` | the frozen sandbox |
 //! | `record.json` | its record, as it was when it was frozen |
 //! | `output`, `life.json` and others ([`KEPT`]) | what its owner kept of its container |
+//! | `copy.json` ([`paused_copy`](super::paused_copy)) | where a registry has a copy of it |
 //!
 //! Invariants: a sandbox is paused exactly while its record exists here, which is written last and removed first. Who makes such a
 //! directory holds a lock on it; what has no record and no lock is removed by the next thawd. If the run directory has a sandbox of the
@@ -37,7 +38,7 @@ const NEW: &str = "record.new";
 const ANSWER_FILE: &str = "answer.json";
 
 /// Files of a sandbox's directory that it has again when it is resumed.
-const KEPT: [&str; 6] = [
+pub(super) const KEPT: [&str; 6] = [
     journal::FILE,
     journal::FILE_BEFORE,
     LIFE_FILE,
@@ -70,12 +71,22 @@ pub struct Paused {
 }
 
 /// The file.
-#[derive(Serialize, Deserialize)]
-struct PausedRecord {
-    sandbox: Record,
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct PausedRecord {
+    pub sandbox: Record,
     /// When its time is over, seconds since the Unix epoch: the clock of [`Timeout`] begins anew with each boot.
     #[serde(default)]
-    ends_at: Option<u64>,
+    pub ends_at: Option<u64>,
+}
+
+impl PausedRecord {
+    /// The record, with the time limit as this process counts it.
+    pub fn into_record(self) -> Record {
+        let PausedRecord { mut sandbox, ends_at } = self;
+        let ending = |(timeout, at): (Timeout, u64)| Timeout::ending_at(timeout.seconds, at);
+        sandbox.terms.timeout = sandbox.terms.timeout.zip(ends_at).map(ending);
+        sandbox
+    }
 }
 
 impl PausedSandboxes {
@@ -277,15 +288,20 @@ impl Paused {
         }
     }
 
-    /// Writes its record, durably, completely or not at all.
-    fn write(&self, limit: TimeLimit) -> io::Result<()> {
-        let record = PausedRecord {
+    /// Its record on disk.
+    pub(super) fn paused_record(&self, limit: TimeLimit) -> PausedRecord {
+        PausedRecord {
             sandbox: Record {
                 terms: self.record.terms.clone().within(limit),
                 ..self.record.clone()
             },
             ends_at: limit.ends_at(),
-        };
+        }
+    }
+
+    /// Writes its record, durably, completely or not at all.
+    fn write(&self, limit: TimeLimit) -> io::Result<()> {
+        let record = self.paused_record(limit);
         let mut file = create(&self.entry.join(NEW))?;
         file.write_all(&thaw_records::encode(&record)?)?;
         file.sync_all()?;
@@ -305,12 +321,9 @@ fn read(entry: PathBuf) -> Option<Paused> {
             return None;
         }
     };
-    let PausedRecord { mut sandbox, ends_at } = record;
-    let ending = |(timeout, at): (Timeout, u64)| Timeout::ending_at(timeout.seconds, at);
-    sandbox.terms.timeout = sandbox.terms.timeout.zip(ends_at).map(ending);
     Some(Paused {
         entry,
-        record: sandbox,
+        record: record.into_record(),
         place: None,
     })
 }
@@ -329,7 +342,7 @@ fn copy(from: &Path, to: &Path) -> io::Result<()> {
 }
 
 /// A new or empty file, readable by its owner alone.
-fn create(path: &Path) -> io::Result<File> {
+pub(super) fn create(path: &Path) -> io::Result<File> {
     File::options()
         .write(true)
         .create(true)

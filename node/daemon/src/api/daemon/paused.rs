@@ -12,13 +12,15 @@ use thaw_protocol::api::{Readiness, SandboxAction, SandboxEvent};
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::container::ready;
 use thaw_sandbox::error::{Error, ErrorKind};
+use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::{Paused, Record, SandboxDirectory, TimeLimit};
-use thaw_sandbox::{Node, Tenants};
+use thaw_sandbox::{CopyPlace, Node, Tenants};
 use tokio::sync::{Notify, watch};
 
 use super::describe::{describe, describe_paused};
 use super::turn::Turn;
 use super::{Body, Daemon, Described, no_such_sandbox};
+use crate::api::factory::CopyTurn;
 use crate::api::idempotency;
 use crate::api::machine::Condition;
 use crate::api::problem::Refusal;
@@ -138,6 +140,52 @@ impl Daemon {
             return Err(no_such_sandbox(id).into());
         }
         self.forget_paused(&paused.files).await;
+        Ok(())
+    }
+
+    /// Pushes a copy of a sandbox whose memory is released, unless there is one. Returns false if the sandbox is not such a one now.
+    ///
+    /// # Errors
+    /// Those of the push; it was resumed or deleted meanwhile.
+    pub async fn copy_paused(self: &Arc<Daemon>, id: &str, place: &CopyPlace) -> Result<bool, Refusal> {
+        let Body::Paused(paused) = self.held(id)?.0 else {
+            return Ok(false);
+        };
+        let files = paused.files.clone();
+        if blocking(move || files.copied()).await?.is_some() {
+            return Ok(true);
+        }
+        let (daemon, wanted, of) = (self.clone(), Wanted::on_node(id), paused.clone());
+        let turn: CopyTurn = Box::pin(async move {
+            let (id, body, alone) = daemon.turn_of(&wanted).await?;
+            match body {
+                Body::Paused(now) if Arc::ptr_eq(&now, &of) => Ok(Box::new(alone) as Box<dyn Send>),
+                _ => Err(no_such_sandbox(&id)),
+            }
+        });
+        self.factory()?.copy_paused(&paused.files, place, turn).await?;
+        Ok(true)
+    }
+
+    /// Takes a paused sandbox over from a copy, as a paused one of this node, unless it is here.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SandboxNotFound`]: there is no copy, the viewer does not reach it, or another node has it.
+    pub async fn take_paused(
+        self: &Arc<Daemon>,
+        id: &str,
+        place: &CopyPlace,
+        viewer: &Viewer,
+    ) -> Result<(), Refusal> {
+        if self.cache.get(id).is_some() {
+            return Ok(());
+        }
+        let _creating = self.begin_creation()?;
+        let files = self.factory()?.take_paused(place, viewer).await?;
+        let described = describe_paused(files.record(), ready::noted(files.directory()));
+        let paused = self.paused(files).await;
+        self.insert_body(Body::Paused(Arc::new(paused)), described);
+        tracing::info!(sandbox = id, "was taken over from a copy, and is paused");
         Ok(())
     }
 

@@ -28,10 +28,13 @@ use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::{Behalf, Paused, Record, Terms, TimeLimit};
 use thaw_sandbox::trace::{Reason, Trace};
 use thaw_sandbox::{
-    NetworkMode, NetworkSource, Node, READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, Thawable, network,
+    CopyPlace, NetworkMode, NetworkSource, Node, READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec,
+    Thawable, network,
 };
 
-use super::{CreatePod, Factory, NewSandbox, PodContainer, PodSnapshot, SnapshotPlace, ThawPod, ThawedPod};
+use super::{
+    CopyTurn, CreatePod, Factory, NewSandbox, PodContainer, PodSnapshot, SnapshotPlace, ThawPod, ThawedPod,
+};
 use crate::api::check;
 use crate::api::container_monitor::ContainerMonitor;
 use crate::api::microvm::Microvm;
@@ -80,7 +83,16 @@ impl Factory for Tenants {
         thaw_sandbox(&node, Thawable::Stored(directory), request, behalf).await
     }
 
+    async fn copy_paused(&self, paused: &Paused, place: &CopyPlace, turn: CopyTurn) -> Result<(), Error> {
+        Tenants::copy_paused(self, paused, place, turn).await
+    }
+
+    async fn take_paused(&self, place: &CopyPlace, viewer: &Viewer) -> Result<Paused, Error> {
+        Tenants::take_paused(self, place, viewer).await
+    }
+
     async fn thaw_paused(&self, paused: &Paused, limit: TimeLimit) -> Result<NewSandbox, Refusal> {
+        self.claim_paused(paused).await?;
         let node = self.with_stock(paused.record().stock.as_ref()).await?;
         let trace = Trace::new();
         let sandbox = Sandbox::thaw_paused(&node, paused, limit, &trace).await?;
@@ -106,9 +118,7 @@ impl Factory for Tenants {
     }
 
     async fn forget_paused(&self, paused: &Paused) -> Result<(), Error> {
-        let node = self.with_stock(paused.record().stock.as_ref()).await?;
-        let paused = paused.clone();
-        blocking(move || node.forget_paused(&paused)).await
+        Tenants::forget_paused(self, paused).await
     }
 
     async fn create_pod(&self, request: CreatePod) -> Result<NewSandbox, Refusal> {

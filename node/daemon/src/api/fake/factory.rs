@@ -13,12 +13,12 @@ use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::journal::Journal;
 use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::{Behalf, Paused, Record, Terms, TimeLimit};
-use thaw_sandbox::{NetworkMode, NetworkSource};
+use thaw_sandbox::{CopyPlace, NetworkMode, NetworkSource};
 
 use super::{Fake, FakeMachine, UNOWNED};
 use crate::api::factory::{
-    CreatePod, Factory, NewSandbox, PodContainer, PodSnapshot, SnapshotPlace, StoredSnapshots as _, ThawPod,
-    ThawedPod,
+    CopyTurn, CreatePod, Factory, NewSandbox, PodContainer, PodSnapshot, SnapshotPlace, StoredSnapshots as _,
+    ThawPod, ThawedPod,
 };
 use crate::api::problem::Refusal;
 use crate::api::readiness::ReadinessWait;
@@ -107,7 +107,16 @@ impl Factory for Fake {
         })
     }
 
+    async fn copy_paused(&self, paused: &Paused, place: &CopyPlace, turn: CopyTurn) -> Result<(), Error> {
+        self.copy(paused, place, turn).await
+    }
+
+    async fn take_paused(&self, place: &CopyPlace, viewer: &Viewer) -> Result<Paused, Error> {
+        self.take(place, viewer)
+    }
+
     async fn thaw_paused(&self, paused: &Paused, limit: TimeLimit) -> Result<NewSandbox, Refusal> {
+        self.claim(paused)?;
         self.making.send_modify(|making| *making += 1);
         let _making = Making(self);
         self.open.subscribe().wait_for(|open| *open).await.unwrap();
@@ -137,6 +146,7 @@ impl Factory for Fake {
     }
 
     async fn forget_paused(&self, paused: &Paused) -> Result<(), Error> {
+        let _ = self.claim(paused);
         paused.remove(&self.counts.stamps)
     }
 

@@ -14,20 +14,28 @@ use super::super::service::Service;
 use super::super::whole_id::WholeId;
 use super::forward::forward;
 use super::mark::Forwarded;
-use super::{lists, placement};
+use super::takeover::Takeovers;
+use super::{holder, lists, placement, takeover};
 use crate::api::credentials::Credentials;
+use crate::api::grant::Role;
+use crate::api::scope::Scope;
 
 /// What it takes to pass calls on.
 #[derive(Clone)]
 pub struct Calls {
     pub(super) service: Arc<Service>,
     pub(super) credentials: Arc<Credentials>,
+    takeovers: Takeovers,
 }
 
 impl Calls {
     /// The calls of a service, whose callers have these credentials.
     pub fn new(service: Arc<Service>, credentials: Arc<Credentials>) -> Calls {
-        Calls { service, credentials }
+        Calls {
+            service,
+            credentials,
+            takeovers: Takeovers::default(),
+        }
     }
 }
 
@@ -41,6 +49,9 @@ enum Call {
 
 /// Passes a call on to the node that it is for, or asks all nodes. Callers are authenticated here before, and by the other node again.
 pub async fn pass_on(State(calls): State<Calls>, request: Request, next: Next) -> Response {
+    if let Some(answer) = holder::answered(&calls.service, &request) {
+        return answer;
+    }
     let is_forwarded = request.extensions().get::<Forwarded>().is_some();
     let members = calls.service.members.clone().filter(|_| !is_forwarded);
     let answered = match (call(&request), members) {
@@ -67,7 +78,7 @@ async fn of_all(
 async fn of_sandbox(
     calls: &Calls,
     whole: &WholeId,
-    mut request: Request,
+    request: Request,
     next: Next,
 ) -> Result<Response, Failure> {
     match calls.service.owner(whole.home) {
@@ -75,12 +86,30 @@ async fn of_sandbox(
             api_key::admit(&calls.credentials, request.headers())?;
             forward(&calls.service, &member, request).await
         }
-        // A node that is no member has no sandboxes any more.
-        Owner::Here | Owner::Gone => {
-            *request.uri_mut() = shortened(request.uri(), whole)?;
-            Ok(next.run(request).await)
+        Owner::Here => here(whole, request, next).await,
+        Owner::Gone => of_gone(calls, whole, request, next).await,
+    }
+}
+
+/// Passes a call on to the node that has taken the sandbox over, or takes it over if the call resumes it.
+async fn of_gone(calls: &Calls, whole: &WholeId, request: Request, next: Next) -> Result<Response, Failure> {
+    let service = &calls.service;
+    let is_forwarded = request.extensions().get::<Forwarded>().is_some();
+    if !is_forwarded && !holder::has(service, &whole.id) {
+        let (peer, _) = api_key::admit(&calls.credentials, request.headers())?;
+        if let Some(member) = holder::find(service, &whole.id).await {
+            return forward(service, &member, request).await;
+        }
+        if takeover::resumes(&request) && peer.role().suffices(Role::Operate) {
+            calls.takeovers.take(service, whole, &Scope::of(&peer)).await?;
         }
     }
+    here(whole, request, next).await
+}
+
+async fn here(whole: &WholeId, mut request: Request, next: Next) -> Result<Response, Failure> {
+    *request.uri_mut() = shortened(request.uri(), whole)?;
+    Ok(next.run(request).await)
 }
 
 /// The same address with the sandbox's id as this node has it.

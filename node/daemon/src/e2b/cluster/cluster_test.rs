@@ -12,9 +12,10 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::mark::Forwarded;
+use super::takeover::keep_copied;
 use crate::api::connection;
 use crate::api::peer::Peer;
-use crate::api::test_client::{send, whole};
+use crate::api::test_client::{send, until, whole};
 use crate::e2b::members::Members;
 use crate::e2b::test_api::{ACME, ACME_READ, Answer, Api, OTHER, echo, ids};
 use crate::e2b::whole_id::{Tag, WholeId};
@@ -26,6 +27,7 @@ const MACHINE: u64 = 128;
 /// A node that serves over TCP.
 struct Node {
     name: &'static str,
+    config: ClusterConfig,
     api: Api,
     serving: tokio::task::JoinHandle<()>,
     _stop: watch::Sender<()>,
@@ -90,7 +92,8 @@ async fn nodes(machines: &[u64]) -> Vec<Node> {
     let (key, (listeners, addresses)) = (key(), listeners(machines.len()).await);
     let started = listeners.into_iter().zip(NAMES).zip(machines).zip(0..);
     let started = started.map(|(((listener, name), machines), number)| {
-        let members = Members::open(&config(name, &key, &addresses)).unwrap();
+        let config = config(name, &key, &addresses);
+        let members = Members::open(&config).unwrap();
         let capacity = TenantLimits {
             memory_mib: Some(machines * MACHINE),
             ..TenantLimits::default()
@@ -117,6 +120,7 @@ async fn nodes(machines: &[u64]) -> Vec<Node> {
         });
         Node {
             name,
+            config,
             api,
             serving,
             _stop: stop,
@@ -360,11 +364,10 @@ async fn repeated_creation_finds_the_sandbox_through_any_node() {
 
 #[tokio::test]
 async fn answer_of_a_hostile_node_is_left_out() {
-    let a = format!("0123456789ab{}", Tag::of("a"));
+    let of = |name: &str| format!("0123456789ab{}", Tag::of(name));
     let lie = |id: &str| json!([{"sandboxID": id, "startedAt": "1970-01-01T00:00:01.000Z"}]).to_string();
     let endless = format!("HTTP/1.1 200 OK\r\n\r\n[{}", " ".repeat(17 << 20));
     for (what, answer) in [
-        ("a sandbox of another node", body(&lie(&a))),
         ("no id", body(&lie("web"))),
         ("no list", body("{}")),
         ("no JSON", body("<html>")),
@@ -395,13 +398,12 @@ async fn answer_of_a_hostile_node_is_left_out() {
             "{what}"
         );
     }
-    // One of its own is all that it may add.
-    let own = lie(&format!("0123456789ab{}", Tag::of("b")));
-    let list = beside(body(&own))
-        .await
-        .ask(ACME, "GET", "/v2/sandboxes", Value::Null)
-        .await;
-    assert_eq!(ids(&list.ok(200)).len(), 1);
+    // It may add its own, and those of nodes that are gone.
+    for (name, count) in [("a", 0), ("b", 1), ("gone", 1)] {
+        let api = beside(body(&lie(&of(name)))).await;
+        let list = api.ask(ACME, "GET", "/v2/sandboxes", Value::Null).await;
+        assert_eq!(ids(&list.ok(200)).len(), count, "{name}");
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -410,4 +412,102 @@ async fn node_that_never_answers_delays_no_list_for_long() {
     let list = api.ask(ACME, "GET", "/v2/sandboxes", Value::Null).await;
     assert_eq!(list.headers["x-thaw-missing-nodes"], "b");
     assert_eq!(list.ok(200), json!([]));
+}
+
+#[tokio::test]
+async fn paused_sandbox_of_a_node_that_is_gone_is_taken_over() {
+    let mut nodes = nodes(&[8, 8, 8]).await;
+    let copies = nodes[0].api.fake.copies.lock().unwrap().clone();
+    for node in &nodes[1..] {
+        *node.api.fake.copies.lock().unwrap() = copies.clone();
+    }
+    let id = nodes[1].make_here().await;
+    let path = |what: &str| format!("/sandboxes/{id}{what}");
+    nodes[0].ask("POST", &path("/pause"), json!({})).await.ok(204);
+    let copying = tokio::spawn(keep_copied(nodes[1].api.service.clone()));
+    until(|| copies.has(&format!("registry.example/paused:{id}"))).await;
+    copying.abort();
+    nodes[1].stop().await;
+    nodes[0]
+        .ask("POST", &path("/connect"), json!({}))
+        .await
+        .refused(502, "b is a member");
+    for node in [&nodes[0], &nodes[2]] {
+        let members = node.api.service.members.as_ref().unwrap();
+        let mut config = node.config.clone();
+        config.nodes.remove("b");
+        members.reload(&config).unwrap();
+    }
+    nodes[0]
+        .ask("GET", &path(""), Value::Null)
+        .await
+        .refused(404, "nobody has it yet");
+    let theirs = nodes[0]
+        .api
+        .ask(OTHER, "POST", &path("/connect"), json!({}))
+        .await;
+    theirs.refused(404, "another tenant");
+    let connected = nodes[0].ask("POST", &path("/connect"), json!({})).await.ok(201);
+    assert_eq!(connected["sandboxID"], id);
+    for node in [&nodes[0], &nodes[2]] {
+        let shown = node.ask("GET", &path(""), Value::Null).await.ok(200);
+        assert_eq!(
+            (&shown["sandboxID"], &shown["state"]),
+            (&json!(id), &json!("running"))
+        );
+        assert_eq!(
+            ids(&node.ask("GET", "/v2/sandboxes", Value::Null).await.ok(200)),
+            [id.as_str()]
+        );
+        let answer = node
+            .api
+            .send("GET", "/x", &[("e2b-sandbox-id", id.as_str())], "")
+            .await;
+        assert_eq!(
+            answer.ok(200),
+            format!("/x of {}", WholeId::parse(&id).unwrap().id)
+        );
+    }
+    // The node is back, and its copy is old.
+    nodes[1]
+        .ask("POST", &path("/resume"), json!({}))
+        .await
+        .refused(404, "it is claimed");
+    nodes[1]
+        .ask("GET", &path(""), Value::Null)
+        .await
+        .refused(404, "it is removed");
+    nodes[2].ask("DELETE", &path(""), Value::Null).await.ok(204);
+    nodes[0]
+        .ask("POST", &path("/connect"), json!({}))
+        .await
+        .refused(404, "it was deleted");
+}
+
+#[tokio::test]
+async fn resumed_sandbox_cannot_be_taken_over() {
+    let nodes = nodes(&[8, 8]).await;
+    let copies = nodes[0].api.fake.copies.lock().unwrap().clone();
+    *nodes[1].api.fake.copies.lock().unwrap() = copies.clone();
+    let id = nodes[1].make_here().await;
+    let path = |what: &str| format!("/sandboxes/{id}{what}");
+    nodes[1].ask("POST", &path("/pause"), json!({})).await.ok(204);
+    let copying = tokio::spawn(keep_copied(nodes[1].api.service.clone()));
+    until(|| copies.has(&format!("registry.example/paused:{id}"))).await;
+    copying.abort();
+    nodes[1].ask("POST", &path("/resume"), json!({})).await.ok(201);
+    let mut config = nodes[0].config.clone();
+    config.nodes.remove("b");
+    nodes[0]
+        .api
+        .service
+        .members
+        .as_ref()
+        .unwrap()
+        .reload(&config)
+        .unwrap();
+    nodes[0]
+        .ask("POST", &path("/connect"), json!({}))
+        .await
+        .refused(404, "it runs on b");
 }

@@ -4,7 +4,7 @@
 //! node, so nothing is kept between two pages.
 //!
 //! Invariants: a page is bounded; a node that does not answer, or answers with something else, is named in the header [`MISSING`]; a node
-//! adds only sandboxes with its own tag.
+//! adds only sandboxes with its own tag, or with that of a node that is no member.
 
 use std::collections::HashMap;
 
@@ -44,16 +44,18 @@ struct Page {
 }
 
 impl Page {
-    /// Reads an answer. `None`: it is no list of sandboxes of the node with this tag.
-    fn read(body: &[u8], headers: &HeaderMap, of: Tag) -> Option<Page> {
+    /// Reads an answer. Sandboxes of nodes that `may_be` does not allow are left out. `None`: it is no list of sandboxes.
+    fn read(body: &[u8], headers: &HeaderMap, may_be: impl Fn(Tag) -> bool) -> Option<Page> {
         let sandboxes: Vec<Value> = serde_json::from_slice(body).ok()?;
         let placed = sandboxes.into_iter().map(|sandbox| {
             let id = WholeId::parse(sandbox["sandboxID"].as_str()?)?;
             let started = parse_moment(sandbox["startedAt"].as_str()?)? / SECOND_NS;
-            (id.home == Some(of)).then_some(((started, id), sandbox))
+            Some(((started, id), sandbox))
         });
+        let mut placed: Vec<Placed> = placed.collect::<Option<_>>()?;
+        placed.retain(|((_, id), _)| id.home.is_some_and(&may_be));
         Some(Page {
-            sandboxes: placed.collect::<Option<_>>()?,
+            sandboxes: placed,
             has_more: headers.contains_key(NEXT),
         })
     }
@@ -104,7 +106,7 @@ pub async fn gather(
     }
     let (head, body) = here.into_parts();
     let body: Bytes = to_bytes(body, usize::MAX).await.map_err(|e| broken(&e))?;
-    let own = Page::read(&body, &head.headers, members.tag());
+    let own = Page::read(&body, &head.headers, |_| true);
     let own = own.ok_or_else(|| broken(&"the list of this node cannot be read"))?;
     let mut missing = Vec::new();
     let mut all = vec![own];
@@ -127,11 +129,13 @@ pub async fn gather(
 }
 
 async fn page(members: &Members, member: &Member, path: &str, key: &HeaderValue) -> Result<Page, String> {
-    let answer = members.ask(member, path, key, MAX_PAGE).await?;
+    let answer = members.ask(member, path, Some(key), MAX_PAGE).await?;
     if answer.status != StatusCode::OK {
         return Err(format!("it answered {}", answer.status));
     }
-    let page = Page::read(&answer.body, &answer.headers, member.tag);
+    let page = Page::read(&answer.body, &answer.headers, |home| {
+        members.may_have(member.tag, home)
+    });
     page.ok_or_else(|| "its answer is no list of its sandboxes".to_owned())
 }
 

@@ -17,6 +17,11 @@ use super::super::members::Members;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Forwarded;
 
+/// Whether another node has passed a request on.
+pub fn is_forwarded(request: &Request) -> bool {
+    request.extensions().get::<Forwarded>().is_some()
+}
+
 /// Takes the header out of a request.
 pub async fn check(
     State(members): State<Option<Arc<Members>>>,

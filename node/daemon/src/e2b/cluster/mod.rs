@@ -7,15 +7,18 @@
 //! | [`forward`] | the way to another node |
 //! | [`placement`], [`room`] | the node that a new sandbox is made on |
 //! | [`lists`] | a list of the sandboxes of all nodes |
+//! | [`takeover`], [`holder`] | paused sandboxes of nodes that are gone, and which node has taken one over |
 //!
 //! Invariant: a request that a node has passed on is answered by the node that gets it.
 
 pub mod calls;
 pub mod forward;
+pub mod holder;
 mod lists;
 pub mod mark;
 mod placement;
 pub mod room;
+pub mod takeover;
 
 #[cfg(test)]
 #[path = "cluster_test.rs"]

@@ -176,7 +176,7 @@ impl Placing<'_> {
         let mut query = form_urlencoded::Serializer::new(String::new());
         query.append_pair("template", &self.template);
         let path = format!("{ROOM}?{}", query.finish());
-        let answer = self.members.ask(member, &path, &self.key, MAX_ROOM).await;
+        let answer = self.members.ask(member, &path, Some(&self.key), MAX_ROOM).await;
         let room = answer.and_then(|answer| match answer.status {
             StatusCode::OK => serde_json::from_slice(&answer.body).map_err(|e| e.to_string()),
             status => Err(format!("it answered {status}")),

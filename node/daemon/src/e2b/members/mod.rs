@@ -20,7 +20,9 @@ use axum::extract::Request;
 use axum::http::HeaderValue;
 use axum::http::header::{ACCEPT, HOST};
 use axum::response::Response;
+use thaw_images::reference::ImageRef;
 use thaw_protocol::nodes::MARK;
+use thaw_sandbox::CopyPlace;
 use thaw_sandbox::config::e2b::ClusterConfig;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sys::lock::Share;
@@ -29,7 +31,7 @@ use tokio::sync::{Semaphore, watch};
 use super::api_key::API_KEY;
 use super::proxy::{Failed, Proxy};
 use super::token::AccessTokens;
-use super::whole_id::Tag;
+use super::whole_id::{Tag, WholeId};
 
 pub mod asking;
 pub mod endpoint;
@@ -47,6 +49,8 @@ pub const MOST: usize = 64;
 const PERIOD: Duration = Duration::from_secs(5);
 /// Most lists for which other nodes are asked at once: their answers are in memory.
 const GATHERED_AT_ONCE: usize = 4;
+/// Most searches at once for nodes that have taken sandboxes over: callers without a key can cause them.
+const SEARCHED_AT_ONCE: usize = 16;
 /// Longest name of a node.
 const MAX_NAME: usize = 253;
 
@@ -78,8 +82,12 @@ pub struct Members {
     slices: Option<Slices>,
     others: RwLock<Arc<[Arc<Member>]>>,
     proxy: Proxy,
+    /// The repository of copies of paused sandboxes.
+    copies: Option<String>,
     /// A permit for each list that is gathered.
     pub gathering: Semaphore,
+    /// A permit for each search for the node that has taken a sandbox over.
+    pub searching: Semaphore,
 }
 
 impl Members {
@@ -119,6 +127,9 @@ impl Members {
             true => Vec::new(),
             false => listed(&config.nodes, &name, trust.as_ref()).map_err(|why| invalid(&why))?,
         };
+        if let Some(repository) = &config.paused_registry {
+            check_repository(repository).map_err(|why| invalid(&why))?;
+        }
         let members = Members {
             tag: Tag::of(&name),
             name,
@@ -127,7 +138,9 @@ impl Members {
             slices,
             others: RwLock::new(shared(others)),
             proxy: Proxy::to_nodes(),
+            copies: config.paused_registry.clone(),
             gathering: Semaphore::new(GATHERED_AT_ONCE),
+            searching: Semaphore::new(SEARCHED_AT_ONCE),
         };
         Ok((members, tokens))
     }
@@ -234,7 +247,26 @@ impl Members {
         self.proxy.send_over(&member.name, stream, request, closing).await
     }
 
-    /// Asks another node something in the name of the caller with this API key. The answer has at most `most` bytes.
+    /// Whether paused sandboxes are copied.
+    pub fn has_copies(&self) -> bool {
+        self.copies.is_some()
+    }
+
+    /// Where the copy of a paused sandbox is, if there are copies.
+    pub fn copy_place(&self, whole: &WholeId) -> Option<CopyPlace> {
+        Some(CopyPlace {
+            repository: self.copies.clone()?,
+            tag: whole.to_string(),
+            key: self.proof.seal(),
+        })
+    }
+
+    /// Whether a node may have sandboxes whose id names this one: its own, and those of nodes that are no members any more.
+    pub fn may_have(&self, node: Tag, home: Tag) -> bool {
+        node == home || matches!(self.owner(Some(home)), Owner::Gone)
+    }
+
+    /// Asks another node something, in the name of the caller with this API key if there is one. The answer has at most `most` bytes.
     ///
     /// # Errors
     /// The node does not answer in time, or with more.
@@ -242,16 +274,18 @@ impl Members {
         &self,
         member: &Member,
         path: &str,
-        key: &HeaderValue,
+        key: Option<&HeaderValue>,
         most: usize,
     ) -> Result<Answer, String> {
         let request = Request::get(path)
             .header(HOST, member.endpoint.authority())
             .header(ACCEPT, "application/json")
             .header(MARK, self.proof.mark())
-            .header(API_KEY, key)
             .body(Body::empty());
-        let request = request.map_err(|e| e.to_string())?;
+        let mut request = request.map_err(|e| e.to_string())?;
+        if let Some(key) = key {
+            request.headers_mut().insert(API_KEY, key.clone());
+        }
         asking::ask(&member.endpoint, request, most).await
     }
 }
@@ -267,6 +301,22 @@ fn names(members: &[Arc<Member>]) -> String {
 
 fn invalid(why: &str) -> Error {
     Error::new(ErrorKind::ConfigInvalid, format!("[e2b.cluster]: {why}"))
+}
+
+/// Checks that a text is a repository of a registry, without a tag.
+fn check_repository(text: &str) -> Result<(), String> {
+    let name = text.rsplit('/').next().unwrap_or_default();
+    let is_plain = text.contains('/') && !name.contains([':', '@']) && !text.starts_with("oci:");
+    let is_registry = matches!(
+        format!("{text}:tag").parse::<ImageRef>(),
+        Ok(ImageRef::Registry(_))
+    );
+    match is_plain && is_registry {
+        true => Ok(()),
+        false => Err(format!(
+            "paused_registry is {text:?}; it may be a registry and a repository without a tag, such as registry.example/paused"
+        )),
+    }
 }
 
 /// The other nodes of a configured list.

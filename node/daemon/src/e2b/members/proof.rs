@@ -11,6 +11,8 @@ use crate::e2b::token::{AccessTokens, is_hash};
 
 /// What errors call the file's contents.
 const WHAT: &str = "key of [e2b.cluster]";
+/// What the key that seals copies of paused sandboxes is derived for.
+const SEAL_PURPOSE: &str = "thaw 2026 e2b paused sandbox";
 /// What the proof is derived for.
 const PURPOSE: &str = "thaw 2026 e2b node";
 /// Shortest secret, bytes: a shorter one could be guessed.
@@ -20,6 +22,7 @@ const SHORTEST: usize = 32;
 pub struct Proof {
     hash: blake3::Hash,
     mark: HeaderValue,
+    seal: [u8; blake3::KEY_LEN],
 }
 
 impl std::fmt::Debug for Proof {
@@ -32,6 +35,11 @@ impl Proof {
     /// The value of the header that proves it.
     pub fn mark(&self) -> &HeaderValue {
         &self.mark
+    }
+
+    /// The key that seals copies of paused sandboxes.
+    pub fn seal(&self) -> [u8; blake3::KEY_LEN] {
+        self.seal
     }
 
     /// Whether a value proves it. The time of the comparison reveals nothing of the proof.
@@ -55,5 +63,6 @@ pub fn read(file: &Path) -> Result<(Proof, AccessTokens), Error> {
     let mark = HeaderValue::try_from(hash.to_hex().as_str());
     let mut mark = mark.map_err(|e| unusable(file, WHAT, &e.to_string()))?;
     mark.set_sensitive(true);
-    Ok((Proof { hash, mark }, AccessTokens::new(secret.as_bytes())))
+    let seal = blake3::derive_key(SEAL_PURPOSE, secret.as_bytes());
+    Ok((Proof { hash, mark, seal }, AccessTokens::new(secret.as_bytes())))
 }

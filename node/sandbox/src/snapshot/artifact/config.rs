@@ -54,6 +54,9 @@ pub struct Config {
     pub data_bytes: u64,
     /// The images of the sandbox, in the order of the snapshot's manifest.
     pub images: Vec<ImageSource>,
+    /// Of a paused sandbox: what another node needs to be that sandbox, sealed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub paused: Option<String>,
 }
 
 /// What the snapshot's manifest says too.

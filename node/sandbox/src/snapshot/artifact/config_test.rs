@@ -46,6 +46,7 @@ fn config() -> Config {
             digest: DIGEST.into(),
             metadata: Hash::of(b"metadata"),
         }],
+        paused: None,
     }
 }
 

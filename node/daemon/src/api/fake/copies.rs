@@ -1,0 +1,86 @@
+//! Fake copies of paused sandboxes: a registry in memory, which several fakes may share.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use thaw_sandbox::CopyPlace;
+use thaw_sandbox::error::{Error, ErrorKind};
+use thaw_sandbox::snapshot::store::Viewer;
+use thaw_sandbox::state::{Copied, Paused, Record};
+
+use super::Fake;
+use crate::api::factory::CopyTurn;
+
+/// The registry.
+#[derive(Debug, Default)]
+pub struct Copies {
+    /// Records and claims, by reference.
+    copies: Mutex<BTreeMap<String, (Record, String)>>,
+    /// Nonces, by claim.
+    claims: Mutex<BTreeMap<String, String>>,
+}
+
+impl Copies {
+    /// Whether there is a copy.
+    pub fn has(&self, reference: &str) -> bool {
+        self.copies.lock().unwrap().contains_key(reference)
+    }
+}
+
+fn none() -> Error {
+    Error::new(ErrorKind::SandboxNotFound, "no copy")
+}
+
+impl Fake {
+    fn copies(&self) -> std::sync::Arc<Copies> {
+        self.copies.lock().unwrap().clone()
+    }
+
+    fn nonce(&self) -> String {
+        format!("{:p}", self.counts)
+    }
+
+    pub(super) async fn copy(&self, paused: &Paused, place: &CopyPlace, turn: CopyTurn) -> Result<(), Error> {
+        let _turn = turn.await?;
+        let copies = self.copies();
+        let mut all = copies.copies.lock().unwrap();
+        let claim = format!("{}.{}", place.reference(), copies.claims.lock().unwrap().len());
+        paused.note_copied(&Copied {
+            claim: claim.clone(),
+            nonce: self.nonce(),
+        })?;
+        all.insert(place.reference(), (paused.record().clone(), claim));
+        Ok(())
+    }
+
+    pub(super) fn claim(&self, paused: &Paused) -> Result<(), Error> {
+        let Some(note) = paused.copied()? else {
+            return Ok(());
+        };
+        let copies = self.copies();
+        let mut claims = copies.claims.lock().unwrap();
+        match *claims.entry(note.claim).or_insert(note.nonce.clone()) == note.nonce {
+            true => paused.forget_copied(),
+            false => Err(none()),
+        }
+    }
+
+    pub(super) fn take(&self, place: &CopyPlace, viewer: &Viewer) -> Result<Paused, Error> {
+        let copies = self.copies();
+        let found = copies.copies.lock().unwrap().get(&place.reference()).cloned();
+        let (record, claim) = found.ok_or_else(none)?;
+        let is_theirs = viewer.is_node || record.terms.tenant == viewer.tenant;
+        if !is_theirs || copies.claims.lock().unwrap().contains_key(&claim) {
+            return Err(none());
+        }
+        let draft = self.counts.paused.begin(&record.id)?;
+        std::fs::create_dir(draft.snapshot()).unwrap();
+        let nothing = tempfile::tempdir().unwrap();
+        let paused = draft.finish(record, nothing.path())?;
+        paused.note_copied(&Copied {
+            claim,
+            nonce: self.nonce(),
+        })?;
+        Ok(paused)
+    }
+}

@@ -1,0 +1,138 @@
+//! Paused sandboxes of a node that is no member any more: copied to a registry while their node lives, and taken over by the node that a
+//! caller asks to resume one.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use axum::extract::Request;
+use axum::http::Method;
+use futures_util::future::join_all;
+use thaw_protocol::api::Sandbox;
+use thaw_sandbox::CopyPlace;
+use thaw_sys::lock::Lock;
+
+use super::super::failure::Failure;
+use super::super::lifecycle::is_gone;
+use super::super::service::{Service, is_living, is_paused};
+use super::super::whole_id::WholeId;
+use super::holder::has;
+use crate::api::scope::Scope;
+use crate::api::watch::{Query, Selector};
+
+/// How often sandboxes without a copy are looked for.
+const PERIOD: Duration = Duration::from_secs(2);
+/// How long after a failure a copy is tried again.
+const RETRY: Duration = Duration::from_secs(60);
+/// Copies that are made at once.
+const AT_ONCE: usize = 2;
+
+/// The takeovers in progress, by id: of several requests for one sandbox, one takes it over.
+#[derive(Clone, Debug, Default)]
+pub struct Takeovers(Arc<Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>>);
+
+impl Takeovers {
+    /// Takes a paused sandbox over from its copy, if there are copies, for a caller of this scope. Without a copy that the caller reaches
+    /// nothing happens.
+    ///
+    /// # Errors
+    /// The registry failed, or this node has no room for the sandbox's files.
+    pub async fn take(&self, service: &Service, whole: &WholeId, scope: &Scope) -> Result<(), Failure> {
+        let members = service.members.as_ref();
+        let Some(place) = members.and_then(|members| members.copy_place(whole)) else {
+            return Ok(());
+        };
+        let one = self.0.locked().entry(whole.id.clone()).or_default().clone();
+        let alone = one.lock().await;
+        let (daemon, id, viewer) = (service.daemon.clone(), whole.id.clone(), scope.viewer());
+        let taking = async move { Ok::<_, Failure>(daemon.take_paused(&id, &place, &viewer).await?) };
+        let taken = service.finish(taking).await;
+        drop(alone);
+        let mut all = self.0.locked();
+        // The map's and this one's.
+        if Arc::strong_count(&one) == 2 {
+            all.remove(&whole.id);
+        }
+        drop(all);
+        match taken {
+            Err(Failure::Refused(refusal)) if is_gone(&refusal) => Ok(()),
+            taken => taken,
+        }
+    }
+}
+
+/// Whether a request resumes a paused sandbox.
+pub fn resumes(request: &Request) -> bool {
+    let path = request.uri().path();
+    request.method() == Method::POST && (path.ends_with("/connect") || path.ends_with("/resume"))
+}
+
+/// Copies each paused sandbox of this API to the registry, until thawd ends.
+pub async fn keep_copied(service: Arc<Service>) {
+    let place = |id: &str| {
+        let notes = service.own_notes(id)?;
+        let whole = service.whole_id(id, Some(&notes));
+        service.members.as_ref()?.copy_place(&whole)
+    };
+    let mut closing = service.daemon.closing();
+    // The version of each sandbox that has a copy, and when the others were tried.
+    let (mut copied, mut failed) = (HashMap::new(), HashMap::<String, Instant>::new());
+    loop {
+        let paused = paused(&service);
+        copied.retain(|id, version| {
+            paused
+                .iter()
+                .any(|it| it.id == *id && it.resource_version == *version)
+        });
+        failed.retain(|id, _| paused.iter().any(|it| it.id == *id));
+        let is_wanted = |it: &&Arc<Sandbox>| {
+            let has_waited = failed.get(&it.id).is_none_or(|at| at.elapsed() >= RETRY);
+            has_waited && !copied.contains_key(&it.id)
+        };
+        let wanted: Vec<_> = paused.iter().filter(is_wanted).cloned().collect();
+        for some in wanted.chunks(AT_ONCE) {
+            let places = some.iter().map(|it| (it, place(&it.id)));
+            let copies = places.map(|(it, place)| copy(&service, it, place));
+            for (it, is_copied) in some.iter().zip(join_all(copies).await) {
+                match is_copied {
+                    true => drop(copied.insert(it.id.clone(), it.resource_version)),
+                    false => drop(failed.insert(it.id.clone(), Instant::now())),
+                }
+            }
+        }
+        let ended = closing.wait_for(|closing| *closing);
+        if tokio::time::timeout(PERIOD, ended).await.is_ok() {
+            return;
+        }
+    }
+}
+
+/// The sandboxes whose memory is released.
+fn paused(service: &Service) -> Vec<Arc<Sandbox>> {
+    let Ok(selector) = Selector::parse(Scope::node(), "", "") else {
+        return Vec::new();
+    };
+    let all = service.daemon.cache.list(&Query {
+        selector,
+        limit: None,
+        from: None,
+    });
+    let all = all.map(|all| all.items).unwrap_or_default().into_iter();
+    all.filter(|it| is_living(it) && is_paused(it) && it.memory_released)
+        .collect()
+}
+
+/// Copies a sandbox. One that is not of this API needs no copy. Returns false if it failed.
+async fn copy(service: &Service, sandbox: &Sandbox, place: Option<CopyPlace>) -> bool {
+    let Some(place) = place else { return true };
+    match service.daemon.copy_paused(&sandbox.id, &place).await {
+        Ok(_) => true,
+        Err(why) => {
+            // It may be running again, and will then not be tried.
+            if has(service, &sandbox.id) {
+                tracing::warn!(sandbox = sandbox.id, "a paused sandbox is not copied: {why}");
+            }
+            false
+        }
+    }
+}

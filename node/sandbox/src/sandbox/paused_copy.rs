@@ -1,0 +1,372 @@
+//! Copies of paused sandboxes in a registry, from which another node takes a sandbox over when its own is gone.
+//!
+//! A copy is the sandbox's snapshot, whose config has the record, sealed with a key that the nodes share. Who resumes the sandbox first
+//! writes a claim: a reference that the copy names, with a nonce of its own. Who finds the nonce of another there does not resume it.
+//! Registries have no atomic write, so two nodes that claim one copy within the same seconds may both believe that they have it.
+//!
+//! Invariants: a sandbox with a copy is not resumed without its claim, on any node. A copy that is not sealed with the key is refused.
+
+use std::fs;
+use std::io::{self, Cursor};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::json;
+use thaw_images::manifest::{Descriptor, OCI_MANIFEST};
+use thaw_images::progress::{Progress, Silent};
+use thaw_images::reference::ImageRef;
+use thaw_images::source::Push;
+
+use super::artifact_source::{ArtifactSource, options};
+use super::snapshot_pull::{Asked, Found, pull};
+use super::snapshot_push::{Pushing, push_from};
+use super::{Node, Tenants, host_cpu};
+use crate::blocking::blocking;
+use crate::error::{Error, ErrorKind};
+use crate::image::destination;
+use crate::images::failure;
+use crate::snapshot::store::{NewSnapshot, Object, Stored, Viewer};
+use crate::state::{Copied, Paused, Portable};
+
+/// What a claim's manifest is of.
+const CLAIM_TYPE: &str = "application/vnd.thaw.claim.v1";
+/// The annotation with the nonce.
+const NONCE: &str = "run.thaw.nonce";
+/// The only blob of a claim.
+const EMPTY_TYPE: &str = "application/vnd.oci.empty.v1+json";
+const EMPTY: &[u8] = b"{}";
+/// How long a registry may take to be asked for a claim, and to take one.
+const CLAIM_LIMIT: Duration = Duration::from_secs(30);
+
+/// Where copies are.
+#[derive(Clone)]
+pub struct CopyPlace {
+    /// The registry's repository.
+    pub repository: String,
+    /// The tag of one sandbox's copy.
+    pub tag: String,
+    /// The key that seals copies.
+    pub key: [u8; 32],
+}
+
+impl std::fmt::Debug for CopyPlace {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("CopyPlace").field(&self.reference()).finish()
+    }
+}
+
+impl CopyPlace {
+    /// The reference of the copy.
+    pub fn reference(&self) -> String {
+        format!("{}:{}", self.repository, self.tag)
+    }
+
+    /// A text with its authentication.
+    fn seal(&self, text: &str) -> String {
+        let hash = blake3::keyed_hash(&self.key, text.as_bytes());
+        format!("{}{text}", hash.to_hex())
+    }
+
+    /// The text, if it was sealed with the key.
+    fn unseal<'a>(&self, sealed: &'a str) -> Option<&'a str> {
+        let (hash, text) = sealed.split_at_checked(2 * blake3::OUT_LEN)?;
+        let hash = blake3::Hash::from_hex(hash).ok()?;
+        (hash == blake3::keyed_hash(&self.key, text.as_bytes())).then_some(text)
+    }
+}
+
+impl Tenants {
+    /// Pushes a copy of a paused sandbox. From then on the sandbox is resumed only after it is claimed. The end of `turn` is a value during
+    /// whose life nothing resumes or removes the sandbox; it fails if something has done so.
+    ///
+    /// # Errors
+    /// Those of a push, and of `turn`.
+    pub async fn copy_paused<T>(
+        &self,
+        paused: &Paused,
+        place: &CopyPlace,
+        turn: impl Future<Output = Result<T, Error>>,
+    ) -> Result<(), Error> {
+        let record = paused.record();
+        let to = destination::parse(&place.reference())?;
+        destination::check_writable(&to)?;
+        let _transfer = self.transfer(record.terms.tenant.as_ref()).await?;
+        let node = self.with_stock(record.stock.as_ref()).await?;
+        let note = Copied {
+            claim: format!("{}.{}", place.reference(), hex::<4>()?),
+            nonce: hex::<16>()?,
+        };
+        let (of, claim) = (paused.clone(), note.claim.clone());
+        let portable = blocking(move || of.portable(&claim)).await?;
+        let pushing = Pushing {
+            directory: paused.snapshot(),
+            object: Object {
+                id: record.id.clone(),
+                name: None,
+                labels: Default::default(),
+                tenant: record.terms.tenant.clone(),
+                sandbox: record.id.clone(),
+                parent: None,
+                created: record.created,
+                last_used: record.created,
+            },
+            paused: Some(place.seal(&portable)),
+        };
+        let of = paused.clone();
+        // Before anyone can find the copy.
+        let noted = async move {
+            let _turn = turn.await?;
+            blocking(move || of.note_copied(&note)).await
+        };
+        push_from(&node, pushing, &to, false, silent(), noted)
+            .await
+            .map(drop)
+    }
+
+    /// Removes a paused sandbox. If a registry has a copy of it, a claim is written in the background, so that no node takes it over; a
+    /// failure of that is logged.
+    ///
+    /// # Errors
+    /// The files cannot be removed.
+    pub async fn forget_paused(&self, paused: &Paused) -> Result<(), Error> {
+        let node = self.with_stock(paused.record().stock.as_ref()).await?;
+        let (of, by) = (paused.clone(), node.clone());
+        let note = blocking(move || {
+            let note = of.copied();
+            by.forget_paused(&of).map(|()| note)
+        });
+        match note.await? {
+            Ok(None) => {}
+            Ok(Some(note)) => drop(tokio::spawn(async move {
+                if let Err(e) = claim(&node, &note).await {
+                    tracing::warn!("a deleted sandbox could be resumed from its copy: {e}");
+                }
+            })),
+            Err(e) => tracing::warn!("a deleted sandbox may have a copy: {e}"),
+        }
+        Ok(())
+    }
+
+    /// Claims a paused sandbox for this node, if a registry has a copy of it. No other node resumes it from then on.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SandboxNotFound`]: another node has claimed it. The registry does not answer.
+    pub async fn claim_paused(&self, paused: &Paused) -> Result<(), Error> {
+        let of = paused.clone();
+        let Some(note) = blocking(move || of.copied()).await? else {
+            return Ok(());
+        };
+        if !claim(self.shared(), &note).await? {
+            return Err(taken(&paused.record().id));
+        }
+        let of = paused.clone();
+        blocking(move || of.forget_copied()).await
+    }
+
+    /// Makes a paused sandbox of this node of a copy, for a viewer that reaches it. It is not claimed yet.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SandboxNotFound`]: there is no copy that the nodes made, or a node has claimed it. Those of a pull.
+    pub async fn take_paused(&self, place: &CopyPlace, viewer: &Viewer) -> Result<Paused, Error> {
+        let _transfer = self.transfer(viewer.tenant.as_ref()).await?;
+        let mut asked = Asked {
+            from: destination::parse(&place.reference())?,
+            plain_http: false,
+            new: NewSnapshot::default(),
+            may_loopback: viewer.is_node,
+            is_adopted: false,
+        };
+        let progress = silent();
+        let found = Found::open(self.shared(), &asked, &progress).await;
+        let found = found.map_err(|e| match is_absent(&e) {
+            true => no_copy(place),
+            false => e,
+        })?;
+        let sealed = found.config.paused.as_deref();
+        let portable = sealed.and_then(|sealed| place.unseal(sealed));
+        let portable: Portable = portable
+            .and_then(|text| serde_json::from_str(text).ok())
+            .ok_or_else(|| no_copy(place))?;
+        let record = portable.record();
+        let tenant = record.terms.tenant.as_ref();
+        let is_theirs = viewer.is_node || (tenant.is_some() && tenant == viewer.tenant.as_ref());
+        if !is_theirs || !place.tag.starts_with(&record.id) {
+            return Err(no_copy(place));
+        }
+        let note = Copied {
+            claim: portable.claim.clone(),
+            nonce: hex::<16>()?,
+        };
+        if nonce_at(self.shared(), &note.claim).await?.is_some() {
+            return Err(taken(&record.id));
+        }
+        let node = self.with_stock(record.stock.as_ref()).await?;
+        if let ImageRef::Registry(reference) = &mut asked.from {
+            // The snapshot that belongs to this record, whatever the tag names by now.
+            reference.digest = Some(found.digest);
+        }
+        asked.new.tenant = record.terms.tenant.clone();
+        let stored = pull(&node, asked, host_cpu::lacks, progress).await?;
+        blocking(move || adopt(&node, &stored, &portable, &note)).await
+    }
+}
+
+/// Makes a paused sandbox of a stored snapshot, which is removed. Blocks.
+fn adopt(node: &Node, stored: &Arc<Stored>, portable: &Portable, note: &Copied) -> Result<Paused, Error> {
+    let record = portable.record();
+    let adopted = || {
+        let draft = node.paused.begin(&record.id)?;
+        let snapshot = draft.snapshot();
+        link(&stored.directory, &snapshot)
+            .map_err(|e| Error::system(format!("cannot write into {}", snapshot.display()), &e))?;
+        let kept = tempfile::tempdir().map_err(|e| Error::system("cannot make a directory", &e))?;
+        if let Some(entry) = snapshot.parent() {
+            portable.unpack(entry, note)?;
+        }
+        draft.finish(record.clone(), kept.path())
+    };
+    let adopted = adopted();
+    if let Err(e) = node.stored.remove(&stored.object.id, &|_: &Path| None, true) {
+        tracing::warn!("the snapshot of a sandbox that was taken over stays: {e}");
+    }
+    adopted.map(|paused| node.count_paused(paused))
+}
+
+/// Links all files of a directory into a new one on the same file system.
+fn link(from: &Path, to: &Path) -> io::Result<()> {
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        let target = to.join(entry.file_name());
+        match entry.file_type()?.is_dir() {
+            true => link(&entry.path(), &target)?,
+            false => fs::hard_link(entry.path(), target)?,
+        }
+    }
+    Ok(())
+}
+
+/// Writes a claim, unless there is one. Returns whether it is this node's.
+async fn claim(node: &Node, note: &Copied) -> Result<bool, Error> {
+    if let Some(there) = nonce_at(node, &note.claim).await? {
+        return Ok(there == note.nonce);
+    }
+    in_time(&note.claim, write_claim(node, note)).await?;
+    // Of two that were written at once, the later one counts.
+    let there = nonce_at(node, &note.claim).await?;
+    Ok(there.is_some_and(|there| there == note.nonce))
+}
+
+async fn write_claim(node: &Node, note: &Copied) -> Result<(), Error> {
+    let at = destination::parse(&note.claim)?;
+    let push = Push::open(&at, &options(&node.images, false), silent()).await;
+    let push = push.map_err(failure)?;
+    let empty = Descriptor::of(EMPTY_TYPE, EMPTY);
+    let uploaded = push.upload(&empty.digest, empty.size, Cursor::new(EMPTY.to_vec()));
+    uploaded.await.map_err(failure)?;
+    let manifest = json!({
+        "schemaVersion": 2, "mediaType": OCI_MANIFEST, "artifactType": CLAIM_TYPE, "config": &empty, "layers": [&empty],
+        "annotations": {NONCE: note.nonce},
+    });
+    let bytes = manifest.to_string().into_bytes();
+    let written = push.manifest(destination::tag(&at), OCI_MANIFEST, &bytes);
+    written.await.map(drop).map_err(failure)
+}
+
+/// The nonce of the claim that was written, if one was.
+async fn nonce_at(node: &Node, claim: &str) -> Result<Option<String>, Error> {
+    #[derive(Deserialize)]
+    struct Manifest {
+        #[serde(default)]
+        annotations: std::collections::BTreeMap<String, String>,
+    }
+    let at = destination::parse(claim)?;
+    let read = async {
+        let source = ArtifactSource::open(&at, &options(&node.images, false), silent()).await?;
+        source.manifest().await
+    };
+    match in_time(claim, read).await {
+        Ok(bytes) => {
+            let manifest = serde_json::from_slice::<Manifest>(&bytes).ok();
+            let nonce = manifest.and_then(|manifest| manifest.annotations.get(NONCE).cloned());
+            // Something else there is no claim of this node.
+            Ok(Some(nonce.unwrap_or_default()))
+        }
+        Err(e) if is_absent(&e) => Ok(None),
+        Err(e) => Err(e),
+    }
+}
+
+async fn in_time<T>(claim: &str, work: impl Future<Output = Result<T, Error>>) -> Result<T, Error> {
+    match tokio::time::timeout(CLAIM_LIMIT, work).await {
+        Ok(done) => done,
+        Err(_) => {
+            let what = format!("{claim}: no answer within {} s", CLAIM_LIMIT.as_secs());
+            Err(Error::new(ErrorKind::RegistryUnreachable, what))
+        }
+    }
+}
+
+/// Whether a registry has nothing there. Some deny what does not exist.
+fn is_absent(e: &Error) -> bool {
+    matches!(e.kind, ErrorKind::ImageNotFound | ErrorKind::RegistryDenied)
+}
+
+fn no_copy(place: &CopyPlace) -> Error {
+    let what = format!("no paused sandbox is at {}", place.reference());
+    Error::new(ErrorKind::SandboxNotFound, what)
+}
+
+fn taken(id: &str) -> Error {
+    let what = format!("sandbox {id} was resumed or deleted by another node");
+    Error::new(ErrorKind::SandboxNotFound, what)
+}
+
+fn silent() -> Arc<dyn Progress> {
+    Arc::new(Silent)
+}
+
+/// `N` random bytes in hexadecimal.
+fn hex<const N: usize>() -> Result<String, Error> {
+    let bytes = crate::random::<N>().map_err(|e| Error::system("cannot read random bytes", &e))?;
+    Ok(bytes.iter().map(|b| format!("{b:02x}")).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn place(key: u8) -> CopyPlace {
+        CopyPlace {
+            repository: "registry.example/paused".into(),
+            tag: "0123456789ab00ff".into(),
+            key: [key; 32],
+        }
+    }
+
+    #[test]
+    fn seal_is_of_one_key_and_one_text() {
+        let sealed = place(1).seal("{}");
+        assert_eq!(place(1).unseal(&sealed), Some("{}"));
+        assert_eq!(place(2).unseal(&sealed), None);
+        for wrong in ["", "{}", &sealed[1..], &format!("{sealed} "), &"ä".repeat(64)] {
+            assert_eq!(place(1).unseal(wrong), None, "{wrong}");
+        }
+        assert!(!format!("{:?}", place(1)).contains("key"));
+    }
+
+    #[test]
+    fn linked_directory_has_the_same_files() {
+        let root = tempfile::tempdir().unwrap();
+        let (from, to) = (root.path().join("from"), root.path().join("to"));
+        fs::create_dir_all(from.join("disks")).unwrap();
+        fs::write(from.join("memory"), "m").unwrap();
+        fs::write(from.join("disks/root"), "d").unwrap();
+        link(&from, &to).unwrap();
+        fs::remove_dir_all(&from).unwrap();
+        assert_eq!(fs::read(to.join("memory")).unwrap(), b"m");
+        assert_eq!(fs::read(to.join("disks/root")).unwrap(), b"d");
+    }
+}

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
+use axum::http::uri::PathAndQuery;
 use axum::http::{Method, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
@@ -13,7 +14,7 @@ use super::super::members::{Members, Owner};
 use super::super::service::Service;
 use super::super::whole_id::WholeId;
 use super::forward::forward;
-use super::mark::Forwarded;
+use super::mark::is_forwarded;
 use super::takeover::Takeovers;
 use super::{holder, lists, placement, takeover};
 use crate::api::credentials::Credentials;
@@ -52,8 +53,7 @@ pub async fn pass_on(State(calls): State<Calls>, request: Request, next: Next) -
     if let Some(answer) = holder::answered(&calls.service, &request) {
         return answer;
     }
-    let is_forwarded = request.extensions().get::<Forwarded>().is_some();
-    let members = calls.service.members.clone().filter(|_| !is_forwarded);
+    let members = calls.service.members.clone().filter(|_| !is_forwarded(&request));
     let answered = match (call(&request), members) {
         (Some(Call::OfSandbox(whole)), _) => of_sandbox(&calls, &whole, request, next).await,
         (Some(call), Some(members)) => of_all(&calls, &members, call, request, next).await,
@@ -94,8 +94,7 @@ async fn of_sandbox(
 /// Passes a call on to the node that has taken the sandbox over, or takes it over if the call resumes it.
 async fn of_gone(calls: &Calls, whole: &WholeId, request: Request, next: Next) -> Result<Response, Failure> {
     let service = &calls.service;
-    let is_forwarded = request.extensions().get::<Forwarded>().is_some();
-    if !is_forwarded && !holder::has(service, &whole.id) {
+    if !is_forwarded(&request) && !holder::has(service, &whole.id) {
         let (peer, _) = api_key::admit(&calls.credentials, request.headers())?;
         if let Some(member) = holder::find(service, &whole.id).await {
             return forward(service, &member, request).await;
@@ -118,7 +117,7 @@ fn shortened(uri: &Uri, whole: &WholeId) -> Result<Uri, Failure> {
     let path = uri.path_and_query().map_or("/", |path| path.as_str());
     let path = path.replacen(&whole.to_string(), &whole.id, 1);
     let mut parts = uri.clone().into_parts();
-    parts.path_and_query = Some(path.parse().map_err(|e| bad(&e))?);
+    parts.path_and_query = Some(path.parse::<PathAndQuery>().map_err(|e| bad(&e))?);
     Uri::from_parts(parts).map_err(|e| bad(&e))
 }
 

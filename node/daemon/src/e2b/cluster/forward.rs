@@ -8,14 +8,14 @@ use super::super::members::Member;
 use super::super::members::endpoint::Stream;
 use super::super::proxy::Failed;
 use super::super::service::Service;
-use super::mark::Forwarded;
+use super::mark::is_forwarded;
 
 /// Passes a request on to another node, with the credentials of its caller, and returns the answer of that node.
 ///
 /// # Errors
 /// [`Failure::Unreachable`]: the node does not answer, or another node has passed the request on already. There are too many connections.
 pub async fn forward(service: &Service, member: &Member, request: Request) -> Result<Response, Failure> {
-    if request.extensions().get::<Forwarded>().is_some() {
+    if is_forwarded(&request) {
         let name = service.members.as_ref().map_or("", |members| members.name());
         return Err(Failure::Unreachable(format!(
             "the sandbox is on node {}, and another node asked {name} for it: the lists of nodes differ",

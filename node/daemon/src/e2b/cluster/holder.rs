@@ -14,7 +14,7 @@ use thaw_protocol::nodes::HOLDER;
 use super::super::extract::Query;
 use super::super::members::Member;
 use super::super::service::Service;
-use super::mark::Forwarded;
+use super::mark::is_forwarded;
 
 /// Largest answer, bytes.
 const MAX_ANSWER: usize = 16 << 10;
@@ -26,7 +26,7 @@ pub fn has(service: &Service, id: &str) -> bool {
 
 /// The answer to another node that asks for a sandbox, if the request is that.
 pub fn answered(service: &Service, request: &Request) -> Option<Response> {
-    let is_asked = request.uri().path() == HOLDER && request.extensions().get::<Forwarded>().is_some();
+    let is_asked = request.uri().path() == HOLDER && is_forwarded(request);
     is_asked.then(|| {
         let query = Query::of(request.uri().query().unwrap_or_default());
         match query.text("id").is_some_and(|id| has(service, id)) {

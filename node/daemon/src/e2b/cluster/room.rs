@@ -10,7 +10,7 @@ use thaw_protocol::nodes::Room;
 use super::super::extract::Query;
 use super::super::found::find;
 use super::super::service::Service;
-use super::mark::Forwarded;
+use super::mark::is_forwarded;
 use crate::api::problem::no_such_route;
 use crate::api::scope::Scope;
 
@@ -21,7 +21,7 @@ pub async fn show(
     query: Query,
     request: Request,
 ) -> Response {
-    if request.extensions().get::<Forwarded>().is_none() {
+    if !is_forwarded(&request) {
         return no_such_route(request).await.into_response();
     }
     let template = query.text("template").unwrap_or_default();

@@ -76,7 +76,7 @@ pub async fn keep_copied(service: Arc<Service>) {
     };
     let mut closing = service.daemon.closing();
     // The version of each sandbox that has a copy, and when the others were tried.
-    let (mut copied, mut failed) = (HashMap::new(), HashMap::<String, Instant>::new());
+    let (mut copied, mut failed) = (HashMap::<String, u64>::new(), HashMap::<String, Instant>::new());
     loop {
         let paused = paused(&service);
         copied.retain(|id, version| {

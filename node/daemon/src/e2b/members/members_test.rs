@@ -89,6 +89,15 @@ fn wrong_configuration_is_refused() {
             }),
             "ca",
         ),
+        (
+            with(&|c| c.paused_registry = Some("registry.example/p:tag".into())),
+            "p:tag",
+        ),
+        (with(&|c| c.paused_registry = Some("paused".into())), "\"paused\""),
+        (
+            with(&|c| c.paused_registry = Some("oci:/paused/x".into())),
+            "oci:",
+        ),
     ] {
         let refused = Members::open(&config).err().unwrap();
         assert_eq!(refused.kind, ErrorKind::ConfigInvalid, "{word}");

@@ -20,9 +20,10 @@ use thaw_images::reference::ImageRef;
 use thaw_images::source::Push;
 
 use super::artifact_source::{ArtifactSource, options};
+use super::host_cpu::{self, Lacks};
 use super::snapshot_pull::{Asked, Found, pull};
 use super::snapshot_push::{Pushing, push_from};
-use super::{Node, Tenants, host_cpu};
+use super::{Node, Tenants};
 use crate::blocking::blocking;
 use crate::error::{Error, ErrorKind};
 use crate::image::destination;
@@ -170,6 +171,16 @@ impl Tenants {
     /// # Errors
     /// [`ErrorKind::SandboxNotFound`]: there is no copy that the nodes made, or a node has claimed it. Those of a pull.
     pub async fn take_paused(&self, place: &CopyPlace, viewer: &Viewer) -> Result<Paused, Error> {
+        self.take(place, viewer, host_cpu::lacks).await
+    }
+
+    /// The same, with what this host's processor lacks.
+    pub(super) async fn take(
+        &self,
+        place: &CopyPlace,
+        viewer: &Viewer,
+        lacks: Lacks,
+    ) -> Result<Paused, Error> {
         let _transfer = self.transfer(viewer.tenant.as_ref()).await?;
         let mut asked = Asked {
             from: destination::parse(&place.reference())?,
@@ -208,7 +219,7 @@ impl Tenants {
             reference.digest = Some(found.digest);
         }
         asked.new.tenant = record.terms.tenant.clone();
-        let stored = pull(&node, asked, host_cpu::lacks, progress).await?;
+        let stored = pull(&node, asked, lacks, progress).await?;
         blocking(move || adopt(&node, &stored, &portable, &note)).await
     }
 }

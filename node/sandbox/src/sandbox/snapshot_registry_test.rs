@@ -20,6 +20,8 @@ use crate::snapshot::{Hold, SigningKey};
 
 #[path = "snapshot_lies_test.rs"]
 mod lies;
+#[path = "paused_copy_test.rs"]
+mod paused_copy;
 #[path = "remote_snapshot_test.rs"]
 mod remote;
 

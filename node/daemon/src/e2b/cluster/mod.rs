@@ -19,6 +19,8 @@ pub mod mark;
 mod placement;
 pub mod room;
 pub mod takeover;
+#[cfg(test)]
+mod test_nodes;
 
 #[cfg(test)]
 #[path = "cluster_test.rs"]

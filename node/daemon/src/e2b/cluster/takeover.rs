@@ -136,3 +136,7 @@ async fn copy(service: &Service, sandbox: &Sandbox, place: Option<CopyPlace>) ->
         }
     }
 }
+
+#[cfg(test)]
+#[path = "takeover_test.rs"]
+mod tests;

@@ -1,0 +1,104 @@
+use serde_json::{Value, json};
+
+use super::*;
+use crate::api::test_client::until;
+use crate::e2b::cluster::test_nodes::nodes;
+use crate::e2b::test_api::{OTHER, ids};
+
+#[tokio::test]
+async fn paused_sandbox_of_a_node_that_is_gone_is_taken_over() {
+    let mut nodes = nodes(&[8, 8, 8]).await;
+    let copies = nodes[0].api.fake.copies.lock().unwrap().clone();
+    for node in &nodes[1..] {
+        *node.api.fake.copies.lock().unwrap() = copies.clone();
+    }
+    let id = nodes[1].make_here().await;
+    let path = |what: &str| format!("/sandboxes/{id}{what}");
+    nodes[0].ask("POST", &path("/pause"), json!({})).await.ok(204);
+    let copying = tokio::spawn(keep_copied(nodes[1].api.service.clone()));
+    until(|| copies.has(&format!("registry.example/paused:{id}"))).await;
+    copying.abort();
+    nodes[1].stop().await;
+    nodes[0]
+        .ask("POST", &path("/connect"), json!({}))
+        .await
+        .refused(502, "b is a member");
+    for node in [&nodes[0], &nodes[2]] {
+        let members = node.api.service.members.as_ref().unwrap();
+        let mut config = node.config.clone();
+        config.nodes.remove("b");
+        members.reload(&config).unwrap();
+    }
+    nodes[0]
+        .ask("GET", &path(""), Value::Null)
+        .await
+        .refused(404, "nobody has it yet");
+    let theirs = nodes[0]
+        .api
+        .ask(OTHER, "POST", &path("/connect"), json!({}))
+        .await;
+    theirs.refused(404, "another tenant");
+    let connected = nodes[0].ask("POST", &path("/connect"), json!({})).await.ok(201);
+    assert_eq!(connected["sandboxID"], id);
+    for node in [&nodes[0], &nodes[2]] {
+        let shown = node.ask("GET", &path(""), Value::Null).await.ok(200);
+        assert_eq!(
+            (&shown["sandboxID"], &shown["state"]),
+            (&json!(id), &json!("running"))
+        );
+        assert_eq!(
+            ids(&node.ask("GET", "/v2/sandboxes", Value::Null).await.ok(200)),
+            [id.as_str()]
+        );
+        let answer = node
+            .api
+            .send("GET", "/x", &[("e2b-sandbox-id", id.as_str())], "")
+            .await;
+        assert_eq!(
+            answer.ok(200),
+            format!("/x of {}", WholeId::parse(&id).unwrap().id)
+        );
+    }
+    // The node is back, and its copy is old.
+    nodes[1]
+        .ask("POST", &path("/resume"), json!({}))
+        .await
+        .refused(404, "it is claimed");
+    nodes[1]
+        .ask("GET", &path(""), Value::Null)
+        .await
+        .refused(404, "it is removed");
+    nodes[2].ask("DELETE", &path(""), Value::Null).await.ok(204);
+    nodes[0]
+        .ask("POST", &path("/connect"), json!({}))
+        .await
+        .refused(404, "it was deleted");
+}
+
+#[tokio::test]
+async fn resumed_sandbox_cannot_be_taken_over() {
+    let nodes = nodes(&[8, 8]).await;
+    let copies = nodes[0].api.fake.copies.lock().unwrap().clone();
+    *nodes[1].api.fake.copies.lock().unwrap() = copies.clone();
+    let id = nodes[1].make_here().await;
+    let path = |what: &str| format!("/sandboxes/{id}{what}");
+    nodes[1].ask("POST", &path("/pause"), json!({})).await.ok(204);
+    let copying = tokio::spawn(keep_copied(nodes[1].api.service.clone()));
+    until(|| copies.has(&format!("registry.example/paused:{id}"))).await;
+    copying.abort();
+    nodes[1].ask("POST", &path("/resume"), json!({})).await.ok(201);
+    let mut config = nodes[0].config.clone();
+    config.nodes.remove("b");
+    nodes[0]
+        .api
+        .service
+        .members
+        .as_ref()
+        .unwrap()
+        .reload(&config)
+        .unwrap();
+    nodes[0]
+        .ask("POST", &path("/connect"), json!({}))
+        .await
+        .refused(404, "it runs on b");
+}

@@ -1,0 +1,169 @@
+//! Several nodes over fakes in one process, which serve over TCP, for tests.
+
+use std::net::{Ipv4Addr, SocketAddr};
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::Request;
+use serde_json::{Value, json};
+use thaw_protocol::api::TenantLimits;
+use thaw_sandbox::admission::Admission;
+use thaw_sandbox::config::e2b::ClusterConfig;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+
+use super::mark::Forwarded;
+use crate::api::connection;
+use crate::api::peer::Peer;
+use crate::api::test_client::{send, whole};
+use crate::e2b::members::Members;
+use crate::e2b::test_api::{ACME, Answer, Api, echo};
+use crate::e2b::whole_id::{Tag, WholeId};
+
+const NAMES: [&str; 3] = ["a", "b", "c"];
+/// Of one fake machine, MiB.
+const MACHINE: u64 = 128;
+
+/// A node that serves over TCP.
+pub struct Node {
+    pub name: &'static str,
+    pub config: ClusterConfig,
+    pub api: Api,
+    serving: tokio::task::JoinHandle<()>,
+    _stop: watch::Sender<()>,
+}
+
+impl Node {
+    /// From now on the node refuses connections.
+    pub async fn stop(&mut self) {
+        self.serving.abort();
+        let _ = (&mut self.serving).await;
+    }
+
+    /// Whether an id names this node.
+    pub fn has(&self, id: &str) -> bool {
+        WholeId::parse(id).unwrap().home == Some(Tag::of(self.name))
+    }
+
+    /// Sends a request of the tenant acme.
+    pub async fn ask(&self, method: &str, path: &str, body: Value) -> Answer {
+        self.api.ask(ACME, method, path, body).await
+    }
+
+    /// Creates a sandbox on this node, as for another node, and returns its id.
+    pub async fn make_here(&self) -> String {
+        let body = json!({"templateID": "base"}).to_string();
+        let request = Request::builder().method("POST").uri("/v2/sandboxes");
+        let request = request.header("x-api-key", ACME).extension(Forwarded);
+        let made = send(&self.api.routes, request.body(Body::from(body)).unwrap()).await;
+        let made: Value = serde_json::from_slice(&whole(made).await).unwrap();
+        made["sandboxID"].as_str().unwrap().to_owned()
+    }
+}
+
+fn key() -> tempfile::NamedTempFile {
+    let key = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(key.path(), "k".repeat(64)).unwrap();
+    key
+}
+
+fn config(own: &str, key: &tempfile::NamedTempFile, addresses: &[SocketAddr]) -> ClusterConfig {
+    let nodes = NAMES.iter().zip(addresses);
+    ClusterConfig {
+        node: Some(own.into()),
+        key: key.path().to_owned(),
+        paused_registry: Some("registry.example/paused".into()),
+        nodes: nodes
+            .map(|(name, at)| ((*name).into(), format!("http://{at}")))
+            .collect(),
+        ..ClusterConfig::default()
+    }
+}
+
+async fn listeners(count: usize) -> (Vec<TcpListener>, Vec<SocketAddr>) {
+    let mut listeners = Vec::new();
+    for _ in 0..count {
+        listeners.push(TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap());
+    }
+    let addresses = listeners.iter().map(|listener| listener.local_addr().unwrap());
+    let addresses = addresses.collect();
+    (listeners, addresses)
+}
+
+/// Nodes that have room for so many machines each.
+pub async fn nodes(machines: &[u64]) -> Vec<Node> {
+    let (key, (listeners, addresses)) = (key(), listeners(machines.len()).await);
+    let started = listeners.into_iter().zip(NAMES).zip(machines).zip(0..);
+    let started = started.map(|(((listener, name), machines), number)| {
+        let config = config(name, &key, &addresses);
+        let members = Members::open(&config).unwrap();
+        let capacity = TenantLimits {
+            memory_mib: Some(machines * MACHINE),
+            ..TenantLimits::default()
+        };
+        let admission = Admission::with(TenantLimits::default(), capacity);
+        let api = Api::of_node(Some(Router::new().fallback(echo)), admission, Some(members));
+        // Ids of fakes count from here.
+        api.fake
+            .counts
+            .made
+            .store(1000 * number, std::sync::atomic::Ordering::SeqCst);
+        let (stop, stopped) = watch::channel(());
+        let routes = api.routes.clone();
+        let serving = tokio::spawn(async move {
+            loop {
+                let stream = listener.accept().await.unwrap().0;
+                tokio::spawn(connection::serve(
+                    stream,
+                    None::<Peer>,
+                    routes.clone(),
+                    stopped.clone(),
+                ));
+            }
+        });
+        Node {
+            name,
+            config,
+            api,
+            serving,
+            _stop: stop,
+        }
+    });
+    started.collect()
+}
+
+/// A server that answers every request with these bytes, and keeps the connection open.
+async fn answering(answer: Vec<u8>) -> SocketAddr {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(async move {
+        loop {
+            let (mut stream, answer) = (listener.accept().await.unwrap().0, answer.clone());
+            tokio::spawn(async move {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.unwrap());
+                }
+                // The other end may have seen enough.
+                let _ = stream.write_all(&answer).await;
+                let _ = stream.read(&mut [0]).await;
+            });
+        }
+    });
+    address
+}
+
+/// The node `a` beside a node `b` that answers every request with these bytes.
+pub async fn beside(answer: Vec<u8>) -> Api {
+    let (key, b) = (key(), answering(answer).await);
+    let a = ([127, 0, 0, 1], 1).into();
+    let members = Members::open(&config("a", &key, &[a, b])).unwrap();
+    Api::of_node(None, Admission::default(), Some(members))
+}
+
+/// An answer with this body.
+pub fn body(text: &str) -> Vec<u8> {
+    let head = format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\n\r\n", text.len());
+    [head.as_bytes(), text.as_bytes()].concat()
+}

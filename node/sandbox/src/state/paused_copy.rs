@@ -84,9 +84,8 @@ impl Paused {
         let read = || -> io::Result<String> {
             let mut files = BTreeMap::new();
             for name in KEPT {
-                match read_kept(&self.directory().join(name), name)? {
-                    Some(bytes) => drop(files.insert(name.to_owned(), STANDARD.encode(bytes))),
-                    None => continue,
+                if let Some(bytes) = read_kept(&self.directory().join(name), name)? {
+                    files.insert(name.to_owned(), STANDARD.encode(bytes));
                 }
             }
             let portable = Portable {

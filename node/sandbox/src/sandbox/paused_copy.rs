@@ -28,6 +28,8 @@ use crate::blocking::blocking;
 use crate::error::{Error, ErrorKind};
 use crate::image::destination;
 use crate::images::failure;
+use crate::snapshot::Hash;
+use crate::snapshot::directory::MANIFEST;
 use crate::snapshot::store::{NewSnapshot, Object, Stored, Viewer};
 use crate::state::{Copied, Paused, Portable};
 
@@ -64,17 +66,19 @@ impl CopyPlace {
         format!("{}:{}", self.repository, self.tag)
     }
 
-    /// A text with its authentication.
-    fn seal(&self, text: &str) -> String {
-        let hash = blake3::keyed_hash(&self.key, text.as_bytes());
-        format!("{}{text}", hash.to_hex())
+    /// A text that belongs to the snapshot with this manifest, with its authentication.
+    fn seal(&self, manifest: Hash, text: &str) -> String {
+        let both = format!("{manifest}{text}");
+        let hash = blake3::keyed_hash(&self.key, both.as_bytes());
+        format!("{}{both}", hash.to_hex())
     }
 
-    /// The text, if it was sealed with the key.
-    fn unseal<'a>(&self, sealed: &'a str) -> Option<&'a str> {
-        let (hash, text) = sealed.split_at_checked(2 * blake3::OUT_LEN)?;
+    /// The text, if it was sealed with the key for the snapshot with this manifest.
+    fn unseal<'a>(&self, manifest: Hash, sealed: &'a str) -> Option<&'a str> {
+        let (hash, both) = sealed.split_at_checked(2 * blake3::OUT_LEN)?;
         let hash = blake3::Hash::from_hex(hash).ok()?;
-        (hash == blake3::keyed_hash(&self.key, text.as_bytes())).then_some(text)
+        let is_sealed = hash == blake3::keyed_hash(&self.key, both.as_bytes());
+        both.strip_prefix(&manifest.to_string()).filter(|_| is_sealed)
     }
 }
 
@@ -100,7 +104,8 @@ impl Tenants {
             nonce: hex::<16>()?,
         };
         let (of, claim) = (paused.clone(), note.claim.clone());
-        let portable = blocking(move || of.portable(&claim)).await?;
+        let read = blocking(move || Ok((manifest_of(&of)?, of.portable(&claim)?)));
+        let (manifest, portable) = read.await?;
         let pushing = Pushing {
             directory: paused.snapshot(),
             object: Object {
@@ -113,7 +118,7 @@ impl Tenants {
                 created: record.created,
                 last_used: record.created,
             },
-            paused: Some(place.seal(&portable)),
+            paused: Some(place.seal(manifest, &portable)),
         };
         let of = paused.clone();
         // Before anyone can find the copy.
@@ -195,8 +200,8 @@ impl Tenants {
             true => no_copy(place),
             false => e,
         })?;
-        let sealed = found.config.paused.as_deref();
-        let portable = sealed.and_then(|sealed| place.unseal(sealed));
+        let (sealed, manifest) = (found.config.paused.as_deref(), found.config.manifest.blake3);
+        let portable = sealed.and_then(|sealed| place.unseal(manifest, sealed));
         let portable: Portable = portable
             .and_then(|text| serde_json::from_str(text).ok())
             .ok_or_else(|| no_copy(place))?;
@@ -222,6 +227,14 @@ impl Tenants {
         let stored = pull(&node, asked, lacks, progress).await?;
         blocking(move || adopt(&node, &stored, &portable, &note)).await
     }
+}
+
+/// The hash of the manifest of a paused sandbox's snapshot.
+fn manifest_of(paused: &Paused) -> Result<Hash, Error> {
+    let file = paused.snapshot().join(MANIFEST);
+    let bytes = fs::read(&file);
+    let bytes = bytes.map_err(|e| Error::system(format!("cannot read {}", file.display()), &e))?;
+    Ok(Hash::of(&bytes))
 }
 
 /// Makes a paused sandbox of a stored snapshot, which is removed. Blocks.
@@ -358,12 +371,14 @@ mod tests {
     }
 
     #[test]
-    fn seal_is_of_one_key_and_one_text() {
-        let sealed = place(1).seal("{}");
-        assert_eq!(place(1).unseal(&sealed), Some("{}"));
-        assert_eq!(place(2).unseal(&sealed), None);
+    fn seal_is_of_one_key_one_snapshot_and_one_text() {
+        let (one, other) = (Hash::of(b"one"), Hash::of(b"other"));
+        let sealed = place(1).seal(one, "{}");
+        assert_eq!(place(1).unseal(one, &sealed), Some("{}"));
+        assert_eq!(place(2).unseal(one, &sealed), None);
+        assert_eq!(place(1).unseal(other, &sealed), None);
         for wrong in ["", "{}", &sealed[1..], &format!("{sealed} "), &"ä".repeat(64)] {
-            assert_eq!(place(1).unseal(wrong), None, "{wrong}");
+            assert_eq!(place(1).unseal(one, wrong), None, "{wrong}");
         }
         assert!(!format!("{:?}", place(1)).contains("key"));
     }

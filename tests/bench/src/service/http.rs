@@ -82,7 +82,7 @@ impl Connection {
     pub async fn answer(&mut self) -> io::Result<(u16, Vec<u8>)> {
         let head = head(&mut self.0).await?;
         let head = head.ok_or(io::ErrorKind::UnexpectedEof)?;
-        let status = head.first.split(' ').nth(1).and_then(|word| word.parse().ok());
+        let status: Option<u16> = head.first.split(' ').nth(1).and_then(|word| word.parse().ok());
         let status = status.ok_or_else(|| unexpected(&head.first))?;
         let body = body(&mut self.0, &head).await?;
         match head.closes {

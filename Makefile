@@ -192,6 +192,11 @@ bench-snapshot: ## thaws of a user's snapshot beside creations; a warm server's 
 	@$(MAKE) kernel build
 	@tests/bench/run snapshot $(if $(QUICK),--quick)
 
+bench-service: ## E2B's Python SDK beside thawd's own API, the gateway beside direct requests, memory of paused sandboxes; `QUICK=1`: a first look
+	@./setup test api
+	@$(MAKE) kernel build
+	@tests/bench/run service $(if $(QUICK),--quick)
+
 bench-tenants: ## what it costs that tenants share no image and no template; `QUICK=1`: a first look
 	@./setup test
 	@tests/bench/run tenants $(if $(QUICK),--quick)
@@ -207,4 +212,4 @@ bench-report: ## render docs/benchmarks.md and the README's ratios from target/b
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-e2b test-quickstart test-lab test-upgrade nightly lint house advisories fuzz deny build kernel install uninstall deb node-image release test-release bench-boot bench-thaw bench-create bench-data bench-network bench-image bench-shim bench-host bench-tenants bench-snapshot bench-alternatives bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-e2b test-quickstart test-lab test-upgrade nightly lint house advisories fuzz deny build kernel install uninstall deb node-image release test-release bench-boot bench-thaw bench-create bench-data bench-network bench-image bench-shim bench-host bench-tenants bench-snapshot bench-service bench-alternatives bench-report clean

@@ -182,8 +182,8 @@ impl Stdio {
         })
     }
 
-    /// Makes `reader` the last reader of both streams: a request of another, also one that was sent before and comes after this, takes no
-    /// output from it.
+    /// Makes `reader` the last reader of both streams. Requests of other readers fail from now on, also one that was sent before and arrives
+    /// later.
     pub fn read_last_by(&self, reader: &Reader) {
         for delivery in &self.deliveries {
             let mut delivery = delivery.locked();

@@ -142,7 +142,7 @@ impl Thawed {
     }
 }
 
-/// The mounts that a thawed container gets of its pod: those of the host's files, other than those of every pod.
+/// The volumes of a pod that are mounted in its thawed container: all mounts that show files of the host, but not those that every pod has.
 pub fn volumes(spec: &Spec) -> Vec<Mount> {
     let is_volume = |mount: &&Mount| is_bind(mount) && !KNOWN.contains(&mount.destination.as_str());
     spec.mounts.iter().filter(is_volume).cloned().collect()

@@ -1,7 +1,7 @@
 //! How the time of a start is spent: named stages, each timed by a guard.
 
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+
 use thaw_sys::lock::Lock;
 
 pub use thaw_protocol::api::{Account, Reason, Stage};
@@ -11,9 +11,8 @@ use crate::slow::Slow;
 /// The stages of one start. Clones write to the same trace.
 #[derive(Clone, Debug)]
 pub struct Trace {
-    began: Instant,
-    /// CLOCK_MONOTONIC nanoseconds at `began`: other processes report times on that clock.
-    began_monotonic: u64,
+    /// CLOCK_MONOTONIC, nanoseconds, as all times here: other processes report theirs on that clock.
+    began: u64,
     account: Arc<Mutex<Account>>,
 }
 
@@ -23,7 +22,7 @@ pub struct Trace {
 pub struct StageGuard {
     trace: Trace,
     name: &'static str,
-    start: Instant,
+    start_ns: u64,
 }
 
 impl Default for Trace {
@@ -36,8 +35,7 @@ impl Trace {
     /// A trace that begins now.
     pub fn new() -> Trace {
         Trace {
-            began: Instant::now(),
-            began_monotonic: monotonic_ns(),
+            began: monotonic_ns(),
             account: Arc::default(),
         }
     }
@@ -48,16 +46,16 @@ impl Trace {
         StageGuard {
             trace: self.clone(),
             name,
-            start: Instant::now(),
+            start_ns: self.elapsed_ns(),
         }
     }
 
     /// Adds a stage that another process timed on CLOCK_MONOTONIC. Ignores it if its times are out of order.
     pub fn add_monotonic(&self, name: &str, from: u64, to: u64) {
-        if from >= self.began_monotonic && to >= from {
+        if from >= self.began && to >= from {
             self.push(Stage {
                 name: name.into(),
-                start_ns: from - self.began_monotonic,
+                start_ns: from - self.began,
                 duration_ns: to - from,
             });
         }
@@ -107,7 +105,7 @@ impl Trace {
 
     /// Nanoseconds since the trace began.
     pub fn elapsed_ns(&self) -> u64 {
-        nanoseconds(self.began.elapsed())
+        monotonic_ns().saturating_sub(self.began)
     }
 
     /// The account so far.
@@ -131,8 +129,8 @@ impl Drop for StageGuard {
     fn drop(&mut self) {
         self.trace.push(Stage {
             name: self.name.into(),
-            start_ns: nanoseconds(self.start.duration_since(self.trace.began)),
-            duration_ns: nanoseconds(self.start.elapsed()),
+            start_ns: self.start_ns,
+            duration_ns: self.trace.elapsed_ns().saturating_sub(self.start_ns),
         });
     }
 }
@@ -141,10 +139,6 @@ impl Drop for StageGuard {
 pub fn monotonic_ns() -> u64 {
     let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
-}
-
-fn nanoseconds(duration: std::time::Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

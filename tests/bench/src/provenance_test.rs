@@ -81,6 +81,7 @@ fn parts_of_a_benchmark_are_measured_by_its_command() {
         ("boot", "make bench-boot"),
         ("thaw-linux", "make bench-thaw"),
         ("create-linux", "make bench-create"),
+        ("service-linux", "make bench-service"),
         ("image-bytes", "make bench-image"),
     ] {
         assert_eq!(command(name), target);

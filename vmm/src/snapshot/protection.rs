@@ -273,8 +273,8 @@ impl Protection {
         let _ = rustix::io::write(&self.wake, &1u64.to_ne_bytes());
     }
 
-    /// Resolves faults until [`Self::release`], which may have come before: what wakes this thread is shared with the protections before, and
-    /// a wake-up meant for this one may have woken it from one of those.
+    /// Resolves faults until [`Self::release`]. That may have been called before this: all protections share one eventfd, so the thread may have
+    /// read the wake-up of this protection while it served an earlier one.
     fn serve(&self) {
         while !self.state().is_released {
             let mut ready = [

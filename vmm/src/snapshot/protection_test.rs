@@ -5,7 +5,7 @@ use std::time::Duration;
 use super::*;
 use crate::snapshot::testing::{boot, memory, userfaultfd};
 
-/// Both wake-ups may have been read as one, by whoever served the protection before.
+/// Its wake-up is gone: the thread read it while it served an earlier protection.
 #[test]
 fn a_protection_released_before_it_is_served_holds_nobody_up() {
     let Some(device) = userfaultfd() else {

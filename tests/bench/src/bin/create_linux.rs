@@ -1,12 +1,12 @@
 //! `make bench-create`, its part with the real guest: from the creation through thawd's API to the started process.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::ExitCode;
 
 use thaw_bench::create::Ready;
 use thaw_bench::create::storm::{self, CREATED, Storm};
+use thaw_bench::surroundings::Surroundings;
 use thaw_bench::{Report, by_quick, conclude};
-use thaw_tiny_node::{Linux, Place};
 
 /// As many at once as their slowest is to be compared with their median.
 const FEW: usize = 50;
@@ -38,19 +38,7 @@ fn main() -> ExitCode {
 }
 
 async fn measure(storms: &[Storm]) -> Result<Report, String> {
-    let said = |name: &str| {
-        std::env::var(name).map_err(|_| format!("{name} is not set: run this through `make bench-create`"))
-    };
-    let binaries = PathBuf::from(said("THAW_BIN")?);
-    let linux = Linux {
-        kernel: said("THAW_KERNEL")?.into(),
-        guest_image: binaries.join("guest.erofs"),
-        image: format!("oci:{}:busybox", said("THAW_TEST_IMAGES")?),
-    };
-    let data = std::env::var("THAW_DATA").map(PathBuf::from);
-    let directory = data.ok().and_then(|data| Some(data.parent()?.to_owned()));
-    let directory = directory.unwrap_or_else(std::env::temp_dir);
-    let mut place = Place::of_linux(&directory, &binaries, linux);
+    let mut place = Surroundings::read("make bench-create")?.place("busybox");
     let mut report = Report::new("create-linux");
     for storm in storms {
         place = storm.run(place, &mut report).await?;

@@ -94,7 +94,8 @@ impl Drop for Place {
     }
 }
 
-fn ip(arguments: &[&str]) -> Result<(), String> {
+/// Runs ip(8) in the calling thread's network namespace.
+pub(crate) fn ip(arguments: &[&str]) -> Result<(), String> {
     let status = Command::new("ip").args(arguments).status();
     match status
         .map_err(|e| format!("ip (install iproute2): {e}"))?

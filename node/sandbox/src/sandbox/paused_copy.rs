@@ -6,9 +6,10 @@
 //!
 //! Invariants: a sandbox with a copy is not resumed without its claim, on any node. A copy that is not sealed with the key is refused.
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::io::{self, Cursor};
-use std::path::Path;
+use std::io::Cursor;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,22 +17,22 @@ use serde::Deserialize;
 use serde_json::json;
 use thaw_images::manifest::{Descriptor, OCI_MANIFEST};
 use thaw_images::progress::{Progress, Silent};
-use thaw_images::reference::ImageRef;
 use thaw_images::source::Push;
 
 use super::artifact_source::{ArtifactSource, options};
 use super::host_cpu::{self, Lacks};
-use super::snapshot_pull::{Asked, Found, pull};
+use super::snapshot_pull::{Asked, Found};
 use super::snapshot_push::{Pushing, push_from};
-use super::{Node, Tenants};
+use super::{Node, Tenants, kept_components};
 use crate::blocking::blocking;
 use crate::error::{Error, ErrorKind};
 use crate::image::destination;
 use crate::images::failure;
 use crate::snapshot::Hash;
 use crate::snapshot::directory::MANIFEST;
-use crate::snapshot::store::{NewSnapshot, Object, Stored, Viewer};
-use crate::state::{Copied, Paused, Portable};
+use crate::snapshot::store::{NewSnapshot, Object, Viewer};
+use crate::state::paused::here_already;
+use crate::state::{Copied, Paused, Portable, Record};
 
 /// What a claim's manifest is of.
 const CLAIM_TYPE: &str = "application/vnd.thaw.claim.v1";
@@ -99,13 +100,20 @@ impl Tenants {
         destination::check_writable(&to)?;
         let _transfer = self.transfer(record.terms.tenant.as_ref()).await?;
         let node = self.with_stock(record.stock.as_ref()).await?;
-        let note = Copied {
+        let fresh = Copied {
             claim: format!("{}.{}", place.reference(), hex::<4>()?),
             nonce: hex::<16>()?,
+            is_complete: false,
         };
-        let (of, claim) = (paused.clone(), note.claim.clone());
-        let read = blocking(move || Ok((manifest_of(&of)?, of.portable(&claim)?)));
-        let (manifest, portable) = read.await?;
+        let (of, by) = (paused.clone(), place.clone());
+        let (before, note, sealed) = blocking(move || {
+            let before = of.copied()?;
+            // A push that failed may have named its copy: whoever found that one has its claim.
+            let note = before.clone().unwrap_or(fresh);
+            let sealed = by.seal(manifest_of(&of)?, &of.portable(&note.claim)?);
+            Ok((before, note, sealed))
+        })
+        .await?;
         let pushing = Pushing {
             directory: paused.snapshot(),
             object: Object {
@@ -118,13 +126,17 @@ impl Tenants {
                 created: record.created,
                 last_used: record.created,
             },
-            paused: Some(place.seal(manifest, &portable)),
+            paused: Some(sealed),
         };
         let of = paused.clone();
         // Before anyone can find the copy.
         let noted = async move {
             let _turn = turn.await?;
-            blocking(move || of.note_copied(&note)).await
+            blocking(move || match of.copied()? == before {
+                true => of.note_copied(&note),
+                false => Err(claimed_meanwhile(&of.record().id)),
+            })
+            .await
         };
         push_from(&node, pushing, &to, false, silent(), noted)
             .await
@@ -214,18 +226,20 @@ impl Tenants {
         let note = Copied {
             claim: portable.claim.clone(),
             nonce: hex::<16>()?,
+            is_complete: true,
         };
-        if nonce_at(self.shared(), &note.claim).await?.is_some() {
-            return Err(taken(&record.id));
-        }
+        refuse_claimed(self.shared(), &note, &record.id).await?;
         let node = self.with_stock(record.stock.as_ref()).await?;
-        if let ImageRef::Registry(reference) = &mut asked.from {
-            // The snapshot that belongs to this record, whatever the tag names by now.
-            reference.digest = Some(found.digest);
-        }
         asked.new.tenant = record.terms.tenant.clone();
-        let stored = pull(&node, asked, lacks, progress).await?;
-        blocking(move || adopt(&node, &stored, &portable, &note)).await
+        let fetched = found.fetch(&node, &asked, lacks, &progress).await?;
+        // A pull takes long. Another call may have resumed the sandbox here meanwhile.
+        refuse_claimed(self.shared(), &note, &record.id).await?;
+        let of = node.clone();
+        fetched
+            .finish_as(&node, move |_store, made| {
+                adopt(&of, made.path(), record, &portable, &note)
+            })
+            .await
     }
 }
 
@@ -237,39 +251,28 @@ fn manifest_of(paused: &Paused) -> Result<Hash, Error> {
     Ok(Hash::of(&bytes))
 }
 
-/// Makes a paused sandbox of a stored snapshot, which is removed. Blocks.
-fn adopt(node: &Node, stored: &Arc<Stored>, portable: &Portable, note: &Copied) -> Result<Paused, Error> {
-    let record = portable.record();
-    let adopted = || {
-        let draft = node.paused.begin(&record.id)?;
-        let snapshot = draft.snapshot();
-        link(&stored.directory, &snapshot)
-            .map_err(|e| Error::system(format!("cannot write into {}", snapshot.display()), &e))?;
-        let kept = tempfile::tempdir().map_err(|e| Error::system("cannot make a directory", &e))?;
-        if let Some(entry) = snapshot.parent() {
-            portable.unpack(entry, note)?;
-        }
-        draft.finish(record.clone(), kept.path())
-    };
-    let adopted = adopted();
-    if let Err(e) = node.stored.remove(&stored.object.id, &|_: &Path| None, true) {
-        tracing::warn!("the snapshot of a sandbox that was taken over stays: {e}");
+/// Makes a paused sandbox of a complete snapshot, which is moved, and returns where that is then. Blocks.
+fn adopt(
+    node: &Node,
+    snapshot: &Path,
+    record: Record,
+    portable: &Portable,
+    note: &Copied,
+) -> Result<(Paused, PathBuf), Error> {
+    let draft = node.paused.begin_absent(&record.id)?;
+    // Looked for after the place is made, which a resume removes after it has made this.
+    if node.run.directory(&record.id).exists() {
+        return Err(here_already(&record.id));
     }
-    adopted.map(|paused| node.count_paused(paused))
-}
-
-/// Links all files of a directory into a new one on the same file system.
-fn link(from: &Path, to: &Path) -> io::Result<()> {
-    fs::create_dir(to)?;
-    for entry in fs::read_dir(from)? {
-        let entry = entry?;
-        let target = to.join(entry.file_name());
-        match entry.file_type()?.is_dir() {
-            true => link(&entry.path(), &target)?,
-            false => fs::hard_link(entry.path(), target)?,
-        }
+    let place = draft.snapshot();
+    let moved = fs::rename(snapshot, &place);
+    moved.map_err(|e| Error::system(format!("cannot make {}", place.display()), &e))?;
+    portable.unpack(draft.directory(), note)?;
+    let paused = draft.finish_filled(record)?;
+    if let Ok(made) = node.templates.registry().find(&place) {
+        kept_components::note(node, &made);
     }
-    Ok(())
+    Ok((node.count_paused(paused), place))
 }
 
 /// Writes a claim, unless there is one. Returns whether it is this node's.
@@ -279,8 +282,18 @@ async fn claim(node: &Node, note: &Copied) -> Result<bool, Error> {
     }
     in_time(&note.claim, write_claim(node, note)).await?;
     // Of two that were written at once, the later one counts.
-    let there = nonce_at(node, &note.claim).await?;
-    Ok(there.is_some_and(|there| there == note.nonce))
+    match nonce_at(node, &note.claim).await? {
+        Some(there) => Ok(there == note.nonce),
+        None => Err(no_claim(&note.claim, "it is not there after it was written")),
+    }
+}
+
+/// Fails if a node has claimed the sandbox.
+async fn refuse_claimed(node: &Node, note: &Copied, id: &str) -> Result<(), Error> {
+    match nonce_at(node, &note.claim).await? {
+        Some(_) => Err(taken(id)),
+        None => Ok(()),
+    }
 }
 
 async fn write_claim(node: &Node, note: &Copied) -> Result<(), Error> {
@@ -304,7 +317,7 @@ async fn nonce_at(node: &Node, claim: &str) -> Result<Option<String>, Error> {
     #[derive(Deserialize)]
     struct Manifest {
         #[serde(default)]
-        annotations: std::collections::BTreeMap<String, String>,
+        annotations: BTreeMap<String, String>,
     }
     let at = destination::parse(claim)?;
     let read = async {
@@ -314,11 +327,10 @@ async fn nonce_at(node: &Node, claim: &str) -> Result<Option<String>, Error> {
     match in_time(claim, read).await {
         Ok(bytes) => {
             let manifest = serde_json::from_slice::<Manifest>(&bytes).ok();
-            let nonce = manifest.and_then(|manifest| manifest.annotations.get(NONCE).cloned());
-            // Something else there is no claim of this node.
-            Ok(Some(nonce.unwrap_or_default()))
+            let nonce = manifest.and_then(|mut manifest| manifest.annotations.remove(NONCE));
+            nonce.map(Some).ok_or_else(|| no_claim(claim, "it is no claim"))
         }
-        Err(e) if is_absent(&e) => Ok(None),
+        Err(e) if e.kind == ErrorKind::ImageNotFound => Ok(None),
         Err(e) => Err(e),
     }
 }
@@ -333,9 +345,19 @@ async fn in_time<T>(claim: &str, work: impl Future<Output = Result<T, Error>>) -
     }
 }
 
-/// Whether a registry has nothing there. Some deny what does not exist.
+/// Whether a registry has no such copy. Some deny what does not exist.
 fn is_absent(e: &Error) -> bool {
     matches!(e.kind, ErrorKind::ImageNotFound | ErrorKind::RegistryDenied)
+}
+
+fn no_claim(claim: &str, why: &str) -> Error {
+    let what = format!("cannot tell which node has the sandbox: {claim}: {why}");
+    Error::new(ErrorKind::RegistryFailed, what)
+}
+
+fn claimed_meanwhile(id: &str) -> Error {
+    let what = format!("a resume of sandbox {id} was tried while it was copied");
+    Error::new(ErrorKind::Runtime, what).remedy("it is copied again")
 }
 
 fn no_copy(place: &CopyPlace) -> Error {
@@ -381,18 +403,5 @@ mod tests {
             assert_eq!(place(1).unseal(one, wrong), None, "{wrong}");
         }
         assert!(!format!("{:?}", place(1)).contains("key"));
-    }
-
-    #[test]
-    fn linked_directory_has_the_same_files() {
-        let root = tempfile::tempdir().unwrap();
-        let (from, to) = (root.path().join("from"), root.path().join("to"));
-        fs::create_dir_all(from.join("disks")).unwrap();
-        fs::write(from.join("memory"), "m").unwrap();
-        fs::write(from.join("disks/root"), "d").unwrap();
-        link(&from, &to).unwrap();
-        fs::remove_dir_all(&from).unwrap();
-        assert_eq!(fs::read(to.join("memory")).unwrap(), b"m");
-        assert_eq!(fs::read(to.join("disks/root")).unwrap(), b"d");
     }
 }

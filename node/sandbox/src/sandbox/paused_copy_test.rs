@@ -60,6 +60,9 @@ async fn copied_sandbox_is_taken_over_and_claimed_once() {
     assert_eq!((taken.record().id.as_str(), entries(&to)), (ID, 0));
     let memory = |paused: &Paused| std::fs::read(paused.snapshot().join("manifest.json")).unwrap();
     assert_eq!(memory(&taken), memory(&here));
+    let twice = take(1, "acme").await.unwrap_err();
+    assert_eq!(twice.kind, ErrorKind::NameInUse, "{twice}");
+    assert_eq!((memory(&taken), entries(&to)), (memory(&here), 0));
     of_to.claim_paused(&taken).await.unwrap();
     of_to.claim_paused(&taken).await.unwrap();
     let late = of_from.claim_paused(&here).await.unwrap_err();
@@ -104,4 +107,24 @@ async fn copy_that_is_overtaken_by_a_resume_has_no_name() {
     })
     .unwrap();
     assert!(of_from.claim_paused(&here).await.is_err());
+}
+
+#[tokio::test]
+async fn unfinished_copy_is_pushed_again_with_its_claim() {
+    let (root, registry) = (tempfile::tempdir().unwrap(), Registry::start().unwrap());
+    let (from, of_from) = tenants(&root.path().join("from"));
+    let here = paused(&from);
+    let place = place(&registry, 1);
+    let copy = async || of_from.copy_paused(&here, &place, async { Ok(()) }).await;
+    copy().await.unwrap();
+    let note = here.copied().unwrap().unwrap();
+    assert!(!note.is_complete);
+    copy().await.unwrap();
+    assert_eq!(here.copied().unwrap().as_ref(), Some(&note));
+    // Something else where the claim belongs.
+    let (_, tag) = note.claim.rsplit_once(':').unwrap();
+    registry.put_manifest(tag, &registry.manifest(&place.tag).unwrap());
+    let refused = of_from.claim_paused(&here).await.unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::RegistryFailed, "{refused}");
+    assert!(here.copied().unwrap().is_some());
 }

@@ -13,6 +13,7 @@
 
 use std::fs::File;
 use std::io::Write;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use thaw_imagefs::digest::Digest;
@@ -89,21 +90,7 @@ pub(super) async fn pull(
     progress: Arc<dyn Progress>,
 ) -> Result<Arc<Stored>, Error> {
     let found = Found::open(node, &asked, &progress).await?;
-    let mut pulling = found.begin(node, &asked, lacks, &progress).await?;
-    let files = std::mem::take(&mut pulling.begun.files);
-    progress.event(Event::Resolved {
-        digest: pulling.found.digest,
-        layers: pulling.found.listing.packs.len(),
-    });
-    let table = pulling.documents.table.clone();
-    fetch_packs(
-        &pulling.found.source,
-        &pulling.found.listing,
-        table,
-        files,
-        &progress,
-    )
-    .await?;
+    let pulling = found.fetch(node, &asked, lacks, &progress).await?;
     pulling.finish(node).await
 }
 
@@ -135,6 +122,29 @@ impl Found {
             listing,
             config,
         })
+    }
+
+    /// Does all steps before the comparison with the snapshot's manifest.
+    ///
+    /// # Errors
+    /// Those of each step.
+    pub(super) async fn fetch(
+        self,
+        node: &Node,
+        asked: &Asked,
+        lacks: Lacks,
+        progress: &Arc<dyn Progress>,
+    ) -> Result<Pulling, Error> {
+        let mut pulling = self.begin(node, asked, lacks, progress).await?;
+        let files = std::mem::take(&mut pulling.begun.files);
+        let (source, listing) = (&pulling.found.source, &pulling.found.listing);
+        progress.event(Event::Resolved {
+            digest: pulling.found.digest,
+            layers: listing.packs.len(),
+        });
+        let table = pulling.documents.table.clone();
+        fetch_packs(source, listing, table, files, progress).await?;
+        Ok(pulling)
     }
 
     /// Does all steps before the packs.
@@ -199,14 +209,36 @@ impl Pulling {
     /// # Errors
     /// [`ErrorKind::SnapshotMalformed`]: they are not what the manifest says. Those of [`Making::finish`].
     pub(super) async fn finish(self, node: &Node) -> Result<Arc<Stored>, Error> {
-        let stored = finish(node, &self.found.source, self.begun, self.documents).await?;
-        let (budget, place) = (node.budget.clone(), stored.directory.clone());
-        blocking(move || {
-            budget.written(self.share, &place);
-            Ok(())
+        let of = node.clone();
+        self.finish_as(node, move |making, made| {
+            kept_components::note(&of, &made);
+            let stored = making.finish()?;
+            of.snapshots.hold_ahead(&of, &made);
+            Ok((stored.clone(), stored.directory.clone()))
         })
-        .await?;
-        Ok(stored)
+        .await
+    }
+
+    /// Compares the files, which are complete, with the manifest. `keep`, which may block, then keeps the snapshot and returns where it is.
+    /// What it leaves in the place in the store is removed, unless it finishes that.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SnapshotMalformed`]: they are not what the manifest says. Those of `keep`.
+    pub(super) async fn finish_as<T: Send + 'static>(
+        self,
+        node: &Node,
+        keep: impl FnOnce(Making, SnapshotDir) -> Result<(T, PathBuf), Error> + Send + 'static,
+    ) -> Result<T, Error> {
+        let (of, reference) = (node.clone(), self.found.source.reference.clone());
+        let (begun, documents, share, _place) = (self.begun, self.documents, self.share, self._place);
+        blocking(move || {
+            let Begun { making, draft, .. } = begun;
+            let made = compared(&of, &reference, draft, &documents)?;
+            let (kept, place) = keep(making, made)?;
+            of.budget.written(share, &place);
+            Ok(kept)
+        })
+        .await
     }
 }
 
@@ -425,32 +457,19 @@ async fn fetch_packs(
     Ok(())
 }
 
-/// Compares the files with the manifest, and stores the snapshot.
-async fn finish(
-    node: &Node,
-    source: &ArtifactSource,
-    begun: Begun,
-    documents: Documents,
-) -> Result<Arc<Stored>, Error> {
-    let (of, reference) = (node.clone(), source.reference.clone());
-    blocking(move || {
-        let Begun { making, draft, .. } = begun;
-        let registry = of.templates.registry();
-        let signature = documents.signature.as_deref();
-        let made = draft.finish_copy(&documents.manifest_bytes, signature, registry.trusted());
-        let made: SnapshotDir = made.map_err(|e| match e.is_damage() {
-            true => ArtifactError::malformed("manifest", format!("the files are others: {e}")).of(&reference),
-            false => e.into(),
-        })?;
-        kept_components::note(&of, &made);
-        if let (None, Some(hint)) = (&documents.manifest.files.working_set, &documents.working_set) {
-            keep_working_set(&of, made.hash(), hint);
-        }
-        let stored = making.finish()?;
-        of.snapshots.hold_ahead(&of, &made);
-        Ok(stored)
-    })
-    .await
+/// Compares the files with the manifest. Blocks.
+fn compared(node: &Node, reference: &str, draft: Draft, documents: &Documents) -> Result<SnapshotDir, Error> {
+    let registry = node.templates.registry();
+    let signature = documents.signature.as_deref();
+    let made = draft.finish_copy(&documents.manifest_bytes, signature, registry.trusted());
+    let made: SnapshotDir = made.map_err(|e| match e.is_damage() {
+        true => ArtifactError::malformed("manifest", format!("the files are others: {e}")).of(reference),
+        false => e.into(),
+    })?;
+    if let (None, Some(hint)) = (&documents.manifest.files.working_set, &documents.working_set) {
+        keep_working_set(node, made.hash(), hint);
+    }
+    Ok(made)
 }
 
 /// Keeps the working set that the pushing node recorded. A failure is logged: it is a hint, and the first thaw records another.

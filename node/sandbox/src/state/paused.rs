@@ -106,17 +106,30 @@ impl PausedSandboxes {
     /// Makes the place for a sandbox, instead of what a failed removal left there. Blocks.
     pub fn begin(&self, id: &str) -> Result<Draft, Error> {
         let entry = self.root.join(id);
+        match fs::remove_dir_all(&entry) {
+            Err(e) if e.kind() != io::ErrorKind::NotFound => {
+                Err(Error::system(format!("cannot remove {}", entry.display()), &e))
+            }
+            _ => self.begin_absent(id),
+        }
+    }
+
+    /// Makes the place for a sandbox that has none here. Blocks.
+    ///
+    /// # Errors
+    /// [`ErrorKind::NameInUse`]: it has one, of a paused sandbox or of one that is being paused or taken over.
+    pub fn begin_absent(&self, id: &str) -> Result<Draft, Error> {
+        let entry = self.root.join(id);
         let make = || -> io::Result<File> {
             let mut directory = fs::DirBuilder::new();
             directory.mode(0o700).recursive(true).create(&self.root)?;
-            match fs::remove_dir_all(&entry) {
-                Err(e) if e.kind() != io::ErrorKind::NotFound => return Err(e),
-                _ => {}
-            }
             directory.recursive(false).create(&entry)?;
             lock(&entry)
         };
-        let lock = make().map_err(|e| Error::system(format!("cannot create {}", entry.display()), &e))?;
+        let lock = make().map_err(|e| match e.kind() {
+            io::ErrorKind::AlreadyExists => here_already(id),
+            _ => Error::system(format!("cannot create {}", entry.display()), &e),
+        })?;
         reach(Failpoint::PausedPlaced);
         Ok(Draft {
             entry,
@@ -196,17 +209,27 @@ impl Draft {
         self.entry.join(SNAPSHOT)
     }
 
+    /// Where what is kept of its container belongs.
+    pub fn directory(&self) -> &Path {
+        &self.entry
+    }
+
     /// The snapshot is complete: copies what is kept from the sandbox's directory, and writes the record. From then on the sandbox is
     /// paused. Blocks.
-    pub fn finish(mut self, record: Record, directory: &Path) -> Result<Paused, Error> {
+    pub fn finish(self, record: Record, directory: &Path) -> Result<Paused, Error> {
+        let copied = copy(directory, &self.entry);
+        copied.map_err(|e| Error::system(format!("cannot write into {}", self.entry.display()), &e))?;
+        self.finish_filled(record)
+    }
+
+    /// The same, if what is kept of its container is there already. Blocks.
+    pub fn finish_filled(mut self, record: Record) -> Result<Paused, Error> {
         let paused = Paused {
             entry: self.entry.clone(),
             record,
             place: None,
         };
-        copy(directory, &paused.entry)
-            .and_then(|()| paused.write(paused.record.terms.time_limit()))
-            .map_err(|e| Error::system(format!("cannot write into {}", paused.entry.display()), &e))?;
+        paused.note_time_limit(paused.record.terms.time_limit())?;
         self.finished = true;
         reach(Failpoint::PausedWritten);
         Ok(paused)
@@ -349,6 +372,12 @@ pub(super) fn create(path: &Path) -> io::Result<File> {
         .truncate(true)
         .mode(0o600)
         .open(path)
+}
+
+/// The error for a sandbox that this node has already.
+pub(crate) fn here_already(id: &str) -> Error {
+    let what = format!("this node has sandbox {id} already, or is taking it over");
+    Error::new(ErrorKind::NameInUse, what).remedy("ask again in a moment")
 }
 
 /// Removes a directory that has no record. The caller holds its lock.

@@ -30,6 +30,9 @@ pub struct Copied {
     pub claim: String,
     /// What this node writes there.
     pub nonce: String,
+    /// Whether the copy is in the registry. If not, it may be there nevertheless: thawd was killed, or got no answer.
+    #[serde(default)]
+    pub is_complete: bool,
 }
 
 /// What a copy has beside the snapshot.
@@ -125,6 +128,21 @@ impl Paused {
     pub fn note_copied(&self, note: &Copied) -> Result<(), Error> {
         let written = write_note(self.directory(), note);
         written.map_err(|e| Error::system(format!("cannot write into {}", self.directory().display()), &e))
+    }
+
+    /// Notes that the copy is in the registry, if the note is still there. The caller has made sure that nothing else changes the note
+    /// meanwhile. Blocks.
+    ///
+    /// # Errors
+    /// Those of [`Paused::copied`] and [`Paused::note_copied`].
+    pub fn note_complete(&self) -> Result<(), Error> {
+        match self.copied()? {
+            Some(note) => self.note_copied(&Copied {
+                is_complete: true,
+                ..note
+            }),
+            None => Ok(()),
+        }
     }
 
     /// Removes the note: no other node can take it over. Blocks.

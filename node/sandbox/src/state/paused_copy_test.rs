@@ -17,6 +17,7 @@ fn note() -> Copied {
     Copied {
         claim: "registry.example/paused:0123456789ab.c".into(),
         nonce: "n".into(),
+        is_complete: false,
     }
 }
 
@@ -52,9 +53,12 @@ fn note_stays_until_it_is_removed() {
     paused.note_copied(&note()).unwrap();
     let found = PausedSandboxes::under(data.path()).find("0123456789ab").unwrap();
     assert_eq!(found.copied().unwrap(), Some(note()));
+    found.note_complete().unwrap();
+    assert!(paused.copied().unwrap().unwrap().is_complete);
     fs::write(paused.directory().join(NOTE), b"{").unwrap();
     assert!(paused.copied().is_err(), "a damaged note is not taken for none");
     paused.forget_copied().unwrap();
     paused.forget_copied().unwrap();
+    paused.note_complete().unwrap();
     assert_eq!(paused.copied().unwrap(), None);
 }

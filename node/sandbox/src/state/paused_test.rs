@@ -48,6 +48,17 @@ impl Place {
 }
 
 #[test]
+fn place_of_a_paused_sandbox_is_not_made_again() {
+    let place = Place::new();
+    let paused = place.pause(record("0123456789ab", None, false));
+    let again = place.all.begin_absent("0123456789ab").unwrap_err();
+    assert_eq!(again.kind, ErrorKind::NameInUse, "{again}");
+    assert!(paused.snapshot().join("memory").exists());
+    place.all.begin_absent("0123456789ac").unwrap();
+    place.all.begin_absent("0123456789ac").unwrap();
+}
+
+#[test]
 fn paused_sandbox_is_found_with_what_was_kept_of_it() {
     let place = Place::new();
     let id = "0123456789ab";

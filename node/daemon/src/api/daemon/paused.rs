@@ -18,7 +18,7 @@ use thaw_sandbox::{CopyPlace, Node, Tenants};
 use tokio::sync::{Notify, watch};
 
 use super::describe::{describe, describe_paused};
-use super::turn::Turn;
+use super::turn::{Alone, Turn};
 use super::{Body, Daemon, Described, no_such_sandbox};
 use crate::api::factory::CopyTurn;
 use crate::api::idempotency;
@@ -143,28 +143,44 @@ impl Daemon {
         Ok(())
     }
 
-    /// Pushes a copy of a sandbox whose memory is released, unless there is one. Returns false if the sandbox is not such a one now.
+    /// Pushes a copy of a sandbox whose memory is released, unless there is one. Returns false if the sandbox is not such a one, before or
+    /// after the push.
     ///
     /// # Errors
-    /// Those of the push; it was resumed or deleted meanwhile.
+    /// Those of the push; it was resumed or deleted during the push.
     pub async fn copy_paused(self: &Arc<Daemon>, id: &str, place: &CopyPlace) -> Result<bool, Refusal> {
         let Body::Paused(paused) = self.held(id)?.0 else {
             return Ok(false);
         };
         let files = paused.files.clone();
-        if blocking(move || files.copied()).await?.is_some() {
+        let note = blocking(move || files.copied()).await?;
+        if note.is_some_and(|note| note.is_complete) {
             return Ok(true);
         }
         let (daemon, wanted, of) = (self.clone(), Wanted::on_node(id), paused.clone());
         let turn: CopyTurn = Box::pin(async move {
-            let (id, body, alone) = daemon.turn_of(&wanted).await?;
-            match body {
-                Body::Paused(now) if Arc::ptr_eq(&now, &of) => Ok(Box::new(alone) as Box<dyn Send>),
-                _ => Err(no_such_sandbox(&id)),
-            }
+            let alone = daemon.turn_of_paused(&wanted, &of).await?;
+            Ok(Box::new(alone) as Box<dyn Send>)
         });
         self.factory()?.copy_paused(&paused.files, place, turn).await?;
+        let Ok(_alone) = self.turn_of_paused(&Wanted::on_node(id), &paused).await else {
+            return Ok(false);
+        };
+        let files = paused.files.clone();
+        blocking(move || files.note_complete()).await?;
         Ok(true)
+    }
+
+    /// Waits until no other operation changes this paused sandbox.
+    ///
+    /// # Errors
+    /// It was resumed or deleted.
+    async fn turn_of_paused(&self, wanted: &Wanted, paused: &Arc<PausedSandbox>) -> Result<Alone, Error> {
+        let (id, body, alone) = self.turn_of(wanted).await?;
+        match body {
+            Body::Paused(now) if Arc::ptr_eq(&now, paused) => Ok(alone),
+            _ => Err(no_such_sandbox(&id)),
+        }
     }
 
     /// Takes a paused sandbox over from a copy, as a paused one of this node, unless it is here.

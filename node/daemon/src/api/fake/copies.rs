@@ -1,7 +1,7 @@
 //! Fake copies of paused sandboxes: a registry in memory, which several fakes may share.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use thaw_sandbox::CopyPlace;
 use thaw_sandbox::error::{Error, ErrorKind};
@@ -32,7 +32,7 @@ fn none() -> Error {
 }
 
 impl Fake {
-    fn copies(&self) -> std::sync::Arc<Copies> {
+    fn copies(&self) -> Arc<Copies> {
         self.copies.lock().unwrap().clone()
     }
 
@@ -48,6 +48,7 @@ impl Fake {
         paused.note_copied(&Copied {
             claim: claim.clone(),
             nonce: self.nonce(),
+            is_complete: false,
         })?;
         all.insert(place.reference(), (paused.record().clone(), claim));
         Ok(())
@@ -80,6 +81,7 @@ impl Fake {
         paused.note_copied(&Copied {
             claim,
             nonce: self.nonce(),
+            is_complete: true,
         })?;
         Ok(paused)
     }

@@ -1,8 +1,8 @@
 //! The access tokens of sandboxes, and the signatures of URLs for uploads. Whoever has a sandbox's token may run processes and read files in
 //! it; whoever has a signed URL may upload one archive.
 //!
-//! Invariants: a token is derived from a secret, of the node or of all nodes that answer as one, and the sandbox's id, and is stored nowhere; it stays the same over restarts of
-//! thawd; the time of a check reveals nothing about the token.
+//! Invariants: a token is derived from a secret, of the node or of all nodes that answer as one, and the sandbox's id, and is stored nowhere;
+//! it stays the same over restarts of thawd; the time of a check reveals nothing about the token.
 
 use std::fs::{File, OpenOptions};
 use std::io::{self, Read, Write};

@@ -24,8 +24,8 @@ use crate::api::scope::Scope;
 /// What it takes to pass calls on.
 #[derive(Clone)]
 pub struct Calls {
-    pub(super) service: Arc<Service>,
-    pub(super) credentials: Arc<Credentials>,
+    service: Arc<Service>,
+    credentials: Arc<Credentials>,
     takeovers: Takeovers,
 }
 
@@ -69,9 +69,12 @@ async fn of_all(
     request: Request,
     next: Next,
 ) -> Result<Response, Failure> {
+    let Calls {
+        service, credentials, ..
+    } = calls;
     match call {
-        Call::Create => placement::place(calls, members, request, next).await,
-        _ => lists::gather(calls, members, request, next).await,
+        Call::Create => placement::place(service, credentials, members, request, next).await,
+        _ => lists::gather(credentials, members, request, next).await,
     }
 }
 

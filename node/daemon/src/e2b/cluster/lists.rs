@@ -22,7 +22,7 @@ use super::super::failure::Failure;
 use super::super::list::{NEXT, encode, paged};
 use super::super::members::{Member, Members};
 use super::super::whole_id::{Tag, WholeId};
-use super::calls::Calls;
+use crate::api::credentials::Credentials;
 use crate::api::logs::parse_moment;
 use crate::api::problem::{ApiCode, Refusal};
 
@@ -84,12 +84,12 @@ impl Wanted {
 /// # Errors
 /// The caller is not known here, or the request is none for a list.
 pub async fn gather(
-    calls: &Calls,
+    credentials: &Credentials,
     members: &Members,
     request: Request,
     next: Next,
 ) -> Result<Response, Failure> {
-    let (_, key) = api_key::admit(&calls.credentials, request.headers())?;
+    let (_, key) = api_key::admit(credentials, request.headers())?;
     let wanted = Wanted::read(&request)?;
     let broken = |e: &dyn std::fmt::Display| Refusal::new(ApiCode::Broken, e);
     let _turn = members.gathering.acquire().await.map_err(|e| broken(&e))?;

@@ -23,9 +23,10 @@ use thaw_protocol::nodes::{ROOM, Room};
 use super::super::api_key;
 use super::super::failure::Failure;
 use super::super::members::{Member, Members};
-use super::calls::Calls;
+use super::super::service::Service;
 use super::forward::{connect, send};
 use super::room;
+use crate::api::credentials::Credentials;
 use crate::api::extract::read_body;
 use crate::api::problem::{ApiCode, Refusal};
 use crate::api::scope::Scope;
@@ -53,7 +54,7 @@ struct Asked {
 
 /// A creation.
 struct Placing<'a> {
-    calls: &'a Calls,
+    service: &'a Service,
     members: &'a Members,
     scope: Scope,
     key: HeaderValue,
@@ -70,12 +71,13 @@ struct Placing<'a> {
 /// # Errors
 /// The caller is not known here, or its body does not arrive. No node that has room can be reached.
 pub async fn place(
-    calls: &Calls,
+    service: &Service,
+    credentials: &Credentials,
     members: &Members,
     request: Request,
     next: Next,
 ) -> Result<Response, Failure> {
-    let (peer, key) = api_key::admit(&calls.credentials, request.headers())?;
+    let (peer, key) = api_key::admit(credentials, request.headers())?;
     let (head, body) = request.into_parts();
     let body = read_body(Request::from_parts(head.clone(), body)).await?;
     let Ok(asked) = serde_json::from_slice::<Asked>(&body) else {
@@ -89,7 +91,7 @@ pub async fn place(
     };
     let places = ordered(members, &seed);
     let placing = Placing {
-        calls,
+        service,
         members,
         scope: Scope::of(&peer),
         key,
@@ -170,12 +172,10 @@ impl Placing<'_> {
 
     async fn room(&self, place: &Place) -> Option<Room> {
         let member = match place {
-            Place::Here => return Some(room::here(&self.calls.service, &self.template, &self.scope).await),
+            Place::Here => return Some(room::here(self.service, &self.template, &self.scope).await),
             Place::Other(member) => member,
         };
-        let mut query = form_urlencoded::Serializer::new(String::new());
-        query.append_pair("template", &self.template);
-        let path = format!("{ROOM}?{}", query.finish());
+        let path = room_of(&self.template);
         let answer = self.members.ask(member, &path, Some(&self.key), MAX_ROOM).await;
         let room = answer.and_then(|answer| match answer.status {
             StatusCode::OK => serde_json::from_slice(&answer.body).map_err(|e| e.to_string()),
@@ -187,12 +187,12 @@ impl Placing<'_> {
     }
 
     async fn attempt(&self, place: &Place) -> Result<Response, NotMade> {
-        let service = &self.calls.service;
         match place {
             Place::Here => Ok(self.next.clone().run(self.request()).await),
             Place::Other(member) => {
-                let stream = connect(service, member).await.map_err(NotMade::Unreached)?;
-                let sent = send(service, member, stream, self.request()).await;
+                let stream = connect(self.service, member).await;
+                let stream = stream.map_err(NotMade::Unreached)?;
+                let sent = send(self.service, member, stream, self.request()).await;
                 sent.map_err(NotMade::Unknown)
             }
         }
@@ -201,6 +201,13 @@ impl Placing<'_> {
     fn request(&self) -> Request {
         Request::from_parts(self.head.clone(), Body::from(self.body.clone()))
     }
+}
+
+/// The path of a node's room for a template.
+fn room_of(template: &str) -> String {
+    let mut query = form_urlencoded::Serializer::new(String::new());
+    query.append_pair("template", template);
+    format!("{ROOM}?{}", query.finish())
 }
 
 /// How a creation on another node failed.

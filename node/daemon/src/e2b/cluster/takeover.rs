@@ -27,11 +27,39 @@ const RETRY: Duration = Duration::from_secs(60);
 /// Copies that are made at once.
 const AT_ONCE: usize = 2;
 
+/// For one takeover of a sandbox at a time.
+type Turn = Arc<tokio::sync::Mutex<()>>;
+
 /// The takeovers in progress, by id: of several requests for one sandbox, one takes it over.
 #[derive(Clone, Debug, Default)]
-pub struct Takeovers(Arc<Mutex<HashMap<String, Arc<tokio::sync::Mutex<()>>>>>);
+pub struct Takeovers(Arc<Mutex<HashMap<String, Turn>>>);
+
+/// A takeover, or one that waits for its turn. The last of a sandbox removes the sandbox's entry.
+struct Taking {
+    all: Takeovers,
+    id: String,
+    turn: Turn,
+}
+
+impl Drop for Taking {
+    fn drop(&mut self) {
+        let mut all = self.all.0.locked();
+        drop(std::mem::take(&mut self.turn));
+        if all.get(&self.id).is_some_and(|turn| Arc::strong_count(turn) == 1) {
+            all.remove(&self.id);
+        }
+    }
+}
 
 impl Takeovers {
+    fn begin(&self, id: &str) -> Taking {
+        Taking {
+            all: self.clone(),
+            id: id.to_owned(),
+            turn: self.0.locked().entry(id.to_owned()).or_default().clone(),
+        }
+    }
+
     /// Takes a paused sandbox over from its copy, if there are copies, for a caller of this scope. Without a copy that the caller reaches
     /// nothing happens.
     ///
@@ -42,19 +70,15 @@ impl Takeovers {
         let Some(place) = members.and_then(|members| members.copy_place(whole)) else {
             return Ok(());
         };
-        let one = self.0.locked().entry(whole.id.clone()).or_default().clone();
-        let alone = one.lock().await;
+        let taking = self.begin(&whole.id);
+        let alone = taking.turn.clone().lock_owned().await;
         let (daemon, id, viewer) = (service.daemon.clone(), whole.id.clone(), scope.viewer());
-        let taking = async move { Ok::<_, Failure>(daemon.take_paused(&id, &place, &viewer).await?) };
-        let taken = service.finish(taking).await;
-        drop(alone);
-        let mut all = self.0.locked();
-        // The map's and this one's.
-        if Arc::strong_count(&one) == 2 {
-            all.remove(&whole.id);
-        }
-        drop(all);
-        match taken {
+        let work = async move {
+            // The turn lasts as long as the work, also if the caller hangs up, and ends before the entry is removed.
+            let _turn = (alone, taking);
+            Ok::<_, Failure>(daemon.take_paused(&id, &place, &viewer).await?)
+        };
+        match service.finish(work).await {
             Err(Failure::Refused(refusal)) if is_gone(&refusal) => Ok(()),
             taken => taken,
         }
@@ -79,12 +103,10 @@ pub async fn keep_copied(service: Arc<Service>) {
     let (mut copied, mut failed) = (HashMap::<String, u64>::new(), HashMap::<String, Instant>::new());
     loop {
         let paused = paused(&service);
-        copied.retain(|id, version| {
-            paused
-                .iter()
-                .any(|it| it.id == *id && it.resource_version == *version)
-        });
-        failed.retain(|id, _| paused.iter().any(|it| it.id == *id));
+        let versions = paused.iter().map(|it| (it.id.as_str(), it.resource_version));
+        let versions: HashMap<&str, u64> = versions.collect();
+        copied.retain(|id, version| versions.get(id.as_str()).is_some_and(|now| *now == *version));
+        failed.retain(|id, _| versions.contains_key(id.as_str()));
         let is_wanted = |it: &&Arc<Sandbox>| {
             let has_waited = failed.get(&it.id).is_none_or(|at| at.elapsed() >= RETRY);
             has_waited && !copied.contains_key(&it.id)

@@ -50,7 +50,7 @@ async fn exchange(endpoint: &Endpoint, request: Request<Body>, most: usize) -> R
         let (head, body) = answer.into_parts();
         let body = Limited::new(body, most).collect().await;
         let body = body.map_err(|e| format!("its answer cannot be used: {e}"))?;
-        Ok(Answer {
+        Ok::<_, String>(Answer {
             status: head.status,
             headers: head.headers,
             body: body.to_bytes(),

@@ -86,9 +86,10 @@ impl Service {
         self.change_timeout(wanted, Some(timeout.max(1)), on_timeout)
             .await?;
         let (daemon, resumed) = (self.daemon.clone(), wanted.clone());
+        let has_copies = self.members.as_ref().is_some_and(|members| members.has_copies());
         let resuming = async move {
             let done = daemon.resume(&resumed).await;
-            if done.as_ref().is_err_and(is_gone) {
+            if has_copies && done.as_ref().is_err_and(is_gone) {
                 // Another node has it, or it was deleted: what is here is of no use.
                 let _ = daemon.delete(&resumed).await;
             }

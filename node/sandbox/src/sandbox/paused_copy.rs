@@ -150,7 +150,7 @@ impl Tenants {
     /// The files cannot be removed.
     pub async fn forget_paused(&self, paused: &Paused) -> Result<(), Error> {
         let node = self.with_stock(paused.record().stock.as_ref()).await?;
-        let (of, by) = (paused.clone(), node.clone());
+        let (of, by, turns) = (paused.clone(), node.clone(), self.claims.clone());
         let note = blocking(move || {
             let note = of.copied();
             by.forget_paused(&of).map(|()| note)
@@ -158,6 +158,7 @@ impl Tenants {
         match note.await? {
             Ok(None) => {}
             Ok(Some(note)) => drop(tokio::spawn(async move {
+                let _turn = turns.acquire().await;
                 if let Err(e) = claim(&node, &note).await {
                     tracing::warn!("a deleted sandbox could be resumed from its copy: {e}");
                 }

@@ -27,6 +27,8 @@ use thaw_sys::lock::Lock;
 pub(super) const TENANTS: &str = "tenants";
 /// Most snapshots that one tenant pushes and pulls at once.
 const TRANSFERS: usize = 2;
+/// Most claims of deleted sandboxes that are written at once.
+const CLAIMS: usize = 8;
 
 /// The node, and the nodes of tenants with a stock of their own. Clones share them.
 #[derive(Clone, Debug)]
@@ -39,6 +41,8 @@ pub struct Tenants {
     pub(super) stores: Arc<Mutex<BTreeMap<Tenant, SnapshotStore>>>,
     /// Limits the snapshots that each tenant pushes and pulls at once.
     transfers: Arc<Mutex<BTreeMap<Option<Tenant>, Arc<Semaphore>>>>,
+    /// Limits the claims of deleted sandboxes that are written at once.
+    pub(super) claims: Arc<Semaphore>,
 }
 
 /// Empty until the node is opened, and after a failure to open it.
@@ -55,6 +59,7 @@ impl Tenants {
             opened: Arc::default(),
             stores: Arc::default(),
             transfers: Arc::default(),
+            claims: Arc::new(Semaphore::new(CLAIMS)),
         }
     }
 

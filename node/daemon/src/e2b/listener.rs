@@ -140,12 +140,12 @@ impl OtherApi for E2b {
         let E2b {
             listener,
             credentials,
+            members,
             tokens,
             templates,
             builds,
             domain,
             is_encrypted,
-            members,
         } = *self;
         let daemon = serving.daemon.clone();
         if let Some(members) = members.clone() {

@@ -1,6 +1,7 @@
 //! Several nodes over fakes in one process, which serve over TCP, for tests.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -31,14 +32,18 @@ pub struct Node {
     pub config: ClusterConfig,
     pub api: Api,
     serving: tokio::task::JoinHandle<()>,
-    _stop: watch::Sender<()>,
+    stop: watch::Sender<()>,
 }
 
 impl Node {
-    /// From now on the node refuses connections.
+    /// From now on the node refuses connections, and has none.
     pub async fn stop(&mut self) {
         self.serving.abort();
         let _ = (&mut self.serving).await;
+        self.stop.send_replace(());
+        self.stop.closed().await;
+        // Other nodes notice that their idle connections to it are closed.
+        tokio::time::sleep(Duration::from_millis(20)).await;
     }
 
     /// Whether an id names this node.
@@ -127,7 +132,7 @@ pub async fn nodes(machines: &[u64]) -> Vec<Node> {
             config,
             api,
             serving,
-            _stop: stop,
+            stop,
         }
     });
     started.collect()

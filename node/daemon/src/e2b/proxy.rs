@@ -28,6 +28,7 @@ use tokio::sync::watch;
 use tokio::time::timeout;
 
 use super::idle_connections::{Connection, Destination, IdleConnections, Limits};
+use super::quick_ack::QuickAck;
 use crate::api::period::During;
 use crate::api::problem::{ApiCode, Refusal};
 use crate::api::write_timeout::{WRITE_TIMEOUT, WriteTimeout};
@@ -212,7 +213,7 @@ impl Proxy {
         if to.during.is_over() {
             return Err(broken(&"the sandbox was paused or has ended"));
         }
-        self.send_over(to, stream, outgoing).await
+        self.send_over(to, QuickAck(stream), outgoing).await
     }
 
     /// Prepares a request with all its headers, which counts as a connection to `name`. An upgraded connection ends when `closing` becomes

@@ -21,6 +21,7 @@ use super::factory::Factory;
 use super::idempotency::Answers;
 use super::machine::{Condition, Machine};
 use super::microvm::Microvm;
+use super::period::Period;
 use super::problem::{ApiCode, Refusal};
 use super::scope::Wanted;
 use super::watch::{Cache, Versions};
@@ -32,6 +33,7 @@ mod describe;
 mod fail;
 mod fork;
 mod idle;
+mod interruption;
 mod life;
 mod lifetime;
 mod operations;
@@ -64,6 +66,8 @@ struct Held {
     /// For operations that change it, one at a time.
     turn: OneAtATime,
     requests: Arc<Requests>,
+    /// Over when it is paused, gets another machine, or ends.
+    uninterrupted: Period,
     /// Watches for its end.
     lifetime: AbortHandle,
 }
@@ -288,6 +292,7 @@ impl Daemon {
             lifetime: self.watch(&id, &body),
             turn: Arc::default(),
             requests: Arc::default(),
+            uninterrupted: Period::default(),
             body,
         };
         table.insert(id, held);
@@ -304,6 +309,7 @@ impl Daemon {
         // Before its end can be shown.
         self.cache.update(id, change);
         held.lifetime = self.watch(id, &body);
+        held.uninterrupted = Period::default();
         held.body = body;
         true
     }

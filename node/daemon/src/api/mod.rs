@@ -24,6 +24,7 @@
 //! | [`timing`] | where the time of a creation went |
 //! | [`idempotency`] | creations that happen once |
 //! | [`daemon`] | thawd's state |
+//! | [`period`] | the time for which something stays as it is, for others to refer to |
 //! | [`factory`] | creating sandboxes; images, templates and stored snapshots |
 //! | [`machine`], [`microvm`] | a sandbox; the sandboxes of this node |
 //! | [`watch`] | the current state of every sandbox, and the changes |
@@ -65,6 +66,7 @@ pub mod metrics;
 pub mod microvm;
 pub mod open_watch;
 pub mod peer;
+pub mod period;
 pub mod problem;
 pub mod process;
 pub mod processes;

@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`listener`] | the TCP socket, and the layers that every request passes |
 //! | [`target`], [`route`], [`proxy`] | which port of which sandbox a request is for, and the way there |
+//! | [`idle_connections`], [`quick_ack`] | connections that requests left for later ones, and their acknowledgements |
 //! | [`envd`] | the protocol for processes and files in a sandbox |
 //! | [`cluster`], [`members`] | requests for sandboxes of other nodes, and which nodes there are |
 //! | [`whole_id`] | the ids of sandboxes in this API |
@@ -37,6 +38,7 @@ mod extract;
 pub mod failure;
 mod fork;
 mod found;
+mod idle_connections;
 mod lifecycle;
 mod list;
 pub mod listener;
@@ -46,6 +48,7 @@ mod moment;
 mod network;
 pub mod notes;
 mod proxy;
+mod quick_ack;
 pub mod route;
 mod router;
 mod sandboxes;

@@ -48,6 +48,11 @@ impl Notes {
         serde_json::from_str(terms.annotations.get(ANNOTATION)?).ok()
     }
 
+    /// Whether a sandbox has notes, without reading them.
+    pub fn are_in(terms: &Terms) -> bool {
+        terms.annotations.contains_key(ANNOTATION)
+    }
+
     /// The annotations that keep them.
     ///
     /// # Errors
@@ -93,6 +98,7 @@ mod tests {
         };
         let read: Terms = serde_json::from_str(&serde_json::to_string(&terms).unwrap()).unwrap();
         assert_eq!(Notes::of(&read), Some(notes.clone()));
+        assert!(Notes::are_in(&read) && !Notes::are_in(&Terms::default()));
         assert_eq!(notes.environment(), [format!("A={odd}")]);
         assert!(
             notes.has(&[(odd.to_owned(), odd.to_owned())]) && !notes.has(&[("A".to_owned(), odd.to_owned())])

@@ -1,18 +1,19 @@
 //! A reverse proxy to the ports of sandboxes, and to other nodes: HTTP/1.1 with bodies streamed both ways, and upgrades such as WebSockets.
 //!
-//! Invariants: a request goes only to the address that the host gave the sandbox, or over the connection to the node; there are never more
-//! connections than [`Bounds`] says; a guest that does not accept, answer or read does not hold a connection longer than the limits here.
-//! thawd's own headers do not reach the guest.
+//! Invariants: a request goes only to the address that the host gave the sandbox, while the sandbox has it, or over a connection to the node;
+//! there are never more connections in use than [`Bounds`] says; a guest that does not accept, answer or read does not hold a connection
+//! longer than the limits here. thawd's own headers do not reach the guest. A request is sent twice only if nothing of it was sent at first, or if
+//! it has no body, its method is idempotent and it went over a connection that was [idle](super::idle_connections).
 
 use std::collections::HashMap;
 use std::net::Ipv4Addr;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, HttpBody};
 use axum::extract::Request;
 use axum::http::header::{CONNECTION, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode, Uri};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
 use axum::response::Response;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
@@ -26,10 +27,13 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use super::idle_connections::{Connection, Destination, IdleConnections, Limits};
+use super::quick_ack::QuickAck;
+use crate::api::period::During;
 use crate::api::problem::{ApiCode, Refusal};
 use crate::api::write_timeout::{WRITE_TIMEOUT, WriteTimeout};
 
-/// Most connections.
+/// Most connections in use.
 #[derive(Clone, Copy, Debug)]
 struct Bounds {
     in_all: usize,
@@ -46,6 +50,19 @@ const TO_SANDBOXES: Bounds = Bounds {
 const TO_NODES: Bounds = Bounds {
     in_all: 4096,
     of_one: 2048,
+};
+/// Idle connections to sandboxes. Servers close theirs after two seconds or more; one that serves a connection at a time serves no other
+/// meanwhile.
+const IDLE_TO_SANDBOXES: Limits = Limits {
+    in_all: 256,
+    of_one: 8,
+    time: Duration::from_secs(1),
+};
+/// Idle connections to other nodes, which close theirs after 30 seconds.
+const IDLE_TO_NODES: Limits = Limits {
+    in_all: 256,
+    of_one: 16,
+    time: Duration::from_secs(10),
 };
 /// How long a guest may take to accept a connection.
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
@@ -81,115 +98,231 @@ pub enum Failed {
     Refused(Refusal),
 }
 
-/// The connections of a proxy, counted by sandbox or by node.
+/// The connections of a proxy.
 #[derive(Clone, Debug)]
-pub struct Proxy(Arc<Mutex<HashMap<String, usize>>>, Bounds);
+pub struct Proxy {
+    in_use: Arc<Mutex<InUse>>,
+    bounds: Bounds,
+    idle: IdleConnections,
+}
+
+/// How many connections are in use.
+#[derive(Debug, Default)]
+struct InUse {
+    in_all: usize,
+    /// By sandbox or by node.
+    of: HashMap<String, usize>,
+}
 
 impl Default for Proxy {
     fn default() -> Proxy {
-        Proxy(Arc::default(), TO_SANDBOXES)
+        Proxy::new(TO_SANDBOXES, IDLE_TO_SANDBOXES)
     }
 }
 
-/// One connection.
+/// One connection in use.
 #[derive(Debug)]
 struct Place {
-    proxy: Proxy,
+    in_use: Arc<Mutex<InUse>>,
     id: String,
 }
 
 impl Drop for Place {
     fn drop(&mut self) {
-        let mut counts = self.proxy.0.locked();
-        if let Some(count) = counts.get_mut(&self.id) {
+        let mut in_use = self.in_use.locked();
+        in_use.in_all -= 1;
+        if let Some(count) = in_use.of.get_mut(&self.id) {
             *count -= 1;
             if *count == 0 {
-                counts.remove(&self.id);
+                in_use.of.remove(&self.id);
             }
         }
     }
 }
 
+/// A request that is ready for a connection, and has a place for one.
+pub struct Outgoing {
+    request: Request,
+    upgrade: Option<Upgrade>,
+    place: Arc<Place>,
+    closing: watch::Receiver<bool>,
+}
+
+/// What became of a request.
+pub enum Sent {
+    Answered(Response),
+    /// It needs a new connection: there was no idle one, or that one broke, and the request may be sent again.
+    NotYet(Outgoing),
+}
+
 impl Proxy {
+    fn new(bounds: Bounds, idle: Limits) -> Proxy {
+        Proxy {
+            in_use: Arc::default(),
+            bounds,
+            idle: IdleConnections::new(idle),
+        }
+    }
+
     /// A proxy to other nodes.
     pub fn to_nodes() -> Proxy {
-        Proxy(Arc::default(), TO_NODES)
+        Proxy::new(TO_NODES, IDLE_TO_NODES)
     }
 
     fn place(&self, id: &str) -> Result<Arc<Place>, Failed> {
-        let mut counts = self.0.locked();
-        let of_one = counts.get(id).copied().unwrap_or(0);
-        if of_one >= self.1.of_one || counts.values().sum::<usize>() >= self.1.in_all {
+        let mut in_use = self.in_use.locked();
+        let of_one = in_use.of.get(id).copied().unwrap_or(0);
+        if of_one >= self.bounds.of_one || in_use.in_all >= self.bounds.in_all {
             let what = "too many connections to sandboxes";
             return Err(Failed::Refused(Refusal::new(ApiCode::TooMany, what)));
         }
-        *counts.entry(id.to_owned()).or_default() += 1;
+        in_use.in_all += 1;
+        *in_use.of.entry(id.to_owned()).or_default() += 1;
         Ok(Arc::new(Place {
-            proxy: self.clone(),
+            in_use: self.in_use.clone(),
             id: id.to_owned(),
         }))
     }
 
-    /// Sends a request to a port of the sandbox `id`, which has this address, and returns the answer. An upgraded connection ends when
-    /// `closing` becomes true.
+    /// Sends a request to a port of the sandbox `id`, which has this address for this period, and returns the answer. An upgraded connection
+    /// ends when `closing` becomes true.
     pub async fn send(
         &self,
         id: &str,
-        to: (Ipv4Addr, u16),
+        (port, during): ((Ipv4Addr, u16), During),
         mut request: Request,
         closing: watch::Receiver<bool>,
     ) -> Result<Response, Failed> {
-        let place = self.place(id)?;
         let headers = request.headers_mut();
         OF_THAWD.iter().for_each(|name| drop(headers.remove(*name)));
-        let stream = match timeout(CONNECT_LIMIT, TcpStream::connect(to)).await {
+        let to = Destination {
+            during,
+            port: Some(port),
+        };
+        let outgoing = self.outgoing(id, request, closing)?;
+        let outgoing = match self.reuse(&to, outgoing).await? {
+            Sent::Answered(answer) => return Ok(answer),
+            Sent::NotYet(outgoing) => outgoing,
+        };
+        let stream = match timeout(CONNECT_LIMIT, TcpStream::connect(port)).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(_)) | Err(_) => return Err(Failed::NotOpen),
         };
-        let set = stream.set_nodelay(true);
-        set.map_err(|e| Failed::Broken(e.to_string()))?;
-        exchange(place, stream, request, closing).await
+        stream.set_nodelay(true).map_err(|e| broken(&e))?;
+        // After it was opened: the sandbox may have ended before, and another with its address have accepted it.
+        if to.during.is_over() {
+            return Err(broken(&"the sandbox was paused or has ended"));
+        }
+        self.send_over(to, QuickAck(stream), outgoing).await
     }
 
-    /// Sends a request with all its headers over a connection, which counts as one to `name`, and returns the answer. An upgraded connection
-    /// ends when `closing` becomes true.
-    pub async fn send_over(
+    /// Prepares a request with all its headers, which counts as a connection to `name`. An upgraded connection ends when `closing` becomes
+    /// true.
+    pub fn outgoing(
         &self,
         name: &str,
-        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-        request: Request,
+        mut request: Request,
         closing: watch::Receiver<bool>,
+    ) -> Result<Outgoing, Failed> {
+        let place = self.place(name)?;
+        let upgrade = prepare(&mut request)?;
+        Ok(Outgoing {
+            request,
+            upgrade,
+            place,
+            closing,
+        })
+    }
+
+    /// Sends a request over an idle connection, if there is one and the request asks for no upgrade.
+    pub async fn reuse(&self, to: &Destination, outgoing: Outgoing) -> Result<Sent, Failed> {
+        if !stays(&outgoing) {
+            return Ok(Sent::NotYet(outgoing));
+        }
+        let Some(connection) = self.idle.take(to) else {
+            return Ok(Sent::NotYet(outgoing));
+        };
+        let again = repeatable(&outgoing.request);
+        self.exchange(connection, outgoing, again).await
+    }
+
+    /// Sends a request over a new connection, and returns the answer.
+    pub async fn send_over(
+        &self,
+        to: Destination,
+        stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+        outgoing: Outgoing,
     ) -> Result<Response, Failed> {
-        exchange(self.place(name)?, stream, request, closing).await
+        let io = TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT));
+        let mut http = http1::Builder::new();
+        http.max_buf_size(MAX_HEAD).max_headers(MAX_FIELDS);
+        let (sender, http) = http.handshake(io).await.map_err(|e| broken(&e))?;
+        let connection = self.idle.open(to, sender, http.with_upgrades());
+        match self.exchange(connection, outgoing, None).await? {
+            Sent::Answered(answer) => Ok(answer),
+            Sent::NotYet(_) => Err(broken(&"it was closed before the request was sent")),
+        }
+    }
+
+    /// Sends a request over a connection. If that breaks before an answer begins, `again` is to be sent, or the request itself if nothing of
+    /// it was sent.
+    async fn exchange(
+        &self,
+        mut connection: Connection,
+        outgoing: Outgoing,
+        again: Option<Request>,
+    ) -> Result<Sent, Failed> {
+        let stays = stays(&outgoing);
+        let Outgoing {
+            request,
+            upgrade,
+            place,
+            closing,
+        } = outgoing;
+        let answer = match timeout(ANSWER_LIMIT, connection.sender.try_send_request(request)).await {
+            Ok(Ok(answer)) => answer,
+            Ok(Err(mut failed)) => {
+                let unsent = failed.take_message();
+                let why = failed.into_error();
+                // What cannot be parsed is an answer too.
+                let request = unsent.or(again.filter(|_| !why.is_parse()));
+                let request = request.ok_or_else(|| broken(&why))?;
+                return Ok(Sent::NotYet(Outgoing {
+                    request,
+                    upgrade,
+                    place,
+                    closing,
+                }));
+            }
+            Err(_) => return Err(broken(&"the answer did not begin in time")),
+        };
+        if stays && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+            self.idle.keep(connection, place.clone());
+        }
+        Ok(Sent::Answered(pass_on(answer, upgrade, place, closing)))
     }
 }
 
-/// Sends a request over a connection, and returns the answer.
-async fn exchange(
-    place: Arc<Place>,
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    mut request: Request,
-    closing: watch::Receiver<bool>,
-) -> Result<Response, Failed> {
-    let upgrade = prepare(&mut request)?;
-    let broken = |e: &dyn std::fmt::Display| Failed::Broken(e.to_string());
-    let io = TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT));
-    let mut http = http1::Builder::new();
-    http.max_buf_size(MAX_HEAD).max_headers(MAX_FIELDS);
-    let (mut sender, connection) = http.handshake(io).await.map_err(|e| broken(&e))?;
-    let held = place.clone();
-    tokio::spawn(async move {
-        // It ends when the answer has been passed on or the client has left.
-        if let Err(e) = connection.with_upgrades().await {
-            tracing::debug!("a connection to a sandbox broke: {e}");
-        }
-        drop(held);
-    });
-    let answer = match timeout(ANSWER_LIMIT, sender.send_request(request)).await {
-        Ok(answer) => answer.map_err(|e| broken(&e))?,
-        Err(_) => return Err(broken(&"the answer did not begin in time")),
-    };
-    Ok(pass_on(answer, upgrade, place, closing))
+fn broken(why: &dyn std::fmt::Display) -> Failed {
+    Failed::Broken(why.to_string())
+}
+
+/// Whether a connection speaks HTTP after this request too.
+fn stays(outgoing: &Outgoing) -> bool {
+    outgoing.upgrade.is_none() && outgoing.request.method() != Method::CONNECT
+}
+
+/// The same request, if it may be sent twice: it has no body, and its method is idempotent (RFC 9110, section 9.2.2).
+fn repeatable(request: &Request) -> Option<Request> {
+    let may_repeat = request.method().is_idempotent() && request.body().is_end_stream();
+    may_repeat.then(|| {
+        let mut same = Request::new(Body::empty());
+        *same.method_mut() = request.method().clone();
+        *same.uri_mut() = request.uri().clone();
+        *same.version_mut() = request.version();
+        *same.headers_mut() = request.headers().clone();
+        same
+    })
 }
 
 /// An upgrade that the client asks for.
@@ -207,7 +340,7 @@ fn prepare(request: &mut Request) -> Result<Option<Upgrade>, Failed> {
         .authority()
         .and_then(|a| HeaderValue::try_from(a.as_str()).ok());
     let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
-    *request.uri_mut() = Uri::try_from(path).map_err(|e| Failed::Broken(e.to_string()))?;
+    *request.uri_mut() = Uri::try_from(path).map_err(|e| broken(&e))?;
     let headers = request.headers_mut();
     remove_connection_fields(headers);
     if let Some(authority) = authority {
@@ -301,3 +434,7 @@ async fn join(client: OnUpgrade, guest: OnUpgrade, place: Arc<Place>, mut closin
 #[cfg(test)]
 #[path = "proxy_test.rs"]
 mod tests;
+
+#[cfg(test)]
+#[path = "reuse_test.rs"]
+mod reuse_test;

@@ -7,6 +7,7 @@ use tokio::net::TcpListener;
 
 use super::*;
 use crate::api::connection;
+use crate::api::period::Period;
 
 const ID: &str = "0123456789ab";
 
@@ -40,6 +41,12 @@ async fn head(stream: &mut TcpStream) -> String {
     String::from_utf8(head).unwrap()
 }
 
+/// A port of a sandbox that is never interrupted.
+fn to(at: (Ipv4Addr, u16)) -> ((Ipv4Addr, u16), During) {
+    let forever = Box::leak(Box::new(Period::default()));
+    (at, forever.refer())
+}
+
 fn open() -> (watch::Sender<bool>, watch::Receiver<bool>) {
     watch::channel(false)
 }
@@ -62,7 +69,7 @@ async fn head_and_body_go_through_without_connection_fields() {
         .header("authorization", "Bearer of-the-app");
     let (proxy, (_closing, closing)) = (Proxy::default(), open());
     let answer = proxy
-        .send(ID, at, request.body(Body::from("hi")).unwrap(), closing)
+        .send(ID, to(at), request.body(Body::from("hi")).unwrap(), closing)
         .await
         .unwrap();
     let head = told.await.unwrap();
@@ -81,7 +88,7 @@ async fn head_and_body_go_through_without_connection_fields() {
         fields.contains_key("x-app") && !fields.contains_key("x-hop") && !fields.contains_key("keep-alive")
     );
     assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "body");
-    while !proxy.0.locked().is_empty() {
+    while !proxy.in_use.locked().of.is_empty() {
         tokio::task::yield_now().await;
     }
 }
@@ -102,7 +109,7 @@ async fn upgraded_connection_is_joined_until_thawd_ends() {
     let (proxy, (close, closing)) = (Proxy::default(), open());
     let proxied = proxy.clone();
     let routes = axum::Router::new().fallback(move |request: axum::extract::Request| async move {
-        proxied.send(ID, at, request, closing).await.unwrap()
+        proxied.send(ID, to(at), request, closing).await.unwrap()
     });
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address: SocketAddr = listener.local_addr().unwrap();
@@ -129,12 +136,14 @@ async fn upgraded_connection_is_joined_until_thawd_ends() {
     client.write_all(b"ping").await.unwrap();
     client.read_exact(&mut text[..4]).await.unwrap();
     assert_eq!(&text[..4], b"ping");
-    assert_eq!(proxy.0.locked().get(ID), Some(&1));
+    assert_eq!(proxy.in_use.locked().of.get(ID), Some(&1));
+    assert_eq!(proxy.idle.count(), 0);
     close.send_replace(true);
     assert_eq!(client.read(&mut text).await.unwrap_or(0), 0);
-    while !proxy.0.locked().is_empty() {
+    while !proxy.in_use.locked().of.is_empty() {
         tokio::task::yield_now().await;
     }
+    assert_eq!(proxy.idle.count(), 0, "it speaks HTTP no more");
 }
 
 #[tokio::test]
@@ -142,7 +151,7 @@ async fn guest_that_does_not_answer_is_an_error() {
     let (proxy, (_closing, closing)) = (Proxy::default(), open());
     let ask = async |at| {
         proxy
-            .send(ID, at, Request::new(Body::empty()), closing.clone())
+            .send(ID, to(at), Request::new(Body::empty()), closing.clone())
             .await
     };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -161,7 +170,7 @@ async fn guest_that_does_not_answer_is_an_error() {
         too_late.is_err(),
         "it waits, and a caller that leaves frees the place"
     );
-    while !proxy.0.locked().is_empty() {
+    while !proxy.in_use.locked().of.is_empty() {
         tokio::task::yield_now().await;
     }
 }
@@ -171,7 +180,7 @@ async fn answer_that_switches_unasked_is_an_error() {
     let (at, _told) =
         answering("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n").await;
     let (proxy, (_closing, closing)) = (Proxy::default(), open());
-    let sent = proxy.send(ID, at, Request::new(Body::empty()), closing).await;
+    let sent = proxy.send(ID, to(at), Request::new(Body::empty()), closing).await;
     let is_refused = sent.is_err() || sent.is_ok_and(|answer| answer.status() == StatusCode::BAD_GATEWAY);
     assert!(is_refused);
 }
@@ -190,5 +199,6 @@ fn connections_are_bounded_in_all_and_of_one() {
     places.pop();
     assert!(proxy.place("ffffffffffff").is_ok());
     drop(places);
-    assert!(proxy.0.locked().is_empty());
+    let in_use = proxy.in_use.locked();
+    assert!(in_use.of.is_empty() && in_use.in_all == 0);
 }

@@ -54,9 +54,12 @@ impl Routing {
     /// Sends a request to a port in the guest, and returns the guest's answer.
     async fn proxied(&self, target: &Target, mut request: Request) -> Response {
         let daemon = &self.service.daemon;
+        // Before the address is read: it is the sandbox's for this period.
+        let during = daemon.uninterrupted(&target.id);
         let shown = daemon.cache.get(&target.id);
         let network = shown.as_ref().and_then(|shown| shown.network.as_ref());
-        let Some(address) = network.and_then(|network| network.address.parse().ok()) else {
+        let address = network.and_then(|network| network.address.parse().ok());
+        let Some((address, during)) = address.zip(during) else {
             return Unavailable::NotOpen.answer(target);
         };
         let given = request
@@ -66,10 +69,8 @@ impl Routing {
         if given.is_some_and(|given| self.service.tokens.check(&target.id, given)) {
             request.headers_mut().remove(ACCESS_TOKEN);
         }
-        let sent = self
-            .proxy
-            .send(&target.id, (address, target.port), request, daemon.closing());
-        match sent.await {
+        let to = ((address, target.port), during);
+        match self.proxy.send(&target.id, to, request, daemon.closing()).await {
             Ok(answer) => answer,
             Err(Failed::NotOpen) => Unavailable::NotOpen.answer(target),
             Err(Failed::Refused(refusal)) => refusal.into_response(),
@@ -87,9 +88,12 @@ impl Routing {
         let found = found
             .filter(|found| is_living(found))
             .ok_or(Unavailable::Missing)?;
-        let notes = self.service.own_notes(&target.id).ok_or(Unavailable::Missing)?;
+        if !self.service.is_own(&target.id) {
+            return Err(Unavailable::Missing);
+        }
         if is_paused(&found) {
-            if !notes.auto_resume {
+            let notes = self.service.own_notes(&target.id);
+            if !notes.is_some_and(|notes| notes.auto_resume) {
                 return Err(Unavailable::Paused);
             }
             self.wake(&wanted, &found).await?;

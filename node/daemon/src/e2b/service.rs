@@ -94,6 +94,12 @@ impl Service {
         })
     }
 
+    /// Whether this API created a sandbox, or the one that it is a clone of. Each request to a port asks this, so the notes are not read.
+    pub fn is_own(&self, id: &str) -> bool {
+        let is_own = self.daemon.read_record(id, |record| Notes::are_in(&record.terms));
+        is_own == Some(true)
+    }
+
     /// What this API knows of a sandbox that it created, or of a clone of one.
     pub fn own_notes(&self, id: &str) -> Option<Notes> {
         let notes = self.daemon.read_record(id, |record| Notes::of(&record.terms));

@@ -205,8 +205,8 @@ pub fn notes(report: &mut Report) {
          answer. Commands: both run `/bin/bash -l -c true`; the SDK reads a stream of events, thawd's API answers once.",
     );
     report.note(
-        "Requests through the gateway name the sandbox by its host name. Their connection to thawd stays open, but thawd opens one to the guest \
-         for each request; direct requests use one connection that stays open. Downloads begin on a connection that was used before.",
+        "Requests through the gateway name the sandbox by its host name. Their connection to thawd stays open, and thawd's to the guest for a \
+         second after each; direct requests use one connection that stays open. Downloads begin on a connection that was used before.",
     );
     report.note(
         "Both resumes are of one sandbox whose memory was released, and begin with a new connection to the gateway: either with the request \

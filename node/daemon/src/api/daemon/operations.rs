@@ -79,10 +79,13 @@ impl Daemon {
     /// Stops the CPUs of a sandbox.
     pub async fn pause(&self, wanted: &Wanted) -> Result<(), Error> {
         let turn = self.turn(wanted).await?;
+        let id = turn.id.clone();
         let done = turn.machine.pause().await;
         reach(Failpoint::PauseDone);
         let happened = done.is_ok().then(|| SandboxEvent::now(SandboxAction::Pause));
         self.settle(turn, happened).await;
+        // Once it is shown as paused, so that no request that follows is from before.
+        self.interrupt(&id);
         done
     }
 

@@ -61,6 +61,7 @@ async fn port_of_a_sandbox_is_reached_through_any_node() {
             assert_eq!(answer.ok(200), expected, "{} {headers:?}", node.name);
         }
     }
+    assert_eq!(nodes[1].accepted(), 1, "one connection for both");
     nodes[1].stop().await;
     let answer = nodes[0].api.send("POST", "/x", &[("host", &host)], "").await;
     let why = answer.refused(502, "the node is down");

@@ -6,7 +6,7 @@ use axum::response::Response;
 use super::super::failure::Failure;
 use super::super::members::Member;
 use super::super::members::endpoint::Stream;
-use super::super::proxy::Failed;
+use super::super::proxy::{Failed, Sent};
 use super::super::service::Service;
 use super::mark::is_forwarded;
 
@@ -22,8 +22,22 @@ pub async fn forward(service: &Service, member: &Member, request: Request) -> Re
             member.name
         )));
     }
-    let stream = connect(service, member).await?;
-    send(service, member, stream, request).await
+    let Some(members) = &service.members else {
+        return Err(gone(member));
+    };
+    let reused = match members.outgoing(member, request, service.daemon.closing()) {
+        Ok(outgoing) => members.reuse(member, outgoing).await,
+        Err(failed) => Err(failed),
+    };
+    let sent = match reused {
+        Ok(Sent::Answered(answer)) => Ok(answer),
+        Ok(Sent::NotYet(outgoing)) => {
+            let stream = connect(service, member).await?;
+            members.pass_on(member, stream, outgoing).await
+        }
+        Err(failed) => Err(failed),
+    };
+    answered(service, member, sent)
 }
 
 /// Opens a connection to another node.
@@ -42,7 +56,7 @@ pub async fn connect(service: &Service, member: &Member) -> Result<Box<dyn Strea
     })
 }
 
-/// Passes a request on over a connection.
+/// Passes a request on over a new connection.
 ///
 /// # Errors
 /// [`Failure::Unreachable`]: the connection broke. There are too many connections.
@@ -55,8 +69,15 @@ pub async fn send(
     let Some(members) = &service.members else {
         return Err(gone(member));
     };
-    let closing = service.daemon.closing();
-    let sent = members.pass_on(member, stream, request, closing).await;
+    let sent = match members.outgoing(member, request, service.daemon.closing()) {
+        Ok(outgoing) => members.pass_on(member, stream, outgoing).await,
+        Err(failed) => Err(failed),
+    };
+    answered(service, member, sent)
+}
+
+/// Counts a request that was passed on, or not.
+fn answered(service: &Service, member: &Member, sent: Result<Response, Failed>) -> Result<Response, Failure> {
     service.daemon.metrics.forwarded(sent.is_ok());
     sent.map_err(|failed| match failed {
         Failed::Refused(refusal) => refusal.into(),

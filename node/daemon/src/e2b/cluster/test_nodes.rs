@@ -1,6 +1,9 @@
 //! Several nodes over fakes in one process, which serve over TCP, for tests.
 
 use std::net::{Ipv4Addr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
@@ -30,15 +33,26 @@ pub struct Node {
     pub name: &'static str,
     pub config: ClusterConfig,
     pub api: Api,
+    /// Connections.
+    accepted: Arc<AtomicUsize>,
     serving: tokio::task::JoinHandle<()>,
-    _stop: watch::Sender<()>,
+    stop: watch::Sender<()>,
 }
 
 impl Node {
-    /// From now on the node refuses connections.
+    /// From now on the node refuses connections, and has none.
     pub async fn stop(&mut self) {
         self.serving.abort();
         let _ = (&mut self.serving).await;
+        self.stop.send_replace(());
+        self.stop.closed().await;
+        // Other nodes notice that their idle connections to it are closed.
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+
+    /// How many connections it has accepted.
+    pub fn accepted(&self) -> usize {
+        self.accepted.load(Ordering::SeqCst)
     }
 
     /// Whether an id names this node.
@@ -105,15 +119,14 @@ pub async fn nodes(machines: &[u64]) -> Vec<Node> {
         let admission = Admission::with(TenantLimits::default(), capacity);
         let api = Api::of_node(Some(Router::new().fallback(echo)), admission, Some(members));
         // Ids of fakes count from here.
-        api.fake
-            .counts
-            .made
-            .store(1000 * number, std::sync::atomic::Ordering::SeqCst);
+        api.fake.counts.made.store(1000 * number, Ordering::SeqCst);
         let (stop, stopped) = watch::channel(());
-        let routes = api.routes.clone();
+        let (routes, accepted) = (api.routes.clone(), Arc::<AtomicUsize>::default());
+        let count = accepted.clone();
         let serving = tokio::spawn(async move {
             loop {
                 let stream = listener.accept().await.unwrap().0;
+                count.fetch_add(1, Ordering::SeqCst);
                 tokio::spawn(connection::serve(
                     stream,
                     None::<Peer>,
@@ -126,8 +139,9 @@ pub async fn nodes(machines: &[u64]) -> Vec<Node> {
             name,
             config,
             api,
+            accepted,
             serving,
-            _stop: stop,
+            stop,
         }
     });
     started.collect()

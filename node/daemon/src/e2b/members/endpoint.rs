@@ -72,7 +72,16 @@ pub struct Endpoint {
     tls: Option<(Trust, ServerName<'static>)>,
 }
 
-#[derive(Clone, Debug)]
+impl PartialEq for Endpoint {
+    /// Whether both are one server by one name. All endpoints of one kind trust the same authorities.
+    fn eq(&self, other: &Endpoint) -> bool {
+        let certified = |of: &Endpoint| of.tls.as_ref().map(|(_, name)| name.clone());
+        (&self.host, self.port, &self.authority) == (&other.host, other.port, &other.authority)
+            && certified(self) == certified(other)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq)]
 enum Host {
     Address(IpAddr),
     Name(Name),
@@ -83,6 +92,12 @@ enum Host {
 struct Name {
     name: String,
     resolver: Arc<OnceCell<TokioResolver>>,
+}
+
+impl PartialEq for Name {
+    fn eq(&self, other: &Name) -> bool {
+        self.name == other.name
+    }
 }
 
 impl std::fmt::Debug for Name {

@@ -47,6 +47,23 @@ fn id_leads_to_its_node_while_that_is_a_member() {
 }
 
 #[test]
+fn membership_lasts_while_a_node_keeps_its_address() {
+    let key = key();
+    let (members, _) = Members::open(&config(&key, "b", &["a", "b", "c"])).unwrap();
+    let of_all = |members: &Members| -> Vec<_> {
+        let others = members.others();
+        others.iter().map(|member| member.destination().during).collect()
+    };
+    let before = of_all(&members);
+    members.reload(&config(&key, "b", &["a", "b", "d"])).unwrap();
+    let after = of_all(&members);
+    assert!(before[0] == after[0] && !before[0].is_over());
+    assert!(before[1].is_over() && !after[1].is_over());
+    members.reload(&config(&key, "b", &["b", "a", "d"])).unwrap();
+    assert!(after[0].is_over(), "its address is another");
+}
+
+#[test]
 fn wrong_configuration_is_refused() {
     let (key, short) = (key(), tempfile::NamedTempFile::new().unwrap());
     let good = config(&key, "a", &["a", "b"]);

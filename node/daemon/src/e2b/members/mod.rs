@@ -29,9 +29,11 @@ use thaw_sys::lock::Share;
 use tokio::sync::{Semaphore, watch};
 
 use super::api_key::API_KEY;
-use super::proxy::{Failed, Proxy};
+use super::idle_connections::Destination;
+use super::proxy::{Failed, Outgoing, Proxy, Sent};
 use super::token::AccessTokens;
 use super::whole_id::{Tag, WholeId};
+use crate::api::period::Period;
 
 pub mod asking;
 pub mod endpoint;
@@ -55,11 +57,35 @@ const SEARCHED_AT_ONCE: usize = 16;
 const MAX_NAME: usize = 253;
 
 /// Another node.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 pub struct Member {
     pub name: String,
     pub tag: Tag,
     endpoint: Endpoint,
+    /// For as long as it is a member with this address.
+    membership: Period,
+}
+
+impl Member {
+    fn new(name: String, endpoint: Endpoint) -> Member {
+        Member {
+            tag: Tag::of(&name),
+            name,
+            endpoint,
+            membership: Period::default(),
+        }
+    }
+
+    fn is(&self, other: &Member) -> bool {
+        self.name == other.name && self.endpoint == other.endpoint
+    }
+
+    fn destination(&self) -> Destination {
+        Destination {
+            during: self.membership.refer(),
+            port: None,
+        }
+    }
 }
 
 /// The node that made a sandbox.
@@ -182,7 +208,13 @@ impl Members {
     }
 
     fn replace(&self, others: Vec<Member>) {
-        let others = shared(others);
+        let before = self.others();
+        let others = others.into_iter().map(|new| {
+            // Idle connections to a node that stays a member are kept.
+            let same = before.iter().find(|old| old.is(&new)).cloned();
+            same.unwrap_or_else(|| Arc::new(new))
+        });
+        let others: Arc<[Arc<Member>]> = others.collect();
         let after = names(&others);
         let before = names(&std::mem::replace(&mut *self.others.writing(), others));
         if before != after {
@@ -231,20 +263,40 @@ impl Members {
         member.endpoint.connect().await
     }
 
-    /// Passes a caller's request on over a connection to another node, and returns the answer of that node. An upgraded connection ends when
-    /// `closing` becomes true.
+    /// Prepares a caller's request to be passed on to another node. An upgraded connection ends when `closing` becomes true.
     ///
     /// # Errors
-    /// The connection broke, or there are too many.
+    /// There are too many connections.
+    pub fn outgoing(
+        &self,
+        member: &Member,
+        mut request: Request,
+        closing: watch::Receiver<bool>,
+    ) -> Result<Outgoing, Failed> {
+        request.headers_mut().insert(MARK, self.proof.mark().clone());
+        self.proxy.outgoing(&member.name, request, closing)
+    }
+
+    /// Passes a request on over an idle connection to another node, if there is one.
+    ///
+    /// # Errors
+    /// The connection broke, and the node may have got the request.
+    pub async fn reuse(&self, member: &Member, outgoing: Outgoing) -> Result<Sent, Failed> {
+        let to = member.destination();
+        self.proxy.reuse(&to, outgoing).await
+    }
+
+    /// Passes a request on over a new connection to another node, and returns the answer of that node.
+    ///
+    /// # Errors
+    /// The connection broke.
     pub async fn pass_on(
         &self,
         member: &Member,
         stream: Box<dyn Stream>,
-        mut request: Request,
-        closing: watch::Receiver<bool>,
+        outgoing: Outgoing,
     ) -> Result<Response, Failed> {
-        request.headers_mut().insert(MARK, self.proof.mark().clone());
-        self.proxy.send_over(&member.name, stream, request, closing).await
+        self.proxy.send_over(member.destination(), stream, outgoing).await
     }
 
     /// Whether paused sandboxes are copied.
@@ -339,11 +391,7 @@ fn listed(nodes: &BTreeMap<String, String>, own: &str, trust: Option<&Trust>) ->
         }
         let endpoint = Endpoint::parse(url, trust)?;
         if name != own {
-            others.push(Member {
-                name: name.clone(),
-                tag: Tag::of(name),
-                endpoint,
-            });
+            others.push(Member::new(name.clone(), endpoint));
         }
     }
     Ok(others)
@@ -368,7 +416,7 @@ fn distinct(endpoints: BTreeMap<String, Endpoint>, own: &str) -> Vec<Member> {
             None => {}
         }
         tags.insert(tag, name.clone());
-        others.push(Member { name, tag, endpoint });
+        others.push(Member::new(name, endpoint));
     }
     others
 }

@@ -159,8 +159,8 @@ test-api: ## what the API's document promises, asked by Schemathesis and by a cl
 	@$(MAKE) kernel build
 	@tests/api/run
 
-test-e2b: ## E2B's Python SDK, unchanged, against thawd: over fakes, and with real guests
-	@./setup test api
+test-e2b: ## E2B's SDKs for Python and JavaScript, unchanged, against thawd: over fakes, and with real guests
+	@./setup test e2b
 	@$(MAKE) kernel build
 	@tests/e2b/run
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import lab
 
-SKIPPED = {".git", "__pycache__", "node_modules"}
+SKIPPED = {".git", "__pycache__"}
 KEPT_IMAGES = 4
 # More than one run carries.
 KEPT_STRIPPED = 100
@@ -69,7 +69,7 @@ def chosen_files(added: list[str], command: list[str]) -> tuple[dict[str, Path],
     """What goes into the image: path in it → file here; and the paths outside the repository."""
     root = lab.REPOSITORY
     files: dict[str, Path] = {}
-    for path in walk(root, skip_target=True):
+    for path in walk(root, is_repository=True):
         files[f"tree/{path.relative_to(root)}"] = path
     for path in cargo_executables(root / "target"):
         files[f"tree/{path.relative_to(root)}"] = path
@@ -89,11 +89,12 @@ def chosen_files(added: list[str], command: list[str]) -> tuple[dict[str, Path],
     return files, elsewhere
 
 
-def walk(top: Path, skip_target: bool = False):
-    """All files and symbolic links below `top`."""
+def walk(top: Path, is_repository: bool = False):
+    """All files and symbolic links below `top`. Of the repository, `target` and `node_modules` are skipped: what is needed of them is added."""
+    skipped = SKIPPED | {"node_modules"} if is_repository else SKIPPED
     for directory, names, files in os.walk(top):
-        names[:] = [name for name in names if name not in SKIPPED]
-        if skip_target and directory == str(top) and "target" in names:
+        names[:] = [name for name in names if name not in skipped]
+        if is_repository and directory == str(top) and "target" in names:
             names.remove("target")
         for name in files:
             yield Path(directory, name)

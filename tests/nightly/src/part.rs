@@ -114,7 +114,7 @@ pub const PARTS: &[Part] = &[
     ),
     part(
         "e2b",
-        "E2B's Python SDK, unchanged, over fakes and with real guests",
+        "E2B's SDKs for Python and JavaScript, unchanged, over fakes and with real guests",
         "make test-e2b",
         60,
     ),

@@ -56,7 +56,7 @@ pub struct NewBuild {
     cpu_count: Option<u8>,
     #[serde(rename = "memoryMB")]
     memory_mib: Option<u32>,
-    #[serde(rename = "minFreeDiskMB")]
+    #[serde(rename = "minFreeDiskMb")]
     min_free_disk_mib: Option<u32>,
 }
 
@@ -78,7 +78,7 @@ impl NewBuild {
             .map(|free| DEFAULT_DISK_MIB.saturating_add(free));
         match disk_mib {
             Some(size) if size > MAX_DISK_MIB => Err(Failure::Bad(format!(
-                "minFreeDiskMB is too large; it may be {}",
+                "minFreeDiskMb is too large; it may be {}",
                 MAX_DISK_MIB - DEFAULT_DISK_MIB
             ))),
             _ => Ok(Shape {
@@ -239,7 +239,7 @@ fn of_template(found: Found, machine: Shape) -> Result<Base, Failure> {
         }
         source if machine == Shape::default() => source,
         Source::Snapshot(..) => {
-            let why = "the template was frozen, so its machine stays: leave out cpuCount, memoryMB and minFreeDiskMB";
+            let why = "the template was frozen, so its machine stays: leave out cpuCount, memoryMB and minFreeDiskMb";
             return Err(Failure::Bad(why.into()));
         }
     };

@@ -304,9 +304,9 @@ async fn build_that_cannot_be_is_refused_at_once() {
         (json!({"name": "web", "cpuCount": 99}), 400, "cpus"),
         (json!({"name": "web", "memoryMB": 1}), 400, "memory"),
         (
-            json!({"name": "web", "minFreeDiskMB": 4_000_000}),
+            json!({"name": "web", "minFreeDiskMb": 4_000_000}),
             400,
-            "minFreeDiskMB",
+            "minFreeDiskMb",
         ),
         (json!({"name": "web", "colour": "blue"}), 400, "colour"),
     ] {

@@ -1,7 +1,7 @@
 //! Errors as E2B's SDKs read them: a status, and `{"code": STATUS, "message": TEXT}`.
 //!
-//! An SDK makes its own exceptions of the statuses 401, 404, 409, 429 and 503, and repeats a request that got 429, 502, 503 or 504. So a
-//! status that means something else in thawd's API is replaced ([`status_of`]).
+//! An SDK makes its own exceptions of the statuses 401, 404, 409, 429 and 503. The Python SDK repeats a request that got 429, 502, 503 or 504,
+//! the JavaScript SDK one that got 429 with Retry-After. So a status that means something else in thawd's API is replaced ([`status_of`]).
 
 use axum::Json;
 use axum::extract::Request;

@@ -7,6 +7,7 @@ use super::*;
 use crate::api::fake::{Fake, Guest};
 use crate::api::request_gate::Bounds;
 use crate::e2b::test_api::{ACME, config, keys};
+use crate::e2b::test_sdk::Sdk;
 
 fn paths(root: &Path) -> Paths {
     Paths {
@@ -126,28 +127,44 @@ async fn api_is_served_until_thawd_stops() {
     assert!(tokio::net::TcpStream::connect(served.address).await.is_err());
 }
 
-/// Runs a program of `tests/e2b` with E2B's Python SDK against fakes. `THAW_E2B_PYTHON` is a Python that has the SDK.
-async fn run(served: &Served, program: &str) {
-    let python = std::env::var("THAW_E2B_PYTHON").expect("THAW_E2B_PYTHON is a Python with E2B's SDK");
-    let url = format!("http://{}", served.address);
-    let script = Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("tests/e2b")
-        .join(program);
-    let mut script_run = std::process::Command::new(python);
-    script_run.arg(script).env("E2B_API_URL", &url);
-    script_run.env("E2B_SANDBOX_URL", &url).env("E2B_API_KEY", ACME);
-    assert!(script_run.status().unwrap().success());
+async fn use_the_control_plane(sdk: Sdk) {
+    let served = serve(None).await;
+    run(&served, sdk, "control_plane").await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs a Python with E2B's SDK"]
-async fn python_sdk_uses_every_call_of_the_control_plane() {
-    run(&serve(None).await, "control_plane.py").await;
-}
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs a Python with E2B's SDK"]
-async fn python_sdk_builds_templates() {
+async fn build_templates(sdk: Sdk) {
     let guest = Arc::new(crate::e2b::envd::local_guest::LocalGuest::default());
-    run(&serve(Some(guest)).await, "templates.py").await;
+    let served = serve(Some(guest)).await;
+    run(&served, sdk, "templates").await;
+}
+
+/// Runs a program of `tests/e2b` against fakes.
+async fn run(served: &Served, sdk: Sdk, program: &str) {
+    let url = format!("http://{}", served.address);
+    sdk.run(&format!("tests/e2b/{program}"), &url, &[("E2B_API_KEY", ACME)])
+        .await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs E2B's Python SDK"]
+async fn python_sdk_uses_every_call_of_the_control_plane() {
+    use_the_control_plane(Sdk::Python).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs E2B's JavaScript SDK"]
+async fn javascript_sdk_uses_every_call_of_the_control_plane() {
+    use_the_control_plane(Sdk::JavaScript).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs E2B's Python SDK"]
+async fn python_sdk_builds_templates() {
+    build_templates(Sdk::Python).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs E2B's JavaScript SDK"]
+async fn javascript_sdk_builds_templates() {
+    build_templates(Sdk::JavaScript).await;
 }

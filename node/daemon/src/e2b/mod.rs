@@ -60,6 +60,8 @@ pub mod template;
 mod templates;
 #[cfg(test)]
 mod test_api;
+#[cfg(test)]
+mod test_sdk;
 pub mod token;
 mod upload_calls;
 mod usage;

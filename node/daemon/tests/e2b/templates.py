@@ -42,7 +42,7 @@ built = (
     .set_start_cmd(f"touch {PLACE}/begun; exec sleep 30", wait_for_file(f"{PLACE}/begun"))
 )
 log = []
-info = Template.build(built, "sdk:v1", tags=["stable"], on_build_logs=lambda entry: log.append(entry.message))
+info = Template.build(built, "sdk:v1", tags=["stable"], min_free_disk_mb=64, on_build_logs=lambda entry: log.append(entry.message))
 assert info.name == "sdk:v1" and sorted(info.tags) == ["stable", "v1"], info
 assert f"{PLACE}/work" in log and "root" in log, log
 status = Template.get_build_status(info)

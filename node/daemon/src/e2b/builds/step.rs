@@ -24,9 +24,13 @@ pub struct NewStep {
     /// Run it although the same build exists.
     #[serde(default, skip_serializing)]
     pub force: bool,
-    /// Of the client alone.
+    /// Of the client alone: whether and how it makes the archive.
     #[serde(default, rename = "forceUpload", skip_serializing)]
     _force_upload: Option<bool>,
+    #[serde(default, rename = "resolveSymlinks", skip_serializing)]
+    _resolve_symlinks: Option<bool>,
+    #[serde(default, rename = "gzip", skip_serializing)]
+    _gzip: Option<bool>,
 }
 
 /// A step.

@@ -19,7 +19,8 @@ fn steps_of_the_sdk_are_read() {
     let hash = "0a".repeat(32);
     let steps = read(json!([
         {"type": "RUN", "args": ["apt-get update", "root"], "force": false},
-        {"type": "COPY", "args": ["./src/../app/main.py", "/app/", "", "0644"], "filesHash": hash, "forceUpload": true},
+        {"type": "COPY", "args": ["./src/../app/main.py", "/app/", "", "0644"], "filesHash": hash, "forceUpload": true,
+            "resolveSymlinks": true, "gzip": false},
         {"type": "ENV", "args": ["A", "1", "B", "x=y"]},
         {"type": "WORKDIR", "args": ["/app"]},
         {"type": "USER", "args": ["app:staff"]},

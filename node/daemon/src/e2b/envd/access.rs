@@ -16,6 +16,7 @@ use http_body_util::BodyExt;
 use thaw_protocol::connect::Code;
 use tokio::sync::OwnedSemaphorePermit;
 
+use super::connect::{headers, outgoing};
 use super::failure::Failure;
 use super::open_sandbox::{OpenSandbox, OpenSandboxes};
 use super::signature::{Operation, Signed, is_same};
@@ -63,7 +64,10 @@ pub async fn admit(State(open): State<Arc<OpenSandboxes>>, mut request: Request,
             })
         }
         Err(failure) if failure.code == Code::Unavailable => failure.into_plain(),
-        Err(failure) => failure.into_response(),
+        Err(failure) => match headers::codec(request.headers(), true) {
+            Some(codec) => outgoing::refusal(codec, failure),
+            None => failure.into_response(),
+        },
     }
 }
 

@@ -104,6 +104,10 @@ async fn requests_of_a_sandbox_are_bounded() {
         );
     }
     assert_eq!(status(&bed, Some(Access::Open), "GET", "/health", &[]).await, 429);
+    // A stream's client would take the status 429 for a sandbox that is gone.
+    let mut refused = bed.open("/filesystem.Filesystem/WatchDir", &[], message).await;
+    let error = refused.message().await.unwrap_err();
+    assert_eq!(error["code"], "resource_exhausted", "{error}");
     open.pop();
     assert_eq!(status(&bed, Some(Access::Open), "GET", "/health", &[]).await, 204);
 }

@@ -1,18 +1,13 @@
-//! E2B's own Python SDK against the routes of a sandbox, whose guest is this host.
+//! E2B's own SDKs against the routes of a sandbox, whose guest is this host.
 
 use axum::extract::Request;
 use axum::middleware::{Next, from_fn};
 
 use super::access::{Access, ForSandbox};
 use super::test_client::Bed;
+use crate::e2b::test_sdk::Sdk;
 
-/// The variable with the Python interpreter of an environment that has the SDK (`pip install e2b==2.63.0`).
-const PYTHON: &str = "THAW_E2B_PYTHON";
-
-#[tokio::test(flavor = "multi_thread")]
-#[ignore = "needs the SDK: set THAW_E2B_PYTHON"]
-async fn sdk_of_python_uses_a_sandbox() {
-    let python = std::env::var(PYTHON).expect("THAW_E2B_PYTHON names a Python interpreter");
+async fn use_a_sandbox(sdk: Sdk) {
     let bed = Bed::new().await;
     let wanted = bed.wanted.clone();
     let name = from_fn(move |mut request: Request, next: Next| {
@@ -27,13 +22,18 @@ async fn sdk_of_python_uses_a_sandbox() {
     let url = format!("http://{}", listener.local_addr().unwrap());
     let routes = bed.routes.clone().layer(name);
     tokio::spawn(async move { axum::serve(listener, routes).await });
-    let mut script = tokio::process::Command::new(python);
-    script.args(["-c", include_str!("sdk_test.py")]);
-    script
-        .env("E2B_SANDBOX_URL", url)
-        .env("E2B_DEBUG", "true")
-        .env("E2B_API_KEY", "e2b_0");
-    let done = script.output().await.unwrap();
-    println!("{}", String::from_utf8_lossy(&done.stdout));
-    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    let variables = [("E2B_DEBUG", "true"), ("E2B_API_KEY", "e2b_0")];
+    sdk.run("src/e2b/envd/sdk_test", &url, &variables).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs E2B's Python SDK"]
+async fn python_sdk_uses_a_sandbox() {
+    use_a_sandbox(Sdk::Python).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+#[ignore = "needs E2B's JavaScript SDK"]
+async fn javascript_sdk_uses_a_sandbox() {
+    use_a_sandbox(Sdk::JavaScript).await;
 }

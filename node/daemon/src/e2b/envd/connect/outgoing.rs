@@ -47,6 +47,11 @@ pub fn single<M: Message + Name + 'static>(codec: Codec, answer: Result<M, Failu
     stream(codec, futures_util::stream::iter([answer]).boxed())
 }
 
+/// The answer to a stream's request that was refused before it was read. Of a status, clients would see only the number.
+pub fn refusal(codec: Codec, failure: Failure) -> Response {
+    of_type(codec.media_type(true), Body::from(end(Some(failure))))
+}
+
 fn frame<M: Message + Name>(codec: Codec, message: &M) -> Result<Vec<u8>, Failure> {
     let bytes = codec.encode(message)?;
     Envelope::encode(false, &bytes).ok_or_else(|| Failure::invalid("a message has more than 4 GiB"))

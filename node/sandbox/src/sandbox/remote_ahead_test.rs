@@ -33,7 +33,10 @@ async fn rest_waits_until_no_machine_has_waited_for_a_while() {
         start.elapsed()
     };
     let (served, done) = tokio::join!(machine, background);
-    assert!((QUIET..QUIET + 5 * READ).contains(&(done - served)), "{served:?} {done:?}");
+    assert!(
+        (QUIET..QUIET + 5 * READ).contains(&(done - served)),
+        "{served:?} {done:?}"
+    );
     assert_eq!(registry.reads(), (1, 2));
 }
 

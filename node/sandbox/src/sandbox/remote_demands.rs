@@ -39,7 +39,10 @@ impl Demands {
     pub(super) async fn quiet(&self, time: Duration) {
         let mut changes = self.0.subscribe();
         loop {
-            let ended = changes.wait_for(|now| now.waiting == 0).await.map(|now| now.ended);
+            let ended = changes
+                .wait_for(|now| now.waiting == 0)
+                .await
+                .map(|now| now.ended);
             // The sender belongs to us, so it still exists.
             let Ok(ended) = ended else { return };
             let until = ended + time;

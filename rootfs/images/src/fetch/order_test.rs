@@ -106,7 +106,9 @@ async fn prefetch_that_a_caller_waits_for_stands_back_no_more() {
     };
     let demand = async {
         tokio::time::sleep(Duration::from_secs(3)).await;
-        read(&*reader, blob, 4096..1 << 20, Priority::Demand).await.unwrap();
+        read(&*reader, blob, 4096..1 << 20, Priority::Demand)
+            .await
+            .unwrap();
         start.elapsed().as_secs()
     };
     let queued = async {
@@ -120,7 +122,10 @@ async fn prefetch_that_a_caller_waits_for_stands_back_no_more() {
     };
     let (begun, queued, demand, ()) = tokio::join!(ahead(0..1 << 20, &first), queued, demand, callers);
     // Both would be after the demand. The one that had begun is not begun again.
-    assert!((30..40).contains(&begun) && queued == 20 && demand > 70, "{begun} {queued} {demand}");
+    assert!(
+        (30..40).contains(&begun) && queued == 20 && demand > 70,
+        "{begun} {queued} {demand}"
+    );
     assert_eq!(network.to("registry.example").len(), 3);
 }
 

@@ -158,7 +158,12 @@ fn changed_page_changes_one_pack_and_no_other() {
 fn change_of_the_first_of_two_equal_chunks_changes_two_packs() {
     let memory = |first: u64| {
         let chunk = |number: u64| noise(number, CHUNK as usize);
-        let parts = [(0, chunk(first)), (LEAST_SPAN, chunk(2)), (3 * LEAST_SPAN, chunk(1)), (3 * LEAST_SPAN + SIZE, chunk(3))];
+        let parts = [
+            (0, chunk(first)),
+            (LEAST_SPAN, chunk(2)),
+            (3 * LEAST_SPAN, chunk(1)),
+            (3 * LEAST_SPAN + SIZE, chunk(3)),
+        ];
         packed(&[file(4 * LEAST_SPAN, &parts)]).0
     };
     let (before, after) = (memory(1), memory(9));
@@ -170,8 +175,15 @@ fn change_of_the_first_of_two_equal_chunks_changes_two_packs() {
 fn spans_are_doubled_until_there_are_few_with_data() {
     // Files with a byte in each of so many MiB.
     let files = |counts: &[u64]| -> Vec<File> {
-        let parts = |count: u64| (0..count).map(|number| (number << 20, vec![7u8])).collect::<Vec<_>>();
-        counts.iter().map(|count| file(count << 20, &parts(*count))).collect()
+        let parts = |count: u64| {
+            (0..count)
+                .map(|number| (number << 20, vec![7u8]))
+                .collect::<Vec<_>>()
+        };
+        counts
+            .iter()
+            .map(|count| file(count << 20, &parts(*count)))
+            .collect()
     };
     let enough = ENOUGH_PACKS as u64;
     for (counts, span) in [

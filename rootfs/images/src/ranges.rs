@@ -37,15 +37,8 @@ pub enum Priority {
 }
 
 /// Whether a caller has come to wait for a prefetch, which is a demand from then on.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Urgency(watch::Sender<bool>);
-
-impl Default for Urgency {
-    /// No caller waits yet.
-    fn default() -> Urgency {
-        Urgency(watch::Sender::new(false))
-    }
-}
 
 impl Urgency {
     /// From now on, a caller waits.

@@ -84,7 +84,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(6))]
 
     #[test]
-    fn packed_files_come_back(memory in parts(), disk in parts(), tail in 0..SIZE, doubled in 0u32..3) {
+    fn packed_files_come_back(memory in parts(), disk in parts(), tail in 0..SIZE, doubled in 0u32..7) {
         let bytes = |kind: u8, length: u16| match kind {
             0 => vec![0; length.into()],
             1 => vec![7; length.into()],

@@ -9,6 +9,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use serde::{Deserialize, Serialize};
 use thaw_imagefs::digest::Digest;
+use tokio::sync::watch;
 
 use crate::error::Error;
 
@@ -35,6 +36,28 @@ pub enum Priority {
     Prefetch,
 }
 
+/// Whether a caller has come to wait for a prefetch, which is a demand from then on.
+#[derive(Debug, Default)]
+pub struct Urgency(watch::Sender<bool>);
+
+impl Urgency {
+    /// From now on, a caller waits.
+    pub fn raise(&self) {
+        self.0.send_modify(|raised| *raised = true);
+    }
+
+    /// Whether a caller waits.
+    pub fn is_raised(&self) -> bool {
+        *self.0.borrow()
+    }
+
+    /// Returns once a caller waits.
+    pub async fn raised(&self) {
+        // The sender belongs to us, so it still exists.
+        let _ = self.0.subscribe().wait_for(|raised| *raised).await;
+    }
+}
+
 /// Checks that bytes are the right ones, or returns what is wrong with them. It hashes, which may take long, so it runs outside the
 /// runtime.
 pub type Check = Arc<dyn Fn(&[u8]) -> Result<(), String> + Send + Sync>;
@@ -53,6 +76,20 @@ pub trait Ranges: Send + Sync {
         priority: Priority,
         check: Check,
     ) -> Result<Bytes, Error>;
+
+    /// As [`Ranges::read`] of a prefetch, which goes on as a demand once `urgency` is raised. What was read until then is kept.
+    ///
+    /// # Errors
+    /// Those of [`Ranges::read`].
+    async fn read_ahead(
+        &self,
+        blob: &StoredBlob,
+        range: Range<u64>,
+        _urgency: &Urgency,
+        check: Check,
+    ) -> Result<Bytes, Error> {
+        self.read(blob, range, Priority::Prefetch, check).await
+    }
 }
 
 /// The length of a range; an error if it is empty, too long or not in the blob.

@@ -71,6 +71,8 @@ mod provenance;
 mod quota;
 mod rate_limits;
 mod recent_pools;
+mod remote_ahead;
+mod remote_demands;
 mod remote_files;
 mod remote_memory;
 mod remote_snapshot;

@@ -2,19 +2,23 @@
 //! of which `manifest.json` has one hash.
 //!
 //! Invariants: no byte is written before its whole part matches that hash, so a signature covers it too. A part that is present stays so.
-//! A part that somebody waits for is fetched once at a time, however many machines wait for it, and waits for no prefetch. At most
-//! [`DEMANDS`] are fetched at once, which bounds the memory that they take.
+//! A part is fetched once at a time, however many machines wait for it. A machine that wants a part which is being prefetched waits for
+//! that fetch, which then is a demand like others. At most [`DEMANDS`] parts are fetched at once for those that wait, which bounds the
+//! memory that they take.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use thaw_images::ranges::{Check, Priority, Ranges, StoredBlob};
+use thaw_images::ranges::{Check, Priority, Ranges, StoredBlob, Urgency};
 use thaw_sys::lock::Lock;
 use tokio::sync::{OnceCell, Semaphore};
 
+use super::remote_demands::{Demand, Demands};
 use crate::blocking::blocking;
 use crate::error::{Error, ErrorKind};
 use crate::images::failure;
@@ -54,18 +58,59 @@ pub(super) struct RemoteFiles {
     /// `None` if all parts are present.
     packs: Option<Packs>,
     files: Vec<RemoteFile>,
-    demands: Semaphore,
-    in_flight: Mutex<HashMap<Part, InFlight>>,
+    demands: Demands,
+    /// For those that wait.
+    turns: Semaphore,
+    /// Each with the number of those that share it.
+    in_flight: Mutex<HashMap<Part, (Arc<InFlight>, usize)>>,
 }
 
-/// A fetch that callers wait for, and what became of it.
-type InFlight = Arc<OnceCell<Result<(), Failed>>>;
+/// A fetch of a part.
+#[derive(Debug, Default)]
+struct InFlight {
+    /// What became of it.
+    outcome: OnceCell<Result<(), Failed>>,
+    /// Raised once a caller waits for it.
+    urgency: Urgency,
+}
 
 /// A failure that several callers get.
 #[derive(Clone, Debug)]
 struct Failed {
     kind: ErrorKind,
     what: String,
+    /// Of a prefetch: its time began before a caller waited.
+    is_ahead: bool,
+}
+
+impl From<Failed> for Error {
+    fn from(failed: Failed) -> Error {
+        Error::new(failed.kind, failed.what)
+    }
+}
+
+/// One of those that share a fetch. The last one takes it off the list, or the first once it is over.
+struct Sharing<'a> {
+    files: &'a RemoteFiles,
+    part: Part,
+    fetch: Arc<InFlight>,
+}
+
+impl Drop for Sharing<'_> {
+    fn drop(&mut self) {
+        let mut in_flight = self.files.in_flight.locked();
+        let Entry::Occupied(mut listed) = in_flight.entry(self.part) else {
+            return;
+        };
+        let (fetch, sharing) = listed.get_mut();
+        if !Arc::ptr_eq(fetch, &self.fetch) {
+            return;
+        }
+        *sharing -= 1;
+        if *sharing == 0 || fetch.outcome.initialized() {
+            listed.remove();
+        }
+    }
 }
 
 struct RemoteFile {
@@ -114,7 +159,8 @@ impl RemoteFiles {
         RemoteFiles {
             packs,
             files: files.collect(),
-            demands: Semaphore::new(DEMANDS),
+            demands: Demands::new(),
+            turns: Semaphore::new(DEMANDS),
             in_flight: Mutex::default(),
         }
     }
@@ -154,7 +200,8 @@ impl RemoteFiles {
     }
 
     /// Fetches a part for a caller that waits, and returns once it is present. Callers that wait for one part share its fetch, and its
-    /// failure. A fetch gives up after `[fetch] budget_ms`.
+    /// failure, also that of a prefetch which had begun. A fetch gives up after `[fetch] budget_ms`; if that was a prefetch, a caller
+    /// fetches once more.
     ///
     /// # Errors
     /// Those of the registry; [`ErrorKind::SnapshotMalformed`] if what it sends is not what `manifest.json` says.
@@ -162,20 +209,12 @@ impl RemoteFiles {
         if self.is_present(part) {
             return Ok(());
         }
-        let flight = self.in_flight.locked().entry(part).or_default().clone();
-        let fetched = flight.get_or_init(|| async {
-            let _turn = self.demands.acquire().await;
-            self.obtain(part, Priority::Demand).await.map_err(|e| Failed {
-                kind: e.kind,
-                what: e.what,
-            })
-        });
-        let fetched = fetched.await.clone();
-        let mut in_flight = self.in_flight.locked();
-        if in_flight.get(&part).is_some_and(|now| Arc::ptr_eq(now, &flight)) {
-            in_flight.remove(&part);
-        }
-        fetched.map_err(|failed| Error::new(failed.kind, failed.what))
+        let _waits = self.demands.begin();
+        let fetched = match self.share(part, Priority::Demand).await {
+            Err(failed) if failed.is_ahead => self.share(part, Priority::Demand).await,
+            fetched => fetched,
+        };
+        Ok(fetched?)
     }
 
     /// Fetches a part that no caller waits for yet: after all that are waited for, and within the bandwidth for that.
@@ -185,22 +224,66 @@ impl RemoteFiles {
     pub(super) async fn prefetch(&self, part: Part) -> Result<(), Error> {
         match self.is_present(part) {
             true => Ok(()),
-            false => self.obtain(part, Priority::Prefetch).await,
+            false => Ok(self.share(part, Priority::Prefetch).await?),
+        }
+    }
+
+    /// Counts as a caller that waits until it is dropped: a machine that is about to touch its memory.
+    pub(super) fn expect_demands(&self) -> Demand<'_> {
+        self.demands.begin()
+    }
+
+    /// Returns once no caller has waited for so long.
+    pub(super) async fn quiet(&self, time: Duration) {
+        self.demands.quiet(time).await;
+    }
+
+    /// Joins the fetch of a part, or begins it.
+    async fn share(&self, part: Part, priority: Priority) -> Result<(), Failed> {
+        let sharing = self.sharing(part);
+        let InFlight { outcome, urgency } = &*sharing.fetch;
+        if priority == Priority::Demand {
+            urgency.raise();
+        }
+        let fetched = outcome.get_or_init(|| async {
+            // A fetch may have ended after the caller looked.
+            if self.is_present(part) {
+                return Ok(());
+            }
+            let _turn = match priority {
+                Priority::Demand => Some(self.turns.acquire().await),
+                Priority::Prefetch => None,
+            };
+            self.obtain(part, priority, urgency).await.map_err(|e| Failed {
+                kind: e.kind,
+                what: e.what,
+                is_ahead: priority == Priority::Prefetch,
+            })
+        });
+        fetched.await.clone()
+    }
+
+    fn sharing(&self, part: Part) -> Sharing<'_> {
+        let mut in_flight = self.in_flight.locked();
+        let (fetch, sharing) = in_flight.entry(part).or_default();
+        *sharing += 1;
+        Sharing {
+            files: self,
+            part,
+            fetch: fetch.clone(),
         }
     }
 
     /// Reads a part from its packs, compares it, and writes it.
-    async fn obtain(&self, part: Part, priority: Priority) -> Result<(), Error> {
+    async fn obtain(&self, part: Part, priority: Priority, urgency: &Urgency) -> Result<(), Error> {
         let no_file = || Error::new(ErrorKind::SnapshotMalformed, format!("{part:?} is of no file"));
         let (packs, file) = self
             .packs
             .as_ref()
             .zip(self.files.get(part.file))
             .ok_or_else(no_file)?;
-        let mut chunks = Vec::new();
-        for read in packs.table.table().reads(part.file, part.number) {
-            chunks.extend(packs.chunks(read, priority).await?);
-        }
+        let reads = packs.table.table().reads(part.file, part.number);
+        let chunks = packs.all_chunks(reads, priority, urgency).await?;
         let target = file.file.try_clone();
         let expected = Expected {
             file: target.map_err(|e| Error::system("cannot write the snapshot", &e))?,
@@ -252,9 +335,40 @@ impl Expected {
     }
 }
 
+/// The chunks of a part, each with its first byte in the part.
+type Chunks = Vec<(usize, Vec<u8>)>;
+
 impl Packs {
+    /// Does all reads of a part. For a caller that waits two at once, because most parts are in two packs; otherwise one after the other,
+    /// so that a demand is never behind more than one of them.
+    async fn all_chunks(
+        &self,
+        reads: Vec<PackRead>,
+        priority: Priority,
+        urgency: &Urgency,
+    ) -> Result<Chunks, Error> {
+        let mut chunks = Chunks::new();
+        let mut reads = reads.into_iter();
+        while let Some(read) = reads.next() {
+            let beside = match priority {
+                Priority::Demand => reads.next(),
+                Priority::Prefetch => None,
+            };
+            let first = self.chunks(read, priority, urgency);
+            match beside {
+                None => chunks.extend(first.await?),
+                Some(read) => {
+                    let second = self.chunks(read, priority, urgency);
+                    let (first, second) = tokio::try_join!(first, second)?;
+                    chunks.extend(first.into_iter().chain(second));
+                }
+            }
+        }
+        Ok(chunks)
+    }
+
     /// Reads chunks of a pack. A mirror whose bytes are wrong is passed over.
-    async fn chunks(&self, read: PackRead, priority: Priority) -> Result<Vec<(usize, Vec<u8>)>, Error> {
+    async fn chunks(&self, read: PackRead, priority: Priority, urgency: &Urgency) -> Result<Chunks, Error> {
         let no_pack = || ArtifactError::malformed("table", "it names a pack that is not there");
         let pack = self.packs.get(read.pack as usize);
         let pack = pack.ok_or_else(|| no_pack().of(&self.reference))?;
@@ -264,7 +378,10 @@ impl Packs {
             *expanded.locked() = read.chunks(bytes).map_err(|e| e.to_string())?;
             Ok(())
         });
-        let bytes = self.ranges.read(pack, stored, priority, check).await;
+        let bytes = match priority {
+            Priority::Demand => self.ranges.read(pack, stored, priority, check).await,
+            Priority::Prefetch => self.ranges.read_ahead(pack, stored, urgency, check).await,
+        };
         bytes.map_err(failure)?;
         Ok(std::mem::take(&mut *found.locked()))
     }
@@ -280,4 +397,4 @@ impl std::fmt::Debug for RemoteFiles {
 
 #[cfg(test)]
 #[path = "remote_files_test.rs"]
-mod tests;
+pub(super) mod tests;

@@ -5,16 +5,15 @@
 //! | all steps of a pull before the packs, as [`snapshot_pull`](super::snapshot_pull) has them | before the thaw |
 //! | `state`, compared with `manifest.json`; the disks | before the thaw |
 //! | the parts of the memory that a guest touches | when it touches them |
-//! | all other parts: those of the working set first | in the background |
+//! | all other parts: those of the working set first | in the background, as [`remote_ahead`](super::remote_ahead) has it |
 //! | the comparison of all files with `manifest.json`; the snapshot is stored | at the end |
 //!
 //! Invariants: sandboxes that are thawed from one snapshot at once share its files and its reads. Nothing is stored before the last step.
 //! If the background gives up, the sandboxes run on, and the snapshot is not stored.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
-use std::time::Duration;
 
 use thaw_imagefs::digest::Digest;
 use thaw_images::fetch::{self, FetchOptions};
@@ -23,37 +22,26 @@ use thaw_images::ranges::StoredBlob;
 use thaw_images::reference::{ImageRef, RegistryRef};
 use thaw_sys::lock::Lock;
 use tokio::sync::{OnceCell, Semaphore};
-use tokio::task::JoinSet;
-use tokio::time::Instant;
 
 use super::Node;
 use super::artifact_source::options;
 use super::host_cpu::Lacks;
-use super::remote_files::{MEMORY, Packs, Part, RemoteFiles};
+use super::remote_ahead::{FetchAhead, each};
+use super::remote_files::{MEMORY, Packs, RemoteFiles};
 use super::snapshot_pull::{Asked, Found, Pulling};
 use crate::blocking::blocking;
 use crate::error::{Error, ErrorKind};
 use crate::image::destination;
 use crate::images::failure;
 use crate::snapshot::artifact::ArtifactError;
-use crate::snapshot::manifest::{CHUNK, WholeFile};
+use crate::snapshot::manifest::WholeFile;
 use crate::snapshot::store::NewSnapshot;
-use crate::snapshot::working_sets::page_runs;
 use crate::snapshot::{Hash, Registered, Stored};
 use crate::state::RemotePlace;
 use crate::tenant::Tenant;
 
-/// Snapshots whose rest is fetched at once; others wait their turn.
+/// Snapshots whose rest is fetched at once. Others wait their turn, with their working sets here.
 const AHEAD_AT_ONCE: usize = 2;
-/// Parts of one snapshot that are fetched ahead at once, and disk parts fetched at once.
-const PARTS_AT_ONCE: usize = 4;
-/// Pauses between the attempts to fetch a part ahead: the first, and the longest.
-const PAUSE: Duration = Duration::from_secs(1);
-const LONGEST_PAUSE: Duration = Duration::from_secs(60);
-/// How long a part is tried to be fetched ahead.
-const GIVE_UP: Duration = Duration::from_secs(600);
-/// Bytes of a page, the unit of a working set.
-const PAGE: u64 = 4096;
 
 /// A snapshot that is being fetched.
 #[derive(Debug)]
@@ -287,53 +275,15 @@ fn pinned(from: &ImageRef, digest: Digest) -> String {
 async fn complete(node: Node, remote: Arc<RemoteSnapshot>, pulling: Pulling) {
     let reference = &remote.place.reference;
     let stored = async {
+        let ahead = FetchAhead::of(&remote.files, pulling.documents.working_set.as_deref());
+        ahead.working_set(&remote.files).await?;
         let _turn = node.remote.ahead.acquire().await;
-        let order = order(&remote.files, pulling.documents.working_set.as_deref());
-        fetch_ahead(&remote.files, order).await?;
+        ahead.rest(&remote.files).await?;
         pulling.finish(&node).await
     };
     match stored.await {
         Ok(stored) => tracing::info!("{reference} is stored as snapshot {}", stored.object.id),
         Err(e) => tracing::warn!("{reference} is not stored, and sandboxes thawed from it run on: {e}"),
-    }
-}
-
-/// All parts that are not zero: those of the working set in its order, then the rest of the memory, then the disks.
-pub(super) fn order(files: &RemoteFiles, working_set: Option<&[u8]>) -> Vec<Part> {
-    let end = files.length(MEMORY);
-    let first = page_runs(working_set.unwrap_or_default()).flat_map(|(page, pages)| {
-        let (first, last) = (page * PAGE / CHUNK, (page + pages - 1) * PAGE / CHUNK);
-        (first..end.min(last + 1)).map(|number| Part { file: MEMORY, number })
-    });
-    let all: HashSet<Part> = files.parts(MEMORY).collect();
-    let rest = (0..files.count()).flat_map(|file| files.parts(file));
-    let mut taken = HashSet::new();
-    // The working set is a hint of whoever pushed it: parts that are none are left out.
-    let first = first.filter(|part| all.contains(part));
-    first.chain(rest).filter(|part| taken.insert(*part)).collect()
-}
-
-/// Fetches parts, a few at once, that no caller waits for.
-async fn fetch_ahead(files: &Arc<RemoteFiles>, parts: Vec<Part>) -> Result<(), Error> {
-    each(parts, |part| {
-        let files = files.clone();
-        async move { fetch_one_ahead(&files, part).await }
-    })
-    .await
-}
-
-/// Fetches a part that no caller waits for. Tries again while the registry fails.
-async fn fetch_one_ahead(files: &RemoteFiles, part: Part) -> Result<(), Error> {
-    let (until, mut pause) = (Instant::now() + GIVE_UP, PAUSE);
-    loop {
-        match files.prefetch(part).await {
-            Err(e) if e.kind != ErrorKind::SnapshotMalformed && Instant::now() < until => {
-                tracing::debug!("fetched ahead again in {pause:?}: {e}");
-                tokio::time::sleep(pause).await;
-                pause = LONGEST_PAUSE.min(pause * 2);
-            }
-            fetched => return fetched,
-        }
     }
 }
 
@@ -349,30 +299,5 @@ impl RemoteSnapshot {
             async move { files.fetch(part).await }
         })
         .await
-    }
-}
-
-/// Does this for each part, a few at once, up to the first failure.
-async fn each<F: Future<Output = Result<(), Error>> + Send + 'static>(
-    parts: Vec<Part>,
-    fetch: impl Fn(Part) -> F,
-) -> Result<(), Error> {
-    let mut fetches = JoinSet::new();
-    for part in parts {
-        if fetches.len() >= PARTS_AT_ONCE {
-            joined(fetches.join_next().await)?;
-        }
-        fetches.spawn(fetch(part));
-    }
-    while let Some(done) = fetches.join_next().await {
-        joined(Some(done))?;
-    }
-    Ok(())
-}
-
-fn joined(done: Option<Result<Result<(), Error>, tokio::task::JoinError>>) -> Result<(), Error> {
-    match done {
-        Some(done) => done.map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))?,
-        None => Ok(()),
     }
 }

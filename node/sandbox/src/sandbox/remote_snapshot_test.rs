@@ -3,8 +3,10 @@
 use std::time::Duration;
 
 use super::*;
+use crate::sandbox::remote_ahead::FetchAhead;
+use crate::sandbox::remote_ahead::tests::working_set;
 use crate::sandbox::remote_files::{MEMORY, Part, RemoteFiles};
-use crate::sandbox::remote_snapshot::{RemoteSnapshot, Thawable, order};
+use crate::sandbox::remote_snapshot::{RemoteSnapshot, Thawable};
 
 async fn opened(node: &Node, reference: &str) -> Result<Thawable, Error> {
     let silent: Arc<dyn Progress> = Arc::new(Silent);
@@ -124,21 +126,16 @@ async fn working_set_is_fetched_first_whatever_it_says() {
     let scene = Scene::new().await;
     let to = node(&scene.root.path().join("to"));
     let remote = begun(&to, &scene.reference).await;
-    let files = &remote.files;
     let disk = |number| Part { file: 1, number };
-    let all = [memory(0), memory(50), disk(0), disk(1)];
-    assert_eq!(order(files, None), all);
+    let order = |working_set: Option<&[u8]>| {
+        let ahead = FetchAhead::of(&remote.files, working_set);
+        (ahead.working_set, ahead.rest)
+    };
+    let all = vec![memory(0), memory(50), disk(0), disk(1)];
+    assert_eq!(order(None), (Vec::new(), all.clone()));
     // Its header is not looked at again: a wrong hint costs time.
-    let mut bytes = b"THAWWSET\x01\0\0\0".to_vec();
-    bytes.resize(64, 0);
-    for (page, pages) in [(512u64, 3u32), (50 * 512 + 7, 1), (51 * 512, u32::MAX)] {
-        bytes.extend(page.to_le_bytes());
-        bytes.extend(pages.to_le_bytes());
-        bytes.extend([0; 4]);
-    }
-    assert_eq!(
-        order(files, Some(&bytes)),
-        [memory(50), memory(0), disk(0), disk(1)]
-    );
-    assert_eq!(order(files, Some(b"no working set")), all);
+    let bytes = working_set(&[(512, 3), (50 * 512 + 7, 1), (51 * 512, u32::MAX)]);
+    let rest = vec![memory(0), disk(0), disk(1)];
+    assert_eq!(order(Some(&bytes)), (vec![memory(50)], rest));
+    assert_eq!(order(Some(b"no working set")), (Vec::new(), all));
 }

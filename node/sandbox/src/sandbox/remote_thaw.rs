@@ -112,6 +112,7 @@ impl Making<'_> {
     /// Loads a snapshot into the machine whose memory is fetched as it is touched.
     pub(super) async fn restore_remote(&mut self, remote: &RemoteSnapshot) -> Result<(), Error> {
         let _stage = self.trace.stage("restore");
+        let _demands = remote.files.expect_demands();
         let device = userfaultfd::open()?;
         let control = self.resources.control()?.clone();
         let loaded = load(

@@ -38,8 +38,8 @@ use crate::snapshot::manifest::{Manifest, WholeFile};
 use crate::snapshot::store::{Making, NewSnapshot, SnapshotStore, Viewer};
 use crate::snapshot::{Draft, Hash, SnapshotDir, Stored};
 
-/// Packs that are fetched at once.
-const FETCHED_AT_ONCE: usize = 4;
+/// Packs that are fetched at once. Each has at most one chunk in memory, and may wait for the registry's answer longer than for its bytes.
+const FETCHED_AT_ONCE: usize = 8;
 
 /// What to pull, and for whom.
 pub(super) struct Asked {

@@ -35,8 +35,10 @@ use crate::snapshot::manifest::{Kind, Manifest, WholeFile};
 use crate::snapshot::store::{Object, Viewer};
 use crate::snapshot::{Hash, Stored, WorkingSets};
 
-/// Packs that are sent at once.
-const SENT_AT_ONCE: usize = 3;
+/// Most packs that are sent at once. Small ones wait for the registry's answers longer than for the network.
+const SENT_AT_ONCE: u64 = 8;
+/// Most bytes of packs that are sent at once: they are files meanwhile.
+const SENT_BYTES: u64 = 192 << 20;
 
 impl Tenants {
     /// Pushes a stored snapshot that a viewer reaches.
@@ -350,7 +352,12 @@ async fn send_packs(
     sent: &mut Sent,
 ) -> Result<(Table, Vec<Descriptor>), Error> {
     let fail = |e| Error::system("cannot look at the snapshot's files", &e);
-    let mut packer = Packer::new(files).map_err(fail)?;
+    let (mut packer, at_once) = blocking(move || {
+        let packer = Packer::new(files).map_err(fail)?;
+        let at_once = (SENT_BYTES / packer.span()).min(SENT_AT_ONCE);
+        Ok((packer, at_once as usize))
+    })
+    .await?;
     let mut packs = Vec::new();
     let mut uploads = JoinSet::new();
     let mut count = |joined: Result<Result<(Descriptor, bool), Error>, tokio::task::JoinError>| {
@@ -367,7 +374,7 @@ async fn send_packs(
         packer = back;
         let Some((blob, content)) = made else { break };
         packs.push(blob.clone());
-        while uploads.len() >= SENT_AT_ONCE
+        while uploads.len() >= at_once
             && let Some(joined) = uploads.join_next().await
         {
             count(joined)?;

@@ -104,8 +104,8 @@ pub(super) fn read_part(file: &File, part: Range<u64>, buffer: &mut Vec<u8>) -> 
     Ok(cleared && !is_zero(buffer))
 }
 
-/// The first range of data between `at` and `end`.
-fn data_range(file: &File, at: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
+/// The first range of data between `at` and `end`. `at` may be beyond the end.
+pub(super) fn data_range(file: &File, at: u64, end: u64) -> io::Result<Option<(u64, u64)>> {
     if at >= end {
         return Ok(None);
     }

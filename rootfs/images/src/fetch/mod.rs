@@ -39,7 +39,8 @@ pub struct FetchOptions {
 /// directory, or its archive (whose members are identified by the digest of their stored form if the archive contains it, or else by the
 /// DiffID). Nothing is transferred yet, and an unreachable registry is not yet an error.
 ///
-/// A prefetch may wait long behind demands. A caller that needs the bytes drops the prefetch and reads anew.
+/// A prefetch may wait long behind demands. A caller that needs the bytes drops the prefetch and reads anew, or raises the urgency of
+/// [`Ranges::read_ahead`].
 ///
 /// # Errors
 /// `NotFound`, `Malformed`, `Io` for local images; `Credentials`.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use futures_util::FutureExt;
 use tokio::time::Instant;
 
+use crate::ranges::Urgency;
 use crate::registry::testing::{Network, Reply};
 
 use super::*;
@@ -74,6 +75,57 @@ async fn running_prefetch_yields_to_demand_without_penalty() {
     let (elapsed, ()) = tokio::join!(prefetch, demands);
     // 16 seconds of its own and 28 of the demands': more than its budget, without a retry.
     assert!(elapsed > Duration::from_secs(30), "{elapsed:?}");
+    assert_eq!(network.to("registry.example").len(), 3);
+}
+
+#[tokio::test(start_paused = true)]
+async fn prefetch_that_a_caller_waits_for_stands_back_no_more() {
+    let blob = pattern(1 << 20);
+    let content = blob.clone();
+    let piece = 64 << 10;
+    let network = Network::new(move |request| match crate::registry::testing::wanted(request).0 {
+        0 => Reply::range(request, &content).trickle(piece, Duration::from_secs(1)),
+        4096 => Reply::range(request, &content).trickle(piece, Duration::from_secs(5)),
+        _ => Reply::range(request, &content),
+    });
+    let config = Config {
+        budget_ms: 200_000,
+        ..Config::default()
+    };
+    let client = Client::with_wire(config, network.clone());
+    let reader = reader(&client, REFERENCE, Credentials::Anonymous).await;
+    let (start, blob) = (Instant::now(), &blob);
+    let (first, second) = (Urgency::default(), Urgency::default());
+    let ahead = |range: std::ops::Range<u64>, urgency| {
+        let check = exactly(&blob[range.start as usize..range.end as usize]);
+        let (reader, blob) = (&reader, stored(blob));
+        async move {
+            reader.read_ahead(&blob, range, urgency, check).await.unwrap();
+            start.elapsed().as_secs()
+        }
+    };
+    let demand = async {
+        tokio::time::sleep(Duration::from_secs(3)).await;
+        read(&*reader, blob, 4096..1 << 20, Priority::Demand)
+            .await
+            .unwrap();
+        start.elapsed().as_secs()
+    };
+    let queued = async {
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        ahead(100..200, &second).await
+    };
+    let callers = async {
+        tokio::time::sleep(Duration::from_secs(20)).await;
+        first.raise();
+        second.raise();
+    };
+    let (begun, queued, demand, ()) = tokio::join!(ahead(0..1 << 20, &first), queued, demand, callers);
+    // Both would be after the demand. The one that had begun is not begun again.
+    assert!(
+        (30..40).contains(&begun) && queued == 20 && demand > 70,
+        "{begun} {queued} {demand}"
+    );
     assert_eq!(network.to("registry.example").len(), 3);
 }
 

@@ -13,7 +13,7 @@ use bytes::{Bytes, BytesMut};
 use tokio::time::{Instant, sleep_until};
 
 use crate::error::Error;
-use crate::ranges::{Check, Priority, Ranges, StoredBlob, checked_range, run_check};
+use crate::ranges::{Check, Priority, Ranges, StoredBlob, Urgency, checked_range, run_check};
 use crate::registry::Client;
 use crate::registry::breaker::{Admission, Permit};
 use crate::registry::budget::Budget;
@@ -96,6 +96,45 @@ impl Ranges for Remote {
             Priority::Demand => (Some(gate.demand()), None),
             Priority::Prefetch => (None, Some(gate.prefetch(length).await.ok_or(Error::Cancelled)?)),
         };
+        self.read_now(blob, range, priority, None, check).await
+    }
+
+    async fn read_ahead(
+        &self,
+        blob: &StoredBlob,
+        range: Range<u64>,
+        urgency: &Urgency,
+        check: Check,
+    ) -> Result<Bytes, Error> {
+        let length = checked_range(blob, &range)?;
+        let gate = &self.client.gate;
+        let _turn = tokio::select! {
+            biased;
+            () = urgency.raised() => None,
+            turn = gate.prefetch(length) => Some(turn.ok_or(Error::Cancelled)?),
+        };
+        let reading = self.read_now(blob, range, Priority::Prefetch, Some(urgency), check);
+        let mut reading = std::pin::pin!(reading);
+        tokio::select! {
+            biased;
+            bytes = &mut reading => return bytes,
+            () = urgency.raised() => {}
+        }
+        let _demand = gate.demand();
+        reading.await
+    }
+}
+
+impl Remote {
+    /// Reads a range whose turn has come.
+    async fn read_now(
+        &self,
+        blob: &StoredBlob,
+        range: Range<u64>,
+        priority: Priority,
+        urgency: Option<&Urgency>,
+        check: Check,
+    ) -> Result<Bytes, Error> {
         let what = format!("bytes {}-{} of blob {}", range.start, range.end - 1, blob.digest);
         let budget = Budget::new(self.client.config.budget());
         let want = Want {
@@ -103,7 +142,8 @@ impl Ranges for Remote {
             range: range.clone(),
             what,
             priority,
-            gate,
+            urgency,
+            gate: &self.client.gate,
             budget: &budget,
         };
         let bytes = match self.candidates(blob) {
@@ -117,9 +157,7 @@ impl Ranges for Remote {
             source: Box::new(source),
         })
     }
-}
 
-impl Remote {
     /// Creates a reader that asks these endpoints in their order.
     pub fn new(client: Arc<Client>, endpoints: Vec<Arc<Endpoint>>) -> Self {
         Self { client, endpoints }

@@ -18,7 +18,7 @@ use thaw_sys::lock::Lock;
 use tokio::time::{Instant, timeout, timeout_at};
 
 use crate::error::Error;
-use crate::ranges::{Priority, StoredBlob};
+use crate::ranges::{Priority, StoredBlob, Urgency};
 
 use super::account::Observer;
 use super::answer::{Cut, Misfit, Terms, judge};
@@ -79,8 +79,29 @@ pub struct Want<'a> {
     /// Its name in messages.
     pub what: String,
     pub priority: Priority,
+    /// Makes a prefetch a demand once it is raised.
+    pub urgency: Option<&'a Urgency>,
     pub gate: &'a Gate,
     pub budget: &'a Budget,
+}
+
+impl Want<'_> {
+    /// Whether it has to wait now: it is a prefetch, and there are demands.
+    fn stands_back(&self) -> bool {
+        let is_urgent = self.urgency.is_some_and(Urgency::is_raised);
+        self.priority == Priority::Prefetch && !is_urgent && self.gate.is_busy()
+    }
+
+    /// Waits until it need not stand back.
+    async fn wait(&self) {
+        match self.urgency {
+            Some(urgency) => tokio::select! {
+                () = self.gate.idle() => {}
+                () = urgency.raised() => {}
+            },
+            None => self.gate.idle().await,
+        }
+    }
 }
 
 /// Why an attempt failed.
@@ -344,8 +365,8 @@ impl Endpoint {
         let mut window = Instant::now() + self.pace.window;
         let mut received = 0;
         while left > 0 {
-            if want.priority == Priority::Prefetch && want.gate.is_busy() {
-                let ((), waited) = want.budget.without(want.gate.idle()).await;
+            if want.stands_back() {
+                let ((), waited) = want.budget.without(want.wait()).await;
                 window += waited;
             }
             let Ok(piece) = timeout_at(window, response.chunk()).await else {

@@ -18,7 +18,7 @@ use crate::report::mib;
 
 /// From the request to the server's first page, on a node that has the image and nothing of the snapshot: thawed by its reference.
 pub const REMOTE: &str = "from the registry, by its reference: first page";
-/// What the registry sent until then.
+/// What the registry sent until then, the documents and the disk included. thawd fetches the rest later, in the background.
 pub const FETCHED: &str = "from the registry, by its reference: fetched until the first page";
 /// The same of a snapshot that is pulled, and thawed then.
 pub const WHOLE: &str = "from the registry, pulled before: first page";
@@ -29,8 +29,9 @@ pub const ONE: &str = "stored in the registry: one version";
 const FIRST: &str = "v1";
 /// Pages that the server shows between two versions.
 const VISITS: usize = 10;
-/// A registry that was asked for nothing for so long is asked for nothing more.
-const QUIET: Duration = Duration::from_secs(3);
+/// A registry that was asked for nothing for so long is asked for nothing more: thawd fetches the rest of a snapshot two seconds after its
+/// guest last waited for a part.
+const QUIET: Duration = Duration::from_secs(5);
 
 /// The series of so many versions.
 pub fn versions(count: usize) -> String {

@@ -32,12 +32,14 @@ pub use table::Table;
 ///
 /// A smaller chunk costs more of the table and compresses worse; of a larger one, more is fetched for one page, and fewer are equal.
 pub const CHUNK: u32 = 256 << 10;
-/// The part of a file whose chunks share a pack, bytes.
-pub const SPAN: u64 = 64 << 20;
+/// The smallest span, bytes: the part of a file whose chunks share a pack. If one of them changes, the next version sends the whole pack.
+pub const LEAST_SPAN: u64 = 1 << 20;
+/// Spans are doubled while the files have more than so many with data: each pack costs a push or a pull a few requests.
+pub const ENOUGH_PACKS: usize = 2000;
 /// Most packs of one snapshot.
 pub const MAX_PACKS: usize = 4000;
-/// Most bytes of a pack: a span whose chunks do not compress.
-pub const MAX_PACK: u64 = SPAN;
+/// Most bytes of a pack, and the largest span: its chunks may not compress.
+pub const MAX_PACK: u64 = 64 << 20;
 /// Most distinct chunks of one snapshot: 128 GiB of them.
 pub const MAX_CHUNKS: usize = 1 << 19;
 

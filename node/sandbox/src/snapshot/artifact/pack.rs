@@ -1,7 +1,8 @@
 //! Cuts the files of a snapshot into chunks, and packs these into layers.
 //!
-//! Invariant: the same files give the same packs and the same table, with one version of zstd. A pack has the new chunks of one
-//! [`SPAN`] of one file, so what changes elsewhere changes no pack, except that a chunk is stored with its first place.
+//! Invariant: the same files give the same packs and the same table, with one version of zstd. A pack has the new chunks of one span of
+//! one file, so what changes elsewhere changes no pack, except that a chunk is stored with its first place. All spans of a snapshot have
+//! one size, [`LEAST_SPAN`] doubled until there are at most [`ENOUGH_PACKS`] of them.
 
 use std::collections::HashMap;
 use std::fs::File;
@@ -12,8 +13,8 @@ use thaw_imagefs::digest::Digest;
 use zstd::bulk::Compressor;
 
 use super::table::{Chunk, FileChunks, Table};
-use super::{CHUNK, MAX_CHUNKS, MAX_PACKS, SPAN};
-use crate::snapshot::contents::read_part;
+use super::{CHUNK, ENOUGH_PACKS, LEAST_SPAN, MAX_CHUNKS, MAX_PACK, MAX_PACKS};
+use crate::snapshot::contents::{data_range, read_part};
 use crate::snapshot::hash::Hash;
 
 /// zstd's compression level: the default of its tool.
@@ -44,6 +45,8 @@ pub struct Packer {
     files: Vec<File>,
     table: Table,
     known: HashMap<Hash, u32>,
+    /// Bytes of a span.
+    span: u64,
     /// The next span: number of its file, and its first byte.
     next: (usize, u64),
     compressor: Compressor<'static>,
@@ -53,8 +56,13 @@ impl Packer {
     /// Of the memory and the disks of a snapshot, in this order.
     ///
     /// # Errors
-    /// The size of a file cannot be read.
+    /// The size of a file, or where it has data, cannot be read.
     pub fn new(files: Vec<File>) -> io::Result<Packer> {
+        let span = span_for(&files)?;
+        Packer::with_span(files, span)
+    }
+
+    fn with_span(files: Vec<File>, span: u64) -> io::Result<Packer> {
         let sizes = files.iter().map(|file| {
             Ok(FileChunks {
                 bytes: file.metadata()?.len(),
@@ -68,9 +76,15 @@ impl Packer {
             },
             files,
             known: HashMap::new(),
+            span,
             next: (0, 0),
             compressor: Compressor::new(LEVEL)?,
         })
+    }
+
+    /// Bytes of a span: a pack has no more.
+    pub fn span(&self) -> u64 {
+        self.span
     }
 
     /// Writes the next pack. Returns `None` if there is none. Blocks.
@@ -86,12 +100,12 @@ impl Packer {
         };
         while let Some(file) = self.table.files.get(self.next.0) {
             let (number, start) = self.next;
-            let end = (start + SPAN).min(file.bytes);
+            let end = (start + self.span).min(file.bytes);
             self.next = match end == file.bytes {
                 true => (number + 1, 0),
                 false => (number, end),
             };
-            self.span(number, start, end, &mut pack)?;
+            self.pack_span(number, start, end, &mut pack)?;
             if pack.size > 0 {
                 self.table.packs += 1;
                 return Ok(Some(Pack {
@@ -110,7 +124,13 @@ impl Packer {
     }
 
     /// Adds the chunks of a span to the table, and the new ones to the pack.
-    fn span(&mut self, file: usize, start: u64, end: u64, pack: &mut Writing<'_>) -> Result<(), PackError> {
+    fn pack_span(
+        &mut self,
+        file: usize,
+        start: u64,
+        end: u64,
+        pack: &mut Writing<'_>,
+    ) -> Result<(), PackError> {
         let chunk = u64::from(CHUNK);
         let mut buffer = Vec::new();
         for number in start / chunk..end.div_ceil(chunk) {
@@ -150,6 +170,31 @@ impl Packer {
         self.known.insert(hash, number as u32);
         Ok(number as u32)
     }
+}
+
+/// Bytes of a span for these files: the fewest with which at most [`ENOUGH_PACKS`] spans have data, or the most that a pack may have.
+fn span_for(files: &[File]) -> io::Result<u64> {
+    let mut span = LEAST_SPAN;
+    while span < MAX_PACK && !are_few(files, span)? {
+        span *= 2;
+    }
+    Ok(span)
+}
+
+/// Whether at most [`ENOUGH_PACKS`] spans of so many bytes have data. Holes are passed over, so a large disk with little data counts little.
+fn are_few(files: &[File], span: u64) -> io::Result<bool> {
+    let mut count = 0;
+    for file in files {
+        let (mut at, end) = (0, file.metadata()?.len());
+        while let Some((data, _)) = data_range(file, at, end)? {
+            count += 1;
+            if count > ENOUGH_PACKS {
+                return Ok(false);
+            }
+            at = (data / span + 1) * span;
+        }
+    }
+    Ok(true)
 }
 
 /// A pack that is being written.

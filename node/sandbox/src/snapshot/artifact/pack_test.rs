@@ -29,8 +29,12 @@ fn noise(seed: u64, length: usize) -> Vec<u8> {
 }
 
 fn packed(files: &[File]) -> (Vec<Vec<u8>>, Table) {
+    packed_by(files, LEAST_SPAN)
+}
+
+fn packed_by(files: &[File], span: u64) -> (Vec<Vec<u8>>, Table) {
     let files = files.iter().map(|file| file.try_clone().unwrap());
-    let mut packer = Packer::new(files.collect()).unwrap();
+    let mut packer = Packer::with_span(files.collect(), span).unwrap();
     let mut packs = Vec::new();
     loop {
         let mut bytes = Vec::new();
@@ -50,8 +54,8 @@ fn whole(file: &File) -> Vec<u8> {
 }
 
 /// Packs, decodes the table, unpacks into new files.
-fn round_trip(files: &[File]) -> (Vec<Vec<u8>>, Vec<File>) {
-    let (packs, table) = packed(files);
+fn round_trip(files: &[File], span: u64) -> (Vec<Vec<u8>>, Vec<File>) {
+    let (packs, table) = packed_by(files, span);
     let read = Table::decode(&table.encode()).unwrap();
     assert_eq!(read, table);
     let sizes = |files: &[File]| {
@@ -73,20 +77,20 @@ fn round_trip(files: &[File]) -> (Vec<Vec<u8>>, Vec<File>) {
 
 /// The parts of a file: where, which of a few contents, how long.
 fn parts() -> impl Strategy<Value = Vec<(u64, u8, u16)>> {
-    prop::collection::vec((0..SPAN + 3 * SIZE, 0u8..4, 1u16..6000), 0..12)
+    prop::collection::vec((0..2 * LEAST_SPAN + 3 * SIZE, 0u8..4, 1u16..6000), 0..12)
 }
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(6))]
 
     #[test]
-    fn packed_files_come_back(memory in parts(), disk in parts(), tail in 0..SIZE) {
+    fn packed_files_come_back(memory in parts(), disk in parts(), tail in 0..SIZE, doubled in 0u32..7) {
         let bytes = |kind: u8, length: u16| match kind {
             0 => vec![0; length.into()],
             1 => vec![7; length.into()],
             kind => noise(kind.into(), length.into()),
         };
-        let end = SPAN + 4 * SIZE;
+        let end = 2 * LEAST_SPAN + 4 * SIZE;
         let make = |parts: &[(u64, u8, u16)], tail: u64| {
             let parts: Vec<_> = parts
                 .iter()
@@ -95,11 +99,12 @@ proptest! {
             file(end + tail, &parts)
         };
         let files = [make(&memory, 0), make(&disk, tail), make(&memory, tail), file(0, &[])];
-        let (packs, made) = round_trip(&files);
+        let span = LEAST_SPAN << doubled;
+        let (packs, made) = round_trip(&files, span);
         for (file, made) in files.iter().zip(&made) {
             prop_assert!(whole(file) == whole(made));
         }
-        prop_assert_eq!(packed(&files).0, packs);
+        prop_assert_eq!(packed_by(&files, span).0, packs);
     }
 
     #[test]
@@ -122,7 +127,7 @@ fn equal_chunks_are_stored_once_and_zeros_never() {
     let twice = file(8 * SIZE, &[(0, chunk.clone()), (5 * SIZE, chunk.clone())]);
     let again = file(2 * SIZE, &[(SIZE, chunk)]);
     let zeros = file(SIZE, &[(0, vec![0; CHUNK as usize])]);
-    let (packs, made) = round_trip(&[twice, again, zeros]);
+    let (packs, made) = round_trip(&[twice, again, zeros], LEAST_SPAN);
     assert_eq!(packs.len(), 1);
     assert_eq!(packs[0].len(), CHUNK as usize, "noise is stored as it is");
     assert!(
@@ -132,20 +137,68 @@ fn equal_chunks_are_stored_once_and_zeros_never() {
     assert_eq!(made[2].metadata().unwrap().blocks(), 0);
 }
 
+/// How many of these packs the other snapshot has not.
+fn changed(before: &[Vec<u8>], after: &[Vec<u8>]) -> usize {
+    after.iter().filter(|pack| !before.contains(pack)).count()
+}
+
 #[test]
-fn change_in_one_span_leaves_the_other_packs() {
-    let parts = |seed: u64| {
-        [
-            (0, noise(1, 5000)),
-            (SPAN, noise(seed, 5000)),
-            (2 * SPAN, noise(3, 5000)),
-        ]
+fn changed_page_changes_one_pack_and_no_other() {
+    let memory = |page: u64| {
+        let parts = [(0, noise(1, 6 << 20)), (9 * SIZE + 8192, noise(page, 4096))];
+        packed(&[file(8 << 20, &parts)]).0
     };
-    let before = packed(&[file(3 * SPAN, &parts(2))]).0;
-    let after = packed(&[file(3 * SPAN, &parts(9))]).0;
+    let (before, after) = (memory(2), memory(9));
+    assert_eq!((before.len(), after.len()), (6, 6), "a hole has no pack");
+    assert!(before.iter().all(|pack| pack.len() as u64 == LEAST_SPAN));
+    assert_eq!(changed(&before, &after), 1);
+}
+
+#[test]
+fn change_of_the_first_of_two_equal_chunks_changes_two_packs() {
+    let memory = |first: u64| {
+        let chunk = |number: u64| noise(number, CHUNK as usize);
+        let parts = [
+            (0, chunk(first)),
+            (LEAST_SPAN, chunk(2)),
+            (3 * LEAST_SPAN, chunk(1)),
+            (3 * LEAST_SPAN + SIZE, chunk(3)),
+        ];
+        packed(&[file(4 * LEAST_SPAN, &parts)]).0
+    };
+    let (before, after) = (memory(1), memory(9));
     assert_eq!((before.len(), after.len()), (3, 3));
-    assert_eq!((&before[0], &before[2]), (&after[0], &after[2]));
-    assert_ne!(before[1], after[1]);
+    assert_eq!(changed(&before, &after), 2);
+}
+
+#[test]
+fn spans_are_doubled_until_there_are_few_with_data() {
+    // Files with a byte in each of so many MiB.
+    let files = |counts: &[u64]| -> Vec<File> {
+        let parts = |count: u64| {
+            (0..count)
+                .map(|number| (number << 20, vec![7u8]))
+                .collect::<Vec<_>>()
+        };
+        counts
+            .iter()
+            .map(|count| file(count << 20, &parts(*count)))
+            .collect()
+    };
+    let enough = ENOUGH_PACKS as u64;
+    for (counts, span) in [
+        (vec![512, 64], LEAST_SPAN),
+        (vec![enough], LEAST_SPAN),
+        (vec![enough - 100, 101], 2 * LEAST_SPAN),
+        (vec![2 * enough + 1], 4 * LEAST_SPAN),
+    ] {
+        let packer = Packer::new(files(&counts)).unwrap();
+        assert_eq!(packer.span(), span, "{counts:?}");
+    }
+    // A large disk that is a hole but for some bytes.
+    let disk = file(100 << 30, &[(50 << 30, vec![7; 100])]);
+    assert_eq!(span_for(&[disk]).unwrap(), LEAST_SPAN);
+    assert_eq!(span_for(&[]).unwrap(), LEAST_SPAN);
 }
 
 #[test]
@@ -226,7 +279,8 @@ fn parts_of_files_come_from_the_fewest_reads() {
             counts.push(reads.len());
         }
     }
-    assert_eq!(counts, [1, 1, 1]);
+    // The second part has chunks of two packs.
+    assert_eq!(counts, [1, 2, 1]);
     assert!(table.reads(0, 2).is_empty() && table.reads(2, 0).is_empty());
     assert!(table.reads(0, u64::MAX).is_empty());
 }

@@ -184,11 +184,11 @@ async fn make(
         mode: spec.memory_mode,
         fitting: Fitting {
             disk: FittedDisk::Frozen,
-            private_network: workload.network,
+            private_network: network_source(spec, workload) == NetworkSource::Ours(NetworkMode::Private),
         },
     };
-    // A machine is parked with a stored snapshot and a network of this node.
-    let parked = (spec.remote.is_none() && spec.network.is_none()).then_some(parked);
+    // No machine is parked with a snapshot that is not stored yet.
+    let parked = spec.remote.is_none().then_some(parked);
     let mut making = match &spec.paused {
         None => Making::claim(node, record, &machine, parked, trace)?,
         // What was made ahead has an id already.
@@ -316,6 +316,15 @@ fn workload(registered: &Registered) -> Result<Workload, Error> {
     }
 }
 
+/// The network that the sandbox gets.
+fn network_source(spec: &ThawSpec, workload: &Workload) -> NetworkSource {
+    let frozen_with = match workload.network {
+        true => NetworkMode::Private,
+        false => NetworkMode::None,
+    };
+    spec.network.clone().unwrap_or(NetworkSource::Ours(frozen_with))
+}
+
 /// Collects the parts that are made beside the machine, or that it was parked with.
 async fn parts(
     node: &Node,
@@ -326,11 +335,7 @@ async fn parts(
     trace: &Trace,
 ) -> Result<Parts, Error> {
     let (registered, workload) = (frozen.registered, frozen.workload);
-    let frozen_with = match workload.network {
-        true => NetworkMode::Private,
-        false => NetworkMode::None,
-    };
-    let source = spec.network.clone().unwrap_or(NetworkSource::Ours(frozen_with));
+    let source = network_source(spec, workload);
     let policy = spec.network_policy.as_ref().or(workload.network_policy.as_ref());
     let terms = network::read(policy, &spec.publish)?;
     let images = {

@@ -278,6 +278,7 @@ async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool)
         health: None,
         hooks: Hooks::default(),
         args: Vec::new(),
+        readiness: None,
     };
     running.write(&place.path("run/sandboxes").join(&first.id))?;
     for id in fork(place, &first.id)? {

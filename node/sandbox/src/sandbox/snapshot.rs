@@ -119,10 +119,11 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
     };
     let sandbox = made.map_err(|e| kept_components::name_vmm(node, &registered, e))?;
     if spec.paused.is_some() || spec.remote.is_some() {
-        // Its snapshot is removed soon, or is not stored yet; and all pages that were fetched for it would count as touched.
+        // Its snapshot is removed soon, or is not stored yet; and all pages that were fetched for it would count as touched. Once that is
+        // stored, the next thaw of its reference is one of the stored snapshot, and records.
         return Ok(sandbox);
     }
-    first_thaw::record(node, &registered, &sandbox);
+    first_thaw::record(node, &registered, &sandbox, workload.containers.first());
     let node = node.clone();
     // Not awaited: the caller has its sandbox.
     tokio::task::spawn_blocking(move || kept_components::note_thawed(&node, &registered));

@@ -15,6 +15,7 @@ use super::freeze::Workload;
 use super::parked::ParkedWant;
 use super::provenance::{frozen_images, keep_manifest};
 use super::retry::retry_once;
+use super::spare::Id;
 use super::spec::new_record;
 use super::wanted_machine::{machine, refuse_test_hooks, refuse_untethered_pages};
 use super::{
@@ -188,13 +189,13 @@ async fn make(
             private_network: network_source(spec, workload) == NetworkSource::Ours(NetworkMode::Private),
         },
     };
-    // No machine is parked with a snapshot that is not stored yet.
-    let parked = spec.remote.is_none().then_some(parked);
-    let mut making = match &spec.paused {
-        None => Making::claim(node, record, &machine, parked, trace)?,
-        // What was made ahead has an id already.
-        Some(_) => Making::begin(&node.run, node, record, trace)?,
+    // No machine is parked with a snapshot that is not stored yet, or that is thawed once.
+    let parked = (spec.remote.is_none() && spec.paused.is_none()).then_some(parked);
+    let id = match &spec.paused {
+        None => Id::OfSpare,
+        Some(_) => Id::Kept,
     };
+    let mut making = Making::claim(node, (record, id), &machine, parked, trace)?;
     making.resources.share_of_disk = Some(share_of_disk);
     making.resources.place = Some(place.clone());
     if let (Some(image), Some(files)) = (frozen.guest_image, &mut making.files) {

@@ -12,6 +12,7 @@ use std::time::Duration;
 use thaw_protocol::api::ReadinessProbe;
 use thaw_protocol::control::Command;
 
+use super::held_snapshots::is_thawed_once;
 use super::pagemap::pagemap;
 use super::{Node, Sandbox};
 use crate::agent_client;
@@ -40,7 +41,8 @@ pub(super) fn record(
     let Ok(control) = sandbox.resources.control().cloned() else {
         return;
     };
-    if !registered.take_recording() {
+    // A fork's snapshot is removed once its clones are there.
+    if !registered.take_recording() || is_thawed_once(node, &registered.directory) {
         return;
     }
     let probed = container.filter(|_| node.has_agents()).and_then(probe_of);

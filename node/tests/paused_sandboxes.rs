@@ -75,11 +75,7 @@ impl Node {
 
     /// How many machines were taken out of the pool of those without a snapshot.
     fn shells_taken(&self) -> f64 {
-        let stream = asked::ask(&self.place, "GET /metrics", None, &json!(null)).unwrap();
-        let (_, body) = asked::answer(stream).unwrap();
-        let name = "thaw_pool_hits_total{pool=\"shell\"} ";
-        let hits = body.lines().find_map(|line| line.strip_prefix(name));
-        hits.unwrap().parse().unwrap()
+        asked::metric(&self.place, "thaw_pool_hits_total{pool=\"shell\"}").unwrap()
     }
 
     fn running(&self) -> usize {

@@ -82,10 +82,7 @@ impl Node {
     }
 
     fn metric(&self, name: &str) -> f64 {
-        let stream = asked::ask(&self.place, "GET /metrics", None, &json!(null)).unwrap();
-        let (_, body) = asked::answer(stream).unwrap();
-        let line = body.lines().find(|line| line.starts_with(&format!("{name} ")));
-        line.unwrap().split(' ').nth(1).unwrap().parse().unwrap()
+        asked::metric(&self.place, name).unwrap()
     }
 
     fn until_held(&self) {

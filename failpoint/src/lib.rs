@@ -177,6 +177,10 @@ failpoints! {
     PausedWritten = "paused.written",
     /// It is listed as paused, and its machine still exists.
     PausedShown = "paused.shown",
+    /// A spare that is to continue it has its record, and its directory is still among the spares'.
+    PausedSpareTaken = "paused.spare-taken",
+    /// The spare's directory has its id.
+    PausedSpareMoved = "paused.spare-moved",
     /// The machine that continues it is ready.
     PausedThawed = "paused.thawed",
     /// Its record is removed.

@@ -73,6 +73,11 @@ impl Node {
         std::fs::read_dir(self.place.path("data/paused")).map_or(0, Iterator::count)
     }
 
+    /// How many machines were taken out of the pool of those without a snapshot.
+    fn shells_taken(&self) -> f64 {
+        asked::metric(&self.place, "thaw_pool_hits_total{pool=\"shell\"}").unwrap()
+    }
+
     fn running(&self) -> usize {
         std::fs::read_dir(self.place.path("run/sandboxes")).map_or(0, Iterator::count)
     }
@@ -139,6 +144,29 @@ fn released_sandbox_outlives_thawd_and_is_resumed_as_itself() {
     node.release();
     assert_eq!((node.on_disk(), node.running()), (1, 0));
     node.resume();
+    node.delete();
+    node.end();
+}
+
+#[test]
+fn resume_takes_a_machine_made_ahead_under_the_same_id() {
+    let Some(node) = Node::new() else { return };
+    node.place.fill_pools_to(1..=1, 0..=0);
+    let node = node.restart();
+    let made = node.make();
+    let before = node.shells_taken();
+    eventually("a resume takes a machine out of its pool", || {
+        node.release();
+        node.resume();
+        node.shells_taken() > before
+    });
+    let resumed = node.shown();
+    assert_eq!(resumed["state"], "running");
+    assert_eq!(identity(&resumed), identity(&made));
+    assert_eq!((node.on_disk(), node.running()), (0, 1));
+    // The next thawd finds it by its id.
+    let node = node.restart();
+    assert_eq!(identity(&node.shown()), identity(&made));
     node.delete();
     node.end();
 }

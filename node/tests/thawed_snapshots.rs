@@ -4,11 +4,19 @@
 
 use std::collections::BTreeSet;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use thaw_protocol::shim::MessageField;
+use thaw_protocol::shim::pods::pod_network::Mode;
+use thaw_protocol::shim::pods::{PodNetwork, ThawPodRequest};
 use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Place, Thawd, asked};
+use ttrpc::context::Context;
+
+#[path = "support/pods.rs"]
+mod pods;
 
 /// A node with a snapshot of a sandbox that still runs.
 struct Node {
@@ -74,10 +82,7 @@ impl Node {
     }
 
     fn metric(&self, name: &str) -> f64 {
-        let stream = asked::ask(&self.place, "GET /metrics", None, &json!(null)).unwrap();
-        let (_, body) = asked::answer(stream).unwrap();
-        let line = body.lines().find(|line| line.starts_with(&format!("{name} ")));
-        line.unwrap().split(' ').nth(1).unwrap().parse().unwrap()
+        asked::metric(&self.place, name).unwrap()
     }
 
     fn until_held(&self) {
@@ -167,6 +172,31 @@ fn machines_are_parked_with_a_snapshot_that_is_thawed_often() {
     });
     node.delete(&first);
     node.delete(&second);
+    node.end();
+}
+
+#[tokio::test]
+async fn pods_are_thawed_in_machines_parked_with_their_snapshot() {
+    let Some(node) = Node::new() else { return };
+    node.until_held();
+    let hits = || node.metric("thaw_pool_hits_total{pool=\"parked\"}");
+    let (before, since) = (hits(), Instant::now());
+    let request = ThawPodRequest {
+        directory: node.directory.clone(),
+        network: MessageField::some(PodNetwork {
+            mode: Mode::NONE.into(),
+            ..Default::default()
+        }),
+        client_pid: std::process::id() as i32,
+        ..Default::default()
+    };
+    while hits() == before {
+        assert!(since.elapsed() < Duration::from_secs(30), "{}", log(&node.place));
+        let client = pods::connect(&node.place).await;
+        let thawed = client.thaw(Context::default(), &request).await;
+        let pod = thawed.unwrap_or_else(|e| panic!("{e}: {}", log(&node.place)));
+        pods::end(&node.place, &pod.sandbox_id).await;
+    }
     node.end();
 }
 

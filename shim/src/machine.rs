@@ -101,16 +101,15 @@ impl Machine {
         Machine::of(thawd, made, pod.bundle, kata).await
     }
 
-    /// Thaws a container's microVM from its snapshot, with its previous network, and records it in the bundle.
+    /// Thaws a container's microVM from its snapshot, with the network of its namespace or else as it was frozen, and records it in the
+    /// bundle.
     pub async fn thaw(thawd: &Thawd, pod: PodOf<'_>, kata: Settings, snapshot: &Path) -> Result<Machine> {
         let spec = pod.spec;
-        if network(spec)?.mode == Mode::NAMESPACE.into() {
-            return Err(Error::Unsupported(
-                "a restored microVM keeps its network and cannot join a network namespace of the host".into(),
-            ));
-        }
+        let network = Some(network_of(spec, &kata)?);
         let request = ThawPodRequest {
             directory: snapshot.display().to_string(),
+            // A network of thawd is one only if the container had one.
+            network: MessageField::from_option(network.filter(|n| n.mode != Mode::PRIVATE.into())),
             hostname: spec.hostname.clone(),
             cgroup: spec.linux.cgroups_path.clone(),
             labels: labels(pod.namespace, pod.id),

@@ -177,17 +177,13 @@ impl Container {
         status.wait()
     }
 
-    /// Watches the port that the container will listen on, from before its start. Must be called within the runtime.
+    /// Watches the port that the container listens on, from before its start, or from now on if it has started. Must be called within the
+    /// runtime.
     pub fn expect_ready(&self, request: &ExpectReadyRequest) -> Result<()> {
         // Locked so that it is not started meanwhile.
         let pending = self.pending.locked();
-        if pending.is_none() {
-            return Err(Error::State(format!(
-                "container {} was started already, so what it listens on was not watched",
-                self.id
-            )));
-        }
-        *self.probe.locked() = Some(Probe::new(request, self.cgroup.path())?);
+        let probe = Probe::new(request, self.cgroup.path(), pending.is_none())?;
+        *self.probe.locked() = Some(probe);
         Ok(())
     }
 

@@ -2,7 +2,8 @@
 //!
 //! The kernel reports when the container listens on the port ([`listens`]), and the agent then connects to it
 //! from within the container's network. A refused connection means that the port was closed again, so the probe
-//! waits for the next report. Only a bad HTTP answer, and a connection that ends without one, are tried again
+//! waits for the next report. In a container that has started already, localhost is tried first, because a socket
+//! that listens already is not reported. Only a bad HTTP answer, and a connection that ends without one, are tried again
 //! periodically, because no event announces that they would succeed. Invariant: a probe ends with the
 //! container's first process or at its time limit, whatever the container does, and releases its resources. A
 //! port of an `exec` counts like any other in the container's cgroup.
@@ -46,13 +47,15 @@ pub enum Outcome {
     TimedOut(String),
 }
 
-/// A probe of a container that is not started yet.
+/// A probe of a container.
 #[derive(Debug)]
 pub struct Probe {
     port: u16,
     request: Option<Request>,
     period: Duration,
     listens: ListenWatch,
+    /// Addresses that may have been listened on before the watch began.
+    earlier: Vec<IpAddr>,
 }
 
 /// The result of one connection.
@@ -67,8 +70,9 @@ enum Attempt {
 }
 
 impl Probe {
-    /// Watches from now on whether the processes of a cgroup listen on the port. Must be called within the runtime.
-    pub fn new(request: &ExpectReadyRequest, cgroup: &Path) -> Result<Self> {
+    /// Watches from now on whether the processes of a cgroup listen on the port. If they have started already, tries localhost too. Must be
+    /// called within the runtime.
+    pub fn new(request: &ExpectReadyRequest, cgroup: &Path, has_started: bool) -> Result<Self> {
         let port = u16::try_from(request.port).ok().filter(|port| *port != 0);
         let port = port.ok_or_else(|| Error::Invalid(format!("there is no TCP port {}", request.port)))?;
         let period = Duration::from_millis(request.period_ms.into());
@@ -88,6 +92,10 @@ impl Probe {
             request: request.transpose()?,
             period,
             listens: ListenWatch::watch(cgroup, port)?,
+            earlier: match has_started {
+                true => vec![Ipv6Addr::UNSPECIFIED.into()],
+                false => Vec::new(),
+            },
         })
     }
 
@@ -107,7 +115,7 @@ impl Probe {
 
     /// Waits until the probe succeeds. Keeps the last problem in `bad`.
     async fn hold(&mut self, network: &Network, bad: &mut Option<String>) -> Result<()> {
-        let (mut addresses, mut closed) = (Vec::new(), 0);
+        let (mut addresses, mut closed) = (std::mem::take(&mut self.earlier), 0);
         loop {
             tokio::select! {
                 told = self.listens.next() => told?.into_iter().for_each(|a| note(&mut addresses, a)),

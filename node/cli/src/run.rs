@@ -81,6 +81,7 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
         life,
         health: health_check(arguments, &sandbox)?,
         hooks: arguments.container.hooks.options(),
+        readiness: probe.clone(),
     };
     let how = attach_options(&arguments.process, sandbox.keeping);
     let result = match Signals::new() {

@@ -207,23 +207,59 @@ fn many_begin_and_end_at_once() {
     );
 }
 
+fn unnamed(id: &str) -> Record {
+    Record {
+        name: None,
+        ..record(id, None, false)
+    }
+}
+
+/// The directory of a spare with this id.
+fn made_ahead(run: &RunDirectory, id: &str) -> SandboxDirectory {
+    let directory = run.spares().create(&record(id, None, false)).unwrap();
+    fs::write(directory.path().join("vsock.sock"), b"").unwrap();
+    directory
+}
+
+#[test]
+fn spare_that_continues_a_paused_sandbox_gets_its_id() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let paused = unnamed("paused");
+    let take = |spare: &str| {
+        let name = run.hold_name(&paused).unwrap();
+        run.take(made_ahead(&run, spare), &paused, name)
+    };
+    let taken = take("one").unwrap();
+    assert_eq!(taken.path(), run.directory("paused"));
+    assert!(taken.vsock_socket().exists() && !run.spares().directory("one").exists());
+    assert_eq!(taken.record().unwrap(), paused);
+    // A machine that is there is not replaced, and the spare is removed.
+    assert!(take("two").is_err() && !run.spares().directory("two").exists());
+    assert_eq!(taken.record().unwrap(), paused);
+    drop(taken);
+
+    // The next process removes what a killed one left in either place.
+    let unready = Record {
+        ready: false,
+        ..paused.clone()
+    };
+    for mut left in [made_ahead(&run, "three"), take("four").unwrap()] {
+        left.write(&unready).unwrap();
+        left.keep();
+    }
+    run.clean(&Hierarchy::None);
+    assert!(!run.directory("paused").exists() && !run.spares().directory("three").exists());
+}
+
 #[test]
 fn a_taken_spare_is_the_sandbox_with_its_files_and_its_lock() {
     let root = tempfile::tempdir().unwrap();
     let run = RunDirectory::open(root.path()).unwrap();
     let (spares, cgroups) = (run.spares(), Hierarchy::None);
-    let spare = |id: &str| {
-        let directory = spares.create(&record(id, None, false)).unwrap();
-        fs::write(directory.path().join("vsock.sock"), b"").unwrap();
-        directory
-    };
-    let unnamed = |id: &str| Record {
-        name: None,
-        ..record(id, None, false)
-    };
     let first = unnamed("first");
     let name = run.hold_name(&first).unwrap();
-    let taken = run.take(spare("first"), &first, name).unwrap();
+    let taken = run.take(made_ahead(&run, "first"), &first, name).unwrap();
     assert_eq!(taken.path(), run.directory("first"));
     assert!(taken.vsock_socket().exists() && !spares.directory("first").exists());
     assert_eq!(taken.record().unwrap(), first);
@@ -235,7 +271,7 @@ fn a_taken_spare_is_the_sandbox_with_its_files_and_its_lock() {
     assert!(!root.path().join("sandboxes").exists());
     let second = record("second", None, false);
     let name = run.hold_name(&second).unwrap();
-    let mut taken = run.take(spare("second"), &second, name).unwrap();
+    let mut taken = run.take(made_ahead(&run, "second"), &second, name).unwrap();
     let other = Record {
         name: second.name.clone(),
         ..record("third", None, false)

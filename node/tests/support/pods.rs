@@ -1,6 +1,7 @@
 //! Requests pods from a thawd under test, as containerd's shim does.
 
 #![allow(clippy::unwrap_used)]
+#![allow(dead_code, reason = "each test binary uses its part")]
 
 use std::fs;
 

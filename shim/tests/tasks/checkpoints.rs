@@ -1,6 +1,7 @@
 //! Checkpoints, and tasks restored from them.
 
 use serde_json::json;
+use thaw_protocol::shim::pods::pod_network::Mode;
 use thaw_protocol::shim::runc_options::CheckpointOptions;
 use thaw_protocol::shim::task::*;
 use thaw_protocol::shim::task_types::Status;
@@ -93,6 +94,43 @@ async fn checkpoint_task_waits_for_start_under_its_new_name() {
         rig.agent.created.lock().unwrap().is_empty(),
         "nothing was made anew"
     );
+}
+
+#[tokio::test]
+async fn restored_task_gets_the_network_of_its_namespace() {
+    let old = Rig::new().await;
+    let place = checkpoint(&old).await;
+    let none = json!({"io.katacontainers.config.runtime.internetworking_model": "none"});
+    for (path, annotations, wanted) in [
+        (
+            "/run/netns/x",
+            json!({}),
+            Some((Mode::NAMESPACE, "/run/netns/x".to_owned())),
+        ),
+        // As it was frozen.
+        ("", json!({}), None),
+        ("/run/netns/x", none, Some((Mode::NONE, String::new()))),
+    ] {
+        let rig = Rig::new().await;
+        rig.agent.came_with("one");
+        let config = json!({
+            "process": {"args": ["cat"], "cwd": "/"},
+            "root": {"path": "rootfs"},
+            "annotations": annotations,
+            "linux": {"namespaces": [{"type": "pid"}, {"type": "ipc"}, {"type": "network", "path": path}]},
+        });
+        let request = CreateTaskRequest {
+            checkpoint: place.clone(),
+            ..rig.request_of("two", &config)
+        };
+        rig.create(request).await.unwrap();
+        let thaw = rig.thawd.thawed.lock().unwrap()[0].clone();
+        let network = thaw.network.into_option();
+        assert_eq!(
+            network.map(|network| (network.mode.enum_value().unwrap(), network.namespace)),
+            wanted
+        );
+    }
 }
 
 #[tokio::test]

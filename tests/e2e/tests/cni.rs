@@ -9,7 +9,8 @@ use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::process::Command;
 
-use thaw_e2e::containerd::{Networks, RUNTIME};
+use thaw_e2e::Outcome;
+use thaw_e2e::containerd::Networks;
 use thaw_e2e::cri;
 use thaw_e2e::node::{Node, PATIENCE, Pod, until};
 
@@ -207,43 +208,39 @@ impl Drop for Namespace {
     }
 }
 
+/// Starts a container that serves in the namespace `e2e`.
+fn start(node: &Node, id: &str) -> Outcome {
+    let with = ["-d", "--with-ns", "network:/run/netns/e2e"];
+    node.containerd
+        .run_ctr(&node.run(&with, id, &["sh", "-c", SERVER]))
+}
+
+/// Where it serves.
+fn in_namespace() -> SocketAddr {
+    "10.92.0.2:8080".parse().unwrap()
+}
+
+/// Ends the only container there is.
+fn end(node: &Node, id: &str) {
+    let ctr = &node.containerd;
+    ctr.ctr(&["task", "kill", "--signal", "SIGKILL", id]);
+    until("the task has ended", || {
+        ctr.ctr(&["task", "ls"]).contains("STOPPED")
+    });
+    // Some versions of it end with the task's code.
+    let deleted = ctr.run_ctr(&["task", "delete", id]);
+    assert!([0, 137].contains(&deleted.code()), "{deleted:?}");
+    ctr.ctr(&["container", "delete", id]);
+    node.is_empty_soon();
+}
+
 #[test]
 #[ignore = "long"]
 fn cni_namespace_is_restored_when_its_pod_ends() {
     let mut node = Node::new();
     let namespace = Namespace::new("e2e");
     let before = namespace.has();
-    let with = "network:/run/netns/e2e";
-    let start = |node: &Node, id: &str| {
-        node.containerd.run_ctr(&[
-            "run",
-            "-d",
-            "--runtime",
-            RUNTIME,
-            "--snapshotter",
-            "thaw",
-            "--with-ns",
-            with,
-            &node.image,
-            id,
-            "sh",
-            "-c",
-            SERVER,
-        ])
-    };
-    let end = |node: &Node, id: &str| {
-        let ctr = &node.containerd;
-        ctr.ctr(&["task", "kill", "--signal", "SIGKILL", id]);
-        until("the task has ended", || {
-            ctr.ctr(&["task", "ls"]).contains("STOPPED")
-        });
-        // Some versions of it end with the task's code.
-        let deleted = ctr.run_ctr(&["task", "delete", id]);
-        assert!([0, 137].contains(&deleted.code()), "{deleted:?}");
-        ctr.ctr(&["container", "delete", id]);
-        node.is_empty_soon();
-    };
-    let server: SocketAddr = "10.92.0.2:8080".parse().unwrap();
+    let server = in_namespace();
 
     start(&node, "first").ok();
     fetch(server);
@@ -281,5 +278,30 @@ fn cni_namespace_is_restored_when_its_pod_ends() {
         refused.stderr.contains("eth0") && refused.stderr.contains("net1"),
         "{refused:?}"
     );
+    assert_eq!(namespace.has(), before);
+}
+
+#[test]
+#[ignore = "long"]
+fn checkpoint_is_restored_into_its_network_namespace() {
+    let node = Node::new();
+    let ctr = &node.containerd;
+    let namespace = Namespace::new("e2e");
+    start(&node, "old").ok();
+    fetch(in_namespace());
+    let image = "checkpoint/of:old";
+    ctr.ctr(&["container", "checkpoint", "--image", "--task", "old", image]);
+    end(&node, "old");
+    drop(namespace);
+    until("the pair is gone", || !Path::new("/sys/class/net/e2e-h").exists());
+
+    // Another of the same name, whose interface has another MAC address.
+    let namespace = Namespace::new("e2e");
+    let before = namespace.has();
+    let restored = ctr.run_ctr(&["container", "restore", "--live", "new", image]);
+    assert_eq!(restored.code(), 0, "{restored:?}");
+    // The server that was frozen answers.
+    assert_eq!(fetch(in_namespace()), "old\n");
+    end(&node, "new");
     assert_eq!(namespace.has(), before);
 }

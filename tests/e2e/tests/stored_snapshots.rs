@@ -177,3 +177,31 @@ fn released_sandbox_goes_on_counting_behind_its_port() {
     node.remove(&["web"]);
     node.end();
 }
+
+#[test]
+fn first_thaw_alone_is_asked_whether_it_is_ready() {
+    let node = Node::start();
+    let python = image("python3");
+    let ready = READY_S.to_string();
+    let options = [
+        "-d",
+        "--name",
+        "web",
+        "--ready-http",
+        "8000/",
+        "--ready-timeout",
+        &ready,
+    ];
+    // It logs each request.
+    let server = "cd /srv; exec python3 -m http.server 8000 2>/log";
+    node.done(&[&["run"], &options[..], &[&*python, "sh", "-c", server]].concat());
+    let asked = |sandbox: &str| node.done(&["exec", sandbox, "grep", "-c", "GET / ", "/log"]);
+    assert_eq!(asked("web"), "1");
+    node.done(&["freeze", "web", "--name", "web-ready"]);
+    node.done(&["thaw", "-d", "--name", "first", "web-ready"]);
+    until("it is asked", || asked("first") == "2");
+    node.done(&["thaw", "-d", "--name", "second", "web-ready"]);
+    assert_eq!(asked("second"), "1");
+    node.remove(&["web", "first", "second"]);
+    node.end();
+}

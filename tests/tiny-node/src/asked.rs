@@ -29,3 +29,12 @@ pub fn answer(mut stream: UnixStream) -> Option<(String, String)> {
     let (head, body) = text.split_once("\r\n\r\n")?;
     Some((head.lines().next()?.to_owned(), body.to_owned()))
 }
+
+/// The value of a metric, whose name comes with its labels.
+pub fn metric(place: &Place, name: &str) -> Option<f64> {
+    let (_, body) = answer(ask(place, "GET /metrics", None, &Value::Null)?)?;
+    let value = body
+        .lines()
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value?.parse().ok()
+}

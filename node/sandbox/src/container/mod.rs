@@ -10,7 +10,7 @@ use oci_spec::image::ImageConfiguration;
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::agent::{MessageField, annotations, layout, oci};
-use thaw_protocol::api::{HealthCheck, Hooks, Volume};
+use thaw_protocol::api::{HealthCheck, Hooks, ReadinessProbe, Volume};
 
 use crate::agent_client::ProcessId;
 use crate::error::{Error, ErrorKind};
@@ -77,6 +77,8 @@ pub struct Options {
     pub life: LifeOptions,
     pub health: Option<HealthCheck>,
     pub hooks: HookOptions,
+    /// Kept for its clones; the caller that starts it makes the agent watch for it ([`ready::expect`]).
+    pub readiness: Option<ReadinessProbe>,
 }
 
 /// The file in a sandbox's directory that holds a [`Running`].
@@ -107,6 +109,9 @@ pub struct Running {
     /// Its program and its arguments. Empty in the record of an older release.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub args: Vec<String>,
+    /// When it is ready. `None` if its creation did not say so, and in the record of an older release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub readiness: Option<ReadinessProbe>,
 }
 
 impl Running {
@@ -239,6 +244,7 @@ pub fn running(id: &str, spec: &oci::Spec) -> Running {
         health: None,
         hooks: Hooks::default(),
         args: spec.Process.Args.clone(),
+        readiness: None,
     }
 }
 
@@ -463,5 +469,6 @@ mod tests {
     fn note_of_a_container_of_the_previous_release_is_read() {
         let running: Running = thaw_record_fixtures::check("container.json");
         assert_eq!((running.user.as_str(), running.tty), ("33:33", true));
+        assert_eq!(running.readiness, None);
     }
 }

@@ -34,6 +34,7 @@ pub fn requested(asked: &StartContainer) -> Result<Options, String> {
             own: asked.hooks.clone(),
             ignore_image: asked.no_image_hooks,
         },
+        readiness: asked.readiness.clone(),
         ..Options::default()
     };
     Ok(options)

@@ -32,6 +32,7 @@ pub async fn create(
     running.life = Some(Life::of(config, &options.life));
     running.health = options.health.clone();
     running.hooks = hooks::of(config, &options.hooks)?;
+    running.readiness = options.readiness.clone();
     let mut storages = storages(id, root, &options.settings.anonymous_volumes);
     if !options.volumes.is_empty() {
         storages.push(layout::shared());

@@ -7,7 +7,7 @@ use thaw_protocol::control::MachineSpec;
 use super::create::Making;
 use super::files::MachineFiles;
 use super::parked::{self, ParkedWant};
-use super::spare::{Spare, Taken};
+use super::spare::{Id, Spare, Taken};
 use super::{Node, Origin, Resources, shells};
 use crate::error::Error;
 use crate::slow::Slow;
@@ -19,7 +19,7 @@ impl<'a> Making<'a> {
     /// ready.
     pub(super) fn claim(
         node: &'a Node,
-        record: Record,
+        (record, id): (Record, Id),
         machine: &MachineSpec,
         parked: Option<ParkedWant>,
         trace: &'a Trace,
@@ -32,7 +32,7 @@ impl<'a> Making<'a> {
                     let _stage = trace.stage("claim");
                     let kind = want.origin.manifest.subject.kind.noun();
                     trace.note("claim", &format!("a machine was parked with this {kind} in it"));
-                    let mut making = Making::of_spare(node, record, spare, name, trace)?;
+                    let mut making = Making::of_spare(node, (record, id), spare, name, trace)?;
                     making.origin = Some(Origin::of(want.origin));
                     return Ok(making);
                 }
@@ -48,7 +48,7 @@ impl<'a> Making<'a> {
             Ok(shell) => {
                 let _stage = trace.stage("spawn");
                 trace.note("spawn", "a thaw-vmm was waiting in its pool");
-                Making::of_spare(node, record, shell, name, trace)
+                Making::of_spare(node, (record, id), shell, name, trace)
             }
             Err(why) => {
                 let text = format!("no thaw-vmm was waiting ({why}): one was started now");
@@ -61,7 +61,7 @@ impl<'a> Making<'a> {
 
     fn of_spare(
         node: &'a Node,
-        record: Record,
+        (record, id): (Record, Id),
         spare: Spare,
         name: NameHeld,
         trace: &'a Trace,
@@ -74,7 +74,7 @@ impl<'a> Making<'a> {
             true => None,
             false => Some(MachineFiles::open(&node.paths)?),
         };
-        let (resources, taken) = spare.give_to(&node.run, &mut record, name, node.require)?;
+        let (resources, taken) = spare.give_to(&node.run, (&mut record, id), name, node.require)?;
         let Taken { restored, fitted } = taken;
         if let Some(restored) = restored {
             trace.count("populated_pages", restored.populated_pages);

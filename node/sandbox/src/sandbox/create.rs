@@ -25,6 +25,7 @@ use super::network::Attached;
 use super::pools::{Claimed, claim, made_size};
 use super::retry::{retry_once, with_end_reason};
 use super::share::Served;
+use super::spare::Id;
 use super::spec::{check_shape, record};
 use super::wanted_machine::WantedMachine;
 use super::{Node, Origin, READY_LIMIT, Resources, Sandbox, SandboxSpec, Shown, host_limits, network, share};
@@ -364,7 +365,7 @@ async fn make(
     }
     let parked = wanted.parked(spec);
     let WantedMachine { machine, template } = wanted;
-    let mut making = Making::claim(node, record(spec)?, &machine, parked, trace)?;
+    let mut making = Making::claim(node, (record(spec)?, Id::OfSpare), &machine, parked, trace)?;
     making.resources.share_of_disk = Some(share_of_disk);
     making.resources.place = Some(place.clone());
     let (fitted, directory) = (making.fitted.take(), making.resources.directory.path().to_owned());

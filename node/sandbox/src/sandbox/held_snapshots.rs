@@ -186,7 +186,7 @@ impl Snapshots {
 }
 
 /// Whether a snapshot is that of a fork, or of a sandbox whose memory is released.
-fn is_thawed_once(node: &Node, snapshot: &Path) -> bool {
+pub(super) fn is_thawed_once(node: &Node, snapshot: &Path) -> bool {
     Scratch::holds(&node.paths.data, snapshot) || node.paused.holds(snapshot)
 }
 

@@ -2,12 +2,9 @@ use std::sync::Mutex;
 
 use async_trait::async_trait;
 use thaw_protocol::agent::hooks_ttrpc::{Hooks, create_hooks};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{UnixListener, UnixStream};
-use tokio::sync::mpsc;
-use ttrpc::r#async::transport::Listener;
-use ttrpc::r#async::{Server, TtrpcContext};
+use ttrpc::r#async::TtrpcContext;
 
+use super::super::fake_agent::serve;
 use super::*;
 
 /// An agent that answers every hook in the same way, or never.
@@ -47,30 +44,6 @@ fn hook(json: &str) -> Hook {
     serde_json::from_str(json).unwrap()
 }
 
-/// Answers a connection as the VMM does, and passes it to the agent.
-async fn serve(path: &Path, agent: FakeAgent) -> Server {
-    let listener = UnixListener::bind(path).unwrap();
-    let (accepted, connections) = mpsc::channel::<std::io::Result<UnixStream>>(1);
-    tokio::spawn(async move {
-        while let Ok((mut stream, _)) = listener.accept().await {
-            let mut line = [0; 13];
-            stream.read_exact(&mut line).await.unwrap();
-            assert_eq!(&line, b"CONNECT 1024\n");
-            stream.write_all(b"OK 5\n").await.unwrap();
-            accepted.send(Ok(stream)).await.unwrap();
-        }
-    });
-    let connections = futures_util::stream::unfold(connections, |mut connections| async move {
-        Some((connections.recv().await?, connections))
-    });
-    let service = create_hooks(std::sync::Arc::new(agent));
-    let mut server = Server::new()
-        .add_listener(Listener::new(connections))
-        .register_service(service);
-    server.start().await.unwrap();
-    server
-}
-
 /// Runs a hook with an agent that answers so. Returns its result and what the agent was asked.
 async fn run_with(
     hook: &Hook,
@@ -84,7 +57,7 @@ async fn run_with(
         answer,
         asked: asked.clone(),
     };
-    let _server = serve(&vsock, agent).await;
+    let _server = serve(&vsock, create_hooks(std::sync::Arc::new(agent))).await;
     let result = run(&vsock, &running(), hook, end).await;
     let asked = std::mem::take(&mut *asked.lock().unwrap());
     (result, asked)

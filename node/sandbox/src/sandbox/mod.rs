@@ -44,6 +44,9 @@ mod create;
 mod disk;
 mod ending;
 mod failed;
+#[cfg(test)]
+#[path = "fake_agent_test.rs"]
+mod fake_agent;
 mod files;
 mod first_thaw;
 mod fitted;

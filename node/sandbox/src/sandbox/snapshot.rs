@@ -15,6 +15,7 @@ use super::freeze::Workload;
 use super::parked::ParkedWant;
 use super::provenance::{frozen_images, keep_manifest};
 use super::retry::retry_once;
+use super::spare::Id;
 use super::spec::new_record;
 use super::wanted_machine::{machine, refuse_test_hooks, refuse_untethered_pages};
 use super::{
@@ -119,10 +120,11 @@ async fn thaw_it(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, 
     };
     let sandbox = made.map_err(|e| kept_components::name_vmm(node, &registered, e))?;
     if spec.paused.is_some() || spec.remote.is_some() {
-        // Its snapshot is removed soon, or is not stored yet; and all pages that were fetched for it would count as touched.
+        // Its snapshot is removed soon, or is not stored yet; and all pages that were fetched for it would count as touched. Once that is
+        // stored, the next thaw of its reference is one of the stored snapshot, and records.
         return Ok(sandbox);
     }
-    first_thaw::record(node, &registered, &sandbox);
+    first_thaw::record(node, &registered, &sandbox, workload.containers.first());
     let node = node.clone();
     // Not awaited: the caller has its sandbox.
     tokio::task::spawn_blocking(move || kept_components::note_thawed(&node, &registered));
@@ -184,16 +186,16 @@ async fn make(
         mode: spec.memory_mode,
         fitting: Fitting {
             disk: FittedDisk::Frozen,
-            private_network: workload.network,
+            private_network: network_source(spec, workload) == NetworkSource::Ours(NetworkMode::Private),
         },
     };
-    // A machine is parked with a stored snapshot and a network of this node.
-    let parked = (spec.remote.is_none() && spec.network.is_none()).then_some(parked);
-    let mut making = match &spec.paused {
-        None => Making::claim(node, record, &machine, parked, trace)?,
-        // What was made ahead has an id already.
-        Some(_) => Making::begin(&node.run, node, record, trace)?,
+    // No machine is parked with a snapshot that is not stored yet, or that is thawed once.
+    let parked = (spec.remote.is_none() && spec.paused.is_none()).then_some(parked);
+    let id = match &spec.paused {
+        None => Id::OfSpare,
+        Some(_) => Id::Kept,
     };
+    let mut making = Making::claim(node, (record, id), &machine, parked, trace)?;
     making.resources.share_of_disk = Some(share_of_disk);
     making.resources.place = Some(place.clone());
     if let (Some(image), Some(files)) = (frozen.guest_image, &mut making.files) {
@@ -316,6 +318,15 @@ fn workload(registered: &Registered) -> Result<Workload, Error> {
     }
 }
 
+/// The network that the sandbox gets.
+fn network_source(spec: &ThawSpec, workload: &Workload) -> NetworkSource {
+    let frozen_with = match workload.network {
+        true => NetworkMode::Private,
+        false => NetworkMode::None,
+    };
+    spec.network.clone().unwrap_or(NetworkSource::Ours(frozen_with))
+}
+
 /// Collects the parts that are made beside the machine, or that it was parked with.
 async fn parts(
     node: &Node,
@@ -326,11 +337,7 @@ async fn parts(
     trace: &Trace,
 ) -> Result<Parts, Error> {
     let (registered, workload) = (frozen.registered, frozen.workload);
-    let frozen_with = match workload.network {
-        true => NetworkMode::Private,
-        false => NetworkMode::None,
-    };
-    let source = spec.network.clone().unwrap_or(NetworkSource::Ours(frozen_with));
+    let source = network_source(spec, workload);
     let policy = spec.network_policy.as_ref().or(workload.network_policy.as_ref());
     let terms = network::read(policy, &spec.publish)?;
     let images = {

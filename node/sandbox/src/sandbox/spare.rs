@@ -1,7 +1,8 @@
 //! Spares: machines made before it is known which sandbox will use them.
 //!
 //! Each spare has a directory under the run directory's `spares`, with a record, as a sandbox has. So the next start finds and removes what
-//! a killed thawd left. A sandbox that takes a spare takes its id and its directory: the record is replaced, then the directory moves.
+//! a killed thawd left. A sandbox that takes a spare takes its directory, and its id too unless it continues a paused sandbox: the record
+//! is replaced, then the directory moves.
 //! Invariant: a thaw-vmm is in a record before it has a machine, and in one record from then on.
 
 use std::os::fd::{AsFd, OwnedFd};
@@ -41,6 +42,15 @@ pub struct Spare {
     record: Record,
 }
 
+/// Which id a sandbox has that takes a spare.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Id {
+    /// The spare's.
+    OfSpare,
+    /// The one in its record: it continues a paused sandbox.
+    Kept,
+}
+
 /// A spare's machine, as the sandbox that took it has it.
 pub(super) struct Taken {
     pub restored: Option<Restored>,
@@ -68,15 +78,17 @@ impl Spare {
         self.fitted.is_some()
     }
 
-    /// Gives the machine and its directory to a sandbox, whose record gets the spare's id. If this fails, it ends all of them.
+    /// Gives the machine and its directory to a sandbox, and the spare's id unless that is kept. If this fails, it ends all of them.
     pub(super) fn give_to(
         self,
         run: &RunDirectory,
-        record: &mut Record,
+        (record, id): (&mut Record, Id),
         name: NameHeld,
         required: Required,
     ) -> Result<(Resources, Taken), Error> {
-        record.id = self.record.id;
+        if id == Id::OfSpare {
+            record.id = self.record.id;
+        }
         record.control = self.vm.control_version();
         let (process, control, restored) = self.vm.into_parts();
         let vmm = Vmm(process.record().pid);

@@ -39,11 +39,12 @@ impl RunDirectory {
         Ok(NameHeld { _lock: Some(all) })
     }
 
-    /// Makes a spare's directory that of a sandbox, with this record, whose id is the spare's and whose name is held. Takes no lock: the
-    /// spare is locked already, so a cleaner leaves it alone wherever it is.
+    /// Makes a spare's directory that of a sandbox, with this record, whose name is held. Its id is the spare's, or that of a paused sandbox
+    /// that the spare continues. Takes no lock: the spare is locked already, so a cleaner leaves it alone wherever it is. If this process is
+    /// killed meanwhile, the next one finds a sandbox that is not ready, or a spare, and removes it.
     ///
     /// # Errors
-    /// The record cannot be written, or the directory cannot be moved. The spare is then removed.
+    /// The record cannot be written, or the directory cannot be moved: the sandbox of this id has one already. The spare is then removed.
     pub fn take(
         &self,
         mut spare: SandboxDirectory,
@@ -52,8 +53,12 @@ impl RunDirectory {
     ) -> Result<SandboxDirectory, Error> {
         let path = self.sandboxes.join(&record.id);
         let fail = |e: io::Error| Error::system(format!("cannot create {}", path.display()), &e);
+        let (taken, done) = match spare.path().file_name() == path.file_name() {
+            true => (Failpoint::SpareTaken, Failpoint::SpareMoved),
+            false => (Failpoint::PausedSpareTaken, Failpoint::PausedSpareMoved),
+        };
         spare.write(record)?;
-        reach(Failpoint::SpareTaken);
+        reach(taken);
         let mut moved = spare.move_to(path.clone());
         if matches!(&moved, Err(e) if e.kind() == io::ErrorKind::NotFound) {
             // The last sandbox has gone, and the directory of all of them with it. If a name is held, its lock keeps the directory.
@@ -63,7 +68,7 @@ impl RunDirectory {
         // Unlocked before the directory can be dropped: that waits for this lock.
         drop(name);
         moved.map_err(fail)?;
-        reach(Failpoint::SpareMoved);
+        reach(done);
         Ok(spare)
     }
 

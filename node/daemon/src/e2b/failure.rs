@@ -43,6 +43,18 @@ impl Failure {
         Failure::NotFound(format!("sandbox {id} was not found"))
     }
 
+    /// Why, in words.
+    pub fn why(&self) -> String {
+        match self {
+            Failure::Bad(why)
+            | Failure::NotFound(why)
+            | Failure::Conflict(why)
+            | Failure::Unsupported(why)
+            | Failure::Unreachable(why) => why.clone(),
+            Failure::Refused(refusal) => refusal.to_string(),
+        }
+    }
+
     /// Its status and its message, if thawd's API has no document of it.
     fn plain(&self) -> Option<(StatusCode, &str)> {
         Some(match self {

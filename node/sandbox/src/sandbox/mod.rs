@@ -205,6 +205,7 @@ impl Node {
         let run = RunDirectory::open(&paths.run)?;
         let cgroups = Hierarchy::detect();
         run.clean(&cgroups);
+        run.index_names();
         Scratch::sweep(&paths.data);
         let config = Config::from_env()?;
         let held = config.snapshots.held.0;

@@ -53,6 +53,8 @@ pub(super) struct Making<'a> {
     pub origin: Option<Origin>,
     /// What the machine was parked with.
     pub fitted: Option<Fitted>,
+    /// The trace of its start, if its machine is asked about that later.
+    pub unasked: Option<Trace>,
 }
 
 impl<'a> Making<'a> {
@@ -292,7 +294,8 @@ impl<'a> Making<'a> {
             .locked()
             .first()
             .map(|s| s.image.config.clone());
-        Sandbox::new(self.record, config, self.origin, self.resources)
+        let sandbox = Sandbox::new(self.record, config, self.origin, self.resources);
+        Ok(sandbox?.asked_later(self.unasked))
     }
 }
 
@@ -425,7 +428,6 @@ async fn parts(
         new_share(spec, directory, trace),
     )?;
     let (image, prefetch) = pulled.unzip();
-    let prefetch = prefetch.flatten();
     let show = |image| Shown {
         slot: match spec.root {
             RootServing::Virtiofs => IMAGE_SLOT,
@@ -440,7 +442,7 @@ async fn parts(
         attached,
         disk,
         network,
-        prefetch,
+        prefetch: prefetch.flatten(),
         supply,
         record: spec.record.clone(),
         share,

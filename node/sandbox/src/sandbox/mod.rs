@@ -86,6 +86,7 @@ mod snapshot_push;
 mod spare;
 mod spawn;
 mod spec;
+mod start_report;
 mod stored;
 mod tenants;
 mod thaw;
@@ -301,6 +302,8 @@ pub struct Sandbox {
     rate_limits: Mutex<Option<RateLimits>>,
     time_limit: watch::Sender<TimeLimit>,
     ending: watch::Sender<Ending>,
+    /// The trace of its start, if its machine was not asked yet about that.
+    unasked: Mutex<Option<Trace>>,
 }
 
 impl Sandbox {
@@ -326,6 +329,7 @@ impl Sandbox {
             rate_limits: Mutex::new(record.terms.rate_limits),
             time_limit: watch::Sender::new(record.terms.time_limit()),
             ending: watch::Sender::new(record.ending()),
+            unasked: Mutex::default(),
             record,
             config,
             origin,

@@ -47,7 +47,7 @@ impl RunDirectory {
         {
             return used();
         }
-        let fail = |e| Error::system(format!("cannot lock {}", entry.display()), &e);
+        let fail = |e: std::io::Error| Error::system(format!("cannot lock {}", entry.display()), &e);
         match self
             .names()
             .claim(entry.clone(), |id| self.has(id))

@@ -46,12 +46,10 @@ impl Failure {
     /// Why, in words.
     pub fn why(&self) -> String {
         match self {
-            Failure::Bad(why)
-            | Failure::NotFound(why)
-            | Failure::Conflict(why)
-            | Failure::Unsupported(why)
-            | Failure::Unreachable(why) => why.clone(),
             Failure::Refused(refusal) => refusal.to_string(),
+            other => other
+                .plain()
+                .map_or_else(String::new, |(_, why)| why.to_owned()),
         }
     }
 

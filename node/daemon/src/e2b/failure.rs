@@ -47,9 +47,7 @@ impl Failure {
     pub fn why(&self) -> String {
         match self {
             Failure::Refused(refusal) => refusal.to_string(),
-            other => other
-                .plain()
-                .map_or_else(String::new, |(_, why)| why.to_owned()),
+            other => other.plain().map_or_else(String::new, |(_, why)| why.to_owned()),
         }
     }
 

@@ -50,6 +50,14 @@ failpoints! {
     /// A record's new text exists beside the old.
     RecordBegun = "record.begun",
     RecordWritten = "record.written",
+    /// The entry of a name exists and is empty.
+    NameClaimed = "name.claimed",
+    /// It says which sandbox gets the name. That does not exist yet.
+    NameGiven = "name.given",
+    /// The sandbox and the entry of its name are gone.
+    NameForgotten = "name.forgotten",
+    /// An entry that a dead process left is removed.
+    NameSwept = "name.swept",
     VersionsWritten = "versions.written",
     VersionsReserved = "versions.reserved",
 
@@ -171,6 +179,8 @@ failpoints! {
     ResumeDone = "resume.done",
     /// The directory of a sandbox that is paused with its memory released exists and is locked.
     PausedPlaced = "paused.placed",
+    /// The entry of its name exists among those of paused sandboxes.
+    PausedNamed = "paused.named",
     /// Its record exists under a temporary name.
     PausedBegun = "paused.begun",
     /// Its record exists, and its machine too.
@@ -186,6 +196,8 @@ failpoints! {
     /// Its record is removed.
     PausedForgotten = "paused.forgotten",
     PausedRemoved = "paused.removed",
+    /// The entry of its name is removed.
+    PausedNameForgotten = "paused.name-forgotten",
     /// What a dead process left of one is removed.
     PausedSwept = "paused.swept",
 

@@ -256,6 +256,30 @@ async fn start_is_timed_in_its_answer_and_counted_with_its_usage() {
     assert!(thawd.stop().success());
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn machine_is_asked_about_its_start_at_once_or_later() {
+    let Some(place) = place() else { return };
+    let thawd = Thawd::start(&place);
+    let client = client(&place);
+    let asked = CreateSandbox {
+        timings: true,
+        ..request(&place, "timed")
+    };
+    let account = client.create(&asked).await.unwrap().account;
+    let has_entry = account.stages.iter().any(|stage| stage.name == "entry");
+    assert!(has_entry && account.counts.contains_key("faults"), "{account:?}");
+    // Its answer has them only if its start was slow.
+    client.create(&request(&place, "plain")).await.unwrap();
+    let both = "thaw_start_stage_seconds_count{how=\"create\",stage=\"entry\"} 2\n";
+    eventually("both are counted", || {
+        ask(&place, "GET", "/metrics", "").1.contains(both)
+    });
+    for name in ["timed", "plain"] {
+        client.delete(name).await.unwrap();
+    }
+    assert!(thawd.stop().success());
+}
+
 #[test]
 fn whom_it_serves_over_tcp_is_read_again_when_it_is_told_to() {
     let Some(place) = place() else { return };

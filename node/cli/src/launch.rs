@@ -441,6 +441,7 @@ fn daemon_request(
         volumes: arguments.volumes()?,
         cpu_limit_millis: arguments.cpu_limit.map(CpuLimit::millis),
         rate_limits: arguments.limits.limits(),
+        timings: arguments.timings,
     })
 }
 

@@ -42,7 +42,7 @@ pub(super) async fn run(arguments: &RunArguments, is_keeper: bool, ui: &Ui) -> R
     let life =
         (arguments.container.life).options(arguments.detach, arguments.rm, arguments.process.interactive)?;
     let cidfile = arguments.container.create_cidfile()?;
-    let trace = Trace::new();
+    let trace = Trace::asked(arguments.timings);
     // Until the container runs, a signal ends this process; dropping the future removes what was made so far.
     let mut sandbox = tokio::select! {
         sandbox = Launched::create(arguments, image, command, ui, &trace) => sandbox?,

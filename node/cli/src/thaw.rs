@@ -96,7 +96,7 @@ pub(super) async fn thaw(arguments: &ThawArguments, is_keeper: bool, ui: &Ui) ->
     if arguments.detach && !is_keeper {
         return detach::detached_self(Until::Started, ui).await;
     }
-    let trace = Trace::new();
+    let trace = Trace::asked(arguments.timings);
     let (directory, snapshot) = snapshot::reference(&arguments.snapshot)?;
     let request = ThawSandbox {
         directory,
@@ -113,6 +113,7 @@ pub(super) async fn thaw(arguments: &ThawArguments, is_keeper: bool, ui: &Ui) ->
         idle_timeout_s: None,
         on_timeout: Default::default(),
         require_hook: arguments.require_hook,
+        timings: arguments.timings,
     };
     let mut sandbox = tokio::select! {
         sandbox = launch(request, arguments, &trace) => sandbox?,

@@ -26,7 +26,9 @@ use crate::closest::closest;
 use crate::error::{Error, ErrorKind};
 
 mod directory;
+mod held_name;
 mod host_disk;
+mod names;
 pub mod paused;
 mod paused_copy;
 mod pod_namespace;
@@ -39,6 +41,7 @@ mod terms;
 mod unreadable;
 
 pub use directory::{SandboxDirectory, owner_socket, vsock_socket};
+pub use held_name::NameHeld;
 pub use host_disk::HostDisk;
 pub use paused::{Paused, PausedSandboxes};
 pub use paused_copy::{Copied, Portable};
@@ -47,7 +50,6 @@ pub use provenance::{FileIdentity, Provenance, ShownRecord};
 pub use record::Record;
 use record::read_record;
 pub use remote_memory::{RemoteMemory, RemotePlace};
-pub use spares::NameHeld;
 pub use terms::{Asked, Behalf, Ending, Terms, TimeLimit, Timeout};
 pub use unreadable::Living;
 use unreadable::Remains;
@@ -98,20 +100,23 @@ impl RunDirectory {
     pub fn create(&self, record: &Record) -> Result<SandboxDirectory, Error> {
         let path = self.sandboxes.join(&record.id);
         let fail = |e: io::Error| Error::system(format!("cannot create {}", path.display()), &e);
-        // Held so that no cleaner finds a directory that its owner has not locked yet, and no two sandboxes take one name.
+        let name = self.hold_name(record)?;
+        // Held so that no cleaner finds a directory that its owner has not locked yet.
         let all = self.make_and_lock_all().map_err(fail)?;
-        self.refuse_used_name(record)?;
         reach(Failpoint::DirectoriesLocked);
+        name.write(&record.id).map_err(fail)?;
         fs::DirBuilder::new().mode(0o700).create(&path).map_err(fail)?;
         reach(Failpoint::DirectoryMade);
         let lock = File::open(&path).map_err(fail)?;
         rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| fail(e.into()))?;
         reach(Failpoint::DirectoryLocked);
-        let directory = SandboxDirectory::locked(path.clone(), lock);
+        let mut directory = SandboxDirectory::locked(path.clone(), lock);
         let written = directory.write(record);
         // Unlocked before the directory can be dropped: that waits for this lock.
         drop(all);
-        written.map(|()| directory)
+        written?;
+        directory.set_name(name.settle());
+        Ok(directory)
     }
 
     /// The directory of all sandboxes is removed with its last sandbox, so it may have to be made more than once.
@@ -243,7 +248,9 @@ impl RunDirectory {
             tracing::info!(swept, "removed cgroups dead owners had made");
         }
         self.spares().clean_sandboxes(cgroups, Found::of_spare);
-        self.clean_sandboxes(cgroups, Found::of)
+        let cleaned = self.clean_sandboxes(cgroups, Found::of);
+        self.sweep_names();
+        cleaned
     }
 
     fn clean_sandboxes(&self, cgroups: &Hierarchy, look: fn(&Path) -> Found) -> usize {
@@ -264,7 +271,7 @@ impl RunDirectory {
                 Found::Left(left) => {
                     // Its VMM may have ended since `note_failures` looked.
                     self.note_failure_in(&path, cgroups);
-                    cleaned += usize::from(remove(&path, left, cgroups));
+                    cleaned += usize::from(self.remove(&path, left, cgroups));
                 }
             }
         }
@@ -306,7 +313,7 @@ impl RunDirectory {
                 remains
             }
         };
-        let removed = remove(&path, left, cgroups);
+        let removed = self.remove(&path, left, cgroups);
         if let Ok(all) = lock_all(&self.sandboxes) {
             remove_if_empty(&self.sandboxes, &all);
         }
@@ -325,16 +332,49 @@ impl RunDirectory {
                 continue;
             };
             match Found::of(&path) {
-                Found::Running(record) => adopted.push((*record, SandboxDirectory::locked(path, lock))),
+                Found::Running(record) => {
+                    let mut directory = SandboxDirectory::locked(path, lock);
+                    directory.set_name(self.names().entry(&record));
+                    adopted.push((*record, directory));
+                }
                 // `clean` has logged it.
                 Found::RunningUnreadable(_) => {}
                 Found::Left(left) => {
                     self.note_failure_in(&path, cgroups);
-                    remove(&path, left, cgroups);
+                    self.remove(&path, left, cgroups);
                 }
             }
         }
         adopted
+    }
+
+    /// Removes the resources of a sandbox without an owner: VMM, devices in a pod's network, cgroup, directory, name. The caller holds its
+    /// lock.
+    fn remove(&self, path: &Path, left: Remains, cgroups: &Hierarchy) -> bool {
+        if let Some(vmm) = left.vmm {
+            vmm.kill();
+        }
+        // thaw-share ends with the VMM; this waits for its end.
+        if let Some(share) = left.share {
+            share.kill();
+        }
+        reach(Failpoint::CleanKilled);
+        if let Some(namespace) = left.pod_network {
+            namespace.leave();
+        }
+        if let Some(cgroup) = left.cgroup {
+            cgroups.adopt(&cgroup).destroy();
+        }
+        reach(Failpoint::CleanCgroupRemoved);
+        let id = path.file_name().and_then(|n| n.to_str()).unwrap_or_default();
+        tracing::info!(sandbox = id, "removed what a dead owner left");
+        let removed = fs::remove_dir_all(path);
+        reach(Failpoint::CleanDirectoryRemoved);
+        match &removed {
+            Err(e) => tracing::warn!("cannot remove {}: {e}", path.display()),
+            Ok(()) => left.name.iter().for_each(|name| self.names().forget(name, id)),
+        }
+        removed.is_ok()
     }
 
     fn directories(&self) -> Vec<PathBuf> {
@@ -400,34 +440,6 @@ impl Found {
             },
         }
     }
-}
-
-/// Removes the resources of a sandbox without an owner: VMM, devices in a pod's network, cgroup, directory. The caller holds its lock.
-fn remove(path: &Path, left: Remains, cgroups: &Hierarchy) -> bool {
-    if let Some(vmm) = left.vmm {
-        vmm.kill();
-    }
-    // thaw-share ends with the VMM; this waits for its end.
-    if let Some(share) = left.share {
-        share.kill();
-    }
-    reach(Failpoint::CleanKilled);
-    if let Some(namespace) = left.pod_network {
-        namespace.leave();
-    }
-    if let Some(cgroup) = left.cgroup {
-        cgroups.adopt(&cgroup).destroy();
-    }
-    reach(Failpoint::CleanCgroupRemoved);
-    if let Some(id) = path.file_name().and_then(|n| n.to_str()) {
-        tracing::info!(sandbox = id, "removed what a dead owner left");
-    }
-    let removed = fs::remove_dir_all(path);
-    reach(Failpoint::CleanDirectoryRemoved);
-    if let Err(e) = &removed {
-        tracing::warn!("cannot remove {}: {e}", path.display());
-    }
-    removed.is_ok()
 }
 
 fn try_lock(path: &Path) -> Option<File> {

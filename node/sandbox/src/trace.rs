@@ -13,6 +13,7 @@ use crate::slow::Slow;
 pub struct Trace {
     /// CLOCK_MONOTONIC, nanoseconds, as all times here: other processes report theirs on that clock.
     began: u64,
+    is_detailed: bool,
     account: Arc<Mutex<Account>>,
 }
 
@@ -36,8 +37,30 @@ impl Trace {
     pub fn new() -> Trace {
         Trace {
             began: monotonic_ns(),
+            is_detailed: false,
             account: Arc::default(),
         }
+    }
+
+    /// The same. With `timings`, the start waits for what only its machine knows of it.
+    pub fn asked(timings: bool) -> Trace {
+        Trace {
+            is_detailed: timings,
+            ..Trace::new()
+        }
+    }
+
+    /// A trace of the same start, with nothing in it.
+    pub fn anew(&self) -> Trace {
+        Trace {
+            account: Arc::default(),
+            ..self.clone()
+        }
+    }
+
+    /// Whether the start waits for what only its machine knows of it: its caller has asked for that, or it is a slow one already.
+    pub fn is_detailed(&self) -> bool {
+        self.is_detailed || !self.lock().reasons.is_empty()
     }
 
     /// Begins a stage.
@@ -159,6 +182,18 @@ mod tests {
         assert_eq!(names, ["outer", "inner", "elsewhere"]);
         assert_eq!(stages[2].duration_ns, 5_000);
         assert!(stages[2].start_ns < 1_000_000_000);
+    }
+
+    #[test]
+    fn start_is_detailed_if_it_was_asked_or_is_slow() {
+        let trace = Trace::new();
+        trace.count("pages", 1);
+        assert!(!trace.is_detailed() && Trace::asked(true).is_detailed());
+        trace.reason(Slow::NoShell, "none was ready");
+        assert!(trace.is_detailed());
+        let anew = trace.anew();
+        assert_eq!((anew.account(), anew.began), (Account::default(), trace.began));
+        assert!(!anew.is_detailed());
     }
 
     #[test]

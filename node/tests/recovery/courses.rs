@@ -200,7 +200,11 @@ fn lose_cgroup() {
 
 /// The life of sandboxes. Ends at the first failure, such as thawd's death.
 async fn life(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool) -> Result<(), Error> {
-    let first = client.create(&request(place)).await?.sandbox;
+    let named = CreateSandbox {
+        name: Some("life".into()),
+        ..request(place)
+    };
+    let first = client.create(&named).await?.sandbox;
     let at = json!({"directory": place.path(FROZEN)});
     let freeze: FreezeSandbox = serde_json::from_value(at.clone()).unwrap();
     client.freeze(&first.id, &freeze).await?;
@@ -247,6 +251,7 @@ async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool)
     let mut asked = request(place);
     asked.publish = serde_json::from_value(json!([{"host": 0, "guest": 80}])).unwrap();
     (asked.record, asked.prefetch) = (true, true);
+    asked.name = Some("deeds".into());
     let first = client.create(&asked).await?.sandbox;
     let recording = image.metadata.with_file_name(RECORDING);
     let length = || recording.metadata().map_or(0, |m| m.len());

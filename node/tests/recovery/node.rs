@@ -19,6 +19,8 @@ const HALF: &str = ".thaw-partial-dead";
 const HALF_PAUSED: &str = "data/paused/0123456789ab";
 /// The directory of a stored snapshot that was not finished.
 const HALF_STORED: &str = "data/frozen/0123456789ab";
+/// The directories of names.
+const NAMES: [&str; 2] = ["run/names", "data/paused-names"];
 
 /// A node, and the thawds that it has had.
 pub struct Node {
@@ -124,6 +126,11 @@ impl Node {
         }
         for half in [HALF_STORED, HALF_PAUSED] {
             std::fs::create_dir_all(self.place.path(half).join("snapshot")).unwrap();
+        }
+        for names in NAMES {
+            let names = self.place.path(names);
+            std::fs::create_dir_all(&names).unwrap();
+            std::fs::write(names.join("0".repeat(64)), "0123456789ab").unwrap();
         }
         std::fs::write(self.place.path("data/verified/.1.0.dead.new"), "half").unwrap();
         survivor

@@ -123,6 +123,10 @@ pub struct CreateSandbox {
     /// Rate limits of its disks and its network.
     #[serde(default, skip_serializing_if = "RateLimits::is_none")]
     pub rate_limits: RateLimits,
+    /// Wait for what only the machine knows of its start, which takes a moment: the stage `entry`, page faults, and whether pages came
+    /// from the disk.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub timings: bool,
 }
 
 /// A directory or file of the host that a container mounts.

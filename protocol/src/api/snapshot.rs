@@ -75,6 +75,10 @@ pub struct ThawSandbox {
     /// Fail unless the snapshot has an `after_thaw` hook and this succeeds. Then nothing is left of the sandbox.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub require_hook: bool,
+    /// Wait for what only the machine knows of its start, which takes a moment: the stage `entry`, page faults, and whether pages came
+    /// from the disk.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub timings: bool,
 }
 
 /// How to freeze a running sandbox.

@@ -48,6 +48,7 @@ use create::Creations;
 use describe::describe;
 pub use fail::Keep;
 use fail::{Failing, Kept};
+pub use idle::Connected;
 use idle::Requests;
 use paused::PausedSandbox;
 use thaw_sys::lock::Lock;

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
 use thaw_protocol::api::{
-    ContainerHealth, FreezeSandbox, FrozenSandbox, NetworkPolicy, OnExit, RateLimits, Readiness,
+    Account, ContainerHealth, FreezeSandbox, FrozenSandbox, NetworkPolicy, OnExit, RateLimits, Readiness,
     SandboxFailure, SandboxNetwork, StopContainer, Usage,
 };
 use thaw_protocol::control::DeviceId;
@@ -43,6 +43,11 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     fn vsock(&self) -> PathBuf;
     /// Its resource usage. Blocks while the kernel collects it.
     fn usage(&self) -> Usage;
+    /// What only it knows of its start, if its creation has not waited for that. `None` after the first call. The future may outlive the
+    /// machine.
+    fn start_report(&self) -> Option<BoxFuture<'static, Account>> {
+        None
+    }
     /// The readiness of its container at its creation or adoption, if it has a probe.
     fn readiness(&self) -> Option<Readiness>;
     /// Keeps the answer to its creation with an idempotency key, for a later owner.

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use futures_util::future::BoxFuture;
 use thaw_pools::share::Source;
 use thaw_protocol::api::{
-    ContainerHealth, FreezeSandbox, FrozenSandbox, NetworkPolicy, OnExit, RateLimits, Readiness,
+    Account, ContainerHealth, FreezeSandbox, FrozenSandbox, NetworkPolicy, OnExit, RateLimits, Readiness,
     SandboxFailure, SandboxNetwork, StopContainer, Usage,
 };
 use thaw_protocol::control::{DeviceId, MachineState};
@@ -130,6 +130,11 @@ impl Machine for Microvm {
             fetched_bytes: self.sandbox.fetched(),
             ..usage(self.sandbox.record(), &self.node.cgroups)
         }
+    }
+
+    fn start_report(&self) -> Option<BoxFuture<'static, Account>> {
+        let report = self.sandbox.start_report()?;
+        Some(Box::pin(report))
     }
 
     fn readiness(&self) -> Option<Readiness> {

@@ -198,6 +198,7 @@ impl Reserved for CreateSandbox {
             on_timeout: _,
             cpu_limit_millis: _,
             rate_limits: _,
+            timings: _,
         } = self;
         if let Some(container) = container {
             of_guest(container);
@@ -233,6 +234,7 @@ impl Reserved for ThawSandbox {
             idle_timeout_s: _,
             on_timeout: _,
             require_hook: _,
+            timings: _,
         } = self;
         first([
             ("directory", directory.is_some()),

@@ -90,6 +90,7 @@ async fn both_ends_agree_over_a_socket() {
         idle_timeout_s: None,
         on_timeout: Default::default(),
         require_hook: false,
+        timings: false,
     };
     assert_eq!(
         client.thaw(&nowhere).await.unwrap_err().kind,

@@ -45,6 +45,14 @@ impl Failure {
         Failure::NotFound(format!("sandbox {id} was not found"))
     }
 
+    /// Why, in words.
+    pub fn why(&self) -> String {
+        match self {
+            Failure::Refused(refusal) => refusal.to_string(),
+            other => other.plain().map_or_else(String::new, |(_, why)| why.to_owned()),
+        }
+    }
+
     /// Its status and its message, if thawd's API has no document of it.
     fn plain(&self) -> Option<(StatusCode, &str)> {
         Some(match self {

@@ -5,15 +5,19 @@
 
 use std::sync::Arc;
 
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
+use axum::http::header::UPGRADE;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
+use http_body_util::BodyExt;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use serde_json::json;
 use thaw_protocol::api::Sandbox;
+use tokio::sync::watch;
 
 use super::cluster::forward::forward;
 use super::cluster::holder;
@@ -51,7 +55,8 @@ impl Routing {
         }
     }
 
-    /// Sends a request to a port in the guest, and returns the guest's answer.
+    /// Sends a request to a port in the guest, and returns the guest's answer. The sandbox is in use until the answer has been read, or an
+    /// upgraded connection has ended.
     async fn proxied(&self, target: &Target, mut request: Request) -> Response {
         let daemon = &self.service.daemon;
         // Before the address is read: it is the sandbox's for this period.
@@ -69,9 +74,14 @@ impl Routing {
         if given.is_some_and(|given| self.service.tokens.check(&target.id, given)) {
             request.headers_mut().remove(ACCESS_TOKEN);
         }
+        let in_use = Arc::new(daemon.use_port(&target.id));
+        let closing = match request.headers().contains_key(UPGRADE) {
+            true => until_closed(daemon.closing(), in_use.clone()),
+            false => daemon.closing(),
+        };
         let to = ((address, target.port), during);
-        match self.proxy.send(&target.id, to, request, daemon.closing()).await {
-            Ok(answer) => answer,
+        match self.proxy.send(&target.id, to, request, closing).await {
+            Ok(answer) => answer.map(|body| holding(body, in_use)),
             Err(Failed::NotOpen) => Unavailable::NotOpen.answer(target),
             Err(Failed::Refused(refusal)) => refusal.into_response(),
             Err(Failed::Broken(why)) => {
@@ -116,18 +126,43 @@ impl Routing {
             // Another request has resumed it meanwhile.
             Ok(_) | Err(Failure::Conflict(_)) => Ok(()),
             Err(failure) => {
-                tracing::warn!(sandbox = paused.id, "not resumed for a request: {failure:?}");
-                Err(Unavailable::Paused)
+                let why = failure.why();
+                tracing::warn!(sandbox = paused.id, "not resumed for a request: {why}");
+                Err(Unavailable::NotResumed(why))
             }
         }
     }
 }
 
+/// The body, which holds this until it has been read or its reader has left.
+fn holding(body: Body, held: impl Send + 'static) -> Body {
+    Body::new(body.map_err(move |e| {
+        let _held = &held;
+        e
+    }))
+}
+
+/// Becomes true when thawd ends. Holds this until then, or until the connection that receives it has ended.
+fn until_closed(mut thawd: watch::Receiver<bool>, held: impl Send + 'static) -> watch::Receiver<bool> {
+    let (close, closing) = watch::channel(false);
+    tokio::spawn(async move {
+        tokio::select! {
+            () = close.closed() => {}
+            _ = thawd.wait_for(|ends| *ends) => {}
+        }
+        close.send_replace(true);
+        drop(held);
+    });
+    closing
+}
+
 /// Why a request does not reach a port.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 enum Unavailable {
     Missing,
     Paused,
+    /// It was to be resumed for the request, which failed for this reason.
+    NotResumed(String),
     NotOpen,
 }
 
@@ -137,6 +172,7 @@ impl Unavailable {
         let message = match self {
             Unavailable::Missing => "The sandbox was not found".to_owned(),
             Unavailable::Paused => "The sandbox is paused: connect to it first".to_owned(),
+            Unavailable::NotResumed(why) => format!("The sandbox is paused, and could not be resumed: {why}"),
             Unavailable::NotOpen => format!("The sandbox is running but port is not open: {}", target.port),
         };
         bad_gateway(&message, target)

@@ -1,7 +1,10 @@
+use axum::http::Request as Asked;
 use axum::routing::any;
 use serde_json::Value;
+use thaw_protocol::api::SandboxNetwork;
 
 use super::*;
+use crate::api::test_client::{send, until, whole};
 use crate::e2b::test_api::{ACME, Answer, Api, DOMAIN, echo};
 
 fn api() -> Api {
@@ -87,4 +90,69 @@ async fn request_resumes_a_sandbox_that_is_to_be() {
         (shown.state.as_str(), shown.timeout_s),
         ("running", Some(RESUMED_TIMEOUT_S))
     );
+}
+
+#[tokio::test]
+async fn request_that_cannot_resume_a_sandbox_is_told_why() {
+    let api = api();
+    let id = api
+        .make(ACME, json!({"autoPause": true, "autoResume": {"enabled": true}}))
+        .await;
+    api.service.pause(&Wanted::on_node(&id)).await.unwrap();
+    std::fs::remove_dir(api.fake.counts.paused.list()[0].snapshot()).unwrap();
+    let why = by_host(&api, &format!("49983-{id}"))
+        .await
+        .refused(502, "no snapshot");
+    assert!(
+        why.contains("could not be resumed") && why.contains("no snapshot"),
+        "{why}"
+    );
+}
+
+#[tokio::test]
+async fn answer_that_is_being_read_keeps_its_sandbox_in_use() {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    let (api, listener) = (
+        Api::new(),
+        tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap(),
+    );
+    let id = api.make(ACME, json!({})).await;
+    let network = SandboxNetwork {
+        address: "127.0.0.1".into(),
+        ..SandboxNetwork::default()
+    };
+    api.daemon
+        .cache
+        .update(&id, |shown| shown.network = Some(network));
+    let port = listener.local_addr().unwrap().port();
+    let guest = tokio::spawn(async move {
+        let (mut stream, _) = listener.accept().await.unwrap();
+        let _ = stream.read(&mut [0; 4096]).await.unwrap();
+        let head = b"HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\na";
+        stream.write_all(head).await.unwrap();
+        stream
+    });
+    let request = Asked::builder().header("host", format!("{port}-{id}.{DOMAIN}"));
+    let answer = send(&api.routes, request.body(Body::empty()).unwrap()).await;
+    assert_eq!(answer.status(), StatusCode::OK);
+    let is_used = || api.daemon.is_in_use(&id);
+    assert!(is_used());
+    guest.await.unwrap().write_all(b"b").await.unwrap();
+    assert_eq!(whole(answer).await, "ab");
+    assert!(!is_used());
+}
+
+#[tokio::test]
+async fn upgraded_connection_is_held_until_it_has_ended() {
+    let (thawd, ends) = watch::channel(false);
+    let held = Arc::new(());
+    let one = until_closed(ends.clone(), held.clone());
+    let mut other = until_closed(ends, held.clone());
+    assert_eq!(Arc::strong_count(&held), 3);
+    drop(one);
+    until(|| Arc::strong_count(&held) == 2).await;
+    thawd.send_replace(true);
+    assert!(*other.wait_for(|closing| *closing).await.unwrap());
+    until(|| Arc::strong_count(&held) == 1).await;
 }

@@ -58,6 +58,21 @@ fn a_start_is_counted_with_its_stages_and_its_reasons() {
     assert_eq!(read["thaw_start_faults_total"].value(&[]), Some(14.0));
 }
 
+#[test]
+fn later_report_of_a_start_is_no_second_start() {
+    let metrics = Metrics::default();
+    metrics.started(How::Thaw, Duration::from_millis(4), &Account::default());
+    metrics.reported(How::Thaw, &account(&[("entry", 1)], &["pages-not-resident"]));
+    let read = read(&metrics);
+    let everything = [("how", "thaw"), ("le", "+Inf")];
+    assert_eq!(read["thaw_start_seconds"].value(&everything), Some(1.0));
+    let stages = &read["thaw_start_stage_seconds"];
+    assert_eq!(stages.value(&[("stage", "entry"), ("le", "+Inf")]), Some(1.0));
+    let slow = &read["thaw_start_slow_total"];
+    assert_eq!(slow.value(&[("reason", "pages-not-resident")]), Some(1.0));
+    assert_eq!(read["thaw_start_faults_total"].value(&[]), Some(7.0));
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(8))]
 

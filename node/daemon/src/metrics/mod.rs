@@ -137,7 +137,7 @@ impl Default for Metrics {
             endpoint_names: Names::default(),
             faults: counter(
                 "thaw_start_faults_total",
-                "Page faults of thawed guests' CPUs until they were ready.",
+                "Page faults of thawed guests' CPUs until the end of their creation.",
             ),
             populated: counter(
                 "thaw_start_populated_pages_total",
@@ -171,8 +171,14 @@ impl Default for Metrics {
 impl Metrics {
     /// A sandbox was created.
     pub fn started(&self, how: How, took: Duration, account: &Account) {
+        let started = self.starts.with_label_values(&[how.name()]);
+        started.observe(took.as_secs_f64());
+        self.reported(how, account);
+    }
+
+    /// More is known of the start of a sandbox that was counted.
+    pub fn reported(&self, how: How, account: &Account) {
         let how = how.name();
-        self.starts.with_label_values(&[how]).observe(took.as_secs_f64());
         for stage in &account.stages {
             let name = self.stage_names.of(&stage.name);
             let seconds = stage.duration_ns as f64 / 1e9;

@@ -103,6 +103,7 @@ impl<'a> Making<'a> {
             resources,
             origin: None,
             fitted: None,
+            unasked: None,
         }
     }
 }

@@ -54,6 +54,8 @@ pub(super) struct Making<'a> {
     pub origin: Option<Origin>,
     /// What the machine was parked with.
     pub fitted: Option<Fitted>,
+    /// The trace of its start, if its machine is asked about that later.
+    pub unasked: Option<Trace>,
 }
 
 impl<'a> Making<'a> {
@@ -293,7 +295,8 @@ impl<'a> Making<'a> {
             .locked()
             .first()
             .map(|s| s.image.config.clone());
-        Sandbox::new(self.record, config, self.origin, self.resources)
+        let sandbox = Sandbox::new(self.record, config, self.origin, self.resources);
+        Ok(sandbox?.asked_later(self.unasked))
     }
 }
 
@@ -426,7 +429,6 @@ async fn parts(
         new_share(spec, directory, trace),
     )?;
     let (image, prefetch) = pulled.unzip();
-    let prefetch = prefetch.flatten();
     let show = |image| Shown {
         slot: match spec.root {
             RootServing::Virtiofs => IMAGE_SLOT,
@@ -441,7 +443,7 @@ async fn parts(
         attached,
         disk,
         network,
-        prefetch,
+        prefetch: prefetch.flatten(),
         supply,
         record: spec.record.clone(),
         share,

@@ -92,6 +92,7 @@ mod snapshot_push;
 mod spare;
 mod spawn;
 mod spec;
+mod start_report;
 mod stored;
 mod tenants;
 mod thaw;
@@ -212,6 +213,7 @@ impl Node {
         let run = RunDirectory::open(&paths.run)?;
         let cgroups = Hierarchy::detect();
         run.clean(&cgroups);
+        run.index_names();
         Scratch::sweep(&paths.data);
         let config = Config::from_env()?;
         let held = config.snapshots.held.0;
@@ -307,6 +309,8 @@ pub struct Sandbox {
     rate_limits: Mutex<Option<RateLimits>>,
     time_limit: watch::Sender<TimeLimit>,
     ending: watch::Sender<Ending>,
+    /// The trace of its start, if its machine was not asked yet about that.
+    unasked: Mutex<Option<Trace>>,
 }
 
 impl Sandbox {
@@ -332,6 +336,7 @@ impl Sandbox {
             rate_limits: Mutex::new(record.terms.rate_limits),
             time_limit: watch::Sender::new(record.terms.time_limit()),
             ending: watch::Sender::new(record.ending()),
+            unasked: Mutex::default(),
             record,
             config,
             origin,

@@ -4,16 +4,15 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use thaw_failpoint::{Failpoint, reach};
-use thaw_pools::process::{ProcessRecord, Stat};
+use thaw_pools::process::ProcessRecord;
 use thaw_protocol::control::{Command, DeviceId, MachineSpec, MappedRegion, MemoryMode, Response};
 
 use super::Origin;
 use super::create::Making;
 use super::machine::{explain, unexpected_answer};
-use super::parked;
 use super::retry::with_end_reason;
-use super::userfaultfd;
 use super::wanted_machine::Known;
+use super::{parked, start_report, userfaultfd};
 use crate::control_client::{ControlClient, Pending};
 use crate::error::{Error, ErrorKind};
 use crate::page_server::{FileSource, PageServer};
@@ -127,29 +126,20 @@ impl Making<'_> {
         }
     }
 
-    /// Runs after the acknowledgement: records that the sandbox is ready, and meanwhile asks the machine how its start went.
+    /// Runs after the acknowledgement: records that the sandbox is ready, and meanwhile asks the machine how its start went, if the trace is
+    /// to have that.
     pub(super) async fn note_thawed(&mut self) -> Result<(), Error> {
-        let _stage = self.trace.stage("record");
-        let control = self.resources.control()?.clone();
+        let trace = self.trace;
+        let _stage = trace.stage("record");
+        if !trace.is_detailed() {
+            self.unasked = Some(trace.anew());
+            return self.note_ready();
+        }
+        let (control, vmm) = (self.resources.control()?.clone(), self.record.vmm);
         // The request is sent first, so that the machine answers while this thread does the rest.
-        let (status, noted) = tokio::join!(control.call(Command::Status, &[]), async {
-            self.note_ready()?;
-            let vmm = self.record.vmm.and_then(|vmm| Stat::of(vmm.pid));
-            Ok::<_, Error>(vmm.map_or(0, |vmm| vmm.major_faults))
-        });
-        let pages = noted?;
-        // If the machine has ended meanwhile, the task that monitors it reports that.
-        if let Ok(Response::Status { times, faults, .. }) = status {
-            tracing::debug!(faults, "page faults of the vCPUs up to the acknowledgement");
-            self.trace.add_monotonic("entry", times.thawed, times.entered);
-            self.trace.count("faults", faults);
-        }
-        if pages > 0 {
-            let text =
-                format!("{pages} page faults waited for the disk: the snapshot was not in the page cache");
-            self.trace.reason(Slow::PagesNotResident, &text);
-        }
-        Ok(())
+        let asked = start_report::ask(&control, vmm, trace);
+        let ((), noted) = tokio::join!(asked, async { self.note_ready() });
+        noted
     }
 }
 

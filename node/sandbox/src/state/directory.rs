@@ -11,7 +11,7 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
 
 use super::record::{RECORD, Record, read_record};
-use super::{CONTROL_SOCKET, lock_all, remove_if_empty, unreadable};
+use super::{CONTROL_SOCKET, lock_all, names, remove_if_empty, unreadable};
 use crate::error::{Error, ErrorKind};
 
 /// A sandbox's directory that this process owns: removed when dropped, unless [`SandboxDirectory::keep`] was called.
@@ -21,6 +21,8 @@ pub struct SandboxDirectory {
     /// Holds the lock.
     _lock: File,
     remove_on_drop: bool,
+    /// The entry of its name, if it has one.
+    name: Option<PathBuf>,
     /// The VMM that a file beside the record names.
     marked: OnceLock<ProcessRecord>,
 }
@@ -31,6 +33,7 @@ impl SandboxDirectory {
             path,
             _lock: lock,
             remove_on_drop: true,
+            name: None,
             marked: OnceLock::new(),
         }
     }
@@ -71,6 +74,11 @@ impl SandboxDirectory {
             Ok(())
         };
         write().map_err(|e| Error::system(format!("cannot write {}", path.display()), &e))
+    }
+
+    /// Makes its removal remove this entry of its name too.
+    pub(super) fn set_name(&mut self, entry: Option<PathBuf>) {
+        self.name = entry;
     }
 
     /// Moves it, with its files and its lock, to `to` on the same file system. A crash leaves it in one of the two places.
@@ -120,6 +128,9 @@ impl Drop for SandboxDirectory {
             tracing::warn!("cannot remove {}: {e}", self.path.display());
         }
         reach(Failpoint::DeleteDirectoryRemoved);
+        if let (Some(entry), Some(id)) = (&self.name, self.path.file_name().and_then(|id| id.to_str())) {
+            names::forget(entry, id);
+        }
         if let Some(sandboxes) = self.path.parent()
             && let Ok(all) = lock_all(sandboxes)
         {

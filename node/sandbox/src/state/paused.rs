@@ -9,7 +9,8 @@
 //!
 //! Invariants: a sandbox is paused exactly while its record exists here, which is written last and removed first. Who makes such a
 //! directory holds a lock on it; what has no record and no lock is removed by the next thawd. If the run directory has a sandbox of the
-//! same id, its VMM tells which of the two is the later: the one that was frozen is here ([`Paused::froze`]).
+//! same id, its VMM tells which of the two is the later: the one that was frozen is here ([`Paused::froze`]). Its name has an entry
+//! in `THAW_DATA/paused-names` ([`names`](super::names)).
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -21,6 +22,7 @@ use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
 
+use super::names::{self, Claim, Claimed, Names};
 use super::{Record, TimeLimit, Timeout, try_lock};
 use crate::admission::Place;
 use crate::container::{LIFE_FILE, READINESS_FILE, REQUEST_FILE};
@@ -31,6 +33,8 @@ use crate::snapshot::Stamps;
 
 /// Under the data directory, on the same file system as the disks, so that they can be cloned.
 const PAUSED: &str = "paused";
+/// The directory of entries of their names, beside it.
+const NAMES: &str = "paused-names";
 const SNAPSHOT: &str = "snapshot";
 const RECORD: &str = "record.json";
 const NEW: &str = "record.new";
@@ -165,21 +169,30 @@ impl PausedSandboxes {
     /// [`ErrorKind::NameInUse`].
     pub fn refuse_used_name(&self, record: &Record) -> Result<(), Error> {
         let Some(name) = &record.name else { return Ok(()) };
-        let has_it = |other: &Record| {
-            other.id != record.id
-                && (other.id == *name
-                    || other.terms.tenant == record.terms.tenant && other.name.as_ref() == Some(name))
-        };
-        match self.list().iter().find(|paused| has_it(&paused.record)) {
-            Some(paused) => {
-                let what = format!("the paused sandbox {} has the name {name}", paused.record.id);
+        let holder = self.names().holder(record);
+        let holder = holder.map_err(|e| Error::system("cannot read who has a name", &e))?;
+        let is_id_of_one = is_id(name).then(|| name.clone());
+        let is_another = |id: &String| *id != record.id && has_record(&self.root.join(id));
+        match holder.into_iter().chain(is_id_of_one).find(is_another) {
+            Some(id) => {
+                let what = format!("the paused sandbox {id} has the name {name}");
                 Err(Error::new(ErrorKind::NameInUse, what).remedy("choose another --name, or `thaw rm` it"))
             }
             None => Ok(()),
         }
     }
 
-    /// Removes what dead processes left: directories without a record, and records that were not finished. Blocks.
+    /// Writes the entries of names of sandboxes that an earlier release paused, which wrote none. Blocks.
+    pub fn index_names(&self, all: &[Paused]) {
+        let names = self.names();
+        for Paused { record, .. } in all {
+            if let Err(e) = names.add(record, |id| has_record(&self.root.join(id))) {
+                tracing::warn!("the name of sandbox {} can be taken again: {e}", record.id);
+            }
+        }
+    }
+
+    /// Removes what dead processes left: directories without a record, records that were not finished, and names of neither. Blocks.
     pub fn sweep(&self, stamps: &Stamps) {
         for entry in self.entries() {
             let _ = fs::remove_file(entry.join(NEW));
@@ -194,6 +207,11 @@ impl PausedSandboxes {
                 Err(e) => tracing::warn!("cannot remove {}: {e}", entry.display()),
             }
         }
+        self.names().sweep(|id| has_record(&self.root.join(id)));
+    }
+
+    fn names(&self) -> Names {
+        names_beside(&self.root)
     }
 
     fn entries(&self) -> impl Iterator<Item = PathBuf> + use<> {
@@ -229,7 +247,10 @@ impl Draft {
             record,
             place: None,
         };
+        let fail = |e: io::Error| Error::system(format!("cannot write into {}", paused.entry.display()), &e);
+        let name = paused.claim_name().map_err(fail)?;
         paused.note_time_limit(paused.record.terms.time_limit())?;
+        drop(name.map(Claim::settle));
         self.finished = true;
         reach(Failpoint::PausedWritten);
         Ok(paused)
@@ -294,13 +315,44 @@ impl Paused {
         written.map_err(|e| Error::system(format!("cannot write into {}", self.entry.display()), &e))
     }
 
-    /// Removes it, the record first. Blocks.
+    /// Its name's entry, if it has a name. Its own sandbox in the run directory has the name too, so that no other has it.
+    fn claim_name(&self) -> io::Result<Option<Claim>> {
+        let Some(entry) = self.names().entry(&self.record) else {
+            return Ok(None);
+        };
+        let is_another = |id: &str| id != self.record.id && has_record(&self.entry.with_file_name(id));
+        match self.names().claim(entry, is_another)? {
+            Claimed::Free(claim) => {
+                claim.write(&self.record.id)?;
+                reach(Failpoint::PausedNamed);
+                Ok(Some(claim))
+            }
+            Claimed::Used(id) => {
+                tracing::error!(
+                    "the paused sandboxes {id} and {} have the same name",
+                    self.record.id
+                );
+                Ok(None)
+            }
+        }
+    }
+
+    fn names(&self) -> Names {
+        names_beside(self.entry.parent().unwrap_or(&self.entry))
+    }
+
+    /// Removes it, the record first and its name last. Blocks.
     pub fn remove(&self, stamps: &Stamps) -> Result<(), Error> {
         let remove = || -> io::Result<()> {
             let _lock = lock(&self.entry)?;
             fs::remove_file(self.entry.join(RECORD))?;
             reach(Failpoint::PausedForgotten);
-            empty(&self.entry, stamps)
+            empty(&self.entry, stamps)?;
+            if let Some(name) = self.names().entry(&self.record) {
+                names::forget(&name, &self.record.id);
+                reach(Failpoint::PausedNameForgotten);
+            }
+            Ok(())
         };
         match remove() {
             Err(e) if e.kind() != io::ErrorKind::NotFound => Err(Error::system(
@@ -349,6 +401,16 @@ fn read(entry: PathBuf) -> Option<Paused> {
         record: record.into_record(),
         place: None,
     })
+}
+
+/// The names of the paused sandboxes in a directory.
+fn names_beside(root: &Path) -> Names {
+    Names::in_directory(root.with_file_name(NAMES))
+}
+
+/// Whether a sandbox is paused in this directory.
+fn has_record(entry: &Path) -> bool {
+    entry.join(RECORD).exists()
 }
 
 /// Copies the files that are kept, those that exist.

@@ -137,6 +137,33 @@ fn name_of_a_paused_sandbox_is_in_use() {
 }
 
 #[test]
+fn name_is_free_once_no_paused_sandbox_has_it() {
+    let place = Place::new();
+    let mine = record("0123456789ab", None, false);
+    let other = Record {
+        id: "ffffffffffff".into(),
+        ..mine.clone()
+    };
+    let is_free = || place.all.refuse_used_name(&other).is_ok();
+    let entries = place.data.path().join(NAMES);
+    let paused = place.pause(mine.clone());
+    assert!(!is_free());
+    // An earlier release wrote no entry.
+    fs::remove_dir_all(&entries).unwrap();
+    assert!(is_free());
+    place.all.index_names(&place.all.list());
+    assert!(!is_free());
+    paused.remove(&place.stamps).unwrap();
+    assert!(is_free() && !entries.exists());
+    // As after a kill before the record was written.
+    let half = place.pause(mine);
+    fs::remove_file(half.directory().join(RECORD)).unwrap();
+    assert!(is_free() && entries.exists());
+    place.all.sweep(&place.stamps);
+    assert!(!entries.exists());
+}
+
+#[test]
 fn time_goes_on_while_a_sandbox_is_paused() {
     let place = Place::new();
     let limit = TimeLimit {

@@ -2,19 +2,12 @@
 //!
 //! Invariant: a directory is locked by its owner all the time, so no cleaner takes it, wherever it is.
 
-use std::fs::File;
 use std::io;
 
 use thaw_failpoint::{Failpoint, reach};
 
-use super::{Record, RunDirectory, SandboxDirectory, lock_all, remove_if_empty};
-use crate::error::{Error, ErrorKind};
-
-/// The right to give a sandbox its name: the lock of the directory of all sandboxes. Nothing for a sandbox without a name.
-#[derive(Debug)]
-pub struct NameHeld {
-    _lock: Option<File>,
-}
+use super::{NameHeld, Record, RunDirectory, SandboxDirectory, lock_all, remove_if_empty};
+use crate::error::Error;
 
 impl RunDirectory {
     /// The run directory of spares, beside that of sandboxes. It is kept and cleaned in the same way.
@@ -22,21 +15,6 @@ impl RunDirectory {
         RunDirectory {
             sandboxes: self.sandboxes.with_file_name("spares"),
         }
-    }
-
-    /// Lets no other sandbox take the record's name while the result is held.
-    ///
-    /// # Errors
-    /// [`ErrorKind::NameInUse`] when a running sandbox of the same tenant has it.
-    pub fn hold_name(&self, record: &Record) -> Result<NameHeld, Error> {
-        if record.name.is_none() {
-            return Ok(NameHeld { _lock: None });
-        }
-        let place = self.sandboxes.display();
-        let all = self.make_and_lock_all();
-        let all = all.map_err(|e| Error::system(format!("cannot lock {place}"), &e))?;
-        self.refuse_used_name(record)?;
-        Ok(NameHeld { _lock: Some(all) })
     }
 
     /// Makes a spare's directory that of a sandbox, with this record, whose name is held. Its id is the spare's, or that of a paused sandbox
@@ -58,16 +36,16 @@ impl RunDirectory {
             false => (Failpoint::PausedSpareTaken, Failpoint::PausedSpareMoved),
         };
         spare.write(record)?;
+        name.write(&record.id).map_err(fail)?;
         reach(taken);
         let mut moved = spare.move_to(path.clone());
         if matches!(&moved, Err(e) if e.kind() == io::ErrorKind::NotFound) {
-            // The last sandbox has gone, and the directory of all of them with it. If a name is held, its lock keeps the directory.
+            // The last sandbox has gone, and the directory of all of them with it.
             let _all = self.make_and_lock_all().map_err(fail)?;
             moved = spare.move_to(path.clone());
         }
-        // Unlocked before the directory can be dropped: that waits for this lock.
-        drop(name);
         moved.map_err(fail)?;
+        spare.set_name(name.settle());
         reach(done);
         Ok(spare)
     }
@@ -76,22 +54,6 @@ impl RunDirectory {
     pub fn remove_if_unused(&self) {
         if let Ok(all) = lock_all(&self.sandboxes) {
             remove_if_empty(&self.sandboxes, &all);
-        }
-    }
-
-    /// The caller holds the lock of the directory of all sandboxes.
-    pub(super) fn refuse_used_name(&self, record: &Record) -> Result<(), Error> {
-        let Some(name) = &record.name else { return Ok(()) };
-        // Ids are unique across tenants, and no name looks like an id.
-        let has_it = |r: &Record| {
-            r.id == *name || r.terms.tenant == record.terms.tenant && r.name.as_ref() == Some(name)
-        };
-        match self.list().iter().any(has_it) {
-            true => {
-                let what = format!("a sandbox is running under the name {name}");
-                Err(Error::new(ErrorKind::NameInUse, what))
-            }
-            false => Ok(()),
         }
     }
 }

@@ -16,6 +16,7 @@ use thaw_protocol::control::{Command, Request};
 use thaw_protocol::packet;
 
 use super::CONTROL_SOCKET;
+use super::names::entry_name;
 use super::record::{RECORD, Record};
 use crate::state::PodNamespace;
 
@@ -104,11 +105,14 @@ pub(super) struct Remains {
     pub share: Option<ProcessRecord>,
     pub cgroup: Option<String>,
     pub pod_network: Option<PodNamespace>,
+    /// The file name of the entry of its name.
+    pub name: Option<String>,
 }
 
 impl From<Record> for Remains {
     fn from(record: Record) -> Remains {
         Remains {
+            name: entry_name(&record),
             vmm: record.vmm,
             share: record.share,
             cgroup: record.cgroup,
@@ -130,6 +134,8 @@ impl Remains {
             share: field(&record, "share"),
             cgroup: field(&record, "cgroup"),
             pod_network: field(&record, "pod_network"),
+            // An entry whose sandbox is gone is removed by the next cleaning.
+            name: None,
         }
     }
 }

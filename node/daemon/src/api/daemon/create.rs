@@ -5,9 +5,11 @@
 use std::sync::Arc;
 use std::time::Instant;
 
+use futures_util::future::BoxFuture;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::api::{
-    CreateSandbox, CreatedSandbox, Drain, Sandbox as Described, SandboxAction, SandboxEvent, ThawSandbox,
+    Account, CreateSandbox, CreatedSandbox, Drain, Sandbox as Described, SandboxAction, SandboxEvent,
+    ThawSandbox,
 };
 use thaw_sandbox::snapshot::store::Viewer;
 use thaw_sandbox::state::Behalf;
@@ -94,7 +96,9 @@ impl Daemon {
         let result = async {
             let mut new_sandbox = creation.await?;
             let (took, readiness_wait) = (began.elapsed(), new_sandbox.readiness_wait.take());
+            let report = new_sandbox.machine.start_report();
             let shown = self.show(new_sandbox);
+            self.report_later(how, report);
             match readiness_wait {
                 None => Ok((took, shown)),
                 // The start time excludes this wait: the container causes it.
@@ -113,8 +117,20 @@ impl Daemon {
             .inspect_err(|e| self.metrics.not_started(how, e.slug()))
     }
 
+    /// Counts what only the machine knows of its start. A task of its own asks, so that the caller gets its answer first.
+    fn report_later(self: &Arc<Daemon>, how: How, report: Option<BoxFuture<'static, Account>>) {
+        let Some(report) = report else { return };
+        let daemon = Arc::downgrade(self);
+        tokio::spawn(async move {
+            let account = report.await;
+            if let Some(daemon) = daemon.upgrade() {
+                daemon.metrics.reported(how, &account);
+            }
+        });
+    }
+
     pub(super) async fn timed(
-        &self,
+        self: &Arc<Daemon>,
         how: How,
         creation: impl Future<Output = Result<NewSandbox, Refusal>>,
     ) -> Result<NewSandbox, Refusal> {
@@ -123,6 +139,7 @@ impl Daemon {
             .await
             .inspect_err(|e| self.metrics.not_started(how, e.slug()))?;
         self.metrics.started(how, began.elapsed(), &new_sandbox.account);
+        self.report_later(how, new_sandbox.machine.start_report());
         Ok(new_sandbox)
     }
 

@@ -91,6 +91,7 @@ impl Daemon {
             rate_limits: RateLimits::default(),
             publish: Vec::new(),
             require_hook: request.require_hook,
+            timings: false,
         };
         let clones = (0..request.count).map(|_| async {
             let began = since.elapsed();

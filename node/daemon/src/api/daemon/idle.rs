@@ -1,5 +1,8 @@
-//! Tells whether a sandbox is idle: no request comes for its machine, no caller is connected to a process in it, its container writes
-//! nothing, and it takes next to no CPU time.
+//! Tells whether a sandbox is idle: no request comes for its machine or for a port of it, no caller is connected to a process in it, its
+//! container writes nothing, and it takes next to no CPU time.
+//!
+//! Who uses a port that is published, or the sandbox's own address, passes thawd by. Those connections are seen by the packets that the
+//! sandbox receives.
 //!
 //! Nothing reports these events, so thawd looks at a sandbox [`LOOKS`] times within its idle timeout. It does not look at one without a
 //! timeout.
@@ -18,18 +21,21 @@ use crate::api::scope::Wanted;
 const LOOKS: u32 = 10;
 /// A sandbox that takes more than this part of a CPU between two looks is not idle, in thousandths. A guest without work takes less.
 pub(super) const IDLE_CPU_MILLIS: u64 = 20;
+/// A sandbox that receives more packets than this between two looks is not idle. Address resolution and the keepalives of an unused
+/// connection are fewer.
+const IDLE_PACKETS: u64 = 3;
 
 /// What callers ask of one sandbox.
 #[derive(Debug, Default)]
 pub(super) struct Requests {
     begun: AtomicU64,
-    /// Processes that callers are connected to.
+    /// Processes and ports that callers are connected to.
     sessions: AtomicU64,
 }
 
-/// A caller's connection to a process of a sandbox, which is not idle meanwhile.
+/// A caller's connection to a process or a port of a sandbox, which is not idle meanwhile.
 #[derive(Debug)]
-pub(super) struct Connected(Arc<Requests>);
+pub struct Connected(Arc<Requests>);
 
 impl Requests {
     /// Counts a request.
@@ -64,6 +70,8 @@ struct Seen {
     requests: u64,
     /// Bytes of output.
     output: u64,
+    /// Packets that it received. `None` if it has no network or they cannot be counted.
+    received: Option<u64>,
     /// CPU time, and when it was measured, nanoseconds. `None` if that cannot be measured.
     cpu_ns: Option<u64>,
     at_ns: u64,
@@ -82,7 +90,10 @@ impl Seen {
             }
             _ => true,
         };
-        !self.is_in_use && self.requests == before.requests && self.output == before.output && is_calm
+        let received = self.received.zip(before.received);
+        let is_quiet = received.is_none_or(|(now, before)| now.saturating_sub(before) <= IDLE_PACKETS);
+        let is_unused = !self.is_in_use && self.requests == before.requests;
+        is_unused && self.output == before.output && is_calm && is_quiet
     }
 }
 
@@ -115,6 +126,13 @@ impl Daemon {
         Some(self.table().get(&shown.id)?.requests.connect())
     }
 
+    /// Counts a request for a port of a sandbox, which is in use until the result is dropped. `None` if there is no such sandbox.
+    pub fn use_port(&self, id: &str) -> Option<Connected> {
+        let requests = self.table().get(id)?.requests.clone();
+        requests.count();
+        Some(requests.connect())
+    }
+
     /// How many requests for a sandbox there were.
     pub(super) fn requests(&self, id: &str) -> Option<u64> {
         Some(self.table().get(id)?.requests.begun())
@@ -145,6 +163,7 @@ impl Daemon {
             is_in_use: is_paused || requests.sessions.load(Ordering::Relaxed) > 0,
             requests: requests.begun(),
             output,
+            received: usage.received_packets,
             cpu_ns: usage.cpu_ns,
             at_ns: usage.at_ns,
         })

@@ -18,24 +18,39 @@ async fn with_idle(on_timeout: &str) -> (Arc<Fake>, Arc<Daemon>, String) {
     (fake, daemon, id)
 }
 
+impl Daemon {
+    /// Whether a caller is connected to a process or a port of the sandbox.
+    pub(crate) fn is_in_use(&self, id: &str) -> bool {
+        self.table()[id].requests.sessions.load(Ordering::Relaxed) > 0
+    }
+}
+
 #[test]
 fn sandbox_is_idle_below_every_threshold() {
     let second = 1_000_000_000;
     let before = Seen {
         requests: 1,
         output: 10,
+        received: Some(7),
         cpu_ns: Some(5),
         at_ns: second,
         ..Seen::default()
     };
     let calm = Seen {
         cpu_ns: Some(5 + IDLE_CPU_MILLIS * 1_000_000),
+        received: Some(7 + IDLE_PACKETS),
         at_ns: 2 * second,
         ..before
     };
     assert!(calm.is_idle_since(&before));
     let unmeasured = Seen { cpu_ns: None, ..calm };
-    assert!(unmeasured.is_idle_since(&before));
+    let without_network = Seen {
+        received: None,
+        ..calm
+    };
+    for idle in [unmeasured, without_network] {
+        assert!(idle.is_idle_since(&before), "{idle:?}");
+    }
     let busy = Seen {
         cpu_ns: calm.cpu_ns.map(|ns| ns + 1),
         ..calm
@@ -46,7 +61,11 @@ fn sandbox_is_idle_below_every_threshold() {
         is_in_use: true,
         ..calm
     };
-    for active in [busy, asked, wrote, in_use] {
+    let reached = Seen {
+        received: calm.received.map(|packets| packets + 1),
+        ..calm
+    };
+    for active in [busy, asked, wrote, in_use, reached] {
         assert!(!active.is_idle_since(&before), "{active:?}");
     }
 }
@@ -74,6 +93,19 @@ async fn connected_sandbox_is_not_idle() {
     assert_eq!(daemon.cache.get(&id).unwrap().state, "running");
     drop(connected);
     until(|| daemon.cache.get(&id).unwrap().memory_released).await;
+}
+
+#[tokio::test]
+async fn request_for_a_port_keeps_its_sandbox_in_use() {
+    let (_fake, daemon, id) = with_idle("pause").await;
+    let begun = daemon.requests(&id).unwrap();
+    let used = daemon.use_port(&id).unwrap();
+    assert_eq!(daemon.requests(&id), Some(begun + 1));
+    tokio::time::sleep(Duration::from_millis(1800)).await;
+    assert_eq!(daemon.cache.get(&id).unwrap().state, "running");
+    drop(used);
+    until(|| daemon.cache.get(&id).unwrap().memory_released).await;
+    assert!(daemon.use_port("0123456789ab").is_none());
 }
 
 #[tokio::test]

@@ -249,7 +249,9 @@ pub(super) async fn on_disk(tenants: &Tenants) -> Vec<Paused> {
     let node = tenants.shared().clone();
     let read = blocking(move || {
         node.paused.sweep(node.templates.registry().stamps());
-        let all = node.paused.list().into_iter();
+        let all = node.paused.list();
+        node.paused.index_names(&all);
+        let all = all.into_iter();
         Ok(all.map(|paused| node.count_paused(paused)).collect())
     });
     read.await.unwrap_or_default()

@@ -190,7 +190,7 @@ async fn create_sandbox(node: &Node, request: CreateSandbox, behalf: Behalf) -> 
         volumes: request.volumes,
         cpu_limit_millis: request.cpu_limit_millis,
     };
-    let (trace, root) = (Trace::new(), spec.root);
+    let (trace, root) = (Trace::asked(request.timings), spec.root);
     let building = Arc::new(|step| tracing::info!("template: {step:?}"));
     let sandbox = Sandbox::create(node, spec, &trace, Arc::new(Silent), building).await?;
     if let (Some(mut recording), Some(image)) = (recording, sandbox.image()) {
@@ -340,7 +340,7 @@ async fn thaw_sandbox(
     };
     // If the caller has a process for the sandbox, that process attaches to the container.
     let is_monitored = spec.client.is_none();
-    let trace = Trace::new();
+    let trace = Trace::asked(request.timings);
     let sandbox = Sandbox::thaw(node, spec, &trace).await?;
     let monitor = match is_monitored && sandbox.directory().join(RUNNING_FILE).exists() {
         true => Some(ContainerMonitor::resume(&sandbox)?),

@@ -51,6 +51,11 @@ impl Table {
         (held.hash == hash).then_some(held)
     }
 
+    fn with_hash(&self, hash: Hash) -> Option<Arc<Registered>> {
+        let mut known = self.known.values().filter_map(|known| known.held.upgrade());
+        known.find(|held| held.hash == hash)
+    }
+
     /// What the one that reads this snapshot holds meanwhile.
     fn reading(&mut self, directory: &Path) -> Arc<Mutex<()>> {
         self.known
@@ -111,10 +116,16 @@ impl Snapshots {
         let held = self.table().get(&directory, found);
         let registered = match held {
             Some(held) => held,
-            None => Arc::new(registry.register(&directory)?),
+            None => Arc::new(registry.register_with(&directory, &|base| self.held_base(node, base))?),
         };
         self.hold(node, &registered);
         Ok(registered)
+    }
+
+    /// A template or snapshot that this process has, by the hash of its manifest.
+    fn held_base(&self, node: &Node, manifest: Hash) -> Option<Arc<Registered>> {
+        let template = node.templates.held_by_hash(manifest);
+        template.or_else(|| self.table().with_hash(manifest))
     }
 
     /// From now on, thaws of this snapshot use this registration of it.

@@ -10,6 +10,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -184,10 +185,22 @@ impl Registry {
 
     /// Verifies a snapshot and its bases, and holds what a VMM needs of them. Blocks while it reads.
     pub fn register(&self, directory: &Path) -> Result<Registered, SnapshotError> {
-        let layers = self.layers(directory)?;
-        let mut memory = Vec::with_capacity(layers.len());
+        self.register_with(directory, &|_| None)
+    }
+
+    /// The same. `held` finds a registered snapshot by the hash of its manifest: the memory of the highest base that it has is not read again,
+    /// but shared. Blocks while it reads.
+    pub fn register_with(
+        &self,
+        directory: &Path,
+        held: &dyn Fn(Hash) -> Option<Arc<Registered>>,
+    ) -> Result<Registered, SnapshotError> {
+        let layers = self.chain(directory)?;
+        let shared = shared_memory(&layers, held);
+        let mut memory = shared.map_err(SnapshotError::io("hold the bases of", directory))?;
+        let shared = memory.len();
         let mut just_read = self.hold == Hold::Sealed;
-        for layer in layers.iter().rev() {
+        for layer in layers[..layers.len() - shared].iter().rev() {
             memory.push(match self.hold {
                 Hold::Sealed => sealed_memory(layer)?,
                 Hold::Files => {
@@ -212,7 +225,7 @@ impl Registry {
             }
         }
         let held_bytes = match self.hold {
-            Hold::Sealed => memory
+            Hold::Sealed => memory[shared..]
                 .iter()
                 .map(allocated)
                 .sum::<io::Result<u64>>()
@@ -237,8 +250,12 @@ impl Registry {
         })
     }
 
-    /// The snapshot and its bases, top first.
-    fn layers(&self, directory: &Path) -> Result<Vec<SnapshotDir>, SnapshotError> {
+    /// The snapshot and its bases, top first. There is at least one, and at most [`MAX_LAYERS`]. Their manifests are checked, and that each lies
+    /// on the next; their files are not.
+    ///
+    /// # Errors
+    /// [`SnapshotError::NoBase`], [`SnapshotError::OtherBase`], [`SnapshotError::Incompatible`], those of [`Registry::find`].
+    pub fn chain(&self, directory: &Path) -> Result<Vec<SnapshotDir>, SnapshotError> {
         let mut layers = vec![self.find(directory)?];
         while let Some(base) = layers.last().and_then(|top| top.manifest().base()) {
             let top = &layers[layers.len() - 1];
@@ -249,7 +266,13 @@ impl Registry {
                 });
             }
             let place = top.path().join(&base.place);
-            let under = self.find(&place)?;
+            let under = self.find(&place).map_err(|e| match e {
+                SnapshotError::NotFound { .. } => SnapshotError::NoBase {
+                    directory: top.path().to_owned(),
+                    base: place.clone(),
+                },
+                other => other,
+            })?;
             if under.hash() != base.manifest {
                 return Err(SnapshotError::OtherBase {
                     directory: top.path().to_owned(),
@@ -268,6 +291,22 @@ impl Manifest {
     fn base(&self) -> Option<super::manifest::Base> {
         self.subject.base.clone()
     }
+}
+
+/// The memory of the highest base that is held, from the bottom up, if any is.
+fn shared_memory(
+    layers: &[SnapshotDir],
+    held: &dyn Fn(Hash) -> Option<Arc<Registered>>,
+) -> io::Result<Vec<OwnedFd>> {
+    let bases = layers.iter().enumerate().skip(1);
+    let found = bases.filter_map(|(at, base)| Some((layers.len() - at, held(base.hash())?)));
+    // One whose memory comes page by page has no files of it.
+    let mut whole = found.filter(|(count, base)| base.files.memory.len() == *count);
+    let memory = whole.next().map(|(_, base)| {
+        let files = base.files.memory.iter().map(OwnedFd::try_clone);
+        files.collect::<io::Result<_>>()
+    });
+    memory.unwrap_or_else(|| Ok(Vec::new()))
 }
 
 fn io_at(layer: &SnapshotDir) -> impl FnOnce(io::Error) -> SnapshotError {

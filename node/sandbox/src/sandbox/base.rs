@@ -6,6 +6,7 @@
 //! is no base of a paused sandbox.
 
 use std::path::{Component, Path, PathBuf};
+use std::sync::Arc;
 
 use thaw_protocol::control::FreezeKind;
 
@@ -17,6 +18,7 @@ use crate::snapshot::manifest::MAX_LAYERS;
 use crate::snapshot::store::User;
 use crate::snapshot::{Base, Hash, SnapshotDir, SnapshotStore, Stored};
 use crate::state::PausedSandboxes;
+use crate::tenant::Tenant;
 
 /// What a freeze writes memory over.
 #[derive(Debug)]
@@ -66,10 +68,10 @@ impl Sandbox {
             manifest: under.manifest,
             place: plain(&origin.directory.join(&under.place)),
         });
-        let node = node.clone();
+        let (node, tenant) = (node.clone(), self.record().terms.tenant.clone());
         let found = blocking(move || {
             let mut bases = [Some(own), under].into_iter().flatten();
-            Ok(bases.find_map(|base| kept_base(&node, &base)))
+            Ok(bases.find_map(|base| kept_base(&node, tenant.as_ref(), &base)))
         });
         let (base, layers, kept) = found.await.ok().flatten()?;
         Some(Below {
@@ -125,21 +127,24 @@ impl Sandbox {
 }
 
 impl Node {
-    /// Whether a snapshot is a template or a stored one, which are not removed while something lies on them. Blocks.
-    fn is_keepable(&self, snapshot: &Path) -> bool {
-        self.templates.holds(snapshot) || self.stored.id_of(snapshot).is_some()
+    /// The stored snapshot in this directory. Blocks.
+    fn stored_in(&self, snapshot: &Path) -> Option<Arc<Stored>> {
+        self.stored.get(&self.stored.id_of(snapshot)?)
     }
 
-    /// Keeps such a snapshot, if it is the one with this hash. `None` for anything else. Blocks.
+    /// Keeps a template or a stored snapshot, which are not removed while something lies on them, if it is the one with this hash. `None` for
+    /// anything else. Blocks.
     fn keep(&self, snapshot: &Path, hash: Hash) -> Option<Kept> {
-        let directory = match self.templates.holds(snapshot) {
+        let is_template = self.templates.holds(snapshot);
+        let is_there = || is_template || self.stored_in(snapshot).is_some();
+        let directory = match is_template {
             true => snapshot,
             false => snapshot.parent()?,
         };
-        let kept = self.is_keepable(snapshot).then(|| Kept::take(directory).ok())??;
+        let kept = is_there().then(|| Kept::take(directory).ok())??;
         // Before it was locked, it may have been removed, or begun to be.
         let found = self.templates.registry().find(snapshot).ok()?;
-        (found.hash() == hash && self.is_keepable(snapshot)).then_some(kept)
+        (found.hash() == hash && is_there()).then_some(kept)
     }
 
     /// Whom a stored snapshot serves. Blocks.
@@ -158,14 +163,18 @@ impl Node {
     }
 }
 
-/// The highest of `top` and the snapshots that it lies on that may have another layer over it, and that this node keeps with all below it.
-/// Returns how many layers that has. Blocks.
-fn kept_base(node: &Node, top: &Base) -> Option<(Base, u8, Kept)> {
+/// The highest of `top` and the snapshots that it lies on that may have another layer over it, and that this node keeps with all below it for a
+/// sandbox of this tenant. A tenant does not keep another's snapshots from removal. Returns how many layers that has. Blocks.
+fn kept_base(node: &Node, tenant: Option<&Tenant>, top: &Base) -> Option<(Base, u8, Kept)> {
     let chain = node.templates.registry().chain(&top.place).ok()?;
     chain.first().filter(|found| found.hash() == top.manifest)?;
+    let is_its = |stored: Arc<Stored>| {
+        let owner = stored.object.tenant.as_ref();
+        owner.is_none() || owner == tenant
+    };
     let is_keepable = |found: &SnapshotDir| {
         let place = found.path().canonicalize();
-        place.is_ok_and(|place| node.is_keepable(&place))
+        place.is_ok_and(|place| node.templates.holds(&place) || node.stored_in(&place).is_some_and(is_its))
     };
     let keep = |(at, found): (usize, &SnapshotDir)| {
         let layers = u8::try_from(chain.len() - at).ok()?;

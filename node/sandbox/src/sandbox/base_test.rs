@@ -1,5 +1,4 @@
 use std::fs;
-use std::sync::Arc;
 
 use super::*;
 use crate::paths::Paths;
@@ -61,7 +60,7 @@ async fn highest_snapshot_that_the_node_keeps_is_the_base() {
     let own = root.path().join("own");
     drop(draft(&own).finish(over(at(&node, &stored.directory)), None).unwrap());
     let found = |top: &Path| {
-        let found = kept_base(&node, &at(&node, top));
+        let found = kept_base(&node, None, &at(&node, top));
         found.map(|(base, layers, _)| (base.manifest, layers))
     };
     let hash = |top: &Path| at(&node, top).manifest;
@@ -77,9 +76,26 @@ async fn highest_snapshot_that_the_node_keeps_is_the_base() {
         manifest: Hash::of(b""),
         place: template.clone(),
     };
-    assert!(kept_base(&node, &other).is_none());
+    assert!(kept_base(&node, None, &other).is_none());
     fs::remove_dir_all(&template).unwrap();
     assert_eq!(found(&stored.directory), None);
+}
+
+#[tokio::test]
+async fn snapshot_of_another_tenant_is_no_base() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node(root.path());
+    let [acme, other]: [Tenant; 2] = ["acme", "other"].map(|name| name.parse().unwrap());
+    let new = NewSnapshot {
+        tenant: Some(acme.clone()),
+        ..NewSnapshot::default()
+    };
+    let making = node.stored.begin(new).unwrap();
+    drop(draft(&making.snapshot()).finish(subject(), None).unwrap());
+    let base = at(&node, &making.finish().unwrap().directory);
+    assert!(kept_base(&node, Some(&acme), &base).is_some());
+    assert!(kept_base(&node, Some(&other), &base).is_none());
+    assert!(kept_base(&node, None, &base).is_none());
 }
 
 #[tokio::test]
@@ -89,7 +105,7 @@ async fn base_that_may_have_no_layer_above_it_is_passed_over() {
     let mut top = template(&node);
     for layers in 2..=MAX_LAYERS {
         top = put(&node, over(at(&node, &top))).directory.clone();
-        let (_, found, _) = kept_base(&node, &at(&node, &top)).unwrap();
+        let (_, found, _) = kept_base(&node, None, &at(&node, &top)).unwrap();
         assert_eq!(usize::from(found), layers.min(MAX_LAYERS - 1));
     }
 }
@@ -101,7 +117,7 @@ async fn base_stays_while_something_is_made_over_it_or_lies_on_it() {
     let stored = put(&node, subject());
     let id = "0123456789ab";
     let paused = node.paused.begin(id).unwrap();
-    let (base, _, kept) = kept_base(&node, &at(&node, &stored.directory)).unwrap();
+    let (base, _, kept) = kept_base(&node, None, &at(&node, &stored.directory)).unwrap();
     let refused = remove(&node, &stored).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::SnapshotInUse, "{refused}");
     drop(draft(&paused.snapshot()).finish(over(base), None).unwrap());

@@ -171,7 +171,11 @@ fn layers_above_a_base_become_one_layer() {
     assert_eq!(frozen.bytes, 3 * PAGE);
     let again = Clone::thawed((frozen, layers));
     for page in 0..2 * PAGES {
-        assert_eq!(read(&again.memory, page), read(&clone.memory, page), "page {page}");
+        assert_eq!(
+            read(&again.memory, page),
+            read(&clone.memory, page),
+            "page {page}"
+        );
     }
     // So does a delta over it, as often as one likes.
     let (frozen, layers) = again.freeze(DeltaOver { layers: 1 }, &[]).unwrap();
@@ -181,8 +185,16 @@ fn layers_above_a_base_become_one_layer() {
 #[test]
 fn delta_over_layers_that_are_not_there_is_refused() {
     let Clone { memory, map, .. } = over_two_deltas();
-    let freeze_over =
-        |layers| freeze_memory(DeltaOver { layers }, &memory, &boot(), map.as_ref(), &pagemap(), &empty_file());
+    let freeze_over = |layers| {
+        freeze_memory(
+            DeltaOver { layers },
+            &memory,
+            &boot(),
+            map.as_ref(),
+            &pagemap(),
+            &empty_file(),
+        )
+    };
     for layers in [0, 4, 8, 255] {
         let refused = freeze_over(layers).unwrap_err();
         assert!(matches!(refused, FreezeError::NoSuchBase { wanted, has: 3 } if wanted == layers));

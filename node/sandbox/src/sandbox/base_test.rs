@@ -8,11 +8,12 @@ use crate::snapshot::{Hold, Subject};
 
 /// A node that has made nothing yet.
 fn node(root: &Path) -> Node {
+    let [data, run, kernel, guest_image] = ["data", "run", "kernel", "guest"].map(|name| root.join(name));
     let paths = Paths {
-        data: root.join("d"),
-        run: root.join("r"),
-        kernel: root.join("k"),
-        guest_image: root.join("g"),
+        data,
+        run,
+        kernel,
+        guest_image,
     };
     Node::open_as(paths, Hold::Files, false).unwrap()
 }
@@ -58,7 +59,11 @@ async fn highest_snapshot_that_the_node_keeps_is_the_base() {
     let template = template(&node);
     let stored = put(&node, over(at(&node, &template)));
     let own = root.path().join("own");
-    drop(draft(&own).finish(over(at(&node, &stored.directory)), None).unwrap());
+    drop(
+        draft(&own)
+            .finish(over(at(&node, &stored.directory)), None)
+            .unwrap(),
+    );
     let found = |top: &Path| {
         let found = kept_base(&node, None, &at(&node, top));
         found.map(|(base, layers, _)| (base.manifest, layers))
@@ -134,5 +139,8 @@ async fn base_stays_while_something_is_made_over_it_or_lies_on_it() {
 fn place_is_plain_though_its_directories_are_gone() {
     let place = Path::new("/data/paused/a/snapshot/../../../templates/k");
     assert_eq!(plain(place), Path::new("/data/templates/k"));
-    assert_eq!(plain(Path::new("/data/templates/k")), Path::new("/data/templates/k"));
+    assert_eq!(
+        plain(Path::new("/data/templates/k")),
+        Path::new("/data/templates/k")
+    );
 }

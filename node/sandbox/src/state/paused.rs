@@ -97,9 +97,11 @@ impl PausedSandboxes {
     /// The id of a sandbox whose snapshot, with a record or about to have one, lies on the snapshot whose manifest has this hash. Blocks.
     pub fn over(&self, base: Hash) -> Option<String> {
         let lies_on_it = |entry: &PathBuf| {
-            let snapshot = SnapshotDir::open(&entry.join(SNAPSHOT), &TrustedKeys::default());
-            match snapshot.as_ref().map(|snapshot| &snapshot.manifest().subject.base) {
-                Ok(under) => under.as_ref().is_some_and(|under| under.manifest == base),
+            match SnapshotDir::open(&entry.join(SNAPSHOT), &TrustedKeys::default()) {
+                Ok(snapshot) => {
+                    let under = snapshot.manifest().subject.base.as_ref();
+                    under.is_some_and(|under| under.manifest == base)
+                }
                 // Perhaps it does.
                 Err(SnapshotError::Io { .. }) => true,
                 Err(_) => false,

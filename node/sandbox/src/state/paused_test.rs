@@ -50,36 +50,6 @@ impl Place {
 }
 
 #[test]
-fn snapshot_that_a_paused_sandbox_lies_on_is_known() {
-    let place = Place::new();
-    let base = place.data.path().join("templates/k");
-    let under = draft(&base).finish(subject(), None).unwrap();
-    assert_eq!(place.all.place_of(&base), base, "nothing is paused yet");
-    let id = "0123456789ab";
-    let paused = place.all.begin(id).unwrap();
-    let over = Subject {
-        base: Some(Base {
-            manifest: under.hash(),
-            place: place.all.place_of(&fs::canonicalize(&base).unwrap()),
-        }),
-        ..subject()
-    };
-    assert_eq!(place.all.over(under.hash()), None);
-    let top = draft(&paused.snapshot()).finish(over, None).unwrap();
-    // Also before it has a record.
-    assert_eq!(place.all.over(under.hash()).as_deref(), Some(id));
-    assert_eq!(place.all.over(top.hash()), None);
-    let under = top.manifest().subject.base.as_ref().unwrap();
-    assert_eq!(under.place, Path::new("../../../templates/k"));
-    assert_eq!(
-        fs::canonicalize(top.path().join(&under.place)).unwrap(),
-        fs::canonicalize(&base).unwrap()
-    );
-    drop(paused);
-    assert_eq!(place.all.over(under.manifest), None);
-}
-
-#[test]
 fn paused_sandbox_is_found_with_what_was_kept_of_it() {
     let place = Place::new();
     let id = "0123456789ab";
@@ -218,4 +188,34 @@ fn record_that_cannot_be_read_is_not_listed_and_stays() {
     )
     .unwrap();
     assert!(place.all.list().is_empty());
+}
+
+#[test]
+fn snapshot_that_a_paused_sandbox_lies_on_is_known() {
+    let place = Place::new();
+    let base = place.data.path().join("templates/k");
+    let under = draft(&base).finish(subject(), None).unwrap();
+    assert_eq!(place.all.place_of(&base), base, "nothing is paused yet");
+    let id = "0123456789ab";
+    let paused = place.all.begin(id).unwrap();
+    let over = Subject {
+        base: Some(Base {
+            manifest: under.hash(),
+            place: place.all.place_of(&fs::canonicalize(&base).unwrap()),
+        }),
+        ..subject()
+    };
+    assert_eq!(place.all.over(under.hash()), None);
+    let top = draft(&paused.snapshot()).finish(over, None).unwrap();
+    // Also before it has a record.
+    assert_eq!(place.all.over(under.hash()).as_deref(), Some(id));
+    assert_eq!(place.all.over(top.hash()), None);
+    let under = top.manifest().subject.base.as_ref().unwrap();
+    assert_eq!(under.place, Path::new("../../../templates/k"));
+    assert_eq!(
+        fs::canonicalize(top.path().join(&under.place)).unwrap(),
+        fs::canonicalize(&base).unwrap()
+    );
+    drop(paused);
+    assert_eq!(place.all.over(under.manifest), None);
 }

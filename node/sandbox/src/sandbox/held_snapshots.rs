@@ -51,11 +51,6 @@ impl Table {
         (held.hash == hash).then_some(held)
     }
 
-    fn with_hash(&self, hash: Hash) -> Option<Arc<Registered>> {
-        let mut known = self.known.values().filter_map(|known| known.held.upgrade());
-        known.find(|held| held.hash == hash)
-    }
-
     /// What the one that reads this snapshot holds meanwhile.
     fn reading(&mut self, directory: &Path) -> Arc<Mutex<()>> {
         self.known
@@ -110,22 +105,32 @@ impl Snapshots {
         let registry = node.templates.registry();
         let directory = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
         let found = registry.find(&directory);
-        let found = found.inspect_err(|_| self.let_go_of_removed(node))?.hash();
+        let found = found.inspect_err(|_| self.let_go_of_removed(node))?;
         let reading = self.table().reading(&directory);
         let _one = reading.locked();
-        let held = self.table().get(&directory, found);
+        let held = self.table().get(&directory, found.hash());
         let registered = match held {
             Some(held) => held,
-            None => Arc::new(registry.register_with(&directory, &|base| self.held_base(node, base))?),
+            None => {
+                let base = self.base(node, &found);
+                let is_it = |hash: Hash| base.clone().filter(|base| base.hash == hash);
+                Arc::new(registry.register_with(&directory, &is_it)?)
+            }
         };
         self.hold(node, &registered);
         Ok(registered)
     }
 
-    /// A template or snapshot that this process has, by the hash of its manifest.
-    fn held_base(&self, node: &Node, manifest: Hash) -> Option<Arc<Registered>> {
-        let template = node.templates.held_by_hash(manifest);
-        template.or_else(|| self.table().with_hash(manifest))
+    /// What a snapshot lies on, held as long as any sandbox uses it, so that all over it share its memory. `None` if it lies on nothing, if this
+    /// process holds no memory of snapshots, or if it cannot be read, which the registration of the snapshot will report.
+    fn base(&self, node: &Node, of: &SnapshotDir) -> Option<Arc<Registered>> {
+        let base = of.manifest().subject.base.as_ref()?;
+        let template = node.templates.held_by_hash(base.manifest);
+        let read = || self.register(node, &of.path().join(&base.place)).ok();
+        match node.templates.registry().holds_memory() {
+            true => template.or_else(read),
+            false => None,
+        }
     }
 
     /// From now on, thaws of this snapshot use this registration of it.

@@ -45,9 +45,11 @@ pub struct Registered {
     pub directory: PathBuf,
     /// The files that a VMM restores from.
     pub files: SnapshotFiles,
+    /// The registered snapshot that it shares memory with: one that it lies on.
+    base: Option<Arc<Registered>>,
     /// The disks at the freeze, by id. They are cloned for each thaw.
     pub disks: Vec<(String, OwnedFd)>,
-    /// Bytes of this process's memory that it holds.
+    /// Bytes of this process's memory that it holds, alone or with others.
     pub held_bytes: u64,
     /// Its memory was read and compared for this registration, and no start has reported that yet.
     just_read: AtomicBool,
@@ -91,6 +93,7 @@ impl Registered {
                 memory: Vec::new(),
                 working_set: None,
             },
+            base: None,
             disks,
             held_bytes: 0,
             just_read: false.into(),
@@ -111,6 +114,7 @@ impl Registered {
                 memory: memory.collect::<io::Result<_>>()?,
                 working_set: Some(working_set),
             },
+            base: self.base.clone(),
             disks: self.disks.iter().map(disk).collect::<io::Result<_>>()?,
             held_bytes: self.held_bytes,
             just_read: false.into(),
@@ -188,15 +192,17 @@ impl Registry {
         self.register_with(directory, &|_| None)
     }
 
-    /// The same. `held` finds a registered snapshot by the hash of its manifest: the memory of the highest base that it has is not read again,
-    /// but shared. Blocks while it reads.
+    /// The same. `held` finds a registered snapshot by the hash of its manifest: the memory of the highest base that it finds is not read again,
+    /// but shared, and that stays registered as long as this one. Blocks while it reads.
     pub fn register_with(
         &self,
         directory: &Path,
         held: &dyn Fn(Hash) -> Option<Arc<Registered>>,
     ) -> Result<Registered, SnapshotError> {
         let layers = self.chain(directory)?;
-        let shared = shared_memory(&layers, held);
+        let base = held_base(&layers, held);
+        let shared = base.iter().flat_map(|base| &base.files.memory);
+        let shared = shared.map(OwnedFd::try_clone).collect::<io::Result<Vec<_>>>();
         let mut memory = shared.map_err(SnapshotError::io("hold the bases of", directory))?;
         let shared = memory.len();
         let mut just_read = self.hold == Hold::Sealed;
@@ -225,7 +231,7 @@ impl Registry {
             }
         }
         let held_bytes = match self.hold {
-            Hold::Sealed => memory[shared..]
+            Hold::Sealed => memory
                 .iter()
                 .map(allocated)
                 .sum::<io::Result<u64>>()
@@ -243,6 +249,7 @@ impl Registry {
                 memory,
                 working_set,
             },
+            base,
             disks: files.disks.into_iter().map(|(id, f)| (id, f.into())).collect(),
             held_bytes,
             just_read: just_read.into(),
@@ -293,20 +300,17 @@ impl Manifest {
     }
 }
 
-/// The memory of the highest base that is held, from the bottom up, if any is.
-fn shared_memory(
+/// The highest snapshot below the first that is held with the memory of all its layers.
+fn held_base(
     layers: &[SnapshotDir],
     held: &dyn Fn(Hash) -> Option<Arc<Registered>>,
-) -> io::Result<Vec<OwnedFd>> {
-    let bases = layers.iter().enumerate().skip(1);
-    let found = bases.filter_map(|(at, base)| Some((layers.len() - at, held(base.hash())?)));
-    // One whose memory comes page by page has no files of it.
-    let mut whole = found.filter(|(count, base)| base.files.memory.len() == *count);
-    let memory = whole.next().map(|(_, base)| {
-        let files = base.files.memory.iter().map(OwnedFd::try_clone);
-        files.collect::<io::Result<_>>()
-    });
-    memory.unwrap_or_else(|| Ok(Vec::new()))
+) -> Option<Arc<Registered>> {
+    let mut bases = layers.iter().enumerate().skip(1);
+    bases.find_map(|(at, base)| {
+        // One whose memory comes page by page has no files of it.
+        let is_whole = |base: &Arc<Registered>| base.files.memory.len() == layers.len() - at;
+        held(base.hash()).filter(is_whole)
+    })
 }
 
 fn io_at(layer: &SnapshotDir) -> impl FnOnce(io::Error) -> SnapshotError {

@@ -8,6 +8,10 @@ use crate::snapshot::{Hold, Subject};
 
 /// A node that has made nothing yet.
 fn node(root: &Path) -> Node {
+    node_as(root, Hold::Files)
+}
+
+fn node_as(root: &Path, hold: Hold) -> Node {
     let [data, run, kernel, guest_image] = ["data", "run", "kernel", "guest"].map(|name| root.join(name));
     let paths = Paths {
         data,
@@ -15,7 +19,7 @@ fn node(root: &Path) -> Node {
         kernel,
         guest_image,
     };
-    Node::open_as(paths, Hold::Files, false).unwrap()
+    Node::open_as(paths, hold, false).unwrap()
 }
 
 /// What is over this base.
@@ -133,6 +137,25 @@ async fn base_stays_while_something_is_made_over_it_or_lies_on_it() {
     assert!(user.unwrap().contains(id));
     drop(paused);
     remove(&node, &stored).unwrap();
+}
+
+#[tokio::test]
+async fn snapshots_over_one_base_share_its_memory() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node_as(root.path(), Hold::Sealed);
+    let under = at(&node, &put(&node, subject()).directory);
+    let registered = [(); 2].map(|()| {
+        let stored = put(&node, over(under.clone()));
+        node.snapshots.register(&node, &stored.directory).unwrap()
+    });
+    let inodes = registered.each_ref().map(|delta| {
+        let memory = delta.files.memory.iter();
+        let inodes = memory.map(|file| rustix::fs::fstat(file).unwrap().st_ino);
+        inodes.collect::<Vec<_>>()
+    });
+    assert_eq!((inodes[0].len(), inodes[1].len()), (2, 2));
+    assert_eq!(inodes[0][0], inodes[1][0]);
+    assert_ne!(inodes[0][1], inodes[1][1]);
 }
 
 #[test]

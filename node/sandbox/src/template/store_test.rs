@@ -149,7 +149,7 @@ async fn template_that_something_lies_on_is_not_removed() {
     let template = built(&store, recipe(4, 128)).await;
     let (key, directory) = (&template.key, store.directory(&template.key));
     assert!(store.holds(&directory) && !store.holds(place.path()));
-    let user_of = |hash| (hash == template.registered.hash).then(|| "snapshot abc".to_owned());
+    let user_of = |hash: Hash| (hash == template.registered.hash).then(|| "snapshot abc".to_owned());
     let refused = store.remove(key, &user_of).unwrap_err();
     assert_eq!(refused.kind, ErrorKind::SnapshotInUse);
     assert!(refused.what.contains("snapshot abc"), "{refused}");

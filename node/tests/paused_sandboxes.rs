@@ -6,7 +6,8 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use thaw_pools::process::ProcessRecord;
-use thaw_tiny_guest::bare::lasting;
+use thaw_tiny_guest::Guest;
+use thaw_tiny_guest::bare::{checking, lasting};
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Place, Thawd, asked};
 
@@ -20,8 +21,12 @@ struct Node {
 
 impl Node {
     fn new() -> Option<Node> {
+        Node::of(&lasting())
+    }
+
+    fn of(guest: &Guest) -> Option<Node> {
         let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent()?;
-        let place = Place::new(binaries, &lasting())?;
+        let place = Place::new(binaries, guest)?;
         let thawd = Thawd::start(&place);
         Some(Node { place, thawd })
     }
@@ -76,6 +81,17 @@ impl Node {
     /// How many machines were taken out of the pool of those without a snapshot.
     fn shells_taken(&self) -> f64 {
         asked::metric(&self.place, "thaw_pool_hits_total{pool=\"shell\"}").unwrap()
+    }
+
+    /// The manifest of its snapshot, while its memory is released.
+    fn manifest(&self) -> Value {
+        let id = self.shown()["id"].as_str().unwrap().to_owned();
+        let path = self
+            .place
+            .path("data/paused")
+            .join(id)
+            .join("snapshot/manifest.json");
+        serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
     }
 
     fn running(&self) -> usize {
@@ -143,6 +159,86 @@ fn released_sandbox_outlives_thawd_and_is_resumed_as_itself() {
     let node = node.restart();
     node.release();
     assert_eq!((node.on_disk(), node.running()), (1, 0));
+    node.resume();
+    node.delete();
+    node.end();
+}
+
+/// MiB of memory that the template's guest fills.
+const FILLED_MIB: u32 = 16;
+
+#[test]
+fn released_memory_lies_on_the_template_however_often() {
+    // It reads all of its memory after each thaw, and ends if a page is not as it was.
+    let Some(node) = Node::of(&checking(FILLED_MIB)) else {
+        return;
+    };
+    node.make();
+    let templates = || node.done("GET /v1/templates", &json!(null))["items"].clone();
+    let key = templates()[0]["key"].as_str().unwrap().to_owned();
+    assert!(templates()[0]["memory_data_bytes"].as_u64().unwrap() > 8 << 20);
+    let remove = |node: &Node| node.ask(&format!("DELETE /v1/templates/{key}"), &json!({}));
+    let mut bases = Vec::new();
+    let mut node = node;
+    for _ in 0..3 {
+        node.release();
+        let manifest = node.manifest();
+        let written = manifest["files"]["memory"]["data_bytes"].as_u64().unwrap();
+        assert!(written < 1 << 20, "{written} bytes");
+        // As one layer over the template.
+        let place = manifest["base"]["place"].as_str().unwrap();
+        assert!(place.ends_with(&format!("templates/{key}")), "{place}");
+        bases.push(manifest["base"].clone());
+        let (status, refused) = remove(&node);
+        assert!(status.contains(" 409"), "{status} {refused}");
+        assert_eq!(refused["code"], "snapshot-in-use");
+        node = node.restart();
+        node.resume();
+        assert_eq!(node.shown()["state"], "running");
+    }
+    assert!(bases.iter().all(|base| *base == bases[0]), "{bases:?}");
+    // Nothing lies on it any more. Then all memory is written.
+    let (status, refused) = remove(&node);
+    assert!(status.contains(" 204"), "{status} {refused}");
+    node.release();
+    let manifest = node.manifest();
+    assert_eq!(manifest["base"], Value::Null);
+    assert!(manifest["files"]["memory"]["data_bytes"].as_u64().unwrap() > 8 << 20);
+    node.resume();
+    node.delete();
+    node.end();
+}
+
+#[test]
+fn base_that_is_another_snapshot_now_is_refused_by_name() {
+    let Some(node) = Node::new() else { return };
+    node.make();
+    node.release();
+    let base = node.manifest()["base"]["manifest"].as_str().unwrap().to_owned();
+    let templates = node.place.path("data/templates");
+    let template = std::fs::read_dir(&templates)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .find(|path| path.join("manifest.json").exists())
+        .unwrap();
+    let aside = node.place.path("aside");
+    std::fs::rename(&template, &aside).unwrap();
+    let refused = |code: &str| {
+        let (status, refused) = node.ask(&format!("POST {WEB}/resume"), &json!({}));
+        assert!(status.contains(" 4") || status.contains(" 5"), "{status}");
+        assert_eq!(refused["code"], code, "{refused}");
+        assert_eq!(node.shown()["memory_released"], json!(true));
+        refused["detail"].as_str().unwrap().to_owned()
+    };
+    refused("snapshot-not-found");
+    // The snapshot of the sandbox itself is no template, and another one.
+    let id = node.shown()["id"].as_str().unwrap().to_owned();
+    let own = node.place.path("data/paused").join(id).join("snapshot");
+    std::os::unix::fs::symlink(&own, &template).unwrap();
+    let detail = refused("snapshot-incompatible");
+    assert!(detail.contains(&base), "{detail}");
+    std::fs::remove_file(&template).unwrap();
+    std::fs::rename(&aside, &template).unwrap();
     node.resume();
     node.delete();
     node.end();

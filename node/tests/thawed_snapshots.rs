@@ -227,3 +227,27 @@ fn parked_machines_end_with_the_held_snapshot() {
     });
     node.end();
 }
+
+#[test]
+fn delta_over_as_many_as_can_be_lies_on_the_lowest() {
+    let Some(node) = Node::new() else { return };
+    let (mut sandbox, mut hashes, mut bases) = (node.original.clone(), Vec::new(), Vec::new());
+    for number in 0..9 {
+        let name = format!("delta-{number}");
+        let freeze = json!({"name": name, "delta": true});
+        node.ask(&format!("POST /v1/sandboxes/{sandbox}/freeze"), &freeze);
+        let manifest = node.ask(&format!("GET /v1/snapshots/{name}"), &json!(null))["manifest"].clone();
+        hashes.push(manifest["hash"].clone());
+        bases.push(manifest["base"]["hash"].clone());
+        let thawed = node.ask("POST /v1/thaws", &json!({"snapshot": name}));
+        if sandbox != node.original {
+            node.delete(&sandbox);
+        }
+        sandbox = thawed["sandbox"]["id"].as_str().unwrap().to_owned();
+    }
+    node.delete(&sandbox);
+    // The template and seven deltas are as many layers as can be.
+    assert_eq!(bases[1..7], hashes[..6]);
+    assert_eq!((&bases[7], &bases[8]), (&bases[0], &hashes[7]));
+    node.end();
+}

@@ -128,10 +128,9 @@ impl Command {
     /// The first protocol version that has this command.
     pub fn since(&self) -> u32 {
         match self {
-            Command::PrepareFreeze { .. }
-            | Command::BeginFreeze
-            | Command::FinishFreeze
-            | Command::CancelFreeze => 6,
+            Command::PrepareFreeze { kind } => kind.since().max(6),
+            Command::BeginFreeze | Command::FinishFreeze | Command::CancelFreeze => 6,
+            Command::Freeze { kind } => kind.since(),
             Command::Limit { .. } | Command::Hello { .. } => 5,
             _ => 4,
         }

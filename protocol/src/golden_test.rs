@@ -122,6 +122,7 @@ fn control_messages_keep_their_bytes() {
     golden.holds("MemoryMode::Uffd", MemoryMode::Uffd);
     golden.holds("FreezeKind::Full", FreezeKind::Full);
     golden.holds("FreezeKind::Delta", FreezeKind::Delta);
+    golden.holds("FreezeKind::DeltaOver", FreezeKind::DeltaOver { layers: 3 });
     backends(&mut golden);
     commands(&mut golden);
     answers(&mut golden);

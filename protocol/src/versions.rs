@@ -21,10 +21,11 @@ pub struct Protocol {
 
 /// VMM control ([`crate::control`]). Version 4 is the oldest supported; version 5 added
 /// [`crate::control::Command::Hello`] and [`crate::control::Command::Limit`], version 6
-/// [`crate::control::Command::PrepareFreeze`] and the commands that follow it.
+/// [`crate::control::Command::PrepareFreeze`] and the commands that follow it, version 7
+/// [`crate::control::FreezeKind::DeltaOver`].
 pub const CONTROL: Protocol = Protocol {
     name: "control",
-    current: 6,
+    current: 7,
     oldest: 4,
     read: "`Create`, of a new VMM; `Hello`, of one that runs, or version 4 where the sandbox's record says so",
 };
@@ -55,7 +56,7 @@ pub const RELAY: Protocol = Protocol {
 
 /// For protocols over sockets that a control connection hands over after its version is agreed.
 const WITH_CONTROL: &str =
-    "that of the control connection which hands over the socket: 1 with `control` 4 to 6";
+    "that of the control connection which hands over the socket: 1 with `control` 4 to 7";
 
 /// The handshake with a guest's agent ([`crate::handshake`]).
 pub const HANDSHAKE: Protocol = Protocol {

@@ -6,14 +6,15 @@ use std::sync::Arc;
 use clap::Subcommand;
 use serde_json::{Value, json};
 use thaw_protocol::control::{CpuBaseline, MEMORY_MIB};
-use thaw_sandbox::Node;
 use thaw_sandbox::config::Config;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::human_bytes::HumanBytes;
 use thaw_sandbox::paths::Paths;
-use thaw_sandbox::snapshot::{Hold, Signatures, SigningKey};
+use thaw_sandbox::snapshot::{Hold, Signatures, SigningKey, SnapshotStore};
+use thaw_sandbox::state::PausedSandboxes;
 use thaw_sandbox::template::command_line::command_line;
 use thaw_sandbox::template::{Entry, Progress, Shape, Step, Templates, baseline};
+use thaw_sandbox::{BaseUsers, Node};
 
 use super::ByteSize;
 use crate::table::Table;
@@ -55,7 +56,7 @@ pub enum TemplateCommand {
         #[arg(required = true, value_name = "KEY")]
         templates: Vec<String>,
     },
-    /// Remove templates; sandboxes that were thawed from them go on, snapshots that are deltas over them are lost
+    /// Remove templates on which no stored delta and no sandbox with released memory lies; sandboxes that were thawed from them go on
     #[command(after_help = "Example:\n  thaw template rm 46a542")]
     Rm {
         /// Their keys, or the beginnings of them
@@ -119,9 +120,13 @@ pub(super) async fn template(command: &TemplateCommand, ui: &Ui, json: bool) -> 
             }
         }
         TemplateCommand::Rm { templates } => {
+            let users = BaseUsers {
+                stored: SnapshotStore::open(&paths.data, store.registry().clone()),
+                paused: PausedSandboxes::under(&paths.data),
+            };
             for wanted in templates {
                 let key = store.find(wanted)?;
-                store.remove(&key)?;
+                store.remove(&key, &|template| users.find(template))?;
                 super::print(&match json {
                     true => json!({"removed": key.as_str()}).to_string(),
                     false => key.to_string(),

@@ -60,8 +60,8 @@ pub mod unix_socket;
 pub mod vm;
 
 pub use sandbox::{
-    BudgetStatistics, CopyPlace, FoundSnapshot, FreezeOptions, NetworkMode, NetworkSource, Node, NotAdopted,
-    READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, Thawable, network, thawed_from, usage,
+    BaseUsers, BudgetStatistics, CopyPlace, FoundSnapshot, FreezeOptions, NetworkMode, NetworkSource, Node,
+    NotAdopted, READY_LIMIT, Sandbox, SandboxSpec, Tenants, ThawSpec, Thawable, network, usage,
 };
 
 /// `N` bytes from the kernel's generator.

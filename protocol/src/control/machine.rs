@@ -75,11 +75,25 @@ pub enum FreezeKind {
     Full,
     /// The pages written since the restore. To thaw it, the memory files of that restore must lie below it.
     Delta,
+    /// What differs from the lowest `layers` memory files of the restore: the pages written since, and the data
+    /// of the memory files above these. To thaw it, these alone must lie below it. Since version 7.
+    DeltaOver { layers: u8 },
+}
+
+impl FreezeKind {
+    /// The first protocol version that has this kind.
+    pub fn since(&self) -> u32 {
+        match self {
+            FreezeKind::DeltaOver { .. } => 7,
+            FreezeKind::Full | FreezeKind::Delta => 4,
+        }
+    }
 }
 
 tags!(FreezeKind {
     Full = 0,
     Delta = 1,
+    DeltaOver = 2,
 });
 
 /// One mapping of guest memory in the VMM. A userfaultfd server needs it to find a page's contents.

@@ -1,4 +1,4 @@
-//! Writes guest memory to a file: all of it, or the pages written since the restore.
+//! Writes guest memory to a file: all of it, the pages written since the restore, or these and the layers above a base as one layer.
 //!
 //! Invariant: a thaw of the resulting map gives the same guest memory. Zero pages are in no extent; if a page of an earlier layer became
 //! zero, that layer's extent is cut there. To have fewer extents, the bytes between two runs of pages may be copied too. They are copied
@@ -23,6 +23,9 @@ use crate::virtio::{guest_io, mem};
 const FULL_GAP: u64 = 256 << 10;
 /// The same for a delta. Smaller, because its gaps often hold another layer's data, which would be stored again.
 const DELTA_GAP: u64 = 64 << 10;
+/// The same for a delta over a part of the layers: it closes none, so that it stores nothing that its base has. A paused sandbox, for which it
+/// is made, is thawed once.
+const OVER_GAP: u64 = PAGE;
 /// Most extents a freeze makes; larger gaps are closed to stay below. Each extent costs every restore a microsecond or two.
 const EXTENTS: usize = 2048;
 
@@ -33,6 +36,8 @@ pub enum FreezeError {
     NoBase,
     #[error("this machine's memory has {0} layers already; freeze it in full")]
     TooManyLayers(u8),
+    #[error("this machine's memory has {has} layers: there is no delta over {wanted} of them")]
+    NoSuchBase { wanted: u8, has: u8 },
     #[error("the memory to freeze is not in order, or not this machine's: {0}")]
     NotMemory(String),
     #[error("the memory file is not empty")]
@@ -70,7 +75,8 @@ pub struct Frozen {
 /// process's.
 ///
 /// [`FreezeKind::Full`]: one layer with all pages that are not zero. [`FreezeKind::Delta`]: one layer more than `base`, with the pages
-/// written since the restore.
+/// written since the restore. [`FreezeKind::DeltaOver`]: one layer above a part of the layers of `base`, with these pages and with the data of
+/// the other layers.
 pub fn freeze_memory(
     kind: FreezeKind,
     memory: &GuestMemory,
@@ -85,10 +91,9 @@ pub fn freeze_memory(
         live,
         pagemap,
     };
-    let plan = match (kind, base) {
-        (FreezeKind::Full, base) => source.full(base)?,
-        (FreezeKind::Delta, Some(base)) => source.delta(base)?,
-        (FreezeKind::Delta, None) => return Err(FreezeError::NoBase),
+    let plan = match Under::of(kind, base)? {
+        None => source.full(base)?,
+        Some(under) => source.delta(&under)?,
     };
     let top = plan.top;
     let map = plan.map(memory)?;
@@ -134,6 +139,67 @@ pub(super) fn write_pages(
     })
 }
 
+/// What a delta lies on.
+pub(super) struct Under {
+    /// The layers that stay.
+    base: MemoryMap,
+    /// The data of the layers that the delta replaces: it has to write them too.
+    pub replaced: Vec<Range<u64>>,
+    /// Gaps smaller than this are copied.
+    gap: u64,
+}
+
+impl Under {
+    /// What a freeze of this kind lies on, in a machine that was restored from `base`. `None` for a full freeze.
+    pub fn of(kind: FreezeKind, base: Option<&MemoryMap>) -> Result<Option<Under>, FreezeError> {
+        let base = match kind {
+            FreezeKind::Full => return Ok(None),
+            FreezeKind::Delta | FreezeKind::DeltaOver { .. } => base.ok_or(FreezeError::NoBase)?,
+        };
+        let has = base.layers();
+        let (layers, gap) = match kind {
+            FreezeKind::DeltaOver { layers } => (layers, OVER_GAP),
+            _ => (has, DELTA_GAP),
+        };
+        if !(1..=has).contains(&layers) {
+            return Err(FreezeError::NoSuchBase { wanted: layers, has });
+        }
+        if layers >= MAX_LAYERS {
+            return Err(FreezeError::TooManyLayers(layers));
+        }
+        Ok(Some(Under {
+            base: base.lowest(layers),
+            replaced: base.data_above(layers),
+            gap,
+        }))
+    }
+
+    /// The pages whose contents decide, if this process has written `written`: those that are to be written unless they are zero, and those that
+    /// the base has, but that may be zero. virtio-mem may have unplugged and plugged pages again since the restore: the base has data for
+    /// them, but they are zero. The pagemap shows them as untouched; if only read, as pages of a file, because the kernel's huge page of zeros
+    /// looks like one.
+    pub fn to_look_at(&self, written: &[Range<u64>]) -> Vec<Range<u64>> {
+        let Window { start, size } = layout::VIRTIO_MEM;
+        let window = start..start + size;
+        let hotplugged = ranges::intersection(&self.base.data(), std::slice::from_ref(&window));
+        ranges::union(written, &hotplugged)
+    }
+
+    /// A layer above the base, with the pages that were written. `zero` pages are in no layer.
+    pub fn plan(&self, written: &[Range<u64>], zero: &[Range<u64>], live: &[Range<u64>]) -> Plan {
+        let top = self.base.layers();
+        let kept = ranges::difference(live, zero);
+        let extents = fewest(self.gap, |gap| {
+            let copied = ranges::close_gaps(written, gap, live);
+            let mut extents = self.base.extents_within(&ranges::difference(&kept, &copied));
+            extents.extend(copied.into_iter().map(|range| Extent::new(range, top)));
+            extents.sort_unstable_by_key(|extent| extent.guest_address);
+            extents
+        });
+        Plan { top, extents }
+    }
+}
+
 /// The extents to write, and those that stay in earlier layers.
 pub(super) struct Plan {
     /// The layer to write.
@@ -151,20 +217,6 @@ impl Plan {
                 .collect()
         });
         Plan { top: 0, extents }
-    }
-
-    /// A layer above `base`, with the pages that were written. `zero` pages are in no layer.
-    pub fn delta(base: &MemoryMap, written: &[Range<u64>], zero: &[Range<u64>], live: &[Range<u64>]) -> Plan {
-        let top = base.layers();
-        let kept = ranges::difference(live, zero);
-        let extents = fewest(DELTA_GAP, |gap| {
-            let copied = ranges::close_gaps(written, gap, live);
-            let mut extents = base.extents_within(&ranges::difference(&kept, &copied));
-            extents.extend(copied.into_iter().map(|range| Extent::new(range, top)));
-            extents.sort_unstable_by_key(|extent| extent.guest_address);
-            extents
-        });
-        Plan { top, extents }
     }
 
     /// The map of the memory file that this makes.
@@ -209,15 +261,13 @@ impl Source<'_> {
         Ok(Plan::full(&data, self.live))
     }
 
-    fn delta(&self, base: &MemoryMap) -> Result<Plan, FreezeError> {
-        check_layers(base)?;
-        let written = self.pages_that(|kind| kind == PageKind::Written)?;
-        // Pages that virtio-mem has unplugged and plugged again since the restore: the base has data for them, but they are zero. The
-        // pagemap shows them as untouched; if only read, as pages of a file, because the kernel's huge page of zeros looks like one.
-        let plugged = ranges::intersection(&hotplugged(base), self.live);
-        let seen = look_at(self.memory, &ranges::union(&written, &plugged))?;
+    fn delta(&self, under: &Under) -> Result<Plan, FreezeError> {
+        let own = self.pages_that(|kind| kind == PageKind::Written)?;
+        let written = ranges::union(&own, &under.replaced);
+        let pages = ranges::intersection(&under.to_look_at(&written), self.live);
+        let seen = look_at(self.memory, &pages)?;
         let data = ranges::intersection(&seen.data, &written);
-        Ok(Plan::delta(base, &data, &seen.zero, self.live))
+        Ok(under.plan(&data, &seen.zero, self.live))
     }
 
     /// The live pages whose kind is `wanted`.
@@ -236,21 +286,6 @@ impl Source<'_> {
                 .map_err(FreezeError::Pagemap)?;
         }
         Ok(pages)
-    }
-}
-
-/// The data of virtio-mem's region in this map.
-pub(super) fn hotplugged(base: &MemoryMap) -> Vec<Range<u64>> {
-    let Window { start, size } = layout::VIRTIO_MEM;
-    let window = start..start + size;
-    ranges::intersection(&base.data(), std::slice::from_ref(&window))
-}
-
-/// Fails if there can be no delta above this map.
-pub(super) fn check_layers(base: &MemoryMap) -> Result<(), FreezeError> {
-    match base.layers() {
-        layers if layers >= MAX_LAYERS => Err(FreezeError::TooManyLayers(layers)),
-        _ => Ok(()),
     }
 }
 

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use thaw_protocol::control::FreezeKind::{Delta, Full};
+use thaw_protocol::control::FreezeKind::{Delta, DeltaOver, Full};
 
 use super::*;
 use crate::layout::{HIGH_MEMORY_START, VIRTIO_MEM};
@@ -27,6 +27,7 @@ fn step() -> impl Strategy<Value = Step> {
         3 => page.prop_map(Step::Touch),
         1 => Just(Step::Freeze(Full)),
         2 => Just(Step::Freeze(Delta)),
+        2 => (1u8..4).prop_map(|layers| Step::Freeze(DeltaOver { layers })),
     ]
 }
 
@@ -47,7 +48,11 @@ proptest! {
                 Step::Touch(page) => prop_assert_eq!(read(&clone.memory, page), *model.get(&page).unwrap_or(&0)),
                 Step::Freeze(kind) => match clone.freeze(kind, &[]) {
                     Ok(frozen) => clone = Clone::thawed(frozen),
-                    Err(FreezeError::NoBase) => assert!(clone.map.is_none() && kind == Delta),
+                    Err(FreezeError::NoBase) => assert!(clone.map.is_none() && kind != Full),
+                    Err(FreezeError::NoSuchBase { wanted, has }) => {
+                        assert!(kind == DeltaOver { layers: wanted } && wanted > has);
+                        assert_eq!(clone.layers.len(), usize::from(has));
+                    }
                     Err(FreezeError::TooManyLayers(_)) => assert_eq!(clone.layers.len(), 8),
                     Err(e) => panic!("{e}"),
                 },
@@ -140,6 +145,71 @@ fn a_delta_has_what_was_written_and_not_what_was_read() {
         .map(|e| (e.size / PAGE, e.layer))
         .collect();
     assert_eq!(layers, [(100, 0), (1, 1), (PAGES - 101, 0)]);
+}
+
+/// A clone of a full freeze with the value 1 in each low page, upon which lie two deltas: of page 100, and of pages 100, 200 and 201.
+fn over_two_deltas() -> Clone {
+    let original = Clone::booted();
+    (0..PAGES).for_each(|page| write(&original.memory, page, 1));
+    let mut clone = Clone::thawed(original.freeze(Full, &[]).unwrap());
+    for (value, pages) in [(2, vec![100]), (3, vec![100, 200, 201])] {
+        pages.iter().for_each(|page| write(&clone.memory, *page, value));
+        clone = Clone::thawed(clone.freeze(Delta, &[]).unwrap());
+    }
+    assert_eq!(clone.layers.len(), 3);
+    clone
+}
+
+#[test]
+fn layers_above_a_base_become_one_layer() {
+    let clone = over_two_deltas();
+    write(&clone.memory, 200, 0);
+    write(&clone.memory, 202, 4);
+    let (frozen, layers) = clone.freeze(DeltaOver { layers: 1 }, &[]).unwrap();
+    assert_eq!((frozen.map.layers(), layers.len()), (2, 2));
+    // Pages 100, 201 and 202: no page of the base is written again.
+    assert_eq!(frozen.bytes, 3 * PAGE);
+    let again = Clone::thawed((frozen, layers));
+    for page in 0..2 * PAGES {
+        assert_eq!(
+            read(&again.memory, page),
+            read(&clone.memory, page),
+            "page {page}"
+        );
+    }
+    // So does a delta over it, as often as one likes.
+    let (frozen, layers) = again.freeze(DeltaOver { layers: 1 }, &[]).unwrap();
+    assert_eq!((frozen.bytes, layers.len()), (3 * PAGE, 2));
+}
+
+#[test]
+fn delta_over_layers_that_are_not_there_is_refused() {
+    let Clone { memory, map, .. } = over_two_deltas();
+    let freeze_over = |layers| {
+        freeze_memory(
+            DeltaOver { layers },
+            &memory,
+            &boot(),
+            map.as_ref(),
+            &pagemap(),
+            &empty_file(),
+        )
+    };
+    for layers in [0, 4, 8, 255] {
+        let refused = freeze_over(layers).unwrap_err();
+        assert!(matches!(refused, FreezeError::NoSuchBase { wanted, has: 3 } if wanted == layers));
+    }
+    assert_eq!(freeze_over(3).unwrap().map.layers(), 4);
+}
+
+#[test]
+fn memory_plugged_again_has_lost_the_bytes_of_a_merged_layer() {
+    let plugged = [VIRTIO_MEM.start..VIRTIO_MEM.start + SIZE];
+    let clone = Clone::plugged_again();
+    let again = Clone::thawed(clone.freeze(Delta, &plugged).unwrap());
+    let merged = again.freeze(DeltaOver { layers: 1 }, &plugged).unwrap();
+    assert_eq!(merged.1.len(), 2);
+    Clone::thawed(merged).is_plugged_again();
 }
 
 #[test]

@@ -28,7 +28,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FallocateFlags, fallocate};
 use thaw_protocol::control::FreezeKind;
 
-use super::freeze::{self, FreezeError, Frozen, Pages, Plan};
+use super::freeze::{self, FreezeError, Frozen, Pages, Plan, Under};
 use super::pagemap::{PageKind, Pagemap};
 use super::protection::{CopiedPage, Protection, ProtectionError, Protector, SLICE, slices};
 use super::{MapError, MemoryMap, PAGE, mapping, ranges};
@@ -72,9 +72,12 @@ pub struct Source {
 /// A freeze in progress. Dropping it lifts the protection of guest memory.
 pub struct LiveFreeze {
     source: Source,
+    /// What it lies on; `None` for a full freeze.
+    under: Option<Under>,
     protection: Arc<Protection>,
-    /// Pages that are this process's own or were read, and those that are its own.
+    /// Pages that are this process's own or were read.
     there: Vec<Range<u64>>,
+    /// Pages that are its own; from the moment on, all that a delta writes if they are not zero.
     written: Vec<Range<u64>>,
     /// Where each guest address is in the file.
     offsets: MemoryMap,
@@ -119,15 +122,12 @@ impl LiveFreeze {
             out,
         } = &source;
         let pagemap = freeze::check(memory, live, pagemap, out)?;
-        match (kind, base) {
-            (FreezeKind::Delta, None) => return Err(FreezeError::NoBase.into()),
-            (FreezeKind::Delta, Some(base)) => freeze::check_layers(base)?,
-            (FreezeKind::Full, _) => {}
-        }
+        let under = Under::of(*kind, base.as_ref())?;
         let end = live.last().map_or(0, |range| range.end);
         let offsets = MemoryMap::new(freeze::regions(memory, end), 1, Vec::new())?;
         let protection = protector.protection(device, memory, live)?;
         let mut freeze = LiveFreeze {
+            under,
             offsets,
             protection,
             there: Vec::new(),
@@ -190,13 +190,15 @@ impl LiveFreeze {
         let since = self.protection.begin()?;
         self.there = ranges::union(&self.there, &since);
         self.written = ranges::union(&self.written, &since);
-        let Source { kind, live, base, .. } = &self.source;
-        let pages = match (kind, base) {
-            // What virtio-mem has plugged again may be zero, though the base has data for it.
-            (FreezeKind::Delta, Some(base)) => ranges::union(&self.written, &freeze::hotplugged(base)),
+        let Source { live, base, .. } = &self.source;
+        let pages = match (&self.under, base) {
+            (Some(under), _) => {
+                self.written = ranges::union(&self.written, &under.replaced);
+                under.to_look_at(&self.written)
+            }
             // Pages never touched in this process are in the files it was restored from.
-            (_, Some(base)) => ranges::union(&self.there, &base.data()),
-            (_, None) => self.there.clone(),
+            (None, Some(base)) => ranges::union(&self.there, &base.data()),
+            (None, None) => self.there.clone(),
         };
         let pages = ranges::intersection(&pages, live);
         if let Work::Look { left, .. } = &mut self.work {
@@ -243,13 +245,13 @@ impl LiveFreeze {
             return Ok(());
         };
         let (seen, copied) = (std::mem::take(seen), std::mem::take(copied));
-        let Source { kind, live, base, .. } = &self.source;
-        let plan = match (kind, base) {
-            (FreezeKind::Delta, Some(base)) => {
+        let live = &self.source.live;
+        let plan = match &self.under {
+            Some(under) => {
                 let written = ranges::intersection(&seen.data, &self.written);
-                Plan::delta(base, &written, &seen.zero, live)
+                under.plan(&written, &seen.zero, live)
             }
-            _ => Plan::full(&seen.data, live),
+            None => Plan::full(&seen.data, live),
         };
         let top = plan.top;
         let map = plan.map(&self.source.memory)?;

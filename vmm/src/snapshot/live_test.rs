@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use proptest::collection::vec;
 use proptest::prelude::*;
-use thaw_protocol::control::FreezeKind::{Delta, Full};
+use thaw_protocol::control::FreezeKind::{Delta, DeltaOver, Full};
 use vm_memory::{Bytes, GuestAddress};
 
 use super::*;
@@ -87,6 +87,11 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     vec(act, 0..30)
 }
 
+fn kinds() -> impl Strategy<Value = FreezeKind> {
+    let over = (1u8..3).prop_map(|layers| DeltaOver { layers });
+    prop_oneof![Just(Full), Just(Delta), over]
+}
+
 fn run(acts: &[Act], memories: &[&GuestMemory], mut work: impl FnMut()) {
     for act in acts {
         match act {
@@ -103,14 +108,16 @@ proptest! {
     /// Whatever is written before, while it is prepared and while it is written, the file and the map are those of a freeze of a machine that
     /// has stopped at the moment.
     #[test]
-    fn a_live_freeze_is_one_of_its_moment(kind in prop_oneof![Just(Full), Just(Delta)], template in acts(), parts in vec(acts(), 3)) {
+    fn a_live_freeze_is_one_of_its_moment(kind in kinds(), template in acts(), parts in vec(acts(), 4)) {
         if userfaultfd().is_none() {
             return Ok(());
         }
         let original = Clone::booted();
         run(&template, &[&original.memory], || {});
         let plugged = [hotplugged()];
-        let (frozen, layers) = original.freeze(Full, &plugged).unwrap();
+        let parent = Clone::thawed(original.freeze(Full, &plugged).unwrap());
+        run(&parts[3], &[&parent.memory], || {});
+        let (frozen, layers) = parent.freeze(Delta, &plugged).unwrap();
         let clone = || {
             let layers = layers.iter().map(|layer| layer.try_clone().unwrap()).collect();
             Clone::thawed((frozen.clone(), layers))

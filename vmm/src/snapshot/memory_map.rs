@@ -167,6 +167,25 @@ impl MemoryMap {
         data
     }
 
+    /// The data of its layers from `layers` on.
+    pub(super) fn data_above(&self, layers: u8) -> Vec<Range<u64>> {
+        let mut data = Vec::new();
+        for extent in self.extents.iter().filter(|extent| extent.layer >= layers) {
+            ranges::push(&mut data, extent.range());
+        }
+        data
+    }
+
+    /// The map of its lowest `layers` alone, of which it has at least as many. Addresses that it has in a higher layer are in no extent.
+    pub(super) fn lowest(&self, layers: u8) -> MemoryMap {
+        let is_kept = |extent: &&Extent| extent.layer < layers;
+        MemoryMap {
+            regions: self.regions.clone(),
+            extents: self.extents.iter().filter(is_kept).copied().collect(),
+            layers,
+        }
+    }
+
     /// The parts of the extents that lie in `kept`.
     pub(super) fn extents_within(&self, kept: &[Range<u64>]) -> Vec<Extent> {
         let mut cut = Vec::new();
@@ -360,5 +379,20 @@ mod tests {
             ]
         );
         assert_eq!(map.data(), [0..12 * PAGE]);
+    }
+
+    #[test]
+    fn map_is_divided_between_two_layers() {
+        let map = map(vec![
+            extent(0, 8 * PAGE, 0),
+            extent(8 * PAGE, 2 * PAGE, 1),
+            extent(10 * PAGE, PAGE, 0),
+        ])
+        .unwrap();
+        let lowest = map.lowest(1);
+        assert_eq!(lowest.layers(), 1);
+        assert_eq!(lowest.data(), [0..8 * PAGE, 10 * PAGE..11 * PAGE]);
+        assert_eq!(map.data_above(1), [8 * PAGE..10 * PAGE]);
+        assert_eq!((map.lowest(2), map.data_above(2)), (map.clone(), vec![]));
     }
 }

@@ -8,7 +8,7 @@
 //! | [`pagemap`] | which pages of this process are present, and which were written |
 //! | [`ranges`] | lists of address ranges as sets |
 //! | [`mapping`] | changes the mappings of guest memory, in place |
-//! | [`freeze`] | writes guest memory to a sparse file: all of it, or the pages written since the restore |
+//! | [`freeze`] | writes guest memory to a sparse file: all of it, or what differs from what lies below |
 //! | [`live`] | the same while the guest runs |
 //! | [`protection`] | copies pages of guest memory before they change |
 //! | [`bits`] | a bit for each page |

@@ -94,11 +94,13 @@ impl Clone {
         let out = empty_file();
         let live: Vec<_> = boot().into_iter().chain(plugged.iter().cloned()).collect();
         let frozen = freeze_memory(kind, &self.memory, &live, self.map.as_ref(), &pagemap(), &out)?;
-        let mut layers = match kind {
-            FreezeKind::Full => vec![],
-            FreezeKind::Delta => self.layers.iter().map(|file| file.try_clone().unwrap()).collect(),
+        let kept = match kind {
+            FreezeKind::Full => 0,
+            FreezeKind::Delta => self.layers.len(),
+            FreezeKind::DeltaOver { layers } => usize::from(layers),
         };
-        layers.push(out);
+        let below = self.layers[..kept].iter().map(|file| file.try_clone().unwrap());
+        let layers = below.chain([out]).collect();
         Ok((frozen, layers))
     }
 

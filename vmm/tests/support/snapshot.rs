@@ -28,13 +28,22 @@ impl Snapshot {
 
     /// Freezes a paused machine that was restored from this, and says how many bytes of memory that took.
     pub fn delta(&self, vmm: &Vmm, control: &mut Connection) -> (Snapshot, u64) {
+        self.above(FreezeKind::Delta, self.layers.len(), vmm, control)
+    }
+
+    /// The same over the lowest of its layers alone.
+    pub fn delta_over(&self, layers: u8, vmm: &Vmm, control: &mut Connection) -> (Snapshot, u64) {
+        self.above(FreezeKind::DeltaOver { layers }, layers.into(), vmm, control)
+    }
+
+    fn above(&self, kind: FreezeKind, kept: usize, vmm: &Vmm, control: &mut Connection) -> (Snapshot, u64) {
         let (state, memory) = (empty(), empty());
-        let frozen = freeze(vmm, control, FreezeKind::Delta, &state, &memory).unwrap();
+        let frozen = freeze(vmm, control, kind, &state, &memory).unwrap();
         let Response::Frozen { memory_bytes } = frozen else {
             panic!("{frozen:?}")
         };
-        let mut layers: Vec<File> = self.layers.iter().map(|file| file.try_clone().unwrap()).collect();
-        layers.push(memory);
+        let below = self.layers[..kept].iter().map(|file| file.try_clone().unwrap());
+        let layers = below.chain([memory]).collect();
         (Snapshot { state, layers }, memory_bytes)
     }
 

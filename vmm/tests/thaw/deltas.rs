@@ -1,5 +1,6 @@
 //! Snapshots of what changed since another.
 
+use super::support::Connection;
 use super::*;
 
 /// Where the guests below leave a page a generation: linear addresses from here.
@@ -64,8 +65,12 @@ fn paging(high: u64) -> (Code, Vec<u8>) {
     (code, tables)
 }
 
-/// Delta upon delta upon a full freeze, each thawed: every clone finds what all before it wrote.
-fn stacks(machine: MachineSpec, kernel: &File) {
+/// Makes a delta of a paused clone of this snapshot. Returns it and its bytes of memory.
+type MakeDelta = fn(&Snapshot, &Vmm, &mut Connection) -> (Snapshot, u64);
+
+/// A delta of a clone of a full freeze, and then of a clone of each delta: every clone finds what all before it wrote. Returns how many layers
+/// the last one has.
+fn stacks(machine: MachineSpec, kernel: &File, make: MakeDelta) -> usize {
     let (vmm, mut control, _console) = paused_at(machine.clone(), kernel, STEPS_READY);
     let mut snapshot = Snapshot::full(&vmm, &mut control);
     for step in 0..3 {
@@ -77,7 +82,7 @@ fn stacks(machine: MachineSpec, kernel: &File) {
             control.state()
         );
         control.request(Command::Pause, &[]).unwrap();
-        let (delta, bytes) = snapshot.delta(&clone, &mut control);
+        let (delta, bytes) = make(&snapshot, &clone, &mut control);
         assert!(
             bytes > 0 && bytes < MIB,
             "step {step}: a delta of {bytes:#x} bytes"
@@ -88,14 +93,22 @@ fn stacks(machine: MachineSpec, kernel: &File) {
         assert_eq!(read_exactly(&mut console, 1), b"\n", "step {step}, in full");
         snapshot = delta;
     }
-    assert_eq!(snapshot.layers.len(), 4);
     let (_vmm, _control, mut console) = snapshot.thawed(machine);
     assert_eq!(read_exactly(&mut console, 1), b"\n");
+    snapshot.layers.len()
 }
 
 #[test]
 fn deltas_stack() {
-    stacks(spec(1, 64), &stepping(Code::default()).kernel());
+    let kernel = stepping(Code::default()).kernel();
+    assert_eq!(stacks(spec(1, 64), &kernel, Snapshot::delta), 4);
+}
+
+#[test]
+fn deltas_over_the_lowest_layer_do_not_stack() {
+    let kernel = stepping(Code::default()).kernel();
+    let over_the_lowest: MakeDelta = |snapshot, vmm, control| snapshot.delta_over(1, vmm, control);
+    assert_eq!(stacks(spec(1, 64), &kernel, over_the_lowest), 2);
 }
 
 #[test]
@@ -105,7 +118,7 @@ fn memory_above_the_hole_is_frozen_in_full_and_as_deltas() {
         code: stepping(code).0,
         data,
     };
-    stacks(spec(1, 3074), &guest.kernel());
+    stacks(spec(1, 3074), &guest.kernel(), Snapshot::delta);
 }
 
 #[test]

@@ -84,11 +84,12 @@ pub async fn templates(State(daemon): State<Arc<Daemon>>) -> Result<Json<Templat
     Ok(Json(TemplateList { items }))
 }
 
-/// Removes a template. Sandboxes thawed from it keep running; snapshots that are deltas over it become unusable.
+/// Removes a template. Sandboxes thawed from it keep running. It is kept while a stored delta or a sandbox with released memory lies on it.
 #[utoipa::path(delete, path = "/v1/templates/{key}", operation_id = "deleteTemplate", tag = "images",
     params(("key" = String, Path, description = "The template's key, or the beginning of its key", max_length = 253, pattern = r"^[^\x00-\x1f\x7f-\x9f]+$")), responses(
     (status = 204, description = "The template is removed"),
     (status = 404, description = "No template matches the key, or several do", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "A stored snapshot or a paused sandbox lies on it, or is being made over it", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn remove_template(
     State(daemon): State<Arc<Daemon>>,

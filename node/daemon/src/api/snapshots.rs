@@ -195,7 +195,7 @@ pub struct RemoveParameters {
     (status = 204, description = "The snapshot is removed"),
     (status = 400, description = "A parameter is invalid", body = Problem, content_type = "application/problem+json"),
     (status = 404, description = "There is no such snapshot", body = Problem, content_type = "application/problem+json"),
-    (status = 409, description = "Another snapshot lies on it, or a sandbox was thawed from it", body = Problem, content_type = "application/problem+json"),
+    (status = 409, description = "Another snapshot or a paused sandbox lies on it, or a sandbox was thawed from it", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn remove(
     State(daemon): State<Arc<Daemon>>,

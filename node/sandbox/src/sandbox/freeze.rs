@@ -14,6 +14,7 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::api::{NetworkPolicy, RateLimits};
 use thaw_protocol::control::{Command, FreezeKind, MachineState};
 
+use super::base::Below;
 use super::freeze_note::Freezing;
 use super::frozen_disk::DISK_ID;
 use super::live_freeze::{Way, memory_bytes};
@@ -25,13 +26,14 @@ use crate::container::{RUNNING_FILE, Running};
 use crate::error::{Error, ErrorKind};
 use crate::handshake;
 use crate::snapshot::store::Making;
-use crate::snapshot::{Base, Draft, ImageRecord, Kind, SigningKey, SnapshotError, Stored, Subject};
+use crate::snapshot::{Draft, ImageRecord, Kind, SigningKey, SnapshotError, Stored, Subject};
 use thaw_sys::lock::Lock;
 
 /// How to freeze.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FreezeOptions {
-    /// Write only the changes since the sandbox was thawed, as a layer above the snapshot it was thawed from.
+    /// Write only the changes since the sandbox was thawed, as a layer above the snapshot it was thawed from. If that has as many layers as
+    /// can be, the lowest of these is the base, and the changes are those since it.
     pub delta: bool,
     /// Leave the original stopped, for its owner to end.
     pub stop: bool,
@@ -51,6 +53,15 @@ pub struct Frozen {
     /// How long the workloads were stopped, nanoseconds: from before the agent stopped them until it let them run on, or until all was
     /// written if they stay stopped.
     pub stopped_ns: u64,
+}
+
+/// A complete snapshot that no record names yet.
+pub(super) struct Unrecorded {
+    pub frozen: Frozen,
+    /// A later owner resumes the sandbox as long as the note exists.
+    pub freezing: Freezing,
+    /// Keeps what it lies on.
+    pub below: Option<Below>,
 }
 
 /// The `workload` of a manifest: what a node must know to serve the containers again.
@@ -100,8 +111,8 @@ impl Sandbox {
 
     /// Freezes the sandbox into a new directory.
     pub async fn freeze(&self, node: &Node, target: &Path, options: FreezeOptions) -> Result<Frozen, Error> {
-        let (frozen, _) = self.freeze_noted(node, target, options).await?;
-        Ok(frozen)
+        let below = self.below(node, &options).await?;
+        Ok(self.freeze_over(node, target, options, below).await?.frozen)
     }
 
     /// Freezes the sandbox into the store. If that fails, it runs on, also if it was to stop.
@@ -115,24 +126,42 @@ impl Sandbox {
         options: FreezeOptions,
     ) -> Result<(Frozen, Arc<Stored>), Error> {
         let stops = options.stop;
-        let (frozen, _freezing) = self.freeze_noted(node, &making.snapshot(), options).await?;
-        let stored = blocking(move || making.finish()).await;
+        let below = self.below(node, &options).await?;
+        let Unrecorded {
+            frozen,
+            freezing: _freezing,
+            below,
+        } = self.freeze_over(node, &making.snapshot(), options, below).await?;
+        let stored = blocking(move || {
+            let _below = below;
+            making.finish()
+        })
+        .await;
         if stored.is_err() && stops {
             self.run_on(node).await;
         }
         Ok((frozen, stored?))
     }
 
-    /// Freezes it, and returns the note that it is being frozen: a later owner resumes it as long as that exists.
-    pub(super) async fn freeze_noted(
+    /// What it is frozen over with these options; `None` for all memory.
+    async fn below(&self, node: &Node, options: &FreezeOptions) -> Result<Option<Below>, Error> {
+        match options.delta {
+            true => self.base_of_delta(node).await,
+            false => Ok(None),
+        }
+    }
+
+    /// Freezes it, in full or over `below`.
+    pub(super) async fn freeze_over(
         &self,
         node: &Node,
         target: &Path,
         options: FreezeOptions,
-    ) -> Result<(Frozen, Freezing), Error> {
+        below: Option<Below>,
+    ) -> Result<Unrecorded, Error> {
         // One freeze at a time: each would resume what the other has paused.
         let _one = self.freezing.lock().await;
-        let subject = self.subject(node, options.delta)?;
+        let subject = self.subject(node, below.as_ref())?;
         let key = options.sign.as_deref().map(SigningKey::load).transpose()?;
         let state = self.machine().await?;
         if state != MachineState::Running {
@@ -149,34 +178,41 @@ impl Sandbox {
         let freezing = Freezing::note(&self.directory(), target)?;
         let mut draft = blocking(move || Ok(Draft::begin(&place)?)).await?;
         reach(Failpoint::FreezeDrafted);
-        let frozen = self.write(node, &mut draft, &options).await?;
+        let kind = below.as_ref().map_or(FreezeKind::Full, |below| below.kind);
+        let frozen = self.write(node, &mut draft, &options, kind).await?;
         let of = node.clone();
         let made = blocking(move || {
             let made = draft.finish(subject, key.as_ref())?;
             kept_components::note(&of, &made);
             of.snapshots.hold_ahead(&of, &made);
-            Ok(())
+            Ok(below)
         });
         let made = made.await;
         if made.is_err() && options.stop {
             self.run_on(node).await;
         }
-        made?;
+        let below = made?;
         let (budget, place) = (node.budget.clone(), target.to_owned());
         blocking(move || {
             budget.written(share_of_disk, &place);
             Ok(())
         })
         .await?;
-        Ok((frozen, freezing))
+        Ok(Unrecorded {
+            frozen,
+            freezing,
+            below,
+        })
     }
 
     /// Writes its files. Its workloads are stopped for as short a time as the host allows.
-    async fn write(&self, node: &Node, draft: &mut Draft, options: &FreezeOptions) -> Result<Frozen, Error> {
-        let kind = match options.delta {
-            true => FreezeKind::Delta,
-            false => FreezeKind::Full,
-        };
+    async fn write(
+        &self,
+        node: &Node,
+        draft: &mut Draft,
+        options: &FreezeOptions,
+        kind: FreezeKind,
+    ) -> Result<Frozen, Error> {
         let cgroup = self.resources.cgroup.as_deref();
         host_limits::make_room(cgroup, draft.memory(), self.record(), self.disk()?);
         let pagemap = pagemap(self.record().vmm)?;
@@ -294,7 +330,7 @@ impl Sandbox {
     }
 
     /// The subject of the snapshot's manifest. Fails before anything is stopped if the sandbox cannot be frozen.
-    fn subject(&self, node: &Node, delta: bool) -> Result<Subject, Error> {
+    fn subject(&self, node: &Node, below: Option<&Below>) -> Result<Subject, Error> {
         let record = self.record();
         let refuse = |why: &str| {
             let what = format!("sandbox {} cannot be frozen: {why}", record.id);
@@ -323,13 +359,6 @@ impl Sandbox {
                 }
             };
         };
-        if delta && !origin.directory.exists() {
-            let what = format!(
-                "sandbox {} cannot be frozen as a delta: what it was thawed from was removed, or is not stored yet",
-                record.id
-            );
-            return Err(Error::new(ErrorKind::SnapshotNotFound, what).remedy("freeze it without a delta"));
-        }
         self.disk()?;
         let text = std::fs::read(self.directory().join(RUNNING_FILE));
         let containers = match text.ok().and_then(|t| thaw_records::decode::<Running>(&t).ok()) {
@@ -356,10 +385,7 @@ impl Sandbox {
             kind: Kind::Sandbox,
             images,
             workload: Some(workload),
-            base: delta.then(|| Base {
-                manifest: origin.manifest,
-                place: origin.directory.clone(),
-            }),
+            base: below.map(|below| below.base.clone()),
             ..origin.subject.clone()
         })
     }

@@ -105,16 +105,32 @@ impl Snapshots {
         let registry = node.templates.registry();
         let directory = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
         let found = registry.find(&directory);
-        let found = found.inspect_err(|_| self.let_go_of_removed(node))?.hash();
+        let found = found.inspect_err(|_| self.let_go_of_removed(node))?;
         let reading = self.table().reading(&directory);
         let _one = reading.locked();
-        let held = self.table().get(&directory, found);
+        let held = self.table().get(&directory, found.hash());
         let registered = match held {
             Some(held) => held,
-            None => Arc::new(registry.register(&directory)?),
+            None => {
+                let base = self.base(node, &found);
+                let is_it = |hash: Hash| base.clone().filter(|base| base.hash == hash);
+                Arc::new(registry.register_with(&directory, &is_it)?)
+            }
         };
         self.hold(node, &registered);
         Ok(registered)
+    }
+
+    /// What a snapshot lies on, held as long as any sandbox uses it, so that all over it share its memory. `None` if it lies on nothing, if this
+    /// process holds no memory of snapshots, or if it cannot be read, which the registration of the snapshot will report.
+    fn base(&self, node: &Node, of: &SnapshotDir) -> Option<Arc<Registered>> {
+        let base = of.manifest().subject.base.as_ref()?;
+        let template = node.templates.held_by_hash(base.manifest);
+        let read = || self.register(node, &of.path().join(&base.place)).ok();
+        match node.templates.registry().holds_memory() {
+            true => template.or_else(read),
+            false => None,
+        }
     }
 
     /// From now on, thaws of this snapshot use this registration of it.

@@ -1,7 +1,8 @@
 //! Pauses a sandbox: stops its vCPUs, and, if that is wanted, releases its memory.
 //!
 //! With its memory released, a sandbox is a snapshot and a record in the data directory ([`PausedSandboxes`](crate::state::PausedSandboxes)),
-//! and its machine is ended. It is resumed by a thaw under its own identity. Invariant: it never stops being one of the two. The note of
+//! and its machine is ended. The snapshot has only what the sandbox has changed of the memory of its template or stored snapshot, if that is kept
+//! while it lies on it ([`super::base`]). It is resumed by a thaw under its own identity. Invariant: it never stops being one of the two. The note of
 //! the freeze is there until the record is, so that whoever finds the note alone lets the machine go on; whoever finds the record ends it.
 
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use thaw_images::store::Lease;
 use thaw_protocol::control::{Command, MachineState, MemoryMode};
 
+use super::freeze::Unrecorded;
 use super::{FreezeOptions, Node, Sandbox, ThawSpec, freeze_note};
 use crate::blocking::blocking;
 use crate::error::{Error, ErrorKind};
@@ -52,9 +54,16 @@ impl Sandbox {
             stop: true,
             ..FreezeOptions::default()
         };
-        let frozen = self.freeze_noted(node, &draft.snapshot(), options).await;
+        let below = self.base_of_pause(node).await;
+        if below.is_none() {
+            tracing::info!(
+                sandbox = self.record().id,
+                "all of its memory is written: what it was thawed from is not kept here"
+            );
+        }
+        let frozen = self.freeze_over(node, &draft.snapshot(), options, below).await;
         let (made, _freezing) = match frozen {
-            Ok((_, freezing)) => {
+            Ok(Unrecorded { freezing, .. }) => {
                 let (record, directory) = (self.record_now(), self.directory());
                 let made = blocking(move || draft.finish(record, &directory)).await;
                 (made.map(|made| made.holding(place)), Some(freezing))

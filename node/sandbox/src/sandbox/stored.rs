@@ -150,7 +150,7 @@ impl Tenants {
         let shared = self.shared();
         let keep = Retention::of(&shared.images.config.snapshots);
         for (_, store) in self.snapshot_stores(&Viewer::node()) {
-            store.retire(&keep, &|snapshot| thawed_from(&shared.run, snapshot));
+            store.retire(&keep, &|stored| shared.user_of(stored));
         }
         self.let_go_of_removed_snapshots();
     }
@@ -239,7 +239,7 @@ async fn keep(node: &Node, directory: &Path) -> Result<Thawing, Error> {
 }
 
 /// A sandbox of this host that was thawed from the snapshot in a directory.
-pub fn thawed_from(run: &RunDirectory, snapshot: &Path) -> Option<String> {
+pub(super) fn thawed_from(run: &RunDirectory, snapshot: &Path) -> Option<String> {
     let place = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let wanted = place(snapshot);
     let thawed = run.list().into_iter().find(|record| {

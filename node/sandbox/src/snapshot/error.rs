@@ -30,6 +30,9 @@ pub enum SnapshotError {
     /// Signatures are required, and no trusted key has signed it.
     #[error("the snapshot at {} is refused: {reason}", directory.display())]
     Signature { directory: PathBuf, reason: String },
+    /// A delta's base was removed.
+    #[error("the snapshot at {} lies on {}, which is not there", directory.display(), base.display())]
+    NoBase { directory: PathBuf, base: PathBuf },
     /// A delta's base is not the snapshot that the delta was made from.
     #[error("the snapshot at {} lies on {wanted}, and {} is {found}", directory.display(), base.display())]
     OtherBase {
@@ -68,7 +71,7 @@ impl From<SnapshotError> for Error {
             SnapshotError::Io { .. } | SnapshotError::Key { .. } | SnapshotError::Exists { .. } => {
                 ErrorKind::Runtime
             }
-            SnapshotError::NotFound { .. } => ErrorKind::SnapshotNotFound,
+            SnapshotError::NotFound { .. } | SnapshotError::NoBase { .. } => ErrorKind::SnapshotNotFound,
             SnapshotError::Damaged { .. } | SnapshotError::Manifest { .. } => ErrorKind::SnapshotDamaged,
             SnapshotError::Incompatible { .. } | SnapshotError::OtherBase { .. } => {
                 ErrorKind::SnapshotIncompatible

@@ -11,6 +11,7 @@
 //! | [`stamp`] | remembers which files were verified since this boot and have not changed since |
 //! | [`signature`] | Ed25519 over the manifest's bytes |
 //! | [`scratch`] | the directory of a fork's snapshot, while the fork is in progress |
+//! | `kept` | keeps a snapshot's directory while another is made over it |
 //! | [`working_sets`] | the pages that thawed applications touch first, recorded by this node |
 //! | [`store`] | the snapshots that the node keeps: named, listed, removed |
 //! | [`register`] | verified files as the descriptors a VMM restores from |
@@ -27,6 +28,7 @@ pub mod directory;
 pub mod draft;
 pub mod error;
 pub mod hash;
+pub(crate) mod kept;
 pub mod manifest;
 mod partial;
 pub mod register;

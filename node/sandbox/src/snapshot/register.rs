@@ -10,6 +10,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -44,9 +45,11 @@ pub struct Registered {
     pub directory: PathBuf,
     /// The files that a VMM restores from.
     pub files: SnapshotFiles,
+    /// The registered snapshot that it shares memory with: one that it lies on.
+    base: Option<Arc<Registered>>,
     /// The disks at the freeze, by id. They are cloned for each thaw.
     pub disks: Vec<(String, OwnedFd)>,
-    /// Bytes of this process's memory that it holds.
+    /// Bytes of this process's memory that it holds, alone or with others.
     pub held_bytes: u64,
     /// Its memory was read and compared for this registration, and no start has reported that yet.
     just_read: AtomicBool,
@@ -90,6 +93,7 @@ impl Registered {
                 memory: Vec::new(),
                 working_set: None,
             },
+            base: None,
             disks,
             held_bytes: 0,
             just_read: false.into(),
@@ -110,6 +114,7 @@ impl Registered {
                 memory: memory.collect::<io::Result<_>>()?,
                 working_set: Some(working_set),
             },
+            base: self.base.clone(),
             disks: self.disks.iter().map(disk).collect::<io::Result<_>>()?,
             held_bytes: self.held_bytes,
             just_read: false.into(),
@@ -184,10 +189,24 @@ impl Registry {
 
     /// Verifies a snapshot and its bases, and holds what a VMM needs of them. Blocks while it reads.
     pub fn register(&self, directory: &Path) -> Result<Registered, SnapshotError> {
-        let layers = self.layers(directory)?;
-        let mut memory = Vec::with_capacity(layers.len());
+        self.register_with(directory, &|_| None)
+    }
+
+    /// The same. `held` finds a registered snapshot by the hash of its manifest: the memory of the highest base that it finds is not read again,
+    /// but shared, and that stays registered as long as this one. Blocks while it reads.
+    pub fn register_with(
+        &self,
+        directory: &Path,
+        held: &dyn Fn(Hash) -> Option<Arc<Registered>>,
+    ) -> Result<Registered, SnapshotError> {
+        let layers = self.chain(directory)?;
+        let base = held_base(&layers, held);
+        let shared = base.iter().flat_map(|base| &base.files.memory);
+        let shared = shared.map(OwnedFd::try_clone).collect::<io::Result<Vec<_>>>();
+        let mut memory = shared.map_err(SnapshotError::io("hold the bases of", directory))?;
+        let shared = memory.len();
         let mut just_read = self.hold == Hold::Sealed;
-        for layer in layers.iter().rev() {
+        for layer in layers[..layers.len() - shared].iter().rev() {
             memory.push(match self.hold {
                 Hold::Sealed => sealed_memory(layer)?,
                 Hold::Files => {
@@ -230,6 +249,7 @@ impl Registry {
                 memory,
                 working_set,
             },
+            base,
             disks: files.disks.into_iter().map(|(id, f)| (id, f.into())).collect(),
             held_bytes,
             just_read: just_read.into(),
@@ -237,8 +257,12 @@ impl Registry {
         })
     }
 
-    /// The snapshot and its bases, top first.
-    fn layers(&self, directory: &Path) -> Result<Vec<SnapshotDir>, SnapshotError> {
+    /// The snapshot and its bases, top first. There is at least one, and at most [`MAX_LAYERS`]. Their manifests are checked, and that each lies
+    /// on the next; their files are not.
+    ///
+    /// # Errors
+    /// [`SnapshotError::NoBase`], [`SnapshotError::OtherBase`], [`SnapshotError::Incompatible`], those of [`Registry::find`].
+    pub fn chain(&self, directory: &Path) -> Result<Vec<SnapshotDir>, SnapshotError> {
         let mut layers = vec![self.find(directory)?];
         while let Some(base) = layers.last().and_then(|top| top.manifest().base()) {
             let top = &layers[layers.len() - 1];
@@ -249,7 +273,13 @@ impl Registry {
                 });
             }
             let place = top.path().join(&base.place);
-            let under = self.find(&place)?;
+            let under = self.find(&place).map_err(|e| match e {
+                SnapshotError::NotFound { .. } => SnapshotError::NoBase {
+                    directory: top.path().to_owned(),
+                    base: place.clone(),
+                },
+                other => other,
+            })?;
             if under.hash() != base.manifest {
                 return Err(SnapshotError::OtherBase {
                     directory: top.path().to_owned(),
@@ -268,6 +298,19 @@ impl Manifest {
     fn base(&self) -> Option<super::manifest::Base> {
         self.subject.base.clone()
     }
+}
+
+/// The highest snapshot below the first that is held with the memory of all its layers.
+fn held_base(
+    layers: &[SnapshotDir],
+    held: &dyn Fn(Hash) -> Option<Arc<Registered>>,
+) -> Option<Arc<Registered>> {
+    let mut bases = layers.iter().enumerate().skip(1);
+    bases.find_map(|(at, base)| {
+        // One whose memory comes page by page has no files of it.
+        let is_whole = |base: &Arc<Registered>| base.files.memory.len() == layers.len() - at;
+        held(base.hash()).filter(is_whole)
+    })
 }
 
 fn io_at(layer: &SnapshotDir) -> impl FnOnce(io::Error) -> SnapshotError {

@@ -3,7 +3,7 @@
 use super::*;
 use crate::error::{Error, ErrorKind};
 use crate::snapshot::directory::tests::{draft, subject};
-use crate::snapshot::manifest::{Base, CHUNK};
+use crate::snapshot::manifest::{Base, CHUNK, Subject};
 use std::os::fd::AsFd;
 
 fn registry(place: &Path, hold: Hold) -> Registry {
@@ -140,6 +140,36 @@ fn a_delta_is_held_with_what_it_lies_on_and_with_nothing_else() {
     other.command_line = None;
     drop(draft(&bottom).finish(other, None).unwrap());
     assert_eq!(kind(Hold::Sealed), ErrorKind::SnapshotIncompatible);
+}
+
+#[test]
+fn memory_of_a_base_that_is_held_is_shared() {
+    let place = tempfile::tempdir().unwrap();
+    let [bottom, top] = ["bottom", "top"].map(|name| place.path().join(name));
+    let under = draft(&bottom).finish(subject(), None).unwrap();
+    let over = Subject {
+        base: Some(Base {
+            manifest: under.hash(),
+            place: bottom.clone(),
+        }),
+        ..subject()
+    };
+    drop(draft(&top).finish(over, None).unwrap());
+    let registry = registry(place.path(), Hold::Sealed);
+    let held = Arc::new(registry.register(&bottom).unwrap());
+    let inode = |fd: &OwnedFd| rustix::fs::fstat(fd).unwrap().st_ino;
+    let alone = registry.register(&top).unwrap();
+    let shared = registry
+        .register_with(&top, &|hash| (hash == held.hash).then(|| held.clone()))
+        .unwrap();
+    assert_eq!((alone.files.memory.len(), shared.files.memory.len()), (2, 2));
+    let [own, base] = [&alone, &shared].map(|registered| inode(&registered.files.memory[0]));
+    assert!(base == inode(&held.files.memory[0]) && own != base);
+    assert_eq!(
+        contents(&shared.files.memory[1]),
+        contents(&alone.files.memory[1])
+    );
+    assert_eq!(shared.held_bytes, alone.held_bytes, "it keeps what it shares");
 }
 
 #[test]

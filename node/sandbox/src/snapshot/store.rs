@@ -22,6 +22,7 @@ use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::api::ChangeSnapshot;
 use thaw_sys::lock::Lock;
 
+use super::hash::Hash;
 use super::register::Registry;
 use crate::error::{Error, ErrorKind};
 use crate::id::{is_id, new_id};
@@ -57,8 +58,17 @@ struct Inner {
     index: Mutex<Index>,
 }
 
-/// Whom a stored snapshot serves: the id of a sandbox on this host that was thawed from the snapshot in a directory.
-pub type UserOf<'a> = &'a dyn Fn(&Path) -> Option<String>;
+/// Whom a stored snapshot serves: the id of a sandbox on this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum User {
+    /// It was thawed from the snapshot.
+    Running(String),
+    /// It is paused with its memory released, and lies on the snapshot.
+    Paused(String),
+}
+
+/// Finds whom a stored snapshot serves.
+pub type UserOf<'a> = &'a dyn Fn(&Stored) -> Option<User>;
 
 /// Changes of a record.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -183,26 +193,33 @@ impl SnapshotStore {
     /// Removes a snapshot. Blocks.
     ///
     /// # Errors
-    /// [`ErrorKind::SnapshotInUse`]: another stored snapshot lies on it, or a sandbox is being thawed from it, or, unless `force`, was.
+    /// [`ErrorKind::SnapshotInUse`]: another stored snapshot or a paused sandbox lies on it, or a sandbox is being thawed from it, or, unless
+    /// `force`, was.
     pub fn remove(&self, id: &str, user_of: UserOf<'_>, force: bool) -> Result<(), Error> {
         let all = self.lock()?;
         let stored = self.get(id).ok_or_else(|| not_found(id))?;
         let in_use = |what: String| Err(Error::new(ErrorKind::SnapshotInUse, what));
-        if let Some(above) = self.above(&stored) {
+        if let Some(above) = stored.hash().and_then(|hash| self.over(hash)) {
             return in_use(format!(
                 "snapshot {id} is the base of snapshot {}",
                 above.object.id
             ));
         }
-        match user_of(&stored.directory) {
-            Some(sandbox) if !force => {
+        // Before its users are sought: a snapshot that is being made over it has no manifest yet.
+        let _removing = self.lock_unless_thawing(id)?;
+        match user_of(&stored) {
+            Some(User::Paused(sandbox)) => {
+                return in_use(format!(
+                    "snapshot {id} is the base of sandbox {sandbox}, which is paused with its memory released"
+                ));
+            }
+            Some(User::Running(sandbox)) if !force => {
                 return in_use(format!("sandbox {sandbox} was thawed from snapshot {id}"));
             }
             _ => {}
         }
         let entry = self.0.root.join(id);
         let fail = |e: io::Error| Error::system(format!("cannot remove {}", entry.display()), &e);
-        let _removing = self.lock_unless_thawing(id)?;
         fs::remove_file(entry.join(object::OBJECT)).map_err(fail)?;
         reach(Failpoint::ObjectForgotten);
         self.0.index.locked().forget(id);
@@ -210,10 +227,9 @@ impl SnapshotStore {
         self.empty(&entry).map_err(fail)
     }
 
-    /// Another snapshot that lies on this one.
-    fn above(&self, stored: &Stored) -> Option<Arc<Stored>> {
-        let hash = stored.hash()?;
-        self.list().into_iter().find(|other| other.base() == Some(hash))
+    /// A stored snapshot that lies on the snapshot whose manifest has this hash. Blocks.
+    pub fn over(&self, base: Hash) -> Option<Arc<Stored>> {
+        self.list().into_iter().find(|stored| stored.base() == Some(base))
     }
 
     /// Compares every byte of a snapshot with its manifest, and remembers damage. Returns what is damaged. Blocks.

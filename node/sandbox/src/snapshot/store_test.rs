@@ -53,7 +53,7 @@ pub(super) fn put(store: &SnapshotStore, name: Option<&str>, owner: Option<Tenan
     store_over(store, new(name, owner), None).unwrap()
 }
 
-pub(super) fn unused(_: &Path) -> Option<String> {
+pub(super) fn unused(_: &Stored) -> Option<User> {
     None
 }
 
@@ -212,11 +212,24 @@ fn base_is_kept_while_a_delta_lies_on_it() {
 }
 
 #[test]
+fn base_of_a_paused_sandbox_is_not_removed_by_force() {
+    let data = tempfile::tempdir().unwrap();
+    let store = open(data.path());
+    let id = put(&store, None, None).object.id.clone();
+    let paused = |_: &Stored| Some(User::Paused("bbbbbbbbbbbb".to_owned()));
+    let refused = store.remove(&id, &paused, true).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::SnapshotInUse);
+    assert!(refused.what.contains("bbbbbbbbbbbb"), "{refused}");
+    assert!(store.get(&id).is_some());
+    store.remove(&id, &unused, false).unwrap();
+}
+
+#[test]
 fn snapshot_of_a_running_sandbox_is_removed_by_force() {
     let data = tempfile::tempdir().unwrap();
     let store = open(data.path());
     let id = put(&store, None, None).object.id.clone();
-    let used = |_: &Path| Some("aaaaaaaaaaaa".to_owned());
+    let used = |_: &Stored| Some(User::Running("aaaaaaaaaaaa".to_owned()));
     let refused = store.remove(&id, &used, false).unwrap_err();
     assert!(refused.what.contains("aaaaaaaaaaaa"), "{refused}");
     assert_eq!(refused.kind, ErrorKind::SnapshotInUse);

@@ -29,13 +29,15 @@ use crate::container::{LIFE_FILE, READINESS_FILE, REQUEST_FILE};
 use crate::error::{Error, ErrorKind};
 use crate::id::is_id;
 use crate::journal;
-use crate::snapshot::Stamps;
+use crate::snapshot::{Hash, SnapshotDir, SnapshotError, Stamps, TrustedKeys};
 
 /// Under the data directory, on the same file system as the disks, so that they can be cloned.
 const PAUSED: &str = "paused";
 /// The directory of entries of their names, beside it.
 const NAMES: &str = "paused-names";
 const SNAPSHOT: &str = "snapshot";
+/// From a sandbox's snapshot to the data directory.
+const TO_DATA: &str = "../../..";
 const RECORD: &str = "record.json";
 const NEW: &str = "record.new";
 /// The answer to the creation with an idempotency key.
@@ -105,6 +107,34 @@ impl PausedSandboxes {
     pub fn holds(&self, snapshot: &Path) -> bool {
         let snapshot = fs::canonicalize(snapshot).unwrap_or_else(|_| snapshot.to_owned());
         fs::canonicalize(&self.root).is_ok_and(|root| snapshot.starts_with(root))
+    }
+
+    /// The id of a sandbox whose snapshot, with a record or about to have one, lies on the snapshot whose manifest has this hash. Blocks.
+    pub fn over(&self, base: Hash) -> Option<String> {
+        let lies_on_it = |entry: &PathBuf| {
+            match SnapshotDir::open(&entry.join(SNAPSHOT), &TrustedKeys::default()) {
+                Ok(snapshot) => {
+                    let under = snapshot.manifest().subject.base.as_ref();
+                    under.is_some_and(|under| under.manifest == base)
+                }
+                // Perhaps it does.
+                Err(SnapshotError::Io { .. }) => true,
+                Err(_) => false,
+            }
+        };
+        let entry = self.entries().find(lies_on_it)?;
+        Some(entry.file_name()?.to_str()?.to_owned())
+    }
+
+    /// What the manifest of a sandbox's snapshot says of its base at this canonical path. Relative if both are below one data directory, so that
+    /// this may be moved.
+    pub fn place_of(&self, base: &Path) -> PathBuf {
+        let root = fs::canonicalize(&self.root).ok();
+        let data = root.as_deref().and_then(Path::parent);
+        match data.and_then(|data| base.strip_prefix(data).ok()) {
+            Some(below) => Path::new(TO_DATA).join(below),
+            None => base.to_owned(),
+        }
     }
 
     /// Makes the place for a sandbox, instead of what a failed removal left there. Blocks.

@@ -6,6 +6,8 @@ use super::super::tests::record;
 use super::*;
 use crate::agent_client::Output;
 use crate::journal::Journal;
+use crate::snapshot::directory::tests::{draft, subject};
+use crate::snapshot::{Base, Subject};
 
 /// A data directory, a sandbox's directory with output in it, and the paused sandboxes.
 struct Place {
@@ -224,4 +226,34 @@ fn record_that_cannot_be_read_is_not_listed_and_stays() {
     )
     .unwrap();
     assert!(place.all.list().is_empty());
+}
+
+#[test]
+fn snapshot_that_a_paused_sandbox_lies_on_is_known() {
+    let place = Place::new();
+    let base = place.data.path().join("templates/k");
+    let under = draft(&base).finish(subject(), None).unwrap();
+    assert_eq!(place.all.place_of(&base), base, "nothing is paused yet");
+    let id = "0123456789ab";
+    let paused = place.all.begin(id).unwrap();
+    let over = Subject {
+        base: Some(Base {
+            manifest: under.hash(),
+            place: place.all.place_of(&fs::canonicalize(&base).unwrap()),
+        }),
+        ..subject()
+    };
+    assert_eq!(place.all.over(under.hash()), None);
+    let top = draft(&paused.snapshot()).finish(over, None).unwrap();
+    // Also before it has a record.
+    assert_eq!(place.all.over(under.hash()).as_deref(), Some(id));
+    assert_eq!(place.all.over(top.hash()), None);
+    let under = top.manifest().subject.base.as_ref().unwrap();
+    assert_eq!(under.place, Path::new("../../../templates/k"));
+    assert_eq!(
+        fs::canonicalize(top.path().join(&under.place)).unwrap(),
+        fs::canonicalize(&base).unwrap()
+    );
+    drop(paused);
+    assert_eq!(place.all.over(under.manifest), None);
 }

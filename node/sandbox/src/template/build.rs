@@ -119,7 +119,7 @@ impl Templates {
             let found = store.look(&wanted)?;
             if let Found::Damaged(damaged) = &found {
                 tracing::warn!("{}: the template is removed and built again", damaged.what);
-                store.remove(&wanted)?;
+                store.discard(&wanted)?;
             }
             Ok((lock, found))
         })

@@ -7,6 +7,7 @@
 //! | [`store`] | the templates of this node, `THAW_DATA/templates/<key>` |
 //! | [`build`] | making one: once, however many callers need it at the same time |
 //! | `build_lock` | the lock a builder holds |
+//! | [`removal`] | removes those that nothing lies on |
 //!
 //! Invariant: a key names one template for ever: the one made from exactly the ingredients it is the hash of. A container image is never
 //! among them.
@@ -22,6 +23,7 @@ pub mod build;
 mod build_lock;
 pub mod command_line;
 pub mod key;
+pub mod removal;
 mod shown;
 pub mod store;
 

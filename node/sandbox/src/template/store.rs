@@ -1,8 +1,8 @@
 //! The templates of this node: `THAW_DATA/templates/<key>`, each the directory of a snapshot.
 //!
 //! Invariants: a directory named by a key is a complete or a damaged template, never a partial one. A template of an older kernel, guest
-//! image or VMM is never used again, and stays until it is removed. Removing a template in use is safe: machines keep the memory they have
-//! mapped until they end.
+//! image or VMM is never used again, and stays until it is removed ([`removal`](super::removal)). Removing a template that a running machine
+//! uses is safe: machines keep the memory they have mapped until they end.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -173,6 +173,12 @@ impl Templates {
         held.get(key).cloned()
     }
 
+    /// The template whose manifest has this hash, if this process holds it.
+    pub(crate) fn held_by_hash(&self, manifest: Hash) -> Option<Arc<Registered>> {
+        let held = self.held.as_ref()?.locked();
+        held.values().find(|template| template.hash == manifest).cloned()
+    }
+
     /// The shapes of the templates that this process holds and that can serve a sandbox of this size, the best first.
     pub(super) fn shapes_in_memory(&self, vcpus: u8, memory_mib: u32) -> Vec<Shape> {
         let Some(held) = &self.held else {
@@ -340,8 +346,8 @@ impl Templates {
         }
     }
 
-    /// Removes a template, complete or damaged.
-    pub fn remove(&self, key: &Key) -> Result<(), Error> {
+    /// Removes a template, whatever lies on it.
+    pub(super) fn discard(&self, key: &Key) -> Result<(), Error> {
         if let Some(held) = &self.held {
             held.locked().remove(key);
         }

@@ -136,10 +136,30 @@ async fn a_template_is_found_by_the_beginning_of_its_key_and_removed() {
             "{unfit}"
         );
     }
-    store.remove(&key).unwrap();
+    store.remove(&key, &|_| None).unwrap();
     assert!(store.find(key.as_str()).is_err());
     assert_eq!(store.list("quiet").len(), 1);
     assert!(store.open_existing(&key).unwrap().is_none());
+}
+
+#[tokio::test]
+async fn template_that_something_lies_on_is_not_removed() {
+    let place = tempfile::tempdir().unwrap();
+    let store = store(place.path(), "kernel", Hold::Files);
+    let template = built(&store, recipe(4, 128)).await;
+    let (key, directory) = (&template.key, store.directory(&template.key));
+    assert!(store.holds(&directory) && !store.holds(place.path()));
+    let user_of = |hash: Hash| (hash == template.registered.hash).then(|| "snapshot abc".to_owned());
+    let refused = store.remove(key, &user_of).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::SnapshotInUse);
+    assert!(refused.what.contains("snapshot abc"), "{refused}");
+    let kept = crate::snapshot::kept::Kept::take(&directory).unwrap();
+    let refused = store.remove(key, &|_| None).unwrap_err();
+    assert_eq!(refused.kind, ErrorKind::SnapshotInUse, "{refused}");
+    assert!(store.open_existing(key).unwrap().is_some());
+    drop(kept);
+    store.remove(key, &|_| None).unwrap();
+    assert!(!directory.exists());
 }
 
 #[tokio::test]
@@ -185,9 +205,9 @@ async fn a_damaged_template_is_not_opened_and_listed_as_damaged() {
         );
         let entry = store.entry(key.clone(), "quiet");
         assert!(entry.manifest.is_err() && entry.damaged.is_some());
-        store.remove(&key).unwrap();
+        store.remove(&key, &|_| None).unwrap();
         assert!(built(&store, recipe(4, 128)).await.built);
-        store.remove(&key).unwrap();
+        store.remove(&key, &|_| None).unwrap();
     }
 }
 

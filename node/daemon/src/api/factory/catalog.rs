@@ -58,7 +58,11 @@ impl Catalog for Tenants {
     }
 
     async fn remove_template(&self, wanted: String) -> Result<(), Error> {
-        let templates = self.shared().templates.clone();
-        blocking(move || templates.remove(&templates.find(&wanted)?)).await
+        let node = self.shared().clone();
+        blocking(move || {
+            let (templates, users) = (&node.templates, node.base_users());
+            templates.remove(&templates.find(&wanted)?, &|template| users.find(template))
+        })
+        .await
     }
 }

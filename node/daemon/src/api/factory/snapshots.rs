@@ -10,7 +10,7 @@ use thaw_protocol::api::{
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::snapshot::store::{Change, Viewer};
-use thaw_sandbox::{FoundSnapshot, Tenants, thawed_from};
+use thaw_sandbox::{FoundSnapshot, Tenants};
 
 use super::StoredSnapshots;
 
@@ -74,8 +74,10 @@ impl StoredSnapshots for Tenants {
     async fn remove_snapshot(&self, wanted: String, viewer: Viewer, force: bool) -> Result<(), Error> {
         let tenants = self.clone();
         with(self, (wanted, viewer), move |found| {
-            let user_of = |snapshot: &std::path::Path| thawed_from(&tenants.shared().run, snapshot);
-            found.store.remove(&found.stored.object.id, &user_of, force)?;
+            let id = &found.stored.object.id;
+            found
+                .store
+                .remove(id, &|stored| tenants.shared().user_of(stored), force)?;
             tenants.let_go_of_removed_snapshots();
             Ok(())
         })

@@ -1,6 +1,6 @@
 use super::*;
 use crate::snapshot::store::tests::{lies_on, open, put, store_over, tenant, unused};
-use crate::snapshot::store::{NewSnapshot, object};
+use crate::snapshot::store::{NewSnapshot, User, object};
 
 /// Stores a snapshot that was last used so many days ago.
 fn put_used(store: &SnapshotStore, owner: Option<Tenant>, days: u64) -> String {
@@ -66,10 +66,7 @@ fn retention_leaves_what_is_in_use_or_under_a_delta() {
     let delta = store_over(&store, NewSnapshot::default(), Some(lies_on(&base))).unwrap();
     used(&store, &delta, 3);
     let newest = put_used(&store, None, 1);
-    let user_of = |snapshot: &std::path::Path| {
-        let entry = snapshot.parent().unwrap();
-        entry.ends_with(&running).then(|| "a".to_owned())
-    };
+    let user_of = |stored: &Stored| (stored.object.id == running).then(|| User::Running("a".to_owned()));
     let days = |days: u64| Retention {
         age: Some(days * DAY),
         ..Retention::default()

@@ -1,6 +1,7 @@
 //! Keeps a stored snapshot while a sandbox is thawed from it.
 //!
-//! Invariant: a snapshot is removed by who has its directory's lock alone, so one that is being thawed stays, whichever process removes it.
+//! Invariant: a snapshot is removed by who has its directory's lock alone, so one that is being thawed, or frozen over
+//! ([`Kept`](crate::snapshot::kept::Kept)), stays, whichever process removes it.
 //! Once the sandbox has a record, that shows that the snapshot is in use.
 
 use std::fs::File;
@@ -36,7 +37,7 @@ impl SnapshotStore {
     /// Locks the directory of a snapshot that is to be removed.
     ///
     /// # Errors
-    /// [`ErrorKind::SnapshotInUse`]: a sandbox is being thawed from it.
+    /// [`ErrorKind::SnapshotInUse`]: a sandbox is being thawed from it, or frozen over it.
     pub(super) fn lock_unless_thawing(&self, id: &str) -> Result<File, Error> {
         let entry = self.0.root.join(id);
         let fail = |e| Error::system(format!("cannot lock {}", entry.display()), &e);
@@ -44,7 +45,7 @@ impl SnapshotStore {
         match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => Ok(file),
             Err(Errno::WOULDBLOCK) => {
-                let what = format!("a sandbox is being thawed from snapshot {id}");
+                let what = format!("a sandbox is being thawed from snapshot {id}, or frozen over it");
                 Err(Error::new(ErrorKind::SnapshotInUse, what))
             }
             Err(e) => Err(fail(e.into())),

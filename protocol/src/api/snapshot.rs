@@ -11,7 +11,7 @@ use super::{CreatedSandbox, Hooks, NetworkPolicy, OnTimeout, ProcessIdentity, Pu
 use crate::control::MemoryMode;
 
 /// A sandbox to thaw from a snapshot.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(deny_unknown_fields)]
 pub struct ThawSandbox {

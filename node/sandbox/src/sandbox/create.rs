@@ -1,5 +1,4 @@
-//! Creates a sandbox: the steps that a booted and a thawed machine share. Independent steps run at the same time: image, disk and
-//! network beside the machine.
+//! Creates a sandbox: the steps that a booted and a thawed machine share. Image, disk and network are got while the machine is made.
 //!
 //! Nothing here polls. Only the guest has a deadline, because it may never answer. A failure before its acknowledgement destroys
 //! the machine, because [`Making`] owns all resources.

@@ -77,21 +77,14 @@ impl Daemon {
         reach(Failpoint::ForkFrozen);
         let thaw = ThawSandbox {
             directory: Some(place.snapshot()),
-            snapshot: None,
-            hostname: None,
-            name: None,
-            client: None,
             memory_mode: request.memory_mode,
             labels: request.labels,
             timeout_s: request.timeout_s,
             idle_timeout_s: request.idle_timeout_s,
             on_timeout: request.on_timeout,
-            // The snapshot contains the original's policy. No ports are published, because a port of the host belongs to one sandbox only.
-            network_policy: None,
-            rate_limits: RateLimits::default(),
-            publish: Vec::new(),
             require_hook: request.require_hook,
-            timings: false,
+            // The snapshot contains the original's policy. No ports are published, because a port of the host belongs to one sandbox only.
+            ..ThawSandbox::default()
         };
         let clones = (0..request.count).map(|_| async {
             let began = since.elapsed();

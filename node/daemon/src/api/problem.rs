@@ -193,6 +193,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         | E::VmmTooOld
         | E::SnapshotDelta
         | E::MemoryReleased
+        | E::SandboxClaimed
         | E::HookMissing
         | E::MemoryKept => StatusCode::CONFLICT,
         E::BadReference => StatusCode::BAD_REQUEST,

@@ -141,6 +141,7 @@ fn status_of(problem: &Problem) -> (StatusCode, Option<&'static str>) {
             Some("idempotency_request_mismatch"),
         ),
         (_, "invalid-body") => (StatusCode::BAD_REQUEST, None),
+        (_, "sandbox-claimed") => (StatusCode::NOT_FOUND, None),
         // 502 means that a sandbox is gone.
         (502, _) => (StatusCode::INTERNAL_SERVER_ERROR, Some("sandbox_create_failed")),
         (507, _) => (

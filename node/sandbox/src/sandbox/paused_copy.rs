@@ -171,7 +171,7 @@ impl Tenants {
     /// Claims a paused sandbox for this node, if a registry has a copy of it. No other node resumes it from then on.
     ///
     /// # Errors
-    /// [`ErrorKind::SandboxNotFound`]: another node has claimed it. The registry does not answer.
+    /// [`ErrorKind::SandboxClaimed`]: another node has resumed or deleted it. The registry does not answer.
     pub async fn claim_paused(&self, paused: &Paused) -> Result<(), Error> {
         let of = paused.clone();
         let Some(note) = blocking(move || of.copied()).await? else {
@@ -187,7 +187,8 @@ impl Tenants {
     /// Makes a paused sandbox of this node of a copy, for a viewer that reaches it. It is not claimed yet.
     ///
     /// # Errors
-    /// [`ErrorKind::SandboxNotFound`]: there is no copy that the nodes made, or a node has claimed it. Those of a pull.
+    /// [`ErrorKind::SandboxNotFound`]: there is no copy that the nodes made. [`ErrorKind::SandboxClaimed`]: a node has claimed it. Those of
+    /// a pull.
     pub async fn take_paused(&self, place: &CopyPlace, viewer: &Viewer) -> Result<Paused, Error> {
         self.take(place, viewer, host_cpu::lacks).await
     }
@@ -368,7 +369,7 @@ fn no_copy(place: &CopyPlace) -> Error {
 
 fn taken(id: &str) -> Error {
     let what = format!("sandbox {id} was resumed or deleted by another node");
-    Error::new(ErrorKind::SandboxNotFound, what)
+    Error::new(ErrorKind::SandboxClaimed, what)
 }
 
 fn silent() -> Arc<dyn Progress> {

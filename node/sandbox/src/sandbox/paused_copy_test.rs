@@ -66,10 +66,10 @@ async fn copied_sandbox_is_taken_over_and_claimed_once() {
     of_to.claim_paused(&taken).await.unwrap();
     of_to.claim_paused(&taken).await.unwrap();
     let late = of_from.claim_paused(&here).await.unwrap_err();
-    assert_eq!(late.kind, ErrorKind::SandboxNotFound, "{late}");
+    assert_eq!(late.kind, ErrorKind::SandboxClaimed, "{late}");
     assert!(here.copied().unwrap().is_some(), "it stays another node's");
     let again = take(1, "acme").await.unwrap_err();
-    assert_eq!(again.kind, ErrorKind::SandboxNotFound, "{again}");
+    assert_eq!(again.kind, ErrorKind::SandboxClaimed, "{again}");
 }
 
 #[tokio::test]

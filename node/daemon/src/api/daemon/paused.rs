@@ -186,7 +186,7 @@ impl Daemon {
     /// Takes a paused sandbox over from a copy, as a paused one of this node, unless it is here.
     ///
     /// # Errors
-    /// [`ErrorKind::SandboxNotFound`]: there is no copy, the viewer does not reach it, or another node has it.
+    /// [`ErrorKind::SandboxNotFound`]: there is no copy, or the viewer does not reach it. [`ErrorKind::SandboxClaimed`]: another node has it.
     pub async fn take_paused(
         self: &Arc<Daemon>,
         id: &str,

@@ -31,6 +31,10 @@ fn none() -> Error {
     Error::new(ErrorKind::SandboxNotFound, "no copy")
 }
 
+fn claimed() -> Error {
+    Error::new(ErrorKind::SandboxClaimed, "another node has it")
+}
+
 impl Fake {
     fn copies(&self) -> Arc<Copies> {
         self.copies.lock().unwrap().clone()
@@ -62,7 +66,7 @@ impl Fake {
         let mut claims = copies.claims.lock().unwrap();
         match *claims.entry(note.claim).or_insert(note.nonce.clone()) == note.nonce {
             true => paused.forget_copied(),
-            false => Err(none()),
+            false => Err(claimed()),
         }
     }
 
@@ -71,8 +75,11 @@ impl Fake {
         let found = copies.copies.lock().unwrap().get(&place.reference()).cloned();
         let (record, claim) = found.ok_or_else(none)?;
         let is_theirs = viewer.is_node || record.terms.tenant == viewer.tenant;
-        if !is_theirs || copies.claims.lock().unwrap().contains_key(&claim) {
+        if !is_theirs {
             return Err(none());
+        }
+        if copies.claims.lock().unwrap().contains_key(&claim) {
+            return Err(claimed());
         }
         let draft = self.counts.paused.begin(&record.id)?;
         std::fs::create_dir(draft.snapshot()).unwrap();

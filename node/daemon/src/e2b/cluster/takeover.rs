@@ -10,13 +10,14 @@ use axum::http::Method;
 use futures_util::future::join_all;
 use thaw_protocol::api::Sandbox;
 use thaw_sandbox::CopyPlace;
+use thaw_sandbox::error::ErrorKind;
 use thaw_sys::lock::Lock;
 
 use super::super::failure::Failure;
-use super::super::lifecycle::is_gone;
 use super::super::service::{Service, is_living, is_paused};
 use super::super::whole_id::WholeId;
 use super::holder::has;
+use crate::api::problem::Refusal;
 use crate::api::scope::Scope;
 use crate::api::watch::{Query, Selector};
 
@@ -79,10 +80,16 @@ impl Takeovers {
             Ok::<_, Failure>(daemon.take_paused(&id, &place, &viewer).await?)
         };
         match service.finish(work).await {
-            Err(Failure::Refused(refusal)) if is_gone(&refusal) => Ok(()),
+            Err(Failure::Refused(refusal)) if has_no_copy(&refusal) => Ok(()),
             taken => taken,
         }
     }
+}
+
+/// Whether there is no copy of a sandbox for the caller, or another node has claimed it.
+fn has_no_copy(refusal: &Refusal) -> bool {
+    let is_one = |kind| matches!(kind, ErrorKind::SandboxNotFound | ErrorKind::SandboxClaimed);
+    matches!(refusal, Refusal::Failure(e) if is_one(e.kind))
 }
 
 /// Whether a request resumes a paused sandbox.

@@ -184,6 +184,20 @@ impl Tenants {
         blocking(move || of.forget_copied()).await
     }
 
+    /// Deletes a paused sandbox of a node that is gone, for a viewer that reaches it: writes the claim of its copy, so that no node resumes it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SandboxNotFound`]: there is no copy that the nodes made. [`ErrorKind::SandboxClaimed`]: a node has claimed it. The
+    /// registry does not answer.
+    pub async fn discard_copy(&self, place: &CopyPlace, viewer: &Viewer) -> Result<(), Error> {
+        let _turn = self.claims.acquire().await;
+        let copy = FoundCopy::find(self.shared(), place, viewer, &silent()).await?;
+        match claim(self.shared(), &copy.note).await? {
+            true => Ok(()),
+            false => Err(taken(&copy.record.id)),
+        }
+    }
+
     /// Makes a paused sandbox of this node of a copy, for a viewer that reaches it. It is not claimed yet.
     ///
     /// # Errors
@@ -201,15 +215,56 @@ impl Tenants {
         lacks: Lacks,
     ) -> Result<Paused, Error> {
         let _transfer = self.transfer(viewer.tenant.as_ref()).await?;
-        let mut asked = Asked {
+        let progress = silent();
+        let FoundCopy {
+            found,
+            mut asked,
+            portable,
+            record,
+            note,
+        } = FoundCopy::find(self.shared(), place, viewer, &progress).await?;
+        refuse_claimed(self.shared(), &note, &record.id).await?;
+        let node = self.with_stock(record.stock.as_ref()).await?;
+        asked.new.tenant = record.terms.tenant.clone();
+        let fetched = found.fetch(&node, &asked, lacks, &progress).await?;
+        // A pull takes long. Another call may have resumed the sandbox here meanwhile.
+        refuse_claimed(self.shared(), &note, &record.id).await?;
+        let of = node.clone();
+        fetched
+            .finish_as(&node, move |_store, made| {
+                adopt(&of, made.path(), record, &portable, &note)
+            })
+            .await
+    }
+}
+
+/// A copy in a registry that a node with the key made, of which nothing large was read. The viewer reaches its sandbox.
+struct FoundCopy {
+    found: Found,
+    asked: Asked,
+    portable: Portable,
+    record: Record,
+    /// A claim of this node, which is not written yet.
+    note: Copied,
+}
+
+impl FoundCopy {
+    /// # Errors
+    /// [`ErrorKind::SandboxNotFound`]: there is no such copy. Those of [`Found::open`].
+    async fn find(
+        node: &Node,
+        place: &CopyPlace,
+        viewer: &Viewer,
+        progress: &Arc<dyn Progress>,
+    ) -> Result<FoundCopy, Error> {
+        let asked = Asked {
             from: destination::parse(&place.reference())?,
             plain_http: false,
             new: NewSnapshot::default(),
             may_loopback: viewer.is_node,
             is_adopted: false,
         };
-        let progress = silent();
-        let found = Found::open(self.shared(), &asked, &progress).await;
+        let found = Found::open(node, &asked, progress).await;
         let found = found.map_err(|e| match is_absent(&e) {
             true => no_copy(place),
             false => e,
@@ -230,18 +285,13 @@ impl Tenants {
             nonce: hex::<16>()?,
             is_complete: true,
         };
-        refuse_claimed(self.shared(), &note, &record.id).await?;
-        let node = self.with_stock(record.stock.as_ref()).await?;
-        asked.new.tenant = record.terms.tenant.clone();
-        let fetched = found.fetch(&node, &asked, lacks, &progress).await?;
-        // A pull takes long. Another call may have resumed the sandbox here meanwhile.
-        refuse_claimed(self.shared(), &note, &record.id).await?;
-        let of = node.clone();
-        fetched
-            .finish_as(&node, move |_store, made| {
-                adopt(&of, made.path(), record, &portable, &note)
-            })
-            .await
+        Ok(FoundCopy {
+            found,
+            asked,
+            portable,
+            record,
+            note,
+        })
     }
 }
 

@@ -205,6 +205,19 @@ impl Daemon {
         Ok(())
     }
 
+    /// Deletes a paused sandbox of another node by its copy, unless it is here. Returns false if it is here.
+    ///
+    /// # Errors
+    /// Those of [`Daemon::take_paused`].
+    pub async fn discard_copy(&self, id: &str, place: &CopyPlace, viewer: &Viewer) -> Result<bool, Refusal> {
+        if self.cache.get(id).is_some() {
+            return Ok(false);
+        }
+        self.factory()?.discard_copy(place, viewer).await?;
+        tracing::info!(sandbox = id, "was deleted: no node resumes it from its copy");
+        Ok(true)
+    }
+
     async fn paused(&self, files: Paused) -> PausedSandbox {
         let images = match &self.factory {
             Some(factory) => factory.lease_paused(&files).await,

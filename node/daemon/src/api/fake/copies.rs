@@ -70,17 +70,29 @@ impl Fake {
         }
     }
 
-    pub(super) fn take(&self, place: &CopyPlace, viewer: &Viewer) -> Result<Paused, Error> {
+    /// The record of a copy that the viewer reaches, and its claim, which nobody has.
+    fn unclaimed(&self, place: &CopyPlace, viewer: &Viewer) -> Result<(Record, String), Error> {
         let copies = self.copies();
         let found = copies.copies.lock().unwrap().get(&place.reference()).cloned();
         let (record, claim) = found.ok_or_else(none)?;
-        let is_theirs = viewer.is_node || record.terms.tenant == viewer.tenant;
-        if !is_theirs {
+        if !viewer.is_node && record.terms.tenant != viewer.tenant {
             return Err(none());
         }
-        if copies.claims.lock().unwrap().contains_key(&claim) {
-            return Err(claimed());
+        match copies.claims.lock().unwrap().contains_key(&claim) {
+            true => Err(claimed()),
+            false => Ok((record, claim)),
         }
+    }
+
+    pub(super) fn discard(&self, place: &CopyPlace, viewer: &Viewer) -> Result<(), Error> {
+        let (_, claim) = self.unclaimed(place, viewer)?;
+        let copies = self.copies();
+        copies.claims.lock().unwrap().insert(claim, "deleted".into());
+        Ok(())
+    }
+
+    pub(super) fn take(&self, place: &CopyPlace, viewer: &Viewer) -> Result<Paused, Error> {
+        let (record, claim) = self.unclaimed(place, viewer)?;
         let draft = self.counts.paused.begin(&record.id)?;
         std::fs::create_dir(draft.snapshot()).unwrap();
         let nothing = tempfile::tempdir().unwrap();

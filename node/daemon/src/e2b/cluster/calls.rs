@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::uri::PathAndQuery;
-use axum::http::{Method, Uri};
+use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 
@@ -94,7 +94,8 @@ async fn of_sandbox(
     }
 }
 
-/// Passes a call on to the node that has taken the sandbox over, or takes it over if the call resumes it.
+/// Passes a call on to the node that has taken the sandbox over. If no node has, a call that resumes it takes it over, and one that deletes it
+/// deletes it by its copy.
 async fn of_gone(calls: &Calls, whole: &WholeId, request: Request, next: Next) -> Result<Response, Failure> {
     let service = &calls.service;
     if !is_forwarded(&request) && !holder::has(service, &whole.id) {
@@ -102,8 +103,14 @@ async fn of_gone(calls: &Calls, whole: &WholeId, request: Request, next: Next) -
         if let Some(member) = holder::find(service, &whole.id).await {
             return forward(service, &member, request).await;
         }
-        if takeover::resumes(&request) && peer.role().suffices(Role::Operate) {
-            calls.takeovers.take(service, whole, &Scope::of(&peer)).await?;
+        if peer.role().suffices(Role::Operate) {
+            let scope = Scope::of(&peer);
+            if takeover::resumes(&request) {
+                calls.takeovers.take(service, whole, &scope).await?;
+            }
+            if takeover::deletes(&request, whole) && calls.takeovers.discard(service, whole, &scope).await? {
+                return Ok(StatusCode::NO_CONTENT.into_response());
+            }
         }
     }
     here(whole, request, next).await

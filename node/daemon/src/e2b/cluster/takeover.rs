@@ -1,5 +1,5 @@
 //! Paused sandboxes of a node that is no member any more: copied to a registry while their node lives, and taken over by the node that a
-//! caller asks to resume one.
+//! caller asks to resume one. The node that a caller asks to delete one claims it, so that no node takes it over.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -67,21 +67,50 @@ impl Takeovers {
     /// # Errors
     /// The registry failed, or this node has no room for the sandbox's files.
     pub async fn take(&self, service: &Service, whole: &WholeId, scope: &Scope) -> Result<(), Failure> {
+        let (daemon, id, viewer) = (service.daemon.clone(), whole.id.clone(), scope.viewer());
+        let take = move |place| async move { daemon.take_paused(&id, &place, &viewer).await };
+        self.alone(service, whole, take).await.map(drop)
+    }
+
+    /// Deletes a paused sandbox by its copy, if there are copies, for a caller of this scope. Returns whether it was deleted: there is no
+    /// copy that the caller reaches, or this node has taken the sandbox over meanwhile.
+    ///
+    /// # Errors
+    /// The registry failed. The call can be repeated.
+    pub async fn discard(&self, service: &Service, whole: &WholeId, scope: &Scope) -> Result<bool, Failure> {
+        let (daemon, id, viewer) = (service.daemon.clone(), whole.id.clone(), scope.viewer());
+        let discard = move |place| async move { daemon.discard_copy(&id, &place, &viewer).await };
+        let discarded = self.alone(service, whole, discard).await?;
+        Ok(discarded == Some(true))
+    }
+
+    /// Does something with the copy of a sandbox while no other call here does, and to its end. `None`: there is no copy.
+    async fn alone<T, W>(
+        &self,
+        service: &Service,
+        whole: &WholeId,
+        work: impl FnOnce(CopyPlace) -> W,
+    ) -> Result<Option<T>, Failure>
+    where
+        T: Send + 'static,
+        W: Future<Output = Result<T, Refusal>> + Send + 'static,
+    {
         let members = service.members.as_ref();
         let Some(place) = members.and_then(|members| members.copy_place(whole)) else {
-            return Ok(());
+            return Ok(None);
         };
+        let work = work(place);
         let taking = self.begin(&whole.id);
         let alone = taking.turn.clone().lock_owned().await;
-        let (daemon, id, viewer) = (service.daemon.clone(), whole.id.clone(), scope.viewer());
-        let work = async move {
+        let done = async move {
             // The turn lasts as long as the work, also if the caller hangs up, and ends before the entry is removed.
             let _turn = (alone, taking);
-            Ok::<_, Failure>(daemon.take_paused(&id, &place, &viewer).await?)
+            Ok::<_, Failure>(work.await?)
         };
-        match service.finish(work).await {
-            Err(Failure::Refused(refusal)) if has_no_copy(&refusal) => Ok(()),
-            taken => taken,
+        match service.finish(done).await {
+            Ok(done) => Ok(Some(done)),
+            Err(Failure::Refused(refusal)) if has_no_copy(&refusal) => Ok(None),
+            Err(failure) => Err(failure),
         }
     }
 }
@@ -96,6 +125,12 @@ fn has_no_copy(refusal: &Refusal) -> bool {
 pub fn resumes(request: &Request) -> bool {
     let path = request.uri().path();
     request.method() == Method::POST && (path.ends_with("/connect") || path.ends_with("/resume"))
+}
+
+/// Whether a request deletes this sandbox.
+pub fn deletes(request: &Request, whole: &WholeId) -> bool {
+    let path = request.uri().path();
+    request.method() == Method::DELETE && path.strip_prefix("/sandboxes/") == Some(&whole.to_string())
 }
 
 /// Copies each paused sandbox of this API to the registry, until thawd ends.

@@ -254,6 +254,12 @@ impl IntoResponse for Refusal {
     }
 }
 
+/// Whether an answer is an error of this kind, whose document is not written yet.
+pub(crate) fn is(response: &Response, kind: ErrorKind) -> bool {
+    let problem = response.extensions().get::<WithoutPath>();
+    problem.is_some_and(|WithoutPath(problem)| problem.code == kind.slug())
+}
+
 /// Takes the document of an error out of an answer, for a server that writes errors in another form. `instance` is empty.
 pub(crate) fn take(response: &mut Response) -> Option<Problem> {
     let taken = response.extensions_mut().remove::<WithoutPath>();

@@ -117,7 +117,7 @@ impl Service {
 }
 
 /// Whether another node has resumed or deleted a paused sandbox.
-fn is_claimed(refusal: &Refusal) -> bool {
+pub fn is_claimed(refusal: &Refusal) -> bool {
     matches!(refusal, Refusal::Failure(e) if e.kind == ErrorKind::SandboxClaimed)
 }
 

@@ -16,7 +16,6 @@ use thaw_sys::lock::Lock;
 use super::super::failure::Failure;
 use super::super::service::{Service, is_living, is_paused};
 use super::super::whole_id::WholeId;
-use super::holder::has;
 use crate::api::problem::Refusal;
 use crate::api::scope::Scope;
 use crate::api::watch::{Query, Selector};
@@ -193,7 +192,7 @@ async fn copy(service: &Service, sandbox: &Sandbox, place: Option<CopyPlace>) ->
         Ok(_) => true,
         Err(why) => {
             // It may be running again, and will then not be tried.
-            if has(service, &sandbox.id) {
+            if service.daemon.cache.get(&sandbox.id).is_some() {
                 tracing::warn!(sandbox = sandbox.id, "a paused sandbox is not copied: {why}");
             }
             false

@@ -198,7 +198,7 @@ fn bad_gateway(message: &str, target: &Target) -> Response {
 /// The answer if the node of the sandbox cannot be reached.
 fn elsewhere(failure: Failure, target: &Target) -> Response {
     match failure {
-        Failure::Unreachable(why) => bad_gateway(&why, target),
+        Failure::Unreachable(why) | Failure::Broken(why) => bad_gateway(&why, target),
         other => other.into_response(),
     }
 }

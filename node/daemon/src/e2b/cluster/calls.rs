@@ -97,7 +97,14 @@ async fn of_sandbox(
     let (peer, _) = api_key::admit(&calls.credentials, request.headers())?;
     match holder::way(&calls.service, whole, step_of(&request)).await {
         Way::Here => here(whole, request, next).await,
-        Way::Other(member, step) => forward(&calls.service, &member, step, request).await,
+        Way::Other(member, step) => {
+            let is_creation = creates(&request);
+            let forwarded = forward(&calls.service, &member, step, request).await;
+            forwarded.map_err(|failure| match is_creation {
+                true => failure.of_creation(),
+                false => failure,
+            })
+        }
         Way::Nowhere => of_gone(calls, whole, &peer, request, next).await,
     }
 }
@@ -160,6 +167,12 @@ fn shortened(uri: &Uri, whole: &WholeId) -> Result<Uri, Failure> {
     let mut parts = uri.clone().into_parts();
     parts.path_and_query = Some(path.parse::<PathAndQuery>().map_err(|e| bad(&e))?);
     Uri::from_parts(parts).map_err(|e| bad(&e))
+}
+
+/// Whether a call for a sandbox creates something each time.
+fn creates(request: &Request) -> bool {
+    let path = request.uri().path();
+    request.method() == Method::POST && (path.ends_with("/fork") || path.ends_with("/snapshots"))
 }
 
 /// The call of a request, if it is one of those here.

@@ -252,6 +252,28 @@ async fn answer_of_a_hostile_node_is_left_out() {
     }
 }
 
+#[tokio::test]
+async fn creation_on_a_node_that_breaks_off_is_not_repeated() {
+    let api = beside(body(r#"{"has_template": true}"#)).await;
+    api.daemon.drain().await.unwrap();
+    let make = json!({"templateID": "base"}).to_string();
+    let (key, repeated) = (("x-api-key", ACME), ("idempotency-key", "one"));
+    let id = format!("0123456789ab{}", Tag::of("b"));
+    let of = |what: &str| format!("/sandboxes/{id}/{what}");
+    // SDKs repeat what got 502.
+    for (headers, path, body, status) in [
+        (vec![key], "/v2/sandboxes".to_owned(), make.as_str(), 500),
+        (vec![key, repeated], "/v2/sandboxes".to_owned(), &make, 502),
+        (vec![key], of("fork"), "{}", 500),
+        (vec![key], of("snapshots"), "{}", 500),
+        (vec![key], of("pause"), "{}", 502),
+    ] {
+        let answer = api.send("POST", &path, &headers, body).await;
+        let why = answer.refused(status, &path);
+        assert!(why.contains("the connection to node b broke"), "{why}");
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn node_that_never_answers_delays_no_list_for_long() {
     let api = beside(Vec::new()).await;

@@ -15,7 +15,8 @@ use super::mark::is_forwarded;
 /// next one.
 ///
 /// # Errors
-/// [`Failure::Unreachable`]: the node does not answer, or another node has passed the request on already. There are too many connections.
+/// [`Failure::Unreachable`]: the node does not answer, or another node has passed the request on already. [`Failure::Broken`]: the connection
+/// broke. There are too many connections.
 pub async fn forward(
     service: &Service,
     member: &Member,
@@ -66,7 +67,7 @@ pub async fn connect(service: &Service, member: &Member) -> Result<Box<dyn Strea
 /// Passes a request on over a new connection.
 ///
 /// # Errors
-/// [`Failure::Unreachable`]: the connection broke. There are too many connections.
+/// [`Failure::Broken`]: the connection broke. There are too many connections.
 pub async fn send(
     service: &Service,
     member: &Member,
@@ -91,7 +92,7 @@ fn answered(service: &Service, member: &Member, sent: Result<Response, Failed>) 
         Failed::NotOpen => gone(member),
         Failed::Broken(why) => {
             tracing::warn!(node = member.name, "the connection to a node broke: {why}");
-            Failure::Unreachable(format!("the connection to node {} broke", member.name))
+            Failure::Broken(format!("the connection to node {} broke", member.name))
         }
     })
 }

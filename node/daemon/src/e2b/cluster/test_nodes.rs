@@ -182,7 +182,7 @@ pub fn forget_b(nodes: &[Node]) {
     }
 }
 
-/// A server that answers every request with these bytes, and keeps the connection open.
+/// A server that answers each GET with these bytes, and keeps the connection open. Another request breaks the connection.
 async fn answering(answer: Vec<u8>) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -194,6 +194,9 @@ async fn answering(answer: Vec<u8>) -> SocketAddr {
                 while !head.ends_with(b"\r\n\r\n") {
                     head.push(stream.read_u8().await.unwrap());
                 }
+                if !head.starts_with(b"GET ") {
+                    return;
+                }
                 // The other end may have seen enough.
                 let _ = stream.write_all(&answer).await;
                 let _ = stream.read(&mut [0]).await;
@@ -203,7 +206,7 @@ async fn answering(answer: Vec<u8>) -> SocketAddr {
     address
 }
 
-/// The node `a` beside a node `b` that answers every request with these bytes.
+/// The node `a` beside a node `b` that answers each GET with these bytes, and breaks the connection at other requests.
 pub async fn beside(answer: Vec<u8>) -> Api {
     let (key, b) = (key(), answering(answer).await);
     let a = ([127, 0, 0, 1], 1).into();

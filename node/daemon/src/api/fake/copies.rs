@@ -11,9 +11,20 @@ use thaw_sandbox::state::{Copied, Paused, Record};
 use super::Fake;
 use crate::api::factory::CopyTurn;
 
+/// What happens to each copy of a sandbox that is made.
+#[derive(Clone, Copy, Debug)]
+pub enum Trouble {
+    Hangs,
+    Refused,
+}
+
 /// The registry.
 #[derive(Debug, Default)]
 pub struct Copies {
+    /// By thawd's id of the sandbox.
+    troubles: Mutex<BTreeMap<String, Trouble>>,
+    /// Ids of the sandboxes of which a copy was begun.
+    begun: Mutex<Vec<String>>,
     /// Records and claims, by reference.
     copies: Mutex<BTreeMap<String, (Record, String)>>,
     /// Nonces, by claim.
@@ -24,6 +35,27 @@ impl Copies {
     /// Whether there is a copy.
     pub fn has(&self, reference: &str) -> bool {
         self.copies.lock().unwrap().contains_key(reference)
+    }
+
+    /// Lets copies of a sandbox fail.
+    pub fn trouble(&self, id: &str, trouble: Trouble) {
+        self.troubles.lock().unwrap().insert(id.to_owned(), trouble);
+    }
+
+    /// How many copies of a sandbox were begun.
+    pub fn tries(&self, id: &str) -> usize {
+        let begun = self.begun.lock().unwrap();
+        begun.iter().filter(|begun| *begun == id).count()
+    }
+
+    async fn begin(&self, id: &str) -> Result<(), Error> {
+        self.begun.lock().unwrap().push(id.to_owned());
+        let trouble = self.troubles.lock().unwrap().get(id).copied();
+        match trouble {
+            None => Ok(()),
+            Some(Trouble::Hangs) => std::future::pending().await,
+            Some(Trouble::Refused) => Err(Error::new(ErrorKind::PushRefused, "too large")),
+        }
     }
 }
 
@@ -45,8 +77,9 @@ impl Fake {
     }
 
     pub(super) async fn copy(&self, paused: &Paused, place: &CopyPlace, turn: CopyTurn) -> Result<(), Error> {
-        let _turn = turn.await?;
         let copies = self.copies();
+        copies.begin(&paused.record().id).await?;
+        let _turn = turn.await?;
         let mut all = copies.copies.lock().unwrap();
         let claim = format!("{}.{}", place.reference(), copies.claims.lock().unwrap().len());
         paused.note_copied(&Copied {

@@ -263,7 +263,12 @@ async fn creation_on_a_node_that_breaks_off_is_not_repeated() {
     // SDKs repeat what got 502.
     for (headers, path, body, status) in [
         (vec![key], "/v2/sandboxes".to_owned(), make.as_str(), 500),
-        (vec![key, repeated], "/v2/sandboxes".to_owned(), &make, 502),
+        (
+            vec![key, repeated],
+            "/v2/sandboxes".to_owned(),
+            make.as_str(),
+            502,
+        ),
         (vec![key], of("fork"), "{}", 500),
         (vec![key], of("snapshots"), "{}", 500),
         (vec![key], of("pause"), "{}", 502),

@@ -1,31 +1,20 @@
-//! Paused sandboxes of a node that is no member any more: copied to a registry while their node lives, and taken over by the node that a
-//! caller asks to resume one. The node that a caller asks to delete one claims it, so that no node takes it over.
+//! Paused sandboxes of a node that is no member any more, of which a registry has [copies](super::copying). The node that a caller asks to resume
+//! one takes it over. The one that a caller asks to delete it claims it, so that no node takes it over.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use axum::extract::Request;
 use axum::http::Method;
-use futures_util::future::join_all;
-use thaw_protocol::api::Sandbox;
 use thaw_sandbox::CopyPlace;
 use thaw_sandbox::error::ErrorKind;
 use thaw_sys::lock::Lock;
 
 use super::super::failure::Failure;
-use super::super::service::{Service, is_living, is_paused};
+use super::super::service::Service;
 use super::super::whole_id::WholeId;
 use crate::api::problem::Refusal;
 use crate::api::scope::Scope;
-use crate::api::watch::{Query, Selector};
-
-/// How often sandboxes without a copy are looked for.
-const PERIOD: Duration = Duration::from_secs(2);
-/// How long after a failure a copy is tried again.
-const RETRY: Duration = Duration::from_secs(60);
-/// Copies that are made at once.
-const AT_ONCE: usize = 2;
 
 /// For one takeover of a sandbox at a time.
 type Turn = Arc<tokio::sync::Mutex<()>>;
@@ -130,74 +119,6 @@ pub fn resumes(request: &Request) -> bool {
 pub fn deletes(request: &Request, whole: &WholeId) -> bool {
     let path = request.uri().path();
     request.method() == Method::DELETE && path.strip_prefix("/sandboxes/") == Some(&whole.to_string())
-}
-
-/// Copies each paused sandbox of this API to the registry, until thawd ends.
-pub async fn keep_copied(service: Arc<Service>) {
-    let place = |id: &str| {
-        let notes = service.own_notes(id)?;
-        let whole = service.whole_id(id, Some(&notes));
-        service.members.as_ref()?.copy_place(&whole)
-    };
-    let mut closing = service.daemon.closing();
-    // The version of each sandbox that has a copy, and when the others were tried.
-    let (mut copied, mut failed) = (HashMap::<String, u64>::new(), HashMap::<String, Instant>::new());
-    loop {
-        let paused = paused(&service);
-        let versions = paused.iter().map(|it| (it.id.as_str(), it.resource_version));
-        let versions: HashMap<&str, u64> = versions.collect();
-        copied.retain(|id, version| versions.get(id.as_str()).is_some_and(|now| *now == *version));
-        failed.retain(|id, _| versions.contains_key(id.as_str()));
-        let is_wanted = |it: &&Arc<Sandbox>| {
-            let has_waited = failed.get(&it.id).is_none_or(|at| at.elapsed() >= RETRY);
-            has_waited && !copied.contains_key(&it.id)
-        };
-        let wanted: Vec<_> = paused.iter().filter(is_wanted).cloned().collect();
-        for some in wanted.chunks(AT_ONCE) {
-            let places = some.iter().map(|it| (it, place(&it.id)));
-            let copies = places.map(|(it, place)| copy(&service, it, place));
-            for (it, is_copied) in some.iter().zip(join_all(copies).await) {
-                match is_copied {
-                    true => drop(copied.insert(it.id.clone(), it.resource_version)),
-                    false => drop(failed.insert(it.id.clone(), Instant::now())),
-                }
-            }
-        }
-        let ended = closing.wait_for(|closing| *closing);
-        if tokio::time::timeout(PERIOD, ended).await.is_ok() {
-            return;
-        }
-    }
-}
-
-/// The sandboxes whose memory is released.
-fn paused(service: &Service) -> Vec<Arc<Sandbox>> {
-    let Ok(selector) = Selector::parse(Scope::node(), "", "") else {
-        return Vec::new();
-    };
-    let all = service.daemon.cache.list(&Query {
-        selector,
-        limit: None,
-        from: None,
-    });
-    let all = all.map(|all| all.items).unwrap_or_default().into_iter();
-    all.filter(|it| is_living(it) && is_paused(it) && it.memory_released)
-        .collect()
-}
-
-/// Copies a sandbox. One that is not of this API needs no copy. Returns false if it failed.
-async fn copy(service: &Service, sandbox: &Sandbox, place: Option<CopyPlace>) -> bool {
-    let Some(place) = place else { return true };
-    match service.daemon.copy_paused(&sandbox.id, &place).await {
-        Ok(_) => true,
-        Err(why) => {
-            // It may be running again, and will then not be tried.
-            if service.daemon.cache.get(&sandbox.id).is_some() {
-                tracing::warn!(sandbox = sandbox.id, "a paused sandbox is not copied: {why}");
-            }
-            false
-        }
-    }
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::takeover::keep_copied;
+use super::copying::keep_copied;
 use crate::api::connection;
 use crate::api::peer::Peer;
 use crate::api::test_client::{send, until, whole};

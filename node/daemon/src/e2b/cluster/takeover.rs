@@ -56,7 +56,7 @@ impl Takeovers {
     /// The registry failed, or this node has no room for the sandbox's files.
     pub async fn take(&self, service: &Service, whole: &WholeId, scope: &Scope) -> Result<(), Failure> {
         let (daemon, id, viewer) = (service.daemon.clone(), whole.id.clone(), scope.viewer());
-        let take = move |place| async move { daemon.take_paused(&id, &place, &viewer).await };
+        let take = move |place: CopyPlace| async move { daemon.take_paused(&id, &place, &viewer).await };
         self.alone(service, whole, take).await.map(drop)
     }
 
@@ -67,7 +67,7 @@ impl Takeovers {
     /// The registry failed. The call can be repeated.
     pub async fn discard(&self, service: &Service, whole: &WholeId, scope: &Scope) -> Result<bool, Failure> {
         let (daemon, id, viewer) = (service.daemon.clone(), whole.id.clone(), scope.viewer());
-        let discard = move |place| async move { daemon.discard_copy(&id, &place, &viewer).await };
+        let discard = move |place: CopyPlace| async move { daemon.discard_copy(&id, &place, &viewer).await };
         let discarded = self.alone(service, whole, discard).await?;
         Ok(discarded == Some(true))
     }
@@ -118,7 +118,7 @@ pub fn resumes(request: &Request) -> bool {
 /// Whether a request deletes this sandbox.
 pub fn deletes(request: &Request, whole: &WholeId) -> bool {
     let path = request.uri().path();
-    request.method() == Method::DELETE && path.strip_prefix("/sandboxes/") == Some(&whole.to_string())
+    request.method() == Method::DELETE && path.strip_prefix("/sandboxes/") == Some(whole.to_string().as_str())
 }
 
 #[cfg(test)]

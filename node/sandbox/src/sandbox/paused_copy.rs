@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::json;
+use thaw_failpoint::{Failpoint, reach};
 use thaw_images::manifest::{Descriptor, OCI_MANIFEST};
 use thaw_images::progress::{Progress, Silent};
 use thaw_images::source::Push;
@@ -319,8 +320,11 @@ fn adopt(
     let place = draft.snapshot();
     let moved = fs::rename(snapshot, &place);
     moved.map_err(|e| Error::system(format!("cannot make {}", place.display()), &e))?;
+    reach(Failpoint::CopyMoved);
     portable.unpack(draft.directory(), note)?;
+    reach(Failpoint::CopyUnpacked);
     let paused = draft.finish_filled(record)?;
+    reach(Failpoint::CopyTaken);
     if let Ok(made) = node.templates.registry().find(&place) {
         kept_components::note(node, &made);
     }
@@ -333,6 +337,7 @@ async fn claim(node: &Node, note: &Copied) -> Result<bool, Error> {
         return Ok(there == note.nonce);
     }
     in_time(&note.claim, write_claim(node, note)).await?;
+    reach(Failpoint::CopyClaimed);
     // Of two that were written at once, the later one counts.
     match nonce_at(node, &note.claim).await? {
         Some(there) => Ok(there == note.nonce),

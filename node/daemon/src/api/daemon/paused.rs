@@ -163,6 +163,7 @@ impl Daemon {
             Ok(Box::new(alone) as Box<dyn Send>)
         });
         self.factory()?.copy_paused(&paused.files, place, turn).await?;
+        reach(Failpoint::CopyPushed);
         let Ok(_alone) = self.turn_of_paused(&Wanted::on_node(id), &paused).await else {
             return Ok(false);
         };

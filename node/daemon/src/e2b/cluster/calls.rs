@@ -109,14 +109,16 @@ async fn of_sandbox(
     }
 }
 
-/// Answers a call for a sandbox that this node has. If it is to resume one that another node has claimed, that node answers it.
+/// Answers a call for a sandbox that this node has. If another node has taken it over meanwhile, a call that resumes or deletes it finds that
+/// out, and goes on to that node.
 async fn local(calls: &Calls, whole: &WholeId, request: Request, next: Next) -> Result<Response, Failure> {
     let service = &calls.service;
-    let has_copies = service
-        .members
-        .as_ref()
-        .is_some_and(|members| members.has_copies());
-    if !has_copies || !takeover::resumes(&request) || step_of(&request) == Some(Step::Last) {
+    let shown = service.daemon.cache.get(&whole.id);
+    let is_released = shown.is_some_and(|shown| shown.memory_released);
+    let deletes = takeover::deletes(&request, whole);
+    let members = service.members.as_ref().filter(|members| members.has_copies());
+    let may_be_old = members.is_some() && is_released && (deletes || takeover::resumes(&request));
+    if !may_be_old || step_of(&request) == Some(Step::Last) {
         return here(whole, request, next).await;
     }
     api_key::admit(&calls.credentials, request.headers())?;
@@ -124,7 +126,11 @@ async fn local(calls: &Calls, whole: &WholeId, request: Request, next: Next) -> 
     let body = read_body(Request::from_parts(head.clone(), body)).await?;
     let request = || Request::from_parts(head.clone(), Body::from(body.clone()));
     let answer = here(whole, request(), next).await?;
-    if !problem::is(&answer, ErrorKind::SandboxClaimed) {
+    let may_be_elsewhere = match deletes {
+        true => answer.status() == StatusCode::NO_CONTENT,
+        false => problem::is(&answer, ErrorKind::SandboxClaimed),
+    };
+    if !may_be_elsewhere {
         return Ok(answer);
     }
     match holder::found(service, whole).await {

@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 
 use crate::e2b::cluster::test_nodes::{forget_b, nodes, paused_on_b, paused_on_b_as};
 use crate::e2b::test_api::ids;
-use crate::e2b::whole_id::Tag;
+use crate::e2b::whole_id::{Tag, WholeId};
 
 #[tokio::test]
 async fn member_that_was_away_finds_who_has_its_sandbox() {
@@ -32,6 +32,24 @@ async fn member_that_was_away_finds_who_has_its_sandbox() {
     nodes[2].ask("DELETE", &path(""), Value::Null).await.ok(204);
     for node in &nodes {
         node.ask("GET", &path(""), Value::Null)
+            .await
+            .refused(404, "it is deleted");
+    }
+}
+
+#[tokio::test]
+async fn deletion_reaches_the_node_that_has_taken_over() {
+    let nodes = nodes(&[8, 8]).await;
+    let id = paused_on_b(&nodes).await;
+    let path = format!("/sandboxes/{id}");
+    forget_b(&nodes);
+    let connect = format!("{path}/connect");
+    nodes[0].ask("POST", &connect, json!({})).await.ok(201);
+    nodes[1].ask("DELETE", &path, Value::Null).await.ok(204);
+    for node in &nodes {
+        let short = WholeId::parse(&id).unwrap().id;
+        assert!(node.api.daemon.cache.get(&short).is_none(), "{}", node.name);
+        node.ask("DELETE", &path, Value::Null)
             .await
             .refused(404, "it is deleted");
     }

@@ -104,7 +104,7 @@ impl Searches {
         let known = self.known.locked();
         let found = known.get(whole).filter(|known| known.until > Instant::now())?;
         let mut others = others.iter();
-        others.find(|member| Arc::ptr_eq(*member, &found.member)).cloned()
+        others.find(|&member| Arc::ptr_eq(member, &found.member)).cloned()
     }
 
     fn note(&self, whole: &WholeId, member: &Arc<Member>) {

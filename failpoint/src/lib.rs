@@ -200,6 +200,22 @@ failpoints! {
     PausedNameForgotten = "paused.name-forgotten",
     /// What a dead process left of one is removed.
     PausedSwept = "paused.swept",
+    /// The note of a paused sandbox's copy exists under a temporary name.
+    CopyBegun = "copy.begun",
+    /// The note exists. The registry may have no copy yet.
+    CopyNoted = "copy.noted",
+    /// The registry has the copy, and the note does not say so.
+    CopyPushed = "copy.pushed",
+    /// The snapshot of a copy is in the directory of a sandbox that is taken over.
+    CopyMoved = "copy.moved",
+    /// So is all else but its record.
+    CopyUnpacked = "copy.unpacked",
+    /// The sandbox that was taken over has its record, and is not listed.
+    CopyTaken = "copy.taken",
+    /// The registry has the claim of a sandbox that is to be resumed or was deleted.
+    CopyClaimed = "copy.claimed",
+    /// The note of a sandbox that is to be resumed is removed.
+    CopyForgotten = "copy.forgotten",
 
     DraftParentMade = "draft.parent-made",
     DraftMade = "draft.made",

@@ -5,16 +5,17 @@
 
 use serde::{Deserialize, Serialize};
 
-/// The header that proves that a node has passed a request on, by a hash of the secret that all nodes share: 64 hexadecimal digits. A
-/// request that has it is not passed on again.
+/// The header that proves that a node has passed a request on, by a hash of the secret that all nodes share: 64 hexadecimal digits. Which
+/// hash tells the first step from the last. After the first step, only a node that does not have the sandbox passes the request on again;
+/// after the last, none does.
 pub const MARK: &str = "thaw-forwarded";
 
 /// The path of a node's [`Room`], with the template as the parameter `template`. Only a request with [`MARK`] and the key of a caller gets
 /// it.
 pub const ROOM: &str = "/thaw/room";
 
-/// The path at which a node says whether it has a sandbox, with thawd's id of the sandbox as the parameter `id`: 204, or 404. Only a request
-/// with [`MARK`] gets it.
+/// The path at which a node says which of some sandboxes it has: the parameter `ids` has their ids in E2B's API, separated by commas, and the
+/// answer is a JSON array of those that are here. Only a request with [`MARK`] gets it.
 pub const HOLDER: &str = "/thaw/holder";
 
 /// How much room a node has, and whether it has a template. A field that a node does not know is ignored, and one that it does not send is 0,

@@ -258,7 +258,7 @@ Examples:
   thaw run --disk-bps 20m --disk-iops 500 --net-out-bps 1m:8m oci:./web
   thaw run --privileged -m 2g --mount type=volume,target=/var/lib/docker docker:dind
 
-Exit codes are the container's own, 125, 126, 127 and 137 as under `docker run`, and 60 to 124 for what is wrong
+Exit codes are the container's own, 125, 126, 127 and 137 as under `docker run`, and 59 to 124 for what is wrong
 with the host, the image or the registry: see docs/exit-codes.md.";
 
 #[derive(Debug, Args)]

@@ -1,7 +1,7 @@
 //! How `thaw` and `thawd` end: the exit code of each kind of error, what it means, and what to do about it.
 //!
 //! A container's own exit code is passed through; a closed output pipe gives 141; 125, 126, 127 and 137 have the same meaning as under `docker run`. Thaw's own codes are
-//! in 60..=124. `docs/exit-codes.md` is made from this table; a test compares them.
+//! in 59..=124. `docs/exit-codes.md` is made from this table; a test compares them.
 
 use thaw_sandbox::error::{Error, ErrorKind};
 
@@ -31,6 +31,7 @@ macro_rules! exits {
 }
 
 exits! {
+    SandboxClaimed = 59, "another node has resumed or deleted the paused sandbox", "ask the other nodes for it; `thaw rm` removes what is left of it here";
     NodeCapacity = 60, "the node has no room for another machine of this size", "remove sandboxes, ask another node, or raise the ratios in [capacity] of thawd.toml";
     CreationRate = 61, "the tenant makes more sandboxes in a minute than it may", "ask again after the seconds Retry-After says";
     HookMissing = 62, "an after_thaw hook is required, and the snapshot or the sandbox has none", "run the sandbox with --after-thaw, or leave --require-hook out";
@@ -138,7 +139,7 @@ fn section(kind: ErrorKind) -> &'static str {
         | ImageMalformed | ImageNotFound | BadReference | ImageNotStored | ImageDamaged | ImageInUse
         | NotIndexable | LoadOrderInvalid | PushRefused => "an-image-cannot-be-used",
         NetworkUnavailable | PortUnavailable => "no-network-or-no-port",
-        SandboxNotFound | NameInUse | MemoryReleased => "a-sandbox-is-not-found",
+        SandboxNotFound | SandboxClaimed | NameInUse | MemoryReleased => "a-sandbox-is-not-found",
         DaemonUnreachable | ServiceFailed => "thawd-does-not-answer",
         SnapshotDamaged | SnapshotIncompatible | SnapshotSignature | SnapshotNotFound | SnapshotInUse
         | NotASnapshot | SnapshotMalformed | SnapshotDelta | Shared | MemoryKept => {
@@ -197,7 +198,7 @@ mod tests {
         assert!(numbers.is_sorted());
         numbers.dedup();
         assert_eq!(numbers.len(), ErrorKind::ALL.len());
-        assert!(numbers.iter().all(|n| matches!(n, 60..=127 | 137)));
+        assert!(numbers.iter().all(|n| matches!(n, 59..=127 | 137)));
     }
 
     #[test]

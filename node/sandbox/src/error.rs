@@ -53,6 +53,7 @@ error_kinds! {
     NetworkUnavailable = "network-unavailable", "the private network cannot be made";
     ProgramMissing = "program-missing", "a program Thaw needs is not installed";
     SandboxNotFound = "sandbox-not-found", "there is no such running sandbox";
+    SandboxClaimed = "sandbox-claimed", "another node has resumed or deleted the paused sandbox";
     ImageNotStored = "image-not-stored", "the image is not in the store, and may not be pulled";
     DaemonUnreachable = "daemon-unreachable", "thawd does not answer on its socket";
     NameInUse = "name-in-use", "a running sandbox or a stored snapshot has this name already";

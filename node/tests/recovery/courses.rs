@@ -20,6 +20,7 @@ use thaw_sandbox::error::Error;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Place, asked};
 
+use crate::copies;
 use crate::node::{Node, request};
 use crate::pods;
 use crate::store;
@@ -49,6 +50,8 @@ pub enum Course {
     Store,
     /// Pods, made for containerd's shim.
     Pods,
+    /// A paused sandbox is copied to a registry, and another node takes it over.
+    Copies,
 }
 
 /// Failpoints that are reached only when something is made that later runs reuse.
@@ -87,7 +90,7 @@ const DEEDS: [&str; 13] = [
 const EVICTION: [&str; 3] = ["snapshot.doomed", "snapshot.removed", "snapshot.forgotten"];
 
 impl Course {
-    pub const ALL: [Course; 7] = [
+    pub const ALL: [Course; 8] = [
         Course::Life,
         Course::Cold,
         Course::Deeds,
@@ -95,6 +98,7 @@ impl Course {
         Course::Eviction,
         Course::Store,
         Course::Pods,
+        Course::Copies,
     ];
 
     /// The course that reaches a failpoint first.
@@ -113,6 +117,8 @@ impl Course {
             Course::Store
         } else if begins(&["pod."]) {
             Course::Pods
+        } else if begins(&["copy."]) {
+            Course::Copies
         } else {
             Course::Life
         }
@@ -162,6 +168,7 @@ impl Course {
             }
             Course::Store => store::killed_at(&node.place, point, nth, &what),
             Course::Pods => pods::killed_at(node, point, nth, &what).await,
+            Course::Copies => copies::killed_at(node, point, nth, &what).await,
         }
     }
 

@@ -7,6 +7,7 @@
 //!
 //! | module | what |
 //! |---|---|
+//! | [`copies`] | a paused sandbox is copied to a registry, and taken over by another node |
 //! | [`courses`] | the courses of events during which thawd is killed |
 //! | [`node`] | the node, and what the next thawd must find |
 //! | [`pods`] | the same for pods, and for their network namespaces |
@@ -16,6 +17,7 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod copies;
 mod courses;
 mod node;
 mod pods;

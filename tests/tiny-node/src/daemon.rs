@@ -71,6 +71,11 @@ impl Thawd {
         self.child.wait().unwrap();
     }
 
+    /// Lets it read again what it may read again.
+    pub fn reload(&self) {
+        kill_process(Pid::from_child(&self.child), Signal::HUP).unwrap();
+    }
+
     /// Ends it as an operator ends it: how it ended.
     pub fn stop(mut self) -> ExitStatus {
         let pid = Pid::from_child(&self.child);

@@ -8,6 +8,7 @@
 //! | [`daemon`] | a thawd over it |
 //! | [`asked`] | a request to it, and its answer if there is one |
 //! | [`callers`] | requests to it on behalf of tenants |
+//! | [`e2b`] | several that answer E2B's API as one, and requests to them |
 //! | [`counts`] | what exists of it, as the kernel and the disk see it |
 //! | [`kernel`] | what the kernel has of each kind of object, for all processes together |
 
@@ -18,6 +19,7 @@ pub mod asked;
 pub mod callers;
 pub mod counts;
 pub mod daemon;
+pub mod e2b;
 pub mod kernel;
 pub mod place;
 

@@ -190,6 +190,8 @@ pub trait Factory: Catalog + StoredSnapshots + Quotas {
     async fn copy_paused(&self, paused: &Paused, place: &CopyPlace, turn: CopyTurn) -> Result<(), Error>;
     /// Makes a paused sandbox of this node of a copy, if the viewer reaches it and no node has claimed it.
     async fn take_paused(&self, place: &CopyPlace, viewer: &Viewer) -> Result<Paused, Error>;
+    /// Deletes the sandbox of a copy that the viewer reaches: this node claims it, and no node resumes it.
+    async fn discard_copy(&self, place: &CopyPlace, viewer: &Viewer) -> Result<(), Error>;
     /// Thaws a sandbox whose memory is released, under its own identity. If there is a copy of it, this node claims it first. Its files stay.
     async fn thaw_paused(&self, paused: &Paused, limit: TimeLimit) -> Result<NewSandbox, Refusal>;
     /// Keeps its images in the store while the result is held.

@@ -21,7 +21,7 @@ use super::process::Process;
 use super::watch::Versions;
 
 mod catalog;
-mod copies;
+pub mod copies;
 mod factory;
 mod files;
 mod machine;

@@ -193,6 +193,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         | E::VmmTooOld
         | E::SnapshotDelta
         | E::MemoryReleased
+        | E::SandboxClaimed
         | E::HookMissing
         | E::MemoryKept => StatusCode::CONFLICT,
         E::BadReference => StatusCode::BAD_REQUEST,
@@ -251,6 +252,12 @@ impl IntoResponse for Refusal {
         response.extensions_mut().insert(WithoutPath(problem));
         response
     }
+}
+
+/// Whether an answer is an error of this kind, whose document is not written yet.
+pub(crate) fn is(response: &Response, kind: ErrorKind) -> bool {
+    let problem = response.extensions().get::<WithoutPath>();
+    problem.is_some_and(|WithoutPath(problem)| problem.code == kind.slug())
 }
 
 /// Takes the document of an error out of an answer, for a server that writes errors in another form. `instance` is empty.

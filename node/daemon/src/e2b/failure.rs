@@ -30,6 +30,10 @@ pub enum Failure {
     Unsupported(String),
     /// The request is for a port of a sandbox, or for a node, that cannot be reached.
     Unreachable(String),
+    /// The connection to another node broke, and the node may have done what the request says. The request can be repeated.
+    Broken(String),
+    /// The same of a request that creates something each time.
+    Uncertain(String),
     /// Another error of thawd's API.
     Refused(Refusal),
 }
@@ -43,6 +47,14 @@ impl Failure {
     /// The error for a sandbox that does not exist for the caller.
     pub fn no_sandbox(id: &str) -> Failure {
         Failure::NotFound(format!("sandbox {id} was not found"))
+    }
+
+    /// The same for a request that creates something each time, so that SDKs do not repeat it.
+    pub fn of_creation(self) -> Failure {
+        match self {
+            Failure::Broken(why) => Failure::Uncertain(format!("{why}: what the request creates may exist")),
+            other => other,
+        }
     }
 
     /// Why, in words.
@@ -61,7 +73,8 @@ impl Failure {
             Failure::NotFound(why) => (StatusCode::NOT_FOUND, why.as_str()),
             Failure::Conflict(why) => (StatusCode::CONFLICT, why.as_str()),
             Failure::Unsupported(why) => (StatusCode::NOT_IMPLEMENTED, why.as_str()),
-            Failure::Unreachable(why) => (StatusCode::BAD_GATEWAY, why.as_str()),
+            Failure::Unreachable(why) | Failure::Broken(why) => (StatusCode::BAD_GATEWAY, why.as_str()),
+            Failure::Uncertain(why) => (StatusCode::INTERNAL_SERVER_ERROR, why.as_str()),
             Failure::Refused(_) => return None,
         })
     }
@@ -141,6 +154,7 @@ fn status_of(problem: &Problem) -> (StatusCode, Option<&'static str>) {
             Some("idempotency_request_mismatch"),
         ),
         (_, "invalid-body") => (StatusCode::BAD_REQUEST, None),
+        (_, "sandbox-claimed") => (StatusCode::NOT_FOUND, None),
         // 502 means that a sandbox is gone.
         (502, _) => (StatusCode::INTERNAL_SERVER_ERROR, Some("sandbox_create_failed")),
         (507, _) => (

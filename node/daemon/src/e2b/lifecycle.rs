@@ -86,11 +86,10 @@ impl Service {
         self.change_timeout(wanted, Some(timeout.max(1)), on_timeout)
             .await?;
         let (daemon, resumed) = (self.daemon.clone(), wanted.clone());
-        let has_copies = self.members.as_ref().is_some_and(|members| members.has_copies());
         let resuming = async move {
             let done = daemon.resume(&resumed).await;
-            if has_copies && done.as_ref().is_err_and(is_gone) {
-                // Another node has it, or it was deleted: what is here is of no use.
+            if done.as_ref().is_err_and(is_claimed) {
+                // What is here is of no use.
                 let _ = daemon.delete(&resumed).await;
             }
             done
@@ -117,9 +116,9 @@ impl Service {
     }
 }
 
-/// Whether a sandbox does not exist here any more.
-pub fn is_gone(refusal: &Refusal) -> bool {
-    matches!(refusal, Refusal::Failure(e) if e.kind == ErrorKind::SandboxNotFound)
+/// Whether another node has resumed or deleted a paused sandbox.
+pub fn is_claimed(refusal: &Refusal) -> bool {
+    matches!(refusal, Refusal::Failure(e) if e.kind == ErrorKind::SandboxClaimed)
 }
 
 /// Whether the memory of a sandbox cannot be released.

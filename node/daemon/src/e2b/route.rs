@@ -20,11 +20,13 @@ use thaw_protocol::api::Sandbox;
 use tokio::sync::watch;
 
 use super::cluster::forward::forward;
-use super::cluster::holder;
-use super::cluster::mark::is_forwarded;
+use super::cluster::holder::{self, Way};
+use super::cluster::mark::step_of;
 use super::envd::access::{Access, ForSandbox};
 use super::failure::Failure;
-use super::members::{Member, Owner};
+use super::lifecycle::is_claimed;
+use super::members::Member;
+use super::members::proof::Step;
 use super::proxy::{Failed, Proxy};
 use super::service::{Service, is_living, is_paused};
 use super::target::{ENVD_PORT, Target, target};
@@ -111,20 +113,25 @@ impl Routing {
         Ok(wanted)
     }
 
-    /// Another node that has the sandbox of a target.
-    async fn other(&self, target: &Target, is_forwarded: bool) -> Option<Arc<Member>> {
-        match self.service.owner(target.home) {
-            Owner::Here => None,
-            Owner::Other(member) => Some(member),
-            Owner::Gone if is_forwarded || holder::has(&self.service, &target.id) => None,
-            Owner::Gone => holder::find(&self.service, &target.id).await,
+    /// Another node that the request is for, and the step to it.
+    async fn other(&self, target: &Target, step: Option<Step>) -> Option<(Arc<Member>, Step)> {
+        match holder::way(&self.service, &target.whole(), step).await {
+            Way::Other(member, step) => Some((member, step)),
+            Way::Here | Way::Nowhere => None,
         }
+    }
+
+    async fn pass_on(&self, target: &Target, to: (Arc<Member>, Step), request: Request) -> Response {
+        let (member, step) = to;
+        let forwarded = forward(&self.service, &member, step, request).await;
+        forwarded.unwrap_or_else(|failure| elsewhere(failure, target))
     }
 
     async fn wake(&self, wanted: &Wanted, paused: &Sandbox) -> Result<(), Unavailable> {
         match self.service.resume(wanted, RESUMED_TIMEOUT_S, None).await {
             // Another request has resumed it meanwhile.
             Ok(_) | Err(Failure::Conflict(_)) => Ok(()),
+            Err(Failure::Refused(refusal)) if is_claimed(&refusal) => Err(Unavailable::Claimed),
             Err(failure) => {
                 let why = failure.why();
                 tracing::warn!(sandbox = paused.id, "not resumed for a request: {why}");
@@ -160,6 +167,8 @@ fn until_closed(mut thawd: watch::Receiver<bool>, held: impl Send + 'static) -> 
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Unavailable {
     Missing,
+    /// It was paused here, and another node has taken it over or deleted it.
+    Claimed,
     Paused,
     /// It was to be resumed for the request, which failed for this reason.
     NotResumed(String),
@@ -170,7 +179,7 @@ impl Unavailable {
     /// The answer, by whose words clients tell one reason from another.
     fn answer(self, target: &Target) -> Response {
         let message = match self {
-            Unavailable::Missing => "The sandbox was not found".to_owned(),
+            Unavailable::Missing | Unavailable::Claimed => "The sandbox was not found".to_owned(),
             Unavailable::Paused => "The sandbox is paused: connect to it first".to_owned(),
             Unavailable::NotResumed(why) => format!("The sandbox is paused, and could not be resumed: {why}"),
             Unavailable::NotOpen => format!("The sandbox is running but port is not open: {}", target.port),
@@ -189,7 +198,7 @@ fn bad_gateway(message: &str, target: &Target) -> Response {
 /// The answer if the node of the sandbox cannot be reached.
 fn elsewhere(failure: Failure, target: &Target) -> Response {
     match failure {
-        Failure::Unreachable(why) => bad_gateway(&why, target),
+        Failure::Unreachable(why) | Failure::Broken(why) => bad_gateway(&why, target),
         other => other.into_response(),
     }
 }
@@ -201,13 +210,20 @@ pub async fn dispatch(State(routing): State<Routing>, mut request: Request, next
         Ok(None) => return next.run(request).await,
         Err(why) => return Failure::Bad(why).into_response(),
     };
-    if let Some(member) = routing.other(&target, is_forwarded(&request)).await {
-        let forwarded = forward(&routing.service, &member, request).await;
-        return forwarded.unwrap_or_else(|failure| elsewhere(failure, &target));
+    let step = step_of(&request);
+    if let Some(to) = routing.other(&target, step).await {
+        return routing.pass_on(&target, to, request).await;
     }
     let wanted = match routing.sandbox(&target).await {
         Ok(wanted) => wanted,
-        Err(unavailable) => return unavailable.answer(&target),
+        Err(unavailable) => {
+            if unavailable == Unavailable::Claimed
+                && let Some(to) = routing.other(&target, step).await
+            {
+                return routing.pass_on(&target, to, request).await;
+            }
+            return unavailable.answer(&target);
+        }
     };
     match &routing.envd {
         Some(envd) if target.port == ENVD_PORT => {

@@ -107,6 +107,22 @@ async fn paused_sandbox_stays_until_it_is_resumed() {
 }
 
 #[tokio::test]
+async fn sandbox_stays_paused_if_its_resume_fails() {
+    let api = Api::new();
+    let id = api.make(ACME, json!({})).await;
+    of(&api, &id, "pause", json!({})).await.ok(204);
+    let paused = api.fake.counts.paused.find(&id).unwrap();
+    let elsewhere = paused.directory().join("elsewhere");
+    std::fs::rename(paused.snapshot(), &elsewhere).unwrap();
+    of(&api, &id, "resume", json!({}))
+        .await
+        .refused(404, "its snapshot is missing");
+    assert_eq!(state(&api, &id), "paused");
+    std::fs::rename(&elsewhere, paused.snapshot()).unwrap();
+    of(&api, &id, "resume", json!({})).await.ok(201);
+}
+
+#[tokio::test]
 async fn connection_resumes_a_paused_sandbox() {
     let api = Api::new();
     let id = api.make(ACME, json!({"timeout": 100})).await;

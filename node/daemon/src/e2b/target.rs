@@ -34,6 +34,14 @@ impl Target {
             port,
         }
     }
+
+    /// The sandbox's id as the request has it.
+    pub fn whole(&self) -> WholeId {
+        WholeId {
+            id: self.id.clone(),
+            home: self.home,
+        }
+    }
 }
 
 /// The domain of the sandboxes' host names.

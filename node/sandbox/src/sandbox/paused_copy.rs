@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::json;
+use thaw_failpoint::{Failpoint, reach};
 use thaw_images::manifest::{Descriptor, OCI_MANIFEST};
 use thaw_images::progress::{Progress, Silent};
 use thaw_images::source::Push;
@@ -171,7 +172,7 @@ impl Tenants {
     /// Claims a paused sandbox for this node, if a registry has a copy of it. No other node resumes it from then on.
     ///
     /// # Errors
-    /// [`ErrorKind::SandboxNotFound`]: another node has claimed it. The registry does not answer.
+    /// [`ErrorKind::SandboxClaimed`]: another node has resumed or deleted it. The registry does not answer.
     pub async fn claim_paused(&self, paused: &Paused) -> Result<(), Error> {
         let of = paused.clone();
         let Some(note) = blocking(move || of.copied()).await? else {
@@ -184,10 +185,25 @@ impl Tenants {
         blocking(move || of.forget_copied()).await
     }
 
+    /// Deletes a paused sandbox of a node that is gone, for a viewer that reaches it: writes the claim of its copy, so that no node resumes it.
+    ///
+    /// # Errors
+    /// [`ErrorKind::SandboxNotFound`]: there is no copy that the nodes made. [`ErrorKind::SandboxClaimed`]: a node has claimed it. The
+    /// registry does not answer.
+    pub async fn discard_copy(&self, place: &CopyPlace, viewer: &Viewer) -> Result<(), Error> {
+        let _turn = self.claims.acquire().await;
+        let copy = FoundCopy::find(self.shared(), place, viewer, &silent()).await?;
+        match claim(self.shared(), &copy.note).await? {
+            true => Ok(()),
+            false => Err(taken(&copy.record.id)),
+        }
+    }
+
     /// Makes a paused sandbox of this node of a copy, for a viewer that reaches it. It is not claimed yet.
     ///
     /// # Errors
-    /// [`ErrorKind::SandboxNotFound`]: there is no copy that the nodes made, or a node has claimed it. Those of a pull.
+    /// [`ErrorKind::SandboxNotFound`]: there is no copy that the nodes made. [`ErrorKind::SandboxClaimed`]: a node has claimed it. Those of
+    /// a pull.
     pub async fn take_paused(&self, place: &CopyPlace, viewer: &Viewer) -> Result<Paused, Error> {
         self.take(place, viewer, host_cpu::lacks).await
     }
@@ -200,15 +216,56 @@ impl Tenants {
         lacks: Lacks,
     ) -> Result<Paused, Error> {
         let _transfer = self.transfer(viewer.tenant.as_ref()).await?;
-        let mut asked = Asked {
+        let progress = silent();
+        let FoundCopy {
+            found,
+            mut asked,
+            portable,
+            record,
+            note,
+        } = FoundCopy::find(self.shared(), place, viewer, &progress).await?;
+        refuse_claimed(self.shared(), &note, &record.id).await?;
+        let node = self.with_stock(record.stock.as_ref()).await?;
+        asked.new.tenant = record.terms.tenant.clone();
+        let fetched = found.fetch(&node, &asked, lacks, &progress).await?;
+        // A pull takes long. Another call may have resumed the sandbox here meanwhile.
+        refuse_claimed(self.shared(), &note, &record.id).await?;
+        let of = node.clone();
+        fetched
+            .finish_as(&node, move |_store, made| {
+                adopt(&of, made.path(), record, &portable, &note)
+            })
+            .await
+    }
+}
+
+/// A copy in a registry that a node with the key made, of which nothing large was read. The viewer reaches its sandbox.
+struct FoundCopy {
+    found: Found,
+    asked: Asked,
+    portable: Portable,
+    record: Record,
+    /// A claim of this node, which is not written yet.
+    note: Copied,
+}
+
+impl FoundCopy {
+    /// # Errors
+    /// [`ErrorKind::SandboxNotFound`]: there is no such copy. Those of [`Found::open`].
+    async fn find(
+        node: &Node,
+        place: &CopyPlace,
+        viewer: &Viewer,
+        progress: &Arc<dyn Progress>,
+    ) -> Result<FoundCopy, Error> {
+        let asked = Asked {
             from: destination::parse(&place.reference())?,
             plain_http: false,
             new: NewSnapshot::default(),
             may_loopback: viewer.is_node,
             is_adopted: false,
         };
-        let progress = silent();
-        let found = Found::open(self.shared(), &asked, &progress).await;
+        let found = Found::open(node, &asked, progress).await;
         let found = found.map_err(|e| match is_absent(&e) {
             true => no_copy(place),
             false => e,
@@ -229,18 +286,13 @@ impl Tenants {
             nonce: hex::<16>()?,
             is_complete: true,
         };
-        refuse_claimed(self.shared(), &note, &record.id).await?;
-        let node = self.with_stock(record.stock.as_ref()).await?;
-        asked.new.tenant = record.terms.tenant.clone();
-        let fetched = found.fetch(&node, &asked, lacks, &progress).await?;
-        // A pull takes long. Another call may have resumed the sandbox here meanwhile.
-        refuse_claimed(self.shared(), &note, &record.id).await?;
-        let of = node.clone();
-        fetched
-            .finish_as(&node, move |_store, made| {
-                adopt(&of, made.path(), record, &portable, &note)
-            })
-            .await
+        Ok(FoundCopy {
+            found,
+            asked,
+            portable,
+            record,
+            note,
+        })
     }
 }
 
@@ -268,8 +320,11 @@ fn adopt(
     let place = draft.snapshot();
     let moved = fs::rename(snapshot, &place);
     moved.map_err(|e| Error::system(format!("cannot make {}", place.display()), &e))?;
+    reach(Failpoint::CopyMoved);
     portable.unpack(draft.directory(), note)?;
+    reach(Failpoint::CopyUnpacked);
     let paused = draft.finish_filled(record)?;
+    reach(Failpoint::CopyTaken);
     if let Ok(made) = node.templates.registry().find(&place) {
         kept_components::note(node, &made);
     }
@@ -282,6 +337,7 @@ async fn claim(node: &Node, note: &Copied) -> Result<bool, Error> {
         return Ok(there == note.nonce);
     }
     in_time(&note.claim, write_claim(node, note)).await?;
+    reach(Failpoint::CopyClaimed);
     // Of two that were written at once, the later one counts.
     match nonce_at(node, &note.claim).await? {
         Some(there) => Ok(there == note.nonce),
@@ -368,7 +424,7 @@ fn no_copy(place: &CopyPlace) -> Error {
 
 fn taken(id: &str) -> Error {
     let what = format!("sandbox {id} was resumed or deleted by another node");
-    Error::new(ErrorKind::SandboxNotFound, what)
+    Error::new(ErrorKind::SandboxClaimed, what)
 }
 
 fn silent() -> Arc<dyn Progress> {

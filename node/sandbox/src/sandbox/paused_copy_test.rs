@@ -66,10 +66,40 @@ async fn copied_sandbox_is_taken_over_and_claimed_once() {
     of_to.claim_paused(&taken).await.unwrap();
     of_to.claim_paused(&taken).await.unwrap();
     let late = of_from.claim_paused(&here).await.unwrap_err();
-    assert_eq!(late.kind, ErrorKind::SandboxNotFound, "{late}");
+    assert_eq!(late.kind, ErrorKind::SandboxClaimed, "{late}");
     assert!(here.copied().unwrap().is_some(), "it stays another node's");
     let again = take(1, "acme").await.unwrap_err();
-    assert_eq!(again.kind, ErrorKind::SandboxNotFound, "{again}");
+    assert_eq!(again.kind, ErrorKind::SandboxClaimed, "{again}");
+}
+
+#[tokio::test]
+async fn discarded_copy_is_resumed_by_no_node() {
+    let (root, registry) = (tempfile::tempdir().unwrap(), Registry::start().unwrap());
+    let place = |key| place(&registry, key);
+    let (from, of_from) = tenants(&root.path().join("from"));
+    let here = paused(&from);
+    let (_, of_other) = tenants(&root.path().join("other"));
+    let discard = async |key, tenant| of_other.discard_copy(&place(key), &viewer(tenant)).await;
+    let early = discard(1, "acme").await.unwrap_err();
+    assert_eq!(early.kind, ErrorKind::SandboxNotFound, "{early}");
+    of_from
+        .copy_paused(&here, &place(1), async { Ok(()) })
+        .await
+        .unwrap();
+    for refused in [discard(2, "acme").await, discard(1, "other").await] {
+        assert_eq!(refused.unwrap_err().kind, ErrorKind::SandboxNotFound);
+    }
+    discard(1, "acme").await.unwrap();
+    for late in [
+        discard(1, "acme").await.unwrap_err(),
+        of_from.claim_paused(&here).await.unwrap_err(),
+        of_other
+            .take(&place(1), &viewer("acme"), has_all)
+            .await
+            .unwrap_err(),
+    ] {
+        assert_eq!(late.kind, ErrorKind::SandboxClaimed, "{late}");
+    }
 }
 
 #[tokio::test]

@@ -12,6 +12,7 @@ use std::path::Path;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use serde::{Deserialize, Serialize};
+use thaw_failpoint::{Failpoint, reach};
 
 use super::paused::{KEPT, PausedRecord, create};
 use super::{Paused, Record, TimeLimit};
@@ -155,7 +156,10 @@ impl Paused {
             Err(e) if e.kind() != io::ErrorKind::NotFound => {
                 Err(Error::system(format!("cannot remove {}", file.display()), &e))
             }
-            _ => Ok(()),
+            _ => {
+                reach(Failpoint::CopyForgotten);
+                Ok(())
+            }
         }
     }
 }
@@ -178,8 +182,11 @@ fn write_note(directory: &Path, note: &Copied) -> io::Result<()> {
     let mut file = create(&new)?;
     file.write_all(&thaw_records::encode(note)?)?;
     file.sync_all()?;
+    reach(Failpoint::CopyBegun);
     fs::rename(new, directory.join(NOTE))?;
-    File::open(directory)?.sync_all()
+    File::open(directory)?.sync_all()?;
+    reach(Failpoint::CopyNoted);
+    Ok(())
 }
 
 #[cfg(test)]

@@ -163,6 +163,7 @@ impl Daemon {
             Ok(Box::new(alone) as Box<dyn Send>)
         });
         self.factory()?.copy_paused(&paused.files, place, turn).await?;
+        reach(Failpoint::CopyPushed);
         let Ok(_alone) = self.turn_of_paused(&Wanted::on_node(id), &paused).await else {
             return Ok(false);
         };
@@ -186,7 +187,7 @@ impl Daemon {
     /// Takes a paused sandbox over from a copy, as a paused one of this node, unless it is here.
     ///
     /// # Errors
-    /// [`ErrorKind::SandboxNotFound`]: there is no copy, the viewer does not reach it, or another node has it.
+    /// [`ErrorKind::SandboxNotFound`]: there is no copy, or the viewer does not reach it. [`ErrorKind::SandboxClaimed`]: another node has it.
     pub async fn take_paused(
         self: &Arc<Daemon>,
         id: &str,
@@ -203,6 +204,19 @@ impl Daemon {
         self.insert_body(Body::Paused(Arc::new(paused)), described);
         tracing::info!(sandbox = id, "was taken over from a copy, and is paused");
         Ok(())
+    }
+
+    /// Deletes a paused sandbox of another node by its copy, unless it is here. Returns false if it is here.
+    ///
+    /// # Errors
+    /// Those of [`Daemon::take_paused`].
+    pub async fn discard_copy(&self, id: &str, place: &CopyPlace, viewer: &Viewer) -> Result<bool, Refusal> {
+        if self.cache.get(id).is_some() {
+            return Ok(false);
+        }
+        self.factory()?.discard_copy(place, viewer).await?;
+        tracing::info!(sandbox = id, "was deleted: no node resumes it from its copy");
+        Ok(true)
     }
 
     async fn paused(&self, files: Paused) -> PausedSandbox {

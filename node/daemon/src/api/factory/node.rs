@@ -91,6 +91,10 @@ impl Factory for Tenants {
         Tenants::take_paused(self, place, viewer).await
     }
 
+    async fn discard_copy(&self, place: &CopyPlace, viewer: &Viewer) -> Result<(), Error> {
+        Tenants::discard_copy(self, place, viewer).await
+    }
+
     async fn thaw_paused(&self, paused: &Paused, limit: TimeLimit) -> Result<NewSandbox, Refusal> {
         self.claim_paused(paused).await?;
         let node = self.with_stock(paused.record().stock.as_ref()).await?;

@@ -115,6 +115,10 @@ impl Factory for Fake {
         self.take(place, viewer)
     }
 
+    async fn discard_copy(&self, place: &CopyPlace, viewer: &Viewer) -> Result<(), Error> {
+        self.discard(place, viewer)
+    }
+
     async fn thaw_paused(&self, paused: &Paused, limit: TimeLimit) -> Result<NewSandbox, Refusal> {
         self.claim(paused)?;
         self.making.send_modify(|making| *making += 1);

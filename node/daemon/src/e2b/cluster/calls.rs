@@ -2,23 +2,30 @@
 
 use std::sync::Arc;
 
+use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::uri::PathAndQuery;
-use axum::http::{Method, Uri};
+use axum::http::{Method, StatusCode, Uri};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
+use thaw_sandbox::error::ErrorKind;
 
 use super::super::api_key;
 use super::super::failure::Failure;
-use super::super::members::{Members, Owner};
+use super::super::members::Members;
+use super::super::members::proof::Step;
 use super::super::service::Service;
 use super::super::whole_id::WholeId;
 use super::forward::forward;
-use super::mark::is_forwarded;
+use super::holder::Way;
+use super::mark::{is_forwarded, step_of};
 use super::takeover::Takeovers;
 use super::{holder, lists, placement, takeover};
 use crate::api::credentials::Credentials;
+use crate::api::extract::read_body;
 use crate::api::grant::Role;
+use crate::api::peer::Peer;
+use crate::api::problem;
 use crate::api::scope::Scope;
 
 /// What it takes to pass calls on.
@@ -84,26 +91,70 @@ async fn of_sandbox(
     request: Request,
     next: Next,
 ) -> Result<Response, Failure> {
-    match calls.service.owner(whole.home) {
-        Owner::Other(member) => {
-            api_key::admit(&calls.credentials, request.headers())?;
-            forward(&calls.service, &member, request).await
+    if holder::has(&calls.service, whole) {
+        return local(calls, whole, request, next).await;
+    }
+    let (peer, _) = api_key::admit(&calls.credentials, request.headers())?;
+    match holder::way(&calls.service, whole, step_of(&request)).await {
+        Way::Here => here(whole, request, next).await,
+        Way::Other(member, step) => {
+            let is_creation = creates(&request);
+            let forwarded = forward(&calls.service, &member, step, request).await;
+            forwarded.map_err(|failure| match is_creation {
+                true => failure.of_creation(),
+                false => failure,
+            })
         }
-        Owner::Here => here(whole, request, next).await,
-        Owner::Gone => of_gone(calls, whole, request, next).await,
+        Way::Nowhere => of_gone(calls, whole, &peer, request, next).await,
     }
 }
 
-/// Passes a call on to the node that has taken the sandbox over, or takes it over if the call resumes it.
-async fn of_gone(calls: &Calls, whole: &WholeId, request: Request, next: Next) -> Result<Response, Failure> {
+/// Answers a call for a sandbox that this node has. If another node has taken it over meanwhile, a call that resumes or deletes it finds that
+/// out, and goes on to that node.
+async fn local(calls: &Calls, whole: &WholeId, request: Request, next: Next) -> Result<Response, Failure> {
     let service = &calls.service;
-    if !is_forwarded(&request) && !holder::has(service, &whole.id) {
-        let (peer, _) = api_key::admit(&calls.credentials, request.headers())?;
-        if let Some(member) = holder::find(service, &whole.id).await {
-            return forward(service, &member, request).await;
+    let shown = service.daemon.cache.get(&whole.id);
+    let is_released = shown.is_some_and(|shown| shown.memory_released);
+    let deletes = takeover::deletes(&request, whole);
+    let members = service.members.as_ref().filter(|members| members.has_copies());
+    let may_be_old = members.is_some() && is_released && (deletes || takeover::resumes(&request));
+    if !may_be_old || step_of(&request) == Some(Step::Last) {
+        return here(whole, request, next).await;
+    }
+    api_key::admit(&calls.credentials, request.headers())?;
+    let (head, body) = request.into_parts();
+    let body = read_body(Request::from_parts(head.clone(), body)).await?;
+    let request = || Request::from_parts(head.clone(), Body::from(body.clone()));
+    let answer = here(whole, request(), next).await?;
+    let may_be_elsewhere = match deletes {
+        true => answer.status() == StatusCode::NO_CONTENT,
+        false => problem::is(&answer, ErrorKind::SandboxClaimed),
+    };
+    if !may_be_elsewhere {
+        return Ok(answer);
+    }
+    match holder::found(service, whole).await {
+        Some(Way::Other(member, step)) => forward(service, &member, step, request()).await,
+        _ => Ok(answer),
+    }
+}
+
+/// Answers a call for a sandbox that no node has. If there is a copy, a call that resumes the sandbox takes it over, and one that deletes it
+/// claims it.
+async fn of_gone(
+    calls: &Calls,
+    whole: &WholeId,
+    peer: &Peer,
+    request: Request,
+    next: Next,
+) -> Result<Response, Failure> {
+    if peer.role().suffices(Role::Operate) {
+        let (service, scope) = (&calls.service, Scope::of(peer));
+        if takeover::resumes(&request) {
+            calls.takeovers.take(service, whole, &scope).await?;
         }
-        if takeover::resumes(&request) && peer.role().suffices(Role::Operate) {
-            calls.takeovers.take(service, whole, &Scope::of(&peer)).await?;
+        if takeover::deletes(&request, whole) && calls.takeovers.discard(service, whole, &scope).await? {
+            return Ok(StatusCode::NO_CONTENT.into_response());
         }
     }
     here(whole, request, next).await
@@ -122,6 +173,12 @@ fn shortened(uri: &Uri, whole: &WholeId) -> Result<Uri, Failure> {
     let mut parts = uri.clone().into_parts();
     parts.path_and_query = Some(path.parse::<PathAndQuery>().map_err(|e| bad(&e))?);
     Uri::from_parts(parts).map_err(|e| bad(&e))
+}
+
+/// Whether a call for a sandbox creates something each time.
+fn creates(request: &Request) -> bool {
+    let path = request.uri().path();
+    request.method() == Method::POST && (path.ends_with("/fork") || path.ends_with("/snapshots"))
 }
 
 /// The call of a request, if it is one of those here.
@@ -143,8 +200,6 @@ fn call(request: &Request) -> Option<Call> {
 
 #[cfg(test)]
 mod tests {
-    use axum::body::Body;
-
     use super::*;
 
     #[test]

@@ -6,16 +6,24 @@ use axum::response::Response;
 use super::super::failure::Failure;
 use super::super::members::Member;
 use super::super::members::endpoint::Stream;
+use super::super::members::proof::Step;
 use super::super::proxy::{Failed, Sent};
 use super::super::service::Service;
 use super::mark::is_forwarded;
 
-/// Passes a request on to another node, with the credentials of its caller, and returns the answer of that node.
+/// Passes a request on to another node, with the credentials of its caller, and returns the answer of that node. `step` is the request's
+/// next one.
 ///
 /// # Errors
-/// [`Failure::Unreachable`]: the node does not answer, or another node has passed the request on already. There are too many connections.
-pub async fn forward(service: &Service, member: &Member, request: Request) -> Result<Response, Failure> {
-    if is_forwarded(&request) {
+/// [`Failure::Unreachable`]: the node does not answer, or another node has passed the request on already. [`Failure::Broken`]: the connection
+/// broke. There are too many connections.
+pub async fn forward(
+    service: &Service,
+    member: &Member,
+    step: Step,
+    request: Request,
+) -> Result<Response, Failure> {
+    if step == Step::First && is_forwarded(&request) {
         let name = service.members.as_ref().map_or("", |members| members.name());
         return Err(Failure::Unreachable(format!(
             "the sandbox is on node {}, and another node asked {name} for it: the lists of nodes differ",
@@ -25,7 +33,7 @@ pub async fn forward(service: &Service, member: &Member, request: Request) -> Re
     let Some(members) = &service.members else {
         return Err(gone(member));
     };
-    let reused = match members.outgoing(member, request, service.daemon.closing()) {
+    let reused = match members.outgoing(member, step, request, service.daemon.closing()) {
         Ok(outgoing) => members.reuse(member, outgoing).await,
         Err(failed) => Err(failed),
     };
@@ -59,7 +67,7 @@ pub async fn connect(service: &Service, member: &Member) -> Result<Box<dyn Strea
 /// Passes a request on over a new connection.
 ///
 /// # Errors
-/// [`Failure::Unreachable`]: the connection broke. There are too many connections.
+/// [`Failure::Broken`]: the connection broke. There are too many connections.
 pub async fn send(
     service: &Service,
     member: &Member,
@@ -69,7 +77,7 @@ pub async fn send(
     let Some(members) = &service.members else {
         return Err(gone(member));
     };
-    let sent = match members.outgoing(member, request, service.daemon.closing()) {
+    let sent = match members.outgoing(member, Step::First, request, service.daemon.closing()) {
         Ok(outgoing) => members.pass_on(member, stream, outgoing).await,
         Err(failed) => Err(failed),
     };
@@ -84,7 +92,7 @@ fn answered(service: &Service, member: &Member, sent: Result<Response, Failed>) 
         Failed::NotOpen => gone(member),
         Failed::Broken(why) => {
             tracing::warn!(node = member.name, "the connection to a node broke: {why}");
-            Failure::Unreachable(format!("the connection to node {} broke", member.name))
+            Failure::Broken(format!("the connection to node {} broke", member.name))
         }
     })
 }

@@ -1,56 +1,77 @@
-//! The node that has taken over a sandbox of a node that is no member any more.
+//! The node that has a sandbox. That is the node in its id, or one that has taken it over from a registry.
 //!
-//! Ids of such sandboxes name no member, so the members are asked. Invariant: there are never more searches at once than
-//! [`Members`](super::super::members::Members) permits.
+//! Also a member's sandbox may have been taken over: Kubernetes names only nodes that are ready, so a node may be no member for a moment. When it
+//! is one again, ids lead to it, and it looks for what it does not have. Invariant: a node that has a sandbox answers for it, whatever the id
+//! says.
 
 use std::sync::Arc;
 
+use axum::Json;
 use axum::extract::Request;
-use axum::http::StatusCode;
 use axum::response::{IntoResponse, Response};
-use futures_util::future::join_all;
 use thaw_protocol::nodes::HOLDER;
 
 use super::super::extract::Query;
-use super::super::members::Member;
+use super::super::members::proof::Step;
+use super::super::members::{Member, Owner};
 use super::super::service::Service;
+use super::super::whole_id::WholeId;
 use super::mark::is_forwarded;
 
-/// Largest answer, bytes.
-const MAX_ANSWER: usize = 16 << 10;
-
-/// Whether this node has a sandbox with this id of thawd's.
-pub fn has(service: &Service, id: &str) -> bool {
-    service.daemon.cache.get(id).is_some()
+/// Whose a request for a sandbox is.
+#[derive(Clone, Debug)]
+pub enum Way {
+    /// This node's: it has the sandbox, or no other node is to be asked.
+    Here,
+    /// Another node's, to which this is the step.
+    Other(Arc<Member>, Step),
+    /// No node that answers has the sandbox, and the node in its id is no member.
+    Nowhere,
 }
 
-/// The answer to another node that asks for a sandbox, if the request is that.
+/// Whether this node has a sandbox, of its own or taken over.
+pub fn has(service: &Service, whole: &WholeId) -> bool {
+    if service.daemon.cache.get(&whole.id).is_none() {
+        return false;
+    }
+    match service.owner(whole.home) {
+        Owner::Here => true,
+        _ => service.whole_id(&whole.id, service.own_notes(&whole.id).as_ref()) == *whole,
+    }
+}
+
+/// The way of a request that has made this step.
+pub async fn way(service: &Service, whole: &WholeId, step: Option<Step>) -> Way {
+    if whole.home.is_none() || has(service, whole) {
+        return Way::Here;
+    }
+    match (service.owner(whole.home), step) {
+        (Owner::Other(member), _) => Way::Other(member, Step::First),
+        (Owner::Here, Some(Step::Last)) | (Owner::Gone, Some(_)) => Way::Here,
+        (Owner::Here, _) => found(service, whole).await.unwrap_or(Way::Here),
+        (Owner::Gone, None) => found(service, whole).await.unwrap_or(Way::Nowhere),
+    }
+}
+
+/// The way to another node that has the sandbox.
+pub async fn found(service: &Service, whole: &WholeId) -> Option<Way> {
+    let holder = service.members.as_ref()?.holder(whole).await?;
+    Some(Way::Other(holder, Step::Last))
+}
+
+/// The answer to another node that asks which of some sandboxes are here, if the request is that.
 pub fn answered(service: &Service, request: &Request) -> Option<Response> {
     let is_asked = request.uri().path() == HOLDER && is_forwarded(request);
     is_asked.then(|| {
         let query = Query::of(request.uri().query().unwrap_or_default());
-        match query.text("id").is_some_and(|id| has(service, id)) {
-            true => StatusCode::NO_CONTENT.into_response(),
-            false => StatusCode::NOT_FOUND.into_response(),
-        }
+        let asked = query.text("ids").unwrap_or_default().split(',');
+        let here = asked
+            .filter_map(WholeId::parse)
+            .filter(|whole| has(service, whole));
+        Json(here.map(|whole| whole.to_string()).collect::<Vec<_>>()).into_response()
     })
 }
 
-/// Another node that has the sandbox with this id of thawd's.
-pub async fn find(service: &Service, id: &str) -> Option<Arc<Member>> {
-    let members = service.members.as_ref()?;
-    let _permit = members.searching.acquire().await.ok()?;
-    let path = format!("{HOLDER}?id={id}");
-    let others = members.others();
-    let asked = others
-        .iter()
-        .map(|member| members.ask(member, &path, None, MAX_ANSWER));
-    let answers = join_all(asked).await;
-    let mut found = others.iter().zip(answers);
-    let found = found.find(|(_, answer)| {
-        answer
-            .as_ref()
-            .is_ok_and(|answer| answer.status == StatusCode::NO_CONTENT)
-    });
-    found.map(|(member, _)| member.clone())
-}
+#[cfg(test)]
+#[path = "holder_test.rs"]
+mod tests;

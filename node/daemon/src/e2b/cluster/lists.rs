@@ -4,7 +4,7 @@
 //! node, so nothing is kept between two pages.
 //!
 //! Invariants: a page is bounded; a node that does not answer, or answers with something else, is named in the header [`MISSING`]; a node
-//! adds only sandboxes with its own tag, or with that of a node that is no member.
+//! adds only sandboxes with its own tag, or those that it [may have](Members::may_have) taken over.
 
 use std::collections::HashMap;
 
@@ -36,8 +36,9 @@ const SECOND_NS: u64 = 1_000_000_000;
 type Placed = ((u64, WholeId), Value);
 
 /// What one node answers.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Page {
+    node: Tag,
     sandboxes: Vec<Placed>,
     /// Whether there are more on that node.
     has_more: bool,
@@ -45,7 +46,7 @@ struct Page {
 
 impl Page {
     /// Reads an answer. Sandboxes of nodes that `may_be` does not allow are left out. `None`: it is no list of sandboxes.
-    fn read(body: &[u8], headers: &HeaderMap, may_be: impl Fn(Tag) -> bool) -> Option<Page> {
+    fn read(node: Tag, body: &[u8], headers: &HeaderMap, may_be: impl Fn(Tag) -> bool) -> Option<Page> {
         let sandboxes: Vec<Value> = serde_json::from_slice(body).ok()?;
         let placed = sandboxes.into_iter().map(|sandbox| {
             let id = WholeId::parse(sandbox["sandboxID"].as_str()?)?;
@@ -55,6 +56,7 @@ impl Page {
         let mut placed: Vec<Placed> = placed.collect::<Option<_>>()?;
         placed.retain(|((_, id), _)| id.home.is_some_and(&may_be));
         Some(Page {
+            node,
             sandboxes: placed,
             has_more: headers.contains_key(NEXT),
         })
@@ -106,7 +108,7 @@ pub async fn gather(
     }
     let (head, body) = here.into_parts();
     let body: Bytes = to_bytes(body, usize::MAX).await.map_err(|e| broken(&e))?;
-    let own = Page::read(&body, &head.headers, |_| true);
+    let own = Page::read(members.tag(), &body, &head.headers, |_| true);
     let own = own.ok_or_else(|| broken(&"the list of this node cannot be read"))?;
     let mut missing = Vec::new();
     let mut all = vec![own];
@@ -133,7 +135,7 @@ async fn page(members: &Members, member: &Member, path: &str, key: &HeaderValue)
     if answer.status != StatusCode::OK {
         return Err(format!("it answered {}", answer.status));
     }
-    let page = Page::read(&answer.body, &answer.headers, |home| {
+    let page = Page::read(member.tag, &answer.body, &answer.headers, |home| {
         members.may_have(member.tag, home)
     });
     page.ok_or_else(|| "its answer is no list of its sandboxes".to_owned())
@@ -142,8 +144,16 @@ async fn page(members: &Members, member: &Member, path: &str, key: &HeaderValue)
 /// The first sandboxes of all pages in the order that is wanted, and whether there are more.
 fn merged(pages: Vec<Page>, wanted: &Wanted) -> Response {
     let mut has_more = pages.iter().any(|page| page.has_more);
-    // A node that names a sandbox twice adds it once.
-    let all: HashMap<(u64, WholeId), Value> = pages.into_iter().flat_map(|page| page.sandboxes).collect();
+    // A sandbox that is named twice is added once. If the node in its id and another one name it, the other one has taken it over.
+    let mut all: HashMap<(u64, WholeId), Value> = HashMap::new();
+    for Page { node, sandboxes, .. } in pages {
+        for (place, sandbox) in sandboxes {
+            let is_at_home = place.1.home == Some(node);
+            if !is_at_home || !all.contains_key(&place) {
+                all.insert(place, sandbox);
+            }
+        }
+    }
     let mut all: Vec<Placed> = all.into_iter().collect();
     all.sort_by(|(one, _), (other, _)| match wanted.is_ascending {
         true => one.cmp(other),

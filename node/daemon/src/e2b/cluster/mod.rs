@@ -7,11 +7,14 @@
 //! | [`forward`] | the way to another node |
 //! | [`placement`], [`room`] | the node that a new sandbox is made on |
 //! | [`lists`] | a list of the sandboxes of all nodes |
-//! | [`takeover`], [`holder`] | paused sandboxes of nodes that are gone, and which node has taken one over |
+//! | [`holder`] | the node that has a sandbox |
+//! | [`copying`] | copies of paused sandboxes |
+//! | [`takeover`] | paused sandboxes of nodes that are gone |
 //!
-//! Invariant: a request that a node has passed on is answered by the node that gets it.
+//! Invariant: a request that a node has passed on is answered by the node that gets it, or by one that has taken the sandbox over.
 
 pub mod calls;
+pub mod copying;
 pub mod forward;
 pub mod holder;
 mod lists;

@@ -193,7 +193,11 @@ impl Placing<'_> {
                 let stream = connect(self.service, member).await;
                 let stream = stream.map_err(NotMade::Unreached)?;
                 let sent = send(self.service, member, stream, self.request()).await;
-                sent.map_err(NotMade::Unknown)
+                sent.map_err(|failure| match self.by_room {
+                    true => NotMade::Unknown(failure.of_creation()),
+                    // A repeated request finds the sandbox.
+                    false => NotMade::Unknown(failure),
+                })
             }
         }
     }

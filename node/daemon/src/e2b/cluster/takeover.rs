@@ -1,31 +1,20 @@
-//! Paused sandboxes of a node that is no member any more: copied to a registry while their node lives, and taken over by the node that a
-//! caller asks to resume one.
+//! Paused sandboxes of a node that is no member any more, of which a registry has [copies](super::copying). The node that a caller asks to resume
+//! one takes it over. The one that a caller asks to delete it claims it, so that no node takes it over.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
-use std::time::{Duration, Instant};
 
 use axum::extract::Request;
 use axum::http::Method;
-use futures_util::future::join_all;
-use thaw_protocol::api::Sandbox;
 use thaw_sandbox::CopyPlace;
+use thaw_sandbox::error::ErrorKind;
 use thaw_sys::lock::Lock;
 
 use super::super::failure::Failure;
-use super::super::lifecycle::is_gone;
-use super::super::service::{Service, is_living, is_paused};
+use super::super::service::Service;
 use super::super::whole_id::WholeId;
-use super::holder::has;
+use crate::api::problem::Refusal;
 use crate::api::scope::Scope;
-use crate::api::watch::{Query, Selector};
-
-/// How often sandboxes without a copy are looked for.
-const PERIOD: Duration = Duration::from_secs(2);
-/// How long after a failure a copy is tried again.
-const RETRY: Duration = Duration::from_secs(60);
-/// Copies that are made at once.
-const AT_ONCE: usize = 2;
 
 /// For one takeover of a sandbox at a time.
 type Turn = Arc<tokio::sync::Mutex<()>>;
@@ -66,23 +55,58 @@ impl Takeovers {
     /// # Errors
     /// The registry failed, or this node has no room for the sandbox's files.
     pub async fn take(&self, service: &Service, whole: &WholeId, scope: &Scope) -> Result<(), Failure> {
+        let (daemon, id, viewer) = (service.daemon.clone(), whole.id.clone(), scope.viewer());
+        let take = move |place: CopyPlace| async move { daemon.take_paused(&id, &place, &viewer).await };
+        self.alone(service, whole, take).await.map(drop)
+    }
+
+    /// Deletes a paused sandbox by its copy, if there are copies, for a caller of this scope. Returns whether it was deleted: there is no
+    /// copy that the caller reaches, or this node has taken the sandbox over meanwhile.
+    ///
+    /// # Errors
+    /// The registry failed. The call can be repeated.
+    pub async fn discard(&self, service: &Service, whole: &WholeId, scope: &Scope) -> Result<bool, Failure> {
+        let (daemon, id, viewer) = (service.daemon.clone(), whole.id.clone(), scope.viewer());
+        let discard = move |place: CopyPlace| async move { daemon.discard_copy(&id, &place, &viewer).await };
+        let discarded = self.alone(service, whole, discard).await?;
+        Ok(discarded == Some(true))
+    }
+
+    /// Does something with the copy of a sandbox while no other call here does, and to its end. `None`: there is no copy.
+    async fn alone<T, W>(
+        &self,
+        service: &Service,
+        whole: &WholeId,
+        work: impl FnOnce(CopyPlace) -> W,
+    ) -> Result<Option<T>, Failure>
+    where
+        T: Send + 'static,
+        W: Future<Output = Result<T, Refusal>> + Send + 'static,
+    {
         let members = service.members.as_ref();
         let Some(place) = members.and_then(|members| members.copy_place(whole)) else {
-            return Ok(());
+            return Ok(None);
         };
+        let work = work(place);
         let taking = self.begin(&whole.id);
         let alone = taking.turn.clone().lock_owned().await;
-        let (daemon, id, viewer) = (service.daemon.clone(), whole.id.clone(), scope.viewer());
-        let work = async move {
+        let done = async move {
             // The turn lasts as long as the work, also if the caller hangs up, and ends before the entry is removed.
             let _turn = (alone, taking);
-            Ok::<_, Failure>(daemon.take_paused(&id, &place, &viewer).await?)
+            Ok::<_, Failure>(work.await?)
         };
-        match service.finish(work).await {
-            Err(Failure::Refused(refusal)) if is_gone(&refusal) => Ok(()),
-            taken => taken,
+        match service.finish(done).await {
+            Ok(done) => Ok(Some(done)),
+            Err(Failure::Refused(refusal)) if has_no_copy(&refusal) => Ok(None),
+            Err(failure) => Err(failure),
         }
     }
+}
+
+/// Whether there is no copy of a sandbox for the caller, or another node has claimed it.
+fn has_no_copy(refusal: &Refusal) -> bool {
+    let is_one = |kind| matches!(kind, ErrorKind::SandboxNotFound | ErrorKind::SandboxClaimed);
+    matches!(refusal, Refusal::Failure(e) if is_one(e.kind))
 }
 
 /// Whether a request resumes a paused sandbox.
@@ -91,72 +115,10 @@ pub fn resumes(request: &Request) -> bool {
     request.method() == Method::POST && (path.ends_with("/connect") || path.ends_with("/resume"))
 }
 
-/// Copies each paused sandbox of this API to the registry, until thawd ends.
-pub async fn keep_copied(service: Arc<Service>) {
-    let place = |id: &str| {
-        let notes = service.own_notes(id)?;
-        let whole = service.whole_id(id, Some(&notes));
-        service.members.as_ref()?.copy_place(&whole)
-    };
-    let mut closing = service.daemon.closing();
-    // The version of each sandbox that has a copy, and when the others were tried.
-    let (mut copied, mut failed) = (HashMap::<String, u64>::new(), HashMap::<String, Instant>::new());
-    loop {
-        let paused = paused(&service);
-        let versions = paused.iter().map(|it| (it.id.as_str(), it.resource_version));
-        let versions: HashMap<&str, u64> = versions.collect();
-        copied.retain(|id, version| versions.get(id.as_str()).is_some_and(|now| *now == *version));
-        failed.retain(|id, _| versions.contains_key(id.as_str()));
-        let is_wanted = |it: &&Arc<Sandbox>| {
-            let has_waited = failed.get(&it.id).is_none_or(|at| at.elapsed() >= RETRY);
-            has_waited && !copied.contains_key(&it.id)
-        };
-        let wanted: Vec<_> = paused.iter().filter(is_wanted).cloned().collect();
-        for some in wanted.chunks(AT_ONCE) {
-            let places = some.iter().map(|it| (it, place(&it.id)));
-            let copies = places.map(|(it, place)| copy(&service, it, place));
-            for (it, is_copied) in some.iter().zip(join_all(copies).await) {
-                match is_copied {
-                    true => drop(copied.insert(it.id.clone(), it.resource_version)),
-                    false => drop(failed.insert(it.id.clone(), Instant::now())),
-                }
-            }
-        }
-        let ended = closing.wait_for(|closing| *closing);
-        if tokio::time::timeout(PERIOD, ended).await.is_ok() {
-            return;
-        }
-    }
-}
-
-/// The sandboxes whose memory is released.
-fn paused(service: &Service) -> Vec<Arc<Sandbox>> {
-    let Ok(selector) = Selector::parse(Scope::node(), "", "") else {
-        return Vec::new();
-    };
-    let all = service.daemon.cache.list(&Query {
-        selector,
-        limit: None,
-        from: None,
-    });
-    let all = all.map(|all| all.items).unwrap_or_default().into_iter();
-    all.filter(|it| is_living(it) && is_paused(it) && it.memory_released)
-        .collect()
-}
-
-/// Copies a sandbox. One that is not of this API needs no copy. Returns false if it failed.
-async fn copy(service: &Service, sandbox: &Sandbox, place: Option<CopyPlace>) -> bool {
-    let Some(place) = place else { return true };
-    match service.daemon.copy_paused(&sandbox.id, &place).await {
-        Ok(_) => true,
-        Err(why) => {
-            // It may be running again, and will then not be tried.
-            if has(service, &sandbox.id) {
-                tracing::warn!(sandbox = sandbox.id, "a paused sandbox is not copied: {why}");
-            }
-            false
-        }
-    }
+/// Whether a request deletes this sandbox.
+pub fn deletes(request: &Request, whole: &WholeId) -> bool {
+    let path = request.uri().path();
+    request.method() == Method::DELETE && path.strip_prefix("/sandboxes/") == Some(whole.to_string().as_str())
 }
 
 #[cfg(test)]

@@ -1,34 +1,20 @@
 use serde_json::{Value, json};
 
 use super::*;
-use crate::api::test_client::until;
-use crate::e2b::cluster::test_nodes::nodes;
-use crate::e2b::test_api::{OTHER, ids};
+use crate::e2b::cluster::test_nodes::{forget_b, nodes, paused_on_b};
+use crate::e2b::test_api::{ACME_READ, OTHER, ids};
 
 #[tokio::test]
 async fn paused_sandbox_of_a_node_that_is_gone_is_taken_over() {
     let mut nodes = nodes(&[8, 8, 8]).await;
-    let copies = nodes[0].api.fake.copies.lock().unwrap().clone();
-    for node in &nodes[1..] {
-        *node.api.fake.copies.lock().unwrap() = copies.clone();
-    }
-    let id = nodes[1].make_here().await;
+    let id = paused_on_b(&nodes).await;
     let path = |what: &str| format!("/sandboxes/{id}{what}");
-    nodes[0].ask("POST", &path("/pause"), json!({})).await.ok(204);
-    let copying = tokio::spawn(keep_copied(nodes[1].api.service.clone()));
-    until(|| copies.has(&format!("registry.example/paused:{id}"))).await;
-    copying.abort();
     nodes[1].stop().await;
     nodes[0]
         .ask("POST", &path("/connect"), json!({}))
         .await
         .refused(502, "b is a member");
-    for node in [&nodes[0], &nodes[2]] {
-        let members = node.api.service.members.as_ref().unwrap();
-        let mut config = node.config.clone();
-        config.nodes.remove("b");
-        members.reload(&config).unwrap();
-    }
+    forget_b(&nodes);
     nodes[0]
         .ask("GET", &path(""), Value::Null)
         .await
@@ -59,15 +45,11 @@ async fn paused_sandbox_of_a_node_that_is_gone_is_taken_over() {
             format!("/x of {}", WholeId::parse(&id).unwrap().id)
         );
     }
-    // The node is back, and its copy is old.
-    nodes[1]
-        .ask("POST", &path("/resume"), json!({}))
-        .await
-        .refused(404, "it is claimed");
-    nodes[1]
-        .ask("GET", &path(""), Value::Null)
-        .await
-        .refused(404, "it is removed");
+    // The node is back, and what it has is old.
+    let connected = nodes[1].ask("POST", &path("/connect"), json!({})).await.ok(200);
+    assert_eq!(connected["sandboxID"], id);
+    let short = WholeId::parse(&id).unwrap().id;
+    assert!(nodes[1].api.daemon.cache.get(&short).is_none());
     nodes[2].ask("DELETE", &path(""), Value::Null).await.ok(204);
     nodes[0]
         .ask("POST", &path("/connect"), json!({}))
@@ -76,27 +58,34 @@ async fn paused_sandbox_of_a_node_that_is_gone_is_taken_over() {
 }
 
 #[tokio::test]
+async fn deleted_sandbox_of_a_node_that_is_gone_stays_deleted() {
+    let mut nodes = nodes(&[8, 8, 8]).await;
+    let id = paused_on_b(&nodes).await;
+    let path = format!("/sandboxes/{id}");
+    nodes[1].stop().await;
+    forget_b(&nodes);
+    for (key, status) in [(OTHER, 404), (ACME_READ, 403), ("nobody", 401)] {
+        let refused = nodes[0].api.ask(key, "DELETE", &path, Value::Null).await;
+        refused.refused(status, key);
+    }
+    nodes[0].ask("DELETE", &path, Value::Null).await.ok(204);
+    for node in &nodes {
+        node.ask("POST", &format!("{path}/connect"), json!({}))
+            .await
+            .refused(404, node.name);
+        node.ask("DELETE", &path, Value::Null)
+            .await
+            .refused(404, "it was deleted");
+    }
+}
+
+#[tokio::test]
 async fn resumed_sandbox_cannot_be_taken_over() {
     let nodes = nodes(&[8, 8]).await;
-    let copies = nodes[0].api.fake.copies.lock().unwrap().clone();
-    *nodes[1].api.fake.copies.lock().unwrap() = copies.clone();
-    let id = nodes[1].make_here().await;
+    let id = paused_on_b(&nodes).await;
     let path = |what: &str| format!("/sandboxes/{id}{what}");
-    nodes[1].ask("POST", &path("/pause"), json!({})).await.ok(204);
-    let copying = tokio::spawn(keep_copied(nodes[1].api.service.clone()));
-    until(|| copies.has(&format!("registry.example/paused:{id}"))).await;
-    copying.abort();
     nodes[1].ask("POST", &path("/resume"), json!({})).await.ok(201);
-    let mut config = nodes[0].config.clone();
-    config.nodes.remove("b");
-    nodes[0]
-        .api
-        .service
-        .members
-        .as_ref()
-        .unwrap()
-        .reload(&config)
-        .unwrap();
+    forget_b(&nodes);
     nodes[0]
         .ask("POST", &path("/connect"), json!({}))
         .await

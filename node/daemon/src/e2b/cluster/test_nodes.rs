@@ -16,11 +16,12 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 use tokio::sync::watch;
 
-use super::mark::Forwarded;
+use super::copying::keep_copied;
 use crate::api::connection;
 use crate::api::peer::Peer;
-use crate::api::test_client::{send, whole};
+use crate::api::test_client::{send, until, whole};
 use crate::e2b::members::Members;
+use crate::e2b::members::proof::Step;
 use crate::e2b::test_api::{ACME, Answer, Api, echo};
 use crate::e2b::whole_id::{Tag, WholeId};
 
@@ -67,9 +68,13 @@ impl Node {
 
     /// Creates a sandbox on this node, as for another node, and returns its id.
     pub async fn make_here(&self) -> String {
-        let body = json!({"templateID": "base"}).to_string();
+        self.make_here_as(json!({"templateID": "base"})).await
+    }
+
+    async fn make_here_as(&self, what: Value) -> String {
+        let body = what.to_string();
         let request = Request::builder().method("POST").uri("/v2/sandboxes");
-        let request = request.header("x-api-key", ACME).extension(Forwarded);
+        let request = request.header("x-api-key", ACME).extension(Step::First);
         let made = send(&self.api.routes, request.body(Body::from(body)).unwrap()).await;
         let made: Value = serde_json::from_slice(&whole(made).await).unwrap();
         made["sandboxID"].as_str().unwrap().to_owned()
@@ -147,7 +152,37 @@ pub async fn nodes(machines: &[u64]) -> Vec<Node> {
     started.collect()
 }
 
-/// A server that answers every request with these bytes, and keeps the connection open.
+/// Makes a sandbox on the node b, pauses it, and copies it to the registry, which all nodes share. Returns its id.
+pub async fn paused_on_b(nodes: &[Node]) -> String {
+    paused_on_b_as(nodes, json!({"templateID": "base"})).await
+}
+
+/// The same with this body of the creation.
+pub async fn paused_on_b_as(nodes: &[Node], what: Value) -> String {
+    let copies = nodes[0].api.fake.copies.lock().unwrap().clone();
+    for node in &nodes[1..] {
+        *node.api.fake.copies.lock().unwrap() = copies.clone();
+    }
+    let id = nodes[1].make_here_as(what).await;
+    let pause = format!("/sandboxes/{id}/pause");
+    nodes[0].ask("POST", &pause, json!({})).await.ok(204);
+    let copying = tokio::spawn(keep_copied(nodes[1].api.service.clone()));
+    until(|| copies.has(&format!("registry.example/paused:{id}"))).await;
+    copying.abort();
+    id
+}
+
+/// Removes the node b from the lists of the others.
+pub fn forget_b(nodes: &[Node]) {
+    for node in nodes.iter().filter(|node| node.name != "b") {
+        let members = node.api.service.members.as_ref().unwrap();
+        let mut config = node.config.clone();
+        config.nodes.remove("b");
+        members.reload(&config).unwrap();
+    }
+}
+
+/// A server that answers each GET with these bytes, and keeps the connection open. Another request breaks the connection.
 async fn answering(answer: Vec<u8>) -> SocketAddr {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address = listener.local_addr().unwrap();
@@ -159,6 +194,9 @@ async fn answering(answer: Vec<u8>) -> SocketAddr {
                 while !head.ends_with(b"\r\n\r\n") {
                     head.push(stream.read_u8().await.unwrap());
                 }
+                if !head.starts_with(b"GET ") {
+                    return;
+                }
                 // The other end may have seen enough.
                 let _ = stream.write_all(&answer).await;
                 let _ = stream.read(&mut [0]).await;
@@ -168,7 +206,7 @@ async fn answering(answer: Vec<u8>) -> SocketAddr {
     address
 }
 
-/// The node `a` beside a node `b` that answers every request with these bytes.
+/// The node `a` beside a node `b` that answers each GET with these bytes, and breaks the connection at other requests.
 pub async fn beside(answer: Vec<u8>) -> Api {
     let (key, b) = (key(), answering(answer).await);
     let a = ([127, 0, 0, 1], 1).into();

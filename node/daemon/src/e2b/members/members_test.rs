@@ -47,6 +47,21 @@ fn id_leads_to_its_node_while_that_is_a_member() {
 }
 
 #[test]
+fn node_has_sandboxes_of_members_only_if_they_are_copied() {
+    let key = key();
+    let mut config = config(&key, "a", &["a", "b", "c"]);
+    for (is_copied, registry) in [(false, None), (true, Some("registry.example/paused"))] {
+        config.paused_registry = registry.map(str::to_owned);
+        let (members, _) = Members::open(&config).unwrap();
+        let may_b_have = |home| members.may_have(Tag::of("b"), Tag::of(home));
+        assert!(may_b_have("b") && may_b_have("gone"));
+        for home in ["a", "c"] {
+            assert_eq!(may_b_have(home), is_copied, "{home}");
+        }
+    }
+}
+
+#[test]
 fn membership_lasts_while_a_node_keeps_its_address() {
     let key = key();
     let (members, _) = Members::open(&config(&key, "b", &["a", "b", "c"])).unwrap();
@@ -130,9 +145,12 @@ fn secret_is_the_same_on_all_nodes_and_proves_one() {
     let open = |key, own| Members::open(&config(key, own, &["a", "b"])).unwrap();
     let ((a, of_a), (b, of_b)) = (open(&key, "a"), open(&key, "b"));
     let (stranger, of_stranger) = open(&other, "b");
-    assert!(b.is_proof(a.proof.mark()) && !b.is_proof(stranger.proof.mark()));
+    for step in [Step::First, Step::Last] {
+        assert_eq!(b.step(a.proof.mark(step)), Some(step));
+        assert_eq!(b.step(stranger.proof.mark(step)), None);
+    }
     for wrong in ["", "x", &"0".repeat(64)] {
-        assert!(!b.is_proof(&HeaderValue::try_from(wrong).unwrap()), "{wrong}");
+        assert_eq!(b.step(&HeaderValue::try_from(wrong).unwrap()), None, "{wrong}");
     }
     let token = of_a.access_token("0123456789ab");
     assert!(of_b.check("0123456789ab", &token) && !of_stranger.check("0123456789ab", &token));

@@ -6,6 +6,7 @@
 //! | [`proof`] | the secret that all nodes share |
 //! | [`endpoint`] | a node's address, and connections to it |
 //! | [`asking`] | short requests |
+//! | [`searches`] | the node that has a sandbox, if it is not the one in its id |
 //! | [`slices`] | the members that Kubernetes names |
 //!
 //! Nodes have no state in common: an id names its node, and the list of members is the operator's or Kubernetes'. Invariants: there are at
@@ -37,12 +38,14 @@ use crate::api::period::Period;
 
 pub mod asking;
 pub mod endpoint;
-mod proof;
+pub mod proof;
+mod searches;
 mod slices;
 
 use asking::Answer;
 use endpoint::{Endpoint, Stream, Trust};
-use proof::Proof;
+use proof::{Proof, Step};
+use searches::Searches;
 use slices::Slices;
 
 /// Most nodes.
@@ -51,8 +54,6 @@ pub const MOST: usize = 64;
 const PERIOD: Duration = Duration::from_secs(5);
 /// Most lists for which other nodes are asked at once: their answers are in memory.
 const GATHERED_AT_ONCE: usize = 4;
-/// Most searches at once for nodes that have taken sandboxes over: callers without a key can cause them.
-const SEARCHED_AT_ONCE: usize = 16;
 /// Longest name of a node.
 const MAX_NAME: usize = 253;
 
@@ -112,8 +113,7 @@ pub struct Members {
     copies: Option<String>,
     /// A permit for each list that is gathered.
     pub gathering: Semaphore,
-    /// A permit for each search for the node that has taken a sandbox over.
-    pub searching: Semaphore,
+    searches: Searches,
 }
 
 impl Members {
@@ -166,7 +166,7 @@ impl Members {
             proxy: Proxy::to_nodes(),
             copies: config.paused_registry.clone(),
             gathering: Semaphore::new(GATHERED_AT_ONCE),
-            searching: Semaphore::new(SEARCHED_AT_ONCE),
+            searches: Searches::default(),
         };
         Ok((members, tokens))
     }
@@ -250,9 +250,9 @@ impl Members {
         }
     }
 
-    /// Whether the value of [`MARK`] proves that a node sent a request.
-    pub fn is_proof(&self, given: &HeaderValue) -> bool {
-        self.proof.is(given)
+    /// The step of a request that a node sent, which the value of [`MARK`] proves.
+    pub fn step(&self, given: &HeaderValue) -> Option<Step> {
+        self.proof.step(given)
     }
 
     /// Opens a connection to another node.
@@ -263,17 +263,18 @@ impl Members {
         member.endpoint.connect().await
     }
 
-    /// Prepares a caller's request to be passed on to another node. An upgraded connection ends when `closing` becomes true.
+    /// Prepares a caller's request for this step to another node. An upgraded connection ends when `closing` becomes true.
     ///
     /// # Errors
     /// There are too many connections.
     pub fn outgoing(
         &self,
         member: &Member,
+        step: Step,
         mut request: Request,
         closing: watch::Receiver<bool>,
     ) -> Result<Outgoing, Failed> {
-        request.headers_mut().insert(MARK, self.proof.mark().clone());
+        request.headers_mut().insert(MARK, self.proof.mark(step).clone());
         self.proxy.outgoing(&member.name, request, closing)
     }
 
@@ -313,9 +314,9 @@ impl Members {
         })
     }
 
-    /// Whether a node may have sandboxes whose id names this one: its own, and those of nodes that are no members any more.
+    /// Whether a node may have sandboxes whose id names this one: its own, and those that it may have taken over.
     pub fn may_have(&self, node: Tag, home: Tag) -> bool {
-        node == home || matches!(self.owner(Some(home)), Owner::Gone)
+        node == home || self.has_copies() || matches!(self.owner(Some(home)), Owner::Gone)
     }
 
     /// Asks another node something, in the name of the caller with this API key if there is one. The answer has at most `most` bytes.
@@ -332,7 +333,7 @@ impl Members {
         let request = Request::get(path)
             .header(HOST, member.endpoint.authority())
             .header(ACCEPT, "application/json")
-            .header(MARK, self.proof.mark())
+            .header(MARK, self.proof.mark(Step::First))
             .body(Body::empty());
         let mut request = request.map_err(|e| e.to_string())?;
         if let Some(key) = key {

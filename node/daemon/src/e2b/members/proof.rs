@@ -13,16 +13,42 @@ use crate::e2b::token::{AccessTokens, is_hash};
 const WHAT: &str = "key of [e2b.cluster]";
 /// What the key that seals copies of paused sandboxes is derived for.
 const SEAL_PURPOSE: &str = "thaw 2026 e2b paused sandbox";
-/// What the proof is derived for.
-const PURPOSE: &str = "thaw 2026 e2b node";
+/// What the proof of each step is derived for.
+const FIRST_PURPOSE: &str = "thaw 2026 e2b node";
+const LAST_PURPOSE: &str = "thaw 2026 e2b node, last step";
 /// Shortest secret, bytes: a shorter one could be guessed.
 const SHORTEST: usize = 32;
 
+/// A step of a request from node to node. There are no others, so a request that nodes pass on ends, whatever their lists say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// From the node that got it of a caller.
+    First,
+    /// To the node that has the sandbox, from one that looked for it.
+    Last,
+}
+
 /// See the module.
 pub struct Proof {
-    hash: blake3::Hash,
-    mark: HeaderValue,
+    first: Mark,
+    last: Mark,
     seal: [u8; blake3::KEY_LEN],
+}
+
+/// The proof of one step.
+struct Mark {
+    hash: blake3::Hash,
+    value: HeaderValue,
+}
+
+impl Mark {
+    fn derive(purpose: &str, secret: &str) -> Result<Mark, String> {
+        let hash = blake3::Hash::from(blake3::derive_key(purpose, secret.as_bytes()));
+        let value = HeaderValue::try_from(hash.to_hex().as_str());
+        let mut value = value.map_err(|e| e.to_string())?;
+        value.set_sensitive(true);
+        Ok(Mark { hash, value })
+    }
 }
 
 impl std::fmt::Debug for Proof {
@@ -33,8 +59,11 @@ impl std::fmt::Debug for Proof {
 
 impl Proof {
     /// The value of the header that proves it.
-    pub fn mark(&self) -> &HeaderValue {
-        &self.mark
+    pub fn mark(&self, step: Step) -> &HeaderValue {
+        match step {
+            Step::First => &self.first.value,
+            Step::Last => &self.last.value,
+        }
     }
 
     /// The key that seals copies of paused sandboxes.
@@ -42,9 +71,15 @@ impl Proof {
         self.seal
     }
 
-    /// Whether a value proves it. The time of the comparison reveals nothing of the proof.
-    pub fn is(&self, given: &HeaderValue) -> bool {
-        given.to_str().is_ok_and(|given| is_hash(given, self.hash))
+    /// The step that a value proves. The time of the comparison reveals nothing of the proof.
+    pub fn step(&self, given: &HeaderValue) -> Option<Step> {
+        let given = given.to_str().ok()?;
+        let (first, last) = (is_hash(given, self.first.hash), is_hash(given, self.last.hash));
+        match (first, last) {
+            (true, _) => Some(Step::First),
+            (_, true) => Some(Step::Last),
+            _ => None,
+        }
     }
 }
 
@@ -59,10 +94,11 @@ pub fn read(file: &Path) -> Result<(Proof, AccessTokens), Error> {
         let why = format!("it has fewer than {SHORTEST} characters: make it with `openssl rand -hex 32`");
         return Err(unusable(file, WHAT, &why));
     }
-    let hash = blake3::Hash::from(blake3::derive_key(PURPOSE, secret.as_bytes()));
-    let mark = HeaderValue::try_from(hash.to_hex().as_str());
-    let mut mark = mark.map_err(|e| unusable(file, WHAT, &e.to_string()))?;
-    mark.set_sensitive(true);
-    let seal = blake3::derive_key(SEAL_PURPOSE, secret.as_bytes());
-    Ok((Proof { hash, mark, seal }, AccessTokens::new(secret.as_bytes())))
+    let mark = |purpose| Mark::derive(purpose, secret).map_err(|why| unusable(file, WHAT, &why));
+    let proof = Proof {
+        first: mark(FIRST_PURPOSE)?,
+        last: mark(LAST_PURPOSE)?,
+        seal: blake3::derive_key(SEAL_PURPOSE, secret.as_bytes()),
+    };
+    Ok((proof, AccessTokens::new(secret.as_bytes())))
 }

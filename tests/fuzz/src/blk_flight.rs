@@ -120,7 +120,9 @@ impl Guest {
         let (sector, length) = (u64::from(script.byte()), u32::from(script.byte() % 16) * 256);
         let header = HEADERS + 16 * u64::from(head);
         let bytes = [&kind.to_le_bytes()[..], &[0; 4], &sector.to_le_bytes()].concat();
-        self.memory.write_slice(&bytes, GuestAddress(header)).expect("it fits");
+        self.memory
+            .write_slice(&bytes, GuestAddress(header))
+            .expect("it fits");
         let of_data = match kind {
             0 | 8 => VRING_DESC_F_WRITE as u16,
             _ => 0,

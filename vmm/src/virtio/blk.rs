@@ -114,6 +114,8 @@ pub struct Blk {
     frozen: Option<Frozen>,
     /// Requests that waited at the freeze, by head.
     to_replay: Vec<u16>,
+    /// A thread was woken for requests that another left in the queue, and none has come since. Until one comes, no other is woken.
+    is_awaited: bool,
     registrar: Registrar,
 }
 
@@ -135,6 +137,7 @@ impl Blk {
             server: Server::new(serial.to_owned(), misses),
             frozen: None,
             to_replay: Vec::new(),
+            is_awaited: false,
             registrar,
         }
     }
@@ -206,7 +209,9 @@ impl Blk {
         let call = self.server.call.take();
         if call.is_some() {
             // This thread may be away for long. If all threads have calls, the first to end its own looks at the queue again.
-            if !self.server.flight.is_full() && queue.enable_kicks()? {
+            let is_attended = self.is_awaited || self.server.flight.is_full();
+            if !is_attended && queue.enable_kicks()? {
+                self.is_awaited = true;
                 queue.kick_again();
             }
         } else if ended == Ended::Stopped {
@@ -272,6 +277,7 @@ impl VirtioDevice for Blk {
         self.server.misses.clear();
         self.server.throttle.forget();
         self.to_replay.clear();
+        self.is_awaited = false;
         self.registrar.wake_at(None);
     }
 
@@ -373,8 +379,14 @@ impl VirtioDevice for Blk {
         Ok(())
     }
 
-    /// Does nothing: [`Self::next_call`] follows every event.
+    /// Serves nothing: [`Self::next_call`] follows every event.
     fn queue_ready(&mut self, _queue: usize) -> Result<(), DeviceError> {
+        self.is_awaited = false;
+        Ok(())
+    }
+
+    fn woken(&mut self) -> Result<(), DeviceError> {
+        self.is_awaited = false;
         Ok(())
     }
 
@@ -392,6 +404,7 @@ impl VirtioDevice for Blk {
 
     /// The miss socket has answers.
     fn backend_ready(&mut self, _token: u32, _events: EventSet) -> Result<(), DeviceError> {
+        self.is_awaited = false;
         let resumed = self.server.misses.answers();
         if let Some(Activation { memory, queues, .. }) = &mut self.active
             && let Some(queue) = queues.first_mut()

@@ -73,6 +73,8 @@ impl Guest {
 
     /// A driver with an empty ring.
     fn activate(&mut self) {
+        let eventfd = || EventFd::new(libc::EFD_NONBLOCK).expect("an eventfd");
+        let (interrupt, kick) = (Arc::new(Interrupt::new(eventfd())), Arc::new(eventfd()));
         let rings = vec![0; HEADERS as usize];
         self.memory.write_slice(&rings, GuestAddress(0)).expect("it fits");
         (self.offered, self.dropped) = (0, 0);
@@ -81,14 +83,12 @@ impl Guest {
         queue.set_avail_ring_address(Some(AVAILABLE as u32), Some(0));
         queue.set_used_ring_address(Some(USED as u32), Some(0));
         queue.set_ready(true);
-        let eventfd = || EventFd::new(libc::EFD_NONBLOCK).expect("an eventfd");
-        let interrupt = Arc::new(Interrupt::new(eventfd()));
         let memory = self.memory.clone();
-        let queue = DeviceQueue::new(0, queue, memory.clone(), interrupt, Arc::new(eventfd()));
+        let queues = vec![DeviceQueue::new(0, queue, memory.clone(), interrupt, kick)];
         let activation = Activation {
             memory,
             features: 0,
-            queues: vec![queue],
+            queues,
         };
         self.disk.activate(activation).expect("it does nothing yet");
     }

@@ -28,6 +28,7 @@ const LONG_READS: &str = "reads of 1 MiB, in order";
 const LONG_WRITES: &str = "writes of 1 MiB, in order";
 const IDLE: &str = "a read of another disk, idle";
 const BESIDE: &str = "a read of another disk, beside syncs";
+const OWN: &str = "a read of a disk, beside its own syncs";
 
 fn main() -> ExitCode {
     let rounds = by_quick(QUICK, WHOLE);
@@ -57,6 +58,9 @@ fn measure(rounds: usize) -> Result<Report, String> {
         for trip in disks.round_trips_beside_syncs(TRIPS)? {
             report.sample(BESIDE, "µs", trip);
         }
+        for trip in disks.disk.reads_beside_syncs(TRIPS)? {
+            report.sample(OWN, "µs", trip);
+        }
     }
     for (ratio, what) in [("randread", READS), ("randwrite", WRITES)] {
         let file = format!("{what}: file");
@@ -79,6 +83,7 @@ fn measure(rounds: usize) -> Result<Report, String> {
         report.ratio(ratio, &format!("{what}: disk"), &format!("{what}: file"))?;
     }
     report.ratio_of("fsync_neighbour_rtt_p99_over_idle", (BESIDE, 99.0), (IDLE, 99.0))?;
+    report.ratio_of("fsync_own_rtt_p99_over_idle", (OWN, 99.0), (IDLE, 99.0))?;
     report.note(
         "The driver keeps 1, 8 or 32 random requests and 4 long ones in flight, and one that is synced; ratios without a depth are of 32. The \
          plain program has one thread and makes one call after the other. Files are in the page cache; a sync reaches the host's disk.",

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::time::Instant;
 
 use super::driver::{Driver, LONGEST, Operation};
 
@@ -82,6 +83,42 @@ impl Driver {
             }
             self.collect(&mut free)?;
         }
+    }
+}
+
+impl Driver {
+    /// Times reads, one after the other, while the same disk is written and synced without a pause, µs.
+    pub fn reads_beside_syncs(&mut self, count: usize) -> Result<Vec<f64>, String> {
+        const READS: usize = 0;
+        const SYNCS: usize = 1;
+        let (mut reads, mut writes) = (Offsets::new(BYTES), Offsets::new(BYTES));
+        let mut change = Operation::Write;
+        let mut began = Instant::now();
+        let mut trips = Vec::new();
+        let mut free = vec![READS, SYNCS];
+        while trips.len() < count {
+            for slot in free.drain(..) {
+                if slot == READS {
+                    began = Instant::now();
+                    self.submit(READS, Operation::Read, reads.random(), BLOCK)?;
+                } else {
+                    self.submit(SYNCS, change, writes.random(), BLOCK)?;
+                    change = match change {
+                        Operation::Write => Operation::Flush,
+                        _ => Operation::Write,
+                    };
+                }
+            }
+            self.publish()?;
+            self.collect(&mut free)?;
+            if free.contains(&READS) {
+                trips.push(began.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        while !free.contains(&SYNCS) {
+            self.collect(&mut free)?;
+        }
+        Ok(trips)
     }
 }
 

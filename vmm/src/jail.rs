@@ -40,7 +40,7 @@ const FIRST_USER: u32 = 0x7400_0000;
 const NOBODY: u32 = 65534;
 /// Most descriptors: two for each blob of an image, and a handful for each device.
 const MAX_DESCRIPTORS: u64 = 16384;
-/// Most threads of a user that only this process has: 16 vCPUs, the servers, and the threads that KVM starts for this process.
+/// Most threads of a user that only this process has: 16 vCPUs, 16 of disks, 6 others, and the threads that KVM starts for this process.
 const MAX_THREADS: u64 = 64;
 
 /// A step of the jail failed, so the process cannot run.

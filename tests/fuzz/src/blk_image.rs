@@ -10,7 +10,7 @@ use thaw_vmm::memory::GuestMemory;
 use thaw_vmm::virtio::blk::Blk;
 use thaw_vmm::virtio::event_loop::EventLoop;
 use thaw_vmm::virtio::queue::DeviceQueue;
-use thaw_vmm::virtio::{Activation, Interrupt, VirtioDevice};
+use thaw_vmm::virtio::{Activation, DeviceError, Interrupt, VirtioDevice};
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
@@ -44,6 +44,15 @@ fn files() -> (Vec<OwnedFd>, OwnedFd) {
         vec![metadata.into(), data.into(), ready.into(), theirs],
         ours,
     )
+}
+
+/// Lets the disk answer everything that it can answer now.
+fn serve(disk: &mut Blk) -> Result<(), DeviceError> {
+    disk.queue_ready(0)?;
+    while let Some(call) = disk.next_call()? {
+        call.make();
+    }
+    Ok(())
 }
 
 // The first byte is the number of chains; then the descriptor table, then what the descriptors point to.
@@ -83,7 +92,7 @@ pub fn run(input: &[u8]) {
     };
     disk.activate(activation).expect("it does nothing yet");
     // A corrupt ring is an error, which the event loop resets the device for.
-    if disk.queue_ready(0).is_err() {
+    if serve(&mut disk).is_err() {
         disk.reset();
     }
     let saved = disk.save();

@@ -23,6 +23,7 @@ targets! {
     archive_unpack,
     balloon,
     blk_disk,
+    blk_flight,
     blk_image,
     chunk_table,
     connect_frames,

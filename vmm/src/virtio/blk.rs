@@ -1,5 +1,8 @@
 //! virtio-blk (virtio 1.2 §5.2): a disk on a file or block device, or an image that a guest mounts itself.
 //!
+//! The threads of the disk's event loop make the system calls of requests without the device's lock ([`flight`]), several at once, and each
+//! answer is signalled when it is there. Nothing is between a request and its call but the driver's queue.
+//!
 //! A read of an image waits if its bytes are not there yet ([`super::misses`]), and other requests are served meanwhile. If the node cannot
 //! get the bytes, the read is answered `IOERR` and the log says why. Requests over the rate limit stay in the queue ([`super::throttle`]),
 //! and so do all requests behind them.
@@ -9,7 +12,9 @@
 //! size once. So a driver bound before a block device is attached assumes 512 bytes, which works.
 
 mod backing;
+mod call;
 mod disk;
+mod flight;
 pub mod image;
 mod request;
 mod server;
@@ -27,13 +32,17 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use self::backing::Backing;
 use self::disk::Disk;
+use self::flight::Completion;
+pub use self::flight::IN_FLIGHT;
 use self::image::ImageDisk;
 use self::server::Server;
 use super::config::{Config, ConfigSpace};
-use super::device::{Activation, AttachError, DeviceError, DeviceSpec, Saved, VirtioDevice, one_descriptor};
+use super::device::{
+    Activation, AttachError, Call, DeviceError, DeviceSpec, Saved, VirtioDevice, active_queue, one_descriptor,
+};
 use super::event_loop::Registrar;
 use super::misses::{Misses, Waits, check_heads, packet_socket};
-use super::queue::Ended;
+use super::queue::{Ended, QueueError};
 use super::state::{BlkState, DeviceState, QueueRecord};
 
 const QUEUE_SIZES: [u16; 1] = [256];
@@ -105,6 +114,8 @@ pub struct Blk {
     frozen: Option<Frozen>,
     /// Requests that waited at the freeze, by head.
     to_replay: Vec<u16>,
+    /// A thread was woken for requests that another left in the queue, and none has come since. Until one comes, no other is woken.
+    is_awaited: bool,
     registrar: Registrar,
 }
 
@@ -126,13 +137,14 @@ impl Blk {
             server: Server::new(serial.to_owned(), misses),
             frozen: None,
             to_replay: Vec::new(),
+            is_awaited: false,
             registrar,
         }
     }
 
     /// Writes the backend's properties to the configuration, for the driver.
     fn publish(&self) {
-        let disk = self.server.backend.as_ref();
+        let disk = self.server.backend.as_deref();
         let capacity = disk.map_or(0, Backing::sectors);
         let block_size = disk.map_or(SECTOR as u32, Backing::block_size);
         let changed = self.config.change(|config| {
@@ -151,8 +163,22 @@ impl Blk {
         }
     }
 
-    /// Serves the queue. Requests that waited at a freeze come first.
-    fn serve(&mut self) -> Result<(), DeviceError> {
+    /// Answers the requests whose calls have ended, and interrupts the driver.
+    fn answer_ended(&mut self) -> Result<(), QueueError> {
+        let completions = self.server.flight.completions();
+        match active_queue(&mut self.active, 0) {
+            Some(queue) if !completions.is_empty() => {
+                for Completion { head, written } in completions {
+                    queue.add_used(head, written)?;
+                }
+                queue.signal()
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Answers the requests that waited at a freeze.
+    fn replay(&mut self) -> Result<(), DeviceError> {
         let Some(Activation { memory, queues, .. }) = &mut self.active else {
             return Ok(());
         };
@@ -163,18 +189,43 @@ impl Blk {
             let chain = queue.chain_at(head)?;
             let answer = self.server.execute(memory, Server::request(chain))?;
             queue.settle(head, answer)?;
+            queue.signal()?;
         }
+        Ok(())
+    }
+
+    /// Serves the queue until a request needs a call.
+    fn serve(&mut self) -> Result<Option<Box<dyn Call>>, DeviceError> {
+        let Some(queue) = active_queue(&mut self.active, 0) else {
+            return Ok(None);
+        };
         let ended = match self.server.throttle.waits() {
             true => {
                 queue.signal()?;
                 Ended::Stopped
             }
-            false => queue.serve(|memory, chain| self.server.take(memory, chain))?,
+            false => queue.serve_while(&mut self.server, Server::wants, Server::take)?,
         };
-        if ended == Ended::Stopped {
+        let call = self.server.call.take();
+        if call.is_some() {
+            // This thread may be away for long. If all threads have calls, the first to end its own looks at the queue again.
+            let is_attended = self.is_awaited || self.server.flight.is_full();
+            if !is_attended && queue.enable_kicks()? {
+                self.is_awaited = true;
+                queue.kick_again();
+            }
+        } else if ended == Ended::Stopped {
             self.registrar.wake_at(self.server.throttle.until());
         }
-        self.server.misses.ask()
+        self.server.misses.ask()?;
+        Ok(call)
+    }
+
+    /// Waits until no call touches guest memory or the backend. They need nothing of this device to end.
+    fn drain(&mut self) {
+        // Left here only by an error after the request was taken.
+        self.server.call = None;
+        self.server.flight.drain();
     }
 
     /// Checks that a disk for a restored guest offers everything that the frozen one did.
@@ -219,10 +270,14 @@ impl VirtioDevice for Blk {
     }
 
     fn reset(&mut self) {
+        self.drain();
+        // The driver has taken its requests back.
+        self.server.flight.completions();
         self.active = None;
         self.server.misses.clear();
         self.server.throttle.forget();
         self.to_replay.clear();
+        self.is_awaited = false;
         self.registrar.wake_at(None);
     }
 
@@ -250,7 +305,7 @@ impl VirtioDevice for Blk {
             }
         };
         self.check_frozen(&backing)?;
-        self.server.backend = Some(backing);
+        self.server.backend = Some(Arc::new(backing));
         if let Some(socket) = socket {
             self.server.misses.connect(socket);
         }
@@ -259,10 +314,11 @@ impl VirtioDevice for Blk {
     }
 
     fn detach(&mut self) -> Result<(), AttachError> {
-        if let Some(Backing::Image(_)) = self.server.backend {
+        if let Some(Backing::Image(_)) = self.server.backend.as_deref() {
             return Err(AttachError::WrongKind("a disk that is an image stays"));
         }
-        // No request is in flight: a disk's requests are answered before the lock is released.
+        // The threads that made the last calls answer their requests after this.
+        self.drain();
         self.server.backend = None;
         self.publish();
         // Requests that wait for the rate limit are answered with errors now.
@@ -281,7 +337,7 @@ impl VirtioDevice for Blk {
     }
 
     fn is_of_the_host(&self) -> bool {
-        matches!(&self.server.backend, Some(Backing::Disk(disk)) if disk.is_block_device())
+        matches!(self.server.backend.as_deref(), Some(Backing::Disk(disk)) if disk.is_block_device())
     }
 
     fn is_backed(&self) -> bool {
@@ -289,7 +345,11 @@ impl VirtioDevice for Blk {
     }
 
     fn save(&mut self) -> Saved {
-        let disk = self.server.backend.as_ref();
+        // Nothing is in flight while the gate is closed; otherwise this waits, so that no request is lost. A ring that cannot be written is
+        // found when the device goes on.
+        self.drain();
+        let _ = self.answer_ended();
+        let disk = self.server.backend.as_deref();
         let waiting = self.server.misses.heads().into_iter().map(|(_, head)| head);
         let state = BlkState {
             read_only: disk.is_some_and(Backing::is_read_only),
@@ -319,16 +379,32 @@ impl VirtioDevice for Blk {
         Ok(())
     }
 
+    /// Serves nothing: [`Self::next_call`] follows every event.
     fn queue_ready(&mut self, _queue: usize) -> Result<(), DeviceError> {
-        self.serve()
+        self.is_awaited = false;
+        Ok(())
     }
 
     fn woken(&mut self) -> Result<(), DeviceError> {
+        self.is_awaited = false;
+        Ok(())
+    }
+
+    fn next_call(&mut self) -> Result<Option<Box<dyn Call>>, DeviceError> {
+        self.answer_ended()?;
+        self.replay()?;
         self.serve()
+    }
+
+    fn calls_ended(&mut self) -> Result<(), DeviceError> {
+        self.answer_ended()?;
+        self.kick_again();
+        Ok(())
     }
 
     /// The miss socket has answers.
     fn backend_ready(&mut self, _token: u32, _events: EventSet) -> Result<(), DeviceError> {
+        self.is_awaited = false;
         let resumed = self.server.misses.answers();
         if let Some(Activation { memory, queues, .. }) = &mut self.active
             && let Some(queue) = queues.first_mut()
@@ -337,8 +413,8 @@ impl VirtioDevice for Blk {
                 let head = resumed.request.chain.head();
                 let answer = self.server.resume(memory, resumed)?;
                 queue.settle(head, answer)?;
+                queue.signal()?;
             }
-            queue.signal()?;
         }
         self.server.misses.ask()
     }

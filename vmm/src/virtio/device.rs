@@ -1,7 +1,8 @@
 //! The trait that every virtio device implements, for its transport and its event loop.
 //!
 //! All methods are called with the device's lock held, so a device needs no lock of its own. The order of calls is always
-//! `attach* (activate (queue_ready | backend_ready | attach | detach | save)* reset)*`. In a restored device, `restore` comes in
+//! `attach* (activate (queue_ready | backend_ready | attach | detach | save)* reset)*`, and `next_call` follows each event. Only a [`Call`]
+//! is made without the lock. In a restored device, `restore` comes in
 //! place of the first `activate`, whether or not the driver was up.
 
 use std::os::fd::OwnedFd;
@@ -105,6 +106,13 @@ pub struct DeviceSpec {
     pub queue_sizes: &'static [u16],
 }
 
+/// A system call for a request, which a thread that serves the device makes without the device's lock. Dropped before it was made, it is not
+/// made, and its request is not answered.
+pub trait Call: Send {
+    /// Makes the call. The device answers the request when it is called next.
+    fn make(self: Box<Self>);
+}
+
 /// A virtio device. See the module's documentation for the order of calls.
 pub trait VirtioDevice: Send {
     /// Its constants.
@@ -184,6 +192,19 @@ pub trait VirtioDevice: Send {
 
     /// Queue `queue` was kicked. An error stops the device with `DEVICE_NEEDS_RESET`.
     fn queue_ready(&mut self, queue: usize) -> Result<(), DeviceError>;
+
+    /// The next call that the device wants to be made without its lock. The caller makes it, and then asks again, until there is none.
+    /// Several threads may have one each. First the device answers the requests whose calls have ended. An error stops the device with
+    /// `DEVICE_NEEDS_RESET`.
+    fn next_call(&mut self) -> Result<Option<Box<dyn Call>>, DeviceError> {
+        Ok(None)
+    }
+
+    /// A thread has made a call, and asks for no other now. The device answers the requests whose calls have ended, and kicks itself for
+    /// what else there is. An error stops the device with `DEVICE_NEEDS_RESET`.
+    fn calls_ended(&mut self) -> Result<(), DeviceError> {
+        Ok(())
+    }
 
     /// A descriptor the device registered with [`super::event_loop::Registrar`] as `token` is ready. A token that has
     /// since been removed may still come once. An error stops the device with `DEVICE_NEEDS_RESET`.

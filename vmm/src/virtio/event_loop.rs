@@ -1,9 +1,11 @@
-//! A thread that serves devices: it waits for kicks, backends and timers, and calls the device. Each disk has a loop of its own; virtio-fs
-//! devices have threads of another kind.
+//! Threads that serve devices: they wait for kicks, backends and timers, and call the device. Each disk has a loop of its own with several
+//! threads; virtio-fs devices have threads of another kind.
 //!
-//! Waits are level-triggered unless a device requests otherwise: a device that takes only part of what is ready is called again, after the
-//! others. A queue over its rate limit waits for a timer ([`super::alarms`]). A device is called with its lock held. A device that fails is
-//! reset and marked `DEVICE_NEEDS_RESET`; the others are not disturbed.
+//! Waits for backends are level-triggered unless a device requests otherwise: a device that takes only part of what is ready is called again,
+//! after the others. Waits for kicks are edge-triggered, so that a kick wakes one thread. A queue over its rate limit waits for a timer
+//! ([`super::alarms`]). A device is called with its lock held. What it hands out as a [`Call`] is made without the lock, while other threads
+//! may call the device: so no thread passes work to another, and a thread that comes back takes the next request itself. A device that fails
+//! is reset and marked `DEVICE_NEEDS_RESET`; the others are not disturbed.
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
@@ -16,11 +18,14 @@ use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 use vmm_sys_util::eventfd::EventFd;
 
 use super::alarms::Alarms;
-use super::device::{DeviceError, VirtioDevice};
+use super::device::{Call, DeviceError, VirtioDevice};
 use super::device_thread::{DeviceThread, Timeout};
 use super::gate::Gate;
 use super::interrupt::Interrupt;
 use crate::jail::threads::Thread;
+
+/// Most calls that a thread makes before it looks at other events.
+const TURNS: usize = 256;
 
 /// The source of an epoll event, packed in its 64 bits of data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -108,23 +113,48 @@ struct Served {
 }
 
 impl Served {
+    /// Tells the device of an event, and makes the calls that it hands out, until it has none or `goes_on` is false.
+    fn serve(
+        &self,
+        goes_on: &dyn Fn() -> bool,
+        event: impl FnOnce(&mut dyn VirtioDevice) -> Result<(), DeviceError>,
+    ) {
+        let mut next = self.call(|device| {
+            event(device)?;
+            device.next_call()
+        });
+        let mut turns = TURNS;
+        while let Some(call) = next {
+            call.make();
+            turns -= 1;
+            next = match turns > 0 && goes_on() {
+                true => self.call(|device| device.next_call()),
+                false => self.call(|device| device.calls_ended().map(|()| None)),
+            };
+        }
+    }
+
     /// Calls the device unless it has failed.
-    fn call(&self, what: impl FnOnce(&mut dyn VirtioDevice) -> Result<(), DeviceError>) {
+    fn call(
+        &self,
+        what: impl FnOnce(&mut dyn VirtioDevice) -> Result<Option<Box<dyn Call>>, DeviceError>,
+    ) -> Option<Box<dyn Call>> {
         let mut device = self.device.locked();
         if self.interrupt.failed() {
-            return;
+            return None;
         }
-        if let Err(error) = what(&mut *device) {
+        what(&mut *device).unwrap_or_else(|error| {
             if let Some(dropped) = self.log.pass() {
                 tracing::warn!(device = ?self.id, %error, dropped, "device stopped until the guest resets it");
             }
             device.reset();
             self.interrupt.fail();
-        }
+            None
+        })
     }
 }
 
-/// The event loop before its thread starts.
+/// The event loop before its threads start.
 pub struct EventLoop {
     epoll: Arc<Epoll>,
     alarms: Arc<Alarms>,
@@ -165,11 +195,8 @@ impl EventLoop {
                 device: id as u8,
                 queue: queue as u32,
             };
-            self.epoll.ctl(
-                ControlOperation::Add,
-                kick.as_raw_fd(),
-                EpollEvent::new(EventSet::IN, source.pack()),
-            )?;
+            let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, source.pack());
+            self.epoll.ctl(ControlOperation::Add, kick.as_raw_fd(), event)?;
         }
         self.served.push(Served {
             id,
@@ -181,12 +208,29 @@ impl EventLoop {
         Ok(())
     }
 
-    /// Starts the thread. It calls devices while `gate` is open.
+    /// Starts a thread. It calls devices while `gate` is open.
     pub fn start(self, name: &str, kind: Thread, gate: Arc<Gate>) -> io::Result<DeviceThread> {
-        let epoll = self.epoll.clone();
+        Arc::new(self).thread(name, kind, gate)
+    }
+
+    /// Starts so many threads of one name. They call devices while `gate` is open.
+    pub fn start_several(
+        self,
+        threads: usize,
+        name: &str,
+        kind: Thread,
+        gate: &Arc<Gate>,
+    ) -> io::Result<Vec<DeviceThread>> {
+        let event_loop = Arc::new(self);
+        let thread = |_| event_loop.thread(name, kind, gate.clone());
+        (0..threads).map(thread).collect()
+    }
+
+    fn thread(self: &Arc<Self>, name: &str, kind: Thread, gate: Arc<Gate>) -> io::Result<DeviceThread> {
+        let (event_loop, epoll) = (self.clone(), self.epoll.clone());
         let never = Timeout::default();
-        DeviceThread::start(name, kind, epoll, gate, never, move |data, events| {
-            self.event(data, events);
+        DeviceThread::start(name, kind, epoll, gate.clone(), never, move |data, events| {
+            event_loop.event(data, events, &|| gate.is_open());
         })
     }
 
@@ -196,36 +240,37 @@ impl EventLoop {
         let mut events = [EpollEvent::default(); 32];
         let ready = self.epoll.wait(0, &mut events)?;
         for event in &events[..ready] {
-            self.event(event.data(), event.event_set());
+            self.event(event.data(), event.event_set(), &|| true);
         }
         Ok(())
     }
 
-    fn event(&self, data: u64, events: EventSet) {
+    /// Serves an event. Calls are made while `goes_on`.
+    fn event(&self, data: u64, events: EventSet, goes_on: &dyn Fn() -> bool) {
         match Source::unpack(data) {
-            Some(Source::Kick { device, queue }) => self.kicked(device, queue as usize),
+            Some(Source::Kick { device, queue }) => self.kicked(device, queue as usize, goes_on),
             Some(Source::Backend { device, token }) => {
                 if let Some(served) = self.find(device) {
-                    served.call(|device| device.backend_ready(token, events));
+                    served.serve(goes_on, |device| device.backend_ready(token, events));
                 }
             }
-            Some(Source::Alarm) => self.alarm(),
+            Some(Source::Alarm) => self.alarm(goes_on),
             None => {}
         }
     }
 
-    fn kicked(&self, device: u8, queue: usize) {
+    fn kicked(&self, device: u8, queue: usize, goes_on: &dyn Fn() -> bool) {
         let Some(served) = self.find(device) else { return };
-        // Fails if another event of the same batch served it; then there is nothing to read.
+        // Fails if another event of the same batch, or another thread, served it; then there is nothing to read.
         if served.kicks.get(queue).is_some_and(|kick| kick.read().is_ok()) {
-            served.call(|device| device.queue_ready(queue));
+            served.serve(goes_on, |device| device.queue_ready(queue));
         }
     }
 
-    fn alarm(&self) {
+    fn alarm(&self, goes_on: &dyn Fn() -> bool) {
         for device in self.alarms.due() {
             if let Some(served) = self.find(device as u8) {
-                served.call(|device| device.woken());
+                served.serve(goes_on, |device| device.woken());
             }
         }
     }

@@ -1,4 +1,5 @@
 use std::os::fd::OwnedFd;
+use std::sync::Barrier;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::time::Duration;
 
@@ -157,6 +158,79 @@ fn wake_at_calls_the_device_then_and_once() {
     assert!(crate::clock::monotonic_ns() >= moment);
     drop(running);
     assert!(sleeper.calls.try_recv().is_err() && other.calls.try_recv().is_err());
+}
+
+/// A device with calls that end only when so many are being made at once.
+struct Meeting {
+    left: usize,
+    met: Arc<Barrier>,
+    kick: Arc<EventFd>,
+}
+
+struct Meet(Arc<Barrier>);
+
+impl crate::virtio::device::Call for Meet {
+    fn make(self: Box<Self>) {
+        self.0.wait();
+    }
+}
+
+impl VirtioDevice for Meeting {
+    fn spec(&self) -> DeviceSpec {
+        DeviceSpec {
+            device_type: 0,
+            features: 0,
+            queue_sizes: &[16],
+        }
+    }
+    fn config(&self) -> Arc<ConfigSpace> {
+        Arc::new(ConfigSpace::new(Vec::new()))
+    }
+    fn activate(&mut self, _: Activation) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn reset(&mut self) {}
+    fn save(&mut self) -> Saved {
+        Saved::plain(None)
+    }
+    fn queue_ready(&mut self, _: usize) -> Result<(), DeviceError> {
+        Ok(())
+    }
+    fn next_call(&mut self) -> Result<Option<Box<dyn crate::virtio::device::Call>>, DeviceError> {
+        let Some(left) = self.left.checked_sub(1) else {
+            return Ok(None);
+        };
+        self.left = left;
+        self.kick.write(1).unwrap();
+        Ok(Some(Box::new(Meet(self.met.clone()))))
+    }
+}
+
+#[test]
+fn threads_of_a_loop_make_calls_at_the_same_time() {
+    const THREADS: usize = 3;
+    let (met, kick) = (Arc::new(Barrier::new(THREADS + 1)), Arc::new(eventfd()));
+    let device = Meeting {
+        left: THREADS,
+        met: met.clone(),
+        kick: kick.clone(),
+    };
+    let device: Arc<Mutex<dyn VirtioDevice>> = Arc::new(Mutex::new(device));
+    let interrupt = Arc::new(Interrupt::new(eventfd()));
+    let mut event_loop = EventLoop::new().unwrap();
+    event_loop
+        .serve(DeviceId::Blk0, device.clone(), interrupt, vec![kick.clone()])
+        .unwrap();
+    let gate = open_gate();
+    let running = event_loop
+        .start_several(THREADS, "disk", Thread::Disk, &gate)
+        .unwrap();
+    kick.write(1).unwrap();
+    // Each thread waits in its call for the others and for this one, and none of them has the device's lock.
+    met.wait();
+    drop(device.lock().unwrap());
+    gate.close();
+    drop(running);
 }
 
 #[test]

@@ -47,6 +47,12 @@ impl Gate {
         was_open
     }
 
+    /// Whether threads may go on inside. One that is inside leaves soon if they may not.
+    pub fn is_open(&self) -> bool {
+        let state = self.state();
+        state.open && !state.ended
+    }
+
     /// Waits until the gate is open. `None` if the machine ends.
     pub fn enter(&self) -> Option<Pass<'_>> {
         let mut state = self.state();

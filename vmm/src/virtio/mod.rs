@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!  vCPU thread ── register access ──> mmio::MmioDevice ── activate, reset ──> device::VirtioDevice
-//!  KVM ── ioeventfd ──> event loop (one for each disk; fs: a thread of its own) ── queue_ready ──> the same
+//!  KVM ── ioeventfd ──> event loop (each disk: its own, with several threads; fs: a thread of its own) ── queue_ready ──> the same
 //!  device ── Interrupt ── irqfd ──> KVM
 //! ```
 //!

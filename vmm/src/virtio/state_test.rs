@@ -144,6 +144,9 @@ fn survive(kind: usize, record: &DeviceRecord, noise: &[u8]) -> bool {
     for queue in 0..bench.queues {
         // A corrupt ring is an error, which stops the device.
         let _ = bench.device.lock().unwrap().queue_ready(queue);
+        while let Ok(Some(call)) = bench.device.lock().unwrap().next_call() {
+            call.make();
+        }
     }
     bench.device.lock().unwrap().save();
     bench.device.lock().unwrap().reset();

@@ -177,6 +177,7 @@ impl<D: VirtioDevice> Rig<D> {
         for queue in 0..self.rings.len() {
             while self.kicked(queue) {
                 self.device.queue_ready(queue).unwrap();
+                self.make_calls().unwrap();
             }
         }
     }
@@ -314,8 +315,18 @@ impl<D: VirtioDevice> Rig<D> {
     /// Lets the device serve a queue until it does not kick itself again.
     pub fn kick(&mut self, queue: usize) -> Result<(), DeviceError> {
         self.device.queue_ready(queue)?;
+        self.make_calls()?;
         while self.kicked(queue) {
             self.device.queue_ready(queue)?;
+            self.make_calls()?;
+        }
+        Ok(())
+    }
+
+    /// Makes the calls that the device hands out, one after the other, until it has none.
+    pub fn make_calls(&mut self) -> Result<(), DeviceError> {
+        while let Some(call) = self.device.next_call()? {
+            call.make();
         }
         Ok(())
     }

@@ -2,8 +2,9 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::time::Instant;
 
-use super::driver::{Driver, LONGEST, Operation, SLOTS};
+use super::driver::{Driver, LONGEST, Operation};
 
 /// Bytes of a disk. They are in the page cache.
 pub const BYTES: u64 = 256 << 20;
@@ -35,10 +36,21 @@ impl Offsets {
     }
 }
 
+/// A disk whose driver keeps so many random requests in flight.
+pub struct Deep<'d> {
+    pub driver: &'d mut Driver,
+    /// At most [`super::driver::SLOTS`].
+    pub depth: usize,
+}
+
+/// What random requests are sent to.
+pub trait Random {
+    /// Sends so many requests of [`BLOCK`] bytes, and waits for all.
+    fn random(&mut self, operation: Operation, offsets: &mut Offsets, count: usize) -> Result<(), String>;
+}
+
 /// A disk, or a file.
 pub trait Store {
-    /// Random requests of [`BLOCK`] bytes: a disk's driver has [`SLOTS`] in flight.
-    fn random(&mut self, operation: Operation, offsets: &mut Offsets, count: usize) -> Result<(), String>;
     /// All of it, in requests of [`LONGEST`] bytes.
     fn sequential(&mut self, operation: Operation) -> Result<(), String>;
     /// Random writes, and a sync after each.
@@ -74,11 +86,50 @@ impl Driver {
     }
 }
 
-impl Store for Driver {
-    fn random(&mut self, operation: Operation, offsets: &mut Offsets, count: usize) -> Result<(), String> {
-        self.pipeline(operation, (SLOTS, BLOCK), (0..count).map(|_| offsets.random()))
+impl Driver {
+    /// Times reads, one after the other, while the same disk is written and synced without a pause, µs.
+    pub fn reads_beside_syncs(&mut self, count: usize) -> Result<Vec<f64>, String> {
+        const READS: usize = 0;
+        const SYNCS: usize = 1;
+        let (mut reads, mut writes) = (Offsets::new(BYTES), Offsets::new(BYTES));
+        let mut change = Operation::Write;
+        let mut began = Instant::now();
+        let mut trips = Vec::new();
+        let mut free = vec![READS, SYNCS];
+        while trips.len() < count {
+            for slot in free.drain(..) {
+                if slot == READS {
+                    began = Instant::now();
+                    self.submit(READS, Operation::Read, reads.random(), BLOCK)?;
+                } else {
+                    self.submit(SYNCS, change, writes.random(), BLOCK)?;
+                    change = match change {
+                        Operation::Write => Operation::Flush,
+                        _ => Operation::Write,
+                    };
+                }
+            }
+            self.publish()?;
+            self.collect(&mut free)?;
+            if free.contains(&READS) {
+                trips.push(began.elapsed().as_secs_f64() * 1e6);
+            }
+        }
+        while !free.contains(&SYNCS) {
+            self.collect(&mut free)?;
+        }
+        Ok(trips)
     }
+}
 
+impl Random for Deep<'_> {
+    fn random(&mut self, operation: Operation, offsets: &mut Offsets, count: usize) -> Result<(), String> {
+        let requests = (0..count).map(|_| offsets.random());
+        self.driver.pipeline(operation, (self.depth, BLOCK), requests)
+    }
+}
+
+impl Store for Driver {
     fn sequential(&mut self, operation: Operation) -> Result<(), String> {
         self.pipeline(operation, (LONG_SLOTS, LONGEST), (0..BYTES).step_by(LONGEST))
     }
@@ -117,11 +168,13 @@ impl Plain {
     }
 }
 
-impl Store for Plain {
+impl Random for Plain {
     fn random(&mut self, operation: Operation, offsets: &mut Offsets, count: usize) -> Result<(), String> {
         (0..count).try_for_each(|_| self.call(operation, offsets.random(), BLOCK))
     }
+}
 
+impl Store for Plain {
     fn sequential(&mut self, operation: Operation) -> Result<(), String> {
         let mut offsets = (0..BYTES).step_by(LONGEST);
         offsets.try_for_each(|offset| self.call(operation, offset, LONGEST))

@@ -12,6 +12,8 @@ use crate::virtio::testing::{Buf, NOWHERE, Rig};
 
 #[path = "image_test.rs"]
 mod image;
+#[path = "in_flight_test.rs"]
+mod in_flight;
 #[path = "rate_limit_test.rs"]
 mod rate_limit;
 

@@ -50,8 +50,9 @@ fn read(rig: &mut Rig<Blk>, sector: u64) -> (u16, Buf) {
 
 fn woken(rig: &mut Rig<Blk>) -> usize {
     rig.device.woken().unwrap();
+    rig.make_calls().unwrap();
     while rig.kicked(0) {
-        rig.device.queue_ready(0).unwrap();
+        rig.kick(0).unwrap();
     }
     rig.used(0).len()
 }

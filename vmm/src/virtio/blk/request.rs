@@ -56,6 +56,23 @@ pub enum Kind<'m> {
 }
 
 impl Kind<'_> {
+    /// The operation without the request's buffers, for [`Operation::with_buffers`].
+    pub fn operation(&self) -> Operation {
+        match self {
+            Kind::In { sector, .. } => Operation::In { sector: *sector },
+            Kind::Out { sector, .. } => Operation::Out { sector: *sector },
+            Kind::Flush => Operation::Flush,
+            Kind::GetId { .. } => Operation::GetId,
+            Kind::Discard(ranges) => Operation::Discard(ranges.clone()),
+            Kind::WriteZeroes(ranges) => Operation::WriteZeroes(ranges.clone()),
+        }
+    }
+
+    /// Whether it changes the disk.
+    pub fn changes(&self) -> bool {
+        matches!(self, Kind::Out { .. } | Kind::Discard(_) | Kind::WriteZeroes(_))
+    }
+
     /// The request's cost for the rate limit: bytes and operations. Zeroes count as bytes, because they may have to be written. Each range
     /// to discard counts as an operation.
     pub fn cost(&self) -> (u64, u64) {
@@ -71,6 +88,37 @@ impl Kind<'_> {
     }
 }
 
+/// An operation without the buffers of its request, which are in guest memory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Operation {
+    In { sector: u64 },
+    Out { sector: u64 },
+    Flush,
+    GetId,
+    Discard(Vec<Range>),
+    WriteZeroes(Vec<Range>),
+}
+
+impl Operation {
+    /// The operation with the buffers of `chain`.
+    pub fn with_buffers<'m>(self, memory: &'m GuestMemory, chain: &Chain) -> Result<Kind<'m>, Status> {
+        let from_driver = chain.readable(memory).map_err(|_| Status::IoErr)?;
+        let to_driver = chain.writable(memory).map_err(|_| Status::IoErr)?;
+        let data = || guest_io::part(&to_driver, 0, guest_io::total(&to_driver).saturating_sub(1));
+        Ok(match self {
+            Operation::In { sector } => Kind::In { sector, data: data() },
+            Operation::Out { sector } => Kind::Out {
+                sector,
+                data: guest_io::part(&from_driver, HEADER, usize::MAX),
+            },
+            Operation::Flush => Kind::Flush,
+            Operation::GetId => Kind::GetId { data: data() },
+            Operation::Discard(ranges) => Kind::Discard(ranges),
+            Operation::WriteZeroes(ranges) => Kind::WriteZeroes(ranges),
+        })
+    }
+}
+
 /// A request: its operation, or the error it gets, and where the status goes.
 #[derive(Debug)]
 pub struct Request<'m> {
@@ -82,33 +130,54 @@ impl<'m> Request<'m> {
     /// # Errors
     /// If there is no room for a status: a description of what is missing.
     pub fn parse(memory: &'m GuestMemory, chain: &Chain) -> Result<Request<'m>, &'static str> {
-        let status = chain
-            .last_writable_byte(memory)
-            .ok_or("no writable status byte in guest memory")?;
+        let status = status(memory, chain)?;
+        let kind = operation(memory, chain).and_then(|operation| operation.with_buffers(memory, chain));
+        Ok(Request { kind, status })
+    }
+
+    /// The request of a chain that was parsed before. Its header is not read again.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn again(
+        operation: Operation,
+        memory: &'m GuestMemory,
+        chain: &Chain,
+    ) -> Result<Request<'m>, &'static str> {
         Ok(Request {
-            kind: kind(memory, chain),
-            status,
+            status: status(memory, chain)?,
+            kind: operation.with_buffers(memory, chain),
         })
+    }
+
+    /// Writes the status. Returns the bytes written to the request's buffers: `data` and the status.
+    pub fn finish(&self, status: Status, data: u32) -> u32 {
+        self.status.copy_from(&[status as u8]);
+        data.saturating_add(1)
     }
 }
 
-fn kind<'m>(memory: &'m GuestMemory, chain: &Chain) -> Result<Kind<'m>, Status> {
+fn status<'m>(memory: &'m GuestMemory, chain: &Chain) -> Result<VolatileSlice<'m>, &'static str> {
+    chain
+        .last_writable_byte(memory)
+        .ok_or("no writable status byte in guest memory")
+}
+
+fn operation(memory: &GuestMemory, chain: &Chain) -> Result<Operation, Status> {
     let from_driver = chain.readable(memory).map_err(|_| Status::IoErr)?;
-    let to_driver = chain.writable(memory).map_err(|_| Status::IoErr)?;
     let mut header = [0; HEADER];
     if guest_io::copy_out(&from_driver, 0, &mut header) < HEADER {
         return Err(Status::IoErr);
     }
     let (operation, sector) = (word(&header, 0), long(&header, 8));
-    let out = guest_io::part(&from_driver, HEADER, usize::MAX);
-    let data = guest_io::part(&to_driver, 0, guest_io::total(&to_driver).saturating_sub(1));
+    let out = || guest_io::part(&from_driver, HEADER, usize::MAX);
     match operation {
-        b::VIRTIO_BLK_T_IN => Ok(Kind::In { sector, data }),
-        b::VIRTIO_BLK_T_OUT => Ok(Kind::Out { sector, data: out }),
-        b::VIRTIO_BLK_T_FLUSH => Ok(Kind::Flush),
-        b::VIRTIO_BLK_T_GET_ID => Ok(Kind::GetId { data }),
-        b::VIRTIO_BLK_T_DISCARD => Ok(Kind::Discard(ranges(&out, MAX_DISCARD, 0)?)),
-        b::VIRTIO_BLK_T_WRITE_ZEROES => Ok(Kind::WriteZeroes(ranges(&out, MAX_ZEROES, UNMAP)?)),
+        b::VIRTIO_BLK_T_IN => Ok(Operation::In { sector }),
+        b::VIRTIO_BLK_T_OUT => Ok(Operation::Out { sector }),
+        b::VIRTIO_BLK_T_FLUSH => Ok(Operation::Flush),
+        b::VIRTIO_BLK_T_GET_ID => Ok(Operation::GetId),
+        b::VIRTIO_BLK_T_DISCARD => Ok(Operation::Discard(ranges(&out(), MAX_DISCARD, 0)?)),
+        b::VIRTIO_BLK_T_WRITE_ZEROES => Ok(Operation::WriteZeroes(ranges(&out(), MAX_ZEROES, UNMAP)?)),
         _ => Err(Status::Unsupported),
     }
 }

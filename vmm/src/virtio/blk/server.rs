@@ -1,15 +1,19 @@
-//! Answers the requests of a virtio-blk device: at once, or, for an image, when their bytes are there.
+//! Answers the requests of a virtio-blk device: at once, when its system call has been made, or, for an image, when its bytes are there.
 //!
-//! A request is parsed once each time it is executed, so its rate limit is charged for exactly the operation that is executed.
+//! A request's header is read once each time it is executed, so its rate limit is charged for exactly the operation that is executed.
+
+use std::sync::Arc;
 
 use thaw_log::LogLimit;
 
 use super::backing::Backing;
+use super::call::DiskCall;
+use super::flight::Flight;
 use super::request::{Kind, Request, Status};
 use crate::memory::GuestMemory;
 use crate::virtio::accesses::AccessLog;
 use crate::virtio::chain::Chain;
-use crate::virtio::device::DeviceError;
+use crate::virtio::device::{Call, DeviceError};
 use crate::virtio::guest_io;
 use crate::virtio::misses::{self, Misses, Resumed};
 use crate::virtio::queue::{Answer, QueueError};
@@ -18,11 +22,24 @@ use crate::virtio::throttle::Throttle;
 /// The device's only queue.
 const QUEUE: usize = 0;
 
+/// Who makes the system call of a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Caller {
+    /// The device, with its lock held.
+    Device,
+    /// A thread without the lock, which gets it as [`Server::call`].
+    Thread,
+}
+
 /// The backend, and the requests that wait for it.
 pub struct Server {
-    pub backend: Option<Backing>,
+    pub backend: Option<Arc<Backing>>,
     /// The answer to `GET_ID`.
-    serial: String,
+    serial: Arc<str>,
+    /// Requests whose calls are being made.
+    pub flight: Arc<Flight>,
+    /// The call of the request that was taken last, if it needs one. While it is here, no other request is taken.
+    pub call: Option<Box<dyn Call>>,
     /// Reads of an image that wait for their bytes.
     pub misses: Misses,
     pub accesses: AccessLog,
@@ -35,7 +52,9 @@ impl Server {
     pub fn new(serial: String, misses: Misses) -> Server {
         Server {
             backend: None,
-            serial,
+            serial: serial.into(),
+            flight: Arc::default(),
+            call: None,
             misses,
             accesses: AccessLog::default(),
             throttle: Throttle::default(),
@@ -52,15 +71,20 @@ impl Server {
         }
     }
 
-    /// Answers a chain from the queue, unless it is over the rate limit.
+    /// Whether a request may be taken from the queue.
+    pub fn wants(&self) -> bool {
+        self.call.is_none() && !self.flight.is_full()
+    }
+
+    /// Answers a chain from the queue or hands out its call, unless it is over the rate limit.
     pub fn take(&mut self, memory: &GuestMemory, chain: Chain) -> Result<Answer, DeviceError> {
         let (queue, head) = (QUEUE, chain.head());
-        if self.misses.has(queue, head) {
+        if self.misses.has(queue, head) || self.flight.has(head) {
             return Err(QueueError::Chain { queue, head }.into());
         }
         let parsed = parse(memory, &chain)?;
         match self.admits(&parsed) {
-            true => Ok(self.answer(&parsed, Server::request(chain))),
+            true => Ok(self.answer(memory, &parsed, Server::request(chain), Caller::Thread)),
             false => Ok(Answer::Stop),
         }
     }
@@ -68,7 +92,7 @@ impl Server {
     /// Answers a request that was taken from the queue before. The rate limit is not charged again.
     pub fn execute(&mut self, memory: &GuestMemory, request: misses::Request) -> Result<Answer, DeviceError> {
         let parsed = parse(memory, &request.chain)?;
-        Ok(self.answer(&parsed, request))
+        Ok(self.answer(memory, &parsed, request, Caller::Device))
     }
 
     /// Answers a request that has waited: its bytes are there now, or the node cannot get them.
@@ -80,7 +104,7 @@ impl Server {
         if let Some(dropped) = self.log.pass() {
             tracing::error!(
                 reason,
-                disk = self.serial,
+                disk = &*self.serial,
                 dropped,
                 "a read of an image failed: its bytes cannot be had"
             );
@@ -104,9 +128,16 @@ impl Server {
         admitted
     }
 
-    /// Answers a request, or parks it until its bytes are there.
-    fn answer(&mut self, parsed: &Request<'_>, request: misses::Request) -> Answer {
-        if let (Ok(Kind::In { sector, data }), Some(Backing::Image(image))) = (&parsed.kind, &self.backend) {
+    /// Answers a request, hands out its call, or parks it until its bytes are there.
+    fn answer(
+        &mut self,
+        memory: &GuestMemory,
+        parsed: &Request<'_>,
+        request: misses::Request,
+        caller: Caller,
+    ) -> Answer {
+        let backing = self.backend.as_deref();
+        if let (Ok(Kind::In { sector, data }), Some(Backing::Image(image))) = (&parsed.kind, backing) {
             let length = guest_io::total(data) as u64;
             if request.rounds == 0 {
                 image.record_access(&mut self.accesses, *sector, length);
@@ -122,6 +153,18 @@ impl Server {
         let (status, data) = match (&parsed.kind, &self.backend) {
             (Err(status), _) => (*status, 0),
             (Ok(_), None) => (Status::IoErr, 0),
+            // The serial is in memory.
+            (Ok(kind), Some(backing)) if caller == Caller::Thread && !matches!(kind, Kind::GetId { .. }) => {
+                self.call = Some(Box::new(DiskCall {
+                    memory: memory.clone(),
+                    operation: kind.operation(),
+                    backing: backing.clone(),
+                    serial: self.serial.clone(),
+                    in_flight: self.flight.begin(request.chain.head(), kind.changes()),
+                    chain: request.chain,
+                }));
+                return Answer::Deferred;
+            }
             (Ok(kind), Some(backing)) => backing.execute(kind, &self.serial),
         };
         finish(parsed, status, data)
@@ -134,6 +177,5 @@ fn parse<'m>(memory: &'m GuestMemory, chain: &Chain) -> Result<Request<'m>, Devi
 
 /// Writes the status and returns the answer's length: `data` bytes and the status.
 fn finish(request: &Request<'_>, status: Status, data: u32) -> Answer {
-    request.status.copy_from(&[status as u8]);
-    Answer::Done(data.saturating_add(1))
+    Answer::Done(request.finish(status, data))
 }

@@ -1,7 +1,8 @@
 //! The event loops of a machine: one for each disk, and one for all other devices without a thread of their own.
 //!
 //! A disk's requests are system calls that wait: for a sync, for bytes that are not in memory, for a file system that is full of unwritten
-//! pages. So each disk has a thread, and delays no other device.
+//! pages. So each disk has threads of its own, one for each request in flight: it delays no other device, and its sync delays none of its
+//! reads.
 
 use std::io;
 use std::sync::Arc;
@@ -9,6 +10,7 @@ use std::sync::Arc;
 use thaw_protocol::control::DeviceId;
 
 use crate::jail::threads::Thread;
+use crate::virtio::blk::IN_FLIGHT;
 use crate::virtio::device_thread::DeviceThread;
 use crate::virtio::event_loop::EventLoop;
 use crate::virtio::gate::Gate;
@@ -47,10 +49,11 @@ impl Loops {
 
     /// Starts the threads. They call devices while `gate` is open.
     pub fn start(self, gate: &Arc<Gate>) -> io::Result<Vec<DeviceThread>> {
-        let disks = DISKS.iter().zip(self.disks);
-        let disks = disks.map(|((_, name), disk)| disk.start(name, Thread::Disk, gate.clone()));
-        let others = self.others.start("devices", Thread::Devices, gate.clone());
-        disks.chain([others]).collect()
+        let mut threads = vec![self.others.start("devices", Thread::Devices, gate.clone())?];
+        for ((_, name), disk) in DISKS.iter().zip(self.disks) {
+            threads.extend(disk.start_several(IN_FLIGHT, name, Thread::Disk, gate)?);
+        }
+        Ok(threads)
     }
 }
 

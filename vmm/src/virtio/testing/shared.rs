@@ -7,7 +7,7 @@ use thaw_protocol::control::Backend;
 use thaw_protocol::device_limits::DeviceLimits;
 
 use crate::virtio::config::ConfigSpace;
-use crate::virtio::device::{Activation, AttachError, DeviceError, DeviceSpec, Saved, VirtioDevice};
+use crate::virtio::device::{Activation, AttachError, Call, DeviceError, DeviceSpec, Saved, VirtioDevice};
 use crate::virtio::state::{DeviceState, QueueRecord};
 
 /// A device that an event loop serves while a [`super::Rig`] drives it: queues are kicked through their eventfds.
@@ -59,5 +59,11 @@ impl<D: VirtioDevice> VirtioDevice for Shared<D> {
     }
     fn woken(&mut self) -> Result<(), DeviceError> {
         self.device.lock().unwrap().woken()
+    }
+    fn next_call(&mut self) -> Result<Option<Box<dyn Call>>, DeviceError> {
+        self.device.lock().unwrap().next_call()
+    }
+    fn calls_ended(&mut self) -> Result<(), DeviceError> {
+        self.device.lock().unwrap().calls_ended()
     }
 }

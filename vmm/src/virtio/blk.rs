@@ -1,4 +1,5 @@
-//! virtio-blk (virtio 1.2 §5.2): a disk on a file or block device, or an image that a guest mounts itself.
+//! virtio-blk (virtio 1.2 §5.2): a disk on a file or block device, one over a base that others share, or an image that a guest mounts
+//! itself.
 //!
 //! A read of an image waits if its bytes are not there yet ([`super::misses`]), and other requests are served meanwhile. If the node cannot
 //! get the bytes, the read is answered `IOERR` and the log says why. Requests over the rate limit stay in the queue ([`super::throttle`]),
@@ -11,6 +12,7 @@
 mod backing;
 mod disk;
 pub mod image;
+mod layered;
 mod request;
 mod server;
 
@@ -28,6 +30,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 use self::backing::Backing;
 use self::disk::Disk;
 use self::image::ImageDisk;
+use self::layered::LayeredDisk;
 use self::server::Server;
 use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError, DeviceSpec, Saved, VirtioDevice, one_descriptor};
@@ -231,6 +234,7 @@ impl VirtioDevice for Blk {
             Backend::Disk { read_only } => {
                 (Backing::Disk(Disk::open(one_descriptor(fds)?, read_only)?), None)
             }
+            Backend::LayeredDisk => (Backing::Layered(LayeredDisk::open(fds)?), None),
             Backend::Image { blobs } => {
                 let (image, socket) = ImageDisk::open(&blobs, fds)?;
                 (Backing::Image(image), Some(packet_socket(vec![socket])?))

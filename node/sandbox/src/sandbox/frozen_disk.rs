@@ -1,13 +1,17 @@
-//! The disk in a snapshot: each sandbox thawed from the snapshot gets a copy.
+//! The disk in a snapshot: each sandbox thawed from the snapshot gets a disk of its own with that content.
 
+use std::io;
 use std::os::fd::OwnedFd;
+use std::path::Path;
 use std::sync::Arc;
 
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::disk::{Disk, Disks};
+use thaw_protocol::control::Backend;
 
 use super::disk;
 use super::pools::{Claimed, Pools};
+use crate::blocking::blocking;
 use crate::error::{Error, ErrorKind};
 use crate::snapshot::Registered;
 
@@ -29,13 +33,32 @@ pub(super) fn find(registered: &Registered) -> Result<(&OwnedFd, u64), Error> {
     Ok((frozen, u64::try_from(stat.st_size).unwrap_or(0)))
 }
 
-/// A copy of it, among the node's disks. Blocks.
-pub(super) fn copied(registered: &Registered, pools: &Arc<Pools>) -> Result<Claimed<Disks>, Error> {
+/// A disk of that content, among the node's disks. `speaks` is the version of the control protocol of the VMM that gets it. Blocks.
+pub(super) fn thawed(
+    registered: &Registered,
+    pools: &Arc<Pools>,
+    speaks: u32,
+) -> Result<Claimed<Disks>, Error> {
     let (frozen, _) = find(registered)?;
+    let may_layer = speaks >= Backend::LayeredDisk.since();
+    made(pools, |directory| disk::thawed(frozen, directory, may_layer))
+}
+
+/// Replaces a disk that has a base by a copy, if the VMM that gets it is of an earlier release, which knows no layers. `speaks` as above.
+pub(super) async fn fit(disk: &mut Claimed<Disks>, pools: &Arc<Pools>, speaks: u32) -> Result<(), Error> {
+    if disk.base.is_none() || speaks >= Backend::LayeredDisk.since() {
+        return Ok(());
+    }
+    let (layered, pools) = (disk.try_clone(), pools.clone());
+    let layered = layered.map_err(|e| Error::system("cannot copy a descriptor", &e))?;
+    *disk = blocking(move || made(&pools, |directory| disk::whole(&layered, directory))).await?;
+    Ok(())
+}
+
+fn made(pools: &Arc<Pools>, make: impl FnOnce(&Path) -> io::Result<Disk>) -> Result<Claimed<Disks>, Error> {
     let directory = &pools.disks.kind().directory;
-    let copied = disk::nameless_copy(frozen, directory).and_then(Disk::of);
+    let made = make(directory);
     reach(Failpoint::ThawDiskCopied);
-    copied
-        .map(|disk| Claimed::new(disk, pools, |p| &p.disks))
-        .map_err(|e| Error::system(format!("cannot copy a disk into {}", directory.display()), &e))
+    made.map(|disk| Claimed::new(disk, pools, |p| &p.disks))
+        .map_err(|e| Error::system(format!("cannot make a disk in {}", directory.display()), &e))
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CPU_LIMIT_MILLIS, NetworkPolicy, PublishedPort};
-use thaw_protocol::control::MemoryMode;
+use thaw_protocol::control::{CONTROL_VERSION, MemoryMode};
 
 use super::create::{Making, Parts};
 use super::fitted::{Fitted, FittedDisk, FittedParts, Fitting};
@@ -216,7 +216,9 @@ async fn make(
             None => making.restore(registered.clone(), spec.memory_mode).await,
         }
     };
-    let (parts, ()) = tokio::try_join!(parts, restored)?;
+    let (mut parts, ()) = tokio::try_join!(parts, restored)?;
+    let speaks = making.resources.control()?.version();
+    frozen_disk::fit(&mut parts.disk, &node.pools, speaks).await?;
     if let Some(thawing) = making.attach(parts, Some(workload.memory_mib)).await? {
         making.await_thaw(thawing).await?;
     }
@@ -351,7 +353,8 @@ async fn parts(
         }
         let _stage = trace.stage("disk");
         let (registered, pools) = (registered.clone(), node.pools.clone());
-        blocking(move || frozen_disk::copied(&registered, &pools)).await
+        // For a VMM of this release: which it is shows only when its machine is made, beside this.
+        blocking(move || frozen_disk::thawed(&registered, &pools, CONTROL_VERSION)).await
     };
     let (disk, network) = tokio::try_join!(
         disk,

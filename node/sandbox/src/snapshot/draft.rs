@@ -112,6 +112,15 @@ impl Draft {
         Ok(&self.disks[self.disks.len() - 1].1)
     }
 
+    /// A disk that was added.
+    pub fn disk(&self, id: &str) -> Result<&File, SnapshotError> {
+        let added = self.disks.iter().find(|(added, _)| added == id);
+        added.map(|(_, file)| file).ok_or_else(|| {
+            let source = io::Error::new(io::ErrorKind::NotFound, "it was not added");
+            SnapshotError::io("find a disk in", &self.path)(source)
+        })
+    }
+
     /// Hashes the files, writes the manifest, signs it if there is a key, and renames the directory to its final name. Blocks until all is
     /// on disk.
     pub fn finish(

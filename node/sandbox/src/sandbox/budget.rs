@@ -2,7 +2,8 @@
 //!
 //! A sparse disk can grow to its full size, so it counts with that size from the start. A sandbox also counts the maximum size of its logs.
 //! A snapshot counts with its maximum size while it is written and with its real size afterwards. Invariant: the sum never exceeds the
-//! limit, except by sandboxes from before the limit was set, which are adopted and not refused, and by the snapshots that adopted ones need.
+//! limit, except by sandboxes from before the limit was set, which are adopted and not refused, by the snapshots that adopted ones need, and by the
+//! disks of removed snapshots over which sandboxes have layers.
 //!
 //! The sum is in memory. The owner of a snapshot removes it without telling thawd, so thawd looks for removed snapshots when it
 //! would refuse a request and when metrics are read, but not when a creation fits. The list of snapshots is in a file under the

@@ -81,6 +81,22 @@ pub(super) fn thawed(frozen: &OwnedFd, directory: &Path, may_layer: bool) -> io:
     Disk::of(file)
 }
 
+/// The same of a snapshot's disk that is a layer over `base`: a copy of the layer over the same base, so that layers do not add up; or else a
+/// copy of both.
+pub(super) fn thawed_layer(
+    base: &OwnedFd,
+    layer: &OwnedFd,
+    directory: &Path,
+    may_layer: bool,
+) -> io::Result<Disk> {
+    let file = nameless_file(directory)?;
+    if may_layer && can_be_base(base, &file)? {
+        copy(layer, &file)?;
+        return Disk::layered(reopened(base)?.into(), file);
+    }
+    whole(&Disk::layered(base.try_clone()?, layer.try_clone()?)?, directory)
+}
+
 /// A copy without a base, whose file is in `directory`.
 pub(super) fn whole(disk: &Disk, directory: &Path) -> io::Result<Disk> {
     let file = nameless_file(directory)?;
@@ -97,6 +113,18 @@ fn can_be_base(frozen: &OwnedFd, file: &OwnedFd) -> io::Result<bool> {
     let is_ours = frozen.st_uid == rustix::process::geteuid().as_raw()
         && !Mode::from_raw_mode(frozen.st_mode).intersects(by_others);
     Ok(is_ours && frozen.st_dev == file.st_dev && (frozen.st_size as u64).is_multiple_of(BLOCK))
+}
+
+/// Whether `file` is the base of a disk.
+pub(super) fn is_base(disk: &Disk, file: &File) -> io::Result<bool> {
+    let Some(base) = &disk.base else { return Ok(false) };
+    let (base, file) = (rustix::fs::fstat(base)?, rustix::fs::fstat(file)?);
+    Ok((base.st_dev, base.st_ino) == (file.st_dev, file.st_ino))
+}
+
+/// Copies the layer of a disk to the empty file `to`. The disk must not be in use.
+pub(super) fn copy_layer(disk: &Disk, to: &OwnedFd) -> io::Result<()> {
+    copy(&disk.file, to)
 }
 
 /// Copies the base of a disk, if it has one, to the empty file `to`. The disk may be in use.

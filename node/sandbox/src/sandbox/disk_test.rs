@@ -49,31 +49,54 @@ fn a_copy_has_the_data_and_the_holes() {
     assert_eq!(&end, b"end");
 }
 
+/// Makes a block the layer's: data, or a hole.
+fn write(disk: &Disk, block: u64, value: Option<u8>) {
+    let layer = File::from(disk.file.try_clone().unwrap());
+    if let Some(value) = value {
+        layer
+            .write_all_at(&[value; BLOCK as usize], block * BLOCK)
+            .unwrap();
+    }
+    let marks = read_marks(&layer, disk.size).unwrap();
+    let (at, bytes) = marks.marked(block..block + 1);
+    layer.write_all_at(&bytes, marks_offset(disk.size) + at).unwrap();
+}
+
 #[test]
 fn copy_of_a_layered_disk_is_what_its_guest_sees() {
     let directory = tempfile::tempdir().unwrap();
     let (base, mut expected) = frozen(directory.path());
     let disk = Disk::layered(base, nameless_file(directory.path()).unwrap()).unwrap();
-    assert_eq!(content(whole(&disk, directory.path()).unwrap()), expected);
-
-    let layer = File::from(disk.file.try_clone().unwrap());
-    let mut marks = Marks::none(SIZE as u64);
+    assert!(content(whole(&disk, directory.path()).unwrap()) == expected);
     for (block, value) in [(2, Some(0xA2)), (3, Some(0xA3)), (4, None), (39, Some(0xA4))] {
+        write(&disk, block, value);
         let place = block as usize * BLOCK as usize..(block as usize + 1) * BLOCK as usize;
-        expected[place.clone()].fill(value.unwrap_or(0));
-        if value.is_some() {
-            layer.write_all_at(&expected[place], block * BLOCK).unwrap();
-        }
-        let (at, bytes) = marks.marked(block..block + 1);
-        layer
-            .write_all_at(&bytes, marks_offset(SIZE as u64) + at)
-            .unwrap();
-        marks.mark(block..block + 1);
+        expected[place].fill(value.unwrap_or(0));
     }
     // Without a mark, a block is the base's.
+    let layer = File::from(disk.file.try_clone().unwrap());
     layer.write_all_at(&[0xFF; 100], 7 * BLOCK).unwrap();
-    let copied = content(whole(&disk, directory.path()).unwrap());
-    assert!(copied == expected);
+    assert!(content(whole(&disk, directory.path()).unwrap()) == expected);
+}
+
+#[test]
+fn thawed_layer_is_another_over_the_same_base() {
+    let directory = tempfile::tempdir().unwrap();
+    let (base, _) = frozen(directory.path());
+    let file = nameless_file(directory.path()).unwrap();
+    let original = Disk::layered(base.try_clone().unwrap(), file).unwrap();
+    write(&original, 5, Some(0xA5));
+    let expected = content(whole(&original, directory.path()).unwrap());
+    let base_file = File::from(base.try_clone().unwrap());
+    for may_layer in [true, false] {
+        let disk = thawed_layer(&base, &original.file, directory.path(), may_layer).unwrap();
+        assert_eq!(is_base(&disk, &base_file).unwrap(), may_layer);
+        assert!(content(whole(&disk, directory.path()).unwrap()) == expected);
+        if may_layer {
+            write(&disk, 6, Some(0xA6));
+        }
+    }
+    assert!(content(whole(&original, directory.path()).unwrap()) == expected);
 }
 
 #[test]

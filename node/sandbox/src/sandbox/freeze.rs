@@ -3,7 +3,7 @@
 //! Invariant: if any step fails, also because the owner dies ([`super::freeze_note`]), the original resumes as if it had not been frozen,
 //! also if the caller asked to stop it. The machine is paused only while state and disks are written, and memory where it cannot be written
 //! while the machine runs ([`super::live_freeze`]); hashing comes after. Of a disk over a base only the layer is written meanwhile: its base is
-//! copied before.
+//! copied before, or is the disk of a snapshot that this one lies on.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -180,8 +180,9 @@ impl Sandbox {
         let freezing = Freezing::note(&self.directory(), target)?;
         let mut draft = blocking(move || Ok(Draft::begin(&place)?)).await?;
         reach(Failpoint::FreezeDrafted);
+        self.begin_disk(node, &mut draft, below.as_ref()).await?;
         let kind = below.as_ref().map_or(FreezeKind::Full, |below| below.kind);
-        let frozen = self.write(node, &mut draft, &options, kind).await?;
+        let frozen = self.write(node, &draft, &options, kind).await?;
         let of = node.clone();
         let made = blocking(move || {
             let made = draft.finish(subject, key.as_ref())?;
@@ -211,14 +212,13 @@ impl Sandbox {
     async fn write(
         &self,
         node: &Node,
-        draft: &mut Draft,
+        draft: &Draft,
         options: &FreezeOptions,
         kind: FreezeKind,
     ) -> Result<Frozen, Error> {
         let cgroup = self.resources.cgroup.as_deref();
         host_limits::make_room(cgroup, draft.memory(), self.record(), &self.disk()?.file);
         let pagemap = pagemap(self.record().vmm)?;
-        self.copy_base(draft).await?;
         // A machine that stays stopped gains nothing from running meanwhile.
         let way = match options.stop {
             true => Way::Stopped(kind),
@@ -238,9 +238,24 @@ impl Sandbox {
         }
     }
 
-    /// Adds its disk to the draft, and copies the base of the disk, which does not change: while the sandbox runs, and before its VMM is prepared.
-    async fn copy_base(&self, draft: &mut Draft) -> Result<(), Error> {
-        let disk = self.disk()?.try_clone().map_err(not_copied)?;
+    /// Adds its disk to the draft, before anything is stopped: as a layer, if what it is frozen over has the base of its disk. Otherwise copies
+    /// that base, which does not change.
+    async fn begin_disk(&self, node: &Node, draft: &mut Draft, below: Option<&Below>) -> Result<(), Error> {
+        let disk = Arc::new(self.disk()?.try_clone().map_err(not_copied)?);
+        let over = below.map(|below| draft.path().join(&below.base.place));
+        let (node, looked_at) = (node.clone(), disk.clone());
+        let is_layer = blocking(move || {
+            let registry = node.templates.registry();
+            // What cannot be opened is no reason not to freeze it: then its disk is whole.
+            let whole = over.and_then(|over| registry.whole_disk(&over, DISK_ID).ok()?);
+            whole
+                .map_or(Ok(false), |file| super::disk::is_base(&looked_at, &file))
+                .map_err(not_copied)
+        });
+        if is_layer.await? {
+            draft.add_layer(DISK_ID)?;
+            return Ok(());
+        }
         let to: OwnedFd = draft.add_disk(DISK_ID)?.try_clone().map_err(not_copied)?.into();
         blocking(move || super::disk::copy_base(&disk, &to).map_err(not_copied)).await
     }
@@ -332,8 +347,14 @@ impl Sandbox {
             }
         };
         let disk = self.disk()?.try_clone().map_err(not_copied)?;
-        let to: OwnedFd = draft.disk(DISK_ID)?.try_clone().map_err(not_copied)?.into();
-        blocking(move || super::disk::copy_rest(&disk, &to).map_err(not_copied)).await?;
+        let draft = draft.disk(DISK_ID)?;
+        let to: OwnedFd = draft.file.try_clone().map_err(not_copied)?.into();
+        let is_layer = draft.is_layer;
+        let copy = move || match is_layer {
+            true => super::disk::copy_layer(&disk, &to),
+            false => super::disk::copy_rest(&disk, &to),
+        };
+        blocking(move || copy().map_err(not_copied)).await?;
         reach(Failpoint::FreezeDiskCopied);
         Ok(memory_bytes)
     }

@@ -18,19 +18,29 @@ use crate::snapshot::Registered;
 /// The writable layer's name in a snapshot.
 pub(super) const DISK_ID: &str = "blk0";
 
-/// The disk that a sandbox was frozen with, and its size in bytes.
-pub(super) fn find(registered: &Registered) -> Result<(&OwnedFd, u64), Error> {
-    let frozen = registered.disks.iter().find(|(id, _)| id == DISK_ID);
-    let (_, frozen) = frozen.ok_or_else(|| {
-        let what = format!(
-            "the snapshot at {} has no disk {DISK_ID}",
-            registered.directory.display()
-        );
-        Error::new(ErrorKind::SnapshotIncompatible, what)
-    })?;
-    let stat = rustix::fs::fstat(frozen)
+/// The size in bytes of the disk that a sandbox was frozen with.
+pub(super) fn size(registered: &Registered) -> Result<u64, Error> {
+    let (file, base) = find(registered)?;
+    let stat = rustix::fs::fstat(base.unwrap_or(file))
         .map_err(|e| Error::system("cannot look at a snapshot's disk", &e.into()))?;
-    Ok((frozen, u64::try_from(stat.st_size).unwrap_or(0)))
+    Ok(u64::try_from(stat.st_size).unwrap_or(0))
+}
+
+/// The file of the disk that a sandbox was frozen with, and its base if the file is a layer.
+fn find(registered: &Registered) -> Result<(&OwnedFd, Option<&OwnedFd>), Error> {
+    let lacks = |what: &str| {
+        let what = format!("the snapshot at {} has no {what}", registered.directory.display());
+        Error::new(ErrorKind::SnapshotIncompatible, what)
+    };
+    let frozen = registered.disks.iter().find(|(id, _)| id == DISK_ID);
+    let (_, file) = frozen.ok_or_else(|| lacks(&format!("disk {DISK_ID}")))?;
+    let mut disks = registered.manifest.files.disks.iter();
+    if !disks.any(|disk| disk.id == DISK_ID && disk.layer) {
+        return Ok((file, None));
+    }
+    let base = registered.disk_bases.iter().find(|base| base.id == DISK_ID);
+    let base = base.ok_or_else(|| lacks(&format!("base of disk {DISK_ID}")))?;
+    Ok((file, Some(&base.file)))
 }
 
 /// A disk of that content, among the node's disks. `speaks` is the version of the control protocol of the VMM that gets it. Blocks.
@@ -39,9 +49,12 @@ pub(super) fn thawed(
     pools: &Arc<Pools>,
     speaks: u32,
 ) -> Result<Claimed<Disks>, Error> {
-    let (frozen, _) = find(registered)?;
+    let (file, base) = find(registered)?;
     let may_layer = speaks >= Backend::LayeredDisk.since();
-    made(pools, |directory| disk::thawed(frozen, directory, may_layer))
+    made(pools, |directory| match base {
+        Some(base) => disk::thawed_layer(base, file, directory, may_layer),
+        None => disk::thawed(file, directory, may_layer),
+    })
 }
 
 /// Replaces a disk that has a base by a copy, if the VMM that gets it is of an earlier release, which knows no layers. `speaks` as above.

@@ -145,7 +145,7 @@ fn admitted(
     if let Some(paused) = spec.paused.as_ref().and_then(Paused::place) {
         return paused.resume(shape);
     }
-    let (tenant, disk_bytes) = (spec.terms.tenant.as_ref(), frozen_disk::find(registered)?.1);
+    let (tenant, disk_bytes) = (spec.terms.tenant.as_ref(), frozen_disk::size(registered)?);
     match spec.is_pod {
         true => Ok(node.admission.adopt(tenant, shape, disk_bytes)),
         false => node.admission.create(tenant, shape, disk_bytes),
@@ -171,7 +171,7 @@ async fn make(
     let (registered, workload) = (frozen.registered, frozen.workload);
     let subject = &registered.manifest.subject;
     let record = record(spec, frozen)?;
-    let share_of_disk = node.budget.sandbox(frozen_disk::find(registered)?.1).await?;
+    let share_of_disk = node.budget.sandbox(frozen_disk::size(registered)?).await?;
     let machine = machine(
         Shape {
             vcpus: subject.machine.vcpus,

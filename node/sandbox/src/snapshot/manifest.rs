@@ -6,6 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 use thaw_protocol::control::{CpuBaseline, DeviceId};
+use thaw_protocol::disk_layer::file_bytes;
 
 use super::hash::Hash;
 
@@ -17,8 +18,8 @@ pub const LAYERED_FORMAT: u32 = 2;
 pub const CHUNK: u64 = 2 << 20;
 /// Maximum size of a manifest, bytes: 64 GiB of memory and the same of disks need 5 MiB.
 pub const MAX_MANIFEST: u64 = 32 << 20;
-/// Maximum size of a memory or disk, bytes.
-const MAX_FILE: u64 = 1 << 40;
+/// Maximum size of a memory or disk file, bytes: that of a layer of the largest disk.
+const MAX_FILE: u64 = file_bytes(1 << 40);
 /// Maximum number of snapshots in a chain of deltas, including the base: the number of layers that `state` supports.
 pub const MAX_LAYERS: usize = 8;
 

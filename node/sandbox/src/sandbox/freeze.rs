@@ -247,7 +247,7 @@ impl Sandbox {
         let is_layer = blocking(move || {
             let registry = node.templates.registry();
             // What cannot be opened is no reason not to freeze it: then its disk is whole.
-            let whole = over.and_then(|over| registry.whole_disk(&over, DISK_ID).ok()?);
+            let whole = over.and_then(|over| registry.whole_disk(&over, DISK_ID).ok().flatten());
             whole
                 .map_or(Ok(false), |file| super::disk::is_base(&looked_at, &file))
                 .map_err(not_copied)

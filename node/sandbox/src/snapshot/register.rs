@@ -235,7 +235,7 @@ impl Registry {
                 }
             });
         }
-        let disk_bases = self.disk_bases(&layers, base.as_deref())?;
+        let bases_of_disks = self.disk_bases(&layers, base.as_deref())?;
         // There is at least one layer, the snapshot itself.
         let top = layers.into_iter().next().ok_or_else(|| SnapshotError::NotFound {
             directory: directory.to_owned(),
@@ -272,7 +272,7 @@ impl Registry {
             },
             base,
             disks: files.disks.into_iter().map(|(id, f)| (id, f.into())).collect(),
-            disk_bases,
+            disk_bases: bases_of_disks,
             held_bytes,
             just_read: just_read.into(),
             recording: false.into(),

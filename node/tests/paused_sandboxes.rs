@@ -210,6 +210,33 @@ fn released_memory_lies_on_the_template_however_often() {
 }
 
 #[test]
+fn released_disk_is_a_layer_over_the_stored_snapshots() {
+    let Some(node) = Node::new() else { return };
+    node.make();
+    node.done(&format!("POST {WEB}/freeze"), &json!({"name": "base"}));
+    node.delete();
+    node.done("POST /v1/thaws", &json!({"snapshot": "base", "name": "web"}));
+    let (mut node, mut disks) = (node, Vec::new());
+    for _ in 0..3 {
+        // The next thawd finds both files of the disk.
+        node = node.restart();
+        node.release();
+        let manifest = node.manifest();
+        let disk = &manifest["files"]["disks"][0];
+        // With reflinks, the disk is whole.
+        let is_layer = disk["layer"] == json!(true);
+        let format = if is_layer { 2 } else { 1 };
+        assert_eq!(manifest["format"], json!(format));
+        disks.push((is_layer, disk["bytes"].clone()));
+        node.resume();
+        assert_eq!(node.shown()["state"], "running");
+    }
+    assert!(disks.iter().all(|disk| *disk == disks[0]), "{disks:?}");
+    node.delete();
+    node.end();
+}
+
+#[test]
 fn base_that_is_another_snapshot_now_is_refused_by_name() {
     let Some(node) = Node::new() else { return };
     node.make();

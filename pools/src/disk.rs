@@ -19,6 +19,7 @@ use rustix::fs::{Advice, FlockOperation, Mode, OFlags, SeekFrom};
 use crate::Error;
 use crate::resource::{Kind, Unfit};
 use thaw_failpoint::{Failpoint, reach};
+use thaw_protocol::disk_layer;
 
 /// Must change when the arguments of `mkfs.ext4` below change, so that an old template is not taken for a new one.
 const RECIPE: u32 = 2;
@@ -34,8 +35,10 @@ pub struct DiskTemplate {
 /// One sandbox's disk.
 #[derive(Debug)]
 pub struct Disk {
-    /// An unlinked regular file, open for reading and writing.
+    /// An unlinked regular file, open for reading and writing: all of the disk, or its layer over `base`.
     pub file: OwnedFd,
+    /// What `file` is a layer over ([`disk_layer`]), open for reading. Others may use it too, and nobody changes it.
+    pub base: Option<OwnedFd>,
     /// Bytes, as the guest sees it.
     pub size: u64,
 }
@@ -44,12 +47,44 @@ impl Disk {
     /// A disk in another unlinked file, such as that of a snapshot.
     pub fn of(file: OwnedFd) -> io::Result<Disk> {
         let size = rustix::fs::fstat(&file)?.st_size as u64;
-        Ok(Disk { file, size })
+        Ok(Disk {
+            file,
+            base: None,
+            size,
+        })
+    }
+
+    /// A disk of a base and an unlinked file that is a layer over it. An empty file becomes one.
+    pub fn layered(base: OwnedFd, file: OwnedFd) -> io::Result<Disk> {
+        let size = rustix::fs::fstat(&base)?.st_size as u64;
+        if rustix::fs::fstat(&file)?.st_size == 0 {
+            rustix::fs::ftruncate(&file, disk_layer::file_bytes(size))?;
+        }
+        Ok(Disk {
+            file,
+            base: Some(base),
+            size,
+        })
+    }
+
+    /// The same disk, with descriptors of its own.
+    pub fn try_clone(&self) -> io::Result<Disk> {
+        Ok(Disk {
+            file: self.file.try_clone()?,
+            base: self.base.as_ref().map(OwnedFd::try_clone).transpose()?,
+            size: self.size,
+        })
     }
 
     /// Makes the file `size` bytes long if it is shorter. The file system on it still has its old size.
+    ///
+    /// # Errors
+    /// It has a base. The file cannot become so long.
     pub fn enlarge(&mut self, size: u64) -> io::Result<()> {
         if size > self.size {
+            if self.base.is_some() {
+                return Err(io::ErrorKind::Unsupported.into());
+            }
             rustix::fs::ftruncate(&self.file, size)?;
             self.size = size;
         }
@@ -75,10 +110,14 @@ impl Kind for Disks {
     }
 
     fn check(&self, disk: &Disk) -> Result<(), Unfit> {
+        let expected = match disk.base {
+            Some(_) => disk_layer::file_bytes(disk.size),
+            None => disk.size,
+        };
         match rustix::fs::fstat(&disk.file) {
-            Ok(stat) if stat.st_size as u64 != disk.size => Err(Unfit(format!(
-                "the disk has {} bytes instead of {}",
-                stat.st_size, disk.size
+            Ok(stat) if stat.st_size as u64 != expected => Err(Unfit(format!(
+                "the disk has {} bytes instead of {expected}",
+                stat.st_size
             ))),
             Ok(stat) if stat.st_nlink != 0 => Err(Unfit("the disk has a name".into())),
             Ok(_) => Ok(()),
@@ -143,6 +182,7 @@ impl DiskTemplate {
         reach(Failpoint::DiskMade);
         Ok(Disk {
             file: file.into(),
+            base: None,
             size: self.size,
         })
     }
@@ -347,6 +387,27 @@ mod tests {
             (disk.size, rustix::fs::fstat(&disk.file).unwrap().st_size),
             (1 << 40, 1 << 40)
         );
+    }
+
+    #[test]
+    fn empty_file_becomes_a_layer_and_keeps_its_size() {
+        let directory = tempfile::tempdir().unwrap();
+        let [base, file] = [(); 2].map(|()| nameless_file(directory.path()).unwrap());
+        base.set_len(1 << 20).unwrap();
+        let mut disk = Disk::layered(base.into(), file.into()).unwrap();
+        assert_eq!(disk.size, 1 << 20);
+        let length = rustix::fs::fstat(&disk.file).unwrap().st_size as u64;
+        assert_eq!(length, disk_layer::file_bytes(1 << 20));
+        let disks = Disks {
+            directory: directory.path().into(),
+        };
+        disks.check(&disk).unwrap();
+        assert_eq!(
+            disk.enlarge(2 << 20).unwrap_err().kind(),
+            io::ErrorKind::Unsupported
+        );
+        rustix::fs::ftruncate(&disk.file, length - 1).unwrap();
+        disks.check(&disk).unwrap_err();
     }
 
     #[test]

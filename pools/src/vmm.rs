@@ -18,6 +18,7 @@ use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, WaitOptions};
 use thaw_protocol::api::DISK_MIB;
 use thaw_protocol::control::{CONTROL_FD, JAIL_VARIABLE, JAIL_WHOLE};
+use thaw_protocol::disk_layer;
 
 use crate::Error;
 use crate::priority;
@@ -30,8 +31,8 @@ pub const VMM_VARIABLE: &str = "THAW_VMM";
 /// Least OOM score of a process that serves a guest: the kernel kills it before thawd, whose unit sets a lower score that the process
 /// would inherit.
 const OOM_SCORE: i32 = 200;
-/// Bytes of the largest file that such a process may write: the largest disk, which is larger than any guest's memory.
-pub const LARGEST_FILE: u64 = (*DISK_MIB.end() as u64) << 20;
+/// Bytes of the largest file that such a process may write: the layer of the largest disk, which is larger than any guest's memory.
+pub const LARGEST_FILE: u64 = disk_layer::file_bytes((*DISK_MIB.end() as u64) << 20);
 
 /// The path of the binary: `$THAW_VMM`, or else in the directory of the running program.
 pub fn find() -> Result<PathBuf, Error> {

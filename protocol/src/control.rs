@@ -131,6 +131,7 @@ impl Command {
             Command::PrepareFreeze { kind } => kind.since().max(6),
             Command::BeginFreeze | Command::FinishFreeze | Command::CancelFreeze => 6,
             Command::Freeze { kind } => kind.since(),
+            Command::Attach { backend, .. } => backend.since(),
             Command::Limit { .. } | Command::Hello { .. } => 5,
             _ => 4,
         }

@@ -140,6 +140,7 @@ fn backends(golden: &mut Golden) {
     golden.holds("Backend::Accesses", Backend::Accesses);
     golden.holds("Backend::Image", Backend::Image { blobs: vec![blob()] });
     golden.holds("Backend::Share", Backend::Share);
+    golden.holds("Backend::LayeredDisk", Backend::LayeredDisk);
 }
 
 fn commands(golden: &mut Golden) {

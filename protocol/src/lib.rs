@@ -12,6 +12,7 @@
 //! | `snapshots` (feature `snapshots`) | containerd and thawd | gRPC on a unix socket |
 //! | [`connect`], `e2b` (feature `e2b`) | clients of E2B and thawd | the Connect protocol over HTTP |
 //! | [`device_limits`] | (types of [`control`]) | |
+//! | [`disk_layer`] | thaw-vmm and thawd | a file handed over [`control`] |
 //! | [`api`] | thawd and its callers | HTTP on a unix socket, JSON bodies |
 //! | [`nodes`] | thawd and the thawd of another node | HTTP with TLS, JSON bodies |
 //!
@@ -27,6 +28,7 @@ pub mod api;
 pub mod connect;
 pub mod control;
 pub mod device_limits;
+pub mod disk_layer;
 #[cfg(feature = "e2b")]
 pub mod e2b;
 pub mod encoding;

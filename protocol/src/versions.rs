@@ -22,7 +22,7 @@ pub struct Protocol {
 /// VMM control ([`crate::control`]). Version 4 is the oldest supported; version 5 added
 /// [`crate::control::Command::Hello`] and [`crate::control::Command::Limit`], version 6
 /// [`crate::control::Command::PrepareFreeze`] and the commands that follow it, version 7
-/// [`crate::control::FreezeKind::DeltaOver`].
+/// [`crate::control::FreezeKind::DeltaOver`] and [`crate::control::Backend::LayeredDisk`].
 pub const CONTROL: Protocol = Protocol {
     name: "control",
     current: 7,

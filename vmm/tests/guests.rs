@@ -345,3 +345,55 @@ fn limited_disk_of_a_jailed_vmm_goes_on_by_its_timer() {
         "every read was answered"
     );
 }
+
+#[test]
+fn jailed_vmm_writes_to_the_layer_of_a_disk_and_not_to_its_base() {
+    use std::os::fd::AsFd;
+    use std::os::unix::fs::FileExt;
+
+    use thaw_protocol::control::{Backend, DeviceId};
+    use thaw_protocol::disk_layer::{BLOCK, Marks, file_bytes, marks_bytes, marks_offset};
+    use thaw_tiny_guest::disk::{TIMES, reader};
+
+    const READS: u32 = 128;
+    const BYTES: u64 = TIMES + BLOCK;
+    let [base, layer] = [BYTES, file_bytes(BYTES)].map(|bytes| {
+        let file = tempfile::tempfile().unwrap();
+        file.set_len(bytes).unwrap();
+        file
+    });
+    base.write_all_at(&[7; BYTES as usize], 0).unwrap();
+    let vmm = support::Vmm::spawn();
+    let mut control = vmm.connect();
+    control.create(spec(1, 64)).unwrap();
+    let (device, backend) = (DeviceId::Blk0, Backend::LayeredDisk);
+    control
+        .request(
+            Command::Attach { device, backend },
+            &[base.as_fd(), layer.as_fd()],
+        )
+        .unwrap();
+    let kernel = reader(READS).kernel();
+    let cmdline = String::new();
+    control
+        .request(Command::Boot { cmdline }, &[kernel.as_fd()])
+        .unwrap();
+    assert_eq!(control.exit(), ExitReason::PowerOff);
+
+    let mut content = vec![0; BYTES as usize];
+    base.read_exact_at(&mut content, 0).unwrap();
+    assert!(content.iter().all(|byte| *byte == 7));
+    let mut block = vec![0; BLOCK as usize];
+    layer.read_exact_at(&mut block, TIMES).unwrap();
+    let (times, rest) = block.split_at(4 * READS as usize);
+    assert!(times.chunks(4).all(|time| time != [0; 4] && time != [7; 4]));
+    assert!(
+        rest.iter().all(|byte| *byte == 7),
+        "the rest of the block is the base's"
+    );
+    let mut bits = vec![0; marks_bytes(BYTES) as usize];
+    layer.read_exact_at(&mut bits, marks_offset(BYTES)).unwrap();
+    let marks = Marks::from_bytes(BYTES, bits).unwrap();
+    let marked: Vec<u64> = (0..marks.blocks()).filter(|block| marks.has(*block)).collect();
+    assert_eq!(marked, [TIMES / BLOCK]);
+}

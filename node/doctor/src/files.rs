@@ -153,7 +153,7 @@ fn store(data: &Path) -> Check {
     Check::warn(
         NAME,
         format!("{found}, no reflinks"),
-        "each sandbox's disk is a sparse copy: a few ms and its metadata's blocks",
+        "a new disk is a sparse copy (a few ms), and a freeze copies what is on the disk of a sandbox",
         "put THAW_DATA on XFS or btrfs",
     )
 }

@@ -46,7 +46,7 @@ pub use host_disk::HostDisk;
 pub use paused::{Paused, PausedSandboxes};
 pub use paused_copy::{Copied, Portable};
 pub use pod_namespace::PodNamespace;
-pub use provenance::{FileIdentity, Provenance, ShownRecord};
+pub use provenance::{DiskLayers, FileIdentity, Provenance, ShownRecord};
 pub use record::Record;
 use record::read_record;
 pub use remote_memory::{RemoteMemory, RemotePlace};

@@ -82,6 +82,10 @@ pub enum Backend {
     /// One descriptor: a regular file or block device. Its size, rounded down to 512 bytes, is the capacity.
     /// A machine that has a block device cannot be frozen.
     Disk { read_only: bool },
+    /// A writable disk over a base that is only read. Two descriptors: the base, a regular file whose size,
+    /// rounded down to 512 bytes, is the capacity; and the disk's own layer over it
+    /// ([`crate::disk_layer`]), a regular file open for reading and writing. Since version 7.
+    LayeredDisk,
     /// One descriptor: a tap with `IFF_NO_PI | IFF_VNET_HDR`. `prepared` means that its vnet header size is
     /// 12 bytes and all its offloads are on (checksums, TSO4, TSO6, ECN). The VMM then need not query the
     /// tap, which would take the host's RTNL lock.
@@ -109,6 +113,16 @@ pub enum Backend {
     Share,
 }
 
+impl Backend {
+    /// The first protocol version that has this backend.
+    pub fn since(&self) -> u32 {
+        match self {
+            Backend::LayeredDisk => 7,
+            _ => 4,
+        }
+    }
+}
+
 tags!(Backend {
     Disk = 0,
     Tap = 1,
@@ -119,6 +133,7 @@ tags!(Backend {
     Accesses = 6,
     Image = 7,
     Share = 8,
+    LayeredDisk = 9,
 });
 
 /// One cache file of an image: a range of the address space that the image's EROFS metadata refers to

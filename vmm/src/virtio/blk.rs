@@ -1,4 +1,5 @@
-//! virtio-blk (virtio 1.2 §5.2): a disk on a file or block device, or an image that a guest mounts itself.
+//! virtio-blk (virtio 1.2 §5.2): a disk on a file or block device, one over a base that others share, or an image that a guest mounts
+//! itself.
 //!
 //! The threads of the disk's event loop make the system calls of requests without the device's lock ([`flight`]), several at once, and each
 //! answer is signalled when it is there. Nothing is between a request and its call but the driver's queue.
@@ -16,6 +17,7 @@ mod call;
 mod disk;
 mod flight;
 pub mod image;
+mod layered;
 mod request;
 mod server;
 
@@ -35,6 +37,7 @@ use self::disk::Disk;
 use self::flight::Completion;
 pub use self::flight::IN_FLIGHT;
 use self::image::ImageDisk;
+use self::layered::LayeredDisk;
 use self::server::Server;
 use super::config::{Config, ConfigSpace};
 use super::device::{
@@ -286,6 +289,7 @@ impl VirtioDevice for Blk {
             Backend::Disk { read_only } => {
                 (Backing::Disk(Disk::open(one_descriptor(fds)?, read_only)?), None)
             }
+            Backend::LayeredDisk => (Backing::Layered(LayeredDisk::open(fds)?), None),
             Backend::Image { blobs } => {
                 let (image, socket) = ImageDisk::open(&blobs, fds)?;
                 (Backing::Image(image), Some(packet_socket(vec![socket])?))

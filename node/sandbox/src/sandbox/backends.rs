@@ -2,6 +2,7 @@
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
+use thaw_pools::disk::Disk;
 use thaw_protocol::api::RateLimits;
 use thaw_protocol::control::{Backend, Command, DeviceId};
 
@@ -53,10 +54,17 @@ impl<'a> Backends<'a> {
     }
 
     /// The disk, unless it has one.
-    pub(super) fn attach_disk(&mut self, disk: &'a OwnedFd) {
-        if !self.addressed.contains(&DeviceId::Blk0) {
-            self.attach(DeviceId::Blk0, Backend::Disk { read_only: false }, disk);
+    pub(super) fn attach_disk(&mut self, disk: &'a Disk) {
+        let device = DeviceId::Blk0;
+        if self.addressed.contains(&device) {
+            return;
         }
+        let (backend, fds) = match &disk.base {
+            Some(base) => (Backend::LayeredDisk, vec![base.as_fd(), disk.file.as_fd()]),
+            None => (Backend::Disk { read_only: false }, vec![disk.file.as_fd()]),
+        };
+        self.requests.push((Command::Attach { device, backend }, fds));
+        self.addressed.push(device);
     }
 
     /// The tap of its network, unless it has one.

@@ -2,7 +2,8 @@
 //!
 //! A sparse disk can grow to its full size, so it counts with that size from the start. A sandbox also counts the maximum size of its logs.
 //! A snapshot counts with its maximum size while it is written and with its real size afterwards. Invariant: the sum never exceeds the
-//! limit, except by sandboxes from before the limit was set, which are adopted and not refused, and by the snapshots that adopted ones need.
+//! limit, except by sandboxes from before the limit was set, which are adopted and not refused, by the snapshots that adopted ones need, and by the
+//! disks of removed snapshots over which sandboxes have layers.
 //!
 //! The sum is in memory. The owner of a snapshot removes it without telling thawd, so thawd looks for removed snapshots when it
 //! would refuse a request and when metrics are read, but not when a creation fits. The list of snapshots is in a file under the
@@ -16,6 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard};
 use std::{fs, io};
 
 use serde::{Deserialize, Serialize};
+use thaw_pools::disk::Disk;
 use thaw_sys::lock::Lock;
 
 use crate::blocking::blocking;
@@ -171,11 +173,7 @@ impl Budget {
     ///
     /// # Errors
     /// Those of [`Budget::sandbox`].
-    pub(super) async fn snapshot(
-        self: &Arc<Budget>,
-        memory_mib: u32,
-        disk: impl AsFd,
-    ) -> Result<Share, Error> {
+    pub(super) async fn snapshot(self: &Arc<Budget>, memory_mib: u32, disk: &Disk) -> Result<Share, Error> {
         self.take(Use::Snapshot, largest_snapshot(memory_mib, disk)?)
             .await
     }
@@ -311,9 +309,14 @@ impl Budget {
 }
 
 /// Most bytes of a snapshot of this memory and disk.
-pub(super) fn largest_snapshot(memory_mib: u32, disk: impl AsFd) -> Result<u64, Error> {
-    let disk = allocated(disk).map_err(|e| Error::system("cannot look at a sandbox's disk", &e))?;
-    Ok((u64::from(memory_mib) << 20).saturating_add(disk))
+pub(super) fn largest_snapshot(memory_mib: u32, disk: &Disk) -> Result<u64, Error> {
+    let files = std::iter::once(&disk.file).chain(&disk.base);
+    files
+        .map(allocated)
+        .try_fold(u64::from(memory_mib) << 20, |sum, bytes| {
+            let bytes = bytes.map_err(|e| Error::system("cannot look at a sandbox's disk", &e))?;
+            Ok(sum.saturating_add(bytes))
+        })
 }
 
 fn read_list(list: &Path) -> Result<BTreeMap<PathBuf, u64>, Error> {

@@ -75,7 +75,7 @@ async fn adopted_sandboxes_count_and_are_never_refused() {
 #[tokio::test]
 async fn removed_snapshot_frees_budget_and_kept_one_survives_restart() {
     let data = tempfile::tempdir().unwrap();
-    let disk = tempfile::tempfile().unwrap();
+    let disk = Disk::of(tempfile::tempfile().unwrap().into()).unwrap();
     let first = budget(Some(64 * MIB + 512), data.path());
     let share = first.snapshot(64, &disk).await.unwrap();
     assert_eq!(first.statistics().snapshots, 64 * MIB);

@@ -112,7 +112,7 @@ impl<'a> Making<'a> {
                 guest_image: &self.files()?.guest_image,
             });
         }
-        backends.attach_disk(&parts.disk.file);
+        backends.attach_disk(&parts.disk);
         let network = parts.network.as_ref();
         if let Some((tap, config)) = network
             .and_then(Attached::tap)

@@ -38,7 +38,7 @@ pub enum FittedDisk {
     None,
     /// An empty one of the default size.
     Empty,
-    /// A copy of the snapshot's.
+    /// One like the snapshot's.
     Frozen,
 }
 
@@ -117,7 +117,7 @@ impl Fitted {
                 let claim = pools.disks.claim(&made_size(u64::from(DEFAULT_DISK_MIB) << 20))?;
                 Some(Claimed::new(claim.resource, pools, |p| &p.disks))
             }
-            FittedDisk::Frozen => Some(frozen_disk::copied(origin, pools)?),
+            FittedDisk::Frozen => Some(frozen_disk::thawed(origin, pools, vm.control_version())?),
             FittedDisk::None => None,
         };
         let network = match fitting.private_network {
@@ -137,7 +137,7 @@ impl Fitted {
             guest_image,
         });
         if let Some(disk) = &disk {
-            backends.attach_disk(&disk.file);
+            backends.attach_disk(disk);
         }
         if let Some(slot) = &network {
             backends.attach_tap(&slot.tap, slot.config.mac);

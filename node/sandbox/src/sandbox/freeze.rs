@@ -2,7 +2,8 @@
 //!
 //! Invariant: if any step fails, also because the owner dies ([`super::freeze_note`]), the original resumes as if it had not been frozen,
 //! also if the caller asked to stop it. The machine is paused only while state and disks are written, and memory where it cannot be written
-//! while the machine runs ([`super::live_freeze`]); hashing comes after.
+//! while the machine runs ([`super::live_freeze`]); hashing comes after. Of a disk over a base only the layer is written meanwhile: its base is
+//! copied before, or is the disk of a snapshot that this one lies on.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
@@ -11,6 +12,7 @@ use std::time::Instant;
 
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
+use thaw_pools::disk::Disk;
 use thaw_protocol::api::{NetworkPolicy, RateLimits};
 use thaw_protocol::control::{Command, FreezeKind, MachineState};
 
@@ -89,8 +91,8 @@ pub(super) struct Workload {
 }
 
 impl Sandbox {
-    fn disk(&self) -> Result<&OwnedFd, Error> {
-        self.resources.disk.as_ref().map(|d| &d.file).ok_or_else(|| {
+    fn disk(&self) -> Result<&Disk, Error> {
+        self.resources.disk.as_deref().ok_or_else(|| {
             let what = format!(
                 "sandbox {} cannot be frozen: its disk is an earlier thawd's, and could not be had",
                 self.record().id
@@ -178,8 +180,9 @@ impl Sandbox {
         let freezing = Freezing::note(&self.directory(), target)?;
         let mut draft = blocking(move || Ok(Draft::begin(&place)?)).await?;
         reach(Failpoint::FreezeDrafted);
+        self.begin_disk(node, &mut draft, below.as_ref()).await?;
         let kind = below.as_ref().map_or(FreezeKind::Full, |below| below.kind);
-        let frozen = self.write(node, &mut draft, &options, kind).await?;
+        let frozen = self.write(node, &draft, &options, kind).await?;
         let of = node.clone();
         let made = blocking(move || {
             let made = draft.finish(subject, key.as_ref())?;
@@ -209,12 +212,12 @@ impl Sandbox {
     async fn write(
         &self,
         node: &Node,
-        draft: &mut Draft,
+        draft: &Draft,
         options: &FreezeOptions,
         kind: FreezeKind,
     ) -> Result<Frozen, Error> {
         let cgroup = self.resources.cgroup.as_deref();
-        host_limits::make_room(cgroup, draft.memory(), self.record(), self.disk()?);
+        host_limits::make_room(cgroup, draft.memory(), self.record(), &self.disk()?.file);
         let pagemap = pagemap(self.record().vmm)?;
         // A machine that stays stopped gains nothing from running meanwhile.
         let way = match options.stop {
@@ -235,11 +238,33 @@ impl Sandbox {
         }
     }
 
+    /// Adds its disk to the draft, before anything is stopped: as a layer, if what it is frozen over has the base of its disk. Otherwise copies
+    /// that base, which does not change.
+    async fn begin_disk(&self, node: &Node, draft: &mut Draft, below: Option<&Below>) -> Result<(), Error> {
+        let disk = Arc::new(self.disk()?.try_clone().map_err(not_copied)?);
+        let over = below.map(|below| draft.path().join(&below.base.place));
+        let (node, looked_at) = (node.clone(), disk.clone());
+        let is_layer = blocking(move || {
+            let registry = node.templates.registry();
+            // What cannot be opened is no reason not to freeze it: then its disk is whole.
+            let whole = over.and_then(|over| registry.whole_disk(&over, DISK_ID).ok().flatten());
+            whole
+                .map_or(Ok(false), |file| super::disk::is_base(&looked_at, &file))
+                .map_err(not_copied)
+        });
+        if is_layer.await? {
+            draft.add_layer(DISK_ID)?;
+            return Ok(());
+        }
+        let to: OwnedFd = draft.add_disk(DISK_ID)?.try_clone().map_err(not_copied)?.into();
+        blocking(move || super::disk::copy_base(&disk, &to).map_err(not_copied)).await
+    }
+
     /// Stops its workloads and its machine, writes what must be of one moment, and lets both run on unless it is to stop.
     async fn stop(
         &self,
         node: &Node,
-        draft: &mut Draft,
+        draft: &Draft,
         options: &FreezeOptions,
         way: Way,
         pagemap: &OwnedFd,
@@ -278,7 +303,7 @@ impl Sandbox {
     /// Pauses the machine, writes it, and resumes it unless it is to stop.
     async fn pause_and_write(
         &self,
-        draft: &mut Draft,
+        draft: &Draft,
         options: &FreezeOptions,
         way: Way,
         pagemap: &OwnedFd,
@@ -307,7 +332,7 @@ impl Sandbox {
     }
 
     /// Writes what must be of one moment, while the machine is paused. Returns the bytes of memory written, 0 if that happens while it runs.
-    async fn write_files(&self, draft: &mut Draft, way: Way, pagemap: &OwnedFd) -> Result<u64, Error> {
+    async fn write_files(&self, draft: &Draft, way: Way, pagemap: &OwnedFd) -> Result<u64, Error> {
         let control = self.resources.control()?;
         let memory_bytes = match way {
             Way::Running => {
@@ -321,10 +346,15 @@ impl Sandbox {
                 memory_bytes(&written)?
             }
         };
-        let fail = |e: std::io::Error| Error::system("cannot copy the sandbox's disk", &e);
-        let from = self.disk()?.try_clone().map_err(fail)?;
-        let to: OwnedFd = draft.add_disk(DISK_ID)?.try_clone().map_err(fail)?.into();
-        blocking(move || super::disk::copy(&from, &to).map_err(fail)).await?;
+        let disk = self.disk()?.try_clone().map_err(not_copied)?;
+        let draft = draft.disk(DISK_ID)?;
+        let to: OwnedFd = draft.file.try_clone().map_err(not_copied)?.into();
+        let is_layer = draft.is_layer;
+        let copy = move || match is_layer {
+            true => super::disk::copy_layer(&disk, &to),
+            false => super::disk::copy_rest(&disk, &to),
+        };
+        blocking(move || copy().map_err(not_copied)).await?;
         reach(Failpoint::FreezeDiskCopied);
         Ok(memory_bytes)
     }
@@ -404,6 +434,10 @@ impl Sandbox {
         });
         images.collect()
     }
+}
+
+fn not_copied(e: std::io::Error) -> Error {
+    Error::system("cannot copy the sandbox's disk", &e)
 }
 
 fn nanoseconds(since: Instant) -> u64 {

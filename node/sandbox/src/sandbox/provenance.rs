@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use thaw_pools::disk::Disk;
@@ -10,7 +11,7 @@ use thaw_pools::process::ProcessRecord;
 use super::{Node, Origin, Resources, Shown};
 use crate::error::{Error, ErrorKind};
 use crate::snapshot::{Hash, MANIFEST, Manifest, Subject};
-use crate::state::{FileIdentity, Provenance, ShownRecord};
+use crate::state::{DiskLayers, FileIdentity, Provenance, ShownRecord};
 use thaw_sys::lock::Lock;
 
 /// The manifest of the snapshot that a sandbox was thawed from, in the sandbox's directory, if the snapshot is removed after the thaw, or
@@ -36,13 +37,24 @@ impl Provenance {
         let (Some(origin), Some(disk)) = (origin, &resources.disk) else {
             return Ok(None);
         };
+        let identity =
+            |file: &OwnedFd| Ok::<_, io::Error>(FileIdentity::of(&File::from(file.try_clone()?).metadata()?));
+        let file = identity(&disk.file)?;
+        let layers = match &disk.base {
+            Some(base) => Some(DiskLayers {
+                base: identity(base)?,
+                layer: file,
+            }),
+            None => None,
+        };
         let (images, last_slot) = shown(resources);
         Ok(Some(Provenance {
             snapshot: origin.directory.clone(),
             manifest: origin.manifest,
             images,
             last_slot,
-            disk: FileIdentity::of(&File::from(disk.file.try_clone()?).metadata()?),
+            disk: layers.map_or(file, |_| FileIdentity::of_no_file()),
+            layers,
             network: resources.network.is_some(),
         }))
     }
@@ -112,10 +124,13 @@ impl Provenance {
 
     /// Its disk, found among the open files of its VMM.
     pub(super) fn disk(&self, vmm: ProcessRecord) -> Result<Disk, Error> {
-        self.disk
-            .opened_from(vmm.pid)
-            .and_then(Disk::of)
-            .map_err(|e| Error::system("cannot reopen the sandbox's disk", &e))
+        let opened = || match &self.layers {
+            Some(DiskLayers { base, layer }) => {
+                Disk::layered(base.opened_for_reading(vmm.pid)?, layer.opened_from(vmm.pid)?)
+            }
+            None => self.disk.opened_from(vmm.pid).and_then(Disk::of),
+        };
+        opened().map_err(|e| Error::system("cannot reopen the sandbox's disk", &e))
     }
 }
 

@@ -288,7 +288,7 @@ async fn complete(node: Node, remote: Arc<RemoteSnapshot>, pulling: Pulling) {
 }
 
 impl RemoteSnapshot {
-    /// Makes the disks complete: a sandbox gets copies of them.
+    /// Makes the disks complete: a sandbox gets copies of them, or layers over them.
     ///
     /// # Errors
     /// Those of [`RemoteFiles::fetch`].

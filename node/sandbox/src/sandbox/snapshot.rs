@@ -7,7 +7,7 @@ use std::sync::Arc;
 use thaw_failpoint::{Failpoint, reach};
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CPU_LIMIT_MILLIS, NetworkPolicy, PublishedPort};
-use thaw_protocol::control::MemoryMode;
+use thaw_protocol::control::{CONTROL_VERSION, MemoryMode};
 
 use super::create::{Making, Parts};
 use super::fitted::{Fitted, FittedDisk, FittedParts, Fitting};
@@ -145,7 +145,7 @@ fn admitted(
     if let Some(paused) = spec.paused.as_ref().and_then(Paused::place) {
         return paused.resume(shape);
     }
-    let (tenant, disk_bytes) = (spec.terms.tenant.as_ref(), frozen_disk::find(registered)?.1);
+    let (tenant, disk_bytes) = (spec.terms.tenant.as_ref(), frozen_disk::size(registered)?);
     match spec.is_pod {
         true => Ok(node.admission.adopt(tenant, shape, disk_bytes)),
         false => node.admission.create(tenant, shape, disk_bytes),
@@ -171,7 +171,7 @@ async fn make(
     let (registered, workload) = (frozen.registered, frozen.workload);
     let subject = &registered.manifest.subject;
     let record = record(spec, frozen)?;
-    let share_of_disk = node.budget.sandbox(frozen_disk::find(registered)?.1).await?;
+    let share_of_disk = node.budget.sandbox(frozen_disk::size(registered)?).await?;
     let machine = machine(
         Shape {
             vcpus: subject.machine.vcpus,
@@ -216,7 +216,9 @@ async fn make(
             None => making.restore(registered.clone(), spec.memory_mode).await,
         }
     };
-    let (parts, ()) = tokio::try_join!(parts, restored)?;
+    let (mut parts, ()) = tokio::try_join!(parts, restored)?;
+    let speaks = making.resources.control()?.version();
+    frozen_disk::fit(&mut parts.disk, &node.pools, speaks).await?;
     if let Some(thawing) = making.attach(parts, Some(workload.memory_mib)).await? {
         making.await_thaw(thawing).await?;
     }
@@ -351,7 +353,8 @@ async fn parts(
         }
         let _stage = trace.stage("disk");
         let (registered, pools) = (registered.clone(), node.pools.clone());
-        blocking(move || frozen_disk::copied(&registered, &pools)).await
+        // For a VMM of this release: which it is shows only when its machine is made, beside this.
+        blocking(move || frozen_disk::thawed(&registered, &pools, CONTROL_VERSION)).await
     };
     let (disk, network) = tokio::try_join!(
         disk,

@@ -12,6 +12,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -341,6 +342,14 @@ fn open_regular(path: &Path) -> io::Result<File> {
             "it is not a regular file",
         )),
     }
+}
+
+/// A separate read-only descriptor, even if the file has no name any more.
+pub(super) fn read_only(file: &File) -> io::Result<OwnedFd> {
+    Ok(fs::OpenOptions::new()
+        .read(true)
+        .open(format!("/proc/self/fd/{}", file.as_raw_fd()))?
+        .into())
 }
 
 fn read_at_most(file: &File, most: u64) -> io::Result<Vec<u8>> {

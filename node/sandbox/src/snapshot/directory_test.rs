@@ -242,7 +242,7 @@ fn unknown_fields_are_read_and_unknown_versions_are_not() {
         m["files"]["memory"]["compression"] = json!("none");
     });
     verify(&target).unwrap();
-    for version in [json!(0), json!(2), json!(4_294_967_297_u64)] {
+    for version in [json!(0), json!(3), json!(4_294_967_297_u64)] {
         with_manifest(&target, |m| m["format"] = version);
         let error = verify(&target).unwrap_err();
         assert!(error.to_string().contains("version"), "{error}");

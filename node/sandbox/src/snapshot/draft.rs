@@ -18,7 +18,7 @@ use super::directory::{
 };
 use super::error::SnapshotError;
 use super::hash::Hash;
-use super::manifest::{DiskFile, FORMAT, Files, Manifest, Subject, check_disk_id};
+use super::manifest::{DiskFile, Files, Manifest, Subject, check_disk_id};
 use super::partial::{make_locked, sweep};
 use super::signature::{SigningKey, TrustedKeys};
 
@@ -32,8 +32,17 @@ pub struct Draft {
     state: File,
     memory: File,
     working_set: File,
-    disks: Vec<(String, File)>,
+    disks: Vec<DraftDisk>,
     finished: bool,
+}
+
+/// A disk being written.
+#[derive(Debug)]
+pub struct DraftDisk {
+    id: String,
+    pub file: File,
+    /// It is written as a layer over that of a snapshot below.
+    pub is_layer: bool,
 }
 
 impl Draft {
@@ -94,8 +103,22 @@ impl Draft {
         &self.working_set
     }
 
+    /// The directory while it is made, beside the final one: relative places are the same from both.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// A new, empty disk.
     pub fn add_disk(&mut self, id: &str) -> Result<&File, SnapshotError> {
+        self.add(id, false)
+    }
+
+    /// A new, empty layer over the disk of this name of a snapshot below.
+    pub fn add_layer(&mut self, id: &str) -> Result<&File, SnapshotError> {
+        self.add(id, true)
+    }
+
+    fn add(&mut self, id: &str, is_layer: bool) -> Result<&File, SnapshotError> {
         let directory = self.path.join(DISKS);
         let fail = SnapshotError::io("create a disk in", &directory);
         let make = || -> io::Result<File> {
@@ -108,8 +131,21 @@ impl Draft {
         };
         let file = make().map_err(fail)?;
         reach(Failpoint::DraftDiskMade);
-        self.disks.push((id.to_owned(), file));
-        Ok(&self.disks[self.disks.len() - 1].1)
+        self.disks.push(DraftDisk {
+            id: id.to_owned(),
+            file,
+            is_layer,
+        });
+        Ok(&self.disks[self.disks.len() - 1].file)
+    }
+
+    /// A disk that was added.
+    pub fn disk(&self, id: &str) -> Result<&DraftDisk, SnapshotError> {
+        let added = self.disks.iter().find(|added| added.id == id);
+        added.ok_or_else(|| {
+            let source = io::Error::new(io::ErrorKind::NotFound, "it was not added");
+            SnapshotError::io("find a disk in", &self.path)(source)
+        })
     }
 
     /// Hashes the files, writes the manifest, signs it if there is a key, and renames the directory to its final name. Blocks until all is
@@ -119,16 +155,17 @@ impl Draft {
         subject: Subject,
         key: Option<&SigningKey>,
     ) -> Result<SnapshotDir, SnapshotError> {
+        let files = self
+            .hash()
+            .map_err(SnapshotError::io("hash the files in", &self.path))?;
         let manifest = Manifest {
-            format: FORMAT,
+            format: files.format(),
             thaw: env!("CARGO_PKG_VERSION").to_owned(),
             created: SystemTime::now()
                 .duration_since(UNIX_EPOCH)
                 .map_or(0, |d| d.as_secs()),
             subject,
-            files: self
-                .hash()
-                .map_err(SnapshotError::io("hash the files in", &self.path))?,
+            files,
         };
         let bytes = manifest.encode();
         if let Err(reason) = Manifest::decode(&bytes) {
@@ -197,10 +234,11 @@ impl Draft {
             true => Some(hash_whole(&self.working_set)?),
             false => None,
         };
-        let disk = |(id, file): &(String, File)| {
+        let disk = |disk: &DraftDisk| {
             Ok(DiskFile {
-                id: id.clone(),
-                contents: hash_chunks(file)?,
+                id: disk.id.clone(),
+                layer: disk.is_layer,
+                contents: hash_chunks(&disk.file)?,
             })
         };
         Ok(Files {
@@ -223,7 +261,7 @@ impl Draft {
             finish_file(&file)?;
             reach(Failpoint::SnapshotFileWritten);
         }
-        let disks = self.disks.iter().map(|(_, file)| file);
+        let disks = self.disks.iter().map(|disk| &disk.file);
         for file in [&self.state, &self.memory, &self.working_set]
             .into_iter()
             .chain(disks)

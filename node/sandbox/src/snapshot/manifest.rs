@@ -6,17 +6,20 @@
 
 use serde::{Deserialize, Serialize};
 use thaw_protocol::control::{CpuBaseline, DeviceId};
+use thaw_protocol::disk_layer::file_bytes;
 
 use super::hash::Hash;
 
 /// Version of the manifest and of the directory's layout. `state` and `working-set` have versions of their own.
 pub const FORMAT: u32 = 1;
+/// The version if a disk is a layer: a reader of version 1 would take the layer for the whole disk.
+pub const LAYERED_FORMAT: u32 = 2;
 /// Size in bytes of the chunks of memory and disks that are hashed. The last chunk of a file may be shorter.
 pub const CHUNK: u64 = 2 << 20;
 /// Maximum size of a manifest, bytes: 64 GiB of memory and the same of disks need 5 MiB.
 pub const MAX_MANIFEST: u64 = 32 << 20;
-/// Maximum size of a memory or disk, bytes.
-const MAX_FILE: u64 = 1 << 40;
+/// Maximum size of a memory or disk file, bytes: that of a layer of the largest disk.
+const MAX_FILE: u64 = file_bytes(1 << 40);
 /// Maximum number of snapshots in a chain of deltas, including the base: the number of layers that `state` supports.
 pub const MAX_LAYERS: usize = 8;
 
@@ -139,6 +142,9 @@ pub struct ChunkRun {
 pub struct DiskFile {
     /// Name of its file: letters, digits and dashes.
     pub id: String,
+    /// The file is a layer ([`thaw_protocol::disk_layer`]) over the disk of this name of the next snapshot below in which it is whole.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub layer: bool,
     #[serde(flatten)]
     pub contents: ChunkedFile,
 }
@@ -157,7 +163,7 @@ pub struct Files {
 /// A manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Manifest {
-    /// [`FORMAT`].
+    /// [`Files::format`].
     pub format: u32,
     /// The version of Thaw that wrote it.
     pub thaw: String,
@@ -171,7 +177,7 @@ pub struct Manifest {
 /// Why bytes are not a valid manifest.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum ManifestError {
-    #[error("it is of format version {found}; this thaw reads version {FORMAT}")]
+    #[error("it is of format version {found}; this thaw reads versions {FORMAT} and {LAYERED_FORMAT}")]
     Version { found: u64 },
     #[error("it cannot be read: {0}")]
     Malformed(String),
@@ -195,7 +201,7 @@ impl Manifest {
         }
         let malformed = |e: serde_json::Error| ManifestError::Malformed(e.to_string());
         let Version { format } = serde_json::from_slice(bytes).map_err(malformed)?;
-        if format != u64::from(FORMAT) {
+        if ![FORMAT, LAYERED_FORMAT].map(u64::from).contains(&format) {
             return Err(ManifestError::Version { found: format });
         }
         let manifest: Manifest = serde_json::from_slice(bytes).map_err(malformed)?;
@@ -214,7 +220,27 @@ impl Manifest {
             ids.push(&disk.id);
             disk.contents.check(&disk.id)?;
         }
-        Ok(())
+        let format = self.files.format();
+        if self.format != format {
+            return Err(format!(
+                "it is of format version {}, and its disks of {format}",
+                self.format
+            ));
+        }
+        match format == LAYERED_FORMAT && self.subject.base.is_none() {
+            true => Err("a disk is a layer, but the snapshot lies on none".into()),
+            false => Ok(()),
+        }
+    }
+}
+
+impl Files {
+    /// Version of the format of a manifest with these files.
+    pub fn format(&self) -> u32 {
+        match self.disks.iter().any(|disk| disk.layer) {
+            true => LAYERED_FORMAT,
+            false => FORMAT,
+        }
     }
 }
 

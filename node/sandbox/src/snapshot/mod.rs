@@ -6,6 +6,7 @@
 //! | [`draft`] | a directory being made: complete in the end, or removed |
 //! | `partial` | directories being made or removed, and those that killed processes left |
 //! | [`directory`] | a snapshot's directory: opened, verified, removed |
+//! | `disk_bases` | the whole disks below disks that are layers |
 //! | `check` | compares a file with the manifest |
 //! | [`contents`] | reads sparse files chunk by chunk, on all cores |
 //! | [`stamp`] | remembers which files were verified since this boot and have not changed since |
@@ -25,6 +26,7 @@ mod check;
 pub mod components;
 pub mod contents;
 pub mod directory;
+mod disk_bases;
 pub mod draft;
 pub mod error;
 pub mod hash;

@@ -5,9 +5,9 @@
 //! since boot ([`super::stamp`]); clones share the page cache. `state` and `working-set` are small and always copied. All descriptors are
 //! read-only.
 
-use std::fs::{self, File};
+use std::fs::File;
 use std::io::{self, Read};
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -17,7 +17,8 @@ use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::check::{CheckError, check_chunks, check_size};
 use super::components::Components;
-use super::directory::SnapshotDir;
+use super::directory::{SnapshotDir, read_only};
+use super::disk_bases::{self, DiskBase};
 use super::error::SnapshotError;
 use super::hash::Hash;
 use super::manifest::{ChunkedFile, MAX_LAYERS, Manifest, WholeFile};
@@ -47,8 +48,10 @@ pub struct Registered {
     pub files: SnapshotFiles,
     /// The registered snapshot that it shares memory with: one that it lies on.
     base: Option<Arc<Registered>>,
-    /// The disks at the freeze, by id. They are cloned for each thaw.
+    /// The disks at the freeze, by id. No thaw changes them.
     pub disks: Vec<(String, OwnedFd)>,
+    /// The whole disks below those that are layers.
+    pub disk_bases: Vec<DiskBase>,
     /// Bytes of this process's memory that it holds, alone or with others.
     pub held_bytes: u64,
     /// Its memory was read and compared for this registration, and no start has reported that yet.
@@ -66,6 +69,17 @@ impl Registered {
     /// Whether the caller is to record its working set: it has none, and no other thaw is recording one.
     pub fn take_recording(&self) -> bool {
         self.files.working_set.is_none() && !self.recording.swap(true, Ordering::Relaxed)
+    }
+
+    /// The whole disk of this name of the snapshot with this manifest, if it was verified for this registration.
+    fn verified_disk(&self, id: &str, manifest: Hash) -> Option<&OwnedFd> {
+        if self.hash == manifest {
+            let disk = self.disks.iter().find(|(disk, _)| disk == id);
+            return disk.map(|(_, file)| file);
+        }
+        let mut bases = self.disk_bases.iter();
+        let base = bases.find(|base| base.id == id && base.manifest == manifest);
+        base.map(|base| &base.file)
     }
 
     /// After a recording that failed: the next thaw may record.
@@ -95,6 +109,7 @@ impl Registered {
             },
             base: None,
             disks,
+            disk_bases: Vec::new(),
             held_bytes: 0,
             just_read: false.into(),
             recording: true.into(),
@@ -116,6 +131,11 @@ impl Registered {
             },
             base: self.base.clone(),
             disks: self.disks.iter().map(disk).collect::<io::Result<_>>()?,
+            disk_bases: self
+                .disk_bases
+                .iter()
+                .map(DiskBase::try_clone)
+                .collect::<io::Result<_>>()?,
             held_bytes: self.held_bytes,
             just_read: false.into(),
             recording: false.into(),
@@ -215,6 +235,7 @@ impl Registry {
                 }
             });
         }
+        let bases_of_disks = self.disk_bases(&layers, base.as_deref())?;
         // There is at least one layer, the snapshot itself.
         let top = layers.into_iter().next().ok_or_else(|| SnapshotError::NotFound {
             directory: directory.to_owned(),
@@ -251,10 +272,39 @@ impl Registry {
             },
             base,
             disks: files.disks.into_iter().map(|(id, f)| (id, f.into())).collect(),
+            disk_bases: bases_of_disks,
             held_bytes,
             just_read: just_read.into(),
             recording: false.into(),
         })
+    }
+
+    /// The whole disks below those of the first of `layers`, verified. `held` is registered with all below it.
+    fn disk_bases(
+        &self,
+        layers: &[SnapshotDir],
+        held: Option<&Registered>,
+    ) -> Result<Vec<DiskBase>, SnapshotError> {
+        let open = |found: disk_bases::Whole<'_>| {
+            let verified = held.and_then(|held| held.verified_disk(found.id(), found.manifest()));
+            // A file was verified with its snapshot.
+            if verified.is_none() && self.hold == Hold::Sealed {
+                found.verify()?;
+            }
+            found.open(verified)
+        };
+        disk_bases::find(layers)?.into_iter().map(open).collect()
+    }
+
+    /// The disk of this name of the next snapshot from `directory` down in which it is whole. It is not verified.
+    ///
+    /// # Errors
+    /// Those of [`Registry::chain`].
+    pub fn whole_disk(&self, directory: &Path, id: &str) -> Result<Option<File>, SnapshotError> {
+        let layers = self.chain(directory)?;
+        let found = layers.iter().find_map(|layer| disk_bases::whole(layer, id));
+        let file = found.map(|found| found.file.try_clone()).transpose();
+        file.map_err(SnapshotError::io("open a disk of", directory))
     }
 
     /// The snapshot and its bases, top first. There is at least one, and at most [`MAX_LAYERS`]. Their manifests are checked, and that each lies
@@ -393,14 +443,6 @@ fn seal(file: &File) -> io::Result<OwnedFd> {
     let seals = SealFlags::WRITE | SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
     rustix::fs::fcntl_add_seals(file, seals)?;
     read_only(file)
-}
-
-/// A separate read-only descriptor, even if the file has no name any more.
-fn read_only(file: &File) -> io::Result<OwnedFd> {
-    Ok(fs::OpenOptions::new()
-        .read(true)
-        .open(format!("/proc/self/fd/{}", file.as_raw_fd()))?
-        .into())
 }
 
 #[cfg(test)]

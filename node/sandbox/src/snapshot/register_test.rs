@@ -2,9 +2,12 @@
 
 use super::*;
 use crate::error::{Error, ErrorKind};
+use crate::snapshot::Draft;
 use crate::snapshot::directory::tests::{draft, subject};
-use crate::snapshot::manifest::{Base, CHUNK, Subject};
+use crate::snapshot::manifest::{Base, CHUNK, LAYERED_FORMAT, Subject};
+use std::fs;
 use std::os::fd::AsFd;
+use thaw_protocol::disk_layer::file_bytes;
 
 fn registry(place: &Path, hold: Hold) -> Registry {
     Registry::open(&place.join("data"), hold, Signatures::AsKeysSay).unwrap()
@@ -140,6 +143,56 @@ fn a_delta_is_held_with_what_it_lies_on_and_with_nothing_else() {
     other.command_line = None;
     drop(draft(&bottom).finish(other, None).unwrap());
     assert_eq!(kind(Hold::Sealed), ErrorKind::SnapshotIncompatible);
+}
+
+/// Makes a snapshot over another, with a layer of so many bytes over its disk.
+fn layered(target: &Path, under: &SnapshotDir, bytes: u64) -> SnapshotDir {
+    let mut draft = Draft::begin(target).unwrap();
+    draft.add_layer("blk0").unwrap().set_len(bytes).unwrap();
+    let base = Some(Base {
+        manifest: under.hash(),
+        place: under.path().to_owned(),
+    });
+    draft.finish(Subject { base, ..subject() }, None).unwrap()
+}
+
+#[test]
+fn layered_disk_is_held_with_the_whole_one_below() {
+    let place = tempfile::tempdir().unwrap();
+    let [bottom, middle, top, other] =
+        ["bottom", "middle", "top", "other"].map(|name| place.path().join(name));
+    let under = draft(&bottom).finish(subject(), None).unwrap();
+    let bytes = file_bytes(under.manifest().files.disks[0].contents.bytes);
+    let over = layered(&middle, &under, bytes);
+    assert_eq!(over.manifest().format, LAYERED_FORMAT);
+    drop(layered(&top, &over, bytes));
+    let whole = fs::read(bottom.join("disks/blk0")).unwrap();
+    for hold in [Hold::Sealed, Hold::Files] {
+        let registry = registry(place.path(), hold);
+        let held = Arc::new(registry.register(&middle).unwrap());
+        let again = registry.register_with(&top, &|hash| (hash == held.hash).then(|| held.clone()));
+        for held in [&held, &Arc::new(again.unwrap())] {
+            assert_eq!(contents(&held.disks[0].1).len() as u64, bytes);
+            assert_eq!(held.disk_bases.len(), 1);
+            assert_eq!(contents(&held.disk_bases[0].file), whole);
+            cannot_be_written(&held.disk_bases[0].file);
+        }
+        let found = registry.whole_disk(&top, "blk0").unwrap().unwrap();
+        assert_eq!(contents(&found.into()), whole);
+        assert!(registry.whole_disk(&top, "blk1").unwrap().is_none());
+    }
+    drop(layered(&other, &under, bytes + 4096));
+    let refused = registry(place.path(), Hold::Sealed).register(&other).unwrap_err();
+    assert_eq!(Error::from(refused).kind, ErrorKind::SnapshotIncompatible);
+}
+
+#[test]
+fn layer_without_a_snapshot_below_is_not_described() {
+    let place = tempfile::tempdir().unwrap();
+    let mut draft = Draft::begin(&place.path().join("s")).unwrap();
+    draft.add_layer("blk0").unwrap();
+    let refused = draft.finish(subject(), None).unwrap_err();
+    assert!(refused.to_string().contains("lies on none"), "{refused}");
 }
 
 #[test]

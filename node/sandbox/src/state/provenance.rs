@@ -22,7 +22,11 @@ pub struct Provenance {
     /// The last slot in which the VMM was asked to show an image, whether it succeeded or not. 0 in a record from before this field.
     #[serde(default)]
     pub(crate) last_slot: u16,
+    /// Its disk. A disk of `layers` has the identity of no file here, so that a release that does not know them finds no disk, instead of a part
+    /// of one.
     pub(crate) disk: FileIdentity,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) layers: Option<DiskLayers>,
     /// Whether the sandbox has a network interface in use.
     pub network: bool,
 }
@@ -33,6 +37,13 @@ pub struct ShownRecord {
     pub(crate) slot: u16,
     pub(crate) name: String,
     pub(crate) digest: String,
+}
+
+/// The files of a disk that is a layer over a base.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DiskLayers {
+    pub(crate) base: FileIdentity,
+    pub(crate) layer: FileIdentity,
 }
 
 /// Identifies a file for as long as any process has it open.
@@ -63,15 +74,29 @@ impl FileIdentity {
         }
     }
 
+    /// No file has this one.
+    pub(crate) fn of_no_file() -> FileIdentity {
+        FileIdentity { device: 0, inode: 0 }
+    }
+
     /// Opens this file for reading and writing through a process that has it open.
     pub(crate) fn opened_from(self, pid: i32) -> io::Result<OwnedFd> {
+        self.opened(pid, File::options().read(true).write(true))
+    }
+
+    /// The same, for reading.
+    pub(crate) fn opened_for_reading(self, pid: i32) -> io::Result<OwnedFd> {
+        self.opened(pid, File::options().read(true))
+    }
+
+    fn opened(self, pid: i32, options: &fs::OpenOptions) -> io::Result<OwnedFd> {
         for entry in fs::read_dir(format!("/proc/{pid}/fd"))? {
             let path = entry?.path();
             // Check before opening: opening something that is not a file may have side effects.
             if !fs::metadata(&path).is_ok_and(|m| FileIdentity::of(&m) == self) {
                 continue;
             }
-            let file = File::options().read(true).write(true).open(&path)?;
+            let file = options.open(&path)?;
             if FileIdentity::of(&file.metadata()?) == self {
                 return Ok(file.into());
             }
@@ -102,6 +127,7 @@ mod tests {
                 images: images.collect(),
                 last_slot: last_slot.unwrap_or_default(),
                 disk: FileIdentity { device: 1, inode: 2 },
+                layers: None,
                 network: true,
             })
             .unwrap();
@@ -131,6 +157,10 @@ mod tests {
         let mut bytes = [0; 6];
         ours.read_exact_at(&mut bytes, 0).unwrap();
         assert_eq!(&bytes, b"theirs");
+        let read_only = File::from(identity.opened_for_reading(pid).unwrap());
+        read_only.read_exact_at(&mut bytes, 0).unwrap();
+        read_only.write_all_at(b"ours", 0).unwrap_err();
+        FileIdentity::of_no_file().opened_from(pid).unwrap_err();
         let other = FileIdentity {
             inode: identity.inode + 1,
             ..identity

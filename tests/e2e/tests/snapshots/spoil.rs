@@ -200,10 +200,10 @@ pub fn forge_state(directory: &Path, change: impl Fn(&mut Vec<u8>)) {
 pub fn every_misfit(cpus: &str, memory: &str) -> Vec<Spoiled> {
     vec![
         spoiled(
-            "a manifest of version 2".into(),
+            "a manifest of version 3".into(),
             INCOMPATIBLE,
-            &["version 2"],
-            |d| forge(d, |m| m["format"] = 2.into()),
+            &["version 3"],
+            |d| forge(d, |m| m["format"] = 3.into()),
         ),
         spoiled("a state of version 2".into(), DAMAGED, &["version 2"], |d| {
             forge_state(d, |s| s[8] = 2)

@@ -1,8 +1,9 @@
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 
 use thaw_protocol::control::DeviceId;
+use thaw_protocol::disk_layer::file_bytes;
 
 use super::request::Status;
 use super::*;
@@ -89,6 +90,27 @@ fn sectors_are_written_and_flushed() {
     assert!(content[5 * 512..7 * 512].iter().all(|byte| *byte == 0xAB));
     assert_eq!((content[5 * 512 - 1], content[7 * 512]), (4, 7));
     assert_eq!(content.len() as u64, SECTORS * SECTOR);
+}
+
+#[test]
+fn disk_over_a_base_writes_to_its_layer() {
+    let (base, layer) = (disk(), tempfile::tempfile().unwrap());
+    layer.set_len(file_bytes(SECTORS * SECTOR)).unwrap();
+    let mut blk = blk(DeviceId::Blk0);
+    let fds = [&base, &layer].map(|file| OwnedFd::from(file.try_clone().unwrap()));
+    blk.attach(Backend::LayeredDisk, fds.into()).unwrap();
+    let mut rig = Rig::new(blk, 0);
+    assert_eq!(ask(&mut rig, b::VIRTIO_BLK_T_OUT, 9, &[0xAB; 512], &[]), (OK, 1));
+    assert_eq!(ask(&mut rig, b::VIRTIO_BLK_T_FLUSH, 0, &[], &[]), (OK, 1));
+    let back = rig.writable(3 * 512);
+    assert_eq!(ask(&mut rig, b::VIRTIO_BLK_T_IN, 8, &[], &[back]), (OK, 1537));
+    let expected = [[8; 512], [0xAB; 512], [10; 512]].concat();
+    assert_eq!(rig.bytes(back), expected);
+    let mut sector = [0; 512];
+    base.read_exact_at(&mut sector, 9 * 512).unwrap();
+    assert_eq!(sector, [9; 512]);
+    layer.read_exact_at(&mut sector, 9 * 512).unwrap();
+    assert_eq!(sector, [0xAB; 512]);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::FileExt;
 
 use rustix::fs::{
     FallocateFlags, FileType, OFlags, SeekFrom, fallocate, fcntl_getfl, fdatasync, fstat, ioctl_blksszget,
@@ -83,6 +84,16 @@ impl Disk {
         self.sectors
     }
 
+    /// Capacity in bytes.
+    pub fn bytes(&self) -> u64 {
+        self.sectors * SECTOR
+    }
+
+    /// The file.
+    pub fn file(&self) -> &File {
+        &self.file
+    }
+
     /// Whether writes are refused.
     pub fn is_read_only(&self) -> bool {
         self.read_only
@@ -99,6 +110,16 @@ impl Disk {
         guest_io::write_all_at(self.file.as_fd(), data, at)
     }
 
+    /// Reads bytes of the file into this process.
+    pub fn read_bytes(&self, bytes: &mut [u8], at: u64) -> io::Result<()> {
+        self.file.read_exact_at(bytes, at)
+    }
+
+    /// Writes bytes of this process to the file.
+    pub fn write_bytes(&self, bytes: &[u8], at: u64) -> io::Result<()> {
+        self.file.write_all_at(bytes, at)
+    }
+
     /// Returns when all earlier writes are on the medium.
     pub fn flush(&self) -> io::Result<()> {
         if self.read_only {
@@ -110,11 +131,16 @@ impl Disk {
 
     /// Frees the range on the host. Only a hint: a file without support keeps its content (§5.2.6.2).
     pub fn discard(&self, range: &Range) -> io::Result<()> {
+        self.free(range).map(drop)
+    }
+
+    /// The same. Returns whether the range reads as zero then: false if the file keeps its content.
+    pub fn free(&self, range: &Range) -> io::Result<bool> {
         self.check_writable()?;
         let length = u64::from(range.sectors) * SECTOR;
         let at = self.check(range.sector, length)?;
         if length == 0 {
-            return Ok(());
+            return Ok(true);
         }
         match fallocate(
             &self.file,
@@ -122,8 +148,8 @@ impl Disk {
             at,
             length,
         ) {
-            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(()),
-            done => Ok(done?),
+            Err(Errno::OPNOTSUPP | Errno::NOSYS) => Ok(false),
+            done => Ok(done.map(|()| true)?),
         }
     }
 

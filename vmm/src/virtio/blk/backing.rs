@@ -44,7 +44,7 @@ impl Backing {
     }
 
     /// Executes a request whose bytes are all there. Returns the status, and the number of bytes written to the guest's data buffers.
-    pub fn execute(&mut self, kind: &Kind<'_>, serial: &str) -> (Status, u32) {
+    pub fn execute(&self, kind: &Kind<'_>, serial: &str) -> (Status, u32) {
         let done = match (kind, self) {
             (Kind::GetId { data }, _) => return (Status::Ok, write_id(serial, data)),
             (Kind::In { sector, data }, Backing::Disk(disk)) => return read(data, disk.read(*sector, data)),

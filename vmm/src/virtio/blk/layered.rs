@@ -4,13 +4,18 @@
 //! Invariants: the base is never written. A block gets its mark, in memory and in the file, after all of its data is in the file and before
 //! the guest gets its answer, so whoever reads the layer of a paused machine finds each marked block complete. The layer has no name and
 //! ends with its machine: no crash of the host leaves one whose marks are on the medium without their data, so a flush syncs both at once.
+//!
+//! Requests are executed by several threads. A mark is never taken away, so blocks that have theirs are written at once. Others are written
+//! one request at a time: two requests that write parts of one block must not both copy it from the base.
 
 use std::os::fd::OwnedFd;
+use std::sync::{Mutex, RwLock};
 use std::{io, ops};
 
 use rustix::fs::{SeekFrom, seek};
 use rustix::io::Errno;
 use thaw_protocol::disk_layer::{BLOCK, Marks, file_bytes, marks_bytes, marks_offset};
+use thaw_sys::lock::{Lock, Share};
 use vm_memory::VolatileSlice;
 
 use super::SECTOR;
@@ -24,7 +29,9 @@ use crate::virtio::guest_io;
 pub struct LayeredDisk {
     base: Disk,
     layer: Disk,
-    marks: Marks,
+    marks: RwLock<Marks>,
+    /// Held while blocks without marks get data and marks.
+    marking: Mutex<()>,
 }
 
 impl LayeredDisk {
@@ -48,7 +55,12 @@ impl LayeredDisk {
             )));
         }
         let marks = read_marks(&layer, base.bytes())?;
-        Ok(LayeredDisk { base, layer, marks })
+        Ok(LayeredDisk {
+            base,
+            layer,
+            marks: RwLock::new(marks),
+            marking: Mutex::new(()),
+        })
     }
 
     /// Capacity in sectors.
@@ -60,7 +72,7 @@ impl LayeredDisk {
         let ops::Range { start, end } = self.check(sector, guest_io::total(data) as u64)?;
         let mut at = start;
         while at < end {
-            let (is_layers, run) = self.marks.run(at / BLOCK, end.div_ceil(BLOCK));
+            let (is_layers, run) = self.marks.reading().run(at / BLOCK, end.div_ceil(BLOCK));
             let to = end.min(run * BLOCK);
             let file = match is_layers {
                 true => &self.layer,
@@ -76,11 +88,9 @@ impl LayeredDisk {
         Ok(())
     }
 
-    pub fn write(&mut self, sector: u64, data: &[VolatileSlice<'_>]) -> io::Result<()> {
+    pub fn write(&self, sector: u64, data: &[VolatileSlice<'_>]) -> io::Result<()> {
         let bytes = self.check(sector, guest_io::total(data) as u64)?;
-        self.complete(&bytes)?;
-        self.layer.write(sector, data)?;
-        self.mark(&bytes)
+        self.change(&bytes, || self.layer.write(sector, data))
     }
 
     /// Returns when all earlier writes are on the medium.
@@ -90,7 +100,7 @@ impl LayeredDisk {
 
     /// Frees the whole blocks of the range on the host, which then read as zero. The others keep their content, because a discard is only a
     /// hint (§5.2.6.2).
-    pub fn discard(&mut self, range: &Range) -> io::Result<()> {
+    pub fn discard(&self, range: &Range) -> io::Result<()> {
         let ops::Range { start, end } = self.check_range(range)?;
         let start = start.next_multiple_of(BLOCK);
         let end = match end == self.base.bytes() {
@@ -106,6 +116,7 @@ impl LayeredDisk {
             sectors: ((end - start) / SECTOR) as u32,
             unmap: true,
         };
+        let _marking = self.marking.locked();
         match self.layer.free(&whole)? {
             true => self.mark(&(start..end)),
             false => Ok(()),
@@ -113,11 +124,26 @@ impl LayeredDisk {
     }
 
     /// Makes the range read as zero.
-    pub fn write_zeroes(&mut self, range: &Range) -> io::Result<()> {
+    pub fn write_zeroes(&self, range: &Range) -> io::Result<()> {
         let bytes = self.check_range(range)?;
-        self.complete(&bytes)?;
-        self.layer.write_zeroes(range)?;
-        self.mark(&bytes)
+        self.change(&bytes, || self.layer.write_zeroes(range))
+    }
+
+    /// Writes these bytes to the layer with `write`, and marks their blocks.
+    fn change(&self, bytes: &ops::Range<u64>, write: impl FnOnce() -> io::Result<()>) -> io::Result<()> {
+        if self.has_marks(bytes) {
+            return write();
+        }
+        let _marking = self.marking.locked();
+        self.complete(bytes)?;
+        write()?;
+        self.mark(bytes)
+    }
+
+    /// Whether all blocks of these bytes are in the layer.
+    fn has_marks(&self, bytes: &ops::Range<u64>) -> bool {
+        let blocks = bytes.start / BLOCK..bytes.end.div_ceil(BLOCK);
+        blocks.is_empty() || self.marks.reading().run(blocks.start, blocks.end) == (true, blocks.end)
     }
 
     /// Copies the blocks that these bytes cover in part to the layer, unless they are there, so that they can become the layer's.
@@ -134,7 +160,7 @@ impl LayeredDisk {
     }
 
     fn copy_to_layer(&self, block: u64) -> io::Result<()> {
-        if self.marks.has(block) {
+        if self.marks.reading().has(block) {
             return Ok(());
         }
         let at = block * BLOCK;
@@ -145,15 +171,16 @@ impl LayeredDisk {
     }
 
     /// Marks the blocks of these bytes, whose data is in the layer. If that fails, they stay as they were.
-    fn mark(&mut self, bytes: &ops::Range<u64>) -> io::Result<()> {
+    /// Only with `marking` held.
+    fn mark(&self, bytes: &ops::Range<u64>) -> io::Result<()> {
         let blocks = bytes.start / BLOCK..bytes.end.div_ceil(BLOCK);
-        if blocks.is_empty() || self.marks.run(blocks.start, blocks.end) == (true, blocks.end) {
+        if self.has_marks(bytes) {
             return Ok(());
         }
-        let (place, marked) = self.marks.marked(blocks.clone());
+        let (place, marked) = self.marks.reading().marked(blocks.clone());
         let marks_at = marks_offset(self.base.bytes());
         self.layer.write_bytes(&marked, marks_at + place)?;
-        self.marks.mark(blocks);
+        self.marks.writing().mark(blocks);
         Ok(())
     }
 

@@ -1,5 +1,6 @@
 use std::fs::File;
 use std::os::unix::fs::{FileExt, MetadataExt};
+use std::thread;
 
 use proptest::prelude::*;
 use vm_memory::{GuestAddress, GuestMemory as _};
@@ -87,7 +88,7 @@ fn read(disk: &LayeredDisk, memory: &GuestMemory, sector: u64, sectors: u64) -> 
     bytes
 }
 
-fn write(disk: &mut LayeredDisk, memory: &GuestMemory, range: Range, value: u8) {
+fn write(disk: &LayeredDisk, memory: &GuestMemory, range: Range, value: u8) {
     let buffers = buffers(memory, range.sectors.into());
     let content = vec![value; guest_io::total(&buffers)];
     guest_io::copy_in(&buffers, 0, &content);
@@ -115,7 +116,7 @@ proptest! {
                     prop_assert!(seen == plain[bytes(range)], "{range:?}");
                 }
                 Step::Write(range, value) => {
-                    write(&mut disk, &memory, range, value);
+                    write(&disk, &memory, range, value);
                     plain[bytes(range)].fill(value);
                 }
                 Step::Discard(range) => {
@@ -131,9 +132,9 @@ proptest! {
                 }
                 Step::Flush => disk.flush().unwrap(),
                 Step::Reopen => {
-                    let marks = disk.marks;
+                    let marks = disk.marks.into_inner().unwrap();
                     disk = open(&base, &layer);
-                    prop_assert!(disk.marks == marks, "the file has the marks");
+                    prop_assert!(*disk.marks.reading() == marks, "the file has the marks");
                 }
             }
         }
@@ -147,25 +148,61 @@ proptest! {
 #[test]
 fn layer_has_only_blocks_that_were_written() {
     let ((base, _), layer, memory) = (base(), new_layer(), memory());
-    let mut disk = open(&base, &layer);
+    let disk = open(&base, &layer);
     assert_eq!(layer.metadata().unwrap().blocks(), 0, "a new layer is a hole");
     let one = Range {
         sector: 17,
         sectors: 1,
         unmap: false,
     };
-    write(&mut disk, &memory, one, 7);
-    let all = 0..disk.marks.blocks();
-    let marked: Vec<u64> = all.filter(|block| disk.marks.has(*block)).collect();
+    write(&disk, &memory, one, 7);
+    let marks = disk.marks.reading();
+    let marked: Vec<u64> = (0..marks.blocks()).filter(|block| marks.has(*block)).collect();
     assert_eq!(marked, [2]);
     let kept = layer.metadata().unwrap().blocks() * 512;
     assert!(kept <= 16 * BLOCK, "{kept} bytes for a block and its mark");
 }
 
 #[test]
+fn threads_that_write_parts_of_one_block_lose_nothing() {
+    let ((base, original), layer) = (base(), new_layer());
+    let disk = open(&base, &layer);
+    let block = BLOCK / SECTOR;
+    thread::scope(|scope| {
+        for part in 0..block - 1 {
+            let disk = &disk;
+            scope.spawn(move || {
+                let memory = memory();
+                for sector in (part..SECTORS).step_by(block as usize) {
+                    let one = Range {
+                        sector,
+                        sectors: 1,
+                        unmap: false,
+                    };
+                    write(disk, &memory, one, part as u8);
+                }
+            });
+        }
+    });
+    let seen = read(&disk, &memory(), 0, SECTORS);
+    for sector in 0..SECTORS {
+        let range = bytes(Range {
+            sector,
+            sectors: 1,
+            unmap: false,
+        });
+        let part = sector % block;
+        match part < block - 1 {
+            true => assert!(seen[range].iter().all(|byte| *byte == part as u8), "{sector}"),
+            false => assert_eq!(seen[range.clone()], original[range], "the base's"),
+        }
+    }
+}
+
+#[test]
 fn request_outside_the_disk_touches_neither_file() {
     let ((base, _), layer, memory) = (base(), new_layer(), memory());
-    let mut disk = open(&base, &layer);
+    let disk = open(&base, &layer);
     let beyond = Range {
         sector: SECTORS - 1,
         sectors: 2,
@@ -177,7 +214,7 @@ fn request_outside_the_disk_touches_neither_file() {
     disk.discard(&beyond).unwrap_err();
     disk.write_zeroes(&beyond).unwrap_err();
     assert_eq!(layer.metadata().unwrap().blocks(), 0);
-    assert_eq!(disk.marks, Marks::none(BYTES as u64));
+    assert_eq!(*disk.marks.reading(), Marks::none(BYTES as u64));
 }
 
 #[test]

@@ -150,7 +150,7 @@ impl Server {
                 };
             }
         }
-        let (status, data) = match (&parsed.kind, &mut self.backend) {
+        let (status, data) = match (&parsed.kind, &self.backend) {
             (Err(status), _) => (*status, 0),
             (Ok(_), None) => (Status::IoErr, 0),
             // The serial is in memory.

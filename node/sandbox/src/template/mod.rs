@@ -71,6 +71,12 @@ impl Shape {
         }
     }
 
+    /// The first templates of any number of vCPUs that suffices for a sandbox of this size, from the fewest on.
+    fn sufficient(vcpus: u8, memory_mib: u32) -> impl Iterator<Item = Shape> {
+        let counts = VCPU_COUNTS.into_iter().filter(move |count| *count >= vcpus);
+        counts.map(move |count| Shape::serving(count, memory_mib))
+    }
+
     /// The template that serves a sandbox of this size best: the one with the most boot memory of those that a node makes by itself.
     pub fn fitting(vcpus: u8, memory_mib: u32) -> Shape {
         let sizes = MEMORY_SIZES_MIB.into_iter().rev();

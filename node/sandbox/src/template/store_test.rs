@@ -126,6 +126,18 @@ async fn template_serves_many_sizes_and_another_where_it_must() {
 }
 
 #[tokio::test]
+async fn damaged_template_with_more_vcpus_is_chosen_before_a_new_one() {
+    let place = tempfile::tempdir().unwrap();
+    let store = store(place.path(), "kernel", Hold::Files);
+    let key = built(&store, recipe(4, 128)).await.key;
+    assert_eq!(store.shape_for(1, 128, "quiet").vcpus, 4);
+    fs::remove_file(store.directory(&key).join("manifest.json")).unwrap();
+    assert_eq!(store.shape_for(1, 128, "quiet").vcpus, 4);
+    fs::remove_dir_all(store.directory(&key)).unwrap();
+    assert_eq!(store.shape_for(1, 128, "quiet").vcpus, 1);
+}
+
+#[tokio::test]
 async fn a_template_is_found_by_the_beginning_of_its_key_and_removed() {
     let place = tempfile::tempdir().unwrap();
     let store = store(place.path(), "kernel", Hold::Files);

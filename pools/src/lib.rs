@@ -31,6 +31,7 @@ mod priority;
 pub mod process;
 pub mod resource;
 pub mod share;
+mod shared_namespaces;
 mod spawn;
 pub mod statistics;
 pub mod usage;

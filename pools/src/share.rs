@@ -91,8 +91,8 @@ pub fn start(
             let _ = rustix::net::sockopt::set_socket_send_buffer_size(end, BUFFER);
         }
     }
-    // It starts only with its whole jail.
-    let process = vmm::spawn(program, &theirs, log, Jail::Whole)?;
+    // It starts only with its whole jail. Its root has files, so it makes namespaces of its own.
+    let process = vmm::start(program, &theirs, log, Jail::Whole, None)?;
     drop(theirs);
     let descriptors: Vec<BorrowedFd<'_>> = [far_end.as_fd()]
         .into_iter()

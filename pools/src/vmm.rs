@@ -1,9 +1,11 @@
 //! A `thaw-vmm` process.
 //!
-//! It gets exactly four descriptors: nothing on stdin, a log on stdout and stderr, and its listening control socket as [`CONTROL_FD`]. Its
-//! environment is empty but for `THAW_LOG` and whether its jail must be whole. It leads its own session, so the terminal's Ctrl-C does not
-//! reach it. If the host grants it, it is the first process of a PID namespace; its recorded pid is the one we see. Unless it is
-//! [released](VmmProcess::release), it is killed when its owner drops it. [`crate::share`] starts its process the same way.
+//! It gets nothing on stdin, a log on stdout and stderr, its listening control socket as [`CONTROL_FD`], and after that the descriptors of
+//! the namespaces that it shares with other VMMs, if this process could make some. Its environment is empty but for `THAW_LOG`, whether its
+//! jail must be whole, and which descriptors are namespaces. It leads its own session, so the terminal's Ctrl-C does not reach it. If the
+//! host grants it, it is the first process of a PID namespace; its recorded pid is the one we see. Unless it is
+//! [released](VmmProcess::release), it is killed when its owner drops it. [`crate::share`] starts its process the same way, without
+//! namespaces.
 
 use std::ffi::{CString, OsStr};
 use std::fs::File;
@@ -17,12 +19,14 @@ use std::process::ExitStatus;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{Pid, Resource, Rlimit, Signal, WaitId, WaitIdOptions, WaitOptions};
 use thaw_protocol::api::DISK_MIB;
-use thaw_protocol::control::{CONTROL_FD, JAIL_VARIABLE, JAIL_WHOLE};
+use thaw_protocol::control::{CONTROL_FD, JAIL_VARIABLE, JAIL_WHOLE, NAMESPACES_VARIABLE};
 use thaw_protocol::disk_layer;
+use thaw_sys::namespaces::Namespaces;
 
 use crate::Error;
 use crate::priority;
 use crate::process::{self, ProcessRecord};
+use crate::shared_namespaces;
 use crate::spawn::{self, Program};
 
 /// Environment variable that names the binary.
@@ -157,26 +161,38 @@ pub enum Ended {
     Signal(i32),
 }
 
-/// Starts `program` with `socket` as its descriptor 3 and `log` as its stdout and stderr.
+/// Starts the VMM `program` with `socket` as its descriptor 3 and `log` as its stdout and stderr.
 pub fn spawn(program: &Path, socket: &OwnedFd, log: &OwnedFd, jail: Jail) -> Result<VmmProcess, Error> {
+    start(program, socket, log, jail, shared_namespaces::get())
+}
+
+/// Starts `program` as [`spawn`] does. It inherits `namespaces` as its descriptors from 4 on; without them it makes its own.
+pub(crate) fn start(
+    program: &Path,
+    socket: &OwnedFd,
+    log: &OwnedFd,
+    jail: Jail,
+    namespaces: Option<&Namespaces>,
+) -> Result<VmmProcess, Error> {
     let fail = Error::io("start", program);
     let level = std::env::var_os("THAW_LOG").map(|level| [b"THAW_LOG=", level.as_bytes()].concat());
     let jail = match jail {
         Jail::Whole => Some(format!("{JAIL_VARIABLE}={JAIL_WHOLE}").into_bytes()),
         Jail::AsHostAllows => None,
     };
+    let places = namespaces.map(|_| format!("{NAMESPACES_VARIABLE}={}", CONTROL_FD + 1).into_bytes());
     let started = || {
         let null = File::open("/dev/null")?;
-        let descriptors: [_; CONTROL_FD as usize + 1] =
-            [null.as_fd(), log.as_fd(), log.as_fd(), socket.as_fd()];
+        let own: [_; CONTROL_FD as usize + 1] = [null.as_fd(), log.as_fd(), log.as_fd(), socket.as_fd()];
+        let shared = namespaces.into_iter().flat_map(Namespaces::descriptors);
         spawn::spawn(&Program {
             path: &CString::new(program.as_os_str().as_bytes())?,
-            environment: &level
+            environment: &[level, jail, places]
                 .into_iter()
-                .chain(jail)
+                .flatten()
                 .map(CString::new)
                 .collect::<Result<Vec<_>, _>>()?,
-            descriptors: &descriptors,
+            descriptors: &own.into_iter().chain(shared).collect::<Vec<_>>(),
             largest_file: LARGEST_FILE,
         })
     };
@@ -294,202 +310,5 @@ impl Drop for VmmProcess {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-    use std::io::{Read, Seek};
-    use std::os::unix::process::CommandExt;
-
-    fn log() -> OwnedFd {
-        rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
-    }
-
-    fn script(directory: &Path, text: &str) -> PathBuf {
-        use std::os::unix::fs::PermissionsExt;
-        let path = directory.join("fake-vmm");
-        fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
-        path
-    }
-
-    #[test]
-    fn vmm_inherits_its_socket_and_no_other_descriptor() {
-        let directory = tempfile::tempdir().unwrap();
-        let program = script(directory.path(), "ls -l /proc/self/fd; env; echo pid $$");
-        let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
-        // A descriptor that a careless spawn would inherit.
-        let stray = rustix::fs::memfd_create("stray", rustix::fs::MemfdFlags::empty()).unwrap();
-        let log = log();
-        let mut vmm = spawn(&program, &listener, &log, Jail::Whole).unwrap();
-        assert!(vmm.wait().unwrap().unwrap().success());
-        drop(stray);
-        let mut text = String::new();
-        let mut file = fs::File::from(log);
-        file.rewind().unwrap();
-        file.read_to_string(&mut text).unwrap();
-        assert!(text.contains(" 3 -> socket:"), "{text}");
-        assert!(text.contains(" 0 -> /dev/null"), "{text}");
-        assert!(!text.contains("stray"), "{text}");
-        assert!(!text.contains("HOME="), "{text}");
-        assert!(text.contains("THAW_JAIL=whole"), "{text}");
-        assert!(text.contains("pid 1\n"), "not in a PID namespace: {text}");
-    }
-
-    #[test]
-    fn vmm_dies_with_its_owner_unless_released() {
-        let directory = tempfile::tempdir().unwrap();
-        let program = script(directory.path(), "exec sleep 60");
-        let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
-        let vmm = spawn(&program, &listener, &log(), Jail::AsHostAllows).unwrap();
-        let record = vmm.record();
-        assert!(record.lives());
-        let score = fs::read_to_string(format!("/proc/{}/oom_score_adj", record.pid)).unwrap();
-        assert!(score.trim().parse::<i32>().unwrap() >= OOM_SCORE, "{score}");
-        let files = || {
-            let limits = fs::read_to_string(format!("/proc/{}/limits", record.pid)).unwrap();
-            let files = limits
-                .lines()
-                .find_map(|l| l.strip_prefix("Max file size"))
-                .unwrap();
-            let mut words = files
-                .split_whitespace()
-                .map(|word| word.parse::<u64>().unwrap_or(0));
-            (words.next().unwrap(), words.next().unwrap())
-        };
-        assert_eq!(files(), (LARGEST_FILE, LARGEST_FILE));
-        vmm.limit_files(5 << 20).unwrap();
-        assert_eq!(files(), (5 << 20, 5 << 20));
-        drop(vmm);
-        assert!(!record.lives());
-
-        let mut vmm = spawn(&program, &listener, &log(), Jail::AsHostAllows).unwrap();
-        vmm.release();
-        let record = vmm.record();
-        drop(vmm);
-        assert!(record.lives());
-
-        let adopted = VmmProcess::adopt(record).unwrap();
-        drop(adopted);
-        assert!(!record.lives());
-        assert!(VmmProcess::adopt(record).is_none());
-    }
-
-    #[test]
-    fn ended_is_reported_before_it_is_reaped() {
-        let directory = tempfile::tempdir().unwrap();
-        let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
-        let ended = |vmm: &VmmProcess| {
-            process::await_end(&vmm.pidfd, process::END_LIMIT);
-            (vmm.ended(), vmm.ended())
-        };
-        let program = script(directory.path(), "exit 7");
-        let mut vmm = spawn(&program, &listener, &log(), Jail::AsHostAllows).unwrap();
-        assert_eq!(ended(&vmm), (Some(Ended::Code(7)), Some(Ended::Code(7))));
-        assert_eq!(
-            vmm.wait().unwrap().unwrap().code(),
-            Some(7),
-            "it is still to be reaped"
-        );
-        assert_eq!(vmm.ended(), keeps_status().then_some(Ended::Code(7)));
-
-        let program = script(directory.path(), "exec sleep 60");
-        let vmm = spawn(&program, &listener, &log(), Jail::AsHostAllows).unwrap();
-        assert_eq!(vmm.ended(), None, "it lives");
-        vmm.kill();
-        assert_eq!(ended(&vmm).0, Some(Ended::Signal(9)));
-    }
-
-    /// Whether a pidfd of this kernel keeps the status of a process that was reaped.
-    fn keeps_status() -> bool {
-        let release = rustix::system::uname().release().to_string_lossy().into_owned();
-        let mut numbers = release.split(['.', '-']).map(|n| n.parse::<u32>().unwrap_or(0));
-        (numbers.next(), numbers.next()) >= (Some(6), Some(15))
-    }
-
-    #[test]
-    fn adopted_process_reports_how_it_ended() {
-        let directory = tempfile::tempdir().unwrap();
-        let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
-        for (text, kills, end) in [
-            ("exec sleep 60", true, Ended::Signal(9)),
-            ("read line < fifo; exit 7", false, Ended::Code(7)),
-        ] {
-            let fifo = directory.path().join("fifo");
-            let _ = fs::remove_file(&fifo);
-            rustix::fs::mknodat(
-                rustix::fs::CWD,
-                &fifo,
-                rustix::fs::FileType::Fifo,
-                rustix::fs::Mode::from_raw_mode(0o600),
-                0,
-            )
-            .unwrap();
-            let program = script(directory.path(), &text.replace("fifo", fifo.to_str().unwrap()));
-            let mut vmm = spawn(&program, &listener, &log(), Jail::AsHostAllows).unwrap();
-            let mut adopted = VmmProcess::adopt(vmm.record()).unwrap();
-            adopted.release();
-            assert_eq!(adopted.ended(), None, "it lives");
-            match kills {
-                true => adopted.kill(),
-                false => fs::write(&fifo, "x\n").unwrap(),
-            }
-            process::await_end(&adopted.pidfd, process::END_LIMIT);
-            assert_eq!(adopted.ended(), Some(end), "before its parent reaps it");
-            vmm.wait().unwrap();
-            assert_eq!(adopted.ended(), keeps_status().then_some(end), "after that");
-        }
-    }
-
-    #[test]
-    fn sockets_work_at_paths_longer_than_an_address() {
-        let directory = tempfile::tempdir().unwrap();
-        let deep = directory.path().join("d".repeat(120));
-        fs::create_dir(&deep).unwrap();
-        let path = deep.join("control.sock");
-        let listener = listen(&path, SocketType::SEQPACKET).unwrap();
-        let ours = connect(&path, SocketType::SEQPACKET).unwrap();
-        let theirs = rustix::net::accept(&listener).unwrap();
-        thaw_protocol::packet::send(&ours, &5u32, &[]).unwrap();
-        assert_eq!(thaw_protocol::packet::receive::<u32>(&theirs).unwrap().0, 5);
-    }
-
-    #[test]
-    fn socket_is_served_while_its_listener_lives() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("s");
-        assert!(!is_served(&path));
-        let listener = listen(&path, SocketType::STREAM).unwrap();
-        assert!(is_served(&path));
-        drop(listener);
-        assert!(!is_served(&path));
-        // A process that listens and is killed while its child has the socket.
-        let script = "import os, socket, sys, time\ns = socket.socket(socket.AF_UNIX)\ns.bind(sys.argv[1])\ns.listen()\n\
-                      if os.fork() == 0:\n    print('ready', flush=True)\ntime.sleep(60)";
-        let mut server = std::process::Command::new("python3")
-            .args(["-c", script])
-            .arg(directory.path().join("t"))
-            .stdout(std::process::Stdio::piped())
-            .process_group(0)
-            .spawn()
-            .unwrap();
-        server.stdout.take().unwrap().read_exact(&mut [0; 6]).unwrap();
-        let path = directory.path().join("t");
-        assert!(is_served(&path));
-        server.kill().unwrap();
-        server.wait().unwrap();
-        assert!(connect(&path, SocketType::STREAM).is_ok() && !is_served(&path));
-        rustix::process::kill_process_group(Pid::from_child(&server), Signal::KILL).unwrap();
-    }
-
-    #[test]
-    fn missing_vmm_binary_is_named() {
-        let missing = Error::VmmMissing {
-            looked: "/nowhere/thaw-vmm".into(),
-        };
-        assert!(missing.to_string().contains("/nowhere/thaw-vmm"));
-        let directory = tempfile::tempdir().unwrap();
-        let listener = listen(&directory.path().join("s"), SocketType::SEQPACKET).unwrap();
-        let error = spawn(Path::new("/nowhere/thaw-vmm"), &listener, &log(), Jail::Whole).unwrap_err();
-        assert!(error.to_string().contains("/nowhere/thaw-vmm"), "{error}");
-    }
-}
+#[path = "vmm_test.rs"]
+mod tests;

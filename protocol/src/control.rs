@@ -41,6 +41,9 @@ pub const FORBIDDEN_CODE: i32 = 128 + 31;
 pub const JAIL_VARIABLE: &str = "THAW_JAIL";
 /// The value of [`JAIL_VARIABLE`] that requires the whole jail.
 pub const JAIL_WHOLE: &str = "whole";
+/// Environment variable. Its value is the number of the first of the descriptors with the namespaces that the VMM enters instead of
+/// making its own.
+pub const NAMESPACES_VARIABLE: &str = "THAW_NAMESPACES";
 /// Exit code of a VMM that requires a whole jail on a host that lacks a part of it.
 pub const JAIL_LACKS_CODE: i32 = 3;
 /// How long a VMM may take to answer, and to read or write a machine's memory.

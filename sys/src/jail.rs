@@ -39,8 +39,8 @@ pub fn unshare(flags: UnshareFlags) -> Result<(), Errno> {
     unsafe { thread::unshare_unsafe(flags) }
 }
 
-/// Leaves the host's mount, network, IPC, UTS and cgroup namespaces. The process gets a copy of the mounts and new, empty namespaces for
-/// the rest. Only while the process has one thread.
+/// Leaves the host's mount, network, IPC, UTS and cgroup namespaces. The calling thread, and no other, gets a copy of the mounts and new,
+/// empty namespaces for the rest.
 pub fn leave_namespaces() -> Result<(), StepError> {
     let namespaces = UnshareFlags::NEWNS
         | UnshareFlags::NEWNET

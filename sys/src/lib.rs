@@ -9,6 +9,7 @@
 //! | [`conntrack`] | tracked connections (ctnetlink) |
 //! | [`bpf`] | bpf(2): maps, programs and an assembler for them |
 //! | [`jail`] | namespaces, root, limits and capabilities that a process gives up |
+//! | [`namespaces`] | sets of empty namespaces, which such processes enter |
 //! | [`mount`] | mount_setattr(2) |
 //! | [`child`] | command line and inherited socket of a process that serves one guest |
 //! | [`backoff`] | pauses between attempts |
@@ -30,6 +31,7 @@ pub mod jail;
 pub mod link;
 pub mod lock;
 pub mod mount;
+pub mod namespaces;
 pub mod netlink;
 pub mod nft;
 pub mod prefix;

@@ -6,12 +6,13 @@
 //! [`give_up_last_capability`] drops it before any guest code exists. After the machine is made, and before hostile input reaches the
 //! process, [`seal`] restricts its threads to the system calls of [`syscalls`].
 //!
-//! Namespaces need CAP_SYS_ADMIN or a user namespace. If the host grants neither, the process ends, unless it was started with permission
+//! A process that will have a user of its own enters the empty namespaces that its starter made for all its VMMs; any other makes its own.
+//! Both need CAP_SYS_ADMIN or a user namespace. If the host grants neither, the process ends, unless it was started with permission
 //! to run without them: then it goes on with Landlock and the filter alone and logs one line. The parent makes the PID namespace, because a
 //! process cannot enter one itself; this module only checks for it. docs/jail.md describes the whole jail.
 //!
-//! This module opens the paths `/proc/self` and `/proc/self/{uid_map,gid_map,setgroups}`; no other module opens any, except that
-//! [`crate::multihit`] reads one file of /sys earlier.
+//! This module opens the paths `/proc/self`, `/proc/self/{uid_map,gid_map,setgroups}` and, for the namespaces, `/proc/self/fd/N`; no other
+//! module opens any, except that [`crate::multihit`] reads one file of /sys earlier.
 
 mod filter;
 mod landlock;
@@ -22,13 +23,14 @@ pub mod threads;
 
 use std::fs;
 use std::io;
+use std::os::fd::RawFd;
 
-use rustix::mount::MountFlags;
 use rustix::process::{DumpableBehavior, Resource};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
 use rustix::{process, thread};
 use thaw_protocol::control::CONTROL_FD;
 use thaw_sys::jail::{self, StepError, step};
+use thaw_sys::namespaces::{self, Namespaces};
 
 pub use filter::seal;
 pub use signals::set_hotplug_region;
@@ -52,16 +54,16 @@ pub enum JailError {
     Lacks(String),
 }
 
-/// Enters the jail. Must be called while the process has one thread.
+/// Enters the jail. Must be called while the process has one thread. `shared`: the first of the descriptors with the namespaces that this
+/// process may share with other VMMs.
 ///
 /// # Errors
 /// [`JailError`] with the step that failed. If the jail must be `whole`, [`JailError::Lacks`] with what this host cannot provide.
-pub fn enter(whole: bool) -> Result<(), JailError> {
+pub fn enter(whole: bool, shared: Option<RawFd>) -> Result<(), JailError> {
     // Detaches from the parent's terminal and its signals. Fails only if this process leads a session already.
     let _ = process::setsid();
     step("taking signals", signals::install())?;
     keep_allocator_from_paths();
-    close_other_descriptors()?;
     let capabilities = step("reading our capabilities", thread::capabilities(None))?.effective;
     let privileged = capabilities.contains(CapabilitySet::SYS_ADMIN);
     let mut missing = Vec::new();
@@ -71,7 +73,11 @@ pub fn enter(whole: bool) -> Result<(), JailError> {
     };
     // Before leave_host: afterwards /proc is gone.
     let user = own_user();
-    match namespaces.and_then(|()| leave_host()) {
+    // Users that others have too are kept apart by namespaces.
+    let shared = shared.filter(|_| privileged && user.0 == User::Own);
+    let left = namespaces.and_then(|()| leave_host(shared));
+    close_other_descriptors()?;
+    match left {
         Ok(()) => {}
         Err(e) if privileged => return Err(e.into()),
         Err(e) => missing.push(format!(
@@ -170,13 +176,16 @@ fn enter_user_namespace() -> Result<(), StepError> {
     )
 }
 
-/// Leaves the host's namespaces and files. The new root is an empty, read-only tmpfs that is mounted nowhere else.
-fn leave_host() -> Result<(), StepError> {
-    jail::leave_namespaces()?;
-    jail::make_mounts_private()?;
-    let flags = MountFlags::RDONLY | MountFlags::NOSUID | MountFlags::NODEV | MountFlags::NOEXEC;
-    jail::mount_root(flags, c"size=4k,nr_inodes=1,mode=555")?;
-    jail::pivot_to_working_directory()
+/// Leaves the host's namespaces and files, for the namespaces that it inherited as descriptors from `shared` on, or for new ones.
+fn leave_host(shared: Option<RawFd>) -> Result<(), StepError> {
+    let Some(first) = shared else {
+        return namespaces::unshare_all();
+    };
+    let entered = Namespaces::inherited(first).and_then(|shared| shared.enter());
+    entered.or_else(|error| {
+        tracing::info!(%error, "cannot share namespaces; making some");
+        namespaces::unshare_all()
+    })
 }
 
 /// The user this process runs as.

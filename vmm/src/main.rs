@@ -2,7 +2,9 @@
 
 use std::process::ExitCode;
 
-use thaw_protocol::control::{CONTROL_FD, JAIL_LACKS_CODE, JAIL_VARIABLE, JAIL_WHOLE, StartTimes};
+use thaw_protocol::control::{
+    CONTROL_FD, JAIL_LACKS_CODE, JAIL_VARIABLE, JAIL_WHOLE, NAMESPACES_VARIABLE, StartTimes,
+};
 use thaw_sys::child;
 use thaw_vmm::clock::monotonic_ns;
 use thaw_vmm::control::{self, End};
@@ -17,8 +19,9 @@ arguments and opens no file. It expects a listening SEQPACKET unix socket as des
 told over that socket what to run. To run a container, use: thaw run IMAGE
 ";
 
-/// The environment variable that only this program reads.
-const VARIABLES: &str = "  THAW_JAIL  whole: end, with code 3, where the host lacks namespaces or Landlock, instead of logging that\n";
+/// The environment variables that only this program reads.
+const VARIABLES: &str = "  THAW_JAIL  whole: end, with code 3, where the host lacks namespaces or Landlock, instead of logging that
+  THAW_NAMESPACES  the number of the first of five descriptors: the network, IPC, UTS, cgroup and mount namespace to enter\n";
 
 /// Exit codes: 0 after a shutdown request or when no longer needed, 1 on failure, 2 if started incorrectly, 3 if the jail must be whole but
 /// this host cannot provide it.
@@ -41,7 +44,9 @@ fn main() -> ExitCode {
     }
     let multihit = Multihit::of_host();
     let whole = std::env::var_os(JAIL_VARIABLE).is_some_and(|value| value == JAIL_WHOLE);
-    if let Err(e) = jail::enter(whole) {
+    let shared = std::env::var(NAMESPACES_VARIABLE).ok();
+    let shared = shared.and_then(|first| first.parse().ok());
+    if let Err(e) = jail::enter(whole, shared) {
         tracing::error!("cannot close the jail: {e}");
         return match e {
             JailError::Lacks(_) => ExitCode::from(JAIL_LACKS_CODE as u8),

@@ -207,7 +207,8 @@ fn template_serves_many_sizes_without_a_cold_boot() {
     let folder = tempfile::tempdir().unwrap();
     let reference = probe::image(folder.path(), env!("CARGO_BIN_EXE_thaw-probe"));
     let mut templates = Vec::new();
-    for (memory, mib, cpus) in [("128m", 128, 1), ("512m", 512, 2), ("2g", 2048, 4)] {
+    // A template for up to 4 CPUs serves 1 too, if it is there; the other way round another one is built.
+    for (memory, mib, cpus) in [("128m", 128, 2), ("512m", 512, 1), ("2g", 2048, 4)] {
         let size = ["--memory", memory, "--cpus", &cpus.to_string()];
         let line = [
             &["run", "--timings"],

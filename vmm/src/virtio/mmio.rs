@@ -247,7 +247,7 @@ impl MmioDevice {
         }
     }
 
-    /// A notification that KVM did not match to the ioeventfd.
+    /// A notification of a queue without an ioeventfd, or one that KVM did not match to it.
     fn kick(&self, queue: u32) {
         if let Some(kick) = self.kicks.get(queue as usize) {
             // Fails only if a kick is pending.

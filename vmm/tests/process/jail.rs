@@ -1,10 +1,9 @@
 //! The jail of the process.
 
-use std::fs::File;
-
 use thaw_protocol::control::*;
 use thaw_tiny_guest::memfd;
 
+use crate::namespaces::assert_outside_ours;
 use crate::support::snapshot::{empty, freeze};
 use crate::support::{Vmm, spec};
 use crate::{code, spinning};
@@ -18,17 +17,7 @@ fn jail_is_closed_before_the_first_reply() {
     let mut control = vmm.connect();
     assert_eq!(control.state(), MachineState::NoMachine);
     let pid = vmm.pid();
-    assert_eq!(
-        std::fs::read_dir(format!("/proc/{pid}/root/")).unwrap().count(),
-        0,
-        "the root is not empty"
-    );
-    assert_eq!(
-        File::create(format!("/proc/{pid}/root/x"))
-            .unwrap_err()
-            .raw_os_error(),
-        Some(libc::EROFS)
-    );
+    assert_outside_ours(pid);
     assert_eq!(vmm.status("NoNewPrivs"), "1");
     for set in ["CapBnd", "CapInh", "CapAmb"] {
         assert_eq!(vmm.status(set), "0000000000000000", "{set}");
@@ -36,10 +25,6 @@ fn jail_is_closed_before_the_first_reply() {
     // At most CAP_SYS_BOOT, until the VM is made.
     let kept = u64::from_str_radix(&vmm.status("CapPrm"), 16).unwrap();
     assert_eq!(kept & !(1 << 22), 0);
-    for namespace in ["mnt", "net", "ipc", "uts", "cgroup"] {
-        let of = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/{namespace}")).unwrap();
-        assert_ne!(of(&pid.to_string()), of("self"), "{namespace}");
-    }
     let limits = std::fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
     for none in ["Max core file size", "Max locked memory", "Max msgqueue size"] {
         assert_eq!(limit(&limits, none), "0", "{none}");

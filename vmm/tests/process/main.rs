@@ -4,6 +4,7 @@
 
 mod jail;
 mod log;
+mod namespaces;
 #[path = "../support/mod.rs"]
 mod support;
 

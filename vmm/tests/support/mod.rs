@@ -76,6 +76,13 @@ impl Vmm {
         })
     }
 
+    /// As [`Self::spawn`], of one that is to enter the namespaces of descriptors that are not open.
+    pub fn spawn_with_promised_namespaces() -> Vmm {
+        Self::spawn_as(env!("CARGO_BIN_EXE_thaw-vmm").as_ref(), |command| {
+            command.env(NAMESPACES_VARIABLE, "9000");
+        })
+    }
+
     /// As [`Self::spawn`], with all it logs appended to `file`.
     pub fn spawn_logging_to(file: File) -> Vmm {
         Self::spawn_as(env!("CARGO_BIN_EXE_thaw-vmm").as_ref(), |command| {
@@ -139,11 +146,7 @@ impl Vmm {
     pub fn connect(&self) -> Connection {
         let socket = socket();
         rustix::net::connect(&socket, &self.address).unwrap();
-        Connection {
-            socket,
-            next: 1,
-            events: VecDeque::new(),
-        }
+        Connection::on(socket)
     }
 
     pub fn pid(&self) -> u32 {
@@ -213,6 +216,15 @@ pub struct Connection {
 }
 
 impl Connection {
+    /// A connection over a connected socket.
+    pub fn on(socket: OwnedFd) -> Connection {
+        Connection {
+            socket,
+            next: 1,
+            events: VecDeque::new(),
+        }
+    }
+
     pub fn request(&mut self, command: Command, fds: &[BorrowedFd<'_>]) -> Result<Response, ControlError> {
         self.request_for_fds(command, fds).map(|(response, _)| response)
     }

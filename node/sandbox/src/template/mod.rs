@@ -32,12 +32,15 @@ pub use key::Key;
 pub use shown::{baseline, describe};
 pub use store::{Entry, Templates};
 
-/// vCPUs of the template for sandboxes with up to as many.
+/// vCPUs of the templates that a node makes by itself. A sandbox gets the fewest that suffice: each vCPU costs time at a machine's start and
+/// at its end, also if the guest does not use it.
+const VCPU_COUNTS: [u8; 3] = [1, COMMON_VCPUS, *VCPUS.end()];
+/// vCPUs of a template that is built ahead, for most sandboxes.
 const COMMON_VCPUS: u8 = 4;
 /// Boot memory of the templates that a node makes by itself, MiB. A sandbox gets the rest of its memory by virtio-mem, which costs it time
 /// and memory of its own: the guest's page structures of plugged memory are its own, those of boot memory the template's.
 const MEMORY_SIZES_MIB: [u32; 5] = [COMMON_MEMORY_MIB, 256, 512, 1024, 2048];
-/// Boot memory of the first template, which serves all larger sandboxes too.
+/// Boot memory of the first template of each number of vCPUs, which serves all larger sandboxes too.
 const COMMON_MEMORY_MIB: u32 = 128;
 
 /// The shape of a template's machine.
@@ -51,22 +54,27 @@ pub struct Shape {
 }
 
 impl Default for Shape {
+    /// The shape that serves most sandboxes.
     fn default() -> Shape {
-        Shape::serving(1, COMMON_MEMORY_MIB)
+        Shape::serving(COMMON_VCPUS, COMMON_MEMORY_MIB)
     }
 }
 
 impl Shape {
-    /// The first template for a sandbox of this size: the same for all sizes from 128 MiB up and up to 4 vCPUs.
+    /// The first template for a sandbox of this size: the same for all sizes from 128 MiB up, one each for 1 vCPU, up to 4, and more.
     pub fn serving(vcpus: u8, memory_mib: u32) -> Shape {
+        let enough = VCPU_COUNTS.into_iter().find(|count| *count >= vcpus);
         Shape {
-            vcpus: match vcpus {
-                0..=COMMON_VCPUS => COMMON_VCPUS,
-                _ => *VCPUS.end(),
-            },
+            vcpus: enough.unwrap_or(*VCPUS.end()),
             memory_mib: memory_mib.min(COMMON_MEMORY_MIB),
             cpu: CpuBaseline::Host,
         }
+    }
+
+    /// The first templates of any number of vCPUs that suffices for a sandbox of this size, from the fewest on.
+    fn sufficient(vcpus: u8, memory_mib: u32) -> impl Iterator<Item = Shape> {
+        let counts = VCPU_COUNTS.into_iter().filter(move |count| *count >= vcpus);
+        counts.map(move |count| Shape::serving(count, memory_mib))
     }
 
     /// The template that serves a sandbox of this size best: the one with the most boot memory of those that a node makes by itself.

@@ -250,7 +250,8 @@ impl Templates {
         }
     }
 
-    /// The shape of the template for a sandbox of this size: the best of those in the store, or else the one to be built first.
+    /// The shape of the template for a sandbox of this size: the best of those in the store, or else a damaged one, or else the one to be
+    /// built first.
     pub fn shape_for(&self, vcpus: u8, memory_mib: u32, command_line: &str) -> Shape {
         let there = |shape: &Shape| {
             let recipe = Recipe {
@@ -268,8 +269,10 @@ impl Templates {
             .filter(|shape| shape.can_serve(vcpus, memory_mib))
             .collect();
         shapes.sort_by_key(|shape| shape.preference(vcpus));
-        let best = shapes.into_iter().find(there);
-        best.unwrap_or_else(|| Shape::serving(vcpus, memory_mib))
+        let best = shapes.into_iter().find(&there);
+        // A damaged one is built again, or reported, rather than another one built beside it.
+        best.or_else(|| Shape::sufficient(vcpus, memory_mib).find(&there))
+            .unwrap_or_else(|| Shape::serving(vcpus, memory_mib))
     }
 
     /// All templates, by key. `command_line` is the one a template would be booted with now.

@@ -103,22 +103,38 @@ async fn template_serves_many_sizes_and_another_where_it_must() {
         let shape = store.shape_for(vcpus, memory, "quiet");
         (shape.vcpus, shape.memory_mib)
     };
-    for (vcpus, memory) in [(1, 128), (2, 512), (4, 2048)] {
+    for (vcpus, memory) in [(2, 128), (3, 512), (4, 2048)] {
         assert_eq!(shape(vcpus, memory), (4, 128));
     }
-    assert_eq!((shape(5, 128), shape(1, 64)), ((16, 128), (4, 64)));
+    assert_eq!((shape(1, 128), shape(1, 2048)), ((1, 128), (1, 128)));
+    assert_eq!((shape(5, 128), shape(1, 64)), ((16, 128), (1, 64)));
     drop(built(&store, recipe(8, 256)).await);
     assert_eq!(shape(6, 1024), (8, 256), "it is there, and the common one is not");
     assert_eq!(shape(1, 1024), (8, 256), "likewise");
-    assert_eq!(shape(1, 128), (4, 128), "it has too much memory");
+    assert_eq!(shape(1, 128), (1, 128), "it has too much memory");
     assert_eq!(shape(9, 1024), (16, 128), "it has too few CPUs");
     drop(built(&store, recipe(4, 128)).await);
     assert_eq!(shape(1, 1024), (4, 128));
     drop(built(&store, recipe(4, 512)).await);
     assert_eq!(shape(1, 1024), (4, 512), "the most boot memory");
     assert_eq!((shape(1, 511), shape(6, 1024)), ((4, 128), (8, 256)));
+    drop(built(&store, recipe(1, 128)).await);
+    assert_eq!(shape(1, 1024), (1, 128), "no more vCPUs than it uses");
+    assert_eq!(shape(2, 1024), (4, 512), "it has too few CPUs");
     // A template of another command line does not count.
     assert_eq!(store.shape_for(6, 1024, "loud").vcpus, 16);
+}
+
+#[tokio::test]
+async fn damaged_template_with_more_vcpus_is_chosen_before_a_new_one() {
+    let place = tempfile::tempdir().unwrap();
+    let store = store(place.path(), "kernel", Hold::Files);
+    let key = built(&store, recipe(4, 128)).await.key;
+    assert_eq!(store.shape_for(1, 128, "quiet").vcpus, 4);
+    fs::remove_file(store.directory(&key).join("manifest.json")).unwrap();
+    assert_eq!(store.shape_for(1, 128, "quiet").vcpus, 4);
+    fs::remove_dir_all(store.directory(&key)).unwrap();
+    assert_eq!(store.shape_for(1, 128, "quiet").vcpus, 1);
 }
 
 #[tokio::test]

@@ -216,7 +216,7 @@ pub fn every_misfit(cpus: &str, memory: &str) -> Vec<Spoiled> {
             INCOMPATIBLE,
             &[cpus],
             |d| {
-                forge(d, |m| m["machine"]["vcpus"] = 1.into());
+                forge(d, |m| m["machine"]["vcpus"] = 2.into());
             },
         ),
         spoiled(

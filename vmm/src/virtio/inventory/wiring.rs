@@ -1,4 +1,5 @@
-//! Connects devices to the guest and to KVM: a register window, an interrupt and its irqfd, an ioeventfd for each queue.
+//! Connects devices to the guest and to KVM: a register window, an interrupt and its irqfd, and an eventfd for each queue, which is an
+//! ioeventfd if the guest rings it often.
 
 use std::sync::{Arc, Mutex};
 
@@ -48,14 +49,26 @@ pub fn assemble(
     Ok(transports)
 }
 
-/// The eventfds of a device's queues: KVM signals one when the driver writes its queue's number to QueueNotify.
+/// Whether KVM itself signals the eventfds of a device's queues, so that a vCPU need not leave the guest for it. KVM copies its table of
+/// addresses for each, and waits for readers of the old one, which can take milliseconds. So devices that a guest rings rarely go without:
+/// [`MmioDevice`] signals their eventfds.
+fn is_rung_often(device: DeviceId) -> bool {
+    !matches!(
+        device,
+        DeviceId::Pmem0 | DeviceId::Pmem1 | DeviceId::Mem | DeviceId::Balloon | DeviceId::Rng
+    )
+}
+
+/// The eventfds of a device's queues: one is signalled when the driver writes its queue's number to QueueNotify.
 fn kicks(vm: &Vm, device: DeviceId, queues: usize) -> Result<Vec<Arc<EventFd>>, InventoryError> {
     let notify = MMIO_BASE + device as u64 * MMIO_WINDOW + register::QUEUE_NOTIFY;
     (0..queues as u32)
         .map(|queue| {
             let kick = eventfd()?;
-            vm.register_ioevent(&kick, notify, Some(queue))
-                .map_err(|error| InventoryError::Kvm { device, error })?;
+            if is_rung_often(device) {
+                vm.register_ioevent(&kick, notify, Some(queue))
+                    .map_err(|error| InventoryError::Kvm { device, error })?;
+            }
             Ok(Arc::new(kick))
         })
         .collect()

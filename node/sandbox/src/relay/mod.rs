@@ -10,7 +10,7 @@
 //! or loses its relay, ends with a reset, so that nothing cut off looks complete.
 //!
 //! Invariants: unless the server speaks first, no byte of a guest reaches it before the name is checked; connections of a guest and of all
-//! guests, what is kept of each, and the time until its name is known are bounded.
+//! guests, what is kept of each, and the time until its name is known are bounded; a guest occupies one thread for blocking work at most.
 
 use std::io;
 use std::net::{Ipv4Addr, SocketAddrV4};
@@ -24,7 +24,7 @@ use thaw_network::Connector;
 use thaw_network::names::Names;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
-use tokio::sync::Semaphore;
+use tokio::sync::{Mutex, Semaphore};
 use tokio::task::{AbortHandle, JoinSet};
 use tokio::time::timeout;
 
@@ -128,6 +128,7 @@ impl Relay {
         let carrying = Carrying {
             gate: Arc::new(gate),
             places: Arc::new(Places::among(&ALL)),
+            gate_turn: Arc::default(),
         };
         Ok(Relay(tokio::spawn(carrying.serve(listener)).abort_handle()))
     }
@@ -137,6 +138,8 @@ impl Relay {
 struct Carrying {
     gate: Arc<dyn Gate>,
     places: Arc<Places>,
+    /// Held while the gate is asked.
+    gate_turn: Arc<Mutex<()>>,
 }
 
 impl Carrying {
@@ -180,7 +183,10 @@ impl Carrying {
         if !self.gate.reaches(*to.ip()) {
             return Err(self.refused("no name may lead to its address"));
         }
-        let socket = self.gate.socket().await.map_err(io::Error::other)?;
+        let socket = {
+            let _turn = self.gate_turn.lock().await;
+            self.gate.socket().await.map_err(io::Error::other)?
+        };
         let mut server = timeout(CONNECT_LIMIT, socket.connect(to.into())).await??;
         reset_when_closed(&server, true)?;
         for stream in [&client, &server] {
@@ -219,6 +225,7 @@ impl Carrying {
             let Some(name) = opening.name else {
                 return Ok(opening.bytes);
             };
+            let _turn = self.gate_turn.lock().await;
             return match self.gate.allows(&name).await.map_err(io::Error::other)? {
                 true => Ok(opening.bytes),
                 false => Err(self.refused("its host is not allowed")),

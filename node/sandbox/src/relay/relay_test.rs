@@ -48,6 +48,7 @@ impl Carried {
         let carrying = Carrying {
             gate: Arc::new(gate.clone()),
             places: Arc::new(Places::among(&ALL)),
+            gate_turn: Arc::default(),
         };
         tokio::spawn(async move { carrying.carry_to(client, to).await });
         Carried { guest, server, gate }

@@ -8,6 +8,7 @@
 #include <linux/bpf.h>
 #include <linux/filter.h>
 #include <linux/if_packet.h>
+#include <linux/inet_diag.h>
 #include <linux/io_uring.h>
 #include <linux/keyctl.h>
 #include <linux/membarrier.h>
@@ -300,6 +301,19 @@ static void system_calls(void) {
     want("getrandom without waiting", syscall(SYS_getrandom, random, sizeof random, 1));
 }
 
+// The agent ends connections of clones so. That there is no such connection is an answer of a kernel that would end it.
+static void connection_that_ends(void) {
+    struct { struct nlmsghdr header; struct inet_diag_req_v2 body; } request = {
+        { sizeof request, 21 /* SOCK_DESTROY */, NLM_F_REQUEST | NLM_F_ACK, 1, 0 },
+        { .sdiag_family = AF_INET, .sdiag_protocol = IPPROTO_TCP, .id.idiag_sport = 1, .id.idiag_dport = 1 },
+    };
+    struct { struct nlmsghdr header; struct nlmsgerr body; } answer = { 0 };
+    int s = socket(AF_NETLINK, SOCK_RAW, NETLINK_SOCK_DIAG);
+    if (send(s, &request, sizeof request, 0) < 0 || recv(s, &answer, sizeof answer, 0) < 0) answer.body.error = -errno;
+    errno = -answer.body.error;
+    want("end a TCP connection by sock_diag", answer.body.error == -ENOENT ? 0 : -1);
+}
+
 static void sockets(void) {
     want("socket unix", socket(AF_UNIX, SOCK_STREAM, 0));
     want("socket inet", socket(AF_INET, SOCK_STREAM, 0));
@@ -309,6 +323,7 @@ static void sockets(void) {
     want("netlink route", socket(AF_NETLINK, SOCK_RAW, NETLINK_ROUTE));
     want("netlink netfilter", socket(AF_NETLINK, SOCK_RAW, NETLINK_NETFILTER));
     want("netlink sock_diag", socket(AF_NETLINK, SOCK_RAW, NETLINK_SOCK_DIAG));
+    connection_that_ends();
     want("open /dev/net/tun", open("/dev/net/tun", O_RDWR));
     want("a free loop device", ioctl(open("/dev/loop-control", O_RDWR), 0x4c82 /* LOOP_CTL_GET_FREE */));
     int s = socket(AF_INET, SOCK_STREAM, 0);

@@ -11,7 +11,9 @@ use crate::handshake::Apply;
 use crate::hotplug::Hotplug;
 use crate::quiesce::Stopped;
 use crate::sandbox::Sandbox;
-use crate::{clock, entropy, error, generation, identity, kernel_command_line, kernel_limits, network};
+use crate::{
+    clock, entropy, error, generation, identity, kernel_command_line, kernel_limits, network, resets,
+};
 
 /// The guest whose PID 1 this agent is.
 #[derive(Debug)]
@@ -81,6 +83,12 @@ impl Apply for Guest {
     }
 
     fn network(&mut self, network: Option<&Network>) -> Result<()> {
+        let namespaces = self.sandbox.namespaces("net");
+        if !namespaces.is_empty() {
+            // While the interface is down, no reset can reach a peer with which the frozen sandbox still talks.
+            network::disconnect()?;
+            resets::end_connections(namespaces);
+        }
         match network {
             Some(network) => network::configure(network),
             None => network::disconnect(),

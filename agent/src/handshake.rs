@@ -31,7 +31,7 @@ pub trait Apply {
     fn wall_clock(&mut self, ns: u64) -> Result<()>;
     fn hostname(&mut self, name: &str, network: Option<&Network>) -> Result<()>;
     fn machine_id(&mut self, id: [u8; 16]) -> Result<()>;
-    /// Without a network, the interface goes down.
+    /// Without a network, the interface goes down. Connections of containers that lead out of the guest end.
     fn network(&mut self, network: Option<&Network>) -> Result<()>;
     /// Brings CPUs online until there are `count`.
     fn cpus(&mut self, count: u8) -> Result<()>;

@@ -1,11 +1,9 @@
 //! Hostname, machine-id, and the files under `/run/thaw/etc` that are bind-mounted over containers' own.
 
-use std::collections::BTreeMap;
 use std::ffi::CStr;
 use std::fs::{self, File};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
@@ -35,17 +33,6 @@ pub fn set_hostname(name: &str) -> Result<()> {
 /// Sets the hostname `name` in every container whose own UTS namespace has the hostname `old`, which in a clone
 /// of a running sandbox is the original's. A container with another hostname keeps it.
 pub fn rename_containers(sandbox: &Sandbox, old: &CStr, name: &str) -> Result<()> {
-    let mut namespaces = BTreeMap::new();
-    for container in sandbox.all() {
-        for pid in container.cgroup.processes() {
-            // A process that has just ended has no namespace.
-            if let Ok(namespace) = File::open(format!("/proc/{pid}/ns/uts"))
-                && let Ok(metadata) = namespace.metadata()
-            {
-                namespaces.insert(metadata.ino(), namespace);
-            }
-        }
-    }
     let rename = |namespace: &File| {
         let kind = LinkNameSpaceType::HostNameAndNISDomainName;
         move_into_link_name_space(namespace.as_fd(), Some(kind))
@@ -55,9 +42,9 @@ pub fn rename_containers(sandbox: &Sandbox, old: &CStr, name: &str) -> Result<()
             false => Ok(()),
         }
     };
-    for namespace in namespaces.values() {
+    for namespace in sandbox.namespaces("uts") {
         // setns(2) changes the calling thread, so this takes a thread that ends afterwards.
-        let renamed = std::thread::scope(|scope| scope.spawn(|| rename(namespace)).join());
+        let renamed = std::thread::scope(|scope| scope.spawn(|| rename(&namespace)).join());
         renamed.map_err(|_| Error::State("a container was not renamed".into()))??;
     }
     Ok(())

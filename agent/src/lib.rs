@@ -21,6 +21,7 @@
 //! | [`quiesce`] | stops workloads for a freeze |
 //! | [`warm`] | work done before a template is frozen, so that its clones need not do it |
 //! | [`network`] | rtnetlink |
+//! | [`resets`] | ends the connections that a clone has from the frozen sandbox |
 //! | [`forward`] | connections of the host to this guest's `localhost` |
 //! | [`storage`], [`mount_options`], [`disks`], [`ext4`], [`huge_pages`] | mounts for containers |
 //! | [`container`] | the OCI runtime: specification, namespaces, root, process |
@@ -60,6 +61,7 @@ pub mod oom;
 pub mod quiesce;
 pub mod readiness;
 pub mod reaper;
+pub mod resets;
 pub mod rpc;
 pub mod sandbox;
 pub mod stats;

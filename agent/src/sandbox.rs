@@ -1,6 +1,8 @@
 //! Everything that exists in this guest: its containers, their mounts, and pending events.
 
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -81,6 +83,22 @@ impl Sandbox {
                 }
             })
             .collect()
+    }
+
+    /// The namespaces that the processes of all containers are in, of one kind: a name in `/proc/PID/ns`.
+    pub fn namespaces(&self, kind: &str) -> Vec<File> {
+        let mut namespaces = BTreeMap::new();
+        for container in self.all() {
+            for pid in container.cgroup.processes() {
+                // A process that has just ended has no namespace.
+                if let Ok(namespace) = File::open(format!("/proc/{pid}/ns/{kind}"))
+                    && let Ok(metadata) = namespace.metadata()
+                {
+                    namespaces.insert(metadata.ino(), namespace);
+                }
+            }
+        }
+        namespaces.into_values().collect()
     }
 
     /// Reserves the id of a container that will be created.

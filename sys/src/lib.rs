@@ -7,6 +7,7 @@
 //! | [`tc`] | rtnetlink(7): queueing disciplines and filters of tc(8) |
 //! | [`nft`] | nftables transactions (nfnetlink) |
 //! | [`conntrack`] | tracked connections (ctnetlink) |
+//! | [`connections`] | TCP connections of a network namespace (sock_diag(7)) |
 //! | [`bpf`] | bpf(2): maps, programs and an assembler for them |
 //! | [`jail`] | namespaces, root, limits and capabilities that a process gives up |
 //! | [`namespaces`] | sets of empty namespaces, which such processes enter |
@@ -26,6 +27,7 @@
 pub mod backoff;
 pub mod bpf;
 pub mod child;
+pub mod connections;
 pub mod conntrack;
 pub mod jail;
 pub mod link;

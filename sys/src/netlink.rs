@@ -133,6 +133,11 @@ impl Socket {
         Socket::open(Some(rustix::net::netlink::NETFILTER))
     }
 
+    /// The same, for the sockets of the namespace.
+    pub fn diagnostics() -> io::Result<Socket> {
+        Socket::open(Some(rustix::net::netlink::SOCK_DIAG))
+    }
+
     /// The same, for events: it receives every change of a link from now on.
     pub fn link_events() -> io::Result<Socket> {
         let socket = Socket::open(None)?;

@@ -6,6 +6,7 @@
 //! |---|---|
 //! | [`admission`] | what tenants and the node have, and the limits of that |
 //! | `dns` | resolves names for guests whose network policy has domains |
+//! | [`relay`] | carries TCP connections of such guests, if the policy allows the host that they ask for |
 //! | [`sandbox`] | one microVM with an image in it: the timed stages of its creation, and its end |
 //! | [`control_client`] | client of a VMM's control socket |
 //! | [`vm`] | a VMM without a running guest: started, given a machine, given a snapshot |
@@ -49,6 +50,7 @@ pub mod misses;
 pub mod page_server;
 pub mod paths;
 pub mod readiness;
+pub mod relay;
 pub mod sandbox;
 pub mod slow;
 pub mod snapshot;

@@ -48,6 +48,7 @@ fn guest_reaches_the_resolved_addresses_alone() {
             .unwrap();
         before.ended();
         refused(guest.connect((OUTSIDE, 80)));
+        let _relay = BlindRelay::of(&slot);
         let names = uplink(&slot).names();
         assert!(names.allows("a.example") && !names.allows("b.example"));
         let inside = Ipv4Addr::new(10, 0, 0, 1);
@@ -95,6 +96,7 @@ fn failed_change_leaves_the_policy_before() {
             talk(guest.connect((OUTSIDE, 80)).unwrap(), &server);
         }
         uplink(&slot).set_policy(policy(&["allow=a.example"])).unwrap();
+        let _relay = BlindRelay::of(&slot);
         let names = uplink(&slot).names();
         names.admit("a.example", &[OUTSIDE], MINUTE).unwrap();
         let mut kept = Connection::open(&guest, &server);
@@ -151,6 +153,7 @@ fn later_owner_keeps_the_resolved_addresses() {
         let server = world.outside(|| listen(OUTSIDE, 80));
         let wanted = policy(&["allow=a.example"]);
         uplink(&slot).set_policy(wanted.clone()).unwrap();
+        let _relay = BlindRelay::of(&slot);
         let names = uplink(&slot).names();
         names.admit("a.example", &[OUTSIDE], MINUTE).unwrap();
         drop(names);
@@ -169,5 +172,54 @@ fn later_owner_keeps_the_resolved_addresses() {
         world.networks.destroy(adopted);
         vmm.kill().unwrap();
         vmm.wait().unwrap();
+    });
+}
+
+#[test]
+fn connections_that_a_name_allows_go_through_the_relay() {
+    on_a_host(|world| {
+        let slot = world.slot();
+        let guest = Guest::of(&slot);
+        let [by_rule, by_name] = [80, 443].map(|port| world.outside(|| listen(OUTSIDE, port)));
+        uplink(&slot)
+            .set_policy(policy(&["allow=203.0.113.0/24:80", "allow=a.example"]))
+            .unwrap();
+        uplink(&slot)
+            .names()
+            .admit("a.example", &[OUTSIDE], MINUTE)
+            .unwrap();
+        // Nothing listens.
+        refused(guest.connect((OUTSIDE, 443)));
+        talk(guest.connect((OUTSIDE, 80)).unwrap(), &by_rule);
+
+        let (relay, connector) = (slot.relay_socket().unwrap(), slot.connector().unwrap());
+        relay.set_nonblocking(false).unwrap();
+        let mut asking = guest.connect((OUTSIDE, 443)).unwrap();
+        let (mut handed, peer) = relay.accept().unwrap();
+        assert_eq!(peer.ip(), IpAddr::V4(GUEST_ADDRESS));
+        let to = rustix::net::sockopt::ip_original_dst(&handed).unwrap();
+        assert_eq!((*to.ip(), to.port()), (OUTSIDE, 443));
+        asking.write_all(b"first").unwrap();
+        let mut said = [0; 5];
+        handed.read_exact(&mut said).unwrap();
+        assert_eq!(&said, b"first");
+        // What the relay opens has the slot's address, and no rule of the policy decides it.
+        let on = connector.socket().unwrap();
+        on.set_nonblocking(false).unwrap();
+        rustix::net::connect(&on, &to).unwrap();
+        on.set_read_timeout(Some(PATIENCE)).unwrap();
+        talk(on, &by_name);
+
+        // Not past the name: the relay itself, and HTTP/3.
+        let straight = guest.run(|| {
+            let to = (HOST_ADDRESS, 10_080).into();
+            TcpStream::connect_timeout(&to, Duration::from_millis(500))
+        });
+        straight.unwrap_err();
+        let server = world.outside(|| UdpSocket::bind((OUTSIDE, 443)).unwrap());
+        server.set_read_timeout(Some(Duration::from_millis(500))).unwrap();
+        let asking = guest.run(|| UdpSocket::bind((GUEST_ADDRESS, 0)).unwrap());
+        asking.send_to(b"initial", (OUTSIDE, 443)).unwrap();
+        server.recv_from(&mut [0; 8]).unwrap_err();
     });
 }

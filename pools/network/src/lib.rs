@@ -16,11 +16,12 @@
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
 use thaw_protocol::api::SandboxNetwork;
 use thaw_protocol::handshake::{Address, Network, Route};
 
@@ -100,14 +101,67 @@ impl NetworkSlot {
     /// # Errors
     /// The namespace cannot be entered, or another process has the port.
     pub fn name_socket(&self) -> Result<UdpSocket, Error> {
-        let failed = Error::system("listen for a sandbox's DNS queries");
-        tap::on_a_thread(|| {
-            tap::move_into(self.namespace.as_fd())?;
-            let socket = UdpSocket::bind((HOST_ADDRESS, slot::DNS)).map_err(failed)?;
-            socket.set_nonblocking(true).map_err(failed)?;
-            Ok(socket)
-        })
+        let listen = || {
+            let socket = UdpSocket::bind((HOST_ADDRESS, slot::DNS))?;
+            socket.set_nonblocking(true).map(|()| socket)
+        };
+        inside(&self.namespace, "listen for a sandbox's DNS queries", listen)
     }
+
+    /// A socket at the gateway, to which a policy with domains redirects the guest's TCP connections to resolved addresses. The addresses are
+    /// those of `SO_ORIGINAL_DST`.
+    ///
+    /// # Errors
+    /// The namespace cannot be entered, or another process has the port.
+    pub fn relay_socket(&self) -> Result<TcpListener, Error> {
+        let listen = || {
+            let socket = TcpListener::bind((HOST_ADDRESS, slot::RELAY))?;
+            socket.set_nonblocking(true).map(|()| socket)
+        };
+        inside(&self.namespace, "listen for a sandbox's connections", listen)
+    }
+
+    /// What opens connections from the slot's address, by no rule of its policy.
+    ///
+    /// # Errors
+    /// The process has too many descriptors.
+    pub fn connector(&self) -> Result<Connector, Error> {
+        let copied = self.namespace.try_clone();
+        let namespace = copied.map_err(Error::system("copy the descriptor of a slot's namespace"))?;
+        Ok(Connector { namespace })
+    }
+}
+
+/// Opens connections from a slot's address. It keeps the slot's namespace alive.
+#[derive(Debug)]
+pub struct Connector {
+    namespace: OwnedFd,
+}
+
+impl Connector {
+    /// A socket that does not block and is not connected yet.
+    ///
+    /// # Errors
+    /// The namespace cannot be entered, or the process has too many descriptors.
+    pub fn socket(&self) -> Result<TcpStream, Error> {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let open = || -> io::Result<OwnedFd> {
+            Ok(socket_with(AddressFamily::INET, SocketType::STREAM, flags, None)?)
+        };
+        inside(&self.namespace, "open a connection of a sandbox", open).map(TcpStream::from)
+    }
+}
+
+/// Does something in the namespace of a slot; `what` is for its error.
+fn inside<T: Send>(
+    namespace: &OwnedFd,
+    what: &'static str,
+    work: impl FnOnce() -> io::Result<T> + Send,
+) -> Result<T, Error> {
+    tap::on_a_thread(|| {
+        tap::move_into(namespace.as_fd())?;
+        work().map_err(Error::system(what))
+    })
 }
 
 /// The kind of resource: all slots are alike.

@@ -43,6 +43,7 @@ pub(super) struct NameCounts {
     resolved: AtomicU64,
     refused: AtomicU64,
     withheld: AtomicU64,
+    connections_refused: AtomicU64,
 }
 
 /// The values of the counters.
@@ -54,6 +55,8 @@ pub struct NameStatistics {
     pub refused: u64,
     /// Addresses that were left out of answers.
     pub withheld: u64,
+    /// Connections to resolved addresses that ask for a host which the policy does not allow, or for none.
+    pub connections_refused: u64,
 }
 
 impl NameCounts {
@@ -63,6 +66,7 @@ impl NameCounts {
             resolved: read(&self.resolved),
             refused: read(&self.refused),
             withheld: read(&self.withheld),
+            connections_refused: read(&self.connections_refused),
         }
     }
 }
@@ -91,6 +95,21 @@ impl Names {
             self.counts.refused.fetch_add(1, Ordering::Relaxed);
         }
         is_allowed
+    }
+
+    /// The same of a host that a connection asks for. A refusal is not counted.
+    pub fn allows_connection(&self, name: &str) -> bool {
+        self.in_force.locked().policy.allows_name(name)
+    }
+
+    /// Counts a connection that was refused because of the host that it asks for.
+    pub fn count_refused_connection(&self) {
+        self.counts.connections_refused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Whether a name may lead to an address.
+    pub fn may_lead_to(&self, address: Ipv4Addr) -> bool {
+        is_public(self.range, address)
     }
 
     /// Lets the guest connect to the addresses of a name until an answer with this time to live is over. Returns the addresses that the

@@ -20,6 +20,8 @@ pub const MAX_RULES: usize = 128;
 const MAX_EXPANDED: usize = 512;
 const ICMP: u8 = 1;
 const DNS: u16 = 53;
+/// HTTP/3, whose server name is not checked.
+const QUIC: u16 = 443;
 
 /// A policy, valid by construction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -138,9 +140,16 @@ impl Policy {
         let matching = self.rules.iter().find(|rule| rule.matches(to, protocol, port));
         match matching {
             Some(rule) => rule.verdict.into(),
+            None if self.has_domains() && (protocol, port) == (UDP, QUIC) => Decision::Deny,
             None if self.has_domains() => Decision::ByName,
             None => self.default.into(),
         }
+    }
+
+    /// What nftables matches if a rule decides, or if it is DNS over TCP, which is denied; without verdicts. Of a policy with domains.
+    pub(super) fn deciding(&self) -> impl Iterator<Item = Rule> {
+        let dns = Rule::new().protocol(TCP).port(&(DNS..=DNS));
+        std::iter::once(dns).chain(self.rules.iter().flat_map(Entry::rules))
     }
 
     /// The nftables rules of the policy, which decide every packet. `denied` is the chain for denied packets.
@@ -163,6 +172,7 @@ impl Policy {
         match self.resolved_set() {
             None => rules.push(decide(Rule::new(), self.default)),
             Some(resolved) => {
+                rules.push(Rule::new().protocol(UDP).port(&(QUIC..=QUIC)).goto(denied));
                 // An address may leave the set while a connection to it lasts. A policy that denies the connection ends it.
                 rules.push(Rule::new().state(ESTABLISHED | RELATED).accept());
                 rules.push(Rule::new().to_any_of(&resolved).accept());

@@ -129,12 +129,17 @@ fn policy_with_domains_decides_by_name_after_its_rules() {
     assert_eq!(decides("10.0.0.1", TCP, 443), Decision::Allow);
     assert_eq!(decides("10.0.0.1", TCP, 80), Decision::ByName);
     assert_eq!(decides("198.51.100.1", ICMP, 0), Decision::ByName);
+    assert_eq!(decides("198.51.100.1", UDP, 123), Decision::ByName);
+    assert_eq!(decides("198.51.100.1", UDP, 443), Decision::Deny, "HTTP/3");
+    assert_eq!(decides("10.0.0.1", UDP, 443), Decision::Allow);
     // DNS goes to the node alone, also if a rule allows another server.
     for protocol in [TCP, UDP] {
         assert_eq!(decides("10.0.0.1", protocol, 53), Decision::Deny);
     }
-    // Queries, the rules, and: connections that exist, resolved addresses, the rest.
-    assert_eq!(policy.rules("denied").len(), 2 + 3 + 3);
+    // Queries, the rules, and: HTTP/3, connections that exist, resolved addresses, the rest.
+    assert_eq!(policy.rules("denied").len(), 2 + 3 + 4);
+    // DNS, and the rules.
+    assert_eq!(policy.deciding().count(), 1 + 3);
     assert!(policy.allows_name("pypi.org") && !policy.allows_name("evil.org"));
 }
 

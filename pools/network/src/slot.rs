@@ -18,6 +18,8 @@ const EGRESS: &str = "egress";
 const DENIED: &str = "denied";
 const ICMP: u8 = 1;
 pub(super) const DNS: u16 = 53;
+/// Where the gateway takes the guest's connections to resolved addresses.
+pub(super) const RELAY: u16 = 10_080;
 const PREROUTING: &str = "prerouting";
 const INPUT: &str = "input";
 /// Networks that no policy can allow, with [`PLATFORM`]: link-local (which has metadata services), multicast, broadcast, and addresses
@@ -135,7 +137,8 @@ impl Change<'_> {
     }
 }
 
-/// Translates the slot's address to the guest's, and, if the policy has domains, redirects the guest's DNS queries to the gateway.
+/// Translates the slot's address to the guest's, and, if the policy has domains, redirects to the gateway the guest's DNS queries, and its
+/// TCP connections to resolved addresses that no rule decides. Only the first packet of a connection is looked at.
 fn add_inward(t: &mut Transaction<'_>, own: Ipv4Addr, policy: &Policy) {
     let inward = Rule::new()
         .arriving(Interface::Named(UPLINK_NAME))
@@ -147,6 +150,16 @@ fn add_inward(t: &mut Transaction<'_>, own: Ipv4Addr, policy: &Policy) {
             .protocol(UDP)
             .port(&(DNS..=DNS));
         t.rule(PREROUTING, asked.dnat(HOST_ADDRESS));
+    }
+    if let Some(resolved) = policy.resolved_set() {
+        for decided in policy.deciding() {
+            t.rule(PREROUTING, decided.accept());
+        }
+        let by_name = Rule::new()
+            .arriving(Interface::Named(TAP_NAME))
+            .protocol(TCP)
+            .to_any_of(&resolved);
+        t.rule(PREROUTING, by_name.dnat_to_port(HOST_ADDRESS, RELAY));
     }
 }
 
@@ -163,6 +176,8 @@ fn add_input(t: &mut Transaction<'_>, policy: &Policy) {
     if policy.has_domains() {
         let asked = from_guest().to(Prefix::host(HOST_ADDRESS)).protocol(UDP);
         t.rule(INPUT, asked.port(&(DNS..=DNS)).accept());
+        let carried = from_guest().to(Prefix::host(HOST_ADDRESS)).protocol(TCP);
+        t.rule(INPUT, carried.port(&(RELAY..=RELAY)).redirected().accept());
     }
 }
 

@@ -154,6 +154,44 @@ impl Guest {
     }
 }
 
+/// Plays the relay of a slot, until it is dropped: carries every connection that the slot hands over, unread.
+pub(super) struct BlindRelay(TcpListener);
+
+impl BlindRelay {
+    pub(super) fn of(slot: &NetworkSlot) -> BlindRelay {
+        let (listener, connector) = (slot.relay_socket().unwrap(), slot.connector().unwrap());
+        listener.set_nonblocking(false).unwrap();
+        let relay = BlindRelay(listener.try_clone().unwrap());
+        std::thread::spawn(move || {
+            for client in listener.incoming().map_while(Result::ok) {
+                let to = rustix::net::sockopt::ip_original_dst(&client).unwrap();
+                let server = connector.socket().unwrap();
+                server.set_nonblocking(false).unwrap();
+                if rustix::net::connect(&server, &to).is_ok() {
+                    pass(client.try_clone().unwrap(), server.try_clone().unwrap());
+                    pass(server, client);
+                }
+            }
+        });
+        relay
+    }
+}
+
+impl Drop for BlindRelay {
+    fn drop(&mut self) {
+        let _ = rustix::net::shutdown(&self.0, rustix::net::Shutdown::Both);
+    }
+}
+
+/// Carries what one end sends to the other, in a thread, until it is silent for long.
+fn pass(mut from: TcpStream, mut to: TcpStream) {
+    from.set_read_timeout(Some(PATIENCE)).unwrap();
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut from, &mut to);
+        let _ = to.shutdown(std::net::Shutdown::Write);
+    });
+}
+
 fn carry(a: &OwnedFd, b: &OwnedFd, stop: &AtomicBool) {
     let mut frame = vec![0; 80 << 10];
     let tick = Timespec {

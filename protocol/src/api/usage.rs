@@ -39,7 +39,7 @@ pub struct Usage {
     /// Bytes of its image that were fetched for it. Absent if an earlier thawd created it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub fetched_bytes: Option<u64>,
-    /// DNS queries that were answered with addresses. This and the next two: since thawd started, if its network policy has domains.
+    /// DNS queries that were answered with addresses. This and the next three: since thawd started, if its network policy has domains.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub names_resolved: Option<u64>,
     /// DNS queries that its network policy refused.
@@ -48,6 +48,9 @@ pub struct Usage {
     /// Addresses that were left out of answers because a name must not lead to them: private ones, and those that no policy allows.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub addresses_withheld: Option<u64>,
+    /// TCP connections that were refused because of the TLS server name or the HTTP `Host` that they ask for, or because they name none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub connections_refused: Option<u64>,
 }
 
 /// One sandbox and its resource usage.

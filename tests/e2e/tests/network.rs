@@ -5,6 +5,7 @@
 
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpListener, TcpStream, UdpSocket};
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -198,23 +199,52 @@ fn network_limit_slows_its_sandbox_and_no_neighbour() {
     outside.remove("fast");
 }
 
-#[test]
-fn names_are_asked_of_the_servers_the_host_says() {
-    let outside = Outside::new();
+/// Has a server outside answer that every name is at this address. Returns the configuration of a node that asks it.
+fn name_server(outside: &Outside, address: Ipv4Addr) -> PathBuf {
     outside.world.within(|| {
         let socket = UdpSocket::bind((OUTSIDE, 53)).unwrap();
-        std::thread::spawn(move || answer_names(&socket));
+        std::thread::spawn(move || answer_names(&socket, address));
     });
     let config = outside.home.scratch("config").join("thawd.toml");
     std::fs::write(&config, format!("[network]\nnameservers = [\"{OUTSIDE}\"]\n")).unwrap();
+    config
+}
+
+#[test]
+fn names_are_asked_of_the_servers_the_host_says() {
+    let outside = Outside::new();
+    let config = name_server(&outside, Ipv4Addr::new(198, 51, 100, 77));
     let script = "cat /etc/resolv.conf; nslookup served.test";
     let said = run(outside.shell(&[], script).env("THAW_CONFIG", &config)).stdout;
     assert!(said.starts_with(&format!("nameserver {OUTSIDE}\n")), "{said}");
     assert!(said.contains("198.51.100.77"), "{said}");
 }
 
+#[test]
+fn allowed_name_does_not_lead_to_others_on_its_address() {
+    let outside = Outside::new();
+    let config = name_server(&outside, OUTSIDE);
+    let ask = |host: &str| {
+        format!(
+            "printf 'GET / HTTP/1.1\\r\\nHost: {host}\\r\\n\\r\\n' | nc -w 20 {OUTSIDE} 8000 2>/dev/null | tail -n 1"
+        )
+    };
+    let lines = [
+        ask("served.test"),
+        "nslookup served.test >/dev/null".into(),
+        ask("served.test:8000"),
+        ask("other.test"),
+        asking(OUTSIDE, 8000),
+    ];
+    let flags = ["--egress", "allow=served.test"];
+    let said = run(outside
+        .shell(&flags, &lines.join("; "))
+        .env("THAW_CONFIG", &config));
+    assert_eq!(said.stdout, format!("you are {HOST}\n"));
+}
+
 /// Every name is at one address, by IPv4 alone (RFC 1035).
-fn answer_names(socket: &UdpSocket) {
+fn answer_names(socket: &UdpSocket, address: Ipv4Addr) {
     let mut query = [0; 512];
     while let Ok((length, peer)) = socket.recv_from(&mut query) {
         let question = &query[12..length];
@@ -224,7 +254,8 @@ fn answer_names(socket: &UdpSocket) {
         answer.extend([0x81, 0x80, 0, 1, 0, u8::from(asks_address), 0, 0, 0, 0]);
         answer.extend(&question[..end]);
         if asks_address {
-            answer.extend([0xc0, 0x0c, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4, 198, 51, 100, 77]);
+            answer.extend([0xc0, 0x0c, 0, 1, 0, 1, 0, 0, 0, 60, 0, 4]);
+            answer.extend(address.octets());
         }
         let _ = socket.send_to(&answer, peer);
     }

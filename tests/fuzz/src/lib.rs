@@ -32,6 +32,7 @@ targets! {
     erofs_reader,
     erofs_tree,
     estargz,
+    first_bytes,
     fuse_messages,
     kept_index,
     layer_indexing,

@@ -123,6 +123,7 @@ impl Machine for Microvm {
             names_resolved: names.map(|names| names.resolved),
             names_refused: names.map(|names| names.refused),
             addresses_withheld: names.map(|names| names.withheld),
+            connections_refused: names.map(|names| names.connections_refused),
             received_bytes: traffic.map(|t| t.received_bytes),
             received_packets: traffic.map(|t| t.received_packets),
             sent_bytes: traffic.map(|t| t.sent_bytes),

@@ -28,7 +28,7 @@ pub(crate) use upstream::NameServers;
 use upstream::{Answer, NoAnswer, Upstream};
 
 mod message;
-mod places;
+pub(crate) mod places;
 mod upstream;
 
 /// Most queries of one guest that are answered at once.

@@ -1,4 +1,4 @@
-//! Places of the queries that wait for a name server.
+//! Places of the queries that wait for a name server, and of the connections that relays carry.
 //!
 //! Invariant: a guest takes a place only while it has fewer than are free, so no guest takes the last half, and each that has none finds
 //! one. Of guests that all take what they can, each has about as many as they leave free, once the queries that waited before are over.
@@ -9,14 +9,14 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 
 /// The places of one guest among those of all.
 #[derive(Debug)]
-pub(super) struct Places {
+pub(crate) struct Places {
     all: &'static Semaphore,
     taken: AtomicUsize,
 }
 
-/// A place of one query.
+/// A place of one query or connection.
 #[derive(Debug)]
-pub(super) struct Place<'a> {
+pub(crate) struct Place<'a> {
     _permit: SemaphorePermit<'a>,
     taken: &'a AtomicUsize,
 }

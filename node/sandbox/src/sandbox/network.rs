@@ -20,18 +20,26 @@ use super::{NetworkMode, NetworkSource, Node, Sandbox};
 use crate::blocking::blocking;
 use crate::dns::{NameServers, Proxy};
 use crate::error::{Error, ErrorKind};
+use crate::relay::{Relay, SlotGate};
 use crate::slow::Slow;
 use crate::state::{Record, vsock_socket};
 use crate::trace::Trace;
 use thaw_sys::lock::Lock;
+
+/// What the node does for a guest whose policy has domains: it resolves names, and carries connections that only a name allows.
+#[derive(Debug)]
+pub(super) struct ByName {
+    _names: Proxy,
+    _relay: Relay,
+}
 
 /// The network of a sandbox.
 #[derive(Debug)]
 pub(super) enum Attached {
     Slot {
         slot: Claimed<Networks>,
-        /// Resolves names for the guest, if its policy has domains.
-        names: Mutex<Option<Proxy>>,
+        /// There is one if the guest's policy has domains.
+        names: Mutex<Option<ByName>>,
     },
     Pod {
         /// The forwarder: dropped before the network it forwards from.
@@ -194,11 +202,18 @@ async fn set_up(
     .await
 }
 
-/// Resolves names for the guest of a slot from now on.
-fn start_names(node: &Node, slot: &NetworkSlot) -> Result<Proxy, Error> {
+/// Resolves names for the guest of a slot and carries its connections from now on.
+fn start_names(node: &Node, slot: &NetworkSlot) -> Result<ByName, Error> {
     let uplink = slot.uplink.as_ref().ok_or_else(nowhere)?;
     let servers = NameServers::new(&node.pools.networks.kind().nameservers());
-    Proxy::start(slot.name_socket().map_err(failed)?, uplink.names(), servers)
+    let gate = SlotGate {
+        names: uplink.names(),
+        connector: Arc::new(slot.connector().map_err(failed)?),
+    };
+    Ok(ByName {
+        _relay: Relay::start(slot.relay_socket().map_err(failed)?, gate)?,
+        _names: Proxy::start(slot.name_socket().map_err(failed)?, uplink.names(), servers)?,
+    })
 }
 
 fn fulfil(slot: &mut NetworkSlot, terms: Terms) -> Result<(), Error> {
@@ -237,7 +252,9 @@ async fn adopt_slot(node: &Node, record: &Record) -> Option<Attached> {
         }
         let names = match slot.uplink.as_ref().is_some_and(Uplink::has_domains) {
             true => start_names(&of, &slot)
-                .inspect_err(|e| tracing::warn!("an adopted sandbox resolves no names: {e}"))
+                .inspect_err(|e| {
+                    tracing::warn!("an adopted sandbox resolves no names, and reaches nothing by them: {e}")
+                })
                 .ok(),
             false => None,
         };

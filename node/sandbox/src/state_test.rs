@@ -216,7 +216,7 @@ fn unnamed(id: &str) -> Record {
 
 /// The directory of a spare with this id.
 fn made_ahead(run: &RunDirectory, id: &str) -> SandboxDirectory {
-    let directory = run.spares().create(&record(id, None, false)).unwrap();
+    let directory = run.spares().create(&unnamed(id)).unwrap();
     fs::write(directory.path().join("vsock.sock"), b"").unwrap();
     directory
 }

@@ -127,6 +127,21 @@ async fn api_is_served_until_thawd_stops() {
     assert!(tokio::net::TcpStream::connect(served.address).await.is_err());
 }
 
+#[tokio::test]
+async fn http2_is_served_without_tls() {
+    use hyper_util::rt::{TokioExecutor, TokioIo};
+    let served = serve(None).await;
+    let stream = tokio::net::TcpStream::connect(served.address).await.unwrap();
+    let connected = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+    let (mut sender, http) = connected.await.unwrap();
+    tokio::spawn(http);
+    let request = axum::http::Request::builder()
+        .uri("http://api.sandboxes.example/v2/sandboxes")
+        .header("x-api-key", ACME);
+    let answer = sender.send_request(request.body(axum::body::Body::empty()).unwrap());
+    assert_eq!(answer.await.unwrap().status(), 200);
+}
+
 async fn use_the_control_plane(sdk: Sdk) {
     let served = serve(None).await;
     run(&served, sdk, "control_plane").await;

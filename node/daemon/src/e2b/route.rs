@@ -5,14 +5,12 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::StatusCode;
 use axum::http::header::UPGRADE;
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
-use http_body_util::BodyExt;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use serde_json::json;
@@ -28,6 +26,7 @@ use super::members::{Member, Owner};
 use super::proxy::{Failed, Proxy};
 use super::service::{Service, is_living, is_paused};
 use super::target::{ENVD_PORT, Target, target};
+use crate::api::held_body::holding;
 use crate::api::scope::Wanted;
 
 /// The timeout of a sandbox that a request resumed, seconds.
@@ -132,14 +131,6 @@ impl Routing {
             }
         }
     }
-}
-
-/// The body, which holds this until it has been read or its reader has left.
-fn holding(body: Body, held: impl Send + 'static) -> Body {
-    Body::new(body.map_err(move |e| {
-        let _held = &held;
-        e
-    }))
 }
 
 /// Becomes true when thawd ends. Holds this until then, or until the connection that receives it has ended.

@@ -1,3 +1,4 @@
+use axum::body::Body;
 use axum::http::Request as Asked;
 use axum::routing::any;
 use serde_json::Value;

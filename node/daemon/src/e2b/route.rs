@@ -6,8 +6,8 @@
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
 use axum::http::header::UPGRADE;
+use axum::http::{Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
@@ -187,6 +187,10 @@ fn elsewhere(failure: Failure, target: &Target) -> Response {
 
 /// Sends a request on its way.
 pub async fn dispatch(State(routing): State<Routing>, mut request: Request, next: Next) -> Response {
+    if request.method() == Method::CONNECT {
+        let why = "CONNECT is not supported by this node: ask for a WebSocket with GET, over HTTP/1.1";
+        return Failure::Unsupported(why.to_owned()).into_response();
+    }
     let target = match target(&request, routing.service.domain.as_ref()) {
         Ok(Some(target)) => target,
         Ok(None) => return next.run(request).await,

@@ -51,6 +51,12 @@ async fn request_for_a_sandbox_needs_no_api_key() {
 }
 
 #[tokio::test]
+async fn websocket_over_http2_is_refused() {
+    let refused = Api::new().send("CONNECT", "/ws", &[("host", "x")], "").await;
+    assert!(refused.refused(501, "CONNECT").contains("HTTP/1.1"));
+}
+
+#[tokio::test]
 async fn sandbox_that_cannot_be_reached_gets_502_with_the_reason() {
     let api = api();
     let id = api.make(ACME, json!({})).await;

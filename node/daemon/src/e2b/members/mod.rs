@@ -259,8 +259,8 @@ impl Members {
     ///
     /// # Errors
     /// The node does not answer.
-    pub async fn connect(&self, member: &Member) -> Result<Box<dyn Stream>, String> {
-        member.endpoint.connect().await
+    pub async fn connect(&self, member: &Member, is_http2: bool) -> Result<Box<dyn Stream>, String> {
+        member.endpoint.connect_for(is_http2).await
     }
 
     /// Prepares a caller's request to be passed on to another node. An upgraded connection ends when `closing` becomes true.

@@ -54,7 +54,9 @@ impl Guest {
 
     async fn send(&self, proxy: &Proxy, body: Body) -> Result<Response, Failed> {
         let to = (self.port, self.period.refer());
-        proxy.send(ID, to, call(body), watch::channel(false).1).await
+        proxy
+            .send(ID.into(), to, call(body), watch::channel(false).1)
+            .await
     }
 
     fn accepted(&self) -> usize {
@@ -90,7 +92,7 @@ async fn trailers_go_through_and_the_connection_is_kept() {
         assert_eq!(whole.trailers().unwrap()["grpc-status"], "0");
         assert_eq!(whole.to_bytes(), "ping");
         assert_eq!((guest.accepted(), proxy.idle.count()), (1, 1));
-        until(|| proxy.in_use.locked().of.is_empty()).await;
+        until(|| proxy.places.count() == 0).await;
     }
 }
 
@@ -110,7 +112,7 @@ async fn messages_go_both_ways_at_once() {
         let next = if message == "one" { "two" } else { "three" };
         let _ = tell.send(Bytes::from_static(next.as_bytes())).await;
     }
-    assert_eq!(proxy.in_use.locked().in_all, 1);
+    assert_eq!(proxy.places.count(), 1);
 }
 
 #[tokio::test]
@@ -118,7 +120,7 @@ async fn connection_whose_answer_is_given_up_is_not_kept() {
     let (guest, proxy) = (Guest::start().await, Proxy::default());
     drop(guest.send(&proxy, Body::from("ping")).await.unwrap());
     assert_eq!(proxy.idle.count(), 0);
-    until(|| proxy.in_use.locked().of.is_empty()).await;
+    until(|| proxy.places.count() == 0).await;
     guest.send(&proxy, Body::from("ping")).await.unwrap();
     assert_eq!(guest.accepted(), 2);
 }
@@ -134,6 +136,6 @@ async fn guest_without_http2_is_an_error() {
     });
     let period = Period::default();
     let to = (port, period.refer());
-    let sent = proxy.send(ID, to, call(Body::from("ping")), watch::channel(false).1);
+    let sent = proxy.send(ID.into(), to, call(Body::from("ping")), watch::channel(false).1);
     assert!(matches!(sent.await, Err(Failed::Broken(_))));
 }

@@ -7,9 +7,11 @@
 //! - A connection is used only for the destination to which it was opened. That includes a [period](crate::api::period): for which a sandbox
 //!   runs without interruption, or a node is a member. Whoever uses a connection has the period of now, so none is used that was opened before a
 //!   pause, a resume, or the end of another sandbox with the same address. An idle connection is closed when its period is over.
-//! - There are never more idle connections than [`Limits`] allows, nor for longer.
+//! - There are never more idle connections than [`Limits`] allows, nor for longer. If there are as many, the tenant with the most loses one, so
+//!   that none has few because another has many.
 
-use std::collections::VecDeque;
+use std::cmp::Reverse;
+use std::collections::{HashMap, VecDeque};
 use std::net::Ipv4Addr;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex};
@@ -19,6 +21,7 @@ use std::time::Duration;
 use axum::body::{Body, Bytes, HttpBody};
 use axum::response::Response;
 use hyper::body::{Frame, Incoming, SizeHint};
+use thaw_sandbox::tenant::Tenant;
 use thaw_sys::lock::Lock;
 use tokio::time::{Instant, sleep_until};
 
@@ -42,6 +45,8 @@ pub struct Destination {
     pub during: During,
     /// The address and the port of a sandbox. `None`: the period is that of a node, which has one address.
     pub port: Option<(Ipv4Addr, u16)>,
+    /// Whose the sandbox is.
+    pub tenant: Option<Tenant>,
 }
 
 /// An open connection, which one request uses. It closes when this is dropped.
@@ -164,7 +169,7 @@ impl IdleConnections {
         let count = state.idle.iter().map(is_same).filter(|same| *same).count();
         let surplus = match oldest {
             Some(oldest) if count >= self.limits.of_one => Some(oldest),
-            _ if state.idle.len() >= self.limits.in_all => Some(0),
+            _ if state.idle.len() >= self.limits.in_all => longest_of_most(&state.idle),
             _ => None,
         };
         if let Some(at) = surplus {
@@ -199,6 +204,18 @@ impl IdleConnections {
     pub fn count(&self) -> usize {
         self.state.locked().idle.len()
     }
+}
+
+/// Where the longest idle connection is of the tenant that has the most.
+fn longest_of_most(idle: &VecDeque<Idle>) -> Option<usize> {
+    let mut tenants = HashMap::new();
+    for (at, idle) in idle.iter().enumerate() {
+        let tenant = idle.connection.to.tenant.as_ref();
+        let (count, _) = tenants.entry(tenant).or_insert((0, Reverse(at)));
+        *count += 1;
+    }
+    let most = tenants.into_values().max();
+    most.map(|(_, Reverse(first))| first)
 }
 
 /// The body of an answer over HTTP/2, and the connection that becomes idle when it has been read.

@@ -6,9 +6,8 @@
 //! longer than the limits here. thawd's own headers do not reach the guest. A request is sent twice only if nothing of it was sent at first, or if
 //! it has no body, its method is idempotent and it went over a connection that was [idle](super::idle_connections).
 
-use std::collections::HashMap;
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
@@ -18,7 +17,6 @@ use axum::http::{HeaderValue, Method, StatusCode};
 use axum::response::Response;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use thaw_sys::lock::Lock;
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
@@ -26,28 +24,23 @@ use tokio::time::timeout;
 
 use super::head::{Upgrade, for_http1, for_http2, is_grpc, remove_connection_fields};
 use super::idle_connections::{Connection, Destination, IdleConnections, Limits};
+use super::places::{Bounds, Party, Place, Places};
 use super::quick_ack::QuickAck;
 use super::sender::Sender;
 use crate::api::held_body::holding;
 use crate::api::period::During;
-use crate::api::problem::{ApiCode, Refusal};
-
-/// Most connections in use.
-#[derive(Clone, Copy, Debug)]
-struct Bounds {
-    in_all: usize,
-    /// To one sandbox, or to one node.
-    of_one: usize,
-}
+use crate::api::problem::Refusal;
 
 /// Most connections to sandboxes.
 const TO_SANDBOXES: Bounds = Bounds {
     in_all: 2048,
+    of_tenant: 1024,
     of_one: 512,
 };
 /// Most connections to other nodes: as many as callers may have to this one.
 const TO_NODES: Bounds = Bounds {
     in_all: 4096,
+    of_tenant: 4096,
     of_one: 2048,
 };
 /// Idle connections to sandboxes. Servers close theirs after two seconds or more; one that serves a connection at a time serves no other
@@ -84,42 +77,13 @@ pub enum Failed {
 /// The connections of a proxy.
 #[derive(Clone, Debug)]
 pub struct Proxy {
-    in_use: Arc<Mutex<InUse>>,
-    bounds: Bounds,
+    places: Places,
     idle: IdleConnections,
-}
-
-/// How many connections are in use.
-#[derive(Debug, Default)]
-struct InUse {
-    in_all: usize,
-    /// By sandbox or by node.
-    of: HashMap<String, usize>,
 }
 
 impl Default for Proxy {
     fn default() -> Proxy {
         Proxy::new(TO_SANDBOXES, IDLE_TO_SANDBOXES)
-    }
-}
-
-/// One connection in use.
-#[derive(Debug)]
-struct Place {
-    in_use: Arc<Mutex<InUse>>,
-    id: String,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut in_use = self.in_use.locked();
-        in_use.in_all -= 1;
-        if let Some(count) = in_use.of.get_mut(&self.id) {
-            *count -= 1;
-            if *count == 0 {
-                in_use.of.remove(&self.id);
-            }
-        }
     }
 }
 
@@ -150,8 +114,7 @@ pub enum Sent {
 impl Proxy {
     fn new(bounds: Bounds, idle: Limits) -> Proxy {
         Proxy {
-            in_use: Arc::default(),
-            bounds,
+            places: Places::new(bounds),
             idle: IdleConnections::new(idle),
         }
     }
@@ -161,26 +124,11 @@ impl Proxy {
         Proxy::new(TO_NODES, IDLE_TO_NODES)
     }
 
-    fn place(&self, id: &str) -> Result<Arc<Place>, Failed> {
-        let mut in_use = self.in_use.locked();
-        let of_one = in_use.of.get(id).copied().unwrap_or(0);
-        if of_one >= self.bounds.of_one || in_use.in_all >= self.bounds.in_all {
-            let what = "too many connections to sandboxes";
-            return Err(Failed::Refused(Refusal::new(ApiCode::TooMany, what)));
-        }
-        in_use.in_all += 1;
-        *in_use.of.entry(id.to_owned()).or_default() += 1;
-        Ok(Arc::new(Place {
-            in_use: self.in_use.clone(),
-            id: id.to_owned(),
-        }))
-    }
-
-    /// Sends a request to a port of the sandbox `id`, which has this address for this period, and returns the answer. An upgraded connection
-    /// ends when `closing` becomes true.
+    /// Sends a request to a port of a sandbox, which has this address for this period, and returns the answer. An upgraded connection ends when
+    /// `closing` becomes true.
     pub async fn send(
         &self,
-        id: &str,
+        sandbox: Party<'_>,
         (port, during): ((Ipv4Addr, u16), During),
         mut request: Request,
         closing: watch::Receiver<bool>,
@@ -190,8 +138,9 @@ impl Proxy {
         let to = Destination {
             during,
             port: Some(port),
+            tenant: sandbox.tenant.clone(),
         };
-        let outgoing = self.outgoing(id, request, closing)?;
+        let outgoing = self.outgoing(sandbox, request, closing)?;
         let outgoing = match self.reuse(&to, outgoing).await? {
             Sent::Answered(answer) => return Ok(answer),
             Sent::NotYet(outgoing) => outgoing,
@@ -208,15 +157,15 @@ impl Proxy {
         self.send_over(to, QuickAck(stream), outgoing).await
     }
 
-    /// Prepares a request with all its headers, which counts as a connection to `name`. An upgraded connection ends when `closing` becomes
-    /// true.
+    /// Prepares a request with all its headers, which counts as a connection to this sandbox or node. An upgraded connection ends when `closing`
+    /// becomes true.
     pub fn outgoing(
         &self,
-        name: &str,
+        to: Party<'_>,
         mut request: Request,
         closing: watch::Receiver<bool>,
     ) -> Result<Outgoing, Failed> {
-        let place = self.place(name)?;
+        let place = self.places.take(to).map_err(Failed::Refused)?;
         let is_http2 = is_grpc(&request);
         let upgrade = match is_http2 {
             true => for_http2(&mut request).map(|()| None),

@@ -23,6 +23,7 @@ use super::cluster::mark::is_forwarded;
 use super::envd::access::{Access, ForSandbox};
 use super::failure::Failure;
 use super::members::{Member, Owner};
+use super::places::Party;
 use super::proxy::{Failed, Proxy};
 use super::service::{Service, is_living, is_paused};
 use super::target::{ENVD_PORT, Target, target};
@@ -79,7 +80,12 @@ impl Routing {
             false => daemon.closing(),
         };
         let to = ((address, target.port), during);
-        match self.proxy.send(&target.id, to, request, closing).await {
+        let tenant = daemon.read_record(&target.id, |record| record.terms.tenant.clone());
+        let sandbox = Party {
+            name: &target.id,
+            tenant: tenant.flatten(),
+        };
+        match self.proxy.send(sandbox, to, request, closing).await {
             Ok(answer) => answer.map(|body| holding(body, in_use)),
             Err(Failed::NotOpen) => Unavailable::NotOpen.answer(target),
             Err(Failed::Refused(refusal)) => refusal.into_response(),

@@ -84,6 +84,7 @@ impl Member {
         Destination {
             during: self.membership.refer(),
             port: None,
+            tenant: None,
         }
     }
 }
@@ -274,7 +275,7 @@ impl Members {
         closing: watch::Receiver<bool>,
     ) -> Result<Outgoing, Failed> {
         request.headers_mut().insert(MARK, self.proof.mark().clone());
-        self.proxy.outgoing(&member.name, request, closing)
+        self.proxy.outgoing(member.name.as_str().into(), request, closing)
     }
 
     /// Passes a request on over an idle connection to another node, if there is one.

@@ -61,7 +61,7 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How long it may take to begin its answer. A program may compute that long.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10 * 60);
 /// Fields that are for thawd.
-const OF_THAWD: [&str; 2] = ["e2b-sandbox-id", "e2b-sandbox-port"];
+const OF_THAWD: [&str; 3] = ["e2b-sandbox-id", "e2b-sandbox-port", "e2b-traffic-access-token"];
 
 /// Why a request got no answer of the guest.
 #[derive(Debug)]

@@ -65,6 +65,7 @@ async fn head_and_body_go_through_without_connection_fields() {
         .header("x-one", "1")
         .header("content-length", "2")
         .header("e2b-sandbox-id", ID)
+        .header("e2b-traffic-access-token", "of-the-ports")
         .header("te", "trailers")
         .header("authorization", "Bearer of-the-app");
     let (proxy, (_closing, closing)) = (Proxy::default(), open());
@@ -84,7 +85,7 @@ async fn head_and_body_go_through_without_connection_fields() {
         "{head}"
     );
     assert!(head.contains("authorization: Bearer of-the-app\r\n") && head.contains("content-length: 2\r\n"));
-    for gone in ["x-one", "e2b-sandbox", "te:", "close"] {
+    for gone in ["x-one", "e2b-sandbox", "of-the-ports", "te:", "close"] {
         assert!(!head.contains(gone), "{gone} in {head}");
     }
     assert_eq!(answer.status(), StatusCode::CREATED);

@@ -1,13 +1,13 @@
 //! The way of a request: to the control plane, or to a port of a sandbox, which may be on another node.
 //!
 //! Invariants: a request for a sandbox that does not exist, or does not run, never reaches another; only sandboxes that this API created, and
-//! clones of those, have ports here.
+//! clones of those, have ports here; a request without the traffic token of a sandbox with private ports neither reaches nor resumes it.
 
 use std::sync::Arc;
 
 use axum::extract::{Request, State};
 use axum::http::header::UPGRADE;
-use axum::http::{Method, StatusCode};
+use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
@@ -23,6 +23,7 @@ use super::cluster::mark::is_forwarded;
 use super::envd::access::{Access, ForSandbox};
 use super::failure::Failure;
 use super::members::{Member, Owner};
+use super::notes::Notes;
 use super::places::Party;
 use super::proxy::{Failed, Proxy};
 use super::service::{Service, is_living, is_paused};
@@ -35,6 +36,9 @@ const RESUMED_TIMEOUT_S: u32 = 300;
 
 /// The header with a sandbox's access token. The guest does not see it.
 const ACCESS_TOKEN: &str = "x-access-token";
+
+/// The header with a sandbox's traffic token. The proxy removes it.
+const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
 
 /// The ways.
 #[derive(Clone)]
@@ -94,6 +98,15 @@ impl Routing {
                     .into_response()
             }
         }
+    }
+
+    /// Whether a request may go to the ports of a target's sandbox.
+    fn is_admitted(&self, target: &Target, headers: &HeaderMap) -> bool {
+        let daemon = &self.service.daemon;
+        let is_private = daemon.read_record(&target.id, |record| Notes::are_private(&record.terms));
+        let given = headers.get(TRAFFIC_TOKEN).and_then(|token| token.to_str().ok());
+        is_private != Some(true)
+            || given.is_some_and(|given| self.service.tokens.check_traffic(&target.id, given))
     }
 
     /// The sandbox of a target. A paused one is resumed if it is to be.
@@ -161,6 +174,8 @@ enum Unavailable {
     /// It was to be resumed for the request, which failed for this reason.
     NotResumed(String),
     NotOpen,
+    /// Its ports are private, and the request has no token for them.
+    Private,
 }
 
 impl Unavailable {
@@ -171,13 +186,21 @@ impl Unavailable {
             Unavailable::Paused => "The sandbox is paused: connect to it first".to_owned(),
             Unavailable::NotResumed(why) => format!("The sandbox is paused, and could not be resumed: {why}"),
             Unavailable::NotOpen => format!("The sandbox is running but port is not open: {}", target.port),
+            Unavailable::Private => {
+                let message =
+                    format!("The sandbox's ports are private: send its traffic token in {TRAFFIC_TOKEN}");
+                return unavailable(StatusCode::FORBIDDEN, &message, target);
+            }
         };
         bad_gateway(&message, target)
     }
 }
 
 fn bad_gateway(message: &str, target: &Target) -> Response {
-    let code = StatusCode::BAD_GATEWAY;
+    unavailable(StatusCode::BAD_GATEWAY, message, target)
+}
+
+fn unavailable(code: StatusCode, message: &str, target: &Target) -> Response {
     let body =
         json!({"sandboxId": target.id, "message": message, "code": code.as_u16(), "port": target.port});
     (code, Json(body)).into_response()
@@ -206,12 +229,17 @@ pub async fn dispatch(State(routing): State<Routing>, mut request: Request, next
         let forwarded = forward(&routing.service, &member, request).await;
         return forwarded.unwrap_or_else(|failure| elsewhere(failure, &target));
     }
+    let envd = routing.envd.as_ref().filter(|_| target.port == ENVD_PORT);
+    // Before a paused sandbox is resumed.
+    if envd.is_none() && !routing.is_admitted(&target, request.headers()) {
+        return Unavailable::Private.answer(&target);
+    }
     let wanted = match routing.sandbox(&target).await {
         Ok(wanted) => wanted,
         Err(unavailable) => return unavailable.answer(&target),
     };
-    match &routing.envd {
-        Some(envd) if target.port == ENVD_PORT => {
+    match envd {
+        Some(envd) => {
             let token = routing.service.tokens.access_token(&target.id);
             let extensions = request.extensions_mut();
             extensions.insert(ForSandbox { wanted });
@@ -219,7 +247,7 @@ pub async fn dispatch(State(routing): State<Routing>, mut request: Request, next
             let answered = TowerToHyperService::new(envd.clone()).call(request).await;
             answered.unwrap_or_else(|never| match never {})
         }
-        _ => routing.proxied(&target, request).await,
+        None => routing.proxied(&target, request).await,
     }
 }
 

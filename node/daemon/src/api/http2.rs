@@ -1,8 +1,9 @@
 //! One HTTP/2 connection (RFC 9113).
 //!
 //! Invariants: a connection has a bounded number of requests, and bounded heads and buffers; it ends after [`HEAD_LIMIT`] without a request, and if
-//! its peer does not answer pings or reads nothing. A handler sees the head that the request would have over HTTP/1.1: the authority is
-//! in `Host`, cookies are in one field, and there are no more fields than [`MAX_FIELDS`].
+//! its peer does not answer pings or reads nothing; an answer is given up after its client read nothing of it for [`WRITE_TIMEOUT`]. A handler
+//! sees the head that the request would have over HTTP/1.1: the authority is in `Host`, cookies are in one field, and there are no more fields
+//! than [`MAX_FIELDS`].
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use super::body_timeout::with_timeout;
 use super::connection::{HEAD_LIMIT, MAX_FIELDS};
 use super::held_body::holding;
 use super::write_timeout::{WRITE_TIMEOUT, WriteTimeout};
@@ -56,7 +58,7 @@ fn http() -> http2::Builder<TokioExecutor> {
     http
 }
 
-/// One request, from its head until its answer has been read or given up.
+/// One request, from its head until its answer has been read, all but what is buffered, or given up.
 struct Counted(Arc<watch::Sender<usize>>);
 
 impl Counted {
@@ -95,7 +97,8 @@ pub async fn serve<K: Clone + Send + Sync + 'static>(
                 Ok(answering) => answering.await?,
                 Err(refused) => refused.into_response(),
             };
-            Ok::<_, Infallible>(answer.map(|body| holding(body, counted)))
+            let counting = answer.map(|body| holding(body, counted));
+            Ok::<_, Infallible>(counting.map(|body| with_timeout(body, WRITE_TIMEOUT)))
         }
     });
     let io = TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT));

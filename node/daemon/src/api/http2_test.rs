@@ -1,12 +1,12 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use axum::body::Body;
+use axum::body::{Body, Bytes};
 use axum::extract::Request as Asked;
 use http_body_util::BodyExt;
 use hyper::client::conn::http2 as client;
 use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
-use tokio::sync::Notify;
+use tokio::sync::{Notify, Semaphore};
 use tokio::task::JoinHandle;
 use tokio::time::Instant;
 
@@ -134,6 +134,25 @@ async fn request_is_answered_after_the_stop() {
     let (answer, ()) = tokio::join!(asked, stopped);
     assert_eq!(answer.unwrap().status(), StatusCode::OK);
     serving.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn answer_that_is_not_read_is_given_up() {
+    let places = Arc::new(Semaphore::new(1));
+    let free = places.clone();
+    let routes = Router::new().fallback(move || async move {
+        let place = places.try_acquire_owned().unwrap();
+        let chunk = Ok::<_, Infallible>(Bytes::from_static(&[0; 1024]));
+        holding(Body::from_stream(futures_util::stream::repeat(chunk)), place)
+    });
+    let served = serving(routes);
+    let mut sender = connect(served.stream).await;
+    let answer = sender.send_request(empty(get())).await.unwrap();
+    assert_eq!(free.available_permits(), 0);
+    tokio::time::sleep(WRITE_TIMEOUT * 2).await;
+    assert_eq!(free.available_permits(), 1);
+    drop(answer);
+    served.serving.await.unwrap();
 }
 
 #[tokio::test]

@@ -164,7 +164,8 @@ pub(crate) async fn serve_tcp(
     let shown = stream.get_ref().1.peer_certificates();
     let shown = shown.and_then(|chain| chain.first());
     let certificate = shown.map(|shown| Arc::new(ClientCertificate::read(shown)));
-    match stream.get_ref().1.alpn_protocol() == Some(HTTP2) {
+    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(HTTP2);
+    match is_http2 {
         true => http2::serve(stream, certificate, routes, stopped).await,
         false => connection::serve(stream, certificate, routes, stopped).await,
     }

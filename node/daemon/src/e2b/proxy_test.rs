@@ -100,6 +100,32 @@ async fn head_and_body_go_through_without_connection_fields() {
 }
 
 #[tokio::test]
+async fn request_of_http2_reaches_the_guest_over_http1() {
+    let (at, told) = answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let request = Request::builder()
+        .version(axum::http::Version::HTTP_2)
+        .method("POST")
+        .uri("https://3000-0123456789ab.sandboxes.example/a?b")
+        .header("te", "trailers");
+    // Its length is not known.
+    let body = futures_util::stream::once(async { Ok::<_, std::convert::Infallible>("hi") });
+    let request = request.body(Body::from_stream(body)).unwrap();
+    let (proxy, (_closing, closing)) = (Proxy::default(), open());
+    let answer = proxy.send(ID.into(), to(at), request, closing).await.unwrap();
+    assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "ok");
+    let head = told.await.unwrap();
+    assert!(head.starts_with("POST /a?b HTTP/1.1\r\n"), "{head}");
+    assert!(
+        head.contains("host: 3000-0123456789ab.sandboxes.example\r\n"),
+        "{head}"
+    );
+    assert!(
+        head.contains("transfer-encoding: chunked\r\n") && !head.contains("te: "),
+        "{head}"
+    );
+}
+
+#[tokio::test]
 async fn upgraded_connection_is_joined_until_thawd_ends() {
     let at = guest(|mut stream| async move {
         let head = head(&mut stream).await;

@@ -1,12 +1,13 @@
 //! One HTTP/2 connection (RFC 9113).
 //!
 //! Invariants: a connection has a bounded number of requests, and bounded heads and buffers; it ends after [`HEAD_LIMIT`] without a request, and if
-//! its peer does not answer pings or reads nothing; an answer is given up after its client read nothing of it for [`WRITE_TIMEOUT`]. A handler
+//! its peer does not answer pings or reads nothing; an answer is given up after its client read nothing of it for [`UNREAD_LIMIT`]. A handler
 //! sees the head that the request would have over HTTP/1.1: the authority is in `Host`, cookies are in one field, and there are no more fields
 //! than [`MAX_FIELDS`].
 
 use std::convert::Infallible;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::http::header::{COOKIE, HOST};
@@ -37,6 +38,8 @@ const STREAM_WINDOW: u32 = 128 << 10;
 const CONNECTION_WINDOW: u32 = 256 << 10;
 /// How much of an answer waits for a client that does not read it, bytes.
 const MAX_SEND_BUFFER: usize = 64 << 10;
+/// How long a client may read nothing of an answer that has more. Longer than of a connection: its answers share what it can carry.
+const UNREAD_LIMIT: Duration = Duration::from_secs(120);
 /// Most requests that a client may cancel before they are accepted. One that does it for ever makes work that no other bound counts
 /// (CVE-2023-44487).
 const MAX_CANCELLED: usize = 20;
@@ -98,7 +101,7 @@ pub async fn serve<K: Clone + Send + Sync + 'static>(
                 Err(refused) => refused.into_response(),
             };
             let counting = answer.map(|body| holding(body, counted));
-            Ok::<_, Infallible>(counting.map(|body| with_timeout(body, WRITE_TIMEOUT)))
+            Ok::<_, Infallible>(counting.map(|body| with_timeout(body, UNREAD_LIMIT)))
         }
     });
     let io = TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT));

@@ -1,5 +1,4 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::Duration;
 
 use axum::body::{Body, Bytes};
 use axum::extract::Request as Asked;
@@ -149,7 +148,7 @@ async fn answer_that_is_not_read_is_given_up() {
     let mut sender = connect(served.stream).await;
     let answer = sender.send_request(empty(get())).await.unwrap();
     assert_eq!(free.available_permits(), 0);
-    tokio::time::sleep(WRITE_TIMEOUT * 2).await;
+    tokio::time::sleep(UNREAD_LIMIT * 2).await;
     assert_eq!(free.available_permits(), 1);
     drop(answer);
     served.serving.await.unwrap();

@@ -1,4 +1,4 @@
-//! One HTTP/1 connection.
+//! One HTTP/1 connection, and the versions of HTTP that listeners speak.
 //!
 //! Invariant: a connection holds a bounded buffer, and only while its peer keeps sending heads and reading answers in time.
 

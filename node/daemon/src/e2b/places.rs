@@ -140,7 +140,7 @@ impl Places {
 mod tests {
     use super::*;
 
-    fn of(name: &str, tenant: Option<&str>) -> Party<'_> {
+    fn of<'a>(name: &'a str, tenant: Option<&str>) -> Party<'a> {
         let tenant = tenant.map(|tenant| tenant.parse().unwrap());
         Party { name, tenant }
     }

@@ -18,20 +18,40 @@ except CommandExitException as failed:
     assert failed.exit_code == 3
 print("created", sandbox.sandbox_id)
 
-server = sandbox.commands.run("exec python3 -m http.server 8000 --directory /", background=True)
-asked = urllib.request.Request(
-    f"{os.environ['E2B_SANDBOX_URL']}/kept", headers={"E2b-Sandbox-Id": sandbox.sandbox_id, "E2b-Sandbox-Port": "8000"}
-)
-deadline = time.time() + 60
-while True:
-    try:
-        assert urllib.request.urlopen(asked, timeout=30).read() == b"before"
-        break
-    except urllib.error.HTTPError as refused:
-        # It does not listen yet.
-        assert refused.code == 502 and time.time() < deadline, refused
-        time.sleep(0.5)
+SERVER = "exec python3 -m http.server 8000 --directory /"
+
+
+def get(of, **headers):
+    """What a server in a sandbox answers."""
+    headers |= {"E2b-Sandbox-Id": of.sandbox_id, "E2b-Sandbox-Port": "8000"}
+    asked = urllib.request.Request(f"{os.environ['E2B_SANDBOX_URL']}/kept", headers=headers)
+    deadline = time.time() + 60
+    while True:
+        try:
+            return urllib.request.urlopen(asked, timeout=30).read()
+        except urllib.error.HTTPError as refused:
+            # 502: it does not listen yet.
+            if refused.code != 502 or time.time() > deadline:
+                raise
+            time.sleep(0.5)
+
+
+server = sandbox.commands.run(SERVER, background=True)
+assert get(sandbox) == b"before"
 print("port")
+
+hidden = Sandbox.create(timeout=600, network={"allow_public_traffic": False})
+hidden.files.write("/kept", "hidden")
+hidden.commands.run(SERVER, background=True)
+token = {"e2b-traffic-access-token": hidden.traffic_access_token}
+assert get(hidden, **token) == b"hidden"
+try:
+    get(hidden)
+    raise AssertionError("a private port is open")
+except urllib.error.HTTPError as refused:
+    assert refused.code == 403, refused
+hidden.kill()
+print("private port")
 
 assert sandbox.pause()
 assert Sandbox.connect(sandbox.sandbox_id, timeout=600).files.read("/kept") == "before"

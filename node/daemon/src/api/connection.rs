@@ -1,4 +1,4 @@
-//! One HTTP/1 connection.
+//! One HTTP/1 connection, and the versions of HTTP that listeners speak.
 //!
 //! Invariant: a connection holds a bounded buffer, and only while its peer keeps sending heads and reading answers in time.
 
@@ -19,6 +19,27 @@ use tokio::sync::watch;
 
 use super::problem::{ApiCode, Refusal, write_problems};
 use super::write_timeout::{WRITE_TIMEOUT, WriteTimeout};
+
+/// The name of HTTP/2 in a TLS handshake.
+pub(super) const HTTP2: &[u8] = b"h2";
+
+/// Which versions of HTTP a listener speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Versions {
+    Http1,
+    Http1And2,
+}
+
+impl Versions {
+    /// Their names in a TLS handshake (ALPN, RFC 7301), the preferred one first.
+    pub fn names(self) -> Vec<Vec<u8>> {
+        let http1 = b"http/1.1".to_vec();
+        match self {
+            Versions::Http1 => vec![http1],
+            Versions::Http1And2 => vec![HTTP2.to_vec(), http1],
+        }
+    }
+}
 
 /// How long a request's head may take to arrive, and how long a connection may be idle.
 pub const HEAD_LIMIT: Duration = Duration::from_secs(30);

@@ -20,6 +20,7 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use super::client_roles::{ClientCertificate, ClientRoles};
+use super::connection::Versions;
 use super::grant::Grant;
 use super::peer::{Admission, Peer};
 use super::problem::{ApiCode, Refusal};
@@ -79,10 +80,17 @@ pub struct Credentials {
 /// Returns the time.
 type Clock = Box<dyn Fn() -> SystemTime + Send + Sync>;
 
+/// TLS settings that differ in the versions of HTTP that they offer.
+#[derive(Clone)]
+struct Tls {
+    http1: TlsAcceptor,
+    http1_and_2: TlsAcceptor,
+}
+
 #[derive(Clone)]
 struct InForce {
     /// `None`: connections are not encrypted, which is allowed only on this host.
-    tls: Option<TlsAcceptor>,
+    tls: Option<Tls>,
     tokens: Option<Arc<Tokens>>,
     /// `None`: every caller with a certificate is an administrator.
     client_roles: Option<Arc<ClientRoles>>,
@@ -122,9 +130,13 @@ impl Credentials {
         Ok(())
     }
 
-    /// The TLS settings for a new connection; `None` if connections are not encrypted.
-    pub fn tls(&self) -> Option<TlsAcceptor> {
-        self.in_force().tls
+    /// The TLS settings for a new connection, which offer these versions of HTTP; `None` if connections are not encrypted.
+    pub fn tls(&self, versions: Versions) -> Option<TlsAcceptor> {
+        let tls = self.in_force().tls?;
+        Some(match versions {
+            Versions::Http1 => tls.http1,
+            Versions::Http1And2 => tls.http1_and_2,
+        })
     }
 
     /// How often they were reloaded: a caller that waits for a change watches this.
@@ -210,7 +222,7 @@ impl InForce {
     }
 }
 
-fn acceptor(config: &ApiConfig, certificate: &Path, key: &Path) -> Result<TlsAcceptor, Error> {
+fn acceptor(config: &ApiConfig, certificate: &Path, key: &Path) -> Result<Tls, Error> {
     let unusable = |path: &Path, why: &dyn std::fmt::Display| {
         let what = format!("[api]: {} cannot be used: {why}", path.display());
         Error::new(ErrorKind::ConfigInvalid, what)
@@ -244,9 +256,16 @@ fn acceptor(config: &ApiConfig, certificate: &Path, key: &Path) -> Result<TlsAcc
         }
     };
     let private = PrivateKeyDer::from_pem_file(key).map_err(|e| unusable(key, &e))?;
-    let mut tls = builder
+    let tls = builder
         .with_single_cert(chain(certificate)?, private)
         .map_err(|e| unusable(certificate, &e))?;
-    tls.alpn_protocols = vec![b"http/1.1".to_vec()];
-    Ok(TlsAcceptor::from(Arc::new(tls)))
+    let offering = |versions: Versions| {
+        let mut tls = tls.clone();
+        tls.alpn_protocols = versions.names();
+        TlsAcceptor::from(Arc::new(tls))
+    };
+    Ok(Tls {
+        http1: offering(Versions::Http1),
+        http1_and_2: offering(Versions::Http1And2),
+    })
 }

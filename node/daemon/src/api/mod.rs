@@ -5,7 +5,8 @@
 //! | [`server`] | the unix socket, and all sockets together |
 //! | [`tcp`], [`credentials`], [`tokens`], [`client_roles`] | the API over TCP, and authentication there |
 //! | [`scrape`] | metrics and health over TCP, without authentication |
-//! | [`listener`], [`connection_set`], [`connection`], [`write_timeout`] | a TCP socket, its connections, and their bounds |
+//! | [`listener`], [`connection_set`], [`connection`], [`http2`], [`write_timeout`] | a TCP socket, its connections, and their bounds |
+//! | [`held_body`], [`body_timeout`] | what is held until an answer has been read, and how long |
 //! | [`peer`], [`grant`] | the caller, and its role |
 //! | [`lease`] | how long a caller may keep streams open |
 //! | [`scope`] | which sandboxes a caller may reach |
@@ -31,6 +32,7 @@
 //! | [`client`] | the client |
 
 pub mod archive;
+pub mod body_timeout;
 pub mod check;
 pub mod client;
 pub mod client_roles;
@@ -53,6 +55,8 @@ pub mod files;
 mod fork_test;
 pub mod grant;
 pub mod health;
+pub mod held_body;
+pub mod http2;
 pub mod idempotency;
 pub mod images;
 pub mod kept;

@@ -18,9 +18,10 @@ use tokio::sync::watch;
 use tokio_rustls::TlsAcceptor;
 
 use super::client_roles::ClientCertificate;
-use super::connection::{self, HEAD_LIMIT};
+use super::connection::{self, HEAD_LIMIT, HTTP2, Versions};
 use super::credentials::{Credentials, Presented};
 use super::daemon::Daemon;
+use super::http2;
 use super::lease::Lease;
 use super::listener::{Listener, Most};
 use super::peer::Peer;
@@ -32,6 +33,9 @@ const MOST: Most = Most {
     in_all: 4096,
     of_one: 1024,
 };
+
+/// What HTTP/2 begins with (RFC 9113, section 3.4).
+const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// A listening TCP socket, and the credentials of its callers.
 pub struct Tcp {
@@ -100,8 +104,8 @@ impl Tcp {
             .merge(status_page::routes());
         let stop = stopped.clone();
         let serve = move |stream, address| {
-            let (tls, routes) = (credentials.tls(), guarded.clone());
-            serve_tcp(stream, address, tls, routes, stopped.clone())
+            let (tls, routes) = (credentials.tls(Versions::Http1), guarded.clone());
+            serve_tcp(stream, address, (tls, Versions::Http1), routes, stopped.clone())
         };
         listener.serve(daemon, MOST, stop, shutdown_timeout, serve).await;
     }
@@ -133,16 +137,19 @@ pub(crate) fn is_encrypted(section: &str, config: &ApiConfig, address: SocketAdd
     }
 }
 
-/// Serves one connection, encrypted if there are TLS settings.
+/// Serves one connection, encrypted if there are TLS settings, which offer these versions of HTTP.
 pub(crate) async fn serve_tcp(
     stream: TcpStream,
     address: IpAddr,
-    tls: Option<TlsAcceptor>,
+    (tls, versions): (Option<TlsAcceptor>, Versions),
     routes: Router,
     mut stopped: watch::Receiver<()>,
 ) {
     let Some(tls) = tls else {
-        return connection::serve(stream, None::<Peer>, routes, stopped).await;
+        return match versions {
+            Versions::Http1 => connection::serve(stream, None::<Peer>, routes, stopped).await,
+            Versions::Http1And2 => serve_either(stream, routes, stopped).await,
+        };
     };
     let handshake = tokio::time::timeout(HEAD_LIMIT, tls.accept(stream));
     let stream = tokio::select! {
@@ -157,7 +164,34 @@ pub(crate) async fn serve_tcp(
     let shown = stream.get_ref().1.peer_certificates();
     let shown = shown.and_then(|chain| chain.first());
     let certificate = shown.map(|shown| Arc::new(ClientCertificate::read(shown)));
-    connection::serve(stream, certificate, routes, stopped).await;
+    let is_http2 = stream.get_ref().1.alpn_protocol() == Some(HTTP2);
+    match is_http2 {
+        true => http2::serve(stream, certificate, routes, stopped).await,
+        false => connection::serve(stream, certificate, routes, stopped).await,
+    }
+}
+
+/// Serves one connection without TLS, by the version of HTTP that its client begins with.
+pub(crate) async fn serve_either(stream: TcpStream, routes: Router, mut stopped: watch::Receiver<()>) {
+    let first = tokio::time::timeout(HEAD_LIMIT, begins_with_http2(&stream));
+    let is_http2 = tokio::select! {
+        is_http2 = first => is_http2,
+        _ = stopped.changed() => return,
+    };
+    match is_http2 {
+        Ok(Ok(true)) => http2::serve(stream, None::<Peer>, routes, stopped).await,
+        Ok(Ok(false)) => connection::serve(stream, None::<Peer>, routes, stopped).await,
+        Ok(Err(e)) => tracing::debug!("a connection broke: {e}"),
+        Err(_) => tracing::debug!("a connection sent nothing in time"),
+    }
+}
+
+/// Whether a client begins with HTTP/2. Takes nothing from the connection.
+async fn begins_with_http2(stream: &TcpStream) -> std::io::Result<bool> {
+    let mut first = [0; PREFACE.len()];
+    let count = stream.peek(&mut first).await?;
+    // Clients send it at once; its first word is no method of HTTP/1.
+    Ok(count >= "PRI".len() && PREFACE.starts_with(&first[..count]))
 }
 
 /// Authenticates the caller by its connection's certificate, or else by the request's token.

@@ -51,6 +51,7 @@ pub struct Reached {
     #[serde(flatten)]
     named: Named,
     envd_access_token: String,
+    /// If its ports are private.
     traffic_access_token: Option<String>,
     domain: Option<String>,
 }
@@ -99,10 +100,12 @@ struct Lifecycle {
 impl Service {
     /// What a client needs to reach a sandbox.
     pub fn reached(&self, id: &str, template: String, alias: Option<String>) -> Reached {
+        let notes = self.own_notes(id);
+        let is_private = notes.as_ref().is_some_and(|notes| notes.is_private);
         Reached {
-            named: Named::new(&self.whole_id(id, self.own_notes(id).as_ref()), template, alias),
+            named: Named::new(&self.whole_id(id, notes.as_ref()), template, alias),
             envd_access_token: self.tokens.access_token(id),
-            traffic_access_token: None,
+            traffic_access_token: is_private.then(|| self.tokens.traffic_token(id)),
             domain: self.domain(),
         }
     }
@@ -126,7 +129,7 @@ impl Service {
                 true => Some(false),
                 false => notes.allow_internet_access.filter(|is_allowed| *is_allowed),
             },
-            network: policy.and_then(Network::of_policy),
+            network: Network::shown(policy, notes.is_private),
             lifecycle: Lifecycle {
                 auto_resume: notes.auto_resume,
                 on_timeout: match sandbox.on_timeout {

@@ -96,12 +96,13 @@ impl NewSandbox {
         }
     }
 
-    /// The network policy, if the request says anything of it.
+    /// The network policy, if the request says anything of where the sandbox may connect to.
     fn policy(&self) -> Result<Option<NetworkPolicy>, Failure> {
-        if self.network.is_none() && self.allow_internet_access.is_none() {
+        let network = self.network.clone().filter(|network| !network.is_of_ports());
+        if network.is_none() && self.allow_internet_access.is_none() {
             return Ok(None);
         }
-        let network = self.network.clone().unwrap_or_default();
+        let network = network.unwrap_or_default();
         network.policy(self.allow_internet_access).map(Some)
     }
 
@@ -117,6 +118,7 @@ impl NewSandbox {
             home,
             auto_pause: self.auto_pause == Some(true),
             auto_resume: self.auto_resume.is_some_and(|auto| auto.enabled),
+            is_private: self.network.as_ref().is_some_and(Network::is_private),
         }
     }
 

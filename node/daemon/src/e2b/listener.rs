@@ -33,6 +33,7 @@ use super::target::Domain;
 use super::template::Templates;
 use super::token::AccessTokens;
 use super::upload_calls;
+use crate::api::connection::Versions;
 use crate::api::credentials::{Credentials, Presented};
 use crate::api::listener::{Listener, Most};
 use crate::api::request_gate::Gate;
@@ -45,6 +46,8 @@ const MOST: Most = Most {
     in_all: 4096,
     of_one: 2048,
 };
+/// What it speaks: the SDKs send the requests to all sandboxes over one connection of HTTP/2, gRPC needs that, and WebSockets need HTTP/1.1.
+const VERSIONS: Versions = Versions::Http1And2;
 /// What errors call the part of the configuration.
 const SECTION: &str = "[e2b]";
 
@@ -176,8 +179,8 @@ impl OtherApi for E2b {
         let routes = routes(service, serving.gate, credentials.clone(), envd);
         let stop = serving.stopped.clone();
         let serve = move |stream, address| {
-            let (tls, routes) = (credentials.tls(), routes.clone());
-            serve_tcp(stream, address, tls, routes, serving.stopped.clone())
+            let tls = (credentials.tls(VERSIONS), VERSIONS);
+            serve_tcp(stream, address, tls, routes.clone(), serving.stopped.clone())
         };
         Box::pin(async move {
             listener

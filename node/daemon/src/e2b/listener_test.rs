@@ -1,11 +1,16 @@
 use std::path::Path;
 use std::time::Duration;
 
+use axum::body::Body;
+use axum::http::StatusCode;
+use hyper_util::rt::{TokioExecutor, TokioIo};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::sync::watch;
 
 use super::*;
 use crate::api::fake::{Fake, Guest};
 use crate::api::request_gate::Bounds;
+use crate::e2b::members::endpoint::{Endpoint, Stream, Trust};
 use crate::e2b::test_api::{ACME, config, keys};
 use crate::e2b::test_sdk::Sdk;
 
@@ -86,8 +91,15 @@ struct Served {
 
 /// Over fakes, or with this guest.
 async fn serve(guest: Option<Arc<dyn Guest>>) -> Served {
+    serve_by(|_| {}, guest).await
+}
+
+/// The same with another configuration of the API over TCP.
+async fn serve_by(change: impl FnOnce(&mut ApiConfig), guest: Option<Arc<dyn Guest>>) -> Served {
     let (keys, data) = (keys(), tempfile::tempdir().unwrap());
-    let e2b = E2b::open(&config(), &api(&keys), None, &paths(data.path())).await;
+    let mut tcp = api(&keys);
+    change(&mut tcp);
+    let e2b = E2b::open(&config(), &tcp, None, &paths(data.path())).await;
     let e2b = Box::new(e2b.unwrap().unwrap());
     let address = e2b.address().unwrap();
     let (fake, daemon) = Fake::daemon(true);
@@ -108,23 +120,61 @@ async fn serve(guest: Option<Arc<dyn Guest>>) -> Served {
     }
 }
 
-#[tokio::test]
-async fn api_is_served_until_thawd_stops() {
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
-    let served = serve(None).await;
-    let mut stream = tokio::net::TcpStream::connect(served.address).await.unwrap();
+/// What is answered over HTTP/1.1 to a request for the list of sandboxes.
+async fn list(mut stream: impl Stream) -> String {
     let request =
         format!("GET /v2/sandboxes HTTP/1.1\r\nhost: x\r\nx-api-key: {ACME}\r\nconnection: close\r\n\r\n");
     stream.write_all(request.as_bytes()).await.unwrap();
     let mut answer = String::new();
     stream.read_to_string(&mut answer).await.unwrap();
+    answer
+}
+
+/// The status over HTTP/2.
+async fn list_over_http2(stream: impl Stream + 'static) -> StatusCode {
+    let connected = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
+    let (mut sender, http) = connected.await.unwrap();
+    tokio::spawn(http);
+    let request = axum::http::Request::builder()
+        .uri("http://api.sandboxes.example/v2/sandboxes")
+        .header("x-api-key", ACME);
+    let answer = sender.send_request(request.body(Body::empty()).unwrap());
+    answer.await.unwrap().status()
+}
+
+#[tokio::test]
+async fn api_is_served_until_thawd_stops() {
+    let served = serve(None).await;
+    let connect = || tokio::net::TcpStream::connect(served.address);
+    let answer = list(connect().await.unwrap()).await;
     assert!(
         answer.starts_with("HTTP/1.1 200") && answer.ends_with("[]"),
         "{answer}"
     );
+    assert_eq!(list_over_http2(connect().await.unwrap()).await, StatusCode::OK);
     drop(served.stop);
     served.serving.await.unwrap();
     assert!(tokio::net::TcpStream::connect(served.address).await.is_err());
+}
+
+#[tokio::test]
+async fn version_of_http_is_chosen_in_the_handshake() {
+    let file = |name: &str| {
+        let certificates = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/certificates");
+        certificates.join(name)
+    };
+    let encrypt = |api: &mut ApiConfig| {
+        api.certificate = Some(file("server.pem"));
+        api.key = Some(file("server.key"));
+    };
+    let served = serve_by(encrypt, None).await;
+    let trust = Trust::read(&file("ca.pem")).unwrap();
+    let url = format!("https://{}", served.address);
+    let endpoint = Endpoint::parse(&url, Some(&trust)).unwrap();
+    let answer = list(endpoint.connect().await.unwrap()).await;
+    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let stream = endpoint.connect_for(true).await.unwrap();
+    assert_eq!(list_over_http2(stream).await, StatusCode::OK);
 }
 
 async fn use_the_control_plane(sdk: Sdk) {

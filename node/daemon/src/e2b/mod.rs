@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`listener`] | the TCP socket, and the layers that every request passes |
 //! | [`target`], [`route`], [`proxy`] | which port of which sandbox a request is for, and the way there |
+//! | [`head`], [`sender`], [`places`] | what the proxy changes in a request, the connection that it sends it over, and how many there are |
 //! | [`idle_connections`], [`quick_ack`] | connections that requests left for later ones, and their acknowledgements |
 //! | [`envd`] | the protocol for processes and files in a sandbox |
 //! | [`cluster`], [`members`] | requests for sandboxes of other nodes, and which nodes there are |
@@ -38,6 +39,7 @@ mod extract;
 pub mod failure;
 mod fork;
 mod found;
+mod head;
 mod idle_connections;
 mod lifecycle;
 mod list;
@@ -47,11 +49,13 @@ pub mod members;
 mod moment;
 mod network;
 pub mod notes;
+mod places;
 mod proxy;
 mod quick_ack;
 pub mod route;
 mod router;
 mod sandboxes;
+mod sender;
 pub mod service;
 mod snapshots;
 mod tags;

@@ -21,8 +21,8 @@ pub struct Network {
     allow_out: Vec<String>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
     deny_out: Vec<String>,
-    /// Whether anyone may connect to its ports.
-    #[serde(skip_serializing)]
+    /// Whether anyone may connect to its ports. In answers only if not.
+    #[serde(skip_serializing_if = "Option::is_none")]
     allow_public_traffic: Option<bool>,
     /// The name servers for domains. Ignored: the node's own resolve them.
     #[serde(skip_serializing)]
@@ -73,6 +73,32 @@ impl NetworkChange {
 }
 
 impl Network {
+    /// Whether only requests with a token may connect to its ports.
+    pub fn is_private(&self) -> bool {
+        self.allow_public_traffic == Some(false)
+    }
+
+    /// Whether it says nothing of where the sandbox may connect to, but who may connect to its ports.
+    pub fn is_of_ports(&self) -> bool {
+        let rest = Network {
+            allow_public_traffic: None,
+            ..self.clone()
+        };
+        self.allow_public_traffic.is_some() && rest == Network::default()
+    }
+
+    /// The words for the policy of a sandbox, if it has one, and for its ports; `None` if all is allowed.
+    pub fn shown(policy: Option<&NetworkPolicy>, is_private: bool) -> Option<Network> {
+        let shown = policy.and_then(Network::of_policy);
+        match is_private {
+            true => Some(Network {
+                allow_public_traffic: Some(false),
+                ..shown.unwrap_or_default()
+            }),
+            false => shown,
+        }
+    }
+
     /// The policy of a sandbox with this network. `internet` is `false` to deny what is not allowed.
     ///
     /// # Errors
@@ -83,10 +109,6 @@ impl Network {
             ("network.maskRequestHost", self.mask_request_host.is_some()),
             ("network.httpsPorts", !self.https_ports.is_empty()),
             ("network.rules", !self.rules.is_empty()),
-            (
-                "network.allowPublicTraffic: false",
-                self.allow_public_traffic == Some(false),
-            ),
         ];
         if let Some((what, _)) = unsupported.into_iter().find(|(_, is_there)| *is_there) {
             return Err(Failure::unsupported(what));
@@ -135,7 +157,7 @@ impl Network {
     }
 
     /// The words for a policy; `None` for one that denies nothing.
-    pub fn of_policy(policy: &NetworkPolicy) -> Option<Network> {
+    fn of_policy(policy: &NetworkPolicy) -> Option<Network> {
         if *policy == NetworkPolicy::default() {
             return None;
         }
@@ -220,6 +242,24 @@ mod tests {
     }
 
     #[test]
+    fn private_ports_are_shown_and_restrict_nothing_else() {
+        let network = read(json!({"allowPublicTraffic": false}));
+        assert!(network.is_private() && network.is_of_ports());
+        assert_eq!(network.policy(None).unwrap(), NetworkPolicy::default());
+        let open = read(json!({"allowPublicTraffic": true, "denyOut": ["192.0.2.1"]}));
+        assert!(!open.is_private() && !open.is_of_ports() && !Network::default().is_of_ports());
+        let shown = |policy, is_private| serde_json::to_value(Network::shown(policy, is_private)).unwrap();
+        let denying = open.policy(None).unwrap();
+        assert_eq!(shown(None, true), json!({"allowPublicTraffic": false}));
+        assert_eq!(
+            shown(Some(&denying), true),
+            json!({"allowPublicTraffic": false, "denyOut": ["192.0.2.1"]})
+        );
+        assert_eq!(shown(Some(&denying), false), json!({"denyOut": ["192.0.2.1"]}));
+        assert_eq!(shown(None, false), Value::Null);
+    }
+
+    #[test]
     fn domains_become_the_domains_of_the_policy() {
         let network = json!({
             "allowOut": ["pypi.org", "*.Example.com", "192.0.2.7"],
@@ -259,7 +299,6 @@ mod tests {
             (json!({"maskRequestHost": "x"}), "maskRequestHost"),
             (json!({"httpsPorts": [443]}), "httpsPorts"),
             (json!({"rules": {"a.example": []}}), "rules"),
-            (json!({"allowPublicTraffic": false}), "allowPublicTraffic"),
         ] {
             let Err(Failure::Unsupported(why)) = read(network).policy(None) else {
                 panic!("{name} was taken");

@@ -12,6 +12,8 @@ use super::whole_id::Tag;
 
 /// The name of the annotation.
 const ANNOTATION: &str = "e2b";
+/// The name of the annotation of a sandbox with private ports. One of its own: each request to a port asks for it, and does not read the notes.
+const PRIVATE: &str = "e2b-private";
 /// Most metadata and environment variables together, bytes: they are in memory as long as the sandbox is.
 pub const MAX_BYTES: usize = 64 << 10;
 
@@ -40,12 +42,24 @@ pub struct Notes {
     pub auto_pause: bool,
     /// A request for one of its ports resumes it if it is paused.
     pub auto_resume: bool,
+    /// Its ports are open only to requests with its traffic token.
+    #[serde(skip)]
+    pub is_private: bool,
 }
 
 impl Notes {
     /// The notes of a sandbox that E2B's API created, or a clone of one; `None` for others.
     pub fn of(terms: &Terms) -> Option<Notes> {
-        serde_json::from_str(terms.annotations.get(ANNOTATION)?).ok()
+        let notes: Notes = serde_json::from_str(terms.annotations.get(ANNOTATION)?).ok()?;
+        Some(Notes {
+            is_private: Notes::are_private(terms),
+            ..notes
+        })
+    }
+
+    /// Whether a sandbox's ports are private, without reading its notes.
+    pub fn are_private(terms: &Terms) -> bool {
+        terms.annotations.contains_key(PRIVATE)
     }
 
     /// Whether a sandbox has notes, without reading them.
@@ -63,7 +77,11 @@ impl Notes {
             return Err(Failure::Bad(why));
         }
         let text = serde_json::to_string(self).map_err(|e| Failure::Bad(e.to_string()))?;
-        Ok([(ANNOTATION.to_owned(), text)].into())
+        let private = self.is_private.then(|| (PRIVATE.to_owned(), String::new()));
+        Ok([(ANNOTATION.to_owned(), text)]
+            .into_iter()
+            .chain(private)
+            .collect())
     }
 
     /// Its environment as `NAME=VALUE`.
@@ -90,6 +108,7 @@ mod tests {
             template: "base".into(),
             metadata: [(odd.to_owned(), odd.to_owned()), (String::new(), String::new())].into(),
             env: [("A".to_owned(), odd.to_owned())].into(),
+            is_private: true,
             ..Notes::default()
         };
         let terms = Terms {
@@ -99,6 +118,7 @@ mod tests {
         let read: Terms = serde_json::from_str(&serde_json::to_string(&terms).unwrap()).unwrap();
         assert_eq!(Notes::of(&read), Some(notes.clone()));
         assert!(Notes::are_in(&read) && !Notes::are_in(&Terms::default()));
+        assert!(Notes::are_private(&read) && !Notes::are_private(&Terms::default()));
         assert_eq!(notes.environment(), [format!("A={odd}")]);
         assert!(
             notes.has(&[(odd.to_owned(), odd.to_owned())]) && !notes.has(&[("A".to_owned(), odd.to_owned())])

@@ -1,54 +1,46 @@
-//! A reverse proxy to the ports of sandboxes, and to other nodes: HTTP/1.1 with bodies streamed both ways, and upgrades such as WebSockets.
+//! A reverse proxy to the ports of sandboxes, and to other nodes: HTTP/1.1 with upgrades such as WebSockets, whatever version a client speaks, and
+//! HTTP/2 for gRPC. Bodies and trailers are streamed both ways.
 //!
 //! Invariants: a request goes only to the address that the host gave the sandbox, while the sandbox has it, or over a connection to the node;
 //! there are never more connections in use than [`Bounds`] says; a guest that does not accept, answer or read does not hold a connection
 //! longer than the limits here. thawd's own headers do not reach the guest. A request is sent twice only if nothing of it was sent at first, or if
 //! it has no body, its method is idempotent and it went over a connection that was [idle](super::idle_connections).
 
-use std::collections::HashMap;
 use std::net::Ipv4Addr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, HttpBody};
 use axum::extract::Request;
-use axum::http::header::{CONNECTION, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
-use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode, Uri};
+use axum::http::header::{CONNECTION, UPGRADE};
+use axum::http::{HeaderValue, Method, StatusCode};
 use axum::response::Response;
-use http_body_util::BodyExt;
-use hyper::body::Incoming;
-use hyper::client::conn::http1;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use thaw_protocol::nodes::MARK;
-use thaw_sys::lock::Lock;
 use tokio::io::{AsyncRead, AsyncWrite, copy_bidirectional};
 use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
+use super::head::{Upgrade, for_http1, for_http2, is_grpc, remove_connection_fields};
 use super::idle_connections::{Connection, Destination, IdleConnections, Limits};
+use super::places::{Bounds, Party, Place, Places};
 use super::quick_ack::QuickAck;
+use super::sender::Sender;
+use crate::api::held_body::holding;
 use crate::api::period::During;
-use crate::api::problem::{ApiCode, Refusal};
-use crate::api::write_timeout::{WRITE_TIMEOUT, WriteTimeout};
-
-/// Most connections in use.
-#[derive(Clone, Copy, Debug)]
-struct Bounds {
-    in_all: usize,
-    /// To one sandbox, or to one node.
-    of_one: usize,
-}
+use crate::api::problem::Refusal;
 
 /// Most connections to sandboxes.
 const TO_SANDBOXES: Bounds = Bounds {
     in_all: 2048,
+    of_tenant: 1024,
     of_one: 512,
 };
 /// Most connections to other nodes: as many as callers may have to this one.
 const TO_NODES: Bounds = Bounds {
     in_all: 4096,
+    of_tenant: 4096,
     of_one: 2048,
 };
 /// Idle connections to sandboxes. Servers close theirs after two seconds or more; one that serves a connection at a time serves no other
@@ -68,24 +60,8 @@ const IDLE_TO_NODES: Limits = Limits {
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How long it may take to begin its answer. A program may compute that long.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10 * 60);
-/// Largest head of an answer, bytes.
-const MAX_HEAD: usize = 64 << 10;
-/// Most header fields of an answer.
-const MAX_FIELDS: usize = 128;
-
-/// Fields that concern one connection only (RFC 9110, section 7.6.1), besides those that `Connection` names.
-const OF_CONNECTION: [HeaderName; 8] = [
-    CONNECTION,
-    TE,
-    TRAILER,
-    TRANSFER_ENCODING,
-    UPGRADE,
-    HeaderName::from_static("keep-alive"),
-    HeaderName::from_static("proxy-connection"),
-    HeaderName::from_static("proxy-authorization"),
-];
 /// Fields that are for thawd.
-const OF_THAWD: [&str; 2] = ["e2b-sandbox-id", "e2b-sandbox-port"];
+const OF_THAWD: [&str; 3] = ["e2b-sandbox-id", "e2b-sandbox-port", "e2b-traffic-access-token"];
 
 /// Why a request got no answer of the guest.
 #[derive(Debug)]
@@ -101,17 +77,8 @@ pub enum Failed {
 /// The connections of a proxy.
 #[derive(Clone, Debug)]
 pub struct Proxy {
-    in_use: Arc<Mutex<InUse>>,
-    bounds: Bounds,
+    places: Places,
     idle: IdleConnections,
-}
-
-/// How many connections are in use.
-#[derive(Debug, Default)]
-struct InUse {
-    in_all: usize,
-    /// By sandbox or by node.
-    of: HashMap<String, usize>,
 }
 
 impl Default for Proxy {
@@ -120,32 +87,21 @@ impl Default for Proxy {
     }
 }
 
-/// One connection in use.
-#[derive(Debug)]
-struct Place {
-    in_use: Arc<Mutex<InUse>>,
-    id: String,
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let mut in_use = self.in_use.locked();
-        in_use.in_all -= 1;
-        if let Some(count) = in_use.of.get_mut(&self.id) {
-            *count -= 1;
-            if *count == 0 {
-                in_use.of.remove(&self.id);
-            }
-        }
-    }
-}
-
 /// A request that is ready for a connection, and has a place for one.
 pub struct Outgoing {
     request: Request,
+    /// It goes over HTTP/2.
+    is_http2: bool,
     upgrade: Option<Upgrade>,
     place: Arc<Place>,
     closing: watch::Receiver<bool>,
+}
+
+impl Outgoing {
+    /// Whether it needs a connection of HTTP/2.
+    pub fn is_http2(&self) -> bool {
+        self.is_http2
+    }
 }
 
 /// What became of a request.
@@ -158,8 +114,7 @@ pub enum Sent {
 impl Proxy {
     fn new(bounds: Bounds, idle: Limits) -> Proxy {
         Proxy {
-            in_use: Arc::default(),
-            bounds,
+            places: Places::new(bounds),
             idle: IdleConnections::new(idle),
         }
     }
@@ -169,26 +124,11 @@ impl Proxy {
         Proxy::new(TO_NODES, IDLE_TO_NODES)
     }
 
-    fn place(&self, id: &str) -> Result<Arc<Place>, Failed> {
-        let mut in_use = self.in_use.locked();
-        let of_one = in_use.of.get(id).copied().unwrap_or(0);
-        if of_one >= self.bounds.of_one || in_use.in_all >= self.bounds.in_all {
-            let what = "too many connections to sandboxes";
-            return Err(Failed::Refused(Refusal::new(ApiCode::TooMany, what)));
-        }
-        in_use.in_all += 1;
-        *in_use.of.entry(id.to_owned()).or_default() += 1;
-        Ok(Arc::new(Place {
-            in_use: self.in_use.clone(),
-            id: id.to_owned(),
-        }))
-    }
-
-    /// Sends a request to a port of the sandbox `id`, which has this address for this period, and returns the answer. An upgraded connection
-    /// ends when `closing` becomes true.
+    /// Sends a request to a port of a sandbox, which has this address for this period, and returns the answer. An upgraded connection ends when
+    /// `closing` becomes true.
     pub async fn send(
         &self,
-        id: &str,
+        sandbox: Party<'_>,
         (port, during): ((Ipv4Addr, u16), During),
         mut request: Request,
         closing: watch::Receiver<bool>,
@@ -198,8 +138,9 @@ impl Proxy {
         let to = Destination {
             during,
             port: Some(port),
+            tenant: sandbox.tenant.clone(),
         };
-        let outgoing = self.outgoing(id, request, closing)?;
+        let outgoing = self.outgoing(sandbox, request, closing)?;
         let outgoing = match self.reuse(&to, outgoing).await? {
             Sent::Answered(answer) => return Ok(answer),
             Sent::NotYet(outgoing) => outgoing,
@@ -216,19 +157,24 @@ impl Proxy {
         self.send_over(to, QuickAck(stream), outgoing).await
     }
 
-    /// Prepares a request with all its headers, which counts as a connection to `name`. An upgraded connection ends when `closing` becomes
-    /// true.
+    /// Prepares a request with all its headers, which counts as a connection to this sandbox or node. An upgraded connection ends when `closing`
+    /// becomes true.
     pub fn outgoing(
         &self,
-        name: &str,
+        to: Party<'_>,
         mut request: Request,
         closing: watch::Receiver<bool>,
     ) -> Result<Outgoing, Failed> {
-        let place = self.place(name)?;
-        let upgrade = prepare(&mut request)?;
+        let place = self.places.take(to).map_err(Failed::Refused)?;
+        let is_http2 = is_grpc(&request);
+        let upgrade = match is_http2 {
+            true => for_http2(&mut request).map(|()| None),
+            false => for_http1(&mut request),
+        };
         Ok(Outgoing {
             request,
-            upgrade,
+            is_http2,
+            upgrade: upgrade.map_err(|e| broken(&e))?,
             place,
             closing,
         })
@@ -239,7 +185,7 @@ impl Proxy {
         if !stays(&outgoing) {
             return Ok(Sent::NotYet(outgoing));
         }
-        let Some(connection) = self.idle.take(to) else {
+        let Some(connection) = self.idle.take(to, outgoing.is_http2) else {
             return Ok(Sent::NotYet(outgoing));
         };
         let again = repeatable(&outgoing.request);
@@ -253,11 +199,9 @@ impl Proxy {
         stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
         outgoing: Outgoing,
     ) -> Result<Response, Failed> {
-        let io = TokioIo::new(WriteTimeout::new(stream, WRITE_TIMEOUT));
-        let mut http = http1::Builder::new();
-        http.max_buf_size(MAX_HEAD).max_headers(MAX_FIELDS);
-        let (sender, http) = http.handshake(io).await.map_err(|e| broken(&e))?;
-        let connection = self.idle.open(to, sender, http.with_upgrades());
+        let opened = Sender::open(stream, outgoing.is_http2).await;
+        let (sender, http) = opened.map_err(|e| broken(&e))?;
+        let connection = self.idle.open(to, sender, http);
         match self.exchange(connection, outgoing, None).await? {
             Sent::Answered(answer) => Ok(answer),
             Sent::NotYet(_) => Err(broken(&"it was closed before the request was sent")),
@@ -275,11 +219,12 @@ impl Proxy {
         let stays = stays(&outgoing);
         let Outgoing {
             request,
+            is_http2,
             upgrade,
             place,
             closing,
         } = outgoing;
-        let answer = match timeout(ANSWER_LIMIT, connection.sender.try_send_request(request)).await {
+        let answer = match timeout(ANSWER_LIMIT, connection.sender.try_send(request)).await {
             Ok(Ok(answer)) => answer,
             Ok(Err(mut failed)) => {
                 let unsent = failed.take_message();
@@ -289,6 +234,7 @@ impl Proxy {
                 let request = request.ok_or_else(|| broken(&why))?;
                 return Ok(Sent::NotYet(Outgoing {
                     request,
+                    is_http2,
                     upgrade,
                     place,
                     closing,
@@ -296,9 +242,10 @@ impl Proxy {
             }
             Err(_) => return Err(broken(&"the answer did not begin in time")),
         };
-        if stays && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
-            self.idle.keep(connection, place.clone());
-        }
+        let answer = match stays && answer.status() != StatusCode::SWITCHING_PROTOCOLS {
+            true => self.idle.keep(connection, place.clone(), answer),
+            false => answer.map(Body::new),
+        };
         Ok(Sent::Answered(pass_on(answer, upgrade, place, closing)))
     }
 }
@@ -325,64 +272,9 @@ fn repeatable(request: &Request) -> Option<Request> {
     })
 }
 
-/// An upgrade that the client asks for.
-struct Upgrade {
-    protocol: HeaderValue,
-    client: OnUpgrade,
-}
-
-/// Prepares a request for the connection. Returns the upgrade that it asks for.
-fn prepare(request: &mut Request) -> Result<Option<Upgrade>, Failed> {
-    let protocol = upgrade_of(request.headers());
-    let client = protocol.is_some().then(|| hyper::upgrade::on(&mut *request));
-    let authority = request
-        .uri()
-        .authority()
-        .and_then(|a| HeaderValue::try_from(a.as_str()).ok());
-    let path = request.uri().path_and_query().map_or("/", |path| path.as_str());
-    *request.uri_mut() = Uri::try_from(path).map_err(|e| broken(&e))?;
-    let headers = request.headers_mut();
-    remove_connection_fields(headers);
-    if let Some(authority) = authority {
-        headers.insert(HOST, authority);
-    }
-    let Some((protocol, client)) = protocol.zip(client) else {
-        return Ok(None);
-    };
-    headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-    headers.insert(UPGRADE, protocol.clone());
-    Ok(Some(Upgrade { protocol, client }))
-}
-
-/// The protocol that a head asks to change to.
-fn upgrade_of(headers: &HeaderMap) -> Option<HeaderValue> {
-    let asks = connection_words(headers).any(|word| word.eq_ignore_ascii_case("upgrade"));
-    headers.get(UPGRADE).filter(|_| asks).cloned()
-}
-
-fn connection_words(headers: &HeaderMap) -> impl Iterator<Item = &str> {
-    let fields = headers.get_all(CONNECTION).iter();
-    fields
-        .filter_map(|field| field.to_str().ok())
-        .flat_map(|field| field.split(','))
-        .map(str::trim)
-}
-
-fn remove_connection_fields(headers: &mut HeaderMap) {
-    let named: Vec<HeaderName> = connection_words(headers)
-        .filter_map(|word| word.parse().ok())
-        .collect();
-    for name in named.iter().chain(&OF_CONNECTION) {
-        // A body's length is told by the connection's own framing, whatever `Connection` says of it, and no caller removes a node's mark.
-        if *name != axum::http::header::CONTENT_LENGTH && *name != MARK {
-            headers.remove(name);
-        }
-    }
-}
-
 /// The guest's answer for the client.
 fn pass_on(
-    mut answer: hyper::Response<Incoming>,
+    mut answer: Response,
     upgrade: Option<Upgrade>,
     place: Arc<Place>,
     closing: watch::Receiver<bool>,
@@ -391,12 +283,7 @@ fn pass_on(
     let is_switched = answer.status() == StatusCode::SWITCHING_PROTOCOLS;
     let held = place.clone();
     // The answer counts as a connection as long as its body is read.
-    let mut answer = answer.map(|body| {
-        Body::new(body.map_err(move |e| {
-            let _held = &held;
-            e
-        }))
-    });
+    let mut answer = answer.map(|body| holding(body, held));
     remove_connection_fields(answer.headers_mut());
     if !is_switched {
         return answer;
@@ -438,3 +325,7 @@ mod tests;
 #[cfg(test)]
 #[path = "reuse_test.rs"]
 mod reuse_test;
+
+#[cfg(test)]
+#[path = "grpc_test.rs"]
+mod grpc_test;

@@ -65,11 +65,17 @@ async fn head_and_body_go_through_without_connection_fields() {
         .header("x-one", "1")
         .header("content-length", "2")
         .header("e2b-sandbox-id", ID)
+        .header("e2b-traffic-access-token", "of-the-ports")
         .header("te", "trailers")
         .header("authorization", "Bearer of-the-app");
     let (proxy, (_closing, closing)) = (Proxy::default(), open());
     let answer = proxy
-        .send(ID, to(at), request.body(Body::from("hi")).unwrap(), closing)
+        .send(
+            ID.into(),
+            to(at),
+            request.body(Body::from("hi")).unwrap(),
+            closing,
+        )
         .await
         .unwrap();
     let head = told.await.unwrap();
@@ -79,7 +85,7 @@ async fn head_and_body_go_through_without_connection_fields() {
         "{head}"
     );
     assert!(head.contains("authorization: Bearer of-the-app\r\n") && head.contains("content-length: 2\r\n"));
-    for gone in ["x-one", "e2b-sandbox", "te:", "close"] {
+    for gone in ["x-one", "e2b-sandbox", "of-the-ports", "te:", "close"] {
         assert!(!head.contains(gone), "{gone} in {head}");
     }
     assert_eq!(answer.status(), StatusCode::CREATED);
@@ -88,9 +94,35 @@ async fn head_and_body_go_through_without_connection_fields() {
         fields.contains_key("x-app") && !fields.contains_key("x-hop") && !fields.contains_key("keep-alive")
     );
     assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "body");
-    while !proxy.in_use.locked().of.is_empty() {
+    while proxy.places.count() > 0 {
         tokio::task::yield_now().await;
     }
+}
+
+#[tokio::test]
+async fn request_of_http2_reaches_the_guest_over_http1() {
+    let (at, told) = answering("HTTP/1.1 200 OK\r\ncontent-length: 2\r\n\r\nok").await;
+    let request = Request::builder()
+        .version(axum::http::Version::HTTP_2)
+        .method("POST")
+        .uri("https://3000-0123456789ab.sandboxes.example/a?b")
+        .header("te", "trailers");
+    // Its length is not known.
+    let body = futures_util::stream::once(async { Ok::<_, std::convert::Infallible>("hi") });
+    let request = request.body(Body::from_stream(body)).unwrap();
+    let (proxy, (_closing, closing)) = (Proxy::default(), open());
+    let answer = proxy.send(ID.into(), to(at), request, closing).await.unwrap();
+    assert_eq!(answer.into_body().collect().await.unwrap().to_bytes(), "ok");
+    let head = told.await.unwrap();
+    assert!(head.starts_with("POST /a?b HTTP/1.1\r\n"), "{head}");
+    assert!(
+        head.contains("host: 3000-0123456789ab.sandboxes.example\r\n"),
+        "{head}"
+    );
+    assert!(
+        head.contains("transfer-encoding: chunked\r\n") && !head.contains("te: "),
+        "{head}"
+    );
 }
 
 #[tokio::test]
@@ -109,7 +141,7 @@ async fn upgraded_connection_is_joined_until_thawd_ends() {
     let (proxy, (close, closing)) = (Proxy::default(), open());
     let proxied = proxy.clone();
     let routes = axum::Router::new().fallback(move |request: axum::extract::Request| async move {
-        proxied.send(ID, to(at), request, closing).await.unwrap()
+        proxied.send(ID.into(), to(at), request, closing).await.unwrap()
     });
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
     let address: SocketAddr = listener.local_addr().unwrap();
@@ -136,11 +168,11 @@ async fn upgraded_connection_is_joined_until_thawd_ends() {
     client.write_all(b"ping").await.unwrap();
     client.read_exact(&mut text[..4]).await.unwrap();
     assert_eq!(&text[..4], b"ping");
-    assert_eq!(proxy.in_use.locked().of.get(ID), Some(&1));
+    assert_eq!(proxy.places.count(), 1);
     assert_eq!(proxy.idle.count(), 0);
     close.send_replace(true);
     assert_eq!(client.read(&mut text).await.unwrap_or(0), 0);
-    while !proxy.in_use.locked().of.is_empty() {
+    while proxy.places.count() > 0 {
         tokio::task::yield_now().await;
     }
     assert_eq!(proxy.idle.count(), 0, "it speaks HTTP no more");
@@ -151,7 +183,7 @@ async fn guest_that_does_not_answer_is_an_error() {
     let (proxy, (_closing, closing)) = (Proxy::default(), open());
     let ask = async |at| {
         proxy
-            .send(ID, to(at), Request::new(Body::empty()), closing.clone())
+            .send(ID.into(), to(at), Request::new(Body::empty()), closing.clone())
             .await
     };
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
@@ -170,7 +202,7 @@ async fn guest_that_does_not_answer_is_an_error() {
         too_late.is_err(),
         "it waits, and a caller that leaves frees the place"
     );
-    while !proxy.in_use.locked().of.is_empty() {
+    while proxy.places.count() > 0 {
         tokio::task::yield_now().await;
     }
 }
@@ -180,25 +212,9 @@ async fn answer_that_switches_unasked_is_an_error() {
     let (at, _told) =
         answering("HTTP/1.1 101 Switching Protocols\r\nconnection: upgrade\r\nupgrade: x\r\n\r\n").await;
     let (proxy, (_closing, closing)) = (Proxy::default(), open());
-    let sent = proxy.send(ID, to(at), Request::new(Body::empty()), closing).await;
+    let sent = proxy
+        .send(ID.into(), to(at), Request::new(Body::empty()), closing)
+        .await;
     let is_refused = sent.is_err() || sent.is_ok_and(|answer| answer.status() == StatusCode::BAD_GATEWAY);
     assert!(is_refused);
-}
-
-#[test]
-fn connections_are_bounded_in_all_and_of_one() {
-    let proxy = Proxy::default();
-    let mut places: Vec<_> = (0..TO_SANDBOXES.of_one)
-        .map(|_| proxy.place(ID).unwrap())
-        .collect();
-    assert!(matches!(proxy.place(ID), Err(Failed::Refused(_))));
-    for n in TO_SANDBOXES.of_one..TO_SANDBOXES.in_all {
-        places.push(proxy.place(&format!("{:012x}", n / TO_SANDBOXES.of_one)).unwrap());
-    }
-    assert!(matches!(proxy.place("ffffffffffff"), Err(Failed::Refused(_))));
-    places.pop();
-    assert!(proxy.place("ffffffffffff").is_ok());
-    drop(places);
-    let in_use = proxy.in_use.locked();
-    assert!(in_use.of.is_empty() && in_use.in_all == 0);
 }

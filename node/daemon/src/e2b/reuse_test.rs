@@ -3,6 +3,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use axum::body::Bytes;
+use axum::http::header::HOST;
+use http_body_util::BodyExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
@@ -102,7 +104,7 @@ async fn head_of(
     request: Request,
 ) -> Result<Response, Failed> {
     let to = (guest.port, period.refer());
-    proxy.send(ID, to, request, watch::channel(false).1).await
+    proxy.send(ID.into(), to, request, watch::channel(false).1).await
 }
 
 async fn ask(proxy: &Proxy, guest: &Guest, period: &Period, request: Request) -> Result<Bytes, Failed> {
@@ -135,7 +137,7 @@ async fn connection_serves_one_request_after_another() {
         idle(&proxy, 1).await;
         assert_eq!((guest.accepted(), guest.requests()), (1, asked));
     }
-    assert!(proxy.in_use.locked().of.is_empty(), "an idle one has no place");
+    assert_eq!(proxy.places.count(), 0, "an idle one has no place");
     let (first, second) = tokio::join!(head_of_get(&proxy, &guest, &period), get(&proxy, &guest, &period));
     assert!(first.is_ok() && second.is_ok());
     assert_eq!(guest.accepted(), 2, "two requests at once");
@@ -191,7 +193,7 @@ async fn interruption_closes_idle_connections_of_the_sandbox() {
     idle(&proxy, 1).await;
     guest.ended(1).await;
     let late = request(Method::GET, "");
-    let late = proxy.send(ID, (guest.port, before), late, watch::channel(false).1);
+    let late = proxy.send(ID.into(), (guest.port, before), late, watch::channel(false).1);
     assert!(matches!(late.await, Err(Failed::Broken(_))));
     get(&proxy, &guest, &other).await.unwrap();
     assert_eq!(guest.requests(), 3, "nothing was sent after the interruption");
@@ -213,7 +215,7 @@ async fn connection_in_use_at_an_interruption_is_not_kept() {
     assert_eq!(ask(&proxy, &guest, &period, post).await.unwrap(), "ok");
     drop(period);
     // The request is still being sent.
-    assert_eq!(proxy.in_use.locked().in_all, 1);
+    assert_eq!(proxy.places.count(), 1);
     end.send(()).unwrap();
     guest.ended(1).await;
     assert_eq!(proxy.idle.count(), 0);
@@ -232,7 +234,7 @@ async fn connection_with_an_unread_answer_is_not_kept() {
         drop(head_of_get(&proxy, &guest, &period).await.unwrap());
         guest.ended(1).await;
         idle(&proxy, 0).await;
-        until(|| proxy.in_use.locked().of.is_empty()).await;
+        until(|| proxy.places.count() == 0).await;
     }
 }
 
@@ -269,6 +271,27 @@ async fn idle_connections_are_bounded() {
     // The longest idle is closed.
     one.ended(2).await;
     idle(&proxy, 2).await;
+}
+
+#[tokio::test]
+async fn tenant_with_the_most_idle_connections_loses_one() {
+    let (proxy, period) = (proxy(3, 3), Period::default());
+    let mut guests = Vec::new();
+    for tenant in ["small", "large", "large", "large"] {
+        let guest = Guest::answering(&[OK; 2], false).await;
+        let sandbox = Party {
+            name: ID,
+            tenant: Some(tenant.parse().unwrap()),
+        };
+        let to = (guest.port, period.refer());
+        let sent = proxy.send(sandbox, to, request(Method::GET, ""), watch::channel(false).1);
+        sent.await.unwrap().into_body().collect().await.unwrap();
+        guests.push(guest);
+        idle(&proxy, guests.len().min(3)).await;
+    }
+    guests[1].ended(1).await;
+    let is_left = |guest: &Guest| guest.seen.ended.load(Ordering::SeqCst) == 0;
+    assert!(is_left(&guests[0]), "the longest idle one, of another tenant");
 }
 
 #[tokio::test]

@@ -1,18 +1,16 @@
 //! The way of a request: to the control plane, or to a port of a sandbox, which may be on another node.
 //!
 //! Invariants: a request for a sandbox that does not exist, or does not run, never reaches another; only sandboxes that this API created, and
-//! clones of those, have ports here.
+//! clones of those, have ports here; a request without the traffic token of a sandbox with private ports neither reaches nor resumes it.
 
 use std::sync::Arc;
 
-use axum::body::Body;
 use axum::extract::{Request, State};
-use axum::http::StatusCode;
 use axum::http::header::UPGRADE;
+use axum::http::{HeaderMap, Method, StatusCode};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
-use http_body_util::BodyExt;
 use hyper::service::Service as _;
 use hyper_util::service::TowerToHyperService;
 use serde_json::json;
@@ -27,9 +25,12 @@ use super::failure::Failure;
 use super::lifecycle::is_claimed;
 use super::members::Member;
 use super::members::proof::Step;
+use super::notes::Notes;
+use super::places::Party;
 use super::proxy::{Failed, Proxy};
 use super::service::{Service, is_living, is_paused};
 use super::target::{ENVD_PORT, Target, target};
+use crate::api::held_body::holding;
 use crate::api::scope::Wanted;
 
 /// The timeout of a sandbox that a request resumed, seconds.
@@ -37,6 +38,9 @@ const RESUMED_TIMEOUT_S: u32 = 300;
 
 /// The header with a sandbox's access token. The guest does not see it.
 const ACCESS_TOKEN: &str = "x-access-token";
+
+/// The header with a sandbox's traffic token. The proxy removes it.
+const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
 
 /// The ways.
 #[derive(Clone)]
@@ -82,7 +86,12 @@ impl Routing {
             false => daemon.closing(),
         };
         let to = ((address, target.port), during);
-        match self.proxy.send(&target.id, to, request, closing).await {
+        let tenant = daemon.read_record(&target.id, |record| record.terms.tenant.clone());
+        let sandbox = Party {
+            name: &target.id,
+            tenant: tenant.flatten(),
+        };
+        match self.proxy.send(sandbox, to, request, closing).await {
             Ok(answer) => answer.map(|body| holding(body, in_use)),
             Err(Failed::NotOpen) => Unavailable::NotOpen.answer(target),
             Err(Failed::Refused(refusal)) => refusal.into_response(),
@@ -91,6 +100,15 @@ impl Routing {
                     .into_response()
             }
         }
+    }
+
+    /// Whether a request may go to the ports of a target's sandbox.
+    fn is_admitted(&self, target: &Target, headers: &HeaderMap) -> bool {
+        let daemon = &self.service.daemon;
+        let is_private = daemon.read_record(&target.id, |record| Notes::are_private(&record.terms));
+        let given = headers.get(TRAFFIC_TOKEN).and_then(|token| token.to_str().ok());
+        is_private != Some(true)
+            || given.is_some_and(|given| self.service.tokens.check_traffic(&target.id, given))
     }
 
     /// The sandbox of a target. A paused one is resumed if it is to be.
@@ -141,14 +159,6 @@ impl Routing {
     }
 }
 
-/// The body, which holds this until it has been read or its reader has left.
-fn holding(body: Body, held: impl Send + 'static) -> Body {
-    Body::new(body.map_err(move |e| {
-        let _held = &held;
-        e
-    }))
-}
-
 /// Becomes true when thawd ends. Holds this until then, or until the connection that receives it has ended.
 fn until_closed(mut thawd: watch::Receiver<bool>, held: impl Send + 'static) -> watch::Receiver<bool> {
     let (close, closing) = watch::channel(false);
@@ -173,6 +183,8 @@ enum Unavailable {
     /// It was to be resumed for the request, which failed for this reason.
     NotResumed(String),
     NotOpen,
+    /// Its ports are private, and the request has no token for them.
+    Private,
 }
 
 impl Unavailable {
@@ -183,13 +195,21 @@ impl Unavailable {
             Unavailable::Paused => "The sandbox is paused: connect to it first".to_owned(),
             Unavailable::NotResumed(why) => format!("The sandbox is paused, and could not be resumed: {why}"),
             Unavailable::NotOpen => format!("The sandbox is running but port is not open: {}", target.port),
+            Unavailable::Private => {
+                let message =
+                    format!("The sandbox's ports are private: send its traffic token in {TRAFFIC_TOKEN}");
+                return unavailable(StatusCode::FORBIDDEN, &message, target);
+            }
         };
         bad_gateway(&message, target)
     }
 }
 
 fn bad_gateway(message: &str, target: &Target) -> Response {
-    let code = StatusCode::BAD_GATEWAY;
+    unavailable(StatusCode::BAD_GATEWAY, message, target)
+}
+
+fn unavailable(code: StatusCode, message: &str, target: &Target) -> Response {
     let body =
         json!({"sandboxId": target.id, "message": message, "code": code.as_u16(), "port": target.port});
     (code, Json(body)).into_response()
@@ -205,6 +225,10 @@ fn elsewhere(failure: Failure, target: &Target) -> Response {
 
 /// Sends a request on its way.
 pub async fn dispatch(State(routing): State<Routing>, mut request: Request, next: Next) -> Response {
+    if request.method() == Method::CONNECT {
+        let why = "CONNECT is not supported by this node: ask for a WebSocket with GET, over HTTP/1.1";
+        return Failure::Unsupported(why.to_owned()).into_response();
+    }
     let target = match target(&request, routing.service.domain.as_ref()) {
         Ok(Some(target)) => target,
         Ok(None) => return next.run(request).await,
@@ -213,6 +237,11 @@ pub async fn dispatch(State(routing): State<Routing>, mut request: Request, next
     let step = step_of(&request);
     if let Some(to) = routing.other(&target, step).await {
         return routing.pass_on(&target, to, request).await;
+    }
+    let envd = routing.envd.as_ref().filter(|_| target.port == ENVD_PORT);
+    // Before a paused sandbox is resumed.
+    if envd.is_none() && !routing.is_admitted(&target, request.headers()) {
+        return Unavailable::Private.answer(&target);
     }
     let wanted = match routing.sandbox(&target).await {
         Ok(wanted) => wanted,
@@ -225,8 +254,8 @@ pub async fn dispatch(State(routing): State<Routing>, mut request: Request, next
             return unavailable.answer(&target);
         }
     };
-    match &routing.envd {
-        Some(envd) if target.port == ENVD_PORT => {
+    match envd {
+        Some(envd) => {
             let token = routing.service.tokens.access_token(&target.id);
             let extensions = request.extensions_mut();
             extensions.insert(ForSandbox { wanted });
@@ -234,7 +263,7 @@ pub async fn dispatch(State(routing): State<Routing>, mut request: Request, next
             let answered = TowerToHyperService::new(envd.clone()).call(request).await;
             answered.unwrap_or_else(|never| match never {})
         }
-        _ => routing.proxied(&target, request).await,
+        None => routing.proxied(&target, request).await,
     }
 }
 

@@ -1,3 +1,4 @@
+use axum::body::Body;
 use axum::http::Request as Asked;
 use axum::routing::any;
 use serde_json::Value;
@@ -47,6 +48,51 @@ async fn request_for_a_sandbox_needs_no_api_key() {
     .await
     .refused(401, "no key");
     by_host(&api, "49983-nobody").await.refused(400, "no id");
+}
+
+#[tokio::test]
+async fn private_port_needs_the_traffic_token() {
+    let api = api();
+    let fields = json!({
+        "network": {"allowPublicTraffic": false}, "autoPause": true, "autoResume": {"enabled": true},
+    });
+    let (id, other) = (api.make(ACME, fields).await, api.make(ACME, json!({})).await);
+    let tokens = &api.service.tokens;
+    let host = format!("3000-{id}.{DOMAIN}");
+    let ask = async |token: Option<String>| {
+        let token = token.as_deref().map(|token| (TRAFFIC_TOKEN, token));
+        let headers: Vec<_> = [("host", host.as_str())].into_iter().chain(token).collect();
+        api.send("GET", "/", &headers, "").await
+    };
+    for wrong in [
+        None,
+        Some(String::new()),
+        Some(tokens.access_token(&id)),
+        Some(tokens.traffic_token(&other)),
+    ] {
+        let refused = ask(wrong.clone()).await.refused(403, "private");
+        assert!(refused.contains(TRAFFIC_TOKEN), "{wrong:?}: {refused}");
+    }
+    let token = || Some(tokens.traffic_token(&id));
+    // It has no network.
+    let let_in = ask(token()).await.refused(502, "the token");
+    assert!(let_in.contains("port is not open"), "{let_in}");
+    by_host(&api, &format!("49983-{id}")).await.ok(200);
+    by_host(&api, &format!("3000-{other}"))
+        .await
+        .refused(502, "public");
+    api.service.pause(&Wanted::on_node(&id)).await.unwrap();
+    let state = || api.daemon.cache.get(&id).unwrap().state.clone();
+    ask(None).await.refused(403, "paused");
+    assert_eq!(state(), "paused");
+    ask(token()).await.refused(502, "resumed");
+    assert_eq!(state(), "running");
+}
+
+#[tokio::test]
+async fn websocket_over_http2_is_refused() {
+    let refused = Api::new().send("CONNECT", "/ws", &[("host", "x")], "").await;
+    assert!(refused.refused(501, "CONNECT").contains("HTTP/1.1"));
 }
 
 #[tokio::test]

@@ -123,6 +123,29 @@ async fn sandbox_stays_paused_if_its_resume_fails() {
 }
 
 #[tokio::test]
+async fn private_ports_stay_private_with_the_same_token() {
+    let api = Api::new();
+    let private = json!({"network": {"allowPublicTraffic": false}});
+    let id = api.make(ACME, private.clone()).await;
+    let token = json!(api.service.tokens.traffic_token(&id));
+    assert_eq!(api.shown(ACME, &id).await["network"], private["network"]);
+    let connected = of(&api, &id, "connect", json!({"timeout": 60})).await.ok(200);
+    of(&api, &id, "pause", json!({})).await.ok(204);
+    let resumed = of(&api, &id, "resume", json!({"timeout": 60})).await.ok(201);
+    for reached in [connected, resumed] {
+        assert_eq!(reached["trafficAccessToken"], token);
+    }
+    let forks = of(&api, &id, "fork", json!({"count": 1})).await.ok(201);
+    let fork = &forks[0]["sandbox"];
+    let clone = fork["sandboxID"].as_str().unwrap();
+    assert_eq!(
+        fork["trafficAccessToken"],
+        api.service.tokens.traffic_token(clone)
+    );
+    assert!(fork["trafficAccessToken"] != token && api.notes(clone).is_private);
+}
+
+#[tokio::test]
 async fn connection_resumes_a_paused_sandbox() {
     let api = Api::new();
     let id = api.make(ACME, json!({"timeout": 100})).await;

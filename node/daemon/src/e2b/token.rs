@@ -1,5 +1,6 @@
-//! The access tokens of sandboxes, and the signatures of URLs for uploads. Whoever has a sandbox's token may run processes and read files in
-//! it; whoever has a signed URL may upload one archive.
+//! The access tokens and traffic tokens of sandboxes, and the signatures of URLs for uploads. Whoever has a sandbox's access token may run
+//! processes and read files in it; whoever has its traffic token may connect to its ports, if they are private; whoever has a signed URL may
+//! upload one archive.
 //!
 //! Invariants: a token is derived from a secret, of the node or of all nodes that answer as one, and the sandbox's id, and is stored nowhere;
 //! it stays the same over restarts of thawd; the time of a check reveals nothing about the token.
@@ -15,14 +16,17 @@ use thaw_sandbox::error::Error;
 const FILE: &str = "e2b-secret";
 /// What tokens are derived for: other uses of the secret get other keys.
 const PURPOSE: &str = "thaw 2026 e2b sandbox access token";
+/// What traffic tokens are derived for.
+const TRAFFIC_PURPOSE: &str = "thaw 2026 e2b sandbox traffic token";
 /// What signatures of URLs for uploads are derived for.
 const UPLOAD_PURPOSE: &str = "thaw 2026 e2b template upload";
 const SECRET_BYTES: usize = 32;
 
-/// Derives and checks access tokens.
+/// Derives and checks tokens.
 #[derive(Clone)]
 pub struct AccessTokens {
     key: [u8; blake3::KEY_LEN],
+    traffic_key: [u8; blake3::KEY_LEN],
     upload_key: [u8; blake3::KEY_LEN],
 }
 
@@ -48,6 +52,7 @@ impl AccessTokens {
     pub fn new(secret: &[u8]) -> AccessTokens {
         AccessTokens {
             key: blake3::derive_key(PURPOSE, secret),
+            traffic_key: blake3::derive_key(TRAFFIC_PURPOSE, secret),
             upload_key: blake3::derive_key(UPLOAD_PURPOSE, secret),
         }
     }
@@ -60,6 +65,16 @@ impl AccessTokens {
     /// Whether a text is the token of the sandbox with this id.
     pub fn check(&self, id: &str, given: &str) -> bool {
         is_hash(given, self.hash(id))
+    }
+
+    /// The traffic token of the sandbox with this id: 64 hexadecimal digits.
+    pub fn traffic_token(&self, id: &str) -> String {
+        self.traffic_hash(id).to_hex().to_string()
+    }
+
+    /// Whether a text is the traffic token of the sandbox with this id.
+    pub fn check_traffic(&self, id: &str, given: &str) -> bool {
+        is_hash(given, self.traffic_hash(id))
     }
 
     /// The signature of a URL that uploads what `what` describes: 64 hexadecimal digits.
@@ -76,6 +91,10 @@ impl AccessTokens {
 
     fn hash(&self, id: &str) -> blake3::Hash {
         blake3::keyed_hash(&self.key, id.as_bytes())
+    }
+
+    fn traffic_hash(&self, id: &str) -> blake3::Hash {
+        blake3::keyed_hash(&self.traffic_key, id.as_bytes())
     }
 }
 
@@ -135,6 +154,12 @@ mod tests {
         ] {
             assert!(!one.check("0123456789ab", wrong), "{wrong}");
         }
+        let traffic = one.traffic_token("0123456789ab");
+        assert!(one.check_traffic("0123456789ab", &traffic) && traffic != token);
+        assert!(!one.check_traffic("0123456789ab", &token) && !one.check("0123456789ab", &traffic));
+        assert!(
+            !one.check_traffic("0123456789ac", &traffic) && !other.check_traffic("0123456789ab", &traffic)
+        );
         let signature = one.upload_signature("0123456789ab");
         assert!(one.check_upload("0123456789ab", &signature) && signature != token);
         assert!(!one.check_upload("x", &signature) && !other.check_upload("0123456789ab", &signature));

@@ -115,12 +115,20 @@ async function networks() {
   for (const unsupported of [
     { egressProxy: { address: "192.0.2.1:1080" } },
     { maskRequestHost: "example.com" },
-    { allowPublicTraffic: false },
     { httpsPorts: [443] },
     { rules: { "example.com": [{ transform: { headers: { A: "b" } } }] } },
   ]) {
     await isUnsupported(Sandbox.create({ network: unsupported }));
   }
+  const hidden = await Sandbox.create({ network: { allowPublicTraffic: false } });
+  assert.equal((await hidden.getInfo()).network.allowPublicTraffic, false);
+  assert.equal((await Sandbox.connect(hidden.sandboxId)).trafficAccessToken, hidden.trafficAccessToken);
+  const url = `${process.env.E2B_SANDBOX_URL}/`;
+  const headers = { "E2b-Sandbox-Id": hidden.sandboxId, "E2b-Sandbox-Port": "3000" };
+  assert.equal((await fetch(url, { headers })).status, 403);
+  headers["e2b-traffic-access-token"] = hidden.trafficAccessToken;
+  assert.equal((await fetch(url, { headers })).status, 502, "no program listens");
+  assert.equal(closed.trafficAccessToken, undefined);
   console.log("networks");
 }
 

@@ -3,6 +3,8 @@ E2B_API_URL, E2B_SANDBOX_URL and E2B_API_KEY. The sandboxes may be fakes: nothin
 
 import datetime
 import os
+import urllib.error
+import urllib.request
 
 import e2b
 from e2b import Sandbox, SandboxQuery, SandboxState
@@ -23,6 +25,12 @@ def pages(**query):
     while paginator.has_next:
         found += paginator.next_items()
     return [sandbox.sandbox_id for sandbox in found]
+
+
+def status(headers):
+    """What a request to a port of a sandbox gets that cannot be answered."""
+    asked = urllib.request.Request(os.environ["E2B_SANDBOX_URL"], headers=headers)
+    return raises(urllib.error.HTTPError, lambda: urllib.request.urlopen(asked, timeout=30)).code
 
 
 ODD = "a=b&c d+%2B/\U0001f9ca\n"
@@ -61,6 +69,13 @@ assert paused.get_info().lifecycle == {"on_timeout": "pause", "auto_resume": Tru
 closed = Sandbox.create(allow_internet_access=False, network={"allow_out": ["192.0.2.0/24"]})
 closed.update_network({"deny_out": ["192.0.2.7"]})
 raises(SandboxException, lambda: closed.update_network({"allow_out": ["pypi.org"]}), 400)
+hidden = Sandbox.create(network={"allow_public_traffic": False})
+assert hidden.get_info().network["allow_public_traffic"] is False
+assert Sandbox.connect(hidden.sandbox_id).traffic_access_token == hidden.traffic_access_token
+assert closed.traffic_access_token is None
+headers = {"E2b-Sandbox-Id": hidden.sandbox_id, "E2b-Sandbox-Port": "3000"}
+assert status(headers) == 403
+assert status(headers | {"e2b-traffic-access-token": hidden.traffic_access_token}) == 502, "no program listens"
 
 snapshot = sandbox.create_snapshot(name="warm")
 assert snapshot.names == ["warm"], snapshot

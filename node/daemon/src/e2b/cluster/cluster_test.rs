@@ -50,6 +50,28 @@ async fn sandbox_is_reached_through_any_node() {
 }
 
 #[tokio::test]
+async fn grpc_is_passed_on_over_a_connection_of_its_own() {
+    let nodes = nodes(&[8, 8]).await;
+    let id = nodes[1].make_here().await;
+    for (kind, accepted) in [
+        ("text/plain", 1),
+        ("application/grpc", 2),
+        ("application/grpc", 2),
+    ] {
+        let request = Request::builder()
+            .version(axum::http::Version::HTTP_2)
+            .method("POST")
+            .uri("http://a.example/x")
+            .header("e2b-sandbox-id", &id)
+            .header("content-type", kind);
+        let answer = send(&nodes[0].api.routes, request.body(Body::empty()).unwrap()).await;
+        assert_eq!(answer.status(), 200, "{kind}");
+        let of = format!("/x of {}", WholeId::parse(&id).unwrap().id);
+        assert_eq!((whole(answer).await, nodes[1].accepted()), (of.into(), accepted));
+    }
+}
+
+#[tokio::test]
 async fn port_of_a_sandbox_is_reached_through_any_node() {
     let mut nodes = nodes(&[8, 8]).await;
     let id = nodes[1].make_here().await;

@@ -40,7 +40,7 @@ pub async fn forward(
     let sent = match reused {
         Ok(Sent::Answered(answer)) => Ok(answer),
         Ok(Sent::NotYet(outgoing)) => {
-            let stream = connect(service, member).await?;
+            let stream = connect(service, member, outgoing.is_http2()).await?;
             members.pass_on(member, stream, outgoing).await
         }
         Err(failed) => Err(failed),
@@ -48,15 +48,15 @@ pub async fn forward(
     answered(service, member, sent)
 }
 
-/// Opens a connection to another node.
+/// Opens a connection to another node, of HTTP/2 or of HTTP/1.1.
 ///
 /// # Errors
 /// [`Failure::Unreachable`]: the node does not answer.
-pub async fn connect(service: &Service, member: &Member) -> Result<Box<dyn Stream>, Failure> {
+pub async fn connect(service: &Service, member: &Member, is_http2: bool) -> Result<Box<dyn Stream>, Failure> {
     let Some(members) = &service.members else {
         return Err(gone(member));
     };
-    members.connect(member).await.map_err(|why| {
+    members.connect(member, is_http2).await.map_err(|why| {
         tracing::warn!(node = member.name, "a node does not answer: {why}");
         service.daemon.metrics.forwarded(false);
         // Callers without a key get this too, so it does not say why.

@@ -190,7 +190,7 @@ impl Placing<'_> {
         match place {
             Place::Here => Ok(self.next.clone().run(self.request()).await),
             Place::Other(member) => {
-                let stream = connect(self.service, member).await;
+                let stream = connect(self.service, member, false).await;
                 let stream = stream.map_err(NotMade::Unreached)?;
                 let sent = send(self.service, member, stream, self.request()).await;
                 sent.map_err(|failure| match self.by_room {

@@ -17,8 +17,8 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::copying::keep_copied;
-use crate::api::connection;
 use crate::api::peer::Peer;
+use crate::api::tcp::serve_either;
 use crate::api::test_client::{send, until, whole};
 use crate::e2b::members::Members;
 use crate::e2b::members::proof::Step;
@@ -132,12 +132,7 @@ pub async fn nodes(machines: &[u64]) -> Vec<Node> {
             loop {
                 let stream = listener.accept().await.unwrap().0;
                 count.fetch_add(1, Ordering::SeqCst);
-                tokio::spawn(connection::serve(
-                    stream,
-                    None::<Peer>,
-                    routes.clone(),
-                    stopped.clone(),
-                ));
+                tokio::spawn(serve_either(stream, routes.clone(), stopped.clone()));
             }
         });
         Node {

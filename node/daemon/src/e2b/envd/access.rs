@@ -7,12 +7,10 @@ use std::borrow::Cow;
 use std::sync::Arc;
 use std::time::SystemTime;
 
-use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::http::{HeaderMap, Method};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use http_body_util::BodyExt;
 use thaw_protocol::connect::Code;
 use tokio::sync::OwnedSemaphorePermit;
 
@@ -20,6 +18,7 @@ use super::connect::{headers, outgoing};
 use super::failure::Failure;
 use super::open_sandbox::{OpenSandbox, OpenSandboxes};
 use super::signature::{Operation, Signed, is_same};
+use crate::api::held_body::holding;
 use crate::api::scope::Wanted;
 
 /// The header with the token of a sandbox.
@@ -55,13 +54,7 @@ pub async fn admit(State(open): State<Arc<OpenSandboxes>>, mut request: Request,
         Ok((sandbox, permit)) => {
             request.extensions_mut().insert(sandbox);
             let response = next.run(request).await;
-            response.map(|body| {
-                let held = body.map_err(move |e| {
-                    let _held = &permit;
-                    e
-                });
-                Body::new(held)
-            })
+            response.map(|body| holding(body, permit))
         }
         Err(failure) if failure.code == Code::Unavailable => failure.into_plain(),
         Err(failure) => match headers::codec(request.headers(), true) {

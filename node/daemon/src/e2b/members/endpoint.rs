@@ -28,7 +28,10 @@ impl<S: AsyncRead + AsyncWrite + Unpin + Send> Stream for S {}
 
 /// Whose certificates are trusted.
 #[derive(Clone)]
-pub struct Trust(TlsConnector);
+pub struct Trust {
+    http1: TlsConnector,
+    http2: TlsConnector,
+}
 
 impl std::fmt::Debug for Trust {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -55,9 +58,16 @@ impl Trust {
         let builder = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|e| unusable(&e))?;
-        let mut config = builder.with_root_certificates(roots).with_no_client_auth();
-        config.alpn_protocols = vec![b"http/1.1".to_vec()];
-        Ok(Trust(TlsConnector::from(Arc::new(config))))
+        let config = builder.with_root_certificates(roots).with_no_client_auth();
+        let speaking = |version: &[u8]| {
+            let mut config = config.clone();
+            config.alpn_protocols = vec![version.to_vec()];
+            TlsConnector::from(Arc::new(config))
+        };
+        Ok(Trust {
+            http1: speaking(b"http/1.1"),
+            http2: speaking(b"h2"),
+        })
     }
 }
 
@@ -183,18 +193,26 @@ impl Endpoint {
         &self.authority
     }
 
-    /// Opens a connection.
+    /// Opens a connection for HTTP/1.1.
     ///
     /// # Errors
     /// Why there is none: it is refused, comes too late, or the certificate is not the server's.
     pub async fn connect(&self) -> Result<Box<dyn Stream>, String> {
-        match timeout(CONNECT_LIMIT, self.open()).await {
+        self.connect_for(false).await
+    }
+
+    /// Opens a connection for HTTP/2, or for HTTP/1.1.
+    ///
+    /// # Errors
+    /// Those of [`Endpoint::connect`]; the server does not speak HTTP/2.
+    pub async fn connect_for(&self, is_http2: bool) -> Result<Box<dyn Stream>, String> {
+        match timeout(CONNECT_LIMIT, self.open(is_http2)).await {
             Ok(opened) => opened,
             Err(_) => Err(format!("no connection within {} s", CONNECT_LIMIT.as_secs())),
         }
     }
 
-    async fn open(&self) -> Result<Box<dyn Stream>, String> {
+    async fn open(&self, is_http2: bool) -> Result<Box<dyn Stream>, String> {
         let addresses = match &self.host {
             Host::Address(address) => vec![(*address, self.port).into()],
             Host::Name(name) => name.addresses(self.port).await?,
@@ -205,7 +223,8 @@ impl Endpoint {
         match &self.tls {
             None => Ok(Box::new(stream)),
             Some((trust, name)) => {
-                let encrypted = trust.0.connect(name.clone(), stream).await;
+                let tls = if is_http2 { &trust.http2 } else { &trust.http1 };
+                let encrypted = tls.connect(name.clone(), stream).await;
                 Ok(Box::new(encrypted.map_err(|e| e.to_string())?))
             }
         }

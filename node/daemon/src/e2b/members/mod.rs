@@ -85,6 +85,7 @@ impl Member {
         Destination {
             during: self.membership.refer(),
             port: None,
+            tenant: None,
         }
     }
 }
@@ -259,8 +260,8 @@ impl Members {
     ///
     /// # Errors
     /// The node does not answer.
-    pub async fn connect(&self, member: &Member) -> Result<Box<dyn Stream>, String> {
-        member.endpoint.connect().await
+    pub async fn connect(&self, member: &Member, is_http2: bool) -> Result<Box<dyn Stream>, String> {
+        member.endpoint.connect_for(is_http2).await
     }
 
     /// Prepares a caller's request for this step to another node. An upgraded connection ends when `closing` becomes true.
@@ -275,7 +276,7 @@ impl Members {
         closing: watch::Receiver<bool>,
     ) -> Result<Outgoing, Failed> {
         request.headers_mut().insert(MARK, self.proof.mark(step).clone());
-        self.proxy.outgoing(&member.name, request, closing)
+        self.proxy.outgoing(member.name.as_str().into(), request, closing)
     }
 
     /// Passes a request on over an idle connection to another node, if there is one.

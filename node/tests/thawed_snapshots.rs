@@ -31,6 +31,11 @@ struct Node {
 
 impl Node {
     fn new() -> Option<Node> {
+        Node::of_network("private")
+    }
+
+    /// The sandbox has this network.
+    fn of_network(network: &str) -> Option<Node> {
         let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent()?;
         let place = Place::new(binaries, &lasting())?;
         place.fill_pools_to(2..=4, 2..=4);
@@ -43,7 +48,9 @@ impl Node {
             directory,
             frozen: Value::Null,
         };
-        let made = node.ask("POST /v1/sandboxes", &node.place.request());
+        let mut request = node.place.request();
+        request["network"] = json!(network);
+        let made = node.ask("POST /v1/sandboxes", &request);
         node.original = made["sandbox"]["id"].as_str().unwrap().to_owned();
         node.frozen = node.ask(
             &format!("POST /v1/sandboxes/{}/freeze", node.original),
@@ -177,7 +184,9 @@ fn machines_are_parked_with_a_snapshot_that_is_thawed_often() {
 
 #[tokio::test]
 async fn pods_are_thawed_in_machines_parked_with_their_snapshot() {
-    let Some(node) = Node::new() else { return };
+    let Some(node) = Node::of_network("none") else {
+        return;
+    };
     node.until_held();
     let hits = || node.metric("thaw_pool_hits_total{pool=\"parked\"}");
     let (before, since) = (hits(), Instant::now());

@@ -108,14 +108,14 @@ fn create_uses_the_newest_version_the_vmm_takes() {
     let done = || Ok((Response::Done, vec![]));
     let kvm = file("kvm");
     for (answers, versions, is_made) in [
-        (vec![done()], vec![6], true),
-        (vec![refusal(ErrorCode::Invalid), done()], vec![6, 5], true),
+        (vec![done()], vec![7], true),
+        (vec![refusal(ErrorCode::Invalid), done()], vec![7, 6], true),
         (
             [(); 3].map(|()| refusal(ErrorCode::Invalid)).into(),
-            vec![6, 5, 4],
+            vec![7, 6, 5],
             false,
         ),
-        (vec![refusal(ErrorCode::Kvm)], vec![6], false),
+        (vec![refusal(ErrorCode::Kvm)], vec![7], false),
     ] {
         let directory = tempfile::tempdir().unwrap();
         let (process, peer) = with_peer(directory.path());

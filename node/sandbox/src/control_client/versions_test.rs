@@ -142,18 +142,18 @@ async fn a_machine_is_made_with_the_newest_version_its_vmm_takes() {
             .collect()
     };
     for (answers, asked, made) in [
-        (vec![Ok(Response::Done)], vec![6], Some(6)),
+        (vec![Ok(Response::Done)], vec![7], Some(7)),
         (
             vec![refusal(ErrorCode::Invalid), Ok(Response::Done)],
-            vec![6, 5],
-            Some(5),
+            vec![7, 6],
+            Some(6),
         ),
         (
             [(); 3].map(|()| refusal(ErrorCode::Invalid)).into(),
-            vec![6, 5, 4],
+            vec![7, 6, 5],
             None,
         ),
-        (vec![refusal(ErrorCode::Kvm)], vec![6], None),
+        (vec![refusal(ErrorCode::Kvm)], vec![7], None),
     ] {
         let vmm = Played::new(answers);
         let path = vmm.directory.path().join("control.sock");

@@ -22,7 +22,7 @@
 //! | [`warm`] | work done before a template is frozen, so that its clones need not do it |
 //! | [`network`] | rtnetlink |
 //! | [`forward`] | connections of the host to this guest's `localhost` |
-//! | [`storage`], [`mount_options`], [`disks`], [`ext4`], [`huge_pages`] | mounts for containers |
+//! | [`storage`], [`mount_options`], [`disks`], [`ext4`], [`huge_pages`], [`read_ahead`] | mounts for containers |
 //! | [`container`] | the OCI runtime: specification, namespaces, root, process |
 //! | [`readiness`] | whether a container answers on its port |
 //! | [`hook`] | commands and requests before a freeze and after a thaw |
@@ -58,6 +58,7 @@ pub mod names;
 pub mod network;
 pub mod oom;
 pub mod quiesce;
+pub mod read_ahead;
 pub mod readiness;
 pub mod reaper;
 pub mod rpc;

@@ -110,7 +110,7 @@ bench-boot: ## boot to agent ready, by stage, beside QEMU's microvm
 	@$(MAKE) kernel build
 	@tests/bench/run boot
 
-bench-devices: ## disk, network and volume of a guest beside QEMU's microvm with vhost-net and virtiofsd; `QUICK=1`: a first look
+bench-devices: ## disk, network, volume and vsock of a guest beside QEMU's microvm with vhost-net and virtiofsd; `QUICK=1`: a first look
 	@./setup test
 	@$(MAKE) kernel build
 	@tests/bench/run devices $(if $(QUICK),--quick)

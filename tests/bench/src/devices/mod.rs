@@ -1,4 +1,5 @@
-//! What `make bench-devices` measures: disk, network and volume of one guest, under thaw-vmm and under QEMU's microvm in turn.
+//! What `make bench-devices` measures: disk, network, volume and vsock of one guest, under thaw-vmm and under QEMU's microvm in turn; and
+//! the output of a command in a container.
 //!
 //! The guest is Thaw's kernel with `bench-guest-devices` as PID 1. It does the same under both, and says on its console what it measured.
 //! Both have the same disk and the same directory, and taps that are alike.
@@ -8,9 +9,11 @@
 //! | [`setting`] | what both use, and the server that the guest talks to |
 //! | [`thaw`], [`qemu`] | the guest under each |
 //! | [`transfer`] | how guest and server exchange bytes |
+//! | [`stdout`] | a command's output |
 
 pub mod qemu;
 pub mod setting;
+pub mod stdout;
 pub mod thaw;
 pub mod transfer;
 
@@ -47,6 +50,8 @@ pub const DISK_BOTH: &str = "random reads and writes of the disk";
 pub const VOLUME_WRITES: &str = "random buffered writes of a volume";
 pub const NET_OUT: &str = "TCP out";
 pub const NET_IN: &str = "TCP in";
+pub const VSOCK_OUT: &str = "vsock out";
+pub const VSOCK_IN: &str = "vsock in";
 
 /// What the guest is to do.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -8,10 +8,12 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use thaw_network::GUEST_MAC;
+use thaw_protocol::handshake::{GUEST_CID, HANDSHAKE_PORT};
 use thaw_protocol::share::TAG;
+use vsock::VsockStream;
 
-use super::collect;
 use super::setting::{MEMORY_MIB, Setting};
+use super::{collect, transfer};
 use crate::Report;
 use crate::boot::cmdline;
 use crate::thaw::qemu::Killed;
@@ -69,6 +71,7 @@ pub fn measure(
     }
     let mut process = Killed(command.spawn()?);
     let console = process.0.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
+    transfer::call(|| VsockStream::connect_with_cid_port(GUEST_CID, HANDSHAKE_PORT));
     collect(console, NAME, report)
 }
 
@@ -104,6 +107,8 @@ fn machine(setting: &Setting) -> Command {
         ))
         .arg("-device")
         .arg(format!("virtio-net-device,netdev=net,mac={mac}"))
+        .arg("-device")
+        .arg(format!("vhost-vsock-device,guest-cid={GUEST_CID}"))
         .stdin(Stdio::null())
         .stdout(Stdio::piped());
     command

@@ -4,15 +4,18 @@ use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 
+use rustix::net::SocketType;
 use thaw_network::GUEST_MAC;
 use thaw_pools::share::{self, Serving};
+use thaw_pools::vmm;
 use thaw_protocol::control::{Backend, Command, DeviceId};
 use thaw_protocol::share::{Serve, Share};
 
 use super::setting::{MEMORY_MIB, Setting};
-use super::{VOLUME, collect};
+use super::{VOLUME, collect, transfer};
 use crate::Report;
 use crate::boot::cmdline;
+use crate::boot::thaw::dial;
 use crate::vmm::{Vmm, open_kvm};
 
 /// The VMM's name in rows.
@@ -24,25 +27,31 @@ pub fn measure(setting: &Setting, rounds: usize, report: &mut Report) -> io::Res
     let (console, said) = rustix::pipe::pipe_with(rustix::pipe::PipeFlags::CLOEXEC)?;
     let log: OwnedFd = File::create(setting.directory.join("thaw-vmm.log"))?.into();
     let (kvm, kernel) = (open_kvm()?, File::open(&setting.kernel)?);
-    let mut vmm = Vmm::spawn(&setting.directory, &log)?;
-    vmm.create(&kvm, 1, MEMORY_MIB)?;
-    vmm.attach(DeviceId::Console, Backend::Console, said.as_fd())?;
+    let mut machine = Vmm::spawn(&setting.directory, &log)?;
+    machine.create(&kvm, 1, MEMORY_MIB)?;
+    machine.attach(DeviceId::Console, Backend::Console, said.as_fd())?;
     drop(said);
     let guest_image = File::open(&setting.guest_image)?;
-    vmm.attach(DeviceId::Pmem0, Backend::Pmem, guest_image.as_fd())?;
+    machine.attach(DeviceId::Pmem0, Backend::Pmem, guest_image.as_fd())?;
     let disk = File::options().read(true).write(true).open(&setting.disk)?;
     let writable = Backend::Disk { read_only: false };
-    vmm.attach(DeviceId::Blk0, writable, disk.as_fd())?;
+    machine.attach(DeviceId::Blk0, writable, disk.as_fd())?;
     let tap = Backend::Tap {
         mac: GUEST_MAC,
         prepared: true,
     };
-    vmm.attach(DeviceId::Net, tap, setting.thaw.tap.as_fd())?;
+    machine.attach(DeviceId::Net, tap, setting.thaw.tap.as_fd())?;
     let serving = serve(setting)?;
-    vmm.attach(DeviceId::Shared, Backend::Share, serving.relay.as_fd())?;
-    vmm.settle()?;
+    machine.attach(DeviceId::Shared, Backend::Share, serving.relay.as_fd())?;
+    let socket = setting.directory.join("vsock");
+    // The guest before left it.
+    let _ = std::fs::remove_file(&socket);
+    let vsock = vmm::listen(&socket, SocketType::STREAM).map_err(io::Error::other)?;
+    machine.attach(DeviceId::Vsock, Backend::Vsock, vsock.as_fd())?;
+    machine.settle()?;
     let cmdline = cmdline("root=/dev/pmem0 rootflags=dax");
-    vmm.call(Command::Boot { cmdline }, &[kernel.as_fd()])?;
+    machine.call(Command::Boot { cmdline }, &[kernel.as_fd()])?;
+    transfer::call(move || dial(&socket));
     collect(File::from(console), NAME, report)
 }
 

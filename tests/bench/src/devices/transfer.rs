@@ -2,6 +2,7 @@
 //! The server answers with one byte when it has taken all.
 
 use std::io::{self, Read, Write};
+use std::time::{Duration, Instant};
 
 /// Bytes of one transfer.
 pub const BYTES: usize = 16 << 20;
@@ -9,6 +10,9 @@ pub const BYTES: usize = 16 << 20;
 const CALL: usize = 128 << 10;
 const TAKE: u8 = b't';
 const SEND: u8 = b's';
+/// Only a guest that failed listens later than that.
+const PATIENCE: Duration = Duration::from_secs(300);
+const RETRY: Duration = Duration::from_millis(200);
 
 /// The guest's side: sends to the server.
 pub fn outward(connection: &mut (impl Read + Write)) -> io::Result<()> {
@@ -36,6 +40,25 @@ pub fn serve(connection: &mut (impl Read + Write)) -> io::Result<()> {
         }
     }
     Ok(())
+}
+
+/// Connects to a guest as soon as it listens, says so with a byte, and serves it until its end, all on a thread.
+pub fn call<C: Read + Write>(connect: impl Fn() -> io::Result<C> + Send + 'static) {
+    std::thread::spawn(move || {
+        let until = Instant::now() + PATIENCE;
+        while Instant::now() < until {
+            match connect() {
+                Ok(mut guest) => return guest.write_all(&[0]).and_then(|()| serve(&mut guest)),
+                Err(_) => std::thread::sleep(RETRY),
+            }
+        }
+        Err(io::ErrorKind::TimedOut.into())
+    });
+}
+
+/// The guest's side of [`call`]: waits until the host serves.
+pub fn wait_for_host(connection: &mut impl Read) -> io::Result<()> {
+    connection.read_exact(&mut [0])
 }
 
 fn send(to: &mut impl Write) -> io::Result<()> {

@@ -1,10 +1,10 @@
-//! PID 1 of the guest that measures its devices: the disk, a connection to a server outside, and a volume. It says on the console what it
+//! PID 1 of the guest that measures its devices: the disk, a connection to a server outside, a volume, and vsock. It says on the console what it
 //! measured, and then waits to be ended.
 
 #![allow(clippy::unwrap_used)]
 
 use std::fs::{self, File};
-use std::io::Write;
+use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
@@ -13,9 +13,12 @@ use std::time::Instant;
 use rustix::mount::{MountFlags, mount};
 use thaw_bench::devices::{
     AREA_AT, AREA_BYTES, BLOCK, DISK, DISK_BOTH, DISK_READS, DISK_WRITES, END, NET_IN, NET_OUT, ORDER_AT,
-    ORDER_BYTES, Order, RESULT, VOLUME, VOLUME_BYTES, VOLUME_FILE, VOLUME_WRITES, transfer,
+    ORDER_BYTES, Order, RESULT, VOLUME, VOLUME_BYTES, VOLUME_FILE, VOLUME_WRITES, VSOCK_IN, VSOCK_OUT,
+    transfer,
 };
+use thaw_protocol::handshake::HANDSHAKE_PORT;
 use thaw_protocol::share::TAG;
+use vsock::{VMADDR_CID_ANY, VsockAddr, VsockListener};
 
 /// Reads and writes of each kind in a round.
 const OPERATIONS: u64 = 500;
@@ -37,6 +40,9 @@ fn measure() {
     let order = order();
     thaw_agent::network::configure(&order.network).unwrap();
     let mut connection = TcpStream::connect(order.server).unwrap();
+    let listener = VsockListener::bind(&VsockAddr::new(VMADDR_CID_ANY, HANDSHAKE_PORT)).unwrap();
+    let (mut host, _) = listener.accept().unwrap();
+    transfer::wait_for_host(&mut host).unwrap();
     let disk = File::options()
         .read(true)
         .write(true)
@@ -61,11 +67,11 @@ fn measure() {
             let took = timed(|| random(VOLUME_BYTES, |at, block| file.write_all_at(block, at)));
             say(VOLUME_WRITES, "op/s", rate(OPERATIONS, took));
         }
-        let megabits = |seconds: f64| 8.0 * transfer::BYTES as f64 / seconds / 1e6;
-        let out = timed(|| transfer::outward(&mut connection).unwrap());
-        say(NET_OUT, "Mbit/s", megabits(out));
-        let back = timed(|| transfer::inward(&mut connection).unwrap());
-        say(NET_IN, "Mbit/s", megabits(back));
+        let to_server = [NET_OUT, NET_IN].into_iter().zip(exchange(&mut connection));
+        let to_host = [VSOCK_OUT, VSOCK_IN].into_iter().zip(exchange(&mut host));
+        to_server
+            .chain(to_host)
+            .for_each(|(what, rate)| say(what, "Mbit/s", rate));
     }
 }
 
@@ -93,6 +99,13 @@ fn open_volume() -> File {
     mount(TAG, MOUNTED, "virtiofs", MountFlags::empty(), None).unwrap();
     let path = Path::new(MOUNTED).join(VOLUME).join(VOLUME_FILE);
     File::options().write(true).open(path).unwrap()
+}
+
+/// Megabits a second, out and in.
+fn exchange(connection: &mut (impl Read + Write)) -> [f64; 2] {
+    let out = timed(|| transfer::outward(connection).unwrap());
+    let back = timed(|| transfer::inward(connection).unwrap());
+    [out, back].map(|seconds| 8.0 * transfer::BYTES as f64 / seconds / 1e6)
 }
 
 /// Seconds.

@@ -110,6 +110,11 @@ bench-boot: ## boot to agent ready, by stage, beside QEMU's microvm
 	@$(MAKE) kernel build
 	@tests/bench/run boot
 
+bench-devices: ## disk, network, volume and vsock of a guest beside QEMU's microvm with vhost-net and virtiofsd; `QUICK=1`: a first look
+	@./setup test
+	@$(MAKE) kernel build
+	@tests/bench/run devices $(if $(QUICK),--quick)
+
 bench-thaw: ## claim to first guest byte beside the bare system calls and QEMU; thaw beside cold boot
 	@./setup test
 	@$(MAKE) kernel build
@@ -212,4 +217,4 @@ bench-report: ## render docs/benchmarks.md and the README's ratios from target/b
 clean: ## remove build products of this tree (the cache stays: $(CACHE))
 	cargo clean
 
-.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-e2b test-quickstart test-lab test-upgrade nightly lint house advisories fuzz deny build kernel install uninstall deb node-image release test-release bench-boot bench-thaw bench-create bench-data bench-network bench-image bench-shim bench-host bench-tenants bench-snapshot bench-service bench-alternatives bench-report clean
+.PHONY: help demo test unit e2e e2e-images soak test-package test-containerd test-k8s test-api test-e2b test-quickstart test-lab test-upgrade nightly lint house advisories fuzz deny build kernel install uninstall deb node-image release test-release bench-boot bench-thaw bench-create bench-data bench-devices bench-network bench-image bench-shim bench-host bench-tenants bench-snapshot bench-service bench-alternatives bench-report clean

@@ -23,7 +23,7 @@
 //! | [`network`] | rtnetlink |
 //! | [`resets`] | ends the connections that a clone has from the frozen sandbox |
 //! | [`forward`] | connections of the host to this guest's `localhost` |
-//! | [`storage`], [`mount_options`], [`disks`], [`ext4`], [`huge_pages`] | mounts for containers |
+//! | [`storage`], [`mount_options`], [`disks`], [`ext4`], [`huge_pages`], [`read_ahead`] | mounts for containers |
 //! | [`container`] | the OCI runtime: specification, namespaces, root, process |
 //! | [`readiness`] | whether a container answers on its port |
 //! | [`hook`] | commands and requests before a freeze and after a thaw |
@@ -59,6 +59,7 @@ pub mod names;
 pub mod network;
 pub mod oom;
 pub mod quiesce;
+pub mod read_ahead;
 pub mod readiness;
 pub mod reaper;
 pub mod resets;

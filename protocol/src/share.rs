@@ -21,8 +21,8 @@
 //! runs. It makes an entry of the root for each, up to [`Serve::slots`]. thaw-share takes no part and has no
 //! right to do so.
 //!
-//! **The relay.** It carries FUSE messages, which the guest's kernel and thaw-share negotiate; the VMM reads
-//! only their length. Each has a header of little-endian `u32`s. The relay is a stream because a message may
+//! **The relay.** It carries FUSE messages, which the guest's kernel and thaw-share negotiate. The VMM reads
+//! their length. For [`FRESH_MS`] it also repeats the answer that a file has no `security.capability`. Each has a header of little-endian `u32`s. The relay is a stream because a message may
 //! exceed 1 MiB, which a packet cannot hold. It is not shared memory, because that would give a compromised
 //! VMM access to the memory of a process that may write the host's files.
 //!
@@ -58,6 +58,8 @@ pub const FRESH_MS: u64 = 1000;
 pub const PATIENCE_MS: u64 = 10_000;
 /// `FUSE_LOOKUP`: looks up a name.
 pub const LOOKUP: u32 = 1;
+/// `FUSE_GETXATTR`: reads an extended attribute.
+pub const GETXATTR: u32 = 22;
 /// `FUSE_INIT`: the guest's first request, sent once per mount.
 pub const INIT: u32 = 26;
 

@@ -25,6 +25,13 @@ const CREATE_DIRECTORY: &str = "io.katacontainers.volume.overlayfs.create_direct
 /// source.
 pub const RELEASE_SOURCE: &str = "release-source";
 
+/// Driver option of a `virtio-fs` mount: the KiB that the guest's kernel may read ahead in a file.
+pub const READ_AHEAD: &str = "read-ahead-kib";
+/// The read-ahead of shares: the data of one FUSE READ ([`crate::share::REPLY`]). Their bytes are on the host, so reading too many costs a
+/// copy. The root device keeps the kernel's 128 KiB: the kernel reads as much around each page fault, and there that may fetch bytes
+/// from a registry.
+const SHARED_READ_AHEAD_KIB: u32 = 1024;
+
 /// Device nodes of every container, by name and number (runtime-spec, config-linux.md, "Default Devices"). They
 /// are the same on every Linux, so a container gets the guest's instead of the host's.
 pub const DEFAULT_DEVICES: [(&str, u32, u32); 6] = [
@@ -76,6 +83,7 @@ pub fn images() -> Storage {
 pub fn shared() -> Storage {
     Storage {
         driver: "virtio-fs".into(),
+        driver_options: vec![format!("{READ_AHEAD}={SHARED_READ_AHEAD_KIB}")],
         source: TAG.into(),
         fstype: "virtiofs".into(),
         // Set-user-ID stays in force, as for any other file of a container.

@@ -9,6 +9,7 @@ pub mod boot;
 pub mod clock;
 pub mod create;
 pub mod data;
+pub mod devices;
 pub mod headlines;
 pub mod host;
 pub mod image;

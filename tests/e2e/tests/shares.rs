@@ -89,6 +89,15 @@ fn files_are_read_written_renamed_and_removed() {
 
 #[test]
 #[ignore = "long: run with --all yes"]
+fn guest_reads_a_mebibyte_ahead_in_shares() {
+    let place = tempfile::tempdir().unwrap();
+    let data = volume(place.path(), "/data");
+    let limits = shell(&[&data], "cat /sys/class/bdi/*/read_ahead_kb").ok();
+    assert!(limits.lines().any(|kib| kib == "1024"), "{limits}");
+}
+
+#[test]
+#[ignore = "long: run with --all yes"]
 fn ownership_and_permissions_are_the_hosts() {
     let place = tempfile::tempdir().unwrap();
     fs::set_permissions(place.path(), fs::Permissions::from_mode(0o777)).unwrap();

@@ -5,6 +5,7 @@
 //! have descriptors (§2.7.5.3.1), also with an indirect table. The buffers' addresses are checked when they are used ([`Chain::readable`],
 //! [`Chain::writable`]), so a device can answer a request whose data lies outside memory.
 
+use smallvec::SmallVec;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Address, Bytes, GuestAddress, GuestMemory as _, VolatileSlice};
 
@@ -18,6 +19,9 @@ pub struct OutsideMemory {
     pub length: u32,
 }
 
+/// A buffer as a slice of guest memory.
+pub type InMemory<'m> = Result<VolatileSlice<'m>, OutsideMemory>;
+
 /// A guest buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
@@ -25,11 +29,14 @@ pub struct Buffer {
     pub length: u32,
 }
 
+/// A chain's buffers: without an allocation if there are as few as a small frame or a message without data has.
+type Buffers = SmallVec<[Buffer; 4]>;
+
 /// A request: the bytes that the driver wrote for the device, then the buffers that the device may write to.
 #[derive(Clone, Debug)]
 pub struct Chain {
     head: u16,
-    buffers: Vec<Buffer>,
+    buffers: Buffers,
     /// Buffers before this are readable, the rest writable.
     split: usize,
 }
@@ -44,7 +51,7 @@ impl Chain {
         head: u16,
         longest: usize,
     ) -> Option<Chain> {
-        let mut buffers = Vec::new();
+        let mut buffers = Buffers::new();
         let mut split = None;
         let mut bytes: u32 = 0;
         let mut table = Table {
@@ -111,11 +118,21 @@ impl Chain {
 
     /// The readable bytes as slices of guest memory.
     pub fn readable<'m>(&self, memory: &'m GuestMemory) -> Result<Vec<VolatileSlice<'m>>, OutsideMemory> {
-        slices(memory, self.readable_buffers())
+        self.readable_slices(memory).collect()
     }
 
     /// The writable bytes as slices of guest memory.
     pub fn writable<'m>(&self, memory: &'m GuestMemory) -> Result<Vec<VolatileSlice<'m>>, OutsideMemory> {
+        self.writable_slices(memory).collect()
+    }
+
+    /// As [`Self::readable`], without an allocation.
+    pub fn readable_slices<'m>(&self, memory: &'m GuestMemory) -> impl Iterator<Item = InMemory<'m>> {
+        slices(memory, self.readable_buffers())
+    }
+
+    /// As [`Self::writable`], without an allocation.
+    pub fn writable_slices<'m>(&self, memory: &'m GuestMemory) -> impl Iterator<Item = InMemory<'m>> {
         slices(memory, self.writable_buffers())
     }
 
@@ -158,17 +175,13 @@ impl Table {
     }
 }
 
-fn slices<'m>(memory: &'m GuestMemory, buffers: &[Buffer]) -> Result<Vec<VolatileSlice<'m>>, OutsideMemory> {
-    buffers
-        .iter()
-        .filter(|b| b.length > 0)
-        .map(|b| {
-            memory
-                .get_slice(b.address, b.length as usize)
-                .map_err(|_| OutsideMemory {
-                    address: b.address.raw_value(),
-                    length: b.length,
-                })
-        })
-        .collect()
+fn slices<'m>(memory: &'m GuestMemory, buffers: &[Buffer]) -> impl Iterator<Item = InMemory<'m>> {
+    buffers.iter().filter(|b| b.length > 0).map(move |b| {
+        memory
+            .get_slice(b.address, b.length as usize)
+            .map_err(|_| OutsideMemory {
+                address: b.address.raw_value(),
+                length: b.length,
+            })
+    })
 }

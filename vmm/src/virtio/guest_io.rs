@@ -7,10 +7,16 @@ use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect};
+use smallvec::SmallVec;
 use vm_memory::VolatileSlice;
 
 /// Most slices that one system call takes (`IOV_MAX`).
 pub const MAX_SLICES: usize = 1024;
+/// Most slices for which no memory is allocated: enough for the buffers of the largest frame of a network, with the room behind them.
+pub const FEW_SLICES: usize = 64;
+
+/// The argument of a system call: on the stack, unless it is long.
+type Iovecs = SmallVec<[libc::iovec; FEW_SLICES]>;
 
 /// Bytes in `slices`.
 pub fn total(slices: &[VolatileSlice<'_>]) -> usize {
@@ -18,26 +24,31 @@ pub fn total(slices: &[VolatileSlice<'_>]) -> usize {
 }
 
 /// The bytes `skip..skip + take` of `slices`, or fewer if there are fewer.
-pub fn part<'m>(slices: &[VolatileSlice<'m>], mut skip: usize, mut take: usize) -> Vec<VolatileSlice<'m>> {
+pub fn part<'m>(slices: &[VolatileSlice<'m>], skip: usize, take: usize) -> Vec<VolatileSlice<'m>> {
     let mut out = Vec::with_capacity(slices.len());
-    for slice in slices {
+    out.extend(pieces(slices, skip, take));
+    out
+}
+
+/// As [`part`], one slice after the other.
+fn pieces<'m>(
+    slices: &[VolatileSlice<'m>],
+    mut skip: usize,
+    mut take: usize,
+) -> impl Iterator<Item = VolatileSlice<'m>> {
+    slices.iter().filter_map(move |slice| {
         let from = skip.min(slice.len());
         let n = take.min(slice.len() - from);
         skip -= from;
         take -= n;
-        if n > 0
-            && let Ok(piece) = slice.subslice(from, n)
-        {
-            out.push(piece);
-        }
-    }
-    out
+        (n > 0).then(|| slice.subslice(from, n).ok()).flatten()
+    })
 }
 
 /// Copies the bytes `skip..` of `slices` to `data`. Returns how many there were.
 pub fn copy_out(slices: &[VolatileSlice<'_>], skip: usize, data: &mut [u8]) -> usize {
     let mut done = 0;
-    for slice in part(slices, skip, data.len()) {
+    for slice in pieces(slices, skip, data.len()) {
         done += slice.copy_to(&mut data[done..]);
     }
     done
@@ -46,7 +57,7 @@ pub fn copy_out(slices: &[VolatileSlice<'_>], skip: usize, data: &mut [u8]) -> u
 /// Copies `data` over the bytes `skip..` of `slices`. Returns how many fitted.
 pub fn copy_in(slices: &[VolatileSlice<'_>], skip: usize, data: &[u8]) -> usize {
     let mut done = 0;
-    for slice in part(slices, skip, data.len()) {
+    for slice in pieces(slices, skip, data.len()) {
         let n = slice.len();
         slice.copy_from(&data[done..done + n]);
         done += n;
@@ -201,7 +212,7 @@ pub fn advise_page_size(slice: &VolatileSlice<'_>, advice: Advice) {
     }
 }
 
-fn iovecs(slices: &[VolatileSlice<'_>]) -> Vec<libc::iovec> {
+fn iovecs(slices: &[VolatileSlice<'_>]) -> Iovecs {
     slices
         .iter()
         .map(|s| libc::iovec {
@@ -244,6 +255,15 @@ mod tests {
         assert_eq!(total(&part(&all, 11, 6)), 1);
         assert_eq!(total(&part(&all, 12, 6)), 0);
         assert_eq!(copy_in(&all, 10, &[9; 8]), 2);
+    }
+
+    #[test]
+    fn few_slices_need_no_allocation() {
+        let memory = memory();
+        let ranges: Vec<_> = (0..FEW_SLICES as u64 + 1).map(|i| (i * 16, 8)).collect();
+        let all = slices(&memory, &ranges);
+        assert!(!iovecs(&all[..FEW_SLICES]).spilled());
+        assert_eq!(iovecs(&all).len(), all.len());
     }
 
     #[test]

@@ -1,10 +1,10 @@
 //! virtio-net (virtio 1.2 §5.1): one queue pair on a tap.
 //!
 //! A frame goes between the tap and guest buffers with one `readv` or `writev`, vnet header included; the host kernel checks that
-//! header. Waits are events. Without receive buffers the tap is not watched until the driver adds some. A full tap holds back the
-//! transmit queue until it has room. A direction over its rate limit waits ([`super::throttle`]): frames to send stay in their
-//! queue; frames to receive wait in the tap, which is not watched, and the host drops them when it is full, as on a slow wire.
-//! Without a backend, frames from the guest are dropped and none arrive.
+//! header. No memory is allocated for it, and the guest is interrupted once for a burst. Waits are events. Without receive buffers the tap
+//! is not watched until the driver adds some. A full tap holds back the transmit queue until it has room. A direction over its rate limit
+//! waits ([`super::throttle`]): frames to send stay in their queue; frames to receive wait in the tap, which is not watched, and the host
+//! drops them when it is full, as on a slow wire. Without a backend, frames from the guest are dropped and none arrive.
 //!
 //! The MAC in the configuration matters only for a cold boot. A thawed guest keeps the template's MAC until the agent sets the real one.
 
@@ -16,11 +16,13 @@ use std::mem::offset_of;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::sync::Arc;
 
+use smallvec::SmallVec;
 use thaw_log::LogLimit;
 use thaw_protocol::control::Backend;
 use thaw_protocol::device_limits::DeviceLimits;
 use virtio_bindings::virtio_ids::VIRTIO_ID_NET;
 use virtio_bindings::virtio_net as b;
+use vm_memory::VolatileSlice;
 use vmm_sys_util::epoll::EventSet;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
@@ -29,6 +31,7 @@ use self::tap::Tap;
 use super::config::{Config, ConfigSpace};
 use super::device::{Activation, AttachError, DeviceError, DeviceSpec, Saved, VirtioDevice, one_descriptor};
 use super::event_loop::Registrar;
+use super::guest_io::FEW_SLICES;
 use super::throttle::Throttle;
 
 const QUEUE_SIZES: [u16; 2] = [256; 2];
@@ -37,6 +40,8 @@ const TX: usize = 1;
 
 /// `struct virtio_net_hdr_v1`.
 const HEADER: usize = 12;
+/// Guest memory of a frame.
+type FrameSlices<'m> = SmallVec<[VolatileSlice<'m>; FEW_SLICES]>;
 /// The address before a backend sets another: locally administered, "THAW".
 pub const DEFAULT_MAC: [u8; 6] = [0x02, 0x54, 0x48, 0x41, 0x57, 0x00];
 /// The only descriptor registered with the event loop.

@@ -39,7 +39,10 @@ fn measure(plan: &Plan) -> Result<Report, String> {
         eprintln!("bench-shim: round {number} of {}", plan.rounds + WARM_UP);
     }
     memory::measure(&node, &mut report).map_err(|e| format!("memory: {e}"))?;
-    starts::at_once(&node, plan.at_once, &mut report).map_err(|e| format!("at once: {e}"))?;
+    for way in [Way::Runc, Way::Own] {
+        starts::at_once(&node, way, plan.at_once, &mut report)
+            .map_err(|e| format!("{}, at once: {e}", way.name()))?;
+    }
     report.ratio(
         "ctr_run_over_runc",
         &starts::row(Way::Own),
@@ -50,7 +53,12 @@ fn measure(plan: &Plan) -> Result<Report, String> {
         &starts::row(Way::Overlayfs),
         &starts::row(Way::Runc),
     )?;
-    let many = starts::row_at_once(plan.at_once);
+    let [of_runc, many] = [Way::Runc, Way::Own].map(|way| starts::row_at_once(way, plan.at_once));
+    report.ratio(
+        &format!("pods{}_over_runc{}", plan.at_once, plan.at_once),
+        &many,
+        &of_runc,
+    )?;
     report.ratio_of(
         &format!("pods{}_p99_over_p50", plan.at_once),
         (&many, 99.0),

@@ -1,4 +1,5 @@
-//! What `make bench-network` measures: packets through a slot, with its fast path and without, in turn.
+//! What `make bench-network` measures: packets through a slot, with its fast path and without, in turn; and TCP of a guest beside TCP
+//! over a pair of interfaces.
 //!
 //! The guest is this program: it writes frames to the tap and reads them, as a VMM does. Outside is another network
 //! namespace, behind a host that is one too, which masquerades; so nothing of the machine's own network is part of it.
@@ -6,10 +7,16 @@
 //! | module | holds |
 //! |---|---|
 //! | [`place`] | the host and what is outside |
+//! | [`namespace`] | a network namespace |
 //! | [`frames`] | the guest's end of a tap |
+//! | [`inside`] | a guest with a TCP of its own |
+//! | [`streams`] | connections whose throughput is measured |
 
 pub mod frames;
+pub mod inside;
+pub mod namespace;
 pub mod place;
+pub mod streams;
 
 use std::io;
 use std::net::{SocketAddr, UdpSocket};

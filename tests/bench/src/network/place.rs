@@ -1,12 +1,12 @@
 //! A host with the world outside beside it: two network namespaces and a pair of interfaces, which end with this process.
 
 use std::io;
-use std::net::{Ipv4Addr, UdpSocket};
-use std::os::fd::{AsFd, OwnedFd};
-use std::process::{Child, Command, Stdio};
+use std::net::{Ipv4Addr, TcpListener, UdpSocket};
+use std::process::Command;
 
-use rustix::fs::{Mode, OFlags};
-use rustix::thread::{LinkNameSpaceType, UnshareFlags};
+use rustix::thread::UnshareFlags;
+
+use super::namespace::Namespace;
 
 /// The host's address outside, and that of a server there.
 pub const HOST: Ipv4Addr = Ipv4Addr::new(203, 0, 113, 1);
@@ -17,8 +17,7 @@ const WAITING: usize = 16 << 20;
 
 /// A host the calling thread is in.
 pub struct Place {
-    /// Keeps the namespace outside.
-    outside: Child,
+    outside: Namespace,
 }
 
 impl Place {
@@ -27,41 +26,27 @@ impl Place {
         // SAFETY: the flag unshares no file descriptors, the one thing that breaks other code's assumptions.
         unsafe { rustix::thread::unshare_unsafe(UnshareFlags::NEWNET) }
             .map_err(|e| format!("make a network namespace (as root): {e}"))?;
-        let outside = Command::new("unshare")
-            .args(["--net", "sh", "-c", "echo; exec cat"])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()
-            .map_err(|e| format!("unshare: {e}"))?;
-        let mut place = Place { outside };
-        // It is there once it says so.
-        let said = place
-            .outside
-            .stdout
-            .as_mut()
-            .map(|said| io::Read::read(said, &mut [0]));
-        if !matches!(said, Some(Ok(1))) {
-            return Err("unshare: it makes no network namespace".into());
-        }
-        let outside = place.outside.id().to_string();
+        let outside = Namespace::make()?;
+        let pid = outside.pid().to_string();
         ip(&[
-            "link", "add", "wan", "type", "veth", "peer", "name", "lan", "netns", &outside,
+            "link", "add", "wan", "type", "veth", "peer", "name", "lan", "netns", &pid,
         ])?;
         ip(&["address", "add", &format!("{HOST}/24"), "dev", "wan"])?;
         for link in ["lo", "wan"] {
             ip(&["link", "set", link, "up"])?;
         }
-        place.within(|| {
+        outside.within(|| {
             ip(&["address", "add", &format!("{OUTSIDE}/24"), "dev", "lan"])?;
             ip(&["link", "set", "lan", "up"])
         })??;
-        Ok(place)
+        Ok(Place { outside })
     }
 
     /// A server outside, at a port.
     pub fn server(&self, port: u16) -> Result<UdpSocket, String> {
         let failed = |e: io::Error| format!("a server outside: {e}");
         let server = self
+            .outside
             .within(|| UdpSocket::bind((OUTSIDE, port)))?
             .map_err(failed)?;
         let sized = rustix::net::sockopt::set_socket_recv_buffer_size_force(&server, WAITING);
@@ -69,28 +54,10 @@ impl Place {
         Ok(server)
     }
 
-    fn within<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, String> {
-        let failed = |e: rustix::io::Errno| format!("enter the namespace outside: {e}");
-        let path = format!("/proc/{}/ns/net", self.outside.id());
-        let open = OFlags::RDONLY | OFlags::CLOEXEC;
-        let namespace: OwnedFd = rustix::fs::open(path, open, Mode::empty()).map_err(failed)?;
-        std::thread::scope(|scope| {
-            let thread = scope.spawn(|| {
-                let kind = Some(LinkNameSpaceType::Network);
-                rustix::thread::move_into_link_name_space(namespace.as_fd(), kind).map_err(failed)?;
-                Ok(work())
-            });
-            thread
-                .join()
-                .unwrap_or_else(|_| Err("it panicked outside".into()))
-        })
-    }
-}
-
-impl Drop for Place {
-    fn drop(&mut self) {
-        let _ = self.outside.kill();
-        let _ = self.outside.wait();
+    /// A server of connections outside, at a port.
+    pub fn listener(&self, port: u16) -> Result<TcpListener, String> {
+        let listener = self.outside.within(|| TcpListener::bind((OUTSIDE, port)))?;
+        listener.map_err(|e| format!("a server outside: {e}"))
     }
 }
 

@@ -16,8 +16,8 @@ pub fn row(way: Way) -> String {
 }
 
 /// The name of the row of starts beside so many others.
-pub fn row_at_once(count: usize) -> String {
-    format!("{}: ctr run -d, {count} at once", Way::Own.name())
+pub fn row_at_once(way: Way, count: usize) -> String {
+    format!("{}: ctr run -d, {count} at once", way.name())
 }
 
 /// One of each way, in turn; where thawd's time went too.
@@ -69,11 +69,11 @@ fn run_once(node: &Node, way: Way, id: &str) -> Result<f64, String> {
     Err(format!("{}: {LOSSES} guests were lost", row(way)))
 }
 
-/// `count` from one start, each until its container runs.
+/// `count` of one way from one start, each until its container runs.
 ///
 /// # Errors
 /// As [`round`].
-pub fn at_once(node: &Node, count: usize, report: &mut Report) -> Result<(), String> {
+pub fn at_once(node: &Node, way: Way, count: usize, report: &mut Report) -> Result<(), String> {
     let before = Stages::of(&node.home)?;
     let start = Barrier::new(count);
     let ids: Vec<String> = (0..count).map(|n| format!("at-once-{n}")).collect();
@@ -85,7 +85,7 @@ pub fn at_once(node: &Node, count: usize, report: &mut Report) -> Result<(), Str
                 scope.spawn(move || {
                     start.wait();
                     let began = monotonic_ns();
-                    let outcome = node.run(Way::Own, &["-d"], id, &["sleep", "100000"]);
+                    let outcome = node.run(way, &["-d"], id, &["sleep", "100000"]);
                     let ms = us_since(began) / 1e3;
                     match outcome.status.success() {
                         true => Ok(ms),
@@ -100,10 +100,12 @@ pub fn at_once(node: &Node, count: usize, report: &mut Report) -> Result<(), Str
             .collect()
     });
     for ms in times {
-        report.sample(&row_at_once(count), "ms", ms?);
+        report.sample(&row_at_once(way, count), "ms", ms?);
     }
-    Stages::of(&node.home)?
-        .since(&before)
-        .check_thawed(count as u64)?;
+    if way.is_thaw() {
+        Stages::of(&node.home)?
+            .since(&before)
+            .check_thawed(count as u64)?;
+    }
     ids.iter().try_for_each(|id| node.remove(id))
 }

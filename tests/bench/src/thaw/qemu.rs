@@ -104,7 +104,7 @@ fn writing_firmware() -> Vec<u8> {
 }
 
 /// A process killed when dropped.
-struct Killed(Child);
+pub(crate) struct Killed(pub(crate) Child);
 
 impl Killed {
     fn first_byte(&mut self) -> io::Result<()> {

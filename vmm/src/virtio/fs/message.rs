@@ -15,7 +15,7 @@ use thaw_log::LogLimit;
 use virtio_bindings::bindings::virtio_ring::{VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
 use virtio_queue::desc::split::Descriptor;
 use virtio_queue::{Queue, QueueT};
-use vm_memory::{ByteValued, Bytes, GuestAddress, GuestRegionMmap, MmapRegion, VolatileSlice};
+use vm_memory::{ByteValued, Bytes, GuestAddress, GuestRegionMmap, MmapRegion};
 
 use super::dax::Dax;
 use crate::memory::GuestMemory;
@@ -73,6 +73,9 @@ pub struct Messenger {
     memory: GuestMemory,
     /// A queue in the scratch region: the server's transport takes a message in no other form.
     queue: Queue,
+    /// The message and the descriptors that are handled now. Kept, so that the next ones need no allocation.
+    message: Vec<u8>,
+    table: Vec<u8>,
     log: Arc<LogLimit>,
 }
 
@@ -105,6 +108,8 @@ impl Messenger {
             guest,
             memory,
             queue,
+            message: Vec::new(),
+            table: Vec::new(),
             log,
         })
     }
@@ -113,13 +118,27 @@ impl Messenger {
     ///
     /// `dax` is the window that files are mapped into. Reads are reported to `accesses`.
     pub fn handle(&mut self, chain: &Chain, dax: &mut Dax, accesses: Option<&mut AccessLog>) -> Verdict {
-        let (header, message) = match self.take(chain) {
-            Ok(taken) => taken,
-            Err(written) => return Verdict::Done(written),
+        let mut message = std::mem::take(&mut self.message);
+        let verdict = match self.take(chain, &mut message) {
+            Ok(header) => self.handle_copy(&header, &message, chain, dax, accesses),
+            Err(written) => Verdict::Done(written),
         };
+        self.message = message;
+        verdict
+    }
+
+    /// Answers a message that was copied, unless it must wait.
+    fn handle_copy(
+        &mut self,
+        header: &InHeader,
+        message: &[u8],
+        chain: &Chain,
+        dax: &mut Dax,
+        accesses: Option<&mut AccessLog>,
+    ) -> Verdict {
         let body = &message[IN_HEADER..];
         match header.opcode {
-            READ => match self.check_read(&header, body, chain, accesses) {
+            READ => match self.check_read(header, body, chain, accesses) {
                 Ok(missing) if missing.is_empty() => {}
                 Ok(missing) => return Verdict::Wait(missing),
                 Err(errno) => return Verdict::Done(self.reply_error(chain, errno)),
@@ -144,17 +163,16 @@ impl Messenger {
             }
             _ => {}
         }
-        Verdict::Done(self.answer(&header, &message, chain))
+        Verdict::Done(self.answer(header, message, chain))
     }
 
-    /// Copies a message if the server may see it. Otherwise answers it and returns the bytes written.
-    fn take(&self, chain: &Chain) -> Result<(InHeader, Vec<u8>), u32> {
+    /// Copies a message to `message` if the server may see it, and returns its header. Otherwise answers it and returns the bytes written.
+    fn take(&self, chain: &Chain, message: &mut Vec<u8>) -> Result<InHeader, u32> {
         let readable = chain.readable_len();
-        let buffers = chain.readable(&self.guest).map_err(|_| 0u32)?;
-        if readable < IN_HEADER as u64 {
+        let is_in_memory = copy(chain, &self.guest, MAX_MESSAGE, message);
+        if !is_in_memory || readable < IN_HEADER as u64 {
             return Err(0);
         }
-        let message = copy(&buffers, MAX_MESSAGE);
         let header: InHeader = decode(&message[..IN_HEADER]);
         let opcode = header.opcode;
         // These messages have no reply, and the device keeps nothing about the nodes they name.
@@ -166,7 +184,7 @@ impl Messenger {
             .writable_buffers()
             .first()
             .is_some_and(|first| first.length as usize >= OUT_HEADER);
-        if !has_room || chain.writable(&self.guest).is_err() {
+        if !has_room || chain.writable_slices(&self.guest).any(|slice| slice.is_err()) {
             tracing::debug!(opcode, "a FUSE message without room for an answer");
             return Err(0);
         }
@@ -176,7 +194,7 @@ impl Messenger {
         if readable > MAX_MESSAGE as u64 || chain.writable_buffers().len() >= usize::from(DESCRIPTORS) {
             return Err(self.reply_error(chain, libc::E2BIG));
         }
-        Ok((header, message))
+        Ok(header)
     }
 
     /// The ranges that a READ must wait for, or the error that answers it.
@@ -245,18 +263,19 @@ impl Messenger {
         self.memory.write_slice(message, GuestAddress(MESSAGE)).ok()?;
         let (next, write) = (VRING_DESC_F_NEXT as u16, VRING_DESC_F_WRITE as u16);
         let buffers = chain.writable_buffers();
-        let mut table = vec![Descriptor::new(MESSAGE, message.len() as u32, next, 1)];
-        table.extend(buffers.iter().zip(2..).map(|(buffer, following)| {
+        let first = Descriptor::new(MESSAGE, message.len() as u32, next, 1);
+        self.table.clear();
+        self.table.extend_from_slice(first.as_slice());
+        for (buffer, following) in buffers.iter().zip(2..) {
             let flags = if following <= buffers.len() as u16 {
                 write | next
             } else {
                 write
             };
-            Descriptor::new(buffer.address.0, buffer.length, flags, following)
-        }));
-        for (address, descriptor) in (SCRATCH..).step_by(16).zip(table) {
-            self.memory.write_obj(descriptor, GuestAddress(address)).ok()?;
+            let descriptor = Descriptor::new(buffer.address.0, buffer.length, flags, following);
+            self.table.extend_from_slice(descriptor.as_slice());
         }
+        self.memory.write_slice(&self.table, GuestAddress(SCRATCH)).ok()?;
         self.queue.set_next_avail(0);
         let table = self.queue.pop_descriptor_chain(&self.memory)?;
         let reader = Reader::from_descriptor_chain(&self.memory, table.clone()).ok()?;
@@ -272,11 +291,8 @@ impl Messenger {
 
     /// Answers a message with an error, or with a success without a body. Returns the bytes written.
     pub fn reply_error(&self, chain: &Chain, errno: i32) -> u32 {
-        let Ok(request) = chain.readable(&self.guest) else {
-            return 0;
-        };
-        let head = copy(&request, IN_HEADER);
-        if head.len() < IN_HEADER {
+        let mut head = Vec::with_capacity(IN_HEADER);
+        if !copy(chain, &self.guest, IN_HEADER, &mut head) || head.len() < IN_HEADER {
             return 0;
         }
         let unique = decode::<InHeader>(&head).unique;
@@ -296,15 +312,16 @@ fn errno_of(error: &std::io::Error) -> i32 {
     error.raw_os_error().unwrap_or(libc::EIO)
 }
 
-/// The first bytes of `buffers`, at most `most`.
-fn copy(buffers: &[VolatileSlice<'_>], most: usize) -> Vec<u8> {
-    let mut bytes = Vec::new();
-    for buffer in buffers {
+/// Replaces `bytes` by the first bytes of a chain's message, at most `most`. Returns false if a part of the message is outside memory.
+fn copy(chain: &Chain, memory: &GuestMemory, most: usize, bytes: &mut Vec<u8>) -> bool {
+    bytes.clear();
+    for slice in chain.readable_slices(memory) {
+        let Ok(slice) = slice else { return false };
         let start = bytes.len();
-        bytes.resize((start + buffer.len()).min(most), 0);
-        buffer.copy_to(&mut bytes[start..]);
+        bytes.resize((start + slice.len()).min(most), 0);
+        slice.copy_to(&mut bytes[start..]);
     }
-    bytes
+    true
 }
 
 /// Decodes a message's structure, whatever its alignment. `bytes` must be as long as it.

@@ -1,9 +1,10 @@
 //! The backend of the device for writable host directories: a relay to another process, thaw-share
 //! ([`thaw_protocol::share`]).
 //!
-//! This process serves no request itself, because it must not have the rights that this needs. It forwards each FUSE message and writes the
-//! reply to the guest's buffers, without looking at either ([`relay`]). Invariant: every request that the device took is answered once:
-//! with its reply, or with an error if thaw-share is gone or never came. No other device or vCPU waits for this one.
+//! This process serves no file, because it must not have the rights that this needs. It forwards each FUSE message and writes the reply to
+//! the guest's buffers, without looking at either ([`relay`]), except that it repeats one answer ([`capabilities`]). Invariant: every request
+//! that the device took is answered once: with its reply, or with an error if thaw-share is gone or never came. No other device or vCPU
+//! waits for this one.
 //!
 //! When thaw-share dies, its unanswered requests get EIO, except lookups of names. Those, and all later requests, wait a bounded time for
 //! another thaw-share. One that takes over gets the guest's INIT first.
@@ -11,6 +12,7 @@
 //! The files that the guest has open belong to thaw-share, so a machine with a share cannot be frozen. Without a share, only the queues are
 //! frozen.
 
+mod capabilities;
 pub mod relay;
 
 use std::io;
@@ -25,6 +27,7 @@ use thaw_protocol::share::{INIT, LOOKUP, MESSAGE, PATIENCE_MS, REPLY, TAG};
 use vm_memory::ByteValued;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
+use self::capabilities::WithoutCapabilities;
 use self::relay::{Broken, Relay, Request, Step};
 use super::worker::{BACKEND, Event, Worker};
 use super::{Fs, FsBackend};
@@ -67,6 +70,7 @@ pub struct Share {
     /// Lookups that were unanswered when thaw-share died; they are sent to the one that takes over. If they failed, the guest would drop
     /// what it has mounted there.
     held: Vec<Request>,
+    without_capabilities: WithoutCapabilities,
     patience: Duration,
     timeout: Timeout,
 }
@@ -81,6 +85,7 @@ impl Fs<Share> {
             next: None,
             init: None,
             held: Vec::new(),
+            without_capabilities: WithoutCapabilities::default(),
             patience,
             timeout: timeout.clone(),
         });
@@ -102,6 +107,7 @@ impl FsBackend for Share {
         // The driver starts anew.
         self.init = None;
         self.held.clear();
+        self.without_capabilities.clear();
     }
 
     fn serve(&mut self, active: &mut Option<Activation>, event: Event) -> Result<(), DeviceError> {
@@ -209,13 +215,27 @@ impl Share {
         for _ in 0..AT_ONCE {
             let Link::Up(relay, _) = &mut self.link else { break };
             match relay.receive(memory_of(active)) {
-                Ok(Step::Done(Some((request, length)))) => give_back(active, &request, length)?,
+                Ok(Step::Done(Some((request, length)))) => {
+                    self.remember(active, &request, length);
+                    give_back(active, &request, length)?;
+                }
                 Ok(Step::Done(None)) => {}
                 Ok(Step::Blocked) => break,
                 Err(why) => self.lose(active, &why)?,
             }
         }
         self.pass_on(active)
+    }
+
+    /// Remembers a reply of `length` bytes that says that a file has no capabilities.
+    fn remember(&mut self, active: &Option<Activation>, request: &Request, length: u32) {
+        if length as usize == size_of::<OutHeader>()
+            && let Some(memory) = memory_of(active)
+            && let Some(node) = capabilities::asked_for(request, memory)
+            && reply_header(request, memory).error == -libc::ENODATA
+        {
+            self.without_capabilities.add(node, Instant::now());
+        }
     }
 
     /// Sends requests until the relay is full or none are left.
@@ -294,8 +314,14 @@ impl Share {
                 if relay.has(queue, head) || self.held.iter().any(is_held) {
                     return Err(QueueError::Chain { queue, head }.into());
                 }
+                let known = |node| self.without_capabilities.has(node, Instant::now());
+                if capabilities::asked_for(&request, memory).is_some_and(known) {
+                    return refuse(active, &request, libc::ENODATA);
+                }
                 if request.length <= MOST_INIT && header(&request, memory).opcode == INIT {
                     self.init = Some(whole(&request, memory));
+                    // Its node IDs begin anew.
+                    self.without_capabilities.clear();
                 }
                 relay.begin(request);
                 Ok(())
@@ -380,6 +406,15 @@ fn header(request: &Request, memory: &GuestMemory) -> InHeader {
     let mut header = InHeader::default();
     if let Ok(message) = request.chain.readable(memory) {
         guest_io::copy_out(&message, 0, header.as_mut_slice());
+    }
+    header
+}
+
+/// The header of a request's reply.
+fn reply_header(request: &Request, memory: &GuestMemory) -> OutHeader {
+    let mut header = OutHeader::default();
+    if let Ok(reply) = request.chain.writable(memory) {
+        guest_io::copy_out(&reply, 0, header.as_mut_slice());
     }
     header
 }

@@ -169,6 +169,30 @@ fn replies_come_in_any_order_and_forgets_have_none() {
 }
 
 #[test]
+fn file_without_capabilities_is_asked_for_them_once() {
+    let (mut rig, mut far) = rig();
+    let asked = |unique, name: &[u8]| message(Opcode::Getxattr, unique, &[&[0; 8][..], name].concat());
+    let none = OutHeader {
+        len: 16,
+        error: -libc::ENODATA,
+        unique: 5,
+    };
+    for name in [&b"user.of-same-length\0"[..], b"security.capability\0"] {
+        let (head, _) = ask(&mut rig, &asked(5, name), &[16]);
+        let (header, _) = far.request();
+        far.reply(header.id, none.as_slice());
+        assert_eq!(rig.wait_used(REQUESTS), [(head, 16)]);
+    }
+    // Nothing else is remembered.
+    let other = asked(6, b"user.of-same-length\0");
+    ask(&mut rig, &other, &[16]);
+    assert!(far.request().1 == other);
+    let (head, reply) = ask(&mut rig, &asked(7, b"security.capability\0"), &[16]);
+    assert_eq!(rig.wait_used(REQUESTS), [(head, 16)]);
+    assert_eq!(error_of(&rig, reply[0]), (-libc::ENODATA, 7));
+}
+
+#[test]
 fn requests_over_the_bound_wait_for_room() {
     let (mut rig, mut far) = rig();
     // More than may be sent at once: each takes a descriptor.

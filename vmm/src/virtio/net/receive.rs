@@ -8,8 +8,9 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::AsFd;
 
-use super::HEADER;
 use super::tap::Tap;
+use super::{FrameSlices, HEADER};
+use crate::memory::GuestMemory;
 use crate::virtio::chain::Chain;
 use crate::virtio::device::DeviceError;
 use crate::virtio::guest_io::{self, MAX_SLICES};
@@ -77,29 +78,38 @@ impl Receiver {
         if !self.refill(queue, mergeable)? {
             return Ok(Outcome::Starved);
         }
-        let usable = if mergeable { self.spare.len() } else { 1 };
-        let memory = queue.memory().clone();
-        let mut slices = Vec::new();
-        for chain in self.spare.iter().take(usable) {
-            // Checked when it was popped.
-            slices.extend(chain.writable(&memory).unwrap_or_default());
-        }
-        slices.truncate(SLICES);
-        let room = guest_io::total(&slices);
-        self.spill.resize(LARGEST, 0);
-        let length = match guest_io::read_some(tap.as_fd(), &slices, &mut self.spill) {
-            Ok(length) => length,
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => return Ok(Outcome::Empty),
+        match self.read(queue.memory(), tap, mergeable) {
+            Ok((length, 0)) => Ok(Outcome::Dropped(length)),
+            Ok((length, filled)) => {
+                self.deliver(queue, length, filled)?;
+                Ok(Outcome::Delivered(length))
+            }
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => Ok(Outcome::Empty),
             Err(error) => {
                 tracing::debug!(%error, "tap read failed");
-                return Ok(Outcome::Empty);
+                Ok(Outcome::Empty)
             }
-        };
-        if length > room || length < HEADER {
-            return Ok(Outcome::Dropped(length));
         }
-        self.deliver(queue, length, &slices)?;
-        Ok(Outcome::Delivered(length))
+    }
+
+    /// Reads a frame into the spare buffers. Returns its length, and how many buffers it fills: 0 if it is no frame, or does not fit them.
+    fn read(&mut self, memory: &GuestMemory, tap: &Tap, mergeable: bool) -> io::Result<(usize, usize)> {
+        let usable = if mergeable { self.spare.len() } else { 1 };
+        let mut slices = FrameSlices::new();
+        for chain in self.spare.iter().take(usable) {
+            // Checked when it was popped.
+            slices.extend(chain.writable_slices(memory).flatten());
+        }
+        slices.truncate(SLICES);
+        self.spill.resize(LARGEST, 0);
+        let length = guest_io::read_some(tap.as_fd(), &slices, &mut self.spill)?;
+        if length > guest_io::total(&slices) || length < HEADER {
+            return Ok((length, 0));
+        }
+        let filled = self.filled_by(length);
+        // num_buffers, which the tap does not write (§5.1.6.4).
+        guest_io::copy_in(&slices, HEADER - 2, &(filled as u16).to_le_bytes());
+        Ok((length, filled))
     }
 
     /// Makes all popped buffers available again.
@@ -110,15 +120,7 @@ impl Receiver {
     }
 
     /// Returns the buffers that a frame of `length` bytes fills to the driver.
-    fn deliver(
-        &mut self,
-        queue: &mut DeviceQueue,
-        length: usize,
-        slices: &[vm_memory::VolatileSlice<'_>],
-    ) -> Result<(), DeviceError> {
-        let filled = self.filled_by(length);
-        // num_buffers, which the tap does not write (§5.1.6.4).
-        guest_io::copy_in(slices, HEADER - 2, &(filled as u16).to_le_bytes());
+    fn deliver(&mut self, queue: &mut DeviceQueue, length: usize, filled: usize) -> Result<(), DeviceError> {
         let mut rest = length;
         for chain in self.spare.drain(..filled) {
             let written = rest.min(chain.writable_len() as usize);
@@ -159,7 +161,7 @@ impl Receiver {
             // A buffer that cannot hold the header, or lies outside memory, is returned empty.
             let usable = chain.writable_buffers().len() <= SLICES
                 && chain.writable_len() >= HEADER as u64
-                && chain.writable(queue.memory()).is_ok();
+                && chain.writable_slices(queue.memory()).all(|slice| slice.is_ok());
             if usable {
                 room = room.saturating_add(chain.writable_len() as usize);
                 slices += chain.writable_buffers().len();

@@ -3,8 +3,8 @@
 use std::io;
 use std::os::fd::AsFd;
 
-use super::HEADER;
 use super::tap::Tap;
+use super::{FrameSlices, HEADER};
 use crate::memory::GuestMemory;
 use crate::virtio::chain::Chain;
 use crate::virtio::device::DeviceError;
@@ -46,9 +46,13 @@ pub fn transmit(
 
 /// Sends one frame, if the chain is one. A frame that the tap refuses is lost, as on a wire.
 fn send(memory: &GuestMemory, chain: &Chain, tap: &Tap) -> io::Result<()> {
-    let Ok(slices) = chain.readable(memory) else {
-        return Ok(());
-    };
+    let mut slices = FrameSlices::new();
+    for slice in chain.readable_slices(memory) {
+        let Ok(slice) = slice else {
+            return Ok(());
+        };
+        slices.push(slice);
+    }
     if (LEAST..=MOST).contains(&guest_io::total(&slices)) && slices.len() <= MAX_SLICES {
         guest_io::write_some(tap.as_fd(), &slices)?;
     }

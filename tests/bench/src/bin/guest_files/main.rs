@@ -18,6 +18,8 @@ use thaw_bench::image::guest::{DISK_EROFS, DISK_EXT4, LARGE, RESULT, ROUNDS_WORD
 /// Reads of each kind of random read.
 const SMALL_READS: u64 = 400;
 const LARGE_READS: u64 = 100;
+/// Warm sequential reads of a round. One is short, and other work of the processor would decide it.
+const WARM_READS: usize = 5;
 
 const MOUNTED: &str = "/tmp/mounted";
 const TREE: &str = "/tmp/tree";
@@ -108,7 +110,9 @@ fn measure(subject: Subject, tree: &Path, first: bool) {
     ] {
         drop_caches();
         let length = timed(&format!("sequential {what}, cold"), &|| sequential(&large, size));
-        timed(&format!("sequential {what}, warm"), &|| sequential(&large, size));
+        for _ in 0..WARM_READS {
+            timed(&format!("sequential {what}, warm"), &|| sequential(&large, size));
+        }
         drop_caches();
         timed(&format!("random {what}, cold"), &|| {
             random(&large, size, length, count)

@@ -5,7 +5,7 @@ use std::time::{Instant, SystemTime};
 
 use opentelemetry::trace::SpanContext;
 use thaw_failpoint::{Failpoint, reach};
-use thaw_protocol::api::{ForkSandbox, ForkedSandbox, FreezeSandbox, RateLimits, ThawSandbox};
+use thaw_protocol::api::{ForkSandbox, ForkedSandbox, FreezeSandbox, ThawSandbox};
 use thaw_sandbox::error::Error;
 use thaw_sandbox::state::{Asked, Behalf};
 use thaw_sandbox::trace::Trace;

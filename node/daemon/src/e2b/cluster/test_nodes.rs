@@ -17,7 +17,6 @@ use tokio::net::TcpListener;
 use tokio::sync::watch;
 
 use super::copying::keep_copied;
-use crate::api::peer::Peer;
 use crate::api::tcp::serve_either;
 use crate::api::test_client::{send, until, whole};
 use crate::e2b::members::Members;

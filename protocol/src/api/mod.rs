@@ -97,7 +97,7 @@ pub use health_check::{
 };
 pub use hooks::{HOOK_MS, Hook, HookRequest, HookResult, Hooks, MOST_HOOK_COMMAND, OnHookFailure};
 pub use life::{ContainerExit, RestartMode, RestartPolicy, STOP_TIMEOUT_S, StopContainer};
-pub use list::{Bookmark, SandboxList, WatchEvent};
+pub use list::{Bookmark, SandboxList, SnapshotEvent, WatchEvent};
 pub use logs::{LogEvent, LogStream};
 pub use network::{DomainLists, Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use on_timeout::OnTimeout;

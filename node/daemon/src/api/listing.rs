@@ -1,4 +1,4 @@
-//! The handler that lists sandboxes and follows their changes.
+//! The handler that lists sandboxes and follows their changes, and what all watches have in common.
 //!
 //! Invariant: it uses the cache only.
 
@@ -21,7 +21,8 @@ use super::problem::{ApiCode, Refusal};
 use super::sandboxes::LINES;
 use super::scope::Scope;
 use super::watch::ring::encode;
-use super::watch::{Page, Query, Selector, Watcher, page::Token};
+use super::watch::watched::Watched;
+use super::watch::{Page, Query, Selector, Source, Watcher, page::Token};
 
 /// How many sandboxes may be asked for at once; without a limit, all are.
 const LIMIT: std::ops::RangeInclusive<u32> = 1..=10_000;
@@ -81,20 +82,13 @@ pub async fn list(
     let labels = asked.label_selector.as_deref().unwrap_or_default();
     let fields = asked.field_selector.as_deref().unwrap_or_default();
     let selector = Selector::parse(scope, labels, fields).map_err(|e| bad(&e.to_string()))?;
-    let watch = match asked.watch.as_deref() {
-        Some("1" | "true") => true,
-        None | Some("0" | "false") => false,
-        Some(_) => return Err(bad("watch is 1 or 0")),
+    let watch = WatchParameters {
+        watch: asked.watch.as_deref(),
+        resource_version: asked.resource_version,
+        since: asked.since.as_deref(),
     };
-    if watch {
-        if asked.limit.is_some() || asked.continue_token.is_some() {
-            return Err(bad("a watch has no limit and does not continue a list"));
-        }
-        let after = beginning(&daemon, &asked)?;
-        return follow(&daemon, after, selector, uri.path().to_owned());
-    }
-    if asked.resource_version.is_some() || asked.since.is_some() {
-        return Err(bad("resourceVersion and since go with watch=1"));
+    if watch.is_wanted(asked.limit.is_some() || asked.continue_token.is_some())? {
+        return watch.follow(daemon.cache.clone(), selector, &uri);
     }
     check_limit(asked.limit)?;
     let from = match asked.continue_token.as_deref() {
@@ -117,42 +111,71 @@ fn shown(page: Page) -> SandboxList {
     }
 }
 
-/// The version after which a watch begins, if its caller chose one.
-fn beginning(daemon: &Daemon, asked: &ListParameters) -> Result<Option<u64>, Refusal> {
-    let bad = |what: &str| Refusal::new(ApiCode::BadParameter, what);
-    match (asked.resource_version, asked.since.as_deref()) {
-        (Some(_), Some(_)) => Err(bad("a watch begins at a resourceVersion or a time, not both")),
-        (version, None) => Ok(version),
-        (None, Some(text)) => {
-            let what = "since is a time of RFC 3339, or seconds since the Unix epoch";
-            let since = parse_moment(text).ok_or_else(|| bad(what))?;
-            let since = SystemTime::UNIX_EPOCH + Duration::from_nanos(since);
-            let age = SystemTime::now().duration_since(since).unwrap_or_default();
-            Ok(Some(daemon.cache.version_before(age)))
-        }
-    }
+/// The parameters of a watch, among those of a list.
+#[derive(Clone, Copy, Debug)]
+pub struct WatchParameters<'a> {
+    pub watch: Option<&'a str>,
+    pub resource_version: Option<u64>,
+    pub since: Option<&'a str>,
 }
 
-/// The changes after a version, while the caller is connected.
-fn follow(
-    daemon: &Daemon,
-    after: Option<u64>,
-    selector: Selector,
-    instance: String,
-) -> Result<Response, Refusal> {
-    let watcher = Watcher::start(daemon.cache.clone(), after, selector)?;
-    let lines = futures_util::stream::unfold(Some(watcher), move |watcher| {
-        let instance = instance.clone();
-        async move {
-            let mut watcher = watcher?;
-            match watcher.next().await {
-                Ok(lines) => Some((Ok::<_, std::convert::Infallible>(lines?), Some(watcher))),
-                Err(gone) => {
-                    let last = WatchEvent::Error(Refusal::from(gone).in_stream(instance));
-                    Some((Ok(encode(&last)), None))
-                }
+impl WatchParameters<'_> {
+    /// Whether changes are asked for, and not a list. `is_paged`: there are parameters of pages too.
+    pub fn is_wanted(&self, is_paged: bool) -> Result<bool, Refusal> {
+        let bad = |what: &str| Err(Refusal::new(ApiCode::BadParameter, what));
+        let is_wanted = match self.watch {
+            Some("1" | "true") => true,
+            None | Some("0" | "false") => false,
+            Some(_) => return bad("watch is 1 or 0"),
+        };
+        if is_wanted && is_paged {
+            return bad("a watch has no limit and does not continue a list");
+        }
+        if !is_wanted && (self.resource_version.is_some() || self.since.is_some()) {
+            return bad("resourceVersion and since go with watch=1");
+        }
+        Ok(is_wanted)
+    }
+
+    /// The version after which the watch begins, if its caller chose one.
+    fn beginning(&self, source: &impl Source) -> Result<Option<u64>, Refusal> {
+        let bad = |what: &str| Refusal::new(ApiCode::BadParameter, what);
+        match (self.resource_version, self.since) {
+            (Some(_), Some(_)) => Err(bad("a watch begins at a resourceVersion or a time, not both")),
+            (version, None) => Ok(version),
+            (None, Some(text)) => {
+                let what = "since is a time of RFC 3339, or seconds since the Unix epoch";
+                let since = parse_moment(text).ok_or_else(|| bad(what))?;
+                let since = SystemTime::UNIX_EPOCH + Duration::from_nanos(since);
+                let age = SystemTime::now().duration_since(since).unwrap_or_default();
+                Ok(Some(source.version_before(age)))
             }
         }
-    });
-    Ok(([(header::CONTENT_TYPE, LINES)], Stream::from_stream(lines)).into_response())
+    }
+
+    /// The changes that match, while the caller is connected.
+    pub fn follow<C: Source>(
+        &self,
+        source: Arc<C>,
+        selector: Selector,
+        uri: &Uri,
+    ) -> Result<Response, Refusal> {
+        let after = self.beginning(source.as_ref())?;
+        let watcher = Watcher::start(source, after, selector)?;
+        let instance = uri.path().to_owned();
+        let lines = futures_util::stream::unfold(Some(watcher), move |watcher| {
+            let instance = instance.clone();
+            async move {
+                let mut watcher = watcher?;
+                match watcher.next().await {
+                    Ok(lines) => Some((Ok::<_, std::convert::Infallible>(lines?), Some(watcher))),
+                    Err(gone) => {
+                        let last = <C::Object as Watched>::error(Refusal::from(gone).in_stream(instance));
+                        Some((Ok(encode(&last)), None))
+                    }
+                }
+            }
+        });
+        Ok(([(header::CONTENT_TYPE, LINES)], Stream::from_stream(lines)).into_response())
+    }
 }

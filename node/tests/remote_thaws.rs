@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use thaw_test_registry::memory::Registry;
 use thaw_tiny_guest::bare::checking;
-use thaw_tiny_node::daemon::{eventually, log};
+use thaw_tiny_node::daemon::{eventually, log, until_idle};
 use thaw_tiny_node::{Place, Thawd, asked};
 
 /// MiB that the guest has filled: 47 parts of 2 MiB.
@@ -55,7 +55,7 @@ impl Node {
         let made = node.ask("POST /v1/sandboxes", &node.place.request());
         let original = made["sandbox"]["id"].as_str().unwrap().to_owned();
         // Or each clone first went on reading, before it answers.
-        until_idle(&made["sandbox"]["vmm_pid"]);
+        until_idle(made["sandbox"]["vmm_pid"].as_i64().unwrap() as i32);
         let freeze = format!("POST /v1/sandboxes/{original}/freeze");
         node.ask(&freeze, &json!({"name": "web"}));
         node.ask(
@@ -144,21 +144,6 @@ impl Node {
     fn end(self) {
         assert!(self.thawd.stop().success(), "{}", log(&self.place));
     }
-}
-
-/// Waits until a process takes no processor time: its guest sleeps.
-fn until_idle(pid: &Value) {
-    let ticks = || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        // utime and stime, proc_pid_stat(5).
-        let fields = stat.split_whitespace().skip(13).take(2);
-        fields.map(str::to_owned).collect::<Vec<_>>()
-    };
-    eventually("the guest sleeps", || {
-        let before = ticks();
-        std::thread::sleep(Duration::from_millis(200));
-        ticks() == before
-    });
 }
 
 #[test]

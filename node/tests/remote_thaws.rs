@@ -208,6 +208,20 @@ fn registry_that_stays_down_ends_the_sandbox_with_a_reason() {
 }
 
 #[test]
+fn sandbox_is_paused_while_its_memory_is_fetched() {
+    let Some(node) = Node::new() else { return };
+    let id = node.thaw();
+    assert!(node.stored().is_empty(), "it is not all here yet");
+    let of = |action: &str| format!("POST /v1/sandboxes/{id}/{action}");
+    node.ask(&of("pause"), &json!({"memory": "release"}));
+    assert_eq!(node.shown(&id)["memory_released"], json!(true));
+    node.ask(&of("resume"), &json!({}));
+    node.is_whole(&id);
+    node.delete(&id);
+    node.end();
+}
+
+#[test]
 fn what_is_no_snapshot_is_refused_and_leaves_nothing() {
     let Some(node) = Node::new() else { return };
     let missing = format!("{}/web:missing", node.registry.host());

@@ -98,6 +98,40 @@ async fn documents_that_contradict_each_other_are_refused() {
 }
 
 #[tokio::test]
+async fn tag_that_moves_during_a_pull_changes_nothing() {
+    let scene = Scene::new().await;
+    let (from, to) = (
+        node(&scene.root.path().join("other")),
+        node(&scene.root.path().join("to")),
+    );
+    let silent: Arc<dyn Progress> = Arc::new(Silent);
+    let wanted = asked(&scene.reference);
+    let found = Found::open(&to, &wanted, &silent).await.unwrap();
+    let digest = found.digest;
+    let other = store(&from, 3, |_| {}, None);
+    pushed(&from, &other, &scene.reference).await.unwrap();
+    let pulling = found.fetch(&to, &wanted, has_all, &silent).await.unwrap();
+    let first = pulling.finish(&to).await.unwrap();
+    let config = Config::decode(&scene.blob(&scene.listing["config"])).unwrap();
+    assert_eq!(first.hash(), Some(config.manifest.blake3));
+    assert!(to.stored.verify(&first).unwrap().is_empty());
+    to.stored.remove(&first.object.id, &|_| None, false).unwrap();
+
+    // The digest still names the first one, and the tag the other.
+    let pinned = format!("{}@{digest}", scene.reference);
+    for (reference, hash) in [(&pinned, first.hash()), (&scene.reference, other.hash())] {
+        let pulled = pulled(&to, reference).await.unwrap();
+        assert_eq!(pulled.hash(), hash, "{reference}");
+        to.stored.remove(&pulled.object.id, &|_| None, false).unwrap();
+    }
+    // A registry that sends the other one for that digest is refused.
+    let theirs = scene.registry.manifest("ready").unwrap();
+    scene.registry.put_manifest(&digest.to_string(), &theirs);
+    let error = pulled(&to, &pinned).await.unwrap_err();
+    assert_eq!((error.kind, entries(&to)), (ErrorKind::DigestMismatch, 0));
+}
+
+#[tokio::test]
 async fn chunks_of_another_snapshot_are_refused() {
     let scene = Scene::new().await;
     let from = node(&scene.root.path().join("other"));

@@ -192,8 +192,10 @@ async fn killed_pull_leaves_nothing() {
         (Failpoint::ObjectPlaced, false),
         (Failpoint::DraftLocked, false),
         (Failpoint::DraftDiskMade, false),
+        (Failpoint::PullPackWritten, false),
         (Failpoint::SnapshotFileSealed, false),
         (Failpoint::SnapshotPlaced, false),
+        (Failpoint::PullCompared, false),
         (Failpoint::ObjectBegun, false),
         (Failpoint::ObjectWritten, true),
     ] {

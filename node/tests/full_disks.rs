@@ -51,20 +51,24 @@ impl Disk {
         }
     }
 
-    /// The names below it, but for what is kept.
+    /// The names below it, but for what is kept, and for the directories in it, which are made once.
     fn names(&self) -> BTreeSet<PathBuf> {
         let mut names = BTreeSet::new();
         let mut directories = vec![self.0.clone()];
         while let Some(directory) = directories.pop() {
+            let is_top = directory == self.0;
             for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
-                let (path, kind) = (entry.path(), entry.file_type());
+                let path = entry.path();
                 if KEPT.iter().any(|kept| path == self.0.join(kept)) {
                     continue;
                 }
-                if kind.is_ok_and(|kind| kind.is_dir()) {
+                let is_directory = entry.file_type().is_ok_and(|kind| kind.is_dir());
+                if is_directory {
                     directories.push(path.clone());
                 }
-                names.insert(path);
+                if !(is_top && is_directory) {
+                    names.insert(path);
+                }
             }
         }
         names
@@ -123,7 +127,7 @@ impl Node {
         };
         let mut web = node.place.request();
         web["name"] = "web".into();
-        node.done("POST /v1/sandboxes", &web);
+        asked::done(&node.place, "POST /v1/sandboxes", &web);
         Some(node)
     }
 
@@ -131,16 +135,6 @@ impl Node {
         let stream = asked::ask(&self.place, request, None, body).unwrap();
         let (status, body) = asked::answer(stream).unwrap();
         (status, serde_json::from_str(&body).unwrap_or_default())
-    }
-
-    fn done(&self, request: &str, body: &Value) -> Value {
-        let (status, body) = self.ask(request, body);
-        assert!(
-            status.contains(" 20"),
-            "{request}: {status} {body}; {}",
-            log(&self.place)
-        );
-        body
     }
 
     /// Asks with ever more room on the disk, until that suffices. Returns how often it did not, and the answer.
@@ -163,7 +157,7 @@ impl Node {
             eventually(&format!("{what}: nothing is left"), || {
                 self.disk.names() == before
             });
-            let shown = self.done(&format!("GET {WEB}"), &json!(null));
+            let shown = asked::done(&self.place, &format!("GET {WEB}"), &json!(null));
             assert_eq!(shown["state"], "running", "{what}: {}", log(&self.place));
             refused += 1;
             room += 1 + room / 8;
@@ -187,17 +181,17 @@ fn full_disk_at_any_write_leaves_nothing_and_stops_nothing() {
     assert!(refused > 3, "{refused}");
     let pulled = format!("/v1/snapshots/{}", pulled["id"].as_str().unwrap());
     for snapshot in [&stored, &pulled] {
-        let verified = node.done(&format!("POST {snapshot}/verify"), &json!({}));
+        let verified = asked::done(&node.place, &format!("POST {snapshot}/verify"), &json!({}));
         assert_eq!(verified["damaged"], json!([]));
-        node.done(&format!("DELETE {snapshot}"), &json!({}));
+        asked::done(&node.place, &format!("DELETE {snapshot}"), &json!({}));
     }
     let release = json!({"memory": "release"});
     let (refused, _) = node.with_more_room(&format!("POST {WEB}/pause"), &release);
     assert!(refused > 3, "{refused}");
-    node.done(&format!("POST {WEB}/resume"), &json!({}));
+    asked::done(&node.place, &format!("POST {WEB}/resume"), &json!({}));
     // It works as before.
-    node.done(&format!("POST {WEB}/freeze"), &json!({}));
-    node.done(&format!("DELETE {WEB}"), &json!({}));
+    asked::done(&node.place, &format!("POST {WEB}/freeze"), &json!({}));
+    asked::done(&node.place, &format!("DELETE {WEB}"), &json!({}));
     let Node { thawd, disk, place } = node;
     assert!(thawd.stop().success(), "{}", log(&place));
     drop(disk);

@@ -83,37 +83,31 @@ impl Node {
         (!is_done).then(|| body["code"].as_str().unwrap_or(&status).to_owned())
     }
 
-    fn done(&self, request: &str, body: &Value) -> Value {
-        let (status, body) = asked::answer(self.send(request, body)).unwrap();
-        assert!(
-            status.contains(" 20"),
-            "{request}: {status} {body}; {}",
-            log(&self.place)
-        );
-        serde_json::from_str(&body).unwrap_or_default()
-    }
-
     /// The ids in a list.
     fn listed(&self, path: &str) -> Vec<String> {
-        let listed = self.done(&format!("GET {path}"), &json!(null));
+        let listed = asked::done(&self.place, &format!("GET {path}"), &json!(null));
         let items = listed["items"].as_array().unwrap().iter();
         items.map(|it| it["id"].as_str().unwrap().to_owned()).collect()
     }
 
     /// Checks that the sandbox can be frozen, and that every snapshot is whole. Removes all.
     fn works(&self) {
-        let shown = self.done(&format!("GET {WEB}"), &json!(null));
+        let shown = asked::done(&self.place, &format!("GET {WEB}"), &json!(null));
         if shown["memory_released"] == json!(true) {
-            self.done(&format!("POST {WEB}/resume"), &json!({}));
+            asked::done(&self.place, &format!("POST {WEB}/resume"), &json!({}));
         }
-        self.done(&format!("POST {WEB}/freeze"), &json!({}));
+        asked::done(&self.place, &format!("POST {WEB}/freeze"), &json!({}));
         for id in self.listed("/v1/sandboxes") {
-            self.done(&format!("DELETE /v1/sandboxes/{id}"), &json!({}));
+            asked::done(&self.place, &format!("DELETE /v1/sandboxes/{id}"), &json!({}));
         }
         for id in self.listed("/v1/snapshots") {
-            let verified = self.done(&format!("POST /v1/snapshots/{id}/verify"), &json!({}));
+            let verified = asked::done(
+                &self.place,
+                &format!("POST /v1/snapshots/{id}/verify"),
+                &json!({}),
+            );
             assert_eq!(verified["damaged"], json!([]));
-            self.done(&format!("DELETE /v1/snapshots/{id}"), &json!({}));
+            asked::done(&self.place, &format!("DELETE /v1/snapshots/{id}"), &json!({}));
         }
     }
 }
@@ -140,7 +134,7 @@ fn operations_that_meet_succeed_or_are_refused_by_name() {
     ] {
         let what = format!("{second:?} during {first:?} at {point}");
         let thawd = node.start_held(point);
-        node.done("POST /v1/sandboxes", &web);
+        asked::done(&node.place, "POST /v1/sandboxes", &web);
         let held = node.place.path("held");
         let one = node.change(first);
         eventually(&format!("{what}: it is held"), || held.exists());

@@ -137,13 +137,12 @@ async fn settles(node: &mut Node, what: &str) {
     }
     assert!(next.stop().success(), "{what}: {}", log(&node.place));
     let _ = fs::remove_dir_all(node.place.path("frozen"));
-    let entries = fs::read_dir(node.place.path("data/frozen")).unwrap();
-    assert_eq!(
-        entries.count(),
-        stored(node).len(),
-        "{what}: {}",
-        log(&node.place)
-    );
+    let entries = |node: &Node| fs::read_dir(node.place.path("data/frozen")).unwrap().count();
+    if entries(node) > stored(node).len() {
+        // A thread that was storing a snapshot when thawd ended is as one that was killed.
+        assert!(node.start().stop().success(), "{what}: {}", log(&node.place));
+    }
+    assert_eq!(entries(node), stored(node).len(), "{what}: {}", log(&node.place));
     let other = &node.pushed.as_ref().unwrap().other;
     for id in stored(node).iter().filter(|id| *id != other) {
         fs::remove_dir_all(node.place.path("data/frozen").join(id)).unwrap();

@@ -38,21 +38,21 @@ pub fn check_limit(limit: Option<u32>) -> Result<(), Refusal> {
     }
 }
 
-/// What of the sandboxes is asked for.
+/// What of the sandboxes, or of the stored snapshots, is asked for.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 #[into_params(parameter_in = Query)]
 pub struct ListParameters {
     /// Select by label: `a=b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`. Commas separate conditions, all of which must match.
     label_selector: Option<String>,
-    /// Select by field: `name`, `state`, `image` or `tenant`, with `=` or `!=`. Commas separate conditions, all of which must match.
+    /// Select by field: `name`, `image`, `tenant` or, of sandboxes, `state`, with `=` or `!=`. Commas separate conditions, all of which must match.
     field_selector: Option<String>,
-    /// Most sandboxes in the answer.
+    /// Most items in the answer.
     #[param(minimum = 1, maximum = 10000)]
-    limit: Option<u32>,
+    pub limit: Option<u32>,
     /// The `continue` of the previous page.
     #[serde(rename = "continue")]
-    continue_token: Option<String>,
+    pub continue_token: Option<String>,
     /// `1` or `true`: send changes as they happen, one per line, instead of a list.
     watch: Option<String>,
     /// With `watch`: send the changes after this version. Only new changes if absent.
@@ -79,16 +79,9 @@ pub async fn list(
     Parameters(asked): Parameters<ListParameters>,
 ) -> Result<Response, Refusal> {
     let bad = |what: &str| Refusal::new(ApiCode::BadParameter, what);
-    let labels = asked.label_selector.as_deref().unwrap_or_default();
-    let fields = asked.field_selector.as_deref().unwrap_or_default();
-    let selector = Selector::parse(scope, labels, fields).map_err(|e| bad(&e.to_string()))?;
-    let watch = WatchParameters {
-        watch: asked.watch.as_deref(),
-        resource_version: asked.resource_version,
-        since: asked.since.as_deref(),
-    };
-    if watch.is_wanted(asked.limit.is_some() || asked.continue_token.is_some())? {
-        return watch.follow(daemon.cache.clone(), selector, &uri);
+    let selector = asked.selector(scope)?;
+    if asked.is_watch()? {
+        return asked.follow(daemon.cache.clone(), selector, &uri);
     }
     check_limit(asked.limit)?;
     let from = match asked.continue_token.as_deref() {
@@ -111,36 +104,35 @@ fn shown(page: Page) -> SandboxList {
     }
 }
 
-/// The parameters of a watch, among those of a list.
-#[derive(Clone, Copy, Debug)]
-pub struct WatchParameters<'a> {
-    pub watch: Option<&'a str>,
-    pub resource_version: Option<u64>,
-    pub since: Option<&'a str>,
-}
+impl ListParameters {
+    /// The selector, within a scope.
+    pub fn selector(&self, scope: Scope) -> Result<Selector, Refusal> {
+        let labels = self.label_selector.as_deref().unwrap_or_default();
+        let fields = self.field_selector.as_deref().unwrap_or_default();
+        Selector::parse(scope, labels, fields).map_err(|e| Refusal::new(ApiCode::BadParameter, e))
+    }
 
-impl WatchParameters<'_> {
-    /// Whether changes are asked for, and not a list. `is_paged`: there are parameters of pages too.
-    pub fn is_wanted(&self, is_paged: bool) -> Result<bool, Refusal> {
+    /// Whether changes are asked for, and not a list.
+    pub fn is_watch(&self) -> Result<bool, Refusal> {
         let bad = |what: &str| Err(Refusal::new(ApiCode::BadParameter, what));
-        let is_wanted = match self.watch {
+        let is_watch = match self.watch.as_deref() {
             Some("1" | "true") => true,
             None | Some("0" | "false") => false,
             Some(_) => return bad("watch is 1 or 0"),
         };
-        if is_wanted && is_paged {
+        if is_watch && (self.limit.is_some() || self.continue_token.is_some()) {
             return bad("a watch has no limit and does not continue a list");
         }
-        if !is_wanted && (self.resource_version.is_some() || self.since.is_some()) {
+        if !is_watch && (self.resource_version.is_some() || self.since.is_some()) {
             return bad("resourceVersion and since go with watch=1");
         }
-        Ok(is_wanted)
+        Ok(is_watch)
     }
 
-    /// The version after which the watch begins, if its caller chose one.
+    /// The version after which a watch begins, if its caller chose one.
     fn beginning(&self, source: &impl Source) -> Result<Option<u64>, Refusal> {
         let bad = |what: &str| Refusal::new(ApiCode::BadParameter, what);
-        match (self.resource_version, self.since) {
+        match (self.resource_version, self.since.as_deref()) {
             (Some(_), Some(_)) => Err(bad("a watch begins at a resourceVersion or a time, not both")),
             (version, None) => Ok(version),
             (None, Some(text)) => {

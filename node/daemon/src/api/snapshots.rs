@@ -20,39 +20,13 @@ use utoipa::IntoParams;
 use super::check;
 use super::daemon::Daemon;
 use super::extract::{Body, Parameters};
-use super::listing::{WatchParameters, check_limit};
+use super::listing::{ListParameters, check_limit};
 use super::problem::{ApiCode, Refusal};
 use super::scope::{Scope, Wanted};
-use super::watch::{Selector, Source as _};
-
-/// What of the stored snapshots is asked for.
-#[derive(Debug, Default, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-#[into_params(parameter_in = Query)]
-pub struct SnapshotParameters {
-    /// Select by label: `a=b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`. Commas separate conditions, all of which must match.
-    label_selector: Option<String>,
-    /// Select by field: `name`, `image` or `tenant`, with `=` or `!=`. Commas separate conditions, all of which must match.
-    field_selector: Option<String>,
-    /// Most snapshots in the answer.
-    #[param(minimum = 1, maximum = 10000)]
-    limit: Option<u32>,
-    /// The `continue` of the previous page.
-    #[serde(rename = "continue")]
-    continue_token: Option<String>,
-    /// `1` or `true`: send changes as they happen, one per line, instead of a list.
-    watch: Option<String>,
-    /// With `watch`: send the changes after this version. Only new changes if absent.
-    resource_version: Option<u64>,
-    /// With `watch`: send the kept changes from this time on: RFC 3339, or seconds since the Unix epoch with up to nine decimals.
-    #[param(
-        pattern = r"^[0-9]{1,10}(\.[0-9]{1,9})?$|^20[0-9]{2}-(0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])T([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,9})?Z$"
-    )]
-    since: Option<String>,
-}
+use super::watch::Source as _;
 
 /// Lists the stored snapshots, or with `watch` sends their changes.
-#[utoipa::path(get, path = "/v1/snapshots", operation_id = "listSnapshots", tag = "snapshots", params(SnapshotParameters), responses(
+#[utoipa::path(get, path = "/v1/snapshots", operation_id = "listSnapshots", tag = "snapshots", params(ListParameters), responses(
     (status = 200, description = "The snapshots, or with `watch` one SnapshotEvent per line", content(
         (SnapshotList = "application/json"), (SnapshotEvent = "application/x-ndjson"))),
     (status = 400, description = "A parameter is invalid", body = Problem, content_type = "application/problem+json"),
@@ -63,30 +37,23 @@ pub async fn list(
     State(daemon): State<Arc<Daemon>>,
     uri: Uri,
     scope: Scope,
-    Parameters(asked): Parameters<SnapshotParameters>,
+    Parameters(asked): Parameters<ListParameters>,
 ) -> Result<Response, Refusal> {
     let bad = |what: &str| Refusal::new(ApiCode::BadParameter, what);
     check_limit(asked.limit)?;
-    let labels = asked.label_selector.as_deref().unwrap_or_default();
-    let fields = asked.field_selector.as_deref().unwrap_or_default();
-    let selector = Selector::parse(scope.clone(), labels, fields).map_err(|e| bad(&e.to_string()))?;
+    let selector = asked.selector(scope.clone())?;
     if selector.has_state() {
         return Err(bad("a snapshot has no state: name, image or tenant"));
     }
     let after = asked.continue_token.as_deref().map(decode);
     let after = after.map(|id| id.ok_or_else(|| bad("this is no continue token")));
     let after = after.transpose()?;
-    let watch = WatchParameters {
-        watch: asked.watch.as_deref(),
-        resource_version: asked.resource_version,
-        since: asked.since.as_deref(),
-    };
-    if watch.is_wanted(asked.limit.is_some() || after.is_some())? {
+    if asked.is_watch()? {
         // Without it, the first change of a snapshot would seem to add it.
         if !daemon.snapshots.is_complete() {
             look(&daemon, &scope).await?;
         }
-        return watch.follow(daemon.snapshots.clone(), selector, &uri);
+        return asked.follow(daemon.snapshots.clone(), selector, &uri);
     }
     look(&daemon, &scope).await?;
     let limit = asked.limit.map_or(usize::MAX, |limit| limit as usize);

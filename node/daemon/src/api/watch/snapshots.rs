@@ -79,13 +79,15 @@ impl SnapshotCache {
             return;
         }
         let newer: BTreeSet<String> = state.ring.after(before).map(|it| it.id().to_owned()).collect();
-        let ids: BTreeSet<&str> = found.iter().map(|it| it.id.as_str()).collect();
-        let known = state.objects.values();
-        let gone =
-            known.filter(|it| scope.reaches_tenant(it.tenant.as_deref()) && !ids.contains(it.id.as_str()));
-        let gone: Vec<String> = gone.map(|it| it.id.clone()).collect();
-        for id in gone.iter().filter(|id| !newer.contains(*id)) {
-            self.remove(state, id);
+        let gone: Vec<String> = {
+            let ids: BTreeSet<&str> = found.iter().map(|it| it.id.as_str()).collect();
+            let is_there = |id: &String| ids.contains(id.as_str()) || newer.contains(id);
+            let known = state.objects.values();
+            let gone = known.filter(|it| scope.reaches_tenant(it.tenant.as_deref()) && !is_there(&it.id));
+            gone.map(|it| it.id.clone()).collect()
+        };
+        for id in gone {
+            self.remove(state, &id);
         }
         for snapshot in found.into_iter().filter(|it| !newer.contains(&it.id)) {
             self.put(state, snapshot);

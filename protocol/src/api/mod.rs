@@ -41,6 +41,7 @@
 //! | `PATCH /v1/sandboxes/{id}/network` | [`NetworkPolicy`] | [`Sandbox`] |
 //! | `POST /v1/thaws` | [`ThawSandbox`] | 201, [`CreatedSandbox`] |
 //! | `GET`, `POST /v1/snapshots` | —, [`PullSnapshot`] | [`SnapshotList`], 201 and [`Snapshot`] |
+//! | `GET /v1/snapshots?watch=1` | — | [`SnapshotEvent`]s, one a line |
 //! | `GET`, `DELETE /v1/snapshots/{id}`, with `?force=true` | — | [`Snapshot`], 204 |
 //! | `PATCH /v1/snapshots/{id}` | [`ChangeSnapshot`] | [`Snapshot`] |
 //! | `POST /v1/snapshots/{id}/verify` | — | [`VerifiedSnapshot`] |

@@ -132,6 +132,19 @@ async fn tag_that_moves_during_a_pull_changes_nothing() {
 }
 
 #[tokio::test]
+async fn two_pulls_of_one_name_store_one_snapshot() {
+    let scene = Scene::new().await;
+    let to = node(&scene.root.path().join("to"));
+    let both = tokio::join!(pulled(&to, &scene.reference), pulled(&to, &scene.reference));
+    let (stored, refused) = match both {
+        (Ok(stored), Err(refused)) | (Err(refused), Ok(stored)) => (stored, refused),
+        both => panic!("{both:?}"),
+    };
+    assert_eq!((refused.kind, entries(&to)), (ErrorKind::NameInUse, 1));
+    assert!(to.stored.verify(&stored).unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn chunks_of_another_snapshot_are_refused() {
     let scene = Scene::new().await;
     let from = node(&scene.root.path().join("other"));

@@ -108,7 +108,7 @@ async fn registry_that_falls_silent_is_given_up_by_name() {
     proxy.faults(vec![Rule::always(On::ranges(), Fault::Hang)]);
     let mut to = node(&scene.root.path().join("to"));
     let mut config = crate::config::Config::clone(&to.images.config);
-    (config.fetch.budget_ms, config.fetch.answer_ms) = (1000, 200);
+    (config.fetch.budget_ms, config.fetch.answer_ms) = (2000, 500);
     to.images = Images::open_with(&to.paths.images(), config).unwrap();
     let reference = scene.reference.replace(&scene.registry.host(), &proxy.host());
     let remote = begun(&to, &reference).await;

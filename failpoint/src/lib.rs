@@ -266,6 +266,49 @@ failpoints! {
     ScratchForgotten = "scratch.forgotten",
     ScratchRemoved = "scratch.removed",
 
+    /// The snapshot was compared with its manifest, and nothing is sent yet.
+    PushRead = "push.read",
+    /// A pack that waits to be sent is a file without a name.
+    PushPackMade = "push.pack-made",
+    /// The registry has a blob, sent now or before.
+    PushBlobThere = "push.blob-there",
+    PushPacksThere = "push.packs-there",
+    /// The registry has everything but the OCI manifest.
+    PushDocumentsThere = "push.documents-there",
+    PushNamed = "push.named",
+    /// The OCI manifest and the config were read.
+    PullListed = "pull.listed",
+    PullDocumentsRead = "pull.documents-read",
+    PullImagesThere = "pull.images-there",
+    /// The small files are written in the store; the memory and the disks are holes.
+    PullBegun = "pull.begun",
+    PullPackWritten = "pull.pack-written",
+    PullPacksWritten = "pull.packs-written",
+    /// The files are what the manifest says; the snapshot has no record yet.
+    PullCompared = "pull.compared",
+    /// The rest of a snapshot in a registry is about to be fetched in the background.
+    RemoteBegun = "remote.begun",
+    /// The disks are here, and no machine is claimed yet.
+    RemoteDisksFetched = "remote.disks-fetched",
+    /// The machine has its memory, and no server of its page faults.
+    RemoteLoaded = "remote.loaded",
+    /// Its page faults are served, and no record says where its memory comes from.
+    RemoteServed = "remote.served",
+    /// The snapshot's manifest is in its directory.
+    RemoteDescribed = "remote.described",
+    /// A part of the memory was read from the registry, and is not written.
+    RemotePartRead = "remote.part-read",
+    RemotePartWritten = "remote.part-written",
+    RemoteWorkingSetFetched = "remote.working-set-fetched",
+    /// All parts are here; the snapshot is not stored.
+    RemoteRestFetched = "remote.rest-fetched",
+    /// The page faults of an adopted machine are served again.
+    RemoteServedAgain = "remote.served-again",
+    /// A page fault was taken from the kernel, and is not served.
+    PagesFaultRead = "pages.fault-read",
+    /// The thread that faulted goes on, or waits for its part.
+    PagesFaultServed = "pages.fault-served",
+
     DeleteForgotten = "delete.forgotten",
     DeleteKilled = "delete.killed",
     DeleteReaped = "delete.reaped",

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use thaw_test_registry::memory::Registry;
 use thaw_tiny_guest::bare::checking;
-use thaw_tiny_node::daemon::{eventually, log};
+use thaw_tiny_node::daemon::{eventually, log, until_idle};
 use thaw_tiny_node::{Place, Thawd, asked};
 
 /// MiB that the guest has filled: 47 parts of 2 MiB.
@@ -55,7 +55,7 @@ impl Node {
         let made = node.ask("POST /v1/sandboxes", &node.place.request());
         let original = made["sandbox"]["id"].as_str().unwrap().to_owned();
         // Or each clone first went on reading, before it answers.
-        until_idle(&made["sandbox"]["vmm_pid"]);
+        until_idle(made["sandbox"]["vmm_pid"].as_i64().unwrap() as i32);
         let freeze = format!("POST /v1/sandboxes/{original}/freeze");
         node.ask(&freeze, &json!({"name": "web"}));
         node.ask(
@@ -146,21 +146,6 @@ impl Node {
     }
 }
 
-/// Waits until a process takes no processor time: its guest sleeps.
-fn until_idle(pid: &Value) {
-    let ticks = || {
-        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
-        // utime and stime, proc_pid_stat(5).
-        let fields = stat.split_whitespace().skip(13).take(2);
-        fields.map(str::to_owned).collect::<Vec<_>>()
-    };
-    eventually("the guest sleeps", || {
-        let before = ticks();
-        std::thread::sleep(Duration::from_millis(200));
-        ticks() == before
-    });
-}
-
 #[test]
 fn sandbox_runs_before_its_memory_is_fetched() {
     let Some(node) = Node::new() else { return };
@@ -219,6 +204,20 @@ fn registry_that_stays_down_ends_the_sandbox_with_a_reason() {
     assert_eq!(failure["reason"], "memory-lost", "{failure}");
     let message = failure["message"].as_str().unwrap();
     assert!(message.contains("memory chunk"), "{message}");
+    node.end();
+}
+
+#[test]
+fn sandbox_is_paused_while_its_memory_is_fetched() {
+    let Some(node) = Node::new() else { return };
+    let id = node.thaw();
+    assert!(node.stored().is_empty(), "it is not all here yet");
+    let of = |action: &str| format!("POST /v1/sandboxes/{id}/{action}");
+    node.ask(&of("pause"), &json!({"memory": "release"}));
+    assert_eq!(node.shown(&id)["memory_released"], json!(true));
+    node.ask(&of("resume"), &json!({}));
+    node.is_whole(&id);
+    node.delete(&id);
     node.end();
 }
 

@@ -105,6 +105,12 @@ fn hook_that_hangs_is_killed_with_its_group() {
         assert!(since.elapsed() < Duration::from_secs(10));
         g.exec("c", "f", &left, false).await.unwrap();
         assert_eq!(g.read_all("c", "f", false).await, b"1\n");
+
+        // A daemon has a process group of its own, so it outlives the time limit too. It ends with the container.
+        let (outcome, _, _) = run(&client, &line("busybox setsid sleep 995 & sleep 994", 300)).await;
+        assert_eq!(outcome, Outcome::TIMED_OUT);
+        g.exec("c", "h", &left, false).await.unwrap();
+        assert_eq!(g.read_all("c", "h", false).await, b"2\n");
         g.remove("c").await.unwrap();
         g.assert_clean().await;
     });

@@ -21,6 +21,7 @@ use std::path::Path;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec};
 use rustix::io::{Errno, ReadWriteFlags};
 use rustix::pipe::PipeFlags;
+use thaw_failpoint::{Failpoint, reach};
 use thaw_protocol::control::MappedRegion;
 
 use crate::snapshot::Hash;
@@ -239,7 +240,9 @@ impl<S: PageSource> Server<S> {
             let Some(address) = self.next_fault().map_err(Error::Broken)? else {
                 break;
             };
+            reach(Failpoint::PagesFaultRead);
             self.serve(address)?;
+            reach(Failpoint::PagesFaultServed);
         }
         Ok(())
     }

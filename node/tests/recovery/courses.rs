@@ -21,8 +21,9 @@ use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Place, asked};
 
 use crate::copies;
-use crate::node::{Node, request};
+use crate::node::{Node, gone, request};
 use crate::pods;
+use crate::remote;
 use crate::store;
 
 /// The name of the sandbox that fails.
@@ -52,6 +53,8 @@ pub enum Course {
     Pods,
     /// A paused sandbox is copied to a registry, and another node takes it over.
     Copies,
+    /// Clones whose memory is in a registry fault, while snapshots are pushed and pulled.
+    Remote,
 }
 
 /// Failpoints that are reached only when something is made that later runs reuse.
@@ -87,6 +90,7 @@ const DEEDS: [&str; 13] = [
     "scratch.",
     "store.order-",
 ];
+const REMOTE: [&str; 4] = ["pages.", "pull.", "push.", "remote."];
 const EVICTION: [&str; 3] = ["snapshot.doomed", "snapshot.removed", "snapshot.forgotten"];
 
 impl Course {
@@ -99,6 +103,7 @@ impl Course {
         Course::Store,
         Course::Pods,
         Course::Copies,
+        Course::Remote,
     ];
 
     /// The course that reaches a failpoint first.
@@ -119,6 +124,8 @@ impl Course {
             Course::Pods
         } else if begins(&["copy."]) {
             Course::Copies
+        } else if begins(&REMOTE) {
+            Course::Remote
         } else {
             Course::Life
         }
@@ -169,6 +176,21 @@ impl Course {
             Course::Store => store::killed_at(&node.place, point, nth, &what),
             Course::Pods => pods::killed_at(node, point, nth, &what).await,
             Course::Copies => copies::killed_at(node, point, nth, &what).await,
+            Course::Remote => {
+                let mut remote = match node.remote.take() {
+                    Some(remote) => remote,
+                    None => Box::new(remote::prepare().await),
+                };
+                if point == Failpoint::RemoteServedAgain {
+                    let earlier = remote.start();
+                    remote::thaw_clones(&remote).unwrap();
+                    earlier.kill();
+                }
+                let died = self.doomed(&mut remote, point, nth, &what).await;
+                remote::recovers(&mut remote, &what).await;
+                node.remote = Some(remote);
+                died
+            }
         }
     }
 
@@ -182,6 +204,7 @@ impl Course {
             let done = match self {
                 Course::Deeds => deeds(&node.place, &client, &mut ended).await,
                 Course::Failure => failure(&node.place, &client).await,
+                Course::Remote => remote::course(node, &client, &mut ended).await,
                 _ => life(&node.place, &client, &mut ended).await,
             };
             // Its clients see its death first.
@@ -324,12 +347,6 @@ async fn store_and_remove(client: &Client, id: &str) -> Result<(), Error> {
 
 /// Clones a sandbox, with a key. Returns the clones' ids.
 fn fork(place: &Place, id: &str) -> Result<Vec<String>, Error> {
-    let gone = || {
-        Error::new(
-            thaw_sandbox::error::ErrorKind::DaemonUnreachable,
-            "it does not answer",
-        )
-    };
     let request = format!("POST /v1/sandboxes/{id}/fork");
     let asked = asked::ask(place, &request, Some("fork"), &json!({"count": 1})).ok_or_else(gone)?;
     let (status, body) = asked::answer(asked).ok_or_else(gone)?;

@@ -11,6 +11,7 @@
 //! | [`courses`] | the courses of events during which thawd is killed |
 //! | [`node`] | the node, and what the next thawd must find |
 //! | [`pods`] | the same for pods, and for their network namespaces |
+//! | [`remote`] | the same for clones whose memory is in a registry, and for pushes and pulls |
 //! | [`store`] | the same for the image store, with `thaw image` |
 //!
 //! Several failpoints are tested at once, in lanes. Each lane has its own network namespace.
@@ -21,8 +22,10 @@ mod copies;
 mod courses;
 mod node;
 mod pods;
+mod remote;
 mod store;
 
+use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use courses::Course;
@@ -35,6 +38,9 @@ const MOST: usize = 12;
 
 /// Failpoints that only a thawd with fast paths for its slots reaches.
 const FAST: [&str; 2] = ["network.fast-", "policy.fast-"];
+
+/// Failpoints that only a thawd that may serve page faults reaches.
+const FAULTS: [&str; 2] = ["pages.", "remote."];
 
 /// Failpoints that concern a resource of the whole host: another lane's thawd would find the leftovers and remove them.
 const OF_THE_HOST: &str = "cgroup.";
@@ -63,6 +69,10 @@ impl Plan {
         if let Err(e) = thaw_network::try_fast_path() {
             thaw_test_skip::skip(format!("the fast path's failpoints: {e}"));
             points.retain(|p| !FAST.iter().any(|begins| p.name().starts_with(begins)));
+        }
+        if !Path::new("/dev/userfaultfd").exists() {
+            thaw_test_skip::skip("the failpoints of page faults: this host has no /dev/userfaultfd");
+            points.retain(|p| !FAULTS.iter().any(|begins| p.name().starts_with(begins)));
         }
         Plan {
             points: points.into_iter().copied().collect(),

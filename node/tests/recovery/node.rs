@@ -7,6 +7,9 @@ use thaw_daemon::api::client::Client;
 use thaw_failpoint::Failpoint;
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::api::{CreateSandbox, FreezeSandbox, Sandbox, ThawSandbox};
+use thaw_sandbox::error::{Error, ErrorKind};
+use thaw_test_registry::memory::Registry;
+use thaw_tiny_guest::Guest;
 use thaw_tiny_guest::bare::lasting;
 use thaw_tiny_node::daemon::{eventually, log};
 use thaw_tiny_node::{Counts, Place, Thawd, counts};
@@ -28,14 +31,24 @@ pub struct Node {
     pub thawds: Vec<ProcessRecord>,
     /// The counts when only what is reused remains.
     pub empty: Counts,
+    /// The snapshots of a node whose clones have their memory in a registry.
+    pub pushed: Option<Pushed>,
+    /// That node, once it was needed.
+    pub remote: Option<Box<Node>>,
 }
 
 impl Node {
     /// `None` if the test cannot run here; the reason has been reported.
     pub fn new() -> Option<Node> {
+        let node = Node::of(&lasting())?;
+        node.place.fill_pools_to(1..=1, 1..=1);
+        Some(node)
+    }
+
+    /// The same with other guests.
+    pub fn of(guest: &Guest) -> Option<Node> {
         let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
-        let place = Place::new(binaries, &lasting())?;
-        place.fill_pools_to(1..=1, 1..=1);
+        let place = Place::new(binaries, guest)?;
         for directory in ["data/forks", "data/frozen", "data/paused"] {
             std::fs::create_dir_all(place.path(directory)).unwrap();
         }
@@ -43,6 +56,8 @@ impl Node {
             place,
             thawds: Vec::new(),
             empty: Counts::default(),
+            pushed: None,
+            remote: None,
         })
     }
 
@@ -72,7 +87,7 @@ impl Node {
         Client::connect(&self.place.socket()).unwrap()
     }
 
-    fn counts(&self) -> Counts {
+    pub fn counts(&self) -> Counts {
         Counts::of(&self.place, &self.thawds)
     }
 
@@ -258,6 +273,24 @@ impl Node {
             client.remove_snapshot(&snapshot.id, false).await.unwrap();
         }
     }
+}
+
+/// A snapshot in a registry, and another one that the node stores.
+pub struct Pushed {
+    pub registry: Registry,
+    /// The id of the stored one.
+    pub other: String,
+}
+
+impl Pushed {
+    pub fn reference(&self, name: &str) -> String {
+        format!("{}/{name}:ready", self.registry.host())
+    }
+}
+
+/// The error of a caller whose thawd has died.
+pub fn gone() -> Error {
+    Error::new(ErrorKind::DaemonUnreachable, "it does not answer")
 }
 
 /// A request for a sandbox.

@@ -1,9 +1,9 @@
-//! Lists of sandboxes and their changes.
+//! Lists of sandboxes, and the changes of sandboxes and of stored snapshots.
 
 use serde::{Deserialize, Serialize};
 
-use super::Sandbox;
 use super::problem::Problem;
+use super::{Sandbox, Snapshot};
 
 /// All matching sandboxes at one resource version, ordered by id.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -17,7 +17,7 @@ pub struct SandboxList {
     pub continue_token: Option<String>,
 }
 
-/// One line of a watch.
+/// One line of a watch of sandboxes.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 #[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
@@ -28,6 +28,23 @@ pub enum WatchEvent {
     Modified(Sandbox),
     /// The sandbox is gone or no longer matches the selectors. Its last state.
     Deleted(Sandbox),
+    /// No matching change happened up to this version.
+    Bookmark(Bookmark),
+    /// The reason why the watch ends. The last line.
+    Error(Problem),
+}
+
+/// One line of a watch of stored snapshots.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
+#[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
+pub enum SnapshotEvent {
+    /// The snapshot is new, or now matches the selectors.
+    Added(Snapshot),
+    /// Its name, its labels or its last use changed, or it was found damaged.
+    Modified(Snapshot),
+    /// The snapshot is gone or no longer matches the selectors. Its last state.
+    Deleted(Snapshot),
     /// No matching change happened up to this version.
     Bookmark(Bookmark),
     /// The reason why the watch ends. The last line.

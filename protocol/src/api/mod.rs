@@ -41,6 +41,7 @@
 //! | `PATCH /v1/sandboxes/{id}/network` | [`NetworkPolicy`] | [`Sandbox`] |
 //! | `POST /v1/thaws` | [`ThawSandbox`] | 201, [`CreatedSandbox`] |
 //! | `GET`, `POST /v1/snapshots` | —, [`PullSnapshot`] | [`SnapshotList`], 201 and [`Snapshot`] |
+//! | `GET /v1/snapshots?watch=1` | — | [`SnapshotEvent`]s, one a line |
 //! | `GET`, `DELETE /v1/snapshots/{id}`, with `?force=true` | — | [`Snapshot`], 204 |
 //! | `PATCH /v1/snapshots/{id}` | [`ChangeSnapshot`] | [`Snapshot`] |
 //! | `POST /v1/snapshots/{id}/verify` | — | [`VerifiedSnapshot`] |
@@ -97,7 +98,7 @@ pub use health_check::{
 };
 pub use hooks::{HOOK_MS, Hook, HookRequest, HookResult, Hooks, MOST_HOOK_COMMAND, OnHookFailure};
 pub use life::{ContainerExit, RestartMode, RestartPolicy, STOP_TIMEOUT_S, StopContainer};
-pub use list::{Bookmark, SandboxList, WatchEvent};
+pub use list::{Bookmark, SandboxList, SnapshotEvent, WatchEvent};
 pub use logs::{LogEvent, LogStream};
 pub use network::{DomainLists, Egress, EgressRule, NetworkPolicy, PublishedPort, SandboxNetwork};
 pub use on_timeout::OnTimeout;

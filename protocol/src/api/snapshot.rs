@@ -210,6 +210,9 @@ pub struct Snapshot {
     pub manifest: Option<SnapshotManifest>,
     /// Why it cannot be read, or which of its files are damaged.
     pub error: Option<String>,
+    /// The version of its last change, in lists and watches.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub resource_version: Option<u64>,
 }
 
 /// What the manifest of a snapshot says. docs/snapshot-format.md describes it.
@@ -260,6 +263,9 @@ pub struct SnapshotBase {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "openapi", derive(utoipa::ToSchema))]
 pub struct SnapshotList {
+    /// A watch from this version reports every later change.
+    #[serde(default)]
+    pub resource_version: u64,
     pub items: Vec<Snapshot>,
     /// Present if there are more: repeat the request with `continue` set to this and the same selectors.
     #[serde(rename = "continue", default, skip_serializing_if = "Option::is_none")]

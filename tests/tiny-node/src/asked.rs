@@ -5,6 +5,7 @@ use std::os::unix::net::UnixStream;
 
 use serde_json::Value;
 
+use crate::daemon::log;
 use crate::place::Place;
 
 /// Asks by this method and path, with a body and perhaps an idempotency key, and does not wait. None where nobody listens.
@@ -28,6 +29,14 @@ pub fn answer(mut stream: UnixStream) -> Option<(String, String)> {
     stream.read_to_string(&mut text).ok()?;
     let (head, body) = text.split_once("\r\n\r\n")?;
     Some((head.lines().next()?.to_owned(), body.to_owned()))
+}
+
+/// The body of its answer, which must be that of a success.
+pub fn done(place: &Place, request: &str, body: &Value) -> Value {
+    match ask(place, request, None, body).and_then(answer) {
+        Some((status, body)) if status.contains(" 20") => serde_json::from_str(&body).unwrap_or_default(),
+        other => panic!("{request}: {other:?}; {}", log(place)),
+    }
 }
 
 /// The value of a metric, whose name comes with its labels.

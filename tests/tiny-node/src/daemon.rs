@@ -105,6 +105,21 @@ pub fn log(place: &Place) -> String {
     lines[lines.len().saturating_sub(40)..].join("\n")
 }
 
+/// Waits until a process takes no processor time: its guest sleeps.
+pub fn until_idle(pid: i32) {
+    let ticks = || {
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap();
+        // utime and stime, proc_pid_stat(5).
+        let fields = stat.split_whitespace().skip(13).take(2);
+        fields.map(str::to_owned).collect::<Vec<_>>()
+    };
+    eventually("the guest sleeps", || {
+        let before = ticks();
+        std::thread::sleep(Duration::from_millis(200));
+        ticks() == before
+    });
+}
+
 /// Waits until something other processes do is so. The tests' only wait.
 pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let began = Instant::now();

@@ -24,7 +24,7 @@ use super::microvm::Microvm;
 use super::period::Period;
 use super::problem::{ApiCode, Refusal};
 use super::scope::Wanted;
-use super::watch::{Cache, Versions};
+use super::watch::{Cache, SnapshotCache, Versions};
 use crate::metrics::Metrics;
 use crate::spans::{Creation, Spans};
 
@@ -59,6 +59,8 @@ type OneAtATime = Arc<tokio::sync::Mutex<()>>;
 
 /// The file in the data directory with the reserved resource versions.
 const VERSIONS: &str = "resource-version";
+/// The same for stored snapshots.
+const SNAPSHOT_VERSIONS: &str = "snapshot-resource-version";
 
 /// A sandbox that this process owns.
 #[derive(Debug)]
@@ -126,6 +128,8 @@ pub struct Daemon {
     factory: Option<Arc<dyn Factory>>,
     table: Mutex<BTreeMap<String, Held>>,
     pub cache: Arc<Cache>,
+    /// The stored snapshots.
+    pub snapshots: Arc<SnapshotCache>,
     pub answers: Answers,
     pub metrics: Metrics,
     /// Sends creations as spans, if that is configured.
@@ -147,8 +151,11 @@ impl Daemon {
     /// The data directory cannot be written, or the configuration of spans is invalid.
     pub async fn start(tenants: Tenants) -> Result<Arc<Daemon>, Error> {
         let node = tenants.shared().clone();
-        let file = node.paths.data.join(VERSIONS);
-        let fail = |e: io::Error| Error::system(format!("cannot write {}", file.display()), &e);
+        let versions = |name: &str| {
+            let file = node.paths.data.join(name);
+            let fail = |e: io::Error| Error::system(format!("cannot write {}", file.display()), &e);
+            Versions::open(file.clone()).map_err(fail)
+        };
         let kept = Kept {
             run: Some(node.run.clone()),
             retention: Retention::of(&node.images.config.sandbox),
@@ -157,7 +164,8 @@ impl Daemon {
         let daemon = Daemon::keeping(
             kept,
             Some(Arc::new(tenants.clone())),
-            Versions::open(file.clone()).map_err(fail)?,
+            versions(VERSIONS)?,
+            versions(SNAPSHOT_VERSIONS)?,
         );
         *daemon.spans() = Spans::start(&node.images.config.tracing)?;
         let mut paused = paused::on_disk(&tenants).await;
@@ -181,16 +189,26 @@ impl Daemon {
             retention: Retention::of(&SandboxConfig::default()),
             more: Notify::new(),
         };
-        Daemon::keeping(kept, factory, versions)
+        Daemon::keeping(kept, factory, versions, Versions::of_clock())
     }
 
-    fn keeping(kept: Kept, factory: Option<Arc<dyn Factory>>, versions: Versions) -> Arc<Daemon> {
+    fn keeping(
+        kept: Kept,
+        factory: Option<Arc<dyn Factory>>,
+        versions: Versions,
+        of_snapshots: Versions,
+    ) -> Arc<Daemon> {
+        let snapshots = Arc::new(SnapshotCache::new(of_snapshots));
+        if let Some(factory) = &factory {
+            factory.observe_snapshots(snapshots.clone());
+        }
         Arc::new(Daemon {
             failing: Mutex::default(),
             kept: Arc::new(kept),
             factory,
             table: Mutex::default(),
             cache: Arc::new(Cache::new(versions)),
+            snapshots,
             answers: Answers::default(),
             metrics: Metrics::default(),
             spans: Mutex::default(),
@@ -218,6 +236,7 @@ impl Daemon {
     pub fn end(&self) {
         self.close();
         self.cache.close();
+        self.snapshots.close();
         self.closing.send_replace(true);
     }
 

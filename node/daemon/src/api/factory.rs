@@ -19,7 +19,7 @@ use thaw_protocol::api::{
 };
 use thaw_sandbox::error::Error;
 use thaw_sandbox::snapshot::Scratch;
-use thaw_sandbox::snapshot::store::Viewer;
+use thaw_sandbox::snapshot::store::{Observer, Viewer};
 use thaw_sandbox::state::{Behalf, Paused, Record, TimeLimit};
 use thaw_sandbox::tenant::Tenant;
 use thaw_sandbox::{CopyPlace, NetworkSource};
@@ -77,6 +77,8 @@ pub trait StoredSnapshots: std::fmt::Debug + Send + Sync {
     async fn pull_snapshot(&self, viewer: Viewer, request: PullSnapshot) -> Result<Snapshot, Error>;
     /// Removes those that the configuration does not keep.
     async fn retire_snapshots(&self);
+    /// Tells this observer of each later change. The first observer stays.
+    fn observe_snapshots(&self, observer: Arc<dyn Observer>);
 }
 
 /// The limits of tenants and of the node, and what they have.

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use async_trait::async_trait;
 use thaw_protocol::api::{ContainerHealth, CreateSandbox, HookResult, Image, Snapshot};
@@ -10,6 +10,7 @@ use thaw_sandbox::admission::Admission;
 use thaw_sandbox::container::Options;
 use thaw_sandbox::error::Error;
 use thaw_sandbox::snapshot::Stamps;
+use thaw_sandbox::snapshot::store::Observer;
 use thaw_sandbox::state::PausedSandboxes;
 use tokio::sync::watch;
 
@@ -43,6 +44,8 @@ pub struct Counts {
     pub heard: watch::Sender<Vec<String>>,
     /// The stored snapshots.
     pub stored: Mutex<Vec<Snapshot>>,
+    /// Is told of their changes.
+    pub observer: OnceLock<Arc<dyn Observer>>,
     /// The sandboxes whose memory is released.
     pub paused: PausedSandboxes,
     pub stamps: Stamps,
@@ -61,6 +64,7 @@ impl Default for Counts {
             made: AtomicUsize::default(),
             heard: watch::Sender::default(),
             stored: Mutex::default(),
+            observer: OnceLock::new(),
             paused: PausedSandboxes::under(data.path()),
             stamps: Stamps::open(&data.path().join("verified")).unwrap(),
             admission: Arc::default(),

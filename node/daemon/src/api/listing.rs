@@ -1,4 +1,4 @@
-//! The handler that lists sandboxes and follows their changes.
+//! The handler that lists sandboxes and follows their changes, and what all watches have in common.
 //!
 //! Invariant: it uses the cache only.
 
@@ -21,7 +21,8 @@ use super::problem::{ApiCode, Refusal};
 use super::sandboxes::LINES;
 use super::scope::Scope;
 use super::watch::ring::encode;
-use super::watch::{Page, Query, Selector, Watcher, page::Token};
+use super::watch::watched::Watched;
+use super::watch::{Page, Query, Selector, Source, Watcher, page::Token};
 
 /// How many sandboxes may be asked for at once; without a limit, all are.
 const LIMIT: std::ops::RangeInclusive<u32> = 1..=10_000;
@@ -37,21 +38,21 @@ pub fn check_limit(limit: Option<u32>) -> Result<(), Refusal> {
     }
 }
 
-/// What of the sandboxes is asked for.
+/// What of the sandboxes, or of the stored snapshots, is asked for.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 #[into_params(parameter_in = Query)]
 pub struct ListParameters {
     /// Select by label: `a=b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`. Commas separate conditions, all of which must match.
     label_selector: Option<String>,
-    /// Select by field: `name`, `state`, `image` or `tenant`, with `=` or `!=`. Commas separate conditions, all of which must match.
+    /// Select by field: `name`, `image`, `tenant` or, of sandboxes, `state`, with `=` or `!=`. Commas separate conditions, all of which must match.
     field_selector: Option<String>,
-    /// Most sandboxes in the answer.
+    /// Most items in the answer.
     #[param(minimum = 1, maximum = 10000)]
-    limit: Option<u32>,
+    pub limit: Option<u32>,
     /// The `continue` of the previous page.
     #[serde(rename = "continue")]
-    continue_token: Option<String>,
+    pub continue_token: Option<String>,
     /// `1` or `true`: send changes as they happen, one per line, instead of a list.
     watch: Option<String>,
     /// With `watch`: send the changes after this version. Only new changes if absent.
@@ -78,23 +79,9 @@ pub async fn list(
     Parameters(asked): Parameters<ListParameters>,
 ) -> Result<Response, Refusal> {
     let bad = |what: &str| Refusal::new(ApiCode::BadParameter, what);
-    let labels = asked.label_selector.as_deref().unwrap_or_default();
-    let fields = asked.field_selector.as_deref().unwrap_or_default();
-    let selector = Selector::parse(scope, labels, fields).map_err(|e| bad(&e.to_string()))?;
-    let watch = match asked.watch.as_deref() {
-        Some("1" | "true") => true,
-        None | Some("0" | "false") => false,
-        Some(_) => return Err(bad("watch is 1 or 0")),
-    };
-    if watch {
-        if asked.limit.is_some() || asked.continue_token.is_some() {
-            return Err(bad("a watch has no limit and does not continue a list"));
-        }
-        let after = beginning(&daemon, &asked)?;
-        return follow(&daemon, after, selector, uri.path().to_owned());
-    }
-    if asked.resource_version.is_some() || asked.since.is_some() {
-        return Err(bad("resourceVersion and since go with watch=1"));
+    let selector = asked.selector(scope)?;
+    if asked.is_watch()? {
+        return asked.follow(daemon.cache.clone(), selector, &uri);
     }
     check_limit(asked.limit)?;
     let from = match asked.continue_token.as_deref() {
@@ -117,42 +104,70 @@ fn shown(page: Page) -> SandboxList {
     }
 }
 
-/// The version after which a watch begins, if its caller chose one.
-fn beginning(daemon: &Daemon, asked: &ListParameters) -> Result<Option<u64>, Refusal> {
-    let bad = |what: &str| Refusal::new(ApiCode::BadParameter, what);
-    match (asked.resource_version, asked.since.as_deref()) {
-        (Some(_), Some(_)) => Err(bad("a watch begins at a resourceVersion or a time, not both")),
-        (version, None) => Ok(version),
-        (None, Some(text)) => {
-            let what = "since is a time of RFC 3339, or seconds since the Unix epoch";
-            let since = parse_moment(text).ok_or_else(|| bad(what))?;
-            let since = SystemTime::UNIX_EPOCH + Duration::from_nanos(since);
-            let age = SystemTime::now().duration_since(since).unwrap_or_default();
-            Ok(Some(daemon.cache.version_before(age)))
-        }
+impl ListParameters {
+    /// The selector, within a scope.
+    pub fn selector(&self, scope: Scope) -> Result<Selector, Refusal> {
+        let labels = self.label_selector.as_deref().unwrap_or_default();
+        let fields = self.field_selector.as_deref().unwrap_or_default();
+        Selector::parse(scope, labels, fields).map_err(|e| Refusal::new(ApiCode::BadParameter, e))
     }
-}
 
-/// The changes after a version, while the caller is connected.
-fn follow(
-    daemon: &Daemon,
-    after: Option<u64>,
-    selector: Selector,
-    instance: String,
-) -> Result<Response, Refusal> {
-    let watcher = Watcher::start(daemon.cache.clone(), after, selector)?;
-    let lines = futures_util::stream::unfold(Some(watcher), move |watcher| {
-        let instance = instance.clone();
-        async move {
-            let mut watcher = watcher?;
-            match watcher.next().await {
-                Ok(lines) => Some((Ok::<_, std::convert::Infallible>(lines?), Some(watcher))),
-                Err(gone) => {
-                    let last = WatchEvent::Error(Refusal::from(gone).in_stream(instance));
-                    Some((Ok(encode(&last)), None))
-                }
+    /// Whether changes are asked for, and not a list.
+    pub fn is_watch(&self) -> Result<bool, Refusal> {
+        let bad = |what: &str| Err(Refusal::new(ApiCode::BadParameter, what));
+        let is_watch = match self.watch.as_deref() {
+            Some("1" | "true") => true,
+            None | Some("0" | "false") => false,
+            Some(_) => return bad("watch is 1 or 0"),
+        };
+        if is_watch && (self.limit.is_some() || self.continue_token.is_some()) {
+            return bad("a watch has no limit and does not continue a list");
+        }
+        if !is_watch && (self.resource_version.is_some() || self.since.is_some()) {
+            return bad("resourceVersion and since go with watch=1");
+        }
+        Ok(is_watch)
+    }
+
+    /// The version after which a watch begins, if its caller chose one.
+    fn beginning(&self, source: &impl Source) -> Result<Option<u64>, Refusal> {
+        let bad = |what: &str| Refusal::new(ApiCode::BadParameter, what);
+        match (self.resource_version, self.since.as_deref()) {
+            (Some(_), Some(_)) => Err(bad("a watch begins at a resourceVersion or a time, not both")),
+            (version, None) => Ok(version),
+            (None, Some(text)) => {
+                let what = "since is a time of RFC 3339, or seconds since the Unix epoch";
+                let since = parse_moment(text).ok_or_else(|| bad(what))?;
+                let since = SystemTime::UNIX_EPOCH + Duration::from_nanos(since);
+                let age = SystemTime::now().duration_since(since).unwrap_or_default();
+                Ok(Some(source.version_before(age)))
             }
         }
-    });
-    Ok(([(header::CONTENT_TYPE, LINES)], Stream::from_stream(lines)).into_response())
+    }
+
+    /// The changes that match, while the caller is connected.
+    pub fn follow<C: Source>(
+        &self,
+        source: Arc<C>,
+        selector: Selector,
+        uri: &Uri,
+    ) -> Result<Response, Refusal> {
+        let after = self.beginning(source.as_ref())?;
+        let watcher = Watcher::start(source, after, selector)?;
+        let instance = uri.path().to_owned();
+        let lines = futures_util::stream::unfold(Some(watcher), move |watcher| {
+            let instance = instance.clone();
+            async move {
+                let mut watcher = watcher?;
+                match watcher.next().await {
+                    Ok(lines) => Some((Ok::<_, std::convert::Infallible>(lines?), Some(watcher))),
+                    Err(gone) => {
+                        let last = <C::Object as Watched>::error(Refusal::from(gone).in_stream(instance));
+                        Some((Ok(encode(&last)), None))
+                    }
+                }
+            }
+        });
+        Ok(([(header::CONTENT_TYPE, LINES)], Stream::from_stream(lines)).into_response())
+    }
 }

@@ -86,7 +86,8 @@ fn cache(daemon: &Daemon, families: &mut Families) {
         "Changes dropped for newer ones.",
         ring.dropped,
     );
-    families.gauge("thaw_watchers", "Callers that watch.", counts.watchers as f64);
+    let watchers = counts.watchers + daemon.snapshots.watchers();
+    families.gauge("thaw_watchers", "Callers that watch.", watchers as f64);
 }
 
 fn load(gate: &Gate, families: &mut Families) {

@@ -10,7 +10,7 @@ use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{MethodRouter, get};
 use axum::{Extension, Router};
-use thaw_protocol::api::{Bookmark, ExecEvent, ExecInput, MAX_BODY, Problem, WatchEvent};
+use thaw_protocol::api::{Bookmark, ExecEvent, ExecInput, MAX_BODY, Problem, SnapshotEvent, WatchEvent};
 use utoipa::OpenApi;
 use utoipa::openapi::content::Content;
 use utoipa::openapi::path::{Operation, PathItem};
@@ -36,7 +36,7 @@ const PAGE: &str = include_str!("document.html");
 #[derive(OpenApi)]
 #[openapi(
     info(title = "thawd", description = "Sandboxes: containers, each in a microVM of its own."),
-    components(schemas(WatchEvent, Bookmark, ExecEvent, ExecInput, Problem)),
+    components(schemas(WatchEvent, SnapshotEvent, Bookmark, ExecEvent, ExecInput, Problem)),
     tags(
         (name = "sandboxes", description = "Containers, each in a microVM of its own"),
         (name = "processes", description = "Processes in a sandbox's container"),

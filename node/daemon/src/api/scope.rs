@@ -58,7 +58,12 @@ impl Scope {
 
     /// Whether a sandbox is in it.
     pub fn reaches(&self, sandbox: &Sandbox) -> bool {
-        self.is_node || (self.tenant.is_some() && self.tenant_name() == sandbox.tenant.as_deref())
+        self.reaches_tenant(sandbox.tenant.as_deref())
+    }
+
+    /// Whether what this tenant owns is in it. `None`: what the node owns.
+    pub fn reaches_tenant(&self, tenant: Option<&str>) -> bool {
+        self.is_node || (self.tenant.is_some() && self.tenant_name() == tenant)
     }
 
     /// The tenant of the sandboxes that the caller creates.

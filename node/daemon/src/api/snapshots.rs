@@ -1,83 +1,83 @@
 //! The handlers for stored snapshots.
 //!
-//! Invariant: a snapshot of another tenant does not exist for a caller.
+//! Invariant: a snapshot of another tenant does not exist for a caller. A list reads the disk, which another process may have changed.
 
 use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::StatusCode;
+use axum::http::{StatusCode, Uri};
+use axum::response::{IntoResponse, Response};
 use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde::Deserialize;
 use thaw_protocol::api::{
-    ChangeSnapshot, Problem, PullSnapshot, PushSnapshot, PushedSnapshot, Snapshot, SnapshotList,
-    VerifiedSnapshot,
+    ChangeSnapshot, Problem, PullSnapshot, PushSnapshot, PushedSnapshot, Snapshot, SnapshotEvent,
+    SnapshotList, VerifiedSnapshot,
 };
 use utoipa::IntoParams;
 
 use super::check;
 use super::daemon::Daemon;
 use super::extract::{Body, Parameters};
-use super::listing::check_limit;
+use super::listing::{ListParameters, check_limit};
 use super::problem::{ApiCode, Refusal};
 use super::scope::{Scope, Wanted};
-use super::watch::Selector;
+use super::watch::Source as _;
 
-/// What of the stored snapshots is asked for.
-#[derive(Debug, Default, Deserialize, IntoParams)]
-#[serde(deny_unknown_fields, rename_all = "camelCase")]
-#[into_params(parameter_in = Query)]
-pub struct SnapshotParameters {
-    /// Select by label: `a=b`, `a!=b`, `a in (b,c)`, `a notin (b,c)`, `a`, `!a`. Commas separate conditions, all of which must match.
-    label_selector: Option<String>,
-    /// Select by field: `name`, `image` or `tenant`, with `=` or `!=`. Commas separate conditions, all of which must match.
-    field_selector: Option<String>,
-    /// Most snapshots in the answer.
-    #[param(minimum = 1, maximum = 10000)]
-    limit: Option<u32>,
-    /// The `continue` of the previous page.
-    #[serde(rename = "continue")]
-    continue_token: Option<String>,
-}
-
-/// Lists the stored snapshots.
-#[utoipa::path(get, path = "/v1/snapshots", operation_id = "listSnapshots", tag = "snapshots", params(SnapshotParameters), responses(
-    (status = 200, body = SnapshotList),
+/// Lists the stored snapshots, or with `watch` sends their changes.
+#[utoipa::path(get, path = "/v1/snapshots", operation_id = "listSnapshots", tag = "snapshots", params(ListParameters), responses(
+    (status = 200, description = "The snapshots, or with `watch` one SnapshotEvent per line", content(
+        (SnapshotList = "application/json"), (SnapshotEvent = "application/x-ndjson"))),
     (status = 400, description = "A parameter is invalid", body = Problem, content_type = "application/problem+json"),
+    (status = 410, description = "The version is too old", body = Problem, content_type = "application/problem+json"),
     (status = 429, description = "Too many requests", body = Problem, content_type = "application/problem+json"),
 ))]
 pub async fn list(
     State(daemon): State<Arc<Daemon>>,
+    uri: Uri,
     scope: Scope,
-    Parameters(asked): Parameters<SnapshotParameters>,
-) -> Result<Json<SnapshotList>, Refusal> {
+    Parameters(asked): Parameters<ListParameters>,
+) -> Result<Response, Refusal> {
     let bad = |what: &str| Refusal::new(ApiCode::BadParameter, what);
     check_limit(asked.limit)?;
-    let labels = asked.label_selector.as_deref().unwrap_or_default();
-    let fields = asked.field_selector.as_deref().unwrap_or_default();
-    let viewer = scope.viewer();
-    let selector = Selector::parse(scope, labels, fields).map_err(|e| bad(&e.to_string()))?;
+    let selector = asked.selector(scope.clone())?;
     if selector.has_state() {
         return Err(bad("a snapshot has no state: name, image or tenant"));
     }
     let after = asked.continue_token.as_deref().map(decode);
     let after = after.map(|id| id.ok_or_else(|| bad("this is no continue token")));
     let after = after.transpose()?;
-    let all = daemon.factory()?.snapshots(viewer).await?;
-    let mut wanted = all
-        .into_iter()
-        .filter(|snapshot| after.as_ref().is_none_or(|after| snapshot.id > *after))
-        .filter(|snapshot| selector.wants_snapshot(snapshot));
+    if asked.is_watch()? {
+        // Without it, the first change of a snapshot would seem to add it.
+        if !daemon.snapshots.is_complete() {
+            look(&daemon, &scope).await?;
+        }
+        return asked.follow(daemon.snapshots.clone(), selector, &uri);
+    }
+    look(&daemon, &scope).await?;
     let limit = asked.limit.map_or(usize::MAX, |limit| limit as usize);
-    let items: Vec<Snapshot> = wanted.by_ref().take(limit).collect();
-    let more = wanted.next().is_some();
-    let last = items.last().filter(|_| more);
+    let page = daemon.snapshots.list(&selector, after.as_deref(), limit);
+    let last = page.items.last().filter(|_| page.more);
     let continue_token = last.map(|last| URL_SAFE_NO_PAD.encode(&last.id));
-    Ok(Json(SnapshotList {
-        items,
+    let list = SnapshotList {
+        resource_version: page.version,
+        items: page.items,
         continue_token,
-    }))
+    };
+    Ok(Json(list).into_response())
+}
+
+/// Takes over the stored snapshots of a scope from the disk; the first time those of the whole node.
+async fn look(daemon: &Daemon, scope: &Scope) -> Result<(), Refusal> {
+    let scope = match daemon.snapshots.is_complete() {
+        true => scope.clone(),
+        false => Scope::node(),
+    };
+    let before = daemon.snapshots.version();
+    let found = daemon.factory()?.snapshots(scope.viewer()).await?;
+    daemon.snapshots.reconcile(before, &scope, found);
+    Ok(())
 }
 
 /// The last id of the page before.

@@ -1,3 +1,6 @@
+use axum::body::Body;
+use axum::http::Request;
+use http_body_util::BodyExt;
 use serde_json::{Value, json};
 
 use crate::api::fake::Fake;
@@ -11,14 +14,36 @@ use crate::api::test_client::{JSON, ask, send, whole};
 struct Caller(axum::Router, Peer);
 
 impl Caller {
+    fn request(&self, method: &str, path: &str, body: String) -> Request<Body> {
+        let mut request = ask(method, path, JSON, body);
+        request.extensions_mut().insert(self.1.clone());
+        request
+    }
+
+    /// The first lines of a watch: the type and the id of each.
+    async fn watches(&self, query: &str, count: usize) -> Vec<(String, String)> {
+        let path = format!("/v1/snapshots?watch=1{query}");
+        let mut body = send(&self.0, self.request("GET", &path, String::new()))
+            .await
+            .into_body();
+        let text = |of: &Value| of.as_str().unwrap().to_owned();
+        let mut seen = Vec::new();
+        while seen.len() < count {
+            let piece = body.frame().await.unwrap().unwrap().into_data().unwrap();
+            for line in piece.split(|b| *b == b'\n').filter(|line| !line.is_empty()) {
+                let event: Value = serde_json::from_slice(line).unwrap();
+                seen.push((text(&event["type"]), text(&event["object"]["id"])));
+            }
+        }
+        seen
+    }
+
     async fn asks(&self, method: &str, path: &str, body: Value) -> (u16, Value) {
         let body = match body {
             Value::Null => String::new(),
             body => body.to_string(),
         };
-        let mut request = ask(method, path, JSON, body);
-        request.extensions_mut().insert(self.1.clone());
-        let response = send(&self.0, request).await;
+        let response = send(&self.0, self.request(method, path, body)).await;
         let status = response.status().as_u16();
         (
             status,
@@ -173,13 +198,49 @@ async fn list_is_selected_and_comes_in_pages() {
         "?limit=0",
         "?continue=x",
         "?fieldSelector=state%3Drunning",
-        "?watch=1",
+        "?watch=2",
+        "?watch=1&limit=1",
+        "?resourceVersion=1",
+        "?watch=1&since=yesterday",
+        "?watch=1&since=1&resourceVersion=1",
     ] {
         let (status, _) = acme
             .asks("GET", &format!("/v1/snapshots{wrong}"), Value::Null)
             .await;
         assert_eq!(status, 400, "{wrong}");
     }
+}
+
+#[tokio::test]
+async fn watch_shows_the_changes_of_ones_own_snapshots() {
+    let [acme, other, admin] = callers();
+    let first = acme.freezes(json!({"name": "a"})).await;
+    let (_, list) = acme.asks("GET", "/v1/snapshots", Value::Null).await;
+    let from = format!("&resourceVersion={}", list["resource_version"]);
+    let theirs = other.freezes(json!({"name": "theirs"})).await;
+    let second = acme.freezes(json!({"name": "b", "labels": {"n": "b"}})).await;
+    let path = |id: &str| format!("/v1/snapshots/{id}");
+    acme.asks("PATCH", &path(&first), json!({"name": "c"})).await;
+    assert_eq!(acme.asks("DELETE", &path(&second), Value::Null).await.0, 204);
+    let event = |kind: &str, id: &str| (kind.to_owned(), id.to_owned());
+    let (added, removed) = (event("ADDED", &second), event("DELETED", &second));
+    let changed = event("MODIFIED", &first);
+    let mine = [added.clone(), changed.clone(), removed.clone()];
+    assert_eq!(acme.watches(&from, 3).await, mine);
+    let every = [event("ADDED", &theirs), added.clone(), changed, removed.clone()];
+    assert_eq!(admin.watches(&from, 4).await, every);
+    let labelled = acme.watches(&format!("{from}&labelSelector=n"), 2).await;
+    assert_eq!(labelled, [added, removed]);
+    // Renamed, it matches no longer.
+    let named = acme.watches(&format!("{from}&fieldSelector=name%3Da"), 1).await;
+    assert_eq!(named, [event("DELETED", &first)]);
+    let (status, problem) = acme
+        .asks("GET", "/v1/snapshots?watch=1&resourceVersion=1", Value::Null)
+        .await;
+    assert_eq!(
+        (status, problem["code"].as_str()),
+        (410, Some("resource-version-gone"))
+    );
 }
 
 #[tokio::test]

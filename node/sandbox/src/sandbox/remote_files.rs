@@ -14,6 +14,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use thaw_failpoint::{Failpoint, reach};
 use thaw_images::ranges::{Check, Priority, Ranges, StoredBlob, Urgency};
 use thaw_sys::lock::Lock;
 use tokio::sync::{OnceCell, Semaphore};
@@ -284,6 +285,7 @@ impl RemoteFiles {
             .ok_or_else(no_file)?;
         let reads = packs.table.table().reads(part.file, part.number);
         let chunks = packs.all_chunks(reads, priority, urgency).await?;
+        reach(Failpoint::RemotePartRead);
         let target = file.file.try_clone();
         let expected = Expected {
             file: target.map_err(|e| Error::system("cannot write the snapshot", &e))?,
@@ -298,6 +300,7 @@ impl RemoteFiles {
             );
             return Err(ArtifactError::malformed("pack", what).of(&packs.reference));
         }
+        reach(Failpoint::RemotePartWritten);
         if let Some(present) = file.present.get(part.number as usize) {
             present.store(true, Ordering::Release);
         }

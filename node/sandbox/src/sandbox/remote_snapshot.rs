@@ -15,6 +15,7 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, Weak};
 
+use thaw_failpoint::{Failpoint, reach};
 use thaw_imagefs::digest::Digest;
 use thaw_images::fetch::{self, FetchOptions};
 use thaw_images::progress::{Progress, Silent};
@@ -255,6 +256,7 @@ async fn begin(
         registered: Arc::new(registered.map_err(fail)?),
         manifest: documents.manifest_bytes.clone(),
     });
+    reach(Failpoint::RemoteBegun);
     tokio::spawn(complete(node.clone(), remote.clone(), pulling));
     Ok(remote)
 }
@@ -277,8 +279,10 @@ async fn complete(node: Node, remote: Arc<RemoteSnapshot>, pulling: Pulling) {
     let stored = async {
         let ahead = FetchAhead::of(&remote.files, pulling.documents.working_set.as_deref());
         ahead.working_set(&remote.files).await?;
+        reach(Failpoint::RemoteWorkingSetFetched);
         let _turn = node.remote.ahead.acquire().await;
         ahead.rest(&remote.files).await?;
+        reach(Failpoint::RemoteRestFetched);
         pulling.finish(&node).await
     };
     match stored.await {

@@ -1,8 +1,11 @@
 //! Snapshots that are fetched while sandboxes run from them, up to the store.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
+
+use thaw_test_registry::proxy::{Fault, Link, On, Proxy, Rule};
 
 use super::*;
+use crate::images::Images;
 use crate::sandbox::remote_ahead::FetchAhead;
 use crate::sandbox::remote_ahead::tests::working_set;
 use crate::sandbox::remote_files::{MEMORY, Part, RemoteFiles};
@@ -82,6 +85,42 @@ async fn next_process_fetches_again_what_was_not_stored() {
     };
     let error = next.remote.again(&next, &other).await.unwrap_err();
     assert_eq!(error.kind, ErrorKind::SnapshotNotFound, "{error}");
+}
+
+#[tokio::test]
+async fn tag_that_moves_changes_no_memory() {
+    let scene = Scene::new().await;
+    let to = node(&scene.root.path().join("to"));
+    let place = begun(&to, &scene.reference).await.place.clone();
+    let from = node(&scene.root.path().join("other"));
+    let other = super::store(&from, 3, |_| {}, None);
+    pushed(&from, &other, &scene.reference).await.unwrap();
+    let next = node(&scene.root.path().join("next"));
+    let files = next.remote.again(&next, &place).await.unwrap();
+    files.fetch(memory(50)).await.unwrap();
+    assert_eq!(whole(&files, memory(50))[..5000], noise(2, 5000));
+}
+
+#[tokio::test]
+async fn registry_that_falls_silent_is_given_up_by_name() {
+    let scene = Scene::new().await;
+    let proxy = Proxy::start(&scene.registry.host(), Link::default()).unwrap();
+    proxy.faults(vec![Rule::always(On::ranges(), Fault::Hang)]);
+    let mut to = node(&scene.root.path().join("to"));
+    let mut config = crate::config::Config::clone(&to.images.config);
+    (config.fetch.budget_ms, config.fetch.answer_ms) = (2000, 500);
+    to.images = Images::open_with(&to.paths.images(), config).unwrap();
+    let reference = scene.reference.replace(&scene.registry.host(), &proxy.host());
+    let remote = begun(&to, &reference).await;
+    let since = Instant::now();
+    let error = remote.files.fetch(memory(50)).await.unwrap_err();
+    let is_named = matches!(
+        error.kind,
+        ErrorKind::RegistryUnreachable | ErrorKind::RegistryFailed
+    );
+    assert!(is_named, "{error}");
+    assert!(since.elapsed() < Duration::from_secs(20), "{:?}", since.elapsed());
+    assert!(to.stored.list().is_empty() && !remote.files.is_present(memory(50)));
 }
 
 #[tokio::test]

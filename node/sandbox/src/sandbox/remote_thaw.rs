@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::{Arc, OnceLock, Weak};
 
 use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
+use thaw_failpoint::{Failpoint, reach};
 use thaw_images::progress::{Progress, Silent};
 use thaw_pools::process::ProcessRecord;
 use thaw_protocol::control::{MappedRegion, MemoryMode};
@@ -94,6 +95,7 @@ impl Tenants {
                 let remote = node.remote.open(&node, &asked, host_cpu::lacks, &silent).await?;
                 if let Thawable::Remote(remote) = &remote {
                     remote.fetch_disks().await?;
+                    reach(Failpoint::RemoteDisksFetched);
                 }
                 remote
             }
@@ -125,12 +127,15 @@ impl Making<'_> {
         let (regions, userfaultfd) = loaded.await.map_err(|e| explain(e, &self.resources))?;
         let userfaultfd =
             userfaultfd.ok_or_else(|| Error::new(ErrorKind::VmmFailed, "thaw-vmm made no userfaultfd"))?;
+        reach(Failpoint::RemoteLoaded);
         let ender = Ender::new(self.record.vmm);
         ender.over(&control);
         let source = MemorySource::of(remote.files.clone());
         let expected = &remote.registered.manifest.files.memory;
         self.resources.pages = Some(serve(userfaultfd, &regions, source, expected, ender)?);
+        reach(Failpoint::RemoteServed);
         write_manifest(&remote.manifest, self.resources.directory.path())?;
+        reach(Failpoint::RemoteDescribed);
         self.record.remote = Some(state::RemoteMemory {
             place: remote.place.clone(),
             regions,
@@ -188,6 +193,7 @@ pub(super) fn serve_again(
         expected,
         ender.clone(),
     )?);
+    reach(Failpoint::RemoteServedAgain);
     Ok(Some(ender))
 }
 

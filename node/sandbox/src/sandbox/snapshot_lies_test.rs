@@ -98,6 +98,53 @@ async fn documents_that_contradict_each_other_are_refused() {
 }
 
 #[tokio::test]
+async fn tag_that_moves_during_a_pull_changes_nothing() {
+    let scene = Scene::new().await;
+    let (from, to) = (
+        node(&scene.root.path().join("other")),
+        node(&scene.root.path().join("to")),
+    );
+    let silent: Arc<dyn Progress> = Arc::new(Silent);
+    let wanted = asked(&scene.reference);
+    let found = Found::open(&to, &wanted, &silent).await.unwrap();
+    let digest = found.digest;
+    let other = store(&from, 3, |_| {}, None);
+    pushed(&from, &other, &scene.reference).await.unwrap();
+    let pulling = found.fetch(&to, &wanted, has_all, &silent).await.unwrap();
+    let first = pulling.finish(&to).await.unwrap();
+    let config = Config::decode(&scene.blob(&scene.listing["config"])).unwrap();
+    assert_eq!(first.hash(), Some(config.manifest.blake3));
+    assert!(to.stored.verify(&first).unwrap().is_empty());
+    to.stored.remove(&first.object.id, &|_| None, false).unwrap();
+
+    // The digest still names the first one, and the tag the other.
+    let pinned = format!("{}@{digest}", scene.reference);
+    for (reference, hash) in [(&pinned, first.hash()), (&scene.reference, other.hash())] {
+        let pulled = pulled(&to, reference).await.unwrap();
+        assert_eq!(pulled.hash(), hash, "{reference}");
+        to.stored.remove(&pulled.object.id, &|_| None, false).unwrap();
+    }
+    // A registry that sends the other one for that digest is refused.
+    let theirs = scene.registry.manifest("ready").unwrap();
+    scene.registry.put_manifest(&digest.to_string(), &theirs);
+    let error = pulled(&to, &pinned).await.unwrap_err();
+    assert_eq!((error.kind, entries(&to)), (ErrorKind::DigestMismatch, 0));
+}
+
+#[tokio::test]
+async fn two_pulls_of_one_name_store_one_snapshot() {
+    let scene = Scene::new().await;
+    let to = node(&scene.root.path().join("to"));
+    let both = tokio::join!(pulled(&to, &scene.reference), pulled(&to, &scene.reference));
+    let (stored, refused) = match both {
+        (Ok(stored), Err(refused)) | (Err(refused), Ok(stored)) => (stored, refused),
+        both => panic!("{both:?}"),
+    };
+    assert_eq!((refused.kind, entries(&to)), (ErrorKind::NameInUse, 1));
+    assert!(to.stored.verify(&stored).unwrap().is_empty());
+}
+
+#[tokio::test]
 async fn chunks_of_another_snapshot_are_refused() {
     let scene = Scene::new().await;
     let from = node(&scene.root.path().join("other"));
@@ -158,8 +205,10 @@ async fn killed_pull_leaves_nothing() {
         (Failpoint::ObjectPlaced, false),
         (Failpoint::DraftLocked, false),
         (Failpoint::DraftDiskMade, false),
+        (Failpoint::PullPackWritten, false),
         (Failpoint::SnapshotFileSealed, false),
         (Failpoint::SnapshotPlaced, false),
+        (Failpoint::PullCompared, false),
         (Failpoint::ObjectBegun, false),
         (Failpoint::ObjectWritten, true),
     ] {

@@ -16,6 +16,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use thaw_failpoint::{Failpoint, reach};
 use thaw_imagefs::digest::Digest;
 use thaw_images::progress::{Event, Progress};
 use thaw_images::reference::ImageRef;
@@ -116,6 +117,7 @@ impl Found {
         let (digest, listing) = source.listing().await?;
         let config =
             Config::decode(&source.document(&listing.config).await?).map_err(|e| source.refuse(e))?;
+        reach(Failpoint::PullListed);
         Ok(Found {
             source,
             digest,
@@ -178,11 +180,14 @@ impl Found {
         let making = blocking(move || store.begin(NewSnapshot { sandbox, ..new })).await?;
 
         let documents = documents_of(node, source, listing, config).await?;
+        reach(Failpoint::PullDocumentsRead);
         images(node, asked, source, config, progress).await?;
+        reach(Failpoint::PullImagesThere);
         let (of, subject) = (node.clone(), documents.manifest.subject.clone());
         // Compares the images' metadata too: the guest has inode numbers of it.
         blocking(move || frozen_images(&of, &subject).map(drop)).await?;
         let begun = begin(making, &documents).await?;
+        reach(Failpoint::PullBegun);
         Ok(Pulling {
             found: self,
             documents,
@@ -444,6 +449,7 @@ async fn fetch_packs(
                 UnpackError::Write(e) => Error::system("cannot write the snapshot", &e),
                 other => source.refuse(ArtifactError::malformed("pack", format!("{number}: {other}"))),
             })?;
+            reach(Failpoint::PullPackWritten);
             progress.event(Event::Unpacked {
                 layer: pack.digest,
                 unpacked,
@@ -454,6 +460,7 @@ async fn fetch_packs(
     while let Some(joined) = fetches.join_next().await {
         done(joined)?;
     }
+    reach(Failpoint::PullPacksWritten);
     Ok(())
 }
 
@@ -469,6 +476,7 @@ fn compared(node: &Node, reference: &str, draft: Draft, documents: &Documents) -
     if let (None, Some(hint)) = (&documents.manifest.files.working_set, &documents.working_set) {
         keep_working_set(node, made.hash(), hint);
     }
+    reach(Failpoint::PullCompared);
     Ok(made)
 }
 

@@ -9,6 +9,7 @@ use std::io::{BufWriter, Cursor, Read, Seek, Write};
 use std::path::PathBuf;
 use std::sync::Arc;
 
+use thaw_failpoint::{Failpoint, reach};
 use thaw_hypervisor::cpuid::required;
 use thaw_hypervisor::state::decode_cpuid;
 use thaw_images::manifest::{Descriptor, OCI_MANIFEST};
@@ -111,6 +112,7 @@ pub(super) async fn push_from(
 ) -> Result<PushedSnapshot, Error> {
     let (of, from) = (node.clone(), pushing.clone());
     let mut whole = blocking(move || read(&of, &from)).await?;
+    reach(Failpoint::PushRead);
     refuse_other_tag(node, to, plain_http, &progress).await?;
     let opened = Push::open(to, &options(&node.images, plain_http), progress.clone()).await;
     let sending = Sending {
@@ -121,6 +123,7 @@ pub(super) async fn push_from(
     let files = std::mem::take(&mut whole.contents.memory_and_disks);
     let scratch = node.images.store.root().to_owned();
     let (table, packs) = send_packs(&sending, files, scratch, &mut sent).await?;
+    reach(Failpoint::PushPacksThere);
     let config = config(pushing, &whole, &table);
     let Contents {
         manifest,
@@ -146,8 +149,10 @@ pub(super) async fn push_from(
     // What no node would pull gets no name.
     Listing::decode(&bytes).map_err(too_large)?;
     before_name.await?;
+    reach(Failpoint::PushDocumentsThere);
     let pushed = sending.push.manifest(destination::tag(to), OCI_MANIFEST, &bytes);
     let digest = pushed.await.map_err(failure)?;
+    reach(Failpoint::PushNamed);
     Ok(PushedSnapshot {
         reference: to.to_string(),
         digest: digest.to_string(),
@@ -335,6 +340,7 @@ impl Sending {
             let sent = self.push.upload(&blob.digest, blob.size, content).await;
             sent.map_err(failure)?;
         }
+        reach(Failpoint::PushBlobThere);
         self.progress.event(Event::Pushing {
             blob: blob.digest,
             sent: blob.size,
@@ -407,6 +413,7 @@ fn one_pack(packer: &mut Packer, scratch: PathBuf) -> Result<Option<(Descriptor,
     content.flush().map_err(fail)?;
     let Some(pack) = pack else { return Ok(None) };
     let content = content.into_inner().map_err(|e| fail(e.into_error()))?;
+    reach(Failpoint::PushPackMade);
     Ok(Some((
         Descriptor::new(PACK_TYPE, pack.digest, pack.size),
         content,

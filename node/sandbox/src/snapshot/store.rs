@@ -28,11 +28,13 @@ use crate::error::{Error, ErrorKind};
 use crate::id::{is_id, new_id};
 use crate::tenant::Tenant;
 use index::{Index, SNAPSHOT, ids};
+use observer::Observed;
 
 mod find;
 mod index;
 mod making;
 pub mod object;
+mod observer;
 mod retention;
 mod shown;
 mod thawing;
@@ -41,6 +43,7 @@ pub use find::{Viewer, find};
 pub use index::Stored;
 pub use making::{Making, NewSnapshot};
 pub use object::Object;
+pub use observer::Observer;
 pub use retention::Retention;
 pub use thawing::Thawing;
 
@@ -56,6 +59,7 @@ struct Inner {
     root: PathBuf,
     registry: Registry,
     index: Mutex<Index>,
+    observed: Observed,
 }
 
 /// Whom a stored snapshot serves: the id of a sandbox on this host.
@@ -94,19 +98,25 @@ impl From<ChangeSnapshot> for Change {
 impl SnapshotStore {
     /// Opens the store under a data directory, whether anything is stored or not. `registry` opens its snapshots.
     pub fn open(data: &Path, registry: Registry) -> SnapshotStore {
+        SnapshotStore::observed(data, registry, Observed::default())
+    }
+
+    fn observed(data: &Path, registry: Registry, observed: Observed) -> SnapshotStore {
         SnapshotStore(Arc::new(Inner {
             root: data.join(FROZEN),
             registry,
             index: Mutex::default(),
+            observed,
         }))
     }
 
-    /// The store under another data directory, with the same trust.
+    /// The store under another data directory, with the same trust and the same observer.
     ///
     /// # Errors
     /// The directory of stamps there cannot be made.
     pub fn below(&self, data: &Path) -> Result<SnapshotStore, Error> {
-        Ok(SnapshotStore::open(data, self.0.registry.below(data)?))
+        let registry = self.0.registry.below(data)?;
+        Ok(SnapshotStore::observed(data, registry, self.0.observed.clone()))
     }
 
     /// Whether anything was ever stored under a data directory.
@@ -223,6 +233,7 @@ impl SnapshotStore {
         fs::remove_file(entry.join(object::OBJECT)).map_err(fail)?;
         reach(Failpoint::ObjectForgotten);
         self.0.index.locked().forget(id);
+        self.tell_removed(id);
         drop(all);
         self.empty(&entry).map_err(fail)
     }
@@ -256,7 +267,13 @@ impl SnapshotStore {
             Err(e) => return Err(e.into()),
         };
         // Listings show it from now on.
-        self.0.index.locked().forget(&stored.object.id);
+        let id = &stored.object.id;
+        self.0.index.locked().forget(id);
+        if let Ok(_all) = self.lock()
+            && let Some(now) = self.get(id)
+        {
+            self.tell_stored(&now);
+        }
         Ok(damaged)
     }
 
@@ -270,12 +287,15 @@ impl SnapshotStore {
         let stored = self.get(id).ok_or_else(|| not_found(id))?;
         let mut object = stored.object.clone();
         change(&mut object)?;
-        if object != stored.object {
-            let entry = self.0.root.join(id);
-            object::write(&entry, &object)
-                .map_err(|e| Error::system(format!("cannot write the record in {}", entry.display()), &e))?;
+        if object == stored.object {
+            return Ok(stored);
         }
-        self.get(id).ok_or_else(|| not_found(id))
+        let entry = self.0.root.join(id);
+        object::write(&entry, &object)
+            .map_err(|e| Error::system(format!("cannot write the record in {}", entry.display()), &e))?;
+        let stored = self.get(id).ok_or_else(|| not_found(id))?;
+        self.tell_stored(&stored);
+        Ok(stored)
     }
 
     fn refuse_used_name(&self, name: &str, tenant: Option<&Tenant>, but: &str) -> Result<(), Error> {

@@ -369,3 +369,45 @@ fn kill_at_any_step_loses_and_leaks_nothing() {
     }
     assert!(kills >= 10, "{kills}");
 }
+
+#[derive(Debug, Default)]
+struct Told(Mutex<Vec<(String, Option<String>)>>);
+
+impl Observer for Told {
+    fn stored(&self, snapshot: thaw_protocol::api::Snapshot) {
+        let name = snapshot.name.unwrap_or_default();
+        self.0.locked().push((snapshot.id, Some(name)));
+    }
+
+    fn removed(&self, id: &str) {
+        self.0.locked().push((id.to_owned(), None));
+    }
+}
+
+#[test]
+fn observer_is_told_of_each_change_in_order() {
+    let data = tempfile::tempdir().unwrap();
+    let store = open(data.path());
+    let told = Arc::new(Told::default());
+    store.observe(told.clone());
+    let below = store.below(&data.path().join("acme")).unwrap();
+    let one = put(&store, Some("a"), None).object.id.clone();
+    let two = put(&below, Some("b"), tenant("acme")).object.id.clone();
+    let unnamed = Change {
+        name: Some(None),
+        ..Change::default()
+    };
+    store.change(&one, &unnamed).unwrap();
+    store.change(&one, &unnamed).unwrap();
+    below.remove(&two, &unused, false).unwrap();
+    store.remove(&one, &unused, false).unwrap();
+    let stored = |id: &str, name: &str| (id.to_owned(), Some(name.to_owned()));
+    let all = [
+        stored(&one, "a"),
+        stored(&two, "b"),
+        stored(&one, ""),
+        (two, None),
+        (one, None),
+    ];
+    assert_eq!(*told.0.locked(), all);
+}

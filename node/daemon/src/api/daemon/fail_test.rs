@@ -21,7 +21,7 @@ fn daemon(run: &RunDirectory, retention: Retention) -> (Arc<Fake>, Arc<Daemon>) 
         more: Notify::new(),
     };
     let factory: Arc<dyn Factory> = fake.clone();
-    let daemon = Daemon::keeping(kept, Some(factory), Versions::of_clock());
+    let daemon = Daemon::keeping(kept, Some(factory), Versions::of_clock(), Versions::of_clock());
     (fake, daemon)
 }
 

@@ -9,7 +9,7 @@ use thaw_protocol::api::{
 };
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::error::Error;
-use thaw_sandbox::snapshot::store::{Change, Viewer};
+use thaw_sandbox::snapshot::store::{Change, Observer, Viewer};
 use thaw_sandbox::{FoundSnapshot, Tenants};
 
 use super::StoredSnapshots;
@@ -107,5 +107,9 @@ impl StoredSnapshots for Tenants {
         if let Err(e) = retired.await {
             tracing::warn!("stored snapshots are all kept: {e}");
         }
+    }
+
+    fn observe_snapshots(&self, observer: Arc<dyn Observer>) {
+        self.shared().stored.observe(observer);
     }
 }

@@ -1,13 +1,14 @@
 //! Fake stored snapshots: a list in memory.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use thaw_protocol::api::{
     ChangeSnapshot, PullSnapshot, PushSnapshot, PushedSnapshot, Snapshot, VerifiedSnapshot,
 };
 use thaw_sandbox::error::{Error, ErrorKind};
-use thaw_sandbox::snapshot::store::Viewer;
+use thaw_sandbox::snapshot::store::{Observer, Viewer};
 use thaw_sandbox::state::Record;
 
 use super::{Counts, Fake};
@@ -23,15 +24,24 @@ impl Counts {
     ) -> String {
         let mut stored = self.stored.lock().unwrap();
         let id = format!("{:012x}", 0xf000 + stored.len());
-        stored.push(Snapshot {
+        let new = Snapshot {
             id: id.clone(),
             tenant: of.terms.tenant.as_ref().map(|tenant| tenant.as_str().to_owned()),
             name,
             labels,
             sandbox: of.id.clone(),
             ..Snapshot::default()
-        });
+        };
+        stored.push(new.clone());
+        self.tell(|observer| observer.stored(new));
         id
+    }
+
+    /// The caller holds the lock of the snapshots.
+    fn tell(&self, what: impl FnOnce(&dyn Observer)) {
+        if let Some(observer) = self.observer.get() {
+            what(observer.as_ref());
+        }
     }
 }
 
@@ -73,7 +83,9 @@ impl StoredSnapshots for Fake {
         if let Some(name) = change.name {
             stored[at].name = name;
         }
-        Ok(stored[at].clone())
+        let changed = stored[at].clone();
+        self.counts.tell(|observer| observer.stored(changed.clone()));
+        Ok(changed)
     }
 
     async fn verify_snapshot(&self, wanted: String, viewer: Viewer) -> Result<VerifiedSnapshot, Error> {
@@ -93,7 +105,8 @@ impl StoredSnapshots for Fake {
                 "a sandbox was thawed from it",
             )),
             false => {
-                stored.remove(at);
+                let removed = stored.remove(at);
+                self.counts.tell(|observer| observer.removed(&removed.id));
                 Ok(())
             }
         }
@@ -124,8 +137,13 @@ impl StoredSnapshots for Fake {
             ..Snapshot::default()
         };
         stored.push(pulled.clone());
+        self.counts.tell(|observer| observer.stored(pulled.clone()));
         Ok(pulled)
     }
 
     async fn retire_snapshots(&self) {}
+
+    fn observe_snapshots(&self, observer: Arc<dyn Observer>) {
+        let _ = self.counts.observer.set(observer);
+    }
 }

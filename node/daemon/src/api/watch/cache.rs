@@ -10,26 +10,10 @@ use thaw_sys::lock::Share;
 use tokio::sync::watch;
 
 use super::index::Index;
-use super::ring::{Change, Extent, Ring};
+use super::ring::{Change, Extent, Gone, Ring};
+use super::source::{Newest, Source};
 use super::version::Versions;
 use crate::api::scope::Wanted;
-
-/// The changes after a version are no longer known, or the version never existed: the caller must list again.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("resource version {asked} is too old or unknown: changes are kept from {floor} to {newest}")]
-pub struct Gone {
-    pub asked: u64,
-    pub floor: u64,
-    pub newest: u64,
-}
-
-/// The state that watchers wait for.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Newest {
-    pub version: u64,
-    /// No more changes will come: thawd shuts down.
-    pub closed: bool,
-}
 
 /// The values of [`Sandbox::state`].
 const STATES: [&str; 6] = ["running", "paused", "restarting", "exited", "ended", FAILED];
@@ -110,11 +94,7 @@ impl State {
 
     /// Fails if not all changes after this version are known.
     pub fn known(&self, asked: u64) -> Result<(), Gone> {
-        let (floor, newest) = (self.ring.floor(), self.version());
-        match (floor..=newest).contains(&asked) {
-            true => Ok(()),
-            false => Err(Gone { asked, floor, newest }),
-        }
+        self.ring.known(asked, self.version())
     }
 }
 
@@ -205,12 +185,6 @@ impl Cache {
         self.read().version()
     }
 
-    /// The version before the first change of the last `age`, or before the first change that is kept.
-    pub fn version_before(&self, age: Duration) -> u64 {
-        let state = self.read();
-        state.ring.version_at(self.began.elapsed().saturating_sub(age))
-    }
-
     /// The changes after a version, oldest first, at most `most`.
     pub fn changes(&self, after: u64, most: usize) -> Result<Vec<Arc<Change>>, Gone> {
         let state = self.read();
@@ -237,10 +211,6 @@ impl Cache {
     /// Ends every watch.
     pub fn close(&self) {
         self.newest.send_modify(|newest| newest.closed = true);
-    }
-
-    pub(super) fn follow(&self) -> watch::Receiver<Newest> {
-        self.newest.subscribe()
     }
 
     pub(super) fn read(&self) -> RwLockReadGuard<'_, State> {
@@ -274,6 +244,27 @@ impl Cache {
         state.ring.push(change, self.began.elapsed());
         // Under the lock, so that it never decreases.
         self.newest.send_modify(|newest| newest.version = version);
+    }
+}
+
+impl Source for Cache {
+    type Object = Sandbox;
+
+    fn version(&self) -> u64 {
+        Cache::version(self)
+    }
+
+    fn version_before(&self, age: Duration) -> u64 {
+        let state = self.read();
+        state.ring.version_at(self.began.elapsed().saturating_sub(age))
+    }
+
+    fn changes(&self, after: u64, most: usize) -> Result<Vec<Arc<Change>>, Gone> {
+        Cache::changes(self, after, most)
+    }
+
+    fn follow(&self) -> watch::Receiver<Newest> {
+        self.newest.subscribe()
     }
 }
 

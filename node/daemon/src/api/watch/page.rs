@@ -11,7 +11,8 @@ use base64::Engine;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use thaw_protocol::api::Sandbox;
 
-use super::cache::{Cache, Gone, State};
+use super::cache::{Cache, State};
+use super::ring::Gone;
 use super::selector::Selector;
 
 /// A request for a page.

@@ -8,9 +8,10 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use axum::body::Bytes;
-use thaw_protocol::api::{Sandbox, SandboxAction, SandboxEvent, WatchEvent};
+use thaw_protocol::api::{Sandbox, SandboxAction, SandboxEvent};
 
 use super::selector::Selector;
+use super::watched::Watched;
 
 /// Minimum capacity, in changes.
 pub const LEAST: usize = 256;
@@ -21,21 +22,30 @@ pub const MOST_BYTES: usize = 64 << 20;
 /// How long a change should be kept.
 pub const FRESH: Duration = Duration::from_secs(75);
 
-/// A sandbox changed: it was added, modified or deleted.
+/// The changes after a version are no longer known, or the version never existed: the caller must list again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("resource version {asked} is too old or unknown: changes are kept from {floor} to {newest}")]
+pub struct Gone {
+    pub asked: u64,
+    pub floor: u64,
+    pub newest: u64,
+}
+
+/// An object changed: it was added, modified or deleted.
 #[derive(Debug)]
-pub struct Change {
+pub struct Change<T = Sandbox> {
     pub version: u64,
-    pub before: Option<Arc<Sandbox>>,
-    pub after: Option<Arc<Sandbox>>,
-    /// The end of a sandbox that was removed.
+    pub before: Option<Arc<T>>,
+    pub after: Option<Arc<T>>,
+    /// The end of an object that was removed.
     end: Option<SandboxEvent>,
     /// The line for watchers that match before and after, encoded once for all of them.
     line: OnceLock<Bytes>,
 }
 
-impl Change {
+impl<T: Watched> Change<T> {
     /// At least one of the two is set.
-    pub fn new(version: u64, before: Option<Arc<Sandbox>>, after: Option<Arc<Sandbox>>) -> Change {
+    pub fn new(version: u64, before: Option<Arc<T>>, after: Option<Arc<T>>) -> Change<T> {
         Change {
             end: after.is_none().then(|| SandboxEvent::now(SandboxAction::Destroy)),
             version,
@@ -45,17 +55,17 @@ impl Change {
         }
     }
 
-    /// The sandbox that changed.
+    /// The object that changed.
     pub fn id(&self) -> &str {
         match self.after.as_ref().or(self.before.as_ref()) {
-            Some(sandbox) => &sandbox.id,
+            Some(object) => object.id(),
             None => "",
         }
     }
 
-    /// The line for a watcher with this selector: a sandbox that begins to match was added, one that ceases to match was deleted.
+    /// The line for a watcher with this selector: an object that begins to match was added, one that ceases to match was deleted.
     pub fn line(&self, selector: &Selector) -> Option<Bytes> {
-        let wanted = |s: &Option<Arc<Sandbox>>| s.as_ref().filter(|s| selector.wants(s)).cloned();
+        let wanted = |state: &Option<Arc<T>>| state.as_ref().filter(|it| it.is_wanted(selector)).cloned();
         let (before, after) = (wanted(&self.before), wanted(&self.after));
         if (before.is_some(), after.is_some()) == (self.before.is_some(), self.after.is_some()) {
             return Some(self.line.get_or_init(|| self.encode(before, after)).clone());
@@ -63,70 +73,45 @@ impl Change {
         (before.is_some() || after.is_some()).then(|| self.encode(before, after))
     }
 
-    fn encode(&self, before: Option<Arc<Sandbox>>, after: Option<Arc<Sandbox>>) -> Bytes {
+    fn encode(&self, before: Option<Arc<T>>, after: Option<Arc<T>>) -> Bytes {
         let event = match (before, after) {
-            (None, Some(after)) => WatchEvent::Added(Sandbox::clone(&after)),
-            (Some(_), Some(after)) => WatchEvent::Modified(Sandbox::clone(&after)),
-            (before, None) => WatchEvent::Deleted(Sandbox {
-                resource_version: self.version,
+            (None, Some(after)) => T::clone(&after).added(),
+            (Some(_), Some(after)) => T::clone(&after).modified(),
+            (before, None) => {
+                let last = before.map(|before| T::clone(&before)).unwrap_or_default();
                 // A change that only ceases to match is not its end.
-                event: self.end,
-                ..before.map(|b| Sandbox::clone(&b)).unwrap_or_default()
-            }),
+                last.deleted(self.version, self.end)
+            }
         };
         encode(&event)
     }
 
     /// Its approximate size in memory.
     fn weight(&self) -> usize {
-        let weigh = |s: &Option<Arc<Sandbox>>| s.as_ref().map_or(0, |s| weight(s));
-        // The line is about as long as the sandbox.
+        let weigh = |state: &Option<Arc<T>>| state.as_ref().map_or(0, |it| it.weight());
+        // The line is about as long as the object.
         weigh(&self.before) + 2 * weigh(&self.after)
     }
 }
 
 /// One line of a watch.
-pub fn encode(event: &WatchEvent) -> Bytes {
+pub fn encode(event: &impl serde::Serialize) -> Bytes {
     let mut line = serde_json::to_vec(event).expect("strings, numbers and maps of strings are JSON");
     line.push(b'\n');
     line.into()
 }
 
-fn weight(sandbox: &Sandbox) -> usize {
-    let texts = [
-        Some(&sandbox.id),
-        sandbox.tenant.as_ref(),
-        sandbox.name.as_ref(),
-        Some(&sandbox.image),
-        sandbox.reason.as_ref(),
-        sandbox.volumes_error.as_ref(),
-        Some(&sandbox.vsock),
-    ];
-    let texts: usize = texts.into_iter().flatten().map(String::len).sum();
-    let command: usize = sandbox
-        .command
-        .iter()
-        .map(|c| c.len() + size_of::<String>())
-        .sum();
-    let failure = sandbox.failure.as_ref().map_or(0, |f| {
-        let lines = [&f.console, &f.log, &f.output].into_iter().flatten();
-        f.message.len() + lines.map(|l| l.len() + size_of::<String>()).sum::<usize>()
-    });
-    let labels: usize = sandbox.labels.iter().map(|(k, v)| k.len() + v.len() + 64).sum();
-    size_of::<Sandbox>() + texts + command + labels + failure
-}
-
 #[derive(Debug)]
-struct Kept {
-    change: Arc<Change>,
+struct Kept<T> {
+    change: Arc<Change<T>>,
     at: Duration,
     weight: usize,
 }
 
 /// The last changes.
 #[derive(Debug)]
-pub struct Ring {
-    kept: VecDeque<Kept>,
+pub struct Ring<T = Sandbox> {
+    kept: VecDeque<Kept<T>>,
     room: usize,
     bytes: usize,
     floor: u64,
@@ -146,9 +131,9 @@ pub struct Extent {
     pub dropped: u64,
 }
 
-impl Ring {
+impl<T: Watched> Ring<T> {
     /// An empty ring for the changes after a version.
-    pub fn new(floor: u64) -> Ring {
+    pub fn new(floor: u64) -> Ring<T> {
         Ring {
             kept: VecDeque::new(),
             room: LEAST,
@@ -163,6 +148,15 @@ impl Ring {
         self.floor
     }
 
+    /// Fails if not all changes after a version are known. `newest` is the last change's version.
+    pub fn known(&self, asked: u64, newest: u64) -> Result<(), Gone> {
+        let floor = self.floor;
+        match (floor..=newest).contains(&asked) {
+            true => Ok(()),
+            false => Err(Gone { asked, floor, newest }),
+        }
+    }
+
     /// Its size.
     pub fn extent(&self) -> Extent {
         Extent {
@@ -174,8 +168,8 @@ impl Ring {
     }
 
     /// Adds a change that happened `now`, by a monotonic clock.
-    pub fn push(&mut self, change: Arc<Change>, now: Duration) {
-        let fresh = |kept: Option<&Kept>| kept.is_some_and(|k| now.saturating_sub(k.at) < FRESH);
+    pub fn push(&mut self, change: Arc<Change<T>>, now: Duration) {
+        let fresh = |kept: Option<&Kept<T>>| kept.is_some_and(|k| now.saturating_sub(k.at) < FRESH);
         let weight = change.weight();
         if self.kept.len() >= self.room || self.bytes + weight > MOST_BYTES {
             if fresh(self.kept.front()) {
@@ -208,7 +202,7 @@ impl Ring {
     }
 
     /// The changes after a version, oldest first.
-    pub fn after(&self, version: u64) -> impl DoubleEndedIterator<Item = &Arc<Change>> {
+    pub fn after(&self, version: u64) -> impl DoubleEndedIterator<Item = &Arc<Change<T>>> {
         let from = self.kept.partition_point(|k| k.change.version <= version);
         self.kept.range(from..).map(|k| &k.change)
     }
@@ -216,6 +210,8 @@ impl Ring {
 
 #[cfg(test)]
 mod tests {
+    use thaw_protocol::api::WatchEvent;
+
     use super::*;
     use crate::api::scope::Scope;
 
@@ -287,8 +283,8 @@ mod tests {
             }))
         };
         let seen = |before, after, fields: &str| {
-            let line =
-                Change::new(7, before, after).line(&Selector::parse(Scope::node(), "", fields).unwrap())?;
+            let line = Change::<Sandbox>::new(7, before, after)
+                .line(&Selector::parse(Scope::node(), "", fields).unwrap())?;
             Some(serde_json::from_slice::<WatchEvent>(&line).unwrap())
         };
         use WatchEvent::{Added, Deleted, Modified};

@@ -1,4 +1,4 @@
-//! Selectors of sandboxes by labels and by fields.
+//! Selectors of sandboxes and of stored snapshots, by labels and by fields.
 //!
 //! Invariant: a selector is bounded however long its text ([`MAX_REQUIREMENTS`], [`MAX_VALUES`]), and every valid label can be selected.
 
@@ -66,7 +66,7 @@ pub struct FieldRequirement {
     pub value: String,
 }
 
-/// A sandbox matches if all requirements hold and it is in the caller's scope.
+/// A sandbox or snapshot matches if all requirements hold and it is in the caller's scope.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Selector {
     pub scope: Scope,
@@ -87,7 +87,7 @@ impl Selector {
         })
     }
 
-    /// Whether a stored snapshot matches. The caller checks the scope.
+    /// Whether a stored snapshot matches.
     pub fn wants_snapshot(&self, snapshot: &Snapshot) -> bool {
         let image = snapshot.manifest.as_ref().map(|manifest| manifest.image.as_str());
         let field = |field: Field| match field {
@@ -96,7 +96,8 @@ impl Selector {
             Field::Image => image,
             Field::Tenant => snapshot.tenant.as_deref(),
         };
-        self.labels.iter().all(|r| r.holds(&snapshot.labels))
+        self.scope.reaches_tenant(snapshot.tenant.as_deref())
+            && self.labels.iter().all(|r| r.holds(&snapshot.labels))
             && self
                 .fields
                 .iter()

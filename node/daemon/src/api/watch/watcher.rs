@@ -7,12 +7,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
-use thaw_protocol::api::{Bookmark, WatchEvent};
+use thaw_protocol::api::Bookmark;
 use tokio::sync::watch;
 
-use super::cache::{Cache, Gone, Newest};
-use super::ring::{LEAST, encode};
+use super::cache::Cache;
+use super::ring::{Gone, LEAST, encode};
 use super::selector::Selector;
+use super::source::{Newest, Source};
+use super::watched::Watched;
 
 /// Most changes that are read at once.
 const BATCH: usize = 64;
@@ -23,8 +25,8 @@ const IDLE: Duration = Duration::from_secs(30);
 
 /// The position of one caller.
 #[derive(Debug)]
-pub struct Watcher {
-    cache: Arc<Cache>,
+pub struct Watcher<C = Cache> {
+    cache: Arc<C>,
     newest: watch::Receiver<Newest>,
     selector: Selector,
     cursor: u64,
@@ -32,9 +34,9 @@ pub struct Watcher {
     told: u64,
 }
 
-impl Watcher {
+impl<C: Source> Watcher<C> {
     /// Follows the changes after a version, or from now on.
-    pub fn start(cache: Arc<Cache>, after: Option<u64>, selector: Selector) -> Result<Watcher, Gone> {
+    pub fn start(cache: Arc<C>, after: Option<u64>, selector: Selector) -> Result<Watcher<C>, Gone> {
         let after = after.unwrap_or(cache.version());
         cache.changes(after, 0)?;
         Ok(Watcher {
@@ -80,7 +82,7 @@ impl Watcher {
 
     fn bookmark(&mut self) -> Bytes {
         self.told = self.cursor;
-        encode(&WatchEvent::Bookmark(Bookmark {
+        encode(&<C::Object as Watched>::bookmark(Bookmark {
             resource_version: self.cursor,
         }))
     }

@@ -109,7 +109,9 @@ impl Making {
         // If this fails, a power loss may take the new snapshot, and no other.
         let _ = all.sync_all();
         let stored = self.store.get(&self.object.id);
-        stored.ok_or_else(|| super::not_found(&self.object.id))
+        let stored = stored.ok_or_else(|| super::not_found(&self.object.id))?;
+        self.store.tell_stored(&stored);
+        Ok(stored)
     }
 
     /// Fails if the base is in the store no more. Bases elsewhere are their owners' business.

@@ -51,5 +51,6 @@ fn shown(stored: &Stored, by_hash: &HashMap<Hash, &str>) -> Snapshot {
         disk_bytes: facts.bytes,
         manifest: facts.said.as_ref().ok().map(manifest),
         error: facts.said.as_ref().err().cloned(),
+        resource_version: None,
     }
 }

@@ -94,7 +94,7 @@ const REMOTE: [&str; 4] = ["pages.", "pull.", "push.", "remote."];
 const EVICTION: [&str; 3] = ["snapshot.doomed", "snapshot.removed", "snapshot.forgotten"];
 
 impl Course {
-    pub const ALL: [Course; 8] = [
+    pub const ALL: [Course; 9] = [
         Course::Life,
         Course::Cold,
         Course::Deeds,

@@ -70,7 +70,7 @@ impl Carried {
     }
 
     /// Sends this, and checks that the connection ends with a reset, that the server gets nothing, and that it is counted.
-    async fn is_refused(mut self, bytes: &[u8]) {
+    async fn expect_refusal(mut self, bytes: &[u8]) {
         let (mut served, _) = self.server.accept().await.unwrap();
         self.guest.write_all(bytes).await.unwrap();
         let mut got = Vec::new();
@@ -100,7 +100,7 @@ async fn other_host_on_an_allowed_address_is_refused() {
         b"GET / HTTP/1.1\r\nHost: evil.org\r\n\r\n".to_vec(),
         b"GET / HTTP/1.1\r\n\r\n".to_vec(),
     ] {
-        Carried::begin().await.is_refused(&bytes).await;
+        Carried::begin().await.expect_refusal(&bytes).await;
     }
 }
 

@@ -353,6 +353,11 @@ impl VirtioDevice for Blk {
         // found when the device goes on.
         self.drain();
         let _ = self.answer_ended();
+        // A thread that leaves for the gate kicks the queue, and the driver is not asked for kicks then. A restored device knows of no such
+        // kick, so the driver is asked now.
+        if let Some(queue) = active_queue(&mut self.active, 0) {
+            let _ = queue.enable_kicks();
+        }
         let disk = self.server.backend.as_deref();
         let waiting = self.server.misses.heads().into_iter().map(|(_, head)| head);
         let state = BlkState {

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT};
+use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_USED_F_NO_NOTIFY};
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
 use vm_memory::{Bytes, GuestAddress};
@@ -369,6 +369,12 @@ impl<D: VirtioDevice> Rig<D> {
     /// Whether the device asked to be called again for this queue.
     pub fn kicked(&self, queue: usize) -> bool {
         self.rings[queue].kick.read().is_ok()
+    }
+
+    /// Whether the device asks the driver for kicks of this queue. Only without `VIRTIO_F_RING_EVENT_IDX`.
+    pub fn asks_for_kicks(&self, queue: usize) -> bool {
+        let flags = GuestAddress(self.rings[queue].layout.used);
+        self.memory.read_obj::<u16>(flags).unwrap() & VRING_USED_F_NO_NOTIFY as u16 == 0
     }
 
     /// Chains used since the last call: head and bytes written.

@@ -187,6 +187,20 @@ fn save_waits_for_calls_and_answers_them() {
     assert!(!saved.queues.unwrap()[0].has_work);
 }
 
+/// A clone does not know of a kick that was signalled before the freeze.
+#[test]
+fn driver_is_asked_for_kicks_when_it_is_frozen() {
+    let mut rig = rig(&disk(), false);
+    let _sent = [1, 2].map(|sector| read(&mut rig, sector));
+    // Another thread is woken for the second request, but the first thread comes back before it, and then leaves.
+    (0..2).for_each(|_| call(&mut rig).make());
+    rig.device.calls_ended().unwrap();
+    assert!(!rig.asks_for_kicks(0));
+    let mut frozen = rig.freeze();
+    assert!(!frozen.queues.remove(0).has_work);
+    assert!(rig.asks_for_kicks(0));
+}
+
 #[test]
 fn descriptor_that_is_in_flight_must_not_come_again() {
     let reused = |rig: &mut Rig<Blk>, sent: &Sent| {

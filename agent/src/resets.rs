@@ -8,7 +8,7 @@ use std::fs::File;
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
 use std::sync::mpsc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
 use thaw_sys::connections::{self, Connection};
@@ -26,9 +26,10 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// timers.
 pub fn end_connections(namespaces: Vec<File>) {
     let (tell, told) = mpsc::channel();
+    let until = Instant::now() + TIMEOUT;
     let work = move || {
         // If nothing waits any more, this has taken too long.
-        let _ = tell.send(end_in(&namespaces));
+        let _ = tell.send(end_in(&namespaces, until));
     };
     // setns(2) changes the calling thread, so this takes a thread that ends afterwards.
     let thread = std::thread::Builder::new().name("resets".into()).spawn(work);
@@ -45,8 +46,8 @@ pub fn end_connections(namespaces: Vec<File>) {
     }
 }
 
-/// Returns how many connections were ended. Moves the calling thread into the namespaces.
-fn end_in(namespaces: &[File]) -> Result<usize> {
+/// Returns how many connections were ended: none unless all are listed before `until`. Moves the calling thread into the namespaces.
+fn end_in(namespaces: &[File], until: Instant) -> Result<usize> {
     let mut found: Vec<(Socket, Vec<Connection>)> = Vec::new();
     let mut room = MOST;
     for namespace in namespaces {
@@ -56,6 +57,10 @@ fn end_in(namespaces: &[File]) -> Result<usize> {
         let all = connections::list(&mut socket, room).with_context(|| "list connections".into())?;
         room = room.saturating_sub(all.len());
         found.push((socket, all));
+    }
+    if Instant::now() >= until {
+        // Workloads may have gone on and opened some of these.
+        return Err(Error::State("listing connections took too long".into()));
     }
     let all = found.iter().flat_map(|(_, all)| all);
     let ends: BTreeSet<_> = all.map(|c| (c.local, c.remote)).collect();

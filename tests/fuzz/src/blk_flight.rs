@@ -1,7 +1,7 @@
 //! Requests of a disk in flight: a guest offers descriptors while calls are held back, and the calls end in any order, or never.
 //!
 //! Checked: no more calls are handed out than may be in flight; each request that was taken is answered once, unless its call was dropped;
-//! the file keeps its length. There are no flushes, because one waits for the calls that this thread holds back.
+//! the file keeps its length; a frozen disk asks for kicks. There are no flushes, because one waits for the calls that this thread holds back.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -200,6 +200,8 @@ impl Guest {
         let taken = saved.queues.as_ref().and_then(|queues| queues.first());
         let taken = taken.expect("its driver is up");
         assert_eq!(taken.next_used + self.dropped, taken.next_available);
+        let flags: u16 = self.memory.read_obj(GuestAddress(USED)).expect("it is there");
+        assert_eq!(flags, 0, "a restored device gets the driver's kicks");
         let length = rustix::fs::fstat(&self.file).expect("a file").st_size as u64;
         assert_eq!(length, SECTORS * 512);
         self.disk

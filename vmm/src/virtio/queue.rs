@@ -230,6 +230,8 @@ impl DeviceQueue {
                 break Ended::Stopped;
             }
             if turns == 0 {
+                // A snapshot does not have the queue's own kick. If this was the last chain, a restored device waits for the driver's.
+                self.enable_kicks()?;
                 self.kick_again();
                 break Ended::OutOfTurns;
             }

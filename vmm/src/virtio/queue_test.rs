@@ -51,6 +51,19 @@ fn available_index_more_than_the_queue_ahead_is_an_error() {
 }
 
 #[test]
+fn driver_is_asked_for_kicks_after_the_last_turn() {
+    let mut rig = rig();
+    for _ in 0..64 {
+        let buffer = rig.writable(8);
+        rig.submit(0, &[buffer]);
+    }
+    rig.device.queue_ready(0).unwrap();
+    assert_eq!(rig.used(0).len(), 64);
+    assert!(!rig.device.save().queues.unwrap()[0].has_work);
+    assert!(rig.asks_for_kicks(0));
+}
+
+#[test]
 fn indirect_table_outside_memory_or_empty_is_malformed() {
     let mut rig = rig();
     let buffer = rig.writable(8);

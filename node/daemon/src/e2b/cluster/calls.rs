@@ -35,7 +35,7 @@ pub struct Calls {
     service: Arc<Service>,
     credentials: Arc<Credentials>,
     takeovers: Takeovers,
-    /// For calls whose bodies are read here, before the gate of the node that answers them.
+    /// For calls of which more is in memory here than their heads, before the gate of the node that answers them.
     gate: Arc<Gate>,
 }
 
@@ -51,16 +51,18 @@ impl Calls {
     }
 }
 
-/// Most calls whose bodies are in memory here, 1 MiB each. All nodes together make more sandboxes at once than one does.
+/// Most calls whose bodies are in memory here, 1 MiB each, and most lists, for which other nodes' answers are. All nodes together make more
+/// sandboxes at once than one does.
 fn bounds() -> Bounds {
-    let create = Share {
-        running: 1024,
-        of_one: 896,
-        waiting: 1024,
+    let share = |running, of_one, waiting| Share {
+        running,
+        of_one,
+        waiting,
     };
     Bounds {
         running: 1280,
-        create,
+        create: share(1024, 896, 1024),
+        read: share(4, 3, 1024),
         ..Bounds::default()
     }
 }
@@ -102,7 +104,7 @@ async fn of_all(
     } = calls;
     match call {
         Call::Create => placement::place(service, (credentials, gate), members, request, next).await,
-        _ => lists::gather(credentials, members, request, next).await,
+        _ => lists::gather((credentials, gate), members, request, next).await,
     }
 }
 

@@ -38,7 +38,8 @@ def main():
     environment = dict(os.environ, THAW_RUN=f"{place}/run", THAW_DATA=f"{place}/data", THAW_CONFIG=f"{place}/thawd.toml")
     thawd = subprocess.Popen([f"{os.environ['THAW_BIN']}/thawd", "--socket", socket], env=environment)
     url = f"http://{ADDRESS}"
-    os.environ.update(E2B_API_URL=url, E2B_SANDBOX_URL=url, E2B_API_KEY=KEY)
+    # Unbuffered, so that a step that hangs is the one after the last that was printed.
+    os.environ.update(E2B_API_URL=url, E2B_SANDBOX_URL=url, E2B_API_KEY=KEY, PYTHONUNBUFFERED="1")
     try:
         while not os.path.exists(socket):
             assert thawd.poll() is None, "thawd ended"

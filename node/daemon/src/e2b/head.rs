@@ -1,11 +1,10 @@
 //! The heads of requests and answers that the proxy passes on.
 //!
-//! Invariants: fields that concern one connection stay on it; a request has one `Host` and one authority, which are the same.
+//! Invariants: fields that concern one connection stay on it; a request has one `Host` and one authority, which are the same; a caller cannot have
+//! a field removed that says which sandbox a request is for, so the next node reads the same there.
 
 use axum::extract::Request;
-use axum::http::header::{
-    CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE,
-};
+use axum::http::header::{CONNECTION, CONTENT_TYPE, HOST, TE, TRAILER, TRANSFER_ENCODING, UPGRADE};
 use axum::http::uri::{Authority, PathAndQuery, Scheme};
 use axum::http::{Error, HeaderMap, HeaderName, HeaderValue, Uri, Version};
 use hyper::upgrade::OnUpgrade;
@@ -22,6 +21,10 @@ const OF_CONNECTION: [HeaderName; 8] = [
     HeaderName::from_static("proxy-connection"),
     HeaderName::from_static("proxy-authorization"),
 ];
+/// Fields that are for thawd.
+pub const OF_THAWD: [&str; 3] = ["e2b-sandbox-id", "e2b-sandbox-port", "e2b-traffic-access-token"];
+/// Fields that `Connection` cannot name: a body's length is told by the connection's own framing, and no caller removes a node's mark.
+const OF_MESSAGE: [&str; 3] = ["content-length", "host", MARK];
 /// How the media types of gRPC begin.
 const GRPC: &[u8] = b"application/grpc";
 
@@ -57,8 +60,9 @@ pub fn for_http1(request: &mut Request) -> Result<Option<Upgrade>, Error> {
     }
     let headers = request.headers_mut();
     remove_connection_fields(headers);
-    if let Some(authority) = authority {
-        headers.insert(HOST, authority);
+    if let Some(host) = authority.or_else(|| headers.get(HOST).cloned()) {
+        // Replaces all, if there are several.
+        headers.insert(HOST, host);
     }
     let Some((protocol, client)) = protocol.zip(client) else {
         return Ok(None);
@@ -109,8 +113,7 @@ pub fn remove_connection_fields(headers: &mut HeaderMap) {
         .filter_map(|word| word.parse().ok())
         .collect();
     for name in named.iter().chain(&OF_CONNECTION) {
-        // A body's length is told by the connection's own framing, whatever `Connection` says of it, and no caller removes a node's mark.
-        if *name != CONTENT_LENGTH && *name != MARK {
+        if !OF_MESSAGE.contains(&name.as_str()) && !OF_THAWD.contains(&name.as_str()) {
             headers.remove(name);
         }
     }
@@ -165,5 +168,23 @@ mod tests {
         let mut other = request(Version::HTTP_2, "https://b.example/", "text/plain");
         for_http1(&mut other).unwrap();
         assert_eq!(other.headers()[HOST], "b.example");
+    }
+    #[test]
+    fn connection_field_removes_none_that_says_whose_a_request_is() {
+        let mut mixed = request(Version::HTTP_11, "/", "text/plain");
+        let headers = mixed.headers_mut();
+        headers.append(HOST, HeaderValue::from_static("b.example"));
+        let kept = OF_MESSAGE.iter().chain(&OF_THAWD);
+        for &name in kept.clone().filter(|name| **name != "host").chain(&["x-hop"]) {
+            headers.insert(name, HeaderValue::from_static("1"));
+            headers.append(CONNECTION, HeaderValue::from_static(name));
+        }
+        headers.append(CONNECTION, HeaderValue::from_static("host"));
+        assert!(for_http1(&mut mixed).unwrap().is_none());
+        for &name in kept {
+            assert_eq!(mixed.headers().get_all(name).iter().count(), 1, "{name}");
+        }
+        assert_eq!(mixed.headers()[HOST], "a.example");
+        assert!(!mixed.headers().contains_key("x-hop") && !mixed.headers().contains_key(CONNECTION));
     }
 }

@@ -22,7 +22,7 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::timeout;
 
-use super::head::{Upgrade, for_http1, for_http2, is_grpc, remove_connection_fields};
+use super::head::{OF_THAWD, Upgrade, for_http1, for_http2, is_grpc, remove_connection_fields};
 use super::idle_connections::{Connection, Destination, IdleConnections, Limits};
 use super::places::{Bounds, Party, Place, Places};
 use super::quick_ack::QuickAck;
@@ -60,8 +60,6 @@ const IDLE_TO_NODES: Limits = Limits {
 const CONNECT_LIMIT: Duration = Duration::from_secs(5);
 /// How long it may take to begin its answer. A program may compute that long.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10 * 60);
-/// Fields that are for thawd.
-const OF_THAWD: [&str; 3] = ["e2b-sandbox-id", "e2b-sandbox-port", "e2b-traffic-access-token"];
 
 /// Why a request got no answer of the guest.
 #[derive(Debug)]

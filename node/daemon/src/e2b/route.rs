@@ -1,7 +1,8 @@
 //! The way of a request: to the control plane, or to a port of a sandbox, which may be on another node.
 //!
 //! Invariants: a request for a sandbox that does not exist, or does not run, never reaches another; only sandboxes that this API created, and
-//! clones of those, have ports here; a request without the traffic token of a sandbox with private ports neither reaches nor resumes it.
+//! clones of those, have ports here; a request without the traffic token of a sandbox with private ports neither reaches nor resumes it, but
+//! at [`ENVD_PORT`] with its access token.
 
 use std::sync::Arc;
 
@@ -20,7 +21,7 @@ use tokio::sync::watch;
 use super::cluster::forward::forward;
 use super::cluster::holder::{self, Way};
 use super::cluster::mark::step_of;
-use super::envd::access::{Access, ForSandbox};
+use super::envd::access::{self, Access, ForSandbox};
 use super::failure::Failure;
 use super::lifecycle::is_claimed;
 use super::members::Member;
@@ -102,17 +103,16 @@ impl Routing {
         }
     }
 
-    /// Whether a request may go to the ports of a target's sandbox.
-    fn is_admitted(&self, target: &Target, headers: &HeaderMap) -> bool {
+    /// Whether a request may go to the ports of a target's sandbox. `None`: there is no sandbox.
+    fn is_admitted(&self, target: &Target, headers: &HeaderMap) -> Option<bool> {
         let daemon = &self.service.daemon;
-        let is_private = daemon.read_record(&target.id, |record| Notes::are_private(&record.terms));
+        let is_private = daemon.read_record(&target.id, |record| Notes::are_private(&record.terms))?;
         let given = headers.get(TRAFFIC_TOKEN).and_then(|token| token.to_str().ok());
-        is_private != Some(true)
-            || given.is_some_and(|given| self.service.tokens.check_traffic(&target.id, given))
+        Some(!is_private || given.is_some_and(|given| self.service.tokens.check_traffic(&target.id, given)))
     }
 
-    /// The sandbox of a target. A paused one is resumed if it is to be.
-    async fn sandbox(&self, target: &Target) -> Result<Wanted, Unavailable> {
+    /// The sandbox of a target. A paused one is resumed if it is to be, and if the request may do that.
+    async fn sandbox(&self, target: &Target, may_resume: bool) -> Result<Wanted, Unavailable> {
         let wanted = Wanted::on_node(&target.id);
         let found = self.service.daemon.cache.get(&target.id);
         let found = found
@@ -123,7 +123,7 @@ impl Routing {
         }
         if is_paused(&found) {
             let notes = self.service.own_notes(&target.id);
-            if !notes.is_some_and(|notes| notes.auto_resume) {
+            if !may_resume || !notes.is_some_and(|notes| notes.auto_resume) {
                 return Err(Unavailable::Paused);
             }
             self.wake(&wanted, &found).await?;
@@ -240,10 +240,19 @@ pub async fn dispatch(State(routing): State<Routing>, mut request: Request, next
     }
     let envd = routing.envd.as_ref().filter(|_| target.port == ENVD_PORT);
     // Before a paused sandbox is resumed.
-    if envd.is_none() && !routing.is_admitted(&target, request.headers()) {
+    let Some(is_admitted) = routing.is_admitted(&target, request.headers()) else {
+        return Unavailable::Missing.answer(&target);
+    };
+    if envd.is_none() && !is_admitted {
         return Unavailable::Private.answer(&target);
     }
-    let wanted = match routing.sandbox(&target).await {
+    if envd.is_some() {
+        let token = routing.service.tokens.access_token(&target.id);
+        request.extensions_mut().insert(Access::Token(token.into()));
+    }
+    // A sandbox with private ports is not resumed by whoever has no token of it at all.
+    let may_resume = is_admitted || access::is_granted(&request);
+    let wanted = match routing.sandbox(&target, may_resume).await {
         Ok(wanted) => wanted,
         Err(unavailable) => {
             if unavailable == Unavailable::Claimed
@@ -256,10 +265,7 @@ pub async fn dispatch(State(routing): State<Routing>, mut request: Request, next
     };
     match envd {
         Some(envd) => {
-            let token = routing.service.tokens.access_token(&target.id);
-            let extensions = request.extensions_mut();
-            extensions.insert(ForSandbox { wanted });
-            extensions.insert(Access::Token(token.into()));
+            request.extensions_mut().insert(ForSandbox { wanted });
             let answered = TowerToHyperService::new(envd.clone()).call(request).await;
             answered.unwrap_or_else(|never| match never {})
         }

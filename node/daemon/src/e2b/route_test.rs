@@ -84,7 +84,18 @@ async fn private_port_needs_the_traffic_token() {
     api.service.pause(&Wanted::on_node(&id)).await.unwrap();
     let state = || api.daemon.cache.get(&id).unwrap().state.clone();
     ask(None).await.refused(403, "paused");
+    // The port of processes and files has a token of its own. Without it, nobody resumes the sandbox there either.
+    let with = async |token: &str| {
+        let host = format!("49983-{id}.{DOMAIN}");
+        let headers = [("host", host.as_str()), (ACCESS_TOKEN, token)];
+        api.send("GET", "/sandboxes/x", &headers, "").await
+    };
+    let wrong = tokens.access_token(&other);
+    assert!(with(&wrong).await.refused(502, "paused").contains("paused"));
     assert_eq!(state(), "paused");
+    with(&tokens.access_token(&id)).await.ok(200);
+    assert_eq!(state(), "running");
+    api.service.pause(&Wanted::on_node(&id)).await.unwrap();
     ask(token()).await.refused(502, "resumed");
     assert_eq!(state(), "running");
 }

@@ -26,6 +26,7 @@ use crate::api::extract::read_body;
 use crate::api::grant::Role;
 use crate::api::peer::Peer;
 use crate::api::problem;
+use crate::api::request_gate::{Bounds, Gate, Share, Verb};
 use crate::api::scope::Scope;
 
 /// What it takes to pass calls on.
@@ -34,6 +35,8 @@ pub struct Calls {
     service: Arc<Service>,
     credentials: Arc<Credentials>,
     takeovers: Takeovers,
+    /// For calls of which more is in memory here than their heads, before the gate of the node that answers them.
+    gate: Arc<Gate>,
 }
 
 impl Calls {
@@ -43,7 +46,24 @@ impl Calls {
             service,
             credentials,
             takeovers: Takeovers::default(),
+            gate: Gate::new(bounds()),
         }
+    }
+}
+
+/// Most calls whose bodies are in memory here, 1 MiB each, and most lists, for which other nodes' answers are. All nodes together make more
+/// sandboxes at once than one does.
+fn bounds() -> Bounds {
+    let share = |running, of_one, waiting| Share {
+        running,
+        of_one,
+        waiting,
+    };
+    Bounds {
+        running: 1280,
+        create: share(1024, 896, 1024),
+        read: share(4, 3, 1024),
+        ..Bounds::default()
     }
 }
 
@@ -77,11 +97,14 @@ async fn of_all(
     next: Next,
 ) -> Result<Response, Failure> {
     let Calls {
-        service, credentials, ..
+        service,
+        credentials,
+        gate,
+        ..
     } = calls;
     match call {
-        Call::Create => placement::place(service, credentials, members, request, next).await,
-        _ => lists::gather(credentials, members, request, next).await,
+        Call::Create => placement::place(service, (credentials, gate), members, request, next).await,
+        _ => lists::gather((credentials, gate), members, request, next).await,
     }
 }
 
@@ -121,7 +144,8 @@ async fn local(calls: &Calls, whole: &WholeId, request: Request, next: Next) -> 
     if !may_be_old || step_of(&request) == Some(Step::Last) {
         return here(whole, request, next).await;
     }
-    api_key::admit(&calls.credentials, request.headers())?;
+    let (peer, _) = api_key::admit(&calls.credentials, request.headers())?;
+    let _permit = calls.gate.enter(peer.share(), Verb::Change).await?;
     let (head, body) = request.into_parts();
     let body = read_body(Request::from_parts(head.clone(), body)).await?;
     let request = || Request::from_parts(head.clone(), Body::from(body.clone()));

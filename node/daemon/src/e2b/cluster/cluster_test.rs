@@ -121,6 +121,15 @@ async fn forwarded_request_is_not_forwarded_again() {
     // A caller cannot remove the mark either.
     let headers = [("x-api-key", ACME), ("connection", "thaw-forwarded")];
     nodes[0].api.send("GET", &path, &headers, "").await.ok(200);
+    // Nor what names the sandbox: without it the other node would take the request for one of this node.
+    let host = format!("49983-{id}.sandboxes.example");
+    let holder = format!("/thaw/holder?ids={id}");
+    for named in [("e2b-sandbox-id", id.as_str()), ("host", host.as_str())] {
+        let headers = [named, ("connection", named.0)];
+        let answer = nodes[0].api.send("POST", &holder, &headers, "").await.ok(200);
+        let of = format!("/thaw/holder of {}", WholeId::parse(&id).unwrap().id);
+        assert_eq!(answer, of, "{}", named.0);
+    }
     nodes[0]
         .ask("GET", "/thaw/room?template=base", Value::Null)
         .await

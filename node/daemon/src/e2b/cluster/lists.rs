@@ -7,6 +7,7 @@
 //! adds only sandboxes with its own tag, or those that it [may have](Members::may_have) taken over.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use axum::body::{Bytes, to_bytes};
 use axum::extract::Request;
@@ -25,6 +26,7 @@ use super::super::whole_id::{Tag, WholeId};
 use crate::api::credentials::Credentials;
 use crate::api::logs::parse_moment;
 use crate::api::problem::{ApiCode, Refusal};
+use crate::api::request_gate::{Gate, Verb};
 
 /// The header with the names of the nodes whose sandboxes are not in a list.
 const MISSING: &str = "x-thaw-missing-nodes";
@@ -84,17 +86,17 @@ impl Wanted {
 /// Lists the sandboxes of all nodes.
 ///
 /// # Errors
-/// The caller is not known here, or the request is none for a list.
+/// The caller is not known here, or has too many requests, or the request is none for a list.
 pub async fn gather(
-    credentials: &Credentials,
+    (credentials, gate): (&Credentials, &Arc<Gate>),
     members: &Members,
     request: Request,
     next: Next,
 ) -> Result<Response, Failure> {
-    let (_, key) = api_key::admit(credentials, request.headers())?;
+    let (peer, key) = api_key::admit(credentials, request.headers())?;
     let wanted = Wanted::read(&request)?;
     let broken = |e: &dyn std::fmt::Display| Refusal::new(ApiCode::Broken, e);
-    let _turn = members.gathering.acquire().await.map_err(|e| broken(&e))?;
+    let _permit = gate.enter(peer.share(), Verb::Read).await?;
     let path = request
         .uri()
         .path_and_query()

@@ -29,6 +29,7 @@ use super::room;
 use crate::api::credentials::Credentials;
 use crate::api::extract::read_body;
 use crate::api::problem::{ApiCode, Refusal};
+use crate::api::request_gate::{Gate, Verb};
 use crate::api::scope::Scope;
 
 /// Most nodes that a request is sent to.
@@ -69,15 +70,16 @@ struct Placing<'a> {
 /// Creates a sandbox on the node with most room that has its template.
 ///
 /// # Errors
-/// The caller is not known here, or its body does not arrive. No node that has room can be reached.
+/// The caller is not known here, or has too many requests, or its body does not arrive. No node that has room can be reached.
 pub async fn place(
     service: &Service,
-    credentials: &Credentials,
+    (credentials, gate): (&Credentials, &Arc<Gate>),
     members: &Members,
     request: Request,
     next: Next,
 ) -> Result<Response, Failure> {
     let (peer, key) = api_key::admit(credentials, request.headers())?;
+    let _permit = gate.enter(peer.share(), Verb::Create).await?;
     let (head, body) = request.into_parts();
     let body = read_body(Request::from_parts(head.clone(), body)).await?;
     let Ok(asked) = serde_json::from_slice::<Asked>(&body) else {

@@ -78,6 +78,11 @@ fn enter(
     Ok((sandbox, permit))
 }
 
+/// Whether a request has what its [`Access`] asks for.
+pub fn is_granted(request: &Request) -> bool {
+    check(request).is_ok()
+}
+
 fn check(request: &Request) -> Result<(), Failure> {
     let refused = |why| Failure::new(Code::Unauthenticated, why);
     let token = match request.extensions().get::<Access>() {

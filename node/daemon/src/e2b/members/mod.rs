@@ -27,7 +27,7 @@ use thaw_sandbox::CopyPlace;
 use thaw_sandbox::config::e2b::ClusterConfig;
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sys::lock::Share;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::watch;
 
 use super::api_key::API_KEY;
 use super::idle_connections::Destination;
@@ -52,8 +52,6 @@ use slices::Slices;
 pub const MOST: usize = 64;
 /// How often the members are read from Kubernetes.
 const PERIOD: Duration = Duration::from_secs(5);
-/// Most lists for which other nodes are asked at once: their answers are in memory.
-const GATHERED_AT_ONCE: usize = 4;
 /// Longest name of a node.
 const MAX_NAME: usize = 253;
 
@@ -112,8 +110,6 @@ pub struct Members {
     proxy: Proxy,
     /// The repository of copies of paused sandboxes.
     copies: Option<String>,
-    /// A permit for each list that is gathered.
-    pub gathering: Semaphore,
     searches: Searches,
 }
 
@@ -166,7 +162,6 @@ impl Members {
             others: RwLock::new(shared(others)),
             proxy: Proxy::to_nodes(),
             copies: config.paused_registry.clone(),
-            gathering: Semaphore::new(GATHERED_AT_ONCE),
             searches: Searches::default(),
         };
         Ok((members, tokens))

@@ -25,7 +25,7 @@ const ROUNDS: usize = 4;
 const SPACING: Duration = Duration::from_millis(100);
 /// Most sandboxes that one round asks for.
 const MOST_IDS: usize = 128;
-/// Most searches that wait: one for each connection that callers may have to this node.
+/// Most searches that wait. A search beyond them finds nothing.
 const MOST_WAITING: usize = 4096;
 /// How long a node that was found is taken for the one that has the sandbox.
 const KNOWN_FOR: Duration = Duration::from_secs(10);

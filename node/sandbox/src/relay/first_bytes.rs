@@ -4,6 +4,7 @@
 //! |---|---|
 //! | a TLS handshake (RFC 8446, 5246) | the server name of its ClientHello (RFC 6066). Of an encrypted ClientHello, that of the outer one |
 //! | a request of HTTP/1 (RFC 9112) | its only `Host` |
+//! | what else a server could take for TLS | none: refused |
 //! | something else | none: refused on the ports of HTTP and HTTPS, and let through on others |
 //!
 //! A request is written anew, so that the server reads what was read here, and with `Connection: close`, so that it reads no other request.
@@ -18,6 +19,10 @@ pub const MOST: usize = 16 << 10;
 const MAX_FIELDS: usize = 96;
 /// The type of a TLS record with a handshake message.
 const HANDSHAKE: u8 = 22;
+/// The type of the first handshake message of a client.
+const CLIENT_HELLO: u8 = 1;
+/// The first byte of the version of SSL 3 and TLS.
+const MAJOR: u8 = 3;
 /// Fields that say how a connection goes on, which is decided here.
 const CONNECTION_FIELDS: [&str; 6] = [
     "connection",
@@ -57,13 +62,14 @@ pub fn read(bytes: &[u8], is_web: bool) -> Result<Option<Opening>, Refusal> {
         None => None,
         Some(&HANDSHAKE) => tls(bytes)?,
         Some(_) if is_web => http(bytes)?,
-        Some(_) => match is_http(bytes) {
-            Some(true) => http(bytes)?,
-            Some(false) => Some(Opening {
+        Some(_) => match (is_nameless_tls(bytes), is_http(bytes)) {
+            (Some(true), _) => return Err(Refusal::Malformed),
+            (_, Some(true)) => http(bytes)?,
+            (Some(false), Some(false)) => Some(Opening {
                 name: None,
                 bytes: bytes.to_vec(),
             }),
-            None => None,
+            _ => None,
         },
     };
     match opening {
@@ -90,6 +96,20 @@ fn tls(bytes: &[u8]) -> Result<Option<Opening>, Refusal> {
         }
     }
     Ok(None)
+}
+
+/// Whether a server could take this for TLS, though it begins with no handshake: with another record, such as a warning, which servers pass
+/// over, or with a ClientHello of SSL 2, which has no server name (RFC 5246, appendix E.2). `None` if more bytes are needed.
+fn is_nameless_tls(bytes: &[u8]) -> Option<bool> {
+    let is_tls = |major: &u8| *major == MAJOR;
+    match bytes.first()? {
+        0x14..=0x18 => bytes.get(1).map(is_tls),
+        0x80.. => match bytes.get(2)? {
+            &CLIENT_HELLO => bytes.get(3).map(is_tls),
+            _ => Some(false),
+        },
+        _ => Some(false),
+    }
 }
 
 /// Whether a server could take this for a request of HTTP; `None` if more bytes are needed. Servers skip empty lines before a request.

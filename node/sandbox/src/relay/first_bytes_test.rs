@@ -45,6 +45,23 @@ fn hello_without_server_name_and_other_messages_are_refused() {
 }
 
 #[test]
+fn tls_that_begins_with_no_handshake_is_refused() {
+    let hello = client_hello("allowed.org", true);
+    let warning = [&[21, 3, 1, 0, 2, 1, 90][..], &hello].concat();
+    let change = [&[20, 3, 3, 0, 1, 1][..], &hello].concat();
+    let of_ssl_2 = [&[0x80, 0x2e, 1, 3, 1, 0, 21][..], &[0; 39]].concat();
+    for (bytes, told_by) in [(warning, 2), (change, 2), (of_ssl_2, 4)] {
+        for end in 1..told_by {
+            assert_eq!(read(&bytes[..end], false), Ok(None), "{end}");
+        }
+        for is_web in [true, false] {
+            assert_eq!(read(&bytes, is_web), Err(Refusal::Malformed), "{bytes:?}");
+        }
+        assert_eq!(read(&bytes[..told_by], false), Err(Refusal::Malformed));
+    }
+}
+
+#[test]
 fn http_request_is_written_anew_for_one_request() {
     let request =
         b"\r\nPOST /a?b HTTP/1.1\nHOST: Allowed.org.:8080\r\nX-Y:  z \r\nConnection: keep-alive, Upgrade\r\n\
@@ -96,6 +113,8 @@ fn other_protocols_pass_on_ports_that_are_not_of_the_web() {
         &b"SSH-2.0-client\r\n"[..],
         b"\x10\x25\0\x04MQTT",
         b"*1\r\n$4\r\nPING\r\n",
+        b"\x15\x04\x01\0",
+        b"\xff\xfd\x03\xff\xfb\x01",
     ] {
         let opening = Opening {
             name: None,

@@ -158,6 +158,24 @@ async fn snapshots_over_one_base_share_its_memory() {
     assert_ne!(inodes[0][1], inodes[1][1]);
 }
 
+#[tokio::test]
+async fn snapshots_that_name_themselves_as_bases_are_refused() {
+    let root = tempfile::tempdir().unwrap();
+    let node = node_as(root.path(), Hold::Sealed);
+    let [own, one, other] = ["own", "one", "other"].map(|name| root.path().join(name));
+    for (directory, place) in [(&own, &own), (&one, &other), (&other, &one)] {
+        let base = Base {
+            manifest: Hash::of(b"no snapshot"),
+            place: place.clone(),
+        };
+        drop(draft(directory).finish(over(base), None).unwrap());
+    }
+    for directory in [&own, &one] {
+        let refused = node.snapshots.register(&node, directory).unwrap_err();
+        assert_eq!(refused.kind, ErrorKind::SnapshotIncompatible, "{refused}");
+    }
+}
+
 #[test]
 fn place_is_plain_though_its_directories_are_gone() {
     let place = Path::new("/data/paused/a/snapshot/../../../templates/k");

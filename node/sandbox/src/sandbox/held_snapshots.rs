@@ -106,13 +106,18 @@ impl Snapshots {
         let directory = std::fs::canonicalize(directory).unwrap_or_else(|_| directory.to_owned());
         let found = registry.find(&directory);
         let found = found.inspect_err(|_| self.let_go_of_removed(node))?;
+        let is_held = self.table().get(&directory, found.hash()).is_some();
+        // Before it is locked: a manifest may name anything as the base, also the snapshot itself.
+        let base = match is_held {
+            true => None,
+            false => self.base(node, &found),
+        };
         let reading = self.table().reading(&directory);
         let _one = reading.locked();
         let held = self.table().get(&directory, found.hash());
         let registered = match held {
             Some(held) => held,
             None => {
-                let base = self.base(node, &found);
                 let is_it = |hash: Hash| base.clone().filter(|base| base.hash == hash);
                 Arc::new(registry.register_with(&directory, &is_it)?)
             }
@@ -125,12 +130,16 @@ impl Snapshots {
     /// process holds no memory of snapshots, or if it cannot be read, which the registration of the snapshot will report.
     fn base(&self, node: &Node, of: &SnapshotDir) -> Option<Arc<Registered>> {
         let base = of.manifest().subject.base.as_ref()?;
-        let template = node.templates.held_by_hash(base.manifest);
-        let read = || self.register(node, &of.path().join(&base.place)).ok();
-        match node.templates.registry().holds_memory() {
-            true => template.or_else(read),
-            false => None,
+        let registry = node.templates.registry();
+        if !registry.holds_memory() {
+            return None;
         }
+        let template = node.templates.held_by_hash(base.manifest);
+        template.or_else(|| {
+            // They are few, and none lies on itself.
+            registry.chain(of.path()).ok()?;
+            self.register(node, &of.path().join(&base.place)).ok()
+        })
     }
 
     /// From now on, thaws of this snapshot use this registration of it.

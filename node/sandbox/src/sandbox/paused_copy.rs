@@ -321,13 +321,14 @@ fn adopt(
     let moved = fs::rename(snapshot, &place);
     moved.map_err(|e| Error::system(format!("cannot make {}", place.display()), &e))?;
     reach(Failpoint::CopyMoved);
+    // Before it has a record, so that no paused sandbox loses what it was made with.
+    if let Ok(made) = node.templates.registry().find(&place) {
+        kept_components::note(node, &made);
+    }
     portable.unpack(draft.directory(), note)?;
     reach(Failpoint::CopyUnpacked);
     let paused = draft.finish_filled(record)?;
     reach(Failpoint::CopyTaken);
-    if let Ok(made) = node.templates.registry().find(&place) {
-        kept_components::note(node, &made);
-    }
     Ok((node.count_paused(paused), place))
 }
 

@@ -21,7 +21,7 @@ use rustix::fs::{Mode, OFlags};
 use thaw_failpoint::{Failpoint, reach};
 
 use super::check::{CheckError, check_chunks, check_whole};
-use super::error::SnapshotError;
+use super::error::{SnapshotError, is_passing};
 use super::hash::Hash;
 use super::manifest::{DiskFile, MAX_MANIFEST, Manifest, ManifestError};
 use super::partial::make_locked;
@@ -297,9 +297,9 @@ pub fn remove(path: &Path, stamps: &Stamps) -> Result<(), SnapshotError> {
 impl OpenFiles {
     fn open(path: &Path, manifest: &Manifest, manifest_file: File) -> Result<OpenFiles, SnapshotError> {
         let open = |name: &str| {
-            open_regular(&path.join(name)).map_err(|e| match e.kind() {
-                io::ErrorKind::PermissionDenied => SnapshotError::io("open", &path.join(name))(e),
-                _ => SnapshotError::Damaged {
+            open_regular(&path.join(name)).map_err(|e| match is_passing(&e) {
+                true => SnapshotError::io("open", &path.join(name))(e),
+                false => SnapshotError::Damaged {
                     directory: path.to_owned(),
                     region: format!("{name} ({e})"),
                 },
@@ -329,6 +329,16 @@ impl OpenFiles {
         let all = named.into_iter().chain(working_set).chain(disks);
         all.map(|(name, file)| Identity::of(name, file)).collect()
     }
+}
+
+/// The hash of the manifest that a snapshot lies on, whether its other files are there or not. `None`: it lies on nothing.
+///
+/// # Errors
+/// There is no manifest, or it cannot be read.
+pub(crate) fn base_of(snapshot: &Path) -> io::Result<Option<Hash>> {
+    let bytes = read_at_most(&open_regular(&snapshot.join(MANIFEST))?, MAX_MANIFEST)?;
+    let manifest = Manifest::decode(&bytes).map_err(io::Error::other)?;
+    Ok(manifest.subject.base.map(|base| base.manifest))
 }
 
 /// Opens a regular file, through no symbolic link. Does not block on a FIFO.

@@ -3,6 +3,8 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
+use rustix::io::Errno;
+
 use super::hash::Hash;
 use crate::error::{Error, ErrorKind, is_full};
 
@@ -58,10 +60,27 @@ impl SnapshotError {
         )
     }
 
+    /// Whether it says nothing of the snapshot, which this process could not open now.
+    pub(crate) fn is_passing(&self) -> bool {
+        matches!(self, SnapshotError::Io { source, .. } if is_passing(source))
+    }
+
     pub(super) fn io(what: &'static str, place: &Path) -> impl FnOnce(io::Error) -> SnapshotError {
         let place = place.to_owned();
         move |source| SnapshotError::Io { what, place, source }
     }
+}
+
+/// Whether a file was not opened because of this process or its host: the file may be whole.
+pub(super) fn is_passing(e: &io::Error) -> bool {
+    let passing = [
+        Errno::ACCESS,
+        Errno::PERM,
+        Errno::MFILE,
+        Errno::NFILE,
+        Errno::NOMEM,
+    ];
+    Errno::from_io_error(e).is_some_and(|e| passing.contains(&e))
 }
 
 impl From<SnapshotError> for Error {

@@ -40,10 +40,15 @@ impl Kept {
 
 impl Doomed {
     /// `None` if something keeps the directory. Blocks.
+    ///
+    /// # Errors
+    /// It was removed.
     pub(crate) fn take(directory: &Path) -> io::Result<Option<Doomed>> {
         let lock = File::open(directory)?;
         match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(Some(Doomed { _lock: lock })),
+            Ok(()) if is_named(&lock, directory)? => Ok(Some(Doomed { _lock: lock })),
+            // Another may be there since, which somebody keeps.
+            Ok(()) => Err(io::ErrorKind::NotFound.into()),
             Err(Errno::WOULDBLOCK) => Ok(None),
             Err(e) => Err(e.into()),
         }

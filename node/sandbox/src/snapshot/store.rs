@@ -209,6 +209,13 @@ impl SnapshotStore {
         let all = self.lock()?;
         let stored = self.get(id).ok_or_else(|| not_found(id))?;
         let in_use = |what: String| Err(Error::new(ErrorKind::SnapshotInUse, what));
+        if stored.hash().is_none()
+            && let Err(e) = self.0.registry.find(&stored.directory)
+            && e.is_passing()
+        {
+            // Whether something lies on it cannot be told.
+            return Err(e.into());
+        }
         if let Some(above) = stored.hash().and_then(|hash| self.over(hash)) {
             return in_use(format!(
                 "snapshot {id} is the base of snapshot {}",

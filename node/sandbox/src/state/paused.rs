@@ -29,7 +29,8 @@ use crate::container::{LIFE_FILE, READINESS_FILE, REQUEST_FILE};
 use crate::error::{Error, ErrorKind};
 use crate::id::is_id;
 use crate::journal;
-use crate::snapshot::{Hash, SnapshotDir, SnapshotError, Stamps, TrustedKeys};
+use crate::snapshot::directory::base_of;
+use crate::snapshot::{Hash, Stamps};
 
 /// Under the data directory, on the same file system as the disks, so that they can be cloned.
 const PAUSED: &str = "paused";
@@ -111,16 +112,10 @@ impl PausedSandboxes {
 
     /// The id of a sandbox whose snapshot, with a record or about to have one, lies on the snapshot whose manifest has this hash. Blocks.
     pub fn over(&self, base: Hash) -> Option<String> {
-        let lies_on_it = |entry: &PathBuf| {
-            match SnapshotDir::open(&entry.join(SNAPSHOT), &TrustedKeys::default()) {
-                Ok(snapshot) => {
-                    let under = snapshot.manifest().subject.base.as_ref();
-                    under.is_some_and(|under| under.manifest == base)
-                }
-                // Perhaps it does.
-                Err(SnapshotError::Io { .. }) => true,
-                Err(_) => false,
-            }
+        let lies_on_it = |entry: &PathBuf| match base_of(&entry.join(SNAPSHOT)) {
+            Ok(under) => under == Some(base),
+            // Otherwise perhaps it does.
+            Err(e) => !matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory),
         };
         let entry = self.entries().find(lies_on_it)?;
         Some(entry.file_name()?.to_str()?.to_owned())

@@ -254,6 +254,12 @@ fn snapshot_that_a_paused_sandbox_lies_on_is_known() {
         fs::canonicalize(top.path().join(&under.place)).unwrap(),
         fs::canonicalize(&base).unwrap()
     );
+    fs::remove_file(top.path().join("state")).unwrap();
+    assert_eq!(
+        place.all.over(under.manifest).as_deref(),
+        Some(id),
+        "whatever it lacks"
+    );
     drop(paused);
     assert_eq!(place.all.over(under.manifest), None);
 }

@@ -33,8 +33,13 @@ impl Templates {
         let Some(_doomed) = Doomed::take(&directory).map_err(fail)? else {
             return in_use(format!("a sandbox is being frozen over template {key}"));
         };
-        let found = self.registry().find(&directory);
-        match found.ok().and_then(|template| user_of(template.hash())) {
+        let user = match self.registry().find(&directory) {
+            Ok(template) => user_of(template.hash()),
+            // Whether something lies on it cannot be told.
+            Err(e) if e.is_passing() => return Err(e.into()),
+            Err(_) => None,
+        };
+        match user {
             Some(user) => in_use(format!("template {key} is the base of {user}")),
             None => self.discard(key),
         }

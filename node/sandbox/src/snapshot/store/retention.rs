@@ -2,11 +2,12 @@
 //!
 //! Invariant: each tenant's snapshots count alone, so that no tenant can have another's removed. The most recently used one stays.
 
-use std::collections::BTreeMap;
+use std::cell::RefCell;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::index::Stored;
-use super::{SnapshotStore, UserOf, object};
+use super::{SnapshotStore, User, UserOf, object};
 use crate::config::SnapshotsConfig;
 use crate::error::ErrorKind;
 use crate::tenant::Tenant;
@@ -64,9 +65,18 @@ impl SnapshotStore {
                 .or_default()
                 .push(stored);
         }
+        // All paused sandboxes are read for each answer, and one in use is looked at again after each removal.
+        let known: RefCell<HashMap<String, User>> = RefCell::default();
+        let user_of = |stored: &Stored| {
+            let id = &stored.object.id;
+            let user = known.borrow().get(id).cloned();
+            let user = user.or_else(|| user_of(stored))?;
+            known.borrow_mut().insert(id.clone(), user.clone());
+            Some(user)
+        };
         let retired = by_tenant
             .into_values()
-            .map(|all| self.retire_of_one(all, keep, user_of));
+            .map(|all| self.retire_of_one(all, keep, &user_of));
         retired.sum()
     }
 

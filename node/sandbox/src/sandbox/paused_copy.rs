@@ -227,7 +227,8 @@ impl Tenants {
         refuse_claimed(self.shared(), &note, &record.id).await?;
         let node = self.with_stock(record.stock.as_ref()).await?;
         asked.new.tenant = record.terms.tenant.clone();
-        let fetched = found.fetch(&node, &asked, lacks, &progress).await?;
+        let pulling = found.begin(&node, &asked, lacks, &progress).await?;
+        let fetched = pulling.fetch(&progress).await?;
         // A pull takes long. Another call may have resumed the sandbox here meanwhile.
         refuse_claimed(self.shared(), &note, &record.id).await?;
         let of = node.clone();

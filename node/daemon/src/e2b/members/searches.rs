@@ -1,4 +1,4 @@
-//! Searches for the node that has a sandbox which the node in its id does not have. Nothing tells that node, so all are asked.
+//! Searches for the node that has a sandbox which the node in its id does not have. No node knows which one has it, so all are asked.
 //!
 //! Callers without a key can cause searches, so searches that wait share a round of questions. Invariants: at most [`ROUNDS`] rounds are under
 //! way, and one begins [`SPACING`] after another at the earliest. A node that was found is asked no more for [`KNOWN_FOR`], while it is a

@@ -30,7 +30,7 @@ struct Parts {
     size: SizeHint,
 }
 
-/// The same body, which is given up when its reader takes nothing for `limit`.
+/// The same body, which is dropped if its reader takes nothing for as long as `limit`.
 pub fn with_timeout(body: Body, limit: Duration) -> Body {
     if body.is_end_stream() {
         return body;

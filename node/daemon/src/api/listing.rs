@@ -38,7 +38,7 @@ pub fn check_limit(limit: Option<u32>) -> Result<(), Refusal> {
     }
 }
 
-/// What of the sandboxes, or of the stored snapshots, is asked for.
+/// The parameters of a list of sandboxes or of stored snapshots.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 #[into_params(parameter_in = Query)]

@@ -109,7 +109,8 @@ pub fn remove_connection_fields(headers: &mut HeaderMap) {
         .filter_map(|word| word.parse().ok())
         .collect();
     for name in named.iter().chain(&OF_CONNECTION) {
-        // A body's length is told by the connection's own framing, whatever `Connection` says of it, and no caller removes a node's mark.
+        // These fields are kept, whatever `Connection` says: the connection frames the body by its own rules, and a caller must not remove a
+        // node's mark.
         if *name != CONTENT_LENGTH && *name != MARK {
             headers.remove(name);
         }

@@ -83,7 +83,7 @@ pub struct Endpoint {
 }
 
 impl PartialEq for Endpoint {
-    /// Whether both are one server by one name. All endpoints of one kind trust the same authorities.
+    /// Whether both are the same server with the same name. All endpoints of one kind trust the same authorities.
     fn eq(&self, other: &Endpoint) -> bool {
         let certified = |of: &Endpoint| of.tls.as_ref().map(|(_, name)| name.clone());
         (&self.host, self.port, &self.authority) == (&other.host, other.port, &other.authority)

@@ -27,7 +27,7 @@ const SPACING: Duration = Duration::from_millis(100);
 const MOST_IDS: usize = 128;
 /// Most searches that wait: one for each connection that callers may have to this node.
 const MOST_WAITING: usize = 4096;
-/// How long a node that was found is taken for the one that has the sandbox.
+/// How long a node that was found is assumed to have the sandbox.
 const KNOWN_FOR: Duration = Duration::from_secs(10);
 /// Most sandboxes whose node is known.
 const MOST_KNOWN: usize = 4096;

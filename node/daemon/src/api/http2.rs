@@ -1,7 +1,7 @@
 //! One HTTP/2 connection (RFC 9113).
 //!
 //! Invariants: a connection has a bounded number of requests, and bounded heads and buffers; it ends after [`HEAD_LIMIT`] without a request, and if
-//! its peer does not answer pings or reads nothing; an answer is given up after its client read nothing of it for [`UNREAD_LIMIT`]. A handler
+//! its peer does not answer pings or reads nothing; an answer is aborted if its client reads nothing of it for [`UNREAD_LIMIT`]. A handler
 //! sees the head that the request would have over HTTP/1.1: the authority is in `Host`, cookies are in one field, and there are no more fields
 //! than [`MAX_FIELDS`].
 

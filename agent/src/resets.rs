@@ -1,5 +1,5 @@
-//! Ends the TCP connections that a clone has from the sandbox that was frozen. No packet of theirs arrives any more, so without this a
-//! process that only reads would wait for ever.
+//! Ends the TCP connections that a clone has from the frozen sandbox. No packet arrives on them any more, so a process that only reads would
+//! wait for ever.
 //!
 //! Connections within the guest go on, and sockets that listen stay. Workloads are stopped meanwhile.
 
@@ -41,7 +41,7 @@ pub fn end_connections(namespaces: Vec<File>) {
         });
     match outcome {
         Ok(ended) => debug!("{ended} connections of the frozen sandbox ended"),
-        Err(e) if e.errno() == Some(libc::EOPNOTSUPP) => debug!("this kernel ends no connections: {e}"),
+        Err(e) if e.errno() == Some(libc::EOPNOTSUPP) => debug!("this kernel cannot end connections: {e}"),
         Err(e) => warning!("connections of the frozen sandbox were not ended: {e}"),
     }
 }

@@ -5,7 +5,7 @@
 //!
 //! | driver | source |
 //! |---|---|
-//! | `virtio-fs` | tag of a virtio-fs device; with the driver option `read-ahead-kib=1024`, the kernel reads up to so much ahead in a file |
+//! | `virtio-fs` | tag of a virtio-fs device; with the driver option `read-ahead-kib=1024`, the kernel reads ahead up to 1024 KiB in a file |
 //! | `mmioblk`, `blk` | path of a block device in the guest, `/dev/vdX`; with the driver option `fill-disk`, its ext4 is grown to the end of the disk |
 //! | `pmem`, `nvdimm` | `/dev/pmemX` |
 //! | `overlayfs` | none; directories named by the driver option `io.katacontainers.volume.overlayfs.create_directory=PATH` are created first |

@@ -52,7 +52,7 @@ failpoints! {
     RecordWritten = "record.written",
     /// The entry of a name exists and is empty.
     NameClaimed = "name.claimed",
-    /// It says which sandbox gets the name. That does not exist yet.
+    /// A name's entry says which sandbox gets the name. The sandbox does not exist yet.
     NameGiven = "name.given",
     /// The sandbox and the entry of its name are gone.
     NameForgotten = "name.forgotten",

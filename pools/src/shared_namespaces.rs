@@ -1,4 +1,4 @@
-//! The empty namespaces that all VMMs of this process's start share.
+//! One set of empty namespaces for all VMMs that this process starts.
 //!
 //! Made with the first VMM, and held while this process lives; a VMM keeps those it is in. docs/jail.md says why VMMs can share them.
 
@@ -12,7 +12,7 @@ static SHARED: OnceLock<Option<Namespaces>> = OnceLock::new();
 pub fn get() -> Option<&'static Namespaces> {
     let make = || {
         Namespaces::make()
-            .inspect_err(|error| tracing::debug!(%error, "no namespaces for VMMs to share"))
+            .inspect_err(|error| tracing::debug!(%error, "cannot make namespaces for VMMs to share"))
             .ok()
     };
     SHARED.get_or_init(make).as_ref()

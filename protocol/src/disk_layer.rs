@@ -8,8 +8,8 @@
 //! A block with a mark is the layer's, also where the file has a hole: the block is zero there. Any other block is the base's, whatever the
 //! file has in its place. The disk has the size of the base, without a last part of a sector of 512 bytes.
 //!
-//! A block is the size of a file system's, so a guest writes whole blocks, and the rest of one seldom has to be copied. The marks of a
-//! disk of 1 GiB have 32 KiB.
+//! A block has the size of a file system's block. So a guest mostly writes whole blocks, and the rest of a block seldom has to be copied. The
+//! marks of a disk of 1 GiB take 32 KiB.
 
 use std::ops::Range;
 

@@ -183,7 +183,7 @@ fn leave_host(shared: Option<RawFd>) -> Result<(), StepError> {
     };
     let entered = Namespaces::inherited(first).and_then(|shared| shared.enter());
     entered.or_else(|error| {
-        tracing::info!(%error, "cannot share namespaces; making some");
+        tracing::info!(%error, "cannot enter the shared namespaces; making its own");
         namespaces::unshare_all()
     })
 }

@@ -153,7 +153,7 @@ fn store(data: &Path) -> Check {
     Check::warn(
         NAME,
         format!("{found}, no reflinks"),
-        "a new disk is a sparse copy (a few ms), and a freeze copies what is on the disk of a sandbox",
+        "a freeze copies the data on a sandbox's disk, or what a thawed sandbox has written to it, while the sandbox is stopped",
         "put THAW_DATA on XFS or btrfs",
     )
 }

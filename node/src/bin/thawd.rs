@@ -193,8 +193,8 @@ async fn read_again(mut said: Signal, credentials: Option<Arc<Credentials>>, mem
         if let Some(members) = members.clone() {
             match tokio::task::spawn_blocking(move || reload_members(&members)).await {
                 Ok(Ok(())) => {}
-                Ok(Err(e)) => tracing::error!("the nodes stay what they were: {e}"),
-                Err(e) => tracing::error!("the nodes stay what they were: {e}"),
+                Ok(Err(e)) => tracing::error!("the list of nodes stays the same: {e}"),
+                Err(e) => tracing::error!("the list of nodes stays the same: {e}"),
             }
         }
         let Some(credentials) = credentials.clone() else {

@@ -15,7 +15,7 @@ pub struct NetworkPolicy {
     #[serde(default)]
     pub default: Egress,
     /// Domains that the sandbox may resolve. With a domain here, the sandbox reaches, beside what a rule allows, only addresses that
-    /// the node resolved for it.
+    /// the node resolved for it, and only for TLS server names and HTTP hosts that are allowed.
     #[serde(default, skip_serializing_if = "DomainLists::is_empty")]
     pub domains: DomainLists,
 }

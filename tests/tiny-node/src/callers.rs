@@ -28,12 +28,17 @@ pub fn serve(place: &Place, tenants: &[&str]) -> String {
 /// Asks the thawd that was started last on behalf of a tenant, by this method and path, with a body: the status and the answer.
 pub fn ask(place: &Place, tenant: &str, request: &str, body: &Value) -> Option<(String, String)> {
     let (body, token) = (body.to_string(), token(tenant));
-    let mut stream = TcpStream::connect(address(place)?).ok()?;
+    let stream = TcpStream::connect(address(place)?).ok()?;
     let head = format!(
         "{request} HTTP/1.1\r\nhost: thawd\r\nconnection: close\r\ncontent-type: application/json\r\n\
          authorization: Bearer {token}\r\ncontent-length: {}\r\n\r\n",
         body.len()
     );
+    exchange(stream, &head, &body)
+}
+
+/// Sends a request with `connection: close`: the status line and the body of the answer. None if the connection breaks.
+pub fn exchange(mut stream: TcpStream, head: &str, body: &str) -> Option<(String, String)> {
     stream.write_all(head.as_bytes()).ok()?;
     stream.write_all(body.as_bytes()).ok()?;
     let mut text = String::new();

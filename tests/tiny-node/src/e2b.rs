@@ -1,13 +1,13 @@
 //! Nodes that answer E2B's API as one over loopback TCP, and requests to them by an administrator.
 
 use std::fs;
-use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use serde_json::Value;
 
+use crate::callers;
 use crate::place::Place;
 
 const ADDRESS: &str = "127.0.0.1";
@@ -63,17 +63,13 @@ pub fn is_copied(place: &Place, id: &str) -> bool {
 pub fn ask(node: Named, request: &str, head: &str, body: &Value) -> Option<(u16, Value)> {
     let body = body.to_string();
     let (_, port) = node;
-    let mut stream = TcpStream::connect((ADDRESS, port)).ok()?;
+    let stream = TcpStream::connect((ADDRESS, port)).ok()?;
     let head = format!(
         "{request} HTTP/1.1\r\nhost: {ADDRESS}:{port}\r\nconnection: close\r\ncontent-type: application/json\r\nx-api-key: {KEY}\r\n{head}\
          content-length: {}\r\n\r\n",
         body.len()
     );
-    stream.write_all(head.as_bytes()).ok()?;
-    stream.write_all(body.as_bytes()).ok()?;
-    let mut text = String::new();
-    stream.read_to_string(&mut text).ok()?;
-    let (head, body) = text.split_once("\r\n\r\n")?;
-    let status = head.split(' ').nth(1)?.parse().ok()?;
-    Some((status, serde_json::from_str(body).unwrap_or_default()))
+    let (line, body) = callers::exchange(stream, &head, &body)?;
+    let status = line.split(' ').nth(1)?.parse().ok()?;
+    Some((status, serde_json::from_str(&body).unwrap_or_default()))
 }

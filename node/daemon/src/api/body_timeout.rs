@@ -1,10 +1,10 @@
 //! An answer's body with a timeout for its reader.
 //!
-//! Over HTTP/1.1 a client that reads nothing is noticed by its connection ([`super::write_timeout`]). Over HTTP/2 it can stop to read one answer
-//! and go on with others, and hyper does not ask that body for more. So a task reads the body, and gives it up.
+//! Over HTTP/1.1 a client that reads nothing is noticed by its connection ([`super::write_timeout`]). Over HTTP/2 it can stop reading one
+//! answer and go on with others, and hyper then does not poll that body. So a task reads the body, and drops it after the timeout.
 //!
-//! Invariants: a body, and all that it holds, is dropped at the latest when its reader took nothing for the limit although there was something; its
-//! reader gets an error then, and never takes a part for the whole.
+//! Invariants: a body, and all that it holds, is dropped if its reader takes nothing for as long as the limit although there is something to take.
+//! The reader then gets an error, so it does not mistake a part for the whole.
 
 use std::io;
 use std::pin::Pin;
@@ -30,7 +30,7 @@ struct Parts {
     size: SizeHint,
 }
 
-/// The same body, which is given up when its reader takes nothing for `limit`.
+/// The same body, which is dropped if its reader takes nothing for as long as `limit`.
 pub fn with_timeout(body: Body, limit: Duration) -> Body {
     if body.is_end_stream() {
         return body;

@@ -1,7 +1,7 @@
 //! One HTTP/2 connection (RFC 9113).
 //!
 //! Invariants: a connection has a bounded number of requests, and bounded heads and buffers; it ends after [`HEAD_LIMIT`] without a request, and if
-//! its peer does not answer pings or reads nothing; an answer is given up after its client read nothing of it for [`UNREAD_LIMIT`]. A handler
+//! its peer does not answer pings or reads nothing; an answer is aborted if its client reads nothing of it for [`UNREAD_LIMIT`]. A handler
 //! sees the head that the request would have over HTTP/1.1: the authority is in `Host`, cookies are in one field, and there are no more fields
 //! than [`MAX_FIELDS`].
 
@@ -38,7 +38,7 @@ const STREAM_WINDOW: u32 = 128 << 10;
 const CONNECTION_WINDOW: u32 = 256 << 10;
 /// How much of an answer waits for a client that does not read it, bytes.
 const MAX_SEND_BUFFER: usize = 64 << 10;
-/// How long a client may read nothing of an answer that has more. Longer than of a connection: its answers share what it can carry.
+/// How long a client may read nothing of an answer that has more. Longer than the limit of a connection, because answers share its bandwidth.
 const UNREAD_LIMIT: Duration = Duration::from_secs(120);
 /// Most requests that a client may cancel before they are accepted. One that does it for ever makes work that no other bound counts
 /// (CVE-2023-44487).

@@ -38,7 +38,7 @@ pub fn check_limit(limit: Option<u32>) -> Result<(), Refusal> {
     }
 }
 
-/// What of the sandboxes, or of the stored snapshots, is asked for.
+/// The parameters of a list of sandboxes or of stored snapshots.
 #[derive(Debug, Default, Deserialize, IntoParams)]
 #[serde(deny_unknown_fields, rename_all = "camelCase")]
 #[into_params(parameter_in = Query)]
@@ -121,7 +121,7 @@ impl ListParameters {
             Some(_) => return bad("watch is 1 or 0"),
         };
         if is_watch && (self.limit.is_some() || self.continue_token.is_some()) {
-            return bad("a watch has no limit and does not continue a list");
+            return bad("limit and continue do not go with watch=1");
         }
         if !is_watch && (self.resource_version.is_some() || self.since.is_some()) {
             return bad("resourceVersion and since go with watch=1");

@@ -43,7 +43,7 @@ pub trait Machine: std::fmt::Debug + Send + Sync {
     fn vsock(&self) -> PathBuf;
     /// Its resource usage. Blocks while the kernel collects it.
     fn usage(&self) -> Usage;
-    /// What only it knows of its start, if its creation has not waited for that. `None` after the first call. The future may outlive the
+    /// What only the machine knows of its start, if the creation has not waited for that. `None` after the first call. The future may outlive the
     /// machine.
     fn start_report(&self) -> Option<BoxFuture<'static, Account>> {
         None

@@ -61,7 +61,7 @@ impl Scope {
         self.reaches_tenant(sandbox.tenant.as_deref())
     }
 
-    /// Whether what this tenant owns is in it. `None`: what the node owns.
+    /// Whether this scope contains what a tenant owns. `None`: what the node owns.
     pub fn reaches_tenant(&self, tenant: Option<&str>) -> bool {
         self.is_node || (self.tenant.is_some() && self.tenant_name() == tenant)
     }

@@ -101,7 +101,7 @@ impl IdleConnections {
         Connection { sender, to, number }
     }
 
-    /// An idle connection to a destination, of HTTP/2 or of HTTP/1.1, which is idle no more. It was open a moment ago.
+    /// Takes an idle connection to a destination, of HTTP/2 or of HTTP/1.1. It was open a moment ago.
     pub fn take(&self, to: &Destination, is_http2: bool) -> Option<Connection> {
         let mut state = self.state.locked();
         let is_one = |idle: &Idle| {
@@ -118,7 +118,7 @@ impl IdleConnections {
         }
     }
 
-    /// Makes a connection idle once it is ready for another request than that of this answer, and returns the answer. `in_use` is dropped then,
+    /// Makes a connection idle once it is ready for the request after this answer, and returns the answer. `in_use` is dropped then,
     /// or when the connection ends.
     pub fn keep(
         &self,
@@ -188,7 +188,7 @@ impl IdleConnections {
         state.idle.retain(|idle| idle.connection.number != number);
     }
 
-    /// Closes those that were idle for too long. Returns when the next will have been; `None` if there is none.
+    /// Closes connections that were idle for too long. Returns when the next one is due; `None` if there is none.
     fn close_until_now(&self) -> Option<Instant> {
         let mut state = self.state.locked();
         let now = Instant::now();
@@ -206,7 +206,7 @@ impl IdleConnections {
     }
 }
 
-/// Where the longest idle connection is of the tenant that has the most.
+/// Finds the connection that was idle for the longest time, of the tenant that has the most idle connections.
 fn longest_of_most(idle: &VecDeque<Idle>) -> Option<usize> {
     let mut tenants = HashMap::new();
     for (at, idle) in idle.iter().enumerate() {

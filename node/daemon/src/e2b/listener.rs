@@ -190,7 +190,7 @@ impl OtherApi for E2b {
     }
 }
 
-/// All requests' way: to another node, to a sandbox, or through the authentication to the control plane. `envd` serves the protocol for
+/// Routes all requests: to another node, to a sandbox, or through the authentication to the control plane. `envd` serves the protocol for
 /// processes and files in sandboxes.
 pub fn routes(
     service: Arc<Service>,

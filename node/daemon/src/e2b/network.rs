@@ -78,7 +78,7 @@ impl Network {
         self.allow_public_traffic == Some(false)
     }
 
-    /// Whether it says nothing of where the sandbox may connect to, but who may connect to its ports.
+    /// Whether it says only who may connect to the sandbox's ports, and not where the sandbox may connect to.
     pub fn is_of_ports(&self) -> bool {
         let rest = Network {
             allow_public_traffic: None,

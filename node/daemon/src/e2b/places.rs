@@ -1,7 +1,7 @@
 //! How many connections of a proxy are in use.
 //!
-//! Invariants: a connection has a place as long as it is in use; there are never more places than [`Bounds`] says, so that one sandbox leaves some
-//! to the others of its tenant, and one tenant to others.
+//! Invariants: a connection has a place as long as it is in use. There are never more places than [`Bounds`] says, so that one sandbox leaves
+//! places to the other sandboxes of its tenant, and one tenant to other tenants.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -81,7 +81,7 @@ impl Sandbox {
         })
     }
 
-    /// What a delta lies on: what the sandbox was thawed from; but if that has as many layers as can be, the lowest of these alone. `None` if
+    /// What a delta lies on: what the sandbox was thawed from, or, if that has the most layers allowed, only the lowest of these. `None` if
     /// the sandbox cannot be frozen.
     ///
     /// # Errors
@@ -198,7 +198,7 @@ fn is_copied(node: &Node) -> bool {
     cluster.is_some_and(|cluster| cluster.paused_registry.is_some())
 }
 
-/// A path without its `..`. The directories before them may be gone, and were no symbolic links.
+/// A path without its `..` parts. The directories before them may be gone; they were not symbolic links.
 fn plain(path: &Path) -> PathBuf {
     let mut plain = PathBuf::new();
     for part in path.components() {

@@ -58,7 +58,7 @@ impl Sandbox {
         if below.is_none() {
             tracing::info!(
                 sandbox = self.record().id,
-                "all of its memory is written: what it was thawed from is not kept here"
+                "all of its memory is written: it cannot lie on a snapshot of this node"
             );
         }
         let frozen = self.freeze_over(node, &draft.snapshot(), options, below).await;

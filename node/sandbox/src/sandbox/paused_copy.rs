@@ -1,7 +1,8 @@
 //! Copies of paused sandboxes in a registry, from which another node takes a sandbox over when its own is gone.
 //!
-//! A copy is the sandbox's snapshot, whose config has the record, sealed with a key that the nodes share. Who resumes the sandbox first
-//! writes a claim: a reference that the copy names, with a nonce of its own. Who finds the nonce of another there does not resume it.
+//! A copy is the sandbox's snapshot, whose config has the record, sealed with a key that the nodes share. Before a node resumes
+//! the sandbox, it writes a claim: a reference that the copy names, with a nonce of the node. A node that finds another nonce there does not
+//! resume the sandbox.
 //! Registries have no atomic write, so two nodes that claim one copy within the same seconds may both believe that they have it.
 //!
 //! Invariants: a sandbox with a copy is not resumed without its claim, on any node. A copy that is not sealed with the key is refused.
@@ -227,7 +228,8 @@ impl Tenants {
         refuse_claimed(self.shared(), &note, &record.id).await?;
         let node = self.with_stock(record.stock.as_ref()).await?;
         asked.new.tenant = record.terms.tenant.clone();
-        let fetched = found.fetch(&node, &asked, lacks, &progress).await?;
+        let pulling = found.begin(&node, &asked, lacks, &progress).await?;
+        let fetched = pulling.fetch(&progress).await?;
         // A pull takes long. Another call may have resumed the sandbox here meanwhile.
         refuse_claimed(self.shared(), &note, &record.id).await?;
         let of = node.clone();

@@ -5,7 +5,7 @@
 //! | the parts of the working set, in its order | from the beginning | [`PARTS_AT_ONCE`] |
 //! | the rest of the memory, then the disks | whenever no machine has waited for a part for [`QUIET`], and in any case [`LATEST`] after the beginning | one read |
 //!
-//! Invariant: a machine that begins to wait is behind at most one read of the rest. All reads here begin only while no read on demand of
+//! Invariant: a machine that begins to wait waits for at most one read of the rest to end. All reads here begin only while no read on demand of
 //! this process is under way ([`thaw_images::ranges::Priority`]), so the working set gives way too.
 
 use std::collections::HashSet;

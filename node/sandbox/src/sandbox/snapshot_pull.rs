@@ -91,8 +91,8 @@ pub(super) async fn pull(
     progress: Arc<dyn Progress>,
 ) -> Result<Arc<Stored>, Error> {
     let found = Found::open(node, &asked, &progress).await?;
-    let pulling = found.fetch(node, &asked, lacks, &progress).await?;
-    pulling.finish(node).await
+    let pulling = found.begin(node, &asked, lacks, &progress).await?;
+    pulling.fetch(&progress).await?.finish(node).await
 }
 
 /// A snapshot in a registry, of which only the OCI manifest and the config were read.
@@ -124,29 +124,6 @@ impl Found {
             listing,
             config,
         })
-    }
-
-    /// Does all steps before the comparison with the snapshot's manifest.
-    ///
-    /// # Errors
-    /// Those of each step.
-    pub(super) async fn fetch(
-        self,
-        node: &Node,
-        asked: &Asked,
-        lacks: Lacks,
-        progress: &Arc<dyn Progress>,
-    ) -> Result<Pulling, Error> {
-        let mut pulling = self.begin(node, asked, lacks, progress).await?;
-        let files = std::mem::take(&mut pulling.begun.files);
-        let (source, listing) = (&pulling.found.source, &pulling.found.listing);
-        progress.event(Event::Resolved {
-            digest: pulling.found.digest,
-            layers: listing.packs.len(),
-        });
-        let table = pulling.documents.table.clone();
-        fetch_packs(source, listing, table, files, progress).await?;
-        Ok(pulling)
     }
 
     /// Does all steps before the packs.
@@ -209,6 +186,22 @@ pub(super) struct Pulling {
 }
 
 impl Pulling {
+    /// Fetches the packs into the memory and the disks.
+    ///
+    /// # Errors
+    /// Those of the source; bytes without their hash.
+    pub(super) async fn fetch(mut self, progress: &Arc<dyn Progress>) -> Result<Pulling, Error> {
+        let files = std::mem::take(&mut self.begun.files);
+        let (source, listing) = (&self.found.source, &self.found.listing);
+        progress.event(Event::Resolved {
+            digest: self.found.digest,
+            layers: listing.packs.len(),
+        });
+        let table = self.documents.table.clone();
+        fetch_packs(source, listing, table, files, progress).await?;
+        Ok(self)
+    }
+
     /// Compares the files, which are complete, with the manifest, and stores the snapshot.
     ///
     /// # Errors

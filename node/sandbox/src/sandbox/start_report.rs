@@ -1,7 +1,7 @@
 //! What only a thawed machine knows of its start: when its guest ran, and for how many pages it waited.
 //!
-//! To ask costs a round trip to the VMM, which interrupts the guest's CPUs. So a start waits for it only if its [`Trace`] is to have it
-//! ([`Trace::is_detailed`]). Otherwise the owner asks once it has answered its caller.
+//! To ask costs a round trip to the VMM, which interrupts the guest's CPUs. So a start waits for it only if the [`Trace`] of the
+//! start needs it ([`Trace::is_detailed`]). Otherwise the owner asks after it has answered its caller.
 
 use thaw_pools::process::{ProcessRecord, Stat};
 use thaw_protocol::control::{Command, Response};

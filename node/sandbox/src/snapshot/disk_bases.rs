@@ -1,5 +1,5 @@
-//! The whole disks below the disks of a snapshot that are layers: that of a layer is the disk of its name of the next snapshot below in which
-//! it is whole.
+//! The bases of a snapshot's disks that are layers. The base of a layer is the disk with the same name in the next snapshot below in which that
+//! disk is whole.
 
 use std::fs::File;
 use std::io;
@@ -60,7 +60,10 @@ pub(super) fn find(layers: &[SnapshotDir]) -> Result<Vec<Whole<'_>>, SnapshotErr
         let fits = |found: &Whole<'_>| file_bytes(found.disk.contents.bytes) == disk.contents.bytes;
         found.filter(fits).ok_or_else(|| SnapshotError::Incompatible {
             directory: top.path().to_owned(),
-            reason: format!("no snapshot below has a disk {} of which it has a layer", disk.id),
+            reason: format!(
+                "its disk {} is a layer, and no snapshot below has its base",
+                disk.id
+            ),
         })
     };
     let layered = top.manifest().files.disks.iter().filter(|disk| disk.layer);

@@ -1,7 +1,8 @@
 //! Keeps the directory of a snapshot while another is made that lies on it.
 //!
-//! Invariant: who removes a directory locks it alone first, and looks for what lies on it only then. Who makes a snapshot over it shares the
-//! lock until the new manifest, which names its base, is in its place. So whoever is killed when, no complete snapshot loses its base.
+//! Invariant: a process that removes a directory first takes an exclusive lock on it, and then looks for snapshots that lie on it. A process that
+//! makes a snapshot over it holds a shared lock until the new manifest, which names its base, is in its place. So no complete snapshot loses its
+//! base, also if either process is killed.
 
 use std::fs::{self, File};
 use std::io;

@@ -5,9 +5,9 @@
 //!
 //! - An entry is written before its sandbox exists and removed after the sandbox is gone. It counts only while the sandbox exists, so an entry
 //!   that a killed process left is replaced.
-//! - Who changes an entry has a lock on its file, which the kernel releases however the process ends, and has seen since that the file is
-//!   still at its place.
-//! - Who has an entry locked waits for no other lock than that of the directory of all sandboxes, whose holder waits for no entry.
+//! - A process that changes an entry has a lock on its file, which the kernel releases however the process ends, and has checked under the
+//!   lock that the file is still at its place.
+//! - The holder of an entry's lock waits for no other lock than that of the directory of all sandboxes, whose holder waits for no entry.
 
 use std::fs::{self, File};
 use std::io::{self, Read};

@@ -1,7 +1,7 @@
 //! Removes templates that nothing lies on.
 //!
-//! Deltas and paused sandboxes have only what they changed of a template's memory, so it is not removed before them. A damaged template is
-//! built again without that question ([`Templates::discard`]): what lies on it is lost already.
+//! Deltas and paused sandboxes have only what they changed of a template's memory, so a template is not removed before them. A damaged template
+//! is removed and built again in any case ([`Templates::discard`]), because what lies on it is already lost.
 
 use std::io;
 use std::path::Path;

@@ -3,7 +3,7 @@
 //!
 //! Invariants: the base is never written. A block gets its mark, in memory and in the file, after all of its data is in the file and before
 //! the guest gets its answer, so whoever reads the layer of a paused machine finds each marked block complete. The layer has no name and
-//! ends with its machine: no crash of the host leaves one whose marks are on the medium without their data, so a flush syncs both at once.
+//! ends with its machine, so no crash of the host leaves a layer with marks on the medium but without their data. A flush therefore syncs both at once.
 //!
 //! Requests are executed by several threads. A mark is never taken away, so blocks that have theirs are written at once. Others are written
 //! one request at a time: two requests that write parts of one block must not both copy it from the base.

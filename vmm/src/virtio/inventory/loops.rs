@@ -1,8 +1,8 @@
 //! The event loops of a machine: one for each disk, and one for all other devices without a thread of their own.
 //!
 //! A disk's requests are system calls that wait: for a sync, for bytes that are not in memory, for a file system that is full of unwritten
-//! pages. So each disk has threads of its own, one for each request in flight: it delays no other device, and its sync delays none of its
-//! reads.
+//! pages. So each disk has threads of its own, one for each request in flight: it delays no other device, and its sync does not
+//! delay its reads.
 
 use std::io;
 use std::sync::Arc;

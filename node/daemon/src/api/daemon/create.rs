@@ -117,7 +117,7 @@ impl Daemon {
             .inspect_err(|e| self.metrics.not_started(how, e.slug()))
     }
 
-    /// Counts what only the machine knows of its start. A task of its own asks, so that the caller gets its answer first.
+    /// Counts what only the machine knows of its start. A separate task asks it, so that the caller gets its answer first.
     fn report_later(self: &Arc<Daemon>, how: How, report: Option<BoxFuture<'static, Account>>) {
         let Some(report) = report else { return };
         let daemon = Arc::downgrade(self);

@@ -1,7 +1,7 @@
 //! Tells whether a sandbox is idle: no request comes for its machine or for a port of it, no caller is connected to a process in it, its
 //! container writes nothing, and it takes next to no CPU time.
 //!
-//! Who uses a port that is published, or the sandbox's own address, passes thawd by. Those connections are seen by the packets that the
+//! Connections to a published port, or to the sandbox's own address, do not pass through thawd. thawd notices them by the packets that the
 //! sandbox receives.
 //!
 //! Nothing reports these events, so thawd looks at a sandbox [`LOOKS`] times within its idle timeout. It does not look at one without a

@@ -184,7 +184,7 @@ impl Daemon {
         }
     }
 
-    /// Takes a paused sandbox over from a copy, as a paused one of this node, unless it is here.
+    /// Takes a paused sandbox over from a copy, unless it is here. It is then a paused sandbox of this node.
     ///
     /// # Errors
     /// [`ErrorKind::SandboxNotFound`]: there is no copy, or the viewer does not reach it. [`ErrorKind::SandboxClaimed`]: another node has it.

@@ -94,7 +94,7 @@ impl SnapshotCache {
         }
         if scope.is_node() && !state.is_complete {
             state.is_complete = true;
-            // What was stored before the first caller asked is no change.
+            // Snapshots that were stored before the first caller asked are not reported as changes.
             state.ring = Ring::new(state.versions.last());
         }
     }

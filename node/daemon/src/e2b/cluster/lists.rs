@@ -140,7 +140,7 @@ async fn page(members: &Members, member: &Member, path: &str, key: &HeaderValue)
     let page = Page::read(member.tag, &answer.body, &answer.headers, |home| {
         members.may_have(member.tag, home)
     });
-    page.ok_or_else(|| "its answer is no list of its sandboxes".to_owned())
+    page.ok_or_else(|| "its answer is not a list of its sandboxes".to_owned())
 }
 
 /// The first sandboxes of all pages in the order that is wanted, and whether there are more.

@@ -1,6 +1,6 @@
-//! What tells a request that another node has passed on from one of a caller: the header [`MARK`], whose value only nodes know.
+//! The header [`MARK`], whose value only nodes know. It marks a request that another node has passed on.
 //!
-//! Invariant: no inner layer sees the header, and a request with a wrong one goes nowhere. So a request makes two steps at most, also between
+//! Invariant: no inner layer sees the header, and a request with a wrong value is refused. So a request makes two steps at most, also between
 //! nodes whose keys or lists of nodes differ.
 
 use std::sync::Arc;
@@ -36,7 +36,7 @@ pub async fn check(
         let step = members.and_then(|members| members.step(&first));
         let Some(step) = step.filter(|_| !second) else {
             let why = format!(
-                "the header {MARK} is no proof of a node here: give all nodes of [e2b.cluster] the same key, and list no others"
+                "the header {MARK} is not from a node of this list: give all nodes of [e2b.cluster] the same key, and list no others"
             );
             return Failure::Forbidden(why).into_response();
         };

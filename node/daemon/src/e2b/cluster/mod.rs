@@ -2,7 +2,7 @@
 //!
 //! | module | noun |
 //! |---|---|
-//! | [`mark`] | what tells a request of another node from one of a caller |
+//! | [`mark`] | the mark of a request that another node has passed on |
 //! | [`calls`] | which node a call is for |
 //! | [`forward`] | the way to another node |
 //! | [`placement`], [`room`] | the node that a new sandbox is made on |

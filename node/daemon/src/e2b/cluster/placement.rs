@@ -1,7 +1,7 @@
 //! The node that a new sandbox is made on.
 //!
-//! Two nodes in random order are asked for their room, and the one with more of it that has the template makes the sandbox; the others are
-//! asked only if neither can. Two choices at random spread sandboxes nearly as well as all would, and no two gateways crowd the same node.
+//! Two nodes in random order are asked for their room, and of those that have the template, the one with more room makes the sandbox; the others are
+//! asked only if neither can. Two random choices spread sandboxes nearly as well as asking all nodes, and nodes do not all choose the same one.
 //! Requests with one idempotency key ask in one order, so a repeated request finds the node that has its answer.
 //!
 //! Invariants: a request is sent to [`ATTEMPTS`] nodes at most, and to a second only if the first had no room or was not reached.
@@ -183,8 +183,8 @@ impl Placing<'_> {
             StatusCode::OK => serde_json::from_slice(&answer.body).map_err(|e| e.to_string()),
             status => Err(format!("it answered {status}")),
         });
-        let room =
-            room.inspect_err(|why| tracing::warn!(node = member.name, "a node does not say its room: {why}"));
+        let room = room
+            .inspect_err(|why| tracing::warn!(node = member.name, "the room of a node is unknown: {why}"));
         room.ok()
     }
 

@@ -1,6 +1,6 @@
 //! Short requests to another server.
 //!
-//! Invariant: an answer is read only up to a size, and whoever asks waits only so long.
+//! Invariant: an answer has a maximum size, and a request a time limit.
 
 use std::time::Duration;
 

@@ -83,7 +83,7 @@ pub struct Endpoint {
 }
 
 impl PartialEq for Endpoint {
-    /// Whether both are one server by one name. All endpoints of one kind trust the same authorities.
+    /// Whether both are the same server with the same name. All endpoints of one kind trust the same authorities.
     fn eq(&self, other: &Endpoint) -> bool {
         let certified = |of: &Endpoint| of.tls.as_ref().map(|(_, name)| name.clone());
         (&self.host, self.port, &self.authority) == (&other.host, other.port, &other.authority)
@@ -153,10 +153,14 @@ impl Endpoint {
                 let name = ServerName::try_from(name.to_owned()).map_err(|_| wrong())?;
                 Some((trust.clone(), name))
             }
-            (Some("https"), None, _) => return Err(format!("with {url} goes ca: who signs its certificate")),
+            (Some("https"), None, _) => {
+                return Err(format!(
+                    "{url} needs ca: the authorities that sign its certificate"
+                ));
+            }
             (Some("http"), _, Host::Address(address)) if address.is_loopback() => None,
             (Some("http"), ..) => {
-                return Err(format!("{url}: without TLS a node has a loopback address"));
+                return Err(format!("{url}: without TLS only loopback addresses are accepted"));
             }
             _ => return Err(wrong()),
         };
@@ -176,7 +180,7 @@ impl Endpoint {
     /// # Errors
     /// This is no name in certificates.
     pub fn at(address: SocketAddr, name: &str, trust: &Trust) -> Result<Endpoint, String> {
-        let wrong = || format!("server_name is {name:?}, which is no name of a host");
+        let wrong = || format!("server_name is {name:?}, which is not a host name");
         Ok(Endpoint {
             host: Host::Address(address.ip()),
             port: address.port(),

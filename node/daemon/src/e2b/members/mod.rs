@@ -136,12 +136,12 @@ impl Members {
             (None, _) => None,
             (Some(_), _) if !config.nodes.is_empty() => {
                 return Err(invalid(
-                    "the nodes come from nodes or from endpoint_slices, not from both",
+                    "it has both nodes and endpoint_slices: remove one of them",
                 ));
             }
             (Some(_), None) => {
                 return Err(invalid(
-                    "with endpoint_slices goes ca: who signs the nodes' certificates",
+                    "endpoint_slices needs ca: the authorities that sign the nodes' certificates",
                 ));
             }
             (Some(slices), Some(trust)) => Some(Slices::of_pod(slices, trust).map_err(|why| invalid(&why))?),
@@ -191,7 +191,7 @@ impl Members {
                     self.replace(distinct(endpoints, &self.name));
                 }
                 Err(why) if why != failed => {
-                    tracing::warn!("the nodes stay what they were: Kubernetes does not name them: {why}");
+                    tracing::warn!("the list of nodes stays the same, as Kubernetes does not answer: {why}");
                     failed = why;
                 }
                 Err(_) => {}
@@ -363,7 +363,7 @@ fn check_repository(text: &str) -> Result<(), String> {
     match is_plain && is_registry {
         true => Ok(()),
         false => Err(format!(
-            "paused_registry is {text:?}; it may be a registry and a repository without a tag, such as registry.example/paused"
+            "paused_registry is {text:?}; it must be a registry and a repository without a tag, such as registry.example/paused"
         )),
     }
 }
@@ -383,7 +383,7 @@ fn listed(nodes: &BTreeMap<String, String>, own: &str, trust: Option<&Trust>) ->
     for (name, url) in nodes {
         if let Some(other) = tags.insert(Tag::of(name), name) {
             return Err(format!(
-                "the nodes {other:?} and {name:?} cannot be told apart in ids: rename one"
+                "the nodes {other:?} and {name:?} have the same hash, which ids contain: rename one"
             ));
         }
         let endpoint = Endpoint::parse(url, trust)?;
@@ -403,7 +403,7 @@ fn distinct(endpoints: BTreeMap<String, Endpoint>, own: &str) -> Vec<Member> {
         match tags.get(&tag) {
             Some(other) if *other == name => continue,
             Some(other) => {
-                tracing::warn!("node {name} is left out: in ids it cannot be told apart from {other}");
+                tracing::warn!("node {name} is left out: its ids would be like those of node {other}");
                 continue;
             }
             None if tags.len() >= MOST => {

@@ -11,7 +11,7 @@ use crate::e2b::token::{AccessTokens, is_hash};
 
 /// What errors call the file's contents.
 const WHAT: &str = "key of [e2b.cluster]";
-/// What the key that seals copies of paused sandboxes is derived for.
+/// The context from which the key that seals copies of paused sandboxes is derived.
 const SEAL_PURPOSE: &str = "thaw 2026 e2b paused sandbox";
 /// What the proof of each step is derived for.
 const FIRST_PURPOSE: &str = "thaw 2026 e2b node";
@@ -71,7 +71,7 @@ impl Proof {
         self.seal
     }
 
-    /// The step that a value proves. The time of the comparison reveals nothing of the proof.
+    /// The step that a value proves. The comparison takes constant time.
     pub fn step(&self, given: &HeaderValue) -> Option<Step> {
         let given = given.to_str().ok()?;
         let (first, last) = (is_hash(given, self.first.hash), is_hash(given, self.last.hash));

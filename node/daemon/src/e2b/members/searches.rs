@@ -1,4 +1,4 @@
-//! Searches for the node that has a sandbox which the node in its id does not have. Nothing tells that node, so all are asked.
+//! Searches for the node that has a sandbox which the node in its id does not have. No node knows which one has it, so all are asked.
 //!
 //! Callers without a key can cause searches, so searches that wait share a round of questions. Invariants: at most [`ROUNDS`] rounds are under
 //! way, and one begins [`SPACING`] after another at the earliest. A node that was found is asked no more for [`KNOWN_FOR`], while it is a
@@ -27,7 +27,7 @@ const SPACING: Duration = Duration::from_millis(100);
 const MOST_IDS: usize = 128;
 /// Most searches that wait. A search beyond them finds nothing.
 const MOST_WAITING: usize = 4096;
-/// How long a node that was found is taken for the one that has the sandbox.
+/// How long a node that was found is assumed to have the sandbox.
 const KNOWN_FOR: Duration = Duration::from_secs(10);
 /// Most sandboxes whose node is known.
 const MOST_KNOWN: usize = 4096;

@@ -1,4 +1,4 @@
-//! Who is told of the changes that this process makes to stored snapshots.
+//! An observer of the changes that this process makes to stored snapshots.
 
 use std::sync::{Arc, OnceLock};
 

@@ -1,7 +1,7 @@
 //! Keeps a stored snapshot while a sandbox is thawed from it.
 //!
-//! Invariant: a snapshot is removed by who has its directory's lock alone, so one that is being thawed, or frozen over
-//! ([`Kept`](crate::snapshot::kept::Kept)), stays, whichever process removes it.
+//! Invariant: a process removes a snapshot only with an exclusive lock on its directory. So no process removes a snapshot that is being thawed, or
+//! that a sandbox is being frozen over ([`Kept`](crate::snapshot::kept::Kept)).
 //! Once the sandbox has a record, that shows that the snapshot is in use.
 
 use std::fs::File;

@@ -47,7 +47,7 @@ pub fn single<M: Message + Name + 'static>(codec: Codec, answer: Result<M, Failu
     stream(codec, futures_util::stream::iter([answer]).boxed())
 }
 
-/// The answer to a stream's request that was refused before it was read. Of a status, clients would see only the number.
+/// The answer to a stream's request that was refused before it was read. It is no HTTP status, of which clients would show only the number.
 pub fn refusal(codec: Codec, failure: Failure) -> Response {
     of_type(codec.media_type(true), Body::from(end(Some(failure))))
 }

@@ -101,7 +101,7 @@ async fn measure(rounds: &Rounds, parts: &[&str]) -> Result<Report, String> {
         host.node.stop();
         let ratios = [
             (
-                "stop_1g_over_128m",
+                "linux_stop_1g_over_128m",
                 stop::name(stop::LARGE),
                 stop::name(stop::SMALL),
             ),
@@ -243,6 +243,7 @@ fn notes(report: &mut Report) {
     );
     report.note(
         "What a machine dirtied is its anonymous memory, with about 1 MiB of the VMM itself. A pause's bytes are without the sandbox's disk, whose \
-         blocks it may share.",
+         blocks it may share. Only on Linux 6.4 a freeze writes memory while the guest runs; on an older kernel, as the lab's, it is stopped until all \
+         is written.",
     );
 }

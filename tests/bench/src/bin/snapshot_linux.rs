@@ -243,7 +243,10 @@ fn notes(report: &mut Report) {
     );
     report.note(
         "What a machine dirtied is its anonymous memory, with about 1 MiB of the VMM itself. A pause's bytes are without the sandbox's disk, whose \
-         blocks it may share. Only on Linux 6.4 a freeze writes memory while the guest runs; on an older kernel, as the lab's, it is stopped until all \
-         is written.",
+         blocks it may share.",
+    );
+    report.note(
+        "A freeze writes memory while the guest runs only on Linux 6.4 and later. The lab's kernel is older: the guest is stopped until all is \
+         written.",
     );
 }

@@ -29,16 +29,28 @@ pub mod vmm;
 
 pub use report::{Report, Series};
 
-/// One of two plans, by whether the only argument is `--quick`. Any other argument ends the program.
+/// One of two plans, by whether there is the argument `--quick`. Any other argument ends the program.
 pub fn by_quick<T>(quick: T, whole: T) -> T {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
-    match &arguments[..] {
-        [] => whole,
-        [only] if only == "--quick" => quick,
-        _ => {
-            eprintln!("unknown arguments {:?}: there is --quick", arguments.join(" "));
-            std::process::exit(2)
+    by_parts(quick, whole, &[]).0
+}
+
+/// The same, and those of `parts` that arguments name: all of them if none is named.
+pub fn by_parts<T>(quick: T, whole: T, parts: &[&'static str]) -> (T, Vec<&'static str>) {
+    let (mut plan, mut named) = (whole, Vec::new());
+    let mut quick = Some(quick);
+    for word in std::env::args().skip(1) {
+        match parts.iter().find(|part| **part == word) {
+            Some(part) => named.push(*part),
+            None if word == "--quick" => plan = quick.take().unwrap_or(plan),
+            None => {
+                eprintln!("unknown argument {word:?}: there are --quick {}", parts.join(" "));
+                std::process::exit(2)
+            }
         }
+    }
+    match named.is_empty() {
+        true => (plan, parts.to_vec()),
+        false => (plan, named),
     }
 }
 

@@ -125,9 +125,12 @@ impl Report {
             .ok_or(format!("no samples of {name}"))
     }
 
-    /// Adds a sentence shown below the ratios.
+    /// Adds a sentence shown below the ratios, once.
     pub fn note(&mut self, text: impl Into<String>) {
-        self.notes.push(text.into());
+        let text = text.into();
+        if !self.notes.contains(&text) {
+            self.notes.push(text);
+        }
     }
 
     /// Computes the rows.
@@ -148,6 +151,14 @@ impl Report {
             crate::svg::draw(self),
         )?;
         Ok(json)
+    }
+
+    /// Writes what was measured until now into `target/bench`: it is kept, whatever comes after.
+    pub fn keep(&mut self) -> Result<(), String> {
+        let written = self.write(Path::new("target/bench"));
+        written
+            .map(drop)
+            .map_err(|e| format!("cannot write target/bench: {e}"))
     }
 
     /// Reads what [`Report::write`] wrote.

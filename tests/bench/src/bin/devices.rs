@@ -1,9 +1,10 @@
 //! `make bench-devices`: disk, network, volume and vsock of one guest under thaw-vmm and under QEMU's microvm, in turn; and the output of a
 //! command in a container.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
+use thaw_bench::clock::progress;
 use thaw_bench::devices::setting::Setting;
 use thaw_bench::devices::stdout::{Output, STDOUT};
 use thaw_bench::devices::{
@@ -47,6 +48,8 @@ fn measure(plan: &Plan) -> Result<Report, String> {
     let output = Output::start();
     let setting = Setting::make(&variable("THAW_KERNEL")?, &program, directory.path())?;
     let mut report = Report::new("devices");
+    notes(&mut report, virtiofsd.is_some());
+    progress("bench-devices", "guests");
     for number in 1..=plan.boots {
         thaw::measure(&setting, plan.rounds, &mut report)
             .map_err(|e| format!("guest {number} under thaw-vmm: {e}"))?;
@@ -56,25 +59,29 @@ fn measure(plan: &Plan) -> Result<Report, String> {
             let rate = output.rate().map_err(|e| format!("output {number}: {e}"))?;
             report.sample(STDOUT, "Mbit/s", rate);
         }
-        eprintln!("bench-devices: guests {number} of {}", plan.boots);
+        ratios(&mut report, virtiofsd.is_some())?;
+        report.keep()?;
+        progress(
+            "bench-devices",
+            format!("guests {number} of {} are done", plan.boots),
+        );
     }
     setting.end();
-    ratios(&mut report, virtiofsd.is_some())?;
+    Ok(report)
+}
+
+fn notes(report: &mut Report, has_volume: bool) {
     report.note(
         "The guest makes one request after the other: direct ones of 4 KiB to its disk, a file in the host's page cache, and buffered \
          writes of 4 KiB to a volume. QEMU's disk has cache=writeback; virtiofsd has cache=auto, as thaw-share. A command's output goes \
          from the guest's agent through thawd to `thaw exec`.",
     );
-    if virtiofsd.is_none() {
+    if !has_volume {
         report.note("This host has no virtiofsd, so QEMU's guest had no volume.");
     }
     if !qemu::has_vhost_net() {
         report.note("This host has no vhost-net, so QEMU itself served the network.");
     }
-    report
-        .write(Path::new("target/bench"))
-        .map_err(|e| format!("cannot write target/bench: {e}"))?;
-    Ok(report)
 }
 
 /// Rates of Thaw over QEMU's: more is better.

@@ -2,7 +2,6 @@
 //! beside TCP over a pair of interfaces.
 
 use std::net::TcpStream;
-use std::path::Path as Directory;
 use std::process::ExitCode;
 
 use thaw_bench::network::Path;
@@ -86,6 +85,7 @@ fn measure(rounds: usize) -> Result<Report, String> {
         (&p99.0, 99.0),
         (&p99.1, 99.0),
     )?;
+    report.keep()?;
     measure_tcp(&place, (rounds / EACH_OF_TCP).max(LEAST_OF_TCP), &mut report)?;
     report.note(
         "One thread is guest, VMM and server. The time is that of the kernel's path from the tap to a socket outside and back, \
@@ -96,9 +96,7 @@ fn measure(rounds: usize) -> Result<Report, String> {
             "Built without optimisation, so this program's own share of the time is larger than in a release build.",
         );
     }
-    report
-        .write(Directory::new("target/bench"))
-        .map_err(|e| format!("target/bench: {e}"))?;
+    report.keep()?;
     for (_, networks, slot, _) in open {
         networks.destroy(slot);
     }

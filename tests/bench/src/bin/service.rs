@@ -4,6 +4,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
+use thaw_bench::clock::progress;
 use thaw_bench::create::{Node, Ready};
 use thaw_bench::network::place;
 use thaw_bench::service::{crowd, paused};
@@ -53,16 +54,17 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
     let place = place.ok_or("this host cannot run it")?;
     let mut report = Report::new("service");
     let node = Node::start(place, Ready::Parts, STEADY..=STEADY).await?;
+    progress("bench-service", "paused sandboxes");
     paused::run(&node, plan.paused, &mut report).await?;
-    crowd::run(node.stop(), plan.rounds, plan.requests, &mut report).await?;
     report.note(format!(
         "The guest of the paused sandboxes is a few instructions long. They were created and paused through thawd's API with their memory \
          released, and none has a process. `paused_kib_each` is the growth of thawd's resident memory (RSS) for {} of them, from the moment \
          when there are a tenth as many, divided by their number. The kernel's memory for their files is not in it.",
         plan.paused
     ));
-    report
-        .write(Path::new("target/bench"))
-        .map_err(|e| format!("cannot write target/bench: {e}"))?;
+    report.keep()?;
+    progress("bench-service", "the gateway");
+    crowd::run(node.stop(), plan.rounds, plan.requests, &mut report).await?;
+    report.keep()?;
     Ok(report)
 }

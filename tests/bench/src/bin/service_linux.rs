@@ -3,9 +3,9 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use thaw_bench::service::sdk::{Rounds, Service, notes};
+use thaw_bench::service::sdk::{PARTS, Rounds, Service, notes};
 use thaw_bench::surroundings::Surroundings;
-use thaw_bench::{Report, by_quick, conclude};
+use thaw_bench::{Report, by_parts, conclude};
 use tokio::runtime::Runtime;
 
 const WHOLE: Rounds = Rounds {
@@ -29,20 +29,19 @@ const QUICK: Rounds = Rounds {
 const IMAGE: &str = "python3";
 
 fn main() -> ExitCode {
-    let plan = by_quick(QUICK, WHOLE);
+    let (plan, parts) = by_parts(QUICK, WHOLE, &PARTS);
     let runtime = Runtime::new().map_err(|e| format!("no runtime: {e}"));
-    let measured = runtime.and_then(|runtime| runtime.block_on(measure(&plan)));
+    let measured = runtime.and_then(|runtime| runtime.block_on(measure(&plan, &parts)));
     conclude("service-linux", measured)
 }
 
-async fn measure(rounds: &Rounds) -> Result<Report, String> {
+/// Adds these parts to what target/bench has of this commit.
+async fn measure(rounds: &Rounds, parts: &[&str]) -> Result<Report, String> {
     let surroundings = Surroundings::read("make bench-service")?;
-    let mut report = Report::new("service-linux");
-    let service = Service::start(surroundings.place(IMAGE), &surroundings.image(IMAGE))?;
-    service.measure(rounds, &mut report).await?;
+    let report = Report::resume("service-linux", Path::new("target/bench"));
+    let mut report = report.map_err(|e| format!("cannot read what target/bench has: {e}"))?;
     notes(&mut report);
-    report
-        .write(Path::new("target/bench"))
-        .map_err(|e| format!("cannot write target/bench: {e}"))?;
+    let service = Service::start(surroundings.place(IMAGE), &surroundings.image(IMAGE))?;
+    service.measure(parts, rounds, &mut report).await?;
     Ok(report)
 }

@@ -1,8 +1,8 @@
 //! `make bench-shim`: containers by `ctr run`, with runc and with Thaw in turn, where Linux guests run.
 
-use std::path::Path;
 use std::process::ExitCode;
 
+use thaw_bench::clock::progress;
 use thaw_bench::shim::{Node, Way, memory, starts};
 use thaw_bench::{Report, by_quick, conclude};
 
@@ -36,13 +36,12 @@ fn measure(plan: &Plan) -> Result<Report, String> {
     for number in 0..plan.rounds + WARM_UP {
         let counted = (number >= WARM_UP).then_some(&mut report);
         starts::round(&node, number, counted).map_err(|e| format!("round {number}: {e}"))?;
-        eprintln!("bench-shim: round {number} of {}", plan.rounds + WARM_UP);
+        progress(
+            "bench-shim",
+            format!("round {number} of {}", plan.rounds + WARM_UP),
+        );
     }
-    memory::measure(&node, &mut report).map_err(|e| format!("memory: {e}"))?;
-    for way in [Way::Runc, Way::Own] {
-        starts::at_once(&node, way, plan.at_once, &mut report)
-            .map_err(|e| format!("{}, at once: {e}", way.name()))?;
-    }
+    notes(&mut report);
     report.ratio(
         "ctr_run_over_runc",
         &starts::row(Way::Own),
@@ -53,6 +52,21 @@ fn measure(plan: &Plan) -> Result<Report, String> {
         &starts::row(Way::Overlayfs),
         &starts::row(Way::Runc),
     )?;
+    report.keep()?;
+    progress("bench-shim", "memory of idle pods");
+    memory::measure(&node, &mut report).map_err(|e| format!("memory: {e}"))?;
+    report.ratio(
+        "idle_pod_over_runc",
+        &memory::whole_row(Way::Own),
+        &memory::whole_row(Way::Runc),
+    )?;
+    report.keep()?;
+    for way in [Way::Runc, Way::Own] {
+        progress("bench-shim", format!("{} at once: {}", plan.at_once, way.name()));
+        starts::at_once(&node, way, plan.at_once, &mut report)
+            .map_err(|e| format!("{}, at once: {e}", way.name()))?;
+        report.keep()?;
+    }
     let [of_runc, many] = [Way::Runc, Way::Own].map(|way| starts::row_at_once(way, plan.at_once));
     report.ratio(
         &format!("pods{}_over_runc{}", plan.at_once, plan.at_once),
@@ -64,19 +78,15 @@ fn measure(plan: &Plan) -> Result<Report, String> {
         (&many, 99.0),
         (&many, 50.0),
     )?;
-    report.ratio(
-        "idle_pod_over_runc",
-        &memory::whole_row(Way::Own),
-        &memory::whole_row(Way::Runc),
-    )?;
+    report.keep()?;
+    Ok(report)
+}
+
+fn notes(report: &mut Report) {
     report.note(
         "Each sample is one `ctr run` of `true`, from its spawn to its exit; the three ways alternate. Every microVM was thawed from \
          an existing template: anything else fails the benchmark. thawd's stages are those of runs with its own snapshotter; some \
          stages overlap.",
     );
     report.note("Memory is the proportional share of each process, as the mean of ten sleeping pods.");
-    report
-        .write(Path::new("target/bench"))
-        .map_err(|e| format!("cannot write target/bench: {e}"))?;
-    Ok(report)
 }

@@ -3,12 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use thaw_bench::clock::progress;
 use thaw_bench::snapshot::remote::{self, Registry};
 use thaw_bench::snapshot::server::{self, Host, JAVA, PYTHON, Program, Size, series};
 use thaw_bench::snapshot::{clones, stop};
-use thaw_bench::{Report, by_quick, conclude};
+use thaw_bench::{Report, by_parts, conclude};
 use thaw_tiny_node::{Linux, Place};
 
+const NAME: &str = "bench-snapshot-linux";
 /// What is thawed.
 const SIZE: Size = Size {
     memory_mib: 512,
@@ -38,15 +40,20 @@ const QUICK: Rounds = Rounds {
     versions: 3,
 };
 
+/// What can be measured alone: each program, and how long freezes stop guests.
+const PARTS: [&str; 3] = ["python", "java", STOP];
+const STOP: &str = "stop";
+
 fn main() -> ExitCode {
-    let rounds = by_quick(QUICK, WHOLE);
+    let (rounds, parts) = by_parts(QUICK, WHOLE, &PARTS);
     let measured = tokio::runtime::Runtime::new()
         .map_err(|e| format!("no runtime: {e}"))
-        .and_then(|runtime| runtime.block_on(measure(&rounds)));
+        .and_then(|runtime| runtime.block_on(measure(&rounds, &parts)));
     conclude("snapshot-linux", measured)
 }
 
-async fn measure(rounds: &Rounds) -> Result<Report, String> {
+/// Adds these parts to what target/bench has of this commit.
+async fn measure(rounds: &Rounds, parts: &[&str]) -> Result<Report, String> {
     let said = |name: &str| {
         std::env::var(name).map_err(|_| format!("{name} is not set: run this through `make bench-snapshot`"))
     };
@@ -55,8 +62,13 @@ async fn measure(rounds: &Rounds) -> Result<Report, String> {
     let directory = data.ok().and_then(|data| Some(data.parent()?.to_owned()));
     let directory = tempfile::tempdir_in(directory.unwrap_or_else(std::env::temp_dir));
     let directory = directory.map_err(|e| format!("no temporary directory: {e}"))?;
-    let programs = [PYTHON, JAVA];
-    let images = programs.map(|program| program.image);
+    let programs = [PYTHON, JAVA].into_iter();
+    let programs: Vec<Program> = programs.filter(|p| parts.contains(&part(*p))).collect();
+    let mut images = vec![PYTHON.image];
+    if parts.contains(&part(JAVA)) {
+        images.push(JAVA.image);
+    }
+    progress(NAME, "images to the registry");
     let registry = Registry::start(directory.path(), &said("THAW_TEST_IMAGES")?, &images)?;
     let linux = Linux {
         kernel: said("THAW_KERNEL")?.into(),
@@ -64,66 +76,139 @@ async fn measure(rounds: &Rounds) -> Result<Report, String> {
         image: registry.image(PYTHON.image),
     };
     let place = || Place::of_linux(directory.path(), &binaries, linux.clone());
-    let mut report = Report::new("snapshot-linux");
+    let report = Report::resume("snapshot-linux", Path::new("target/bench"));
+    let mut report = report.map_err(|e| format!("cannot read what target/bench has: {e}"))?;
+    notes(&mut report);
     for program in programs {
         let filled = series(program, server::FILLED);
         report.sample(&filled, "MiB", f64::from(SIZE.filled_mib));
-    }
-    notes(&mut report);
-    for program in programs {
         let image = registry.image(program.image);
-        let host = Host::start(place(), program, &image, SIZE).await?;
+        let start = || {
+            progress(NAME, format!("{}: a node", program.name));
+            Host::start(place(), program, &image, SIZE)
+        };
+        let host = start().await?;
         on_one_node(&host, &registry, rounds, &mut report).await?;
         host.node.stop();
-        ratios_of_one_node(&mut report, program, rounds)?;
-        // What was measured is kept, whatever comes after.
-        write(&mut report)?;
-        let host = Host::start(place(), program, &image, SIZE).await?;
-        registry.first_thaws(&host, rounds.slow, &mut report).await?;
+        let host = start().await?;
+        on_another(&host, &registry, rounds, &mut report).await?;
         host.node.stop();
-        ratios_of_another(&mut report, program)?;
-        write(&mut report)?;
+    }
+    if parts.contains(&STOP) {
+        progress(NAME, "freezes: a node");
+        let host = Host::start(place(), PYTHON, &registry.image(PYTHON.image), stop::SMALL).await?;
+        stop::measure(&host, rounds.slow, &mut report).await?;
+        host.node.stop();
+        let ratios = [
+            (
+                "linux_stop_1g_over_128m",
+                stop::name(stop::LARGE),
+                stop::name(stop::SMALL),
+            ),
+            ("gap_1g_over_128m", stop::gap(stop::LARGE), stop::gap(stop::SMALL)),
+        ];
+        for (ratio, large, small) in ratios {
+            add(&mut report, PYTHON, ratio, (&large, &small))?;
+        }
     }
     Ok(report)
 }
 
-fn write(report: &mut Report) -> Result<(), String> {
-    let written = report.write(Path::new("target/bench"));
-    written
-        .map(drop)
-        .map_err(|e| format!("cannot write target/bench: {e}"))
+/// The part of a program.
+fn part(program: Program) -> &'static str {
+    match program.name == PYTHON.name {
+        true => PARTS[0],
+        false => PARTS[1],
+    }
 }
 
-/// All that needs no other node. Pushes the versions.
+/// All that needs no other node. Pushes the versions. What was measured is kept after each step.
 async fn on_one_node(
     host: &Host,
     registry: &Registry,
     rounds: &Rounds,
     report: &mut Report,
 ) -> Result<(), String> {
-    let said = |what: &str| eprintln!("bench-snapshot-linux: {}", host.series(what));
+    let said = |what: &str| progress(NAME, host.series(what));
+    let program = host.program;
     said("cold starts");
     host.cold_starts(SIZE, rounds.starts, report).await?;
+    report.keep()?;
     let before = clones::before(host)?;
     let server = host.cold(SIZE).await?;
     let frozen = host.freeze(&server).await?;
+    let held = frozen.memory_bytes;
     let snapshot = frozen.snapshot.ok_or("the node did not store the snapshot")?;
     said("thaws");
     host.thaws(&snapshot, rounds.starts, report).await?;
+    add(
+        report,
+        program,
+        "first_response_over_cold_start",
+        (server::THAWED, server::COLD),
+    )?;
     said("clones");
-    clones::measure(host, &snapshot, rounds.clones, before, report).await?;
+    let count = rounds.clones;
+    clones::measure(host, (&snapshot, held), count, before, report).await?;
+    // A first look has fewer.
+    if count == WHOLE.clones {
+        let (taken, written) = (clones::taken(count), clones::written(count));
+        add(
+            report,
+            program,
+            "hundred_clones_memory_over_dirtied",
+            (&taken, &written),
+        )?;
+    }
+    report.keep()?;
     said("versions");
     registry
         .push_versions(host, &server, snapshot, rounds.versions, report)
         .await?;
-    said("pauses");
-    let server = host.pauses(server, rounds.slow, report).await?;
-    host.delete(server).await?;
-    match host.program.name == PYTHON.name {
-        true => stop::measure(host, rounds.slow, report).await,
-        // A freeze does not know what runs in a guest.
-        false => Ok(()),
+    if rounds.versions == WHOLE.versions {
+        let versions = remote::versions(rounds.versions);
+        add(
+            report,
+            program,
+            "stored_ten_versions_over_one",
+            (&versions, remote::ONE),
+        )?;
     }
+    report.keep()?;
+    host.delete(server).await?;
+    said("pauses");
+    host.pauses(SIZE, rounds.slow, report).await?;
+    add(
+        report,
+        program,
+        "pause_bytes_over_dirtied",
+        (server::PAUSED_BYTES, server::DIRTIED),
+    )
+}
+
+/// First thaws on a node that has nothing of the snapshots.
+async fn on_another(
+    host: &Host,
+    registry: &Registry,
+    rounds: &Rounds,
+    report: &mut Report,
+) -> Result<(), String> {
+    progress(NAME, host.series("thaws from the registry"));
+    registry.first_thaws(host, rounds.slow, report).await?;
+    let ratios = [
+        (
+            "remote_first_response_over_fetch_all",
+            (remote::REMOTE, remote::WHOLE),
+        ),
+        (
+            "remote_bytes_over_working_set",
+            (remote::FETCHED, server::WORKING_SET),
+        ),
+    ];
+    for (ratio, of) in ratios {
+        add(report, host.program, ratio, of)?;
+    }
+    Ok(())
 }
 
 /// The name of a ratio of a program: Python's have no addition.
@@ -134,47 +219,16 @@ fn name(ratio: &str, program: Program) -> String {
     }
 }
 
-fn ratios_of_one_node(report: &mut Report, program: Program, rounds: &Rounds) -> Result<(), String> {
-    let (clones, versions) = (clones::name(rounds.clones), remote::versions(rounds.versions));
-    let mut ratios = vec![
-        ("first_response_over_cold_start", server::THAWED, server::COLD),
-        ("pause_bytes_over_dirtied", server::PAUSED_BYTES, server::FILLED),
-    ];
-    // A first look has fewer of both.
-    if (rounds.clones, rounds.versions) == (WHOLE.clones, WHOLE.versions) {
-        ratios.push(("hundred_clones_memory_over_dirtied", &clones, server::FILLED));
-        ratios.push(("stored_ten_versions_over_one", &versions, remote::ONE));
-    }
-    let (large, small) = (stop::name(stop::LARGE), stop::name(stop::SMALL));
-    if program.name == PYTHON.name {
-        ratios.push(("stop_1g_over_128m", &large, &small));
-    }
-    add(report, program, &ratios)
-}
-
-fn ratios_of_another(report: &mut Report, program: Program) -> Result<(), String> {
-    let ratios = [
-        (
-            "remote_first_response_over_fetch_all",
-            remote::REMOTE,
-            remote::WHOLE,
-        ),
-        (
-            "remote_bytes_over_working_set",
-            remote::FETCHED,
-            server::WORKING_SET,
-        ),
-    ];
-    add(report, program, &ratios)
-}
-
-/// Adds ratios of a program's series, each with its numerator and its denominator.
-fn add(report: &mut Report, program: Program, ratios: &[(&str, &str, &str)]) -> Result<(), String> {
-    for (ratio, over, under) in ratios {
-        let (over, under) = (series(program, over), series(program, under));
-        report.ratio(&name(ratio, program), &over, &under)?;
-    }
-    Ok(())
+/// Adds a ratio of a program's series, a numerator and a denominator, and keeps what there is.
+fn add(
+    report: &mut Report,
+    program: Program,
+    ratio: &str,
+    (over, under): (&str, &str),
+) -> Result<(), String> {
+    let (over, under) = (series(program, over), series(program, under));
+    report.ratio(&name(ratio, program), &over, &under)?;
+    report.keep()
 }
 
 fn notes(report: &mut Report) {
@@ -186,5 +240,13 @@ fn notes(report: &mut Report) {
     report.note(
         "The registry is behind a link of 100 Mbit/s with 5 ms; the image is on the other node already. Each version is the same server \
          after ten more pages.",
+    );
+    report.note(
+        "What a machine dirtied is its anonymous memory, with about 1 MiB of the VMM itself. A pause's bytes are without the sandbox's disk, whose \
+         blocks it may share.",
+    );
+    report.note(
+        "A freeze writes memory while the guest runs only on Linux 6.4 and later. The lab's kernel is older: the guest is stopped until all is \
+         written.",
     );
 }

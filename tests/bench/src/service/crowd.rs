@@ -21,7 +21,7 @@ use tokio::time::timeout;
 use super::http::{Connection, SMALL, serve};
 use super::{Addresses, DOMAIN, KEY};
 use crate::Report;
-use crate::clock::{monotonic_ns, us_since};
+use crate::clock::{monotonic_ns, progress, us_since};
 use crate::create::Node;
 use crate::network::place::ip;
 use crate::snapshot::server::failed;
@@ -65,7 +65,10 @@ pub async fn run(place: Place, rounds: usize, requests: usize, report: &mut Repo
         node.settle().await?;
         gateway.requests(BESIDE, requests, report).await?;
         crowd.dissolve(&gateway).await?;
-        eprintln!("bench-service: gateway, round {round} of {rounds}");
+        progress(
+            "bench-service",
+            format!("gateway, round {round} of {rounds} is done"),
+        );
     }
     report.ratio_of(
         "p99_gateway_under_1000_connections_over_idle",

@@ -5,6 +5,7 @@ use thaw_tiny_node::kernel::Cost;
 use tokio::task::JoinSet;
 
 use crate::Report;
+use crate::clock::progress;
 use crate::create::Node;
 use crate::snapshot::server::failed;
 
@@ -62,7 +63,7 @@ async fn grow(node: &Node, paused: &mut Vec<String>, count: usize) -> Result<(),
             paused.push(made.map_err(failed)?);
         }
         if paused.len().is_multiple_of(100) {
-            eprintln!("bench-service: {} paused", paused.len());
+            progress("bench-service", format!("{} paused", paused.len()));
         }
     }
     Ok(())

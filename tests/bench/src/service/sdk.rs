@@ -8,6 +8,7 @@ use thaw_tiny_node::daemon::log;
 use super::Addresses;
 use super::driver::{Driver, ms};
 use crate::Report;
+use crate::clock::progress;
 use crate::create::Node;
 use crate::report::mib;
 use crate::snapshot::server::failed;
@@ -16,9 +17,12 @@ use crate::snapshot::server::failed;
 const CPUS: u8 = 1;
 const MEMORY_MIB: u32 = 256;
 /// How long a sandbox may live, seconds.
-const TIMEOUT_S: u32 = 3600;
+const TIMEOUT_S: u32 = 43_200;
 /// Creations after which the templates are there.
 const WARM_UP: usize = 4;
+
+/// What can be measured alone.
+pub const PARTS: [&str; 5] = ["creations", "commands", "small", "downloads", "resumes"];
 
 const SDK_CREATED: &str = "E2B's SDK: Sandbox.create";
 const API_CREATED: &str = "thawd's API: POST /v1/sandboxes";
@@ -70,33 +74,53 @@ impl Service {
         })
     }
 
-    /// Measures all of it.
+    /// Measures these of [`PARTS`], and keeps the report after each.
     ///
     /// # Errors
     /// Something failed, or was not answered as it must be; with the last lines of thawd's log.
-    pub async fn measure(mut self, rounds: &Rounds, report: &mut Report) -> Result<(), String> {
-        let measured = self.measure_each(rounds, report).await;
+    pub async fn measure(
+        mut self,
+        parts: &[&str],
+        rounds: &Rounds,
+        report: &mut Report,
+    ) -> Result<(), String> {
+        let measured = self.measure_each(parts, rounds, report).await;
         measured.map_err(|e| format!("{e}; thawd: {}", log(&self.node.place)))?;
         self.driver.end()?;
         self.node.stop();
         Ok(())
     }
 
-    async fn measure_each(&mut self, rounds: &Rounds, report: &mut Report) -> Result<(), String> {
-        let said = |what: &str| eprintln!("bench-service-linux: {what}");
-        said("creations");
-        self.creations(rounds.creations, report).await?;
-        self.driver.ask(&json!({"do": "serve"}))?;
-        self.node.settle().await?;
-        said("commands");
-        self.commands(rounds.commands, report)?;
-        said("small requests");
-        self.small(rounds.small, report)?;
-        said("downloads");
-        self.downloads(rounds.downloads, rounds.bytes, report)?;
-        said("resumes");
-        self.resumes(rounds.resumes, report).await?;
-        self.driver.ask(&json!({"do": "kill"})).map(drop)
+    async fn measure_each(
+        &mut self,
+        parts: &[&str],
+        rounds: &Rounds,
+        report: &mut Report,
+    ) -> Result<(), String> {
+        let said = |what: &str| progress("bench-service-linux", what);
+        let mut serves = false;
+        for part in parts {
+            if *part != "creations" && !serves {
+                said("a server in a sandbox");
+                self.driver.ask(&json!({"do": "serve"}))?;
+                self.node.settle().await?;
+                serves = true;
+            }
+            said(part);
+            match *part {
+                "creations" => self.creations(rounds.creations, report).await?,
+                "commands" => self.commands(rounds.commands, report)?,
+                "small" => self.small(rounds.small, report)?,
+                "downloads" => self.downloads(rounds.downloads, rounds.bytes, report)?,
+                "resumes" => self.resumes(rounds.resumes, report).await?,
+                other => return Err(format!("nothing is called {other}")),
+            }
+            report.keep()?;
+        }
+        match serves {
+            true => self.driver.ask(&json!({"do": "kill"})).map(drop),
+            false => Ok(()),
+        }
     }
 
     /// Creations by both APIs. Each begins when the pools do nothing.

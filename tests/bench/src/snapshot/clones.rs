@@ -2,15 +2,26 @@
 
 use std::collections::BTreeSet;
 
-use super::server::Host;
+use super::server::{Host, dirtied};
 use crate::Report;
 use crate::clock::monotonic_ns;
 use crate::report::mib;
 use crate::tenants::memory::Memory;
+use crate::thaw::cost::available;
 
-/// The series of so many clones.
-pub fn name(count: usize) -> String {
-    format!("{count} clones: memory of all, the snapshot's included")
+/// The series of what so many clones take of their host: what it could give less (`MemAvailable`) than without them, and the snapshot's memory.
+pub fn taken(count: usize) -> String {
+    format!("{count} clones: memory that the host has less, the snapshot's included")
+}
+
+/// What they have of it on purpose: what they wrote, and the snapshot's memory.
+pub fn written(count: usize) -> String {
+    format!("{count} clones: memory that they dirtied, and the snapshot's")
+}
+
+/// Anonymous memory of their machines, and memory files of thawd.
+pub fn machines_of(count: usize) -> String {
+    format!("{count} clones: memory of all machines, the snapshot's included")
 }
 
 /// Bytes that machines have on a node where no server runs, for [`measure`].
@@ -18,22 +29,37 @@ pub fn before(host: &Host) -> Result<u64, String> {
     machines(host, &BTreeSet::new())
 }
 
-/// Thaws so many clones, each of which shows its page, and measures what machines have beyond `before`.
+/// Thaws so many clones, each of which shows its page, and measures what they take, and what machines have beyond `before`. The snapshot has
+/// `held` bytes of memory, which thawd has already.
 pub async fn measure(
     host: &Host,
-    snapshot: &str,
+    (snapshot, held): (&str, u64),
     count: usize,
     before: u64,
     report: &mut Report,
 ) -> Result<(), String> {
+    let available = || available().map_err(|e| format!("MemAvailable: {e}"));
+    host.node.settle().await?;
+    let without = available()?;
     let mut clones = Vec::with_capacity(count);
     for _ in 0..count {
         clones.push(host.thaw(snapshot, monotonic_ns()).await?);
     }
     host.node.settle().await?;
     let vmms: BTreeSet<i64> = clones.iter().map(|clone| clone.vmm).collect();
-    let taken = machines(host, &vmms)?.saturating_sub(before);
-    report.sample(&host.series(&name(count)), "MiB", mib(taken));
+    let less = without - available()?;
+    let of_machines = machines(host, &vmms)?.saturating_sub(before);
+    let mut own = 0;
+    for vmm in vmms {
+        own += dirtied(vmm)?;
+    }
+    for (series, mib) in [
+        (taken(count), less / 1024.0 + mib(held)),
+        (written(count), mib(own + held)),
+        (machines_of(count), mib(of_machines)),
+    ] {
+        report.sample(&host.series(&series), "MiB", mib);
+    }
     for clone in clones {
         host.delete(clone).await?;
     }

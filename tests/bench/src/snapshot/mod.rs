@@ -1,5 +1,6 @@
 //! What `make bench-snapshot` measures. Here: thaws of a user's snapshot through thawd's API, beside creations from the template. The guest
-//! is a few instructions long, so what is timed is the host's part. The modules measure an HTTP server in a Linux guest:
+//! is a few instructions long, so what is timed is the host's part. [`size`] measures how long a freeze stops such guests. The other modules
+//! measure an HTTP server in a Linux guest:
 //!
 //! | module | what is measured |
 //! |---|---|
@@ -11,6 +12,7 @@
 pub mod clones;
 pub mod remote;
 pub mod server;
+pub mod size;
 pub mod stop;
 
 use std::path::PathBuf;

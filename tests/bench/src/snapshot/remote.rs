@@ -115,6 +115,7 @@ impl Registry {
             let server = host.thaw(&pulled.id, began).await?;
             report.sample(&host.series(WHOLE), "ms", server.ms);
             host.delete(server).await?;
+            report.keep()?;
         }
         Ok(())
     }

@@ -1,10 +1,11 @@
 //! A warm HTTP server in a Linux guest: its cold starts, thaws and pauses, each until its page is there.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -20,6 +21,7 @@ use crate::Report;
 use crate::clock::{monotonic_ns, us_since};
 use crate::create::Node;
 use crate::report::mib;
+use crate::shim::memory::line;
 
 /// From the request to the server's first page: created from the image, which is stored.
 pub const COLD: &str = "cold start from the image: first page";
@@ -29,8 +31,10 @@ pub const THAWED: &str = "thaw of the snapshot: first page";
 pub const RESUMED: &str = "resume of released memory: first page";
 /// Until the answer to such a pause.
 pub const PAUSED: &str = "pause that releases memory: answered";
-/// What it then has on the disk.
+/// What it then has on the disk, beside the sandbox's disks, whose blocks may be shared with those of others.
 pub const PAUSED_BYTES: &str = "pause that releases memory: on disk";
+/// What the machine had of its own just before: all that it wrote since it was thawed from the template.
+pub const DIRTIED: &str = "pause that releases memory: dirtied since the thaw";
 /// The pages that a thawed guest touched in the first second, as the node recorded them.
 pub const WORKING_SET: &str = "thaw of the snapshot: working set";
 /// What the server fills of its memory.
@@ -40,10 +44,10 @@ pub const FILLED: &str = "memory that the server fills";
 const CONNECT_LIMIT: Duration = Duration::from_millis(200);
 /// Between two attempts.
 const PAUSE: Duration = Duration::from_millis(2);
-/// How long a server may take until its page is there.
-const PAGE_LIMIT: Duration = Duration::from_secs(300);
+/// How long a server may take until its page is there. One that fills 1 GiB takes minutes on an emulated processor.
+const PAGE_LIMIT: Duration = Duration::from_secs(1800);
 /// How long the node may take to record a working set.
-const RECORD_LIMIT: Duration = Duration::from_secs(60);
+const RECORD_LIMIT: Duration = Duration::from_secs(300);
 /// Creations after which the templates of a size are there.
 const WARM_UP: usize = 4;
 
@@ -184,8 +188,11 @@ impl Host {
 
     /// Thaws a snapshot until the node has recorded its working set, and times further thaws.
     pub async fn thaws(&self, snapshot: &str, rounds: usize, report: &mut Report) -> Result<(), String> {
+        let recorded = self.node.place.path("data/working-sets");
+        // Those of templates are there too.
+        let before = names(&recorded);
         let server = self.thaw(snapshot, monotonic_ns()).await?;
-        let touched = working_set(&self.node.place.path("data/working-sets")).await?;
+        let touched = working_set(&recorded, &before).await?;
         report.sample(&self.series(WORKING_SET), "MiB", mib(touched));
         self.delete(server).await?;
         for _ in 0..rounds {
@@ -197,16 +204,14 @@ impl Host {
         Ok(())
     }
 
-    /// Pauses a server with its memory released and resumes it, so often. Returns it, as it is reached now.
-    pub async fn pauses(
-        &self,
-        mut server: Server,
-        rounds: usize,
-        report: &mut Report,
-    ) -> Result<Server, String> {
+    /// Pauses servers with their memory released and resumes them, each once: a second pause writes what the first wrote, too.
+    pub async fn pauses(&self, size: Size, rounds: usize, report: &mut Report) -> Result<(), String> {
         let client = &self.node.client;
         for _ in 0..rounds {
+            let server = self.cold(size).await?;
             self.node.settle().await?;
+            let dirtied = dirtied(server.vmm)?;
+            report.sample(&self.series(DIRTIED), "MiB", mib(dirtied));
             let release = PauseSandbox {
                 memory: PausedMemory::Release,
             };
@@ -220,10 +225,11 @@ impl Host {
             let began = monotonic_ns();
             client.resume(&server.id).await.map_err(failed)?;
             let shown = client.get(&server.id).await.map_err(failed)?;
-            server = Server::shown(shown, began).await?;
+            let server = Server::shown(shown, began).await?;
             report.sample(&self.series(RESUMED), "ms", server.ms);
+            self.delete(server).await?;
         }
-        Ok(server)
+        Ok(())
     }
 }
 
@@ -283,12 +289,19 @@ pub fn failed(e: Error) -> String {
     format!("{e}; {}", e.context.join("; "))
 }
 
-/// Waits until a node has recorded a working set, its first. Bytes of its pages.
-async fn working_set(directory: &Path) -> Result<u64, String> {
+/// Files of a directory, none if it is not there.
+fn names(directory: &Path) -> BTreeSet<PathBuf> {
+    let files = fs::read_dir(directory).into_iter().flatten().flatten();
+    files.map(|file| file.path()).collect()
+}
+
+/// Waits until a node has recorded a working set that was not there before. Bytes of its pages.
+async fn working_set(directory: &Path, before: &BTreeSet<PathBuf>) -> Result<u64, String> {
     let since = Instant::now();
     loop {
-        let files = fs::read_dir(directory).into_iter().flatten().flatten();
-        let mut touched = files.filter_map(|file| pages(&fs::read(file.path()).ok()?));
+        let recorded = names(directory);
+        let new = recorded.difference(before);
+        let mut touched = new.filter_map(|file| pages(&fs::read(file).ok()?));
         if let Some(pages) = touched.next() {
             return Ok(pages * 4096);
         }
@@ -306,13 +319,22 @@ fn pages(file: &[u8]) -> Option<u64> {
     pages.sum()
 }
 
-/// Bytes that the files below a directory occupy.
+/// Bytes that a VMM has of its own: what its guest wrote, and about a mebibyte of its own.
+pub(super) fn dirtied(vmm: i64) -> Result<u64, String> {
+    let path = format!("/proc/{vmm}/smaps_rollup");
+    let rollup = fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
+    Ok(line(&rollup, "Anonymous:") as u64 * 1024)
+}
+
+/// Bytes that the files below a directory occupy, but for those in directories called `disks`: blocks that are shared with other files count as
+/// those of each.
 fn occupied(directory: &Path) -> io::Result<u64> {
     let mut bytes = 0;
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let metadata = entry.metadata()?;
         bytes += match metadata.is_dir() {
+            true if entry.file_name() == "disks" => 0,
             true => occupied(&entry.path())?,
             false => metadata.blocks() * 512,
         };
@@ -347,5 +369,7 @@ mod tests {
         std::os::unix::fs::FileExt::write_all_at(&file, &vec![1; 2 << 20], 0).unwrap();
         file.sync_all().unwrap();
         assert!(occupied(directory.path()).unwrap() >= 2 << 20);
+        fs::rename(below, directory.path().join("disks")).unwrap();
+        assert!(occupied(directory.path()).unwrap() < 1 << 20);
     }
 }

@@ -1,4 +1,5 @@
-//! How long a freeze stops a guest, seen from outside: the longest time between two pages of its server.
+//! How long a freeze stops a guest: as thawd measured it, and the longest time between two pages of its server, which contains what else
+//! happens on the processors.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -18,8 +19,13 @@ pub const LARGE: Size = Size {
     filled_mib: 1024,
 };
 
-/// The series of a size.
+/// The series of a size, as thawd measured it: from when the guest's agent stopped the workloads until they ran on.
 pub fn name(size: Size) -> String {
+    format!("freeze, {} MiB filled: stopped", size.filled_mib)
+}
+
+/// The same, seen from outside.
+pub fn gap(size: Size) -> String {
     format!(
         "freeze, {} MiB filled: longest time without a page",
         size.filled_mib
@@ -39,12 +45,12 @@ pub async fn measure(host: &Host, rounds: usize, report: &mut Report) -> Result<
             let frozen = host.freeze(server).await;
             let longest = watch.longest_ms().await?;
             let frozen = frozen?;
-            report.sample(&host.series(&name(*size)), "ms", longest);
-            let told = format!("freeze, {} MiB filled: stopped, as it answers", size.filled_mib);
-            report.sample(&host.series(&told), "ms", frozen.paused_ns as f64 / 1e6);
+            report.sample(&host.series(&gap(*size)), "ms", longest);
+            report.sample(&host.series(&name(*size)), "ms", frozen.stopped_ns as f64 / 1e6);
             let snapshot = frozen.snapshot.ok_or("the node did not store the snapshot")?;
             host.remove_snapshot(&snapshot).await?;
         }
+        report.keep()?;
     }
     for (_, server) in servers {
         host.delete(server).await?;

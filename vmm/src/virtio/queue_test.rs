@@ -6,7 +6,7 @@ use virtio_queue::desc::split::Descriptor;
 use vm_memory::Bytes;
 
 use super::*;
-use crate::virtio::device::DeviceError;
+use crate::virtio::device::{DeviceError, VirtioDevice};
 use crate::virtio::rng::Rng;
 use crate::virtio::testing::{Buf, Layout, NOWHERE, Rig, eventfd, memory};
 

@@ -110,7 +110,8 @@ async fn tag_that_moves_during_a_pull_changes_nothing() {
     let digest = found.digest;
     let other = store(&from, 3, |_| {}, None);
     pushed(&from, &other, &scene.reference).await.unwrap();
-    let pulling = found.fetch(&to, &wanted, has_all, &silent).await.unwrap();
+    let pulling = found.begin(&to, &wanted, has_all, &silent).await.unwrap();
+    let pulling = pulling.fetch(&silent).await.unwrap();
     let first = pulling.finish(&to).await.unwrap();
     let config = Config::decode(&scene.blob(&scene.listing["config"])).unwrap();
     assert_eq!(first.hash(), Some(config.manifest.blake3));

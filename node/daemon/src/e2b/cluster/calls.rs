@@ -102,9 +102,15 @@ async fn of_all(
         gate,
         ..
     } = calls;
-    match call {
-        Call::Create => placement::place(service, (credentials, gate), members, request, next).await,
-        _ => lists::gather((credentials, gate), members, request, next).await,
+    let (peer, key) = api_key::admit(credentials, request.headers())?;
+    let verb = match call {
+        Call::Create => Verb::Create,
+        Call::List | Call::OfSandbox(_) => Verb::Read,
+    };
+    let _permit = gate.enter(peer.share(), verb).await?;
+    match verb {
+        Verb::Create => placement::place(service, members, (peer, key), request, next).await,
+        _ => lists::gather(members, &key, request, next).await,
     }
 }
 

@@ -20,16 +20,14 @@ use serde::Deserialize;
 use thaw_protocol::api::IDEMPOTENCY_KEY;
 use thaw_protocol::nodes::{ROOM, Room};
 
-use super::super::api_key;
 use super::super::failure::Failure;
 use super::super::members::{Member, Members};
 use super::super::service::Service;
 use super::forward::{connect, send};
 use super::room;
-use crate::api::credentials::Credentials;
 use crate::api::extract::read_body;
+use crate::api::peer::Peer;
 use crate::api::problem::{ApiCode, Refusal};
-use crate::api::request_gate::{Gate, Verb};
 use crate::api::scope::Scope;
 
 /// Most nodes that a request is sent to.
@@ -67,19 +65,17 @@ struct Placing<'a> {
     next: Next,
 }
 
-/// Creates a sandbox on the node with most room that has its template.
+/// Creates a sandbox on the node with most room that has its template, for the caller with this API key.
 ///
 /// # Errors
-/// The caller is not known here, or has too many requests, or its body does not arrive. No node that has room can be reached.
+/// The body does not arrive. No node that has room can be reached.
 pub async fn place(
     service: &Service,
-    (credentials, gate): (&Credentials, &Arc<Gate>),
     members: &Members,
+    (peer, key): (Peer, HeaderValue),
     request: Request,
     next: Next,
 ) -> Result<Response, Failure> {
-    let (peer, key) = api_key::admit(credentials, request.headers())?;
-    let _permit = gate.enter(peer.share(), Verb::Create).await?;
     let (head, body) = request.into_parts();
     let body = read_body(Request::from_parts(head.clone(), body)).await?;
     let Ok(asked) = serde_json::from_slice::<Asked>(&body) else {

@@ -46,8 +46,9 @@ pub async fn way(service: &Service, whole: &WholeId, step: Option<Step>) -> Way 
         return Way::Here;
     }
     match (service.owner(whole.home), step) {
+        // It was asked because it had the sandbox, which is gone since.
+        (_, Some(Step::Last)) | (Owner::Gone, Some(_)) => Way::Here,
         (Owner::Other(member), _) => Way::Other(member, Step::First),
-        (Owner::Here, Some(Step::Last)) | (Owner::Gone, Some(_)) => Way::Here,
         (Owner::Here, _) => found(service, whole).await.unwrap_or(Way::Here),
         (Owner::Gone, None) => found(service, whole).await.unwrap_or(Way::Nowhere),
     }

@@ -46,12 +46,16 @@ pub async fn prepare() -> Node {
     let registry = Registry::start().unwrap();
     let thawd = node.start();
     let client = node.client();
-    let original = client.create(&request(&node.place)).await.unwrap().sandbox;
-    // Or each clone first went on reading, before it answers.
-    until_idle(original.vmm_pid.unwrap());
-    for name in ["web", OTHER] {
+    // Two equal snapshots would be one: the clones would be thawed from the stored one.
+    for (name, network) in [("web", "private"), (OTHER, "none")] {
+        let mut request = request(&node.place);
+        request.network = network.to_owned();
+        let original = client.create(&request).await.unwrap().sandbox;
+        // Or each clone first went on reading, before it answers.
+        until_idle(original.vmm_pid.unwrap());
         let freeze: FreezeSandbox = serde_json::from_value(json!({"name": name})).unwrap();
         client.freeze(&original.id, &freeze).await.unwrap();
+        client.delete(&original.id).await.unwrap();
     }
     let pushed = Pushed {
         other: client.snapshot(OTHER).await.unwrap().id,
@@ -59,7 +63,6 @@ pub async fn prepare() -> Node {
     };
     let push: PushSnapshot = serde_json::from_value(json!({"reference": pushed.reference("web")})).unwrap();
     client.push_snapshot("web", &push).await.unwrap();
-    client.delete(&original.id).await.unwrap();
     client.remove_snapshot("web", false).await.unwrap();
     pushed.registry.set_delay(SLOW);
     node.pushed = Some(pushed);

@@ -10,6 +10,7 @@ use thaw_protocol::nodes::Room;
 use super::super::extract::Query;
 use super::super::found::find;
 use super::super::service::Service;
+use super::super::template::Source;
 use super::mark::is_forwarded;
 use crate::api::problem::no_such_route;
 use crate::api::scope::Scope;
@@ -42,11 +43,25 @@ pub async fn here(service: &Service, template: &str, scope: &Scope) -> Room {
         .unwrap_or_default();
     let free = |limit: Option<u64>, used: u64| limit.map(|limit| limit.saturating_sub(used));
     Room {
-        has_template: find(service, template, scope).await.is_ok(),
+        has_template: has_template(service, template, scope).await,
         is_draining: daemon.drained().draining,
         running: count("running"),
         paused: count("paused"),
         free_memory_mib: free(capacity.memory_mib, capacity.used_memory_mib),
         free_vcpus: free(capacity.vcpus, capacity.used_vcpus),
+    }
+}
+
+/// Whether a sandbox can be made from a template here. The configuration may name a stored snapshot that only other nodes have.
+async fn has_template(service: &Service, template: &str, scope: &Scope) -> bool {
+    let Ok(found) = find(service, template, scope).await else {
+        return false;
+    };
+    match (found.source, service.daemon.factory()) {
+        (Source::Image(_), _) => true,
+        // It is in a registry, which each node reaches.
+        (Source::Snapshot(snapshot, _), _) if snapshot.contains('/') => true,
+        (Source::Snapshot(snapshot, viewer), Ok(factory)) => factory.snapshot(snapshot, viewer).await.is_ok(),
+        (Source::Snapshot(..), Err(_)) => false,
     }
 }

@@ -37,7 +37,7 @@ pub struct DiskTemplate {
 pub struct Disk {
     /// An unlinked regular file, open for reading and writing: all of the disk, or its layer over `base`.
     pub file: OwnedFd,
-    /// What `file` is a layer over ([`disk_layer`]), open for reading. Others may use it too, and nobody changes it.
+    /// The disk below, if `file` is a layer ([`disk_layer`]). It is open for reading; several sandboxes may share it, and nobody writes to it.
     pub base: Option<OwnedFd>,
     /// Bytes, as the guest sees it.
     pub size: u64,

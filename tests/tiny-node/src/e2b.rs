@@ -58,8 +58,8 @@ pub fn is_copied(place: &Place, id: &str) -> bool {
     note["is_complete"] == true
 }
 
-/// Asks a node by this method and path, with more lines of the head and a body: the status and the answer. None where it was cut off, or nobody
-/// listens.
+/// Sends a node a request (method and path), with more lines of the head, and a body. Returns the status and the answer; `None` if nobody
+/// listens or the connection breaks.
 pub fn ask(node: Named, request: &str, head: &str, body: &Value) -> Option<(u16, Value)> {
     let body = body.to_string();
     let (_, port) = node;

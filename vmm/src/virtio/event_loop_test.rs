@@ -226,7 +226,7 @@ fn threads_of_a_loop_make_calls_at_the_same_time() {
         .start_several(THREADS, "disk", Thread::Disk, &gate)
         .unwrap();
     kick.write(1).unwrap();
-    // Each thread waits in its call for the others and for this one, and none of them has the device's lock.
+    // All threads are in their calls now: each waits at the barrier, as this thread does. None holds the device's lock.
     met.wait();
     drop(device.lock().unwrap());
     gate.close();

@@ -84,7 +84,7 @@ async fn private_port_needs_the_traffic_token() {
     api.service.pause(&Wanted::on_node(&id)).await.unwrap();
     let state = || api.daemon.cache.get(&id).unwrap().state.clone();
     ask(None).await.refused(403, "paused");
-    // The port of processes and files has a token of its own. Without it, nobody resumes the sandbox there either.
+    // The port of processes and files has its own token. A request without that token does not resume the sandbox.
     let with = async |token: &str| {
         let host = format!("49983-{id}.{DOMAIN}");
         let headers = [("host", host.as_str()), (ACCESS_TOKEN, token)];

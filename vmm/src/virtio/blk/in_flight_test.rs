@@ -108,7 +108,7 @@ fn thread_with_a_call_wakes_another_for_the_rest() {
     }
     let first = call(&mut rig);
     assert!(rig.kicked(0), "there are other requests");
-    // One that comes back before the woken thread is there takes the next, and wakes nobody.
+    // The first thread returns before the woken one has begun. It takes the next request, and wakes no thread.
     first.make();
     let second = call(&mut rig);
     assert!(!rig.kicked(0));

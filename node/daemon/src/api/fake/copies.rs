@@ -103,7 +103,7 @@ impl Fake {
         }
     }
 
-    /// The record of a copy that the viewer reaches, and its claim, which nobody has.
+    /// The record of a copy that the viewer may see, and its claim. Fails if somebody has the claim.
     fn unclaimed(&self, place: &CopyPlace, viewer: &Viewer) -> Result<(Record, String), Error> {
         let copies = self.copies();
         let found = copies.copies.lock().unwrap().get(&place.reference()).cloned();

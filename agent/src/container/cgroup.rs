@@ -11,6 +11,7 @@ use std::path::{Component, Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{Mode, OFlags};
+use rustix::io::retry_on_intr;
 use thaw_protocol::agent::oci;
 
 use crate::error::{Error, Result, WithContext};
@@ -206,7 +207,9 @@ impl Cgroup {
                 break;
             }
             let mut polled = [PollFd::new(&events, PollFlags::PRI)];
-            if poll(&mut polled, Some(&most)).with_context(|| "wait for a cgroup to empty".into())? == 0 {
+            // SIGCHLD interrupts it.
+            let changed = retry_on_intr(|| poll(&mut polled, Some(&most)));
+            if changed.with_context(|| "wait for a cgroup to empty".into())? == 0 {
                 return Err(Error::State(format!(
                     "processes {:?} did not end",
                     self.processes()

@@ -122,7 +122,7 @@ fn request_succeeds_by_its_status() {
         let serve = |status: &str, port: u16| {
             let answer = format!("HTTP/1.1 {status}\\r\\nConnection: close\\r\\n\\r\\nwhy not\\n");
             format!(
-                "while :; do printf '{answer}' | busybox nc -l -p {port} | head -c 20 >>/tmp/asked; done & "
+                "while :; do printf '{answer}' | busybox nc -l -p {port} | head -c 20 >>/tmp/asked-{port}; done & "
             )
         };
         let silent = "busybox nc -l -p 8003 -e sleep 1000 & ";
@@ -156,7 +156,7 @@ fn request_succeeds_by_its_status() {
                 "nothing accepts connections on port 8004 of localhost"
             )
         );
-        g.exec("c", "e", &["head", "-c", "20", "/tmp/asked"], false)
+        g.exec("c", "e", &["head", "-c", "20", "/tmp/asked-8001"], false)
             .await
             .unwrap();
         assert_eq!(g.read_all("c", "e", false).await, b"POST /thawed?x=1 HTT");

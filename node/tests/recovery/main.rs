@@ -70,10 +70,6 @@ impl Plan {
             thaw_test_skip::skip(format!("the fast path's failpoints: {e}"));
             points.retain(|p| !FAST.iter().any(|begins| p.name().starts_with(begins)));
         }
-        if part.is_empty() {
-            // Known fault: their course fails, because a snapshot is not stored in time. `THAW_FAILPOINTS=remote.` runs it.
-            points.retain(|p| !FAULTS.iter().any(|begins| p.name().starts_with(begins)));
-        }
         if !Path::new("/dev/userfaultfd").exists() {
             thaw_test_skip::skip("the failpoints of page faults: this host has no /dev/userfaultfd");
             points.retain(|p| !FAULTS.iter().any(|begins| p.name().starts_with(begins)));

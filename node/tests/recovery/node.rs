@@ -283,8 +283,9 @@ pub struct Pushed {
 }
 
 impl Pushed {
+    /// By its tag: the registry keeps tags of all repositories in one place.
     pub fn reference(&self, name: &str) -> String {
-        format!("{}/{name}:ready", self.registry.host())
+        format!("{}/snapshots:{name}", self.registry.host())
     }
 }
 

@@ -207,7 +207,7 @@ impl Cgroup {
                 break;
             }
             let mut polled = [PollFd::new(&events, PollFlags::PRI)];
-            // SIGCHLD interrupts it.
+            // The SIGCHLD of an ended process interrupts `poll`, which the kernel never restarts (signal(7)).
             let changed = retry_on_intr(|| poll(&mut polled, Some(&most)));
             if changed.with_context(|| "wait for a cgroup to empty".into())? == 0 {
                 return Err(Error::State(format!(

@@ -283,7 +283,7 @@ pub struct Pushed {
 }
 
 impl Pushed {
-    /// By its tag: the registry keeps tags of all repositories in one place.
+    /// The snapshots differ by tag, because the test registry ignores the name of the repository.
     pub fn reference(&self, name: &str) -> String {
         format!("{}/snapshots:{name}", self.registry.host())
     }

@@ -57,7 +57,7 @@ exits! {
     RegistryDenied = 82, "the registry refused access (401 or 403)", "log in: credentials are read from ~/.docker/config.json";
     RegistryRateLimited = 83, "the registry says: too many requests (429)", "wait, log in, or use a mirror";
     RegistryFailed = 84, "the registry failed or broke its protocol", "try again later";
-    BadReference = 85, "the image reference cannot be understood", "use oci:DIR[:TAG], docker-archive:FILE or [REGISTRY/]NAME[:TAG|@DIGEST]";
+    BadReference = 85, "the image reference cannot be understood", "use oci:DIR[:TAG], docker-archive:FILE[:TAG] or [REGISTRY/]NAME[:TAG][@sha256:...]";
     VmmMissing = 86, "thaw-vmm is not installed where it is looked for", "put thaw-vmm beside thaw, or name it in THAW_VMM";
     VmmFailed = 87, "thaw-vmm refused or ended unexpectedly", "see the lines above; THAW_LOG=debug says more";
     GuestEnded = 88, "the guest ended under its container", "see the console lines above";

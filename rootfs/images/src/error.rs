@@ -14,9 +14,7 @@ use crate::merge::MergeError;
 /// Why an image cannot be used. Each message gives the cause, the place and the remedy.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error(
-        "{reference:?} is not an image reference: {problem}. Use oci:DIR[:TAG], docker-archive:FILE[:TAG] or [HOST/]NAME[:TAG][@sha256:...]"
-    )]
+    #[error("{reference:?} is not an image reference: {problem}")]
     BadReference { reference: String, problem: String },
 
     #[error("{what} not found in {place}; {advice}")]

@@ -74,7 +74,7 @@ pub fn behind_head(commit: &str) -> Option<usize> {
 
 /// The command that measures the benchmark `name` again.
 pub fn command(name: &str) -> String {
-    // `create-linux`, `thaw-linux`, `image-guest` and `image-bytes` are parts of what is before the hyphen.
+    // `create-linux`, `snapshot-java`, `image-guest` and `image-bytes` are parts of what is before the hyphen.
     format!("make bench-{}", name.split('-').next().unwrap_or(name))
 }
 

@@ -152,7 +152,7 @@ impl Proxy {
         if to.during.is_over() {
             return Err(broken(&"the sandbox was paused or has ended"));
         }
-        self.send_over(to, QuickAck(stream), outgoing).await
+        self.send_over(to, QuickAck::new(stream), outgoing).await
     }
 
     /// Prepares a request with all its headers, which counts as a connection to this sandbox or node. An upgraded connection ends when `closing`

@@ -1,6 +1,7 @@
-//! `make bench-snapshot`, its part with the real guest: a warm HTTP server, from its cold start to its clones on another node.
+//! `make bench-snapshot`, its parts with the real guest: a warm HTTP server, from its cold start to its clones on another node, and how long
+//! freezes stop guests. A run measures one part, whose results have a file of their own, so that parts can be measured on different days.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 use thaw_bench::clock::progress;
@@ -27,7 +28,7 @@ struct Rounds {
 }
 
 const WHOLE: Rounds = Rounds {
-    starts: 10,
+    starts: 5,
     slow: 5,
     clones: 100,
     versions: 10,
@@ -40,20 +41,24 @@ const QUICK: Rounds = Rounds {
     versions: 3,
 };
 
-/// What can be measured alone: each program, and how long freezes stop guests.
-const PARTS: [&str; 3] = ["python", "java", STOP];
-const STOP: &str = "stop";
+/// What a run measures: a program, or how long freezes stop guests.
+const PARTS: [&str; 3] = ["python", "java", "stop"];
 
 fn main() -> ExitCode {
     let (rounds, parts) = by_parts(QUICK, WHOLE, &PARTS);
+    let [part] = parts[..] else {
+        eprintln!("{NAME}: name one of {}", PARTS.join(", "));
+        return ExitCode::from(2);
+    };
+    let name = format!("snapshot-{part}");
     let measured = tokio::runtime::Runtime::new()
         .map_err(|e| format!("no runtime: {e}"))
-        .and_then(|runtime| runtime.block_on(measure(&rounds, &parts)));
-    conclude("snapshot-linux", measured)
+        .and_then(|runtime| runtime.block_on(measure(&rounds, part, Report::new(&name))));
+    conclude(&name, measured)
 }
 
-/// Adds these parts to what target/bench has of this commit.
-async fn measure(rounds: &Rounds, parts: &[&str]) -> Result<Report, String> {
+/// Measures a part. What was measured is kept after each step.
+async fn measure(rounds: &Rounds, part: &str, mut report: Report) -> Result<Report, String> {
     let said = |name: &str| {
         std::env::var(name).map_err(|_| format!("{name} is not set: run this through `make bench-snapshot`"))
     };
@@ -62,11 +67,13 @@ async fn measure(rounds: &Rounds, parts: &[&str]) -> Result<Report, String> {
     let directory = data.ok().and_then(|data| Some(data.parent()?.to_owned()));
     let directory = tempfile::tempdir_in(directory.unwrap_or_else(std::env::temp_dir));
     let directory = directory.map_err(|e| format!("no temporary directory: {e}"))?;
-    let programs = [PYTHON, JAVA].into_iter();
-    let programs: Vec<Program> = programs.filter(|p| parts.contains(&part(*p))).collect();
+    let program = match part {
+        "java" => JAVA,
+        _ => PYTHON,
+    };
     let mut images = vec![PYTHON.image];
-    if parts.contains(&part(JAVA)) {
-        images.push(JAVA.image);
+    if program.image != PYTHON.image {
+        images.push(program.image);
     }
     progress(NAME, "images to the registry");
     let registry = Registry::start(directory.path(), &said("THAW_TEST_IMAGES")?, &images)?;
@@ -76,53 +83,51 @@ async fn measure(rounds: &Rounds, parts: &[&str]) -> Result<Report, String> {
         image: registry.image(PYTHON.image),
     };
     let place = || Place::of_linux(directory.path(), &binaries, linux.clone());
-    let report = Report::resume("snapshot-linux", Path::new("target/bench"));
-    let mut report = report.map_err(|e| format!("cannot read what target/bench has: {e}"))?;
-    notes(&mut report);
-    for program in programs {
-        let filled = series(program, server::FILLED);
-        report.sample(&filled, "MiB", f64::from(SIZE.filled_mib));
-        let image = registry.image(program.image);
-        let start = || {
-            progress(NAME, format!("{}: a node", program.name));
-            Host::start(place(), program, &image, SIZE)
-        };
-        let host = start().await?;
-        on_one_node(&host, &registry, rounds, &mut report).await?;
-        host.node.stop();
-        let host = start().await?;
-        on_another(&host, &registry, rounds, &mut report).await?;
-        host.node.stop();
-    }
-    if parts.contains(&STOP) {
-        progress(NAME, "freezes: a node");
-        let host = Host::start(place(), PYTHON, &registry.image(PYTHON.image), stop::SMALL).await?;
+    let image = registry.image(program.image);
+    let start = |size| {
+        progress(NAME, format!("{part}: a node"));
+        Host::start(place(), program, &image, size)
+    };
+    if part == "stop" {
+        let host = start(stop::SMALL).await?;
         stop::measure(&host, rounds.slow, &mut report).await?;
         host.node.stop();
-        let ratios = [
-            (
-                "linux_stop_1g_over_128m",
-                stop::name(stop::LARGE),
-                stop::name(stop::SMALL),
-            ),
-            ("gap_1g_over_128m", stop::gap(stop::LARGE), stop::gap(stop::SMALL)),
-        ];
-        for (ratio, large, small) in ratios {
-            add(&mut report, PYTHON, ratio, (&large, &small))?;
-        }
+        stop_ratios(&mut report)?;
+        return Ok(report);
     }
+    notes(&mut report);
+    let filled = series(program, server::FILLED);
+    report.sample(&filled, "MiB", f64::from(SIZE.filled_mib));
+    let host = start(SIZE).await?;
+    on_one_node(&host, &registry, rounds, &mut report).await?;
+    host.node.stop();
+    let host = start(SIZE).await?;
+    on_another(&host, &registry, rounds, &mut report).await?;
+    host.node.stop();
     Ok(report)
 }
 
-/// The part of a program.
-fn part(program: Program) -> &'static str {
-    match program.name == PYTHON.name {
-        true => PARTS[0],
-        false => PARTS[1],
+/// How long freezes of a large guest stop it, over those of a small one.
+fn stop_ratios(report: &mut Report) -> Result<(), String> {
+    let ratios = [
+        (
+            "linux_stop_1g_over_128m",
+            stop::name(stop::LARGE),
+            stop::name(stop::SMALL),
+        ),
+        ("gap_1g_over_128m", stop::gap(stop::LARGE), stop::gap(stop::SMALL)),
+    ];
+    for (ratio, large, small) in ratios {
+        add(report, PYTHON, ratio, (&large, &small))?;
     }
+    report.note(
+        "A freeze writes memory while the guest runs only on Linux 6.4 and later. The lab's kernel is older: the guest is stopped until all is \
+         written.",
+    );
+    Ok(())
 }
 
-/// All that needs no other node. Pushes the versions. What was measured is kept after each step.
+/// All that needs no other node. Pushes the versions.
 async fn on_one_node(
     host: &Host,
     registry: &Registry,
@@ -244,9 +249,5 @@ fn notes(report: &mut Report) {
     report.note(
         "What a machine dirtied is its anonymous memory, with about 1 MiB of the VMM itself. A pause's bytes are without the sandbox's disk, whose \
          blocks it may share.",
-    );
-    report.note(
-        "A freeze writes memory while the guest runs only on Linux 6.4 and later. The lab's kernel is older: the guest is stopped until all is \
-         written.",
     );
 }

@@ -169,7 +169,7 @@ test-e2b: ## E2B's SDKs for Python and JavaScript, unchanged, against thawd: ove
 	@$(MAKE) kernel build
 	@tests/e2b/run
 
-test-quickstart: ## the commands of docs/quickstart.md and docs/snapshots.md, typed in the lab; `WRITE=yes`: their output into them
+test-quickstart: ## the commands of docs/quickstart.md, docs/snapshots.md and docs/e2b.md, typed in the lab; `WRITE=yes`: their output into them
 	@./setup test
 	@$(MAKE) kernel build
 	@tests/quickstart/run $(if $(WRITE),--write)

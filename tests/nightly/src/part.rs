@@ -60,7 +60,7 @@ pub const PARTS: &[Part] = &[
     ),
     part(
         "quickstart",
-        "the commands of docs/quickstart.md, typed",
+        "the commands of docs/quickstart.md, docs/snapshots.md and docs/e2b.md, typed",
         "make test-quickstart",
         60,
     ),

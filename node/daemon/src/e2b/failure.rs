@@ -4,10 +4,8 @@
 //! the JavaScript SDK one that got 429 with Retry-After. So a status that means something else in thawd's API is replaced ([`status_of`]).
 
 use axum::Json;
-use axum::extract::Request;
 use axum::http::StatusCode;
 use axum::http::header::{ALLOW, RETRY_AFTER};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use thaw_protocol::api::Problem;
@@ -123,9 +121,8 @@ fn answer(status: StatusCode, message: &str, error_code: Option<&'static str>) -
     (status, Json(body)).into_response()
 }
 
-/// Writes the errors that handlers and inner layers returned as documents of thawd's API.
-pub async fn write_errors(request: Request, next: Next) -> Response {
-    let mut response = next.run(request).await;
+/// Writes an error that a handler or a layer returned as a document of thawd's API.
+pub fn write_error(mut response: Response) -> Response {
     let Some(problem) = problem::take(&mut response) else {
         return response;
     };

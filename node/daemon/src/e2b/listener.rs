@@ -4,6 +4,7 @@
 //! key, which only another node gets that the request is passed on to; there are at most [`MOST`] connections.
 
 use std::net::SocketAddr;
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use axum::Router;
@@ -12,6 +13,8 @@ use axum::middleware::{Next, from_fn, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
 use axum::routing::put;
 use futures_util::future::BoxFuture;
+use hyper::service::Service as _;
+use hyper_util::service::TowerToHyperService;
 use thaw_sandbox::blocking::blocking;
 use thaw_sandbox::config::api::ApiConfig;
 use thaw_sandbox::config::e2b::E2bConfig;
@@ -24,9 +27,9 @@ use super::cluster::calls::{Calls, pass_on};
 use super::cluster::copying::keep_copied;
 use super::cluster::mark;
 use super::envd;
-use super::failure::write_errors;
+use super::failure::write_error;
 use super::members::Members;
-use super::route::{Routing, dispatch};
+use super::route::Routing;
 use super::router::router;
 use super::service::Service;
 use super::target::Domain;
@@ -198,26 +201,51 @@ pub fn routes(
     credentials: Arc<Credentials>,
     envd: Option<Router>,
 ) -> Router {
-    let routing = Routing::new(service.clone(), envd);
     let calls = Calls::new(service.clone(), credentials.clone());
     let members = service.members.clone();
-    let control_plane = router(service.clone(), gate)
+    let routing = Routing::new(service.clone(), envd);
+    let authenticated = router(service.clone(), gate)
         .layer(from_fn_with_state(credentials, authenticate))
         .layer(from_fn(unread_body::read_rest));
     // Its URLs are signed in place of an API key.
     let path = format!("{}/{{hash}}", upload_calls::PATH);
     let uploads = put(upload_calls::receive).layer(from_fn(unread_body::read_rest));
-    let api = Router::new()
+    let control_plane = Router::new()
         .route(&path, uploads)
         .with_state(service)
-        .fallback_service(control_plane);
-    // As a service of its own, so that a sandbox's requests do not match its paths.
-    Router::new()
-        .fallback_service(api)
-        .layer(from_fn_with_state(calls, pass_on))
-        .layer(from_fn_with_state(routing, dispatch))
-        .layer(from_fn_with_state(members, mark::check))
-        .layer(from_fn(write_errors))
+        .fallback_service(authenticated)
+        .layer(from_fn_with_state(calls, pass_on));
+    let front = Arc::new(Front {
+        members,
+        routing,
+        control_plane,
+    });
+    Router::new().fallback(move |request: Request| async move { front.answer(request).await })
+}
+
+/// What each request passes first. It is no layer of a router, which would be copied with all that is in it for every request to a port of a
+/// sandbox.
+struct Front {
+    members: Option<Arc<Members>>,
+    routing: Routing,
+    control_plane: Router,
+}
+
+impl Front {
+    async fn answer(&self, mut request: Request) -> Response {
+        if let Err(failure) = mark::take(self.members.as_deref(), &mut request) {
+            return write_error(failure.into_response());
+        }
+        write_error(match self.routing.answer(request).await {
+            ControlFlow::Break(answer) => answer,
+            ControlFlow::Continue(request) => {
+                let answered = TowerToHyperService::new(self.control_plane.clone())
+                    .call(request)
+                    .await;
+                answered.unwrap_or_else(|never| match never {})
+            }
+        })
+    }
 }
 
 fn invalid(why: &str) -> Error {

@@ -4,12 +4,12 @@
 //! clones of those, have ports here; a request without the traffic token of a sandbox with private ports neither reaches nor resumes it, but
 //! at [`ENVD_PORT`] with its access token.
 
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
-use axum::extract::{Request, State};
+use axum::extract::Request;
 use axum::http::header::UPGRADE;
 use axum::http::{HeaderMap, Method, StatusCode};
-use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
 use axum::{Json, Router};
 use hyper::service::Service as _;
@@ -44,7 +44,6 @@ const ACCESS_TOKEN: &str = "x-access-token";
 const TRAFFIC_TOKEN: &str = "e2b-traffic-access-token";
 
 /// The ways.
-#[derive(Clone)]
 pub struct Routing {
     service: Arc<Service>,
     /// Serves [`ENVD_PORT`] of all sandboxes. `None`: that port is one like the others.
@@ -59,6 +58,59 @@ impl Routing {
             service,
             envd,
             proxy: Proxy::default(),
+        }
+    }
+
+    /// Answers a request that is for a sandbox. Continues with any other, which is for the control plane.
+    pub async fn answer(&self, request: Request) -> ControlFlow<Response, Request> {
+        if request.method() == Method::CONNECT {
+            let why = "CONNECT is not supported by this node: ask for a WebSocket with GET, over HTTP/1.1";
+            return ControlFlow::Break(Failure::Unsupported(why.to_owned()).into_response());
+        }
+        match target(&request, self.service.domain.as_ref()) {
+            Ok(Some(target)) => ControlFlow::Break(self.of_sandbox(&target, request).await),
+            Ok(None) => ControlFlow::Continue(request),
+            Err(why) => ControlFlow::Break(Failure::Bad(why).into_response()),
+        }
+    }
+
+    async fn of_sandbox(&self, target: &Target, mut request: Request) -> Response {
+        let step = step_of(&request);
+        if let Some(to) = self.other(target, step).await {
+            return self.pass_on(target, to, request).await;
+        }
+        let envd = self.envd.as_ref().filter(|_| target.port == ENVD_PORT);
+        // Before a paused sandbox is resumed.
+        let Some(is_admitted) = self.is_admitted(target, request.headers()) else {
+            return Unavailable::Missing.answer(target);
+        };
+        if envd.is_none() && !is_admitted {
+            return Unavailable::Private.answer(target);
+        }
+        if envd.is_some() {
+            let token = self.service.tokens.access_token(&target.id);
+            request.extensions_mut().insert(Access::Token(token.into()));
+        }
+        // A sandbox with private ports is not resumed by whoever has no token of it at all.
+        let may_resume = is_admitted || access::is_granted(&request);
+        let wanted = match self.sandbox(target, may_resume).await {
+            Ok(wanted) => wanted,
+            Err(unavailable) => {
+                if unavailable == Unavailable::Claimed
+                    && let Some(to) = self.other(target, step).await
+                {
+                    return self.pass_on(target, to, request).await;
+                }
+                return unavailable.answer(target);
+            }
+        };
+        match envd {
+            Some(envd) => {
+                request.extensions_mut().insert(ForSandbox { wanted });
+                let answered = TowerToHyperService::new(envd.clone()).call(request).await;
+                answered.unwrap_or_else(|never| match never {})
+            }
+            None => self.proxied(target, request).await,
         }
     }
 
@@ -220,56 +272,6 @@ fn elsewhere(failure: Failure, target: &Target) -> Response {
     match failure {
         Failure::Unreachable(why) | Failure::Broken(why) => bad_gateway(&why, target),
         other => other.into_response(),
-    }
-}
-
-/// Sends a request on its way.
-pub async fn dispatch(State(routing): State<Routing>, mut request: Request, next: Next) -> Response {
-    if request.method() == Method::CONNECT {
-        let why = "CONNECT is not supported by this node: ask for a WebSocket with GET, over HTTP/1.1";
-        return Failure::Unsupported(why.to_owned()).into_response();
-    }
-    let target = match target(&request, routing.service.domain.as_ref()) {
-        Ok(Some(target)) => target,
-        Ok(None) => return next.run(request).await,
-        Err(why) => return Failure::Bad(why).into_response(),
-    };
-    let step = step_of(&request);
-    if let Some(to) = routing.other(&target, step).await {
-        return routing.pass_on(&target, to, request).await;
-    }
-    let envd = routing.envd.as_ref().filter(|_| target.port == ENVD_PORT);
-    // Before a paused sandbox is resumed.
-    let Some(is_admitted) = routing.is_admitted(&target, request.headers()) else {
-        return Unavailable::Missing.answer(&target);
-    };
-    if envd.is_none() && !is_admitted {
-        return Unavailable::Private.answer(&target);
-    }
-    if envd.is_some() {
-        let token = routing.service.tokens.access_token(&target.id);
-        request.extensions_mut().insert(Access::Token(token.into()));
-    }
-    // A sandbox with private ports is not resumed by whoever has no token of it at all.
-    let may_resume = is_admitted || access::is_granted(&request);
-    let wanted = match routing.sandbox(&target, may_resume).await {
-        Ok(wanted) => wanted,
-        Err(unavailable) => {
-            if unavailable == Unavailable::Claimed
-                && let Some(to) = routing.other(&target, step).await
-            {
-                return routing.pass_on(&target, to, request).await;
-            }
-            return unavailable.answer(&target);
-        }
-    };
-    match envd {
-        Some(envd) => {
-            request.extensions_mut().insert(ForSandbox { wanted });
-            let answered = TowerToHyperService::new(envd.clone()).call(request).await;
-            answered.unwrap_or_else(|never| match never {})
-        }
-        None => routing.proxied(&target, request).await,
     }
 }
 

@@ -3,11 +3,7 @@
 //! Invariant: no inner layer sees the header, and a request with a wrong value is refused. So a request makes two steps at most, also between
 //! nodes whose keys or lists of nodes differ.
 
-use std::sync::Arc;
-
-use axum::extract::{Request, State};
-use axum::middleware::Next;
-use axum::response::{IntoResponse, Response};
+use axum::extract::Request;
 use thaw_protocol::nodes::MARK;
 
 use super::super::failure::Failure;
@@ -25,23 +21,22 @@ pub fn is_forwarded(request: &Request) -> bool {
 }
 
 /// Takes the header out of a request.
-pub async fn check(
-    State(members): State<Option<Arc<Members>>>,
-    mut request: Request,
-    next: Next,
-) -> Response {
+///
+/// # Errors
+/// It is not from a node of the list.
+pub fn take(members: Option<&Members>, request: &mut Request) -> Result<(), Failure> {
     let mut given = request.headers().get_all(MARK).iter();
     let (first, second) = (given.next().cloned(), given.next().is_some());
-    if let Some(first) = first {
-        let step = members.and_then(|members| members.step(&first));
-        let Some(step) = step.filter(|_| !second) else {
-            let why = format!(
-                "the header {MARK} is not from a node of this list: give all nodes of [e2b.cluster] the same key, and list no others"
-            );
-            return Failure::Forbidden(why).into_response();
-        };
-        request.headers_mut().remove(MARK);
-        request.extensions_mut().insert(step);
-    }
-    next.run(request).await
+    let Some(first) = first else {
+        return Ok(());
+    };
+    let step = members.and_then(|members| members.step(&first));
+    let step = step.filter(|_| !second).ok_or_else(|| {
+        Failure::Forbidden(format!(
+            "the header {MARK} is not from a node of this list: give all nodes of [e2b.cluster] the same key, and list no others"
+        ))
+    })?;
+    request.headers_mut().remove(MARK);
+    request.extensions_mut().insert(step);
+    Ok(())
 }

@@ -119,9 +119,9 @@ pub fn settings() {
         // As in container engines: a separate network has no privileged ports to protect.
         ("/proc/sys/net/ipv4/ip_unprivileged_port_start", "0"),
         ("/proc/sys/net/ipv4/ping_group_range", "0 2147483647"),
-        // TCP gives the network device as much at once as a connection may send, up to 45 segments (64 KiB). By itself it gives what the
-        // connection sends in 1 ms (tcp_tso_autosize, net/ipv4/tcp_output.c), for a wire beside which other packets wait. Here each packet is
-        // an exit, and the host's TCP divides it for its wire.
+        // TCP gives the network device up to 45 segments (64 KiB) at once. By default it gives what the connection sends in 1 ms
+        // (tcp_tso_autosize, net/ipv4/tcp_output.c), so that no packet holds up others on a wire for long. Here each packet costs an exit,
+        // and the host divides it for the wire.
         ("/proc/sys/net/ipv4/tcp_min_tso_segs", "45"),
     ] {
         if let Err(e) = fs::write(path, value) {

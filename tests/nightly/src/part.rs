@@ -60,7 +60,7 @@ pub const PARTS: &[Part] = &[
     ),
     part(
         "quickstart",
-        "the commands of docs/quickstart.md, docs/snapshots.md and docs/e2b.md, typed",
+        "the walk-throughs of the documents, typed",
         "make test-quickstart",
         60,
     ),

@@ -223,8 +223,8 @@ pub fn routes(
     Router::new().fallback(move |request: Request| async move { front.answer(request).await })
 }
 
-/// What each request passes first. It is no layer of a router, which would be copied with all that is in it for every request to a port of a
-/// sandbox.
+/// What each request passes first. These steps are not layers of a router, because axum copies all layers for each request, and most requests
+/// are for ports of sandboxes.
 struct Front {
     members: Option<Arc<Members>>,
     routing: Routing,

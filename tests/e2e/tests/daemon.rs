@@ -202,7 +202,7 @@ fn settings_of_a_request_reach_its_container() {
     let home = Home::new();
     let mut thawd = home.thawd(&[]);
     let script = "df -k /cache /dev/shm | awk 'NR>1 {print $2}'; ulimit -n; cat /proc/sys/net/core/somaxconn; \
-                  grep -c db /etc/hosts; cat /etc/resolv.conf; test -c /dev/fuse; mkdir /d 2>/dev/null || echo refused; \
+                  grep -c 192.0.2.7 /etc/hosts; cat /etc/resolv.conf; test -c /dev/fuse; mkdir /d 2>/dev/null || echo refused; \
                   grep NoNewPrivs /proc/self/status | cut -f 2; grep -c ^[0-9] /proc/1/stat; touch /tmp/done; sleep 100000";
     let profile = r#"{"defaultAction": "SCMP_ACT_ALLOW", "syscalls": [{"names": ["mkdir", "mkdirat"], "action": "SCMP_ACT_ERRNO"}]}"#;
     let settings = json!({"tmpfs": ["/cache:size=1m"], "shm_bytes": 3 << 20, "ulimits": ["nofile=77"],

@@ -246,6 +246,7 @@ fn notes(report: &mut Report) {
         "The registry is behind a link of 100 Mbit/s with 5 ms; the image is on the other node already. Each version is the same server \
          after ten more pages.",
     );
+    report.note("Of the clones each shows its page and is paused then, with its memory kept.");
     report.note(
         "What a machine dirtied is its anonymous memory, with about 1 MiB of the VMM itself. A pause's bytes are without the sandbox's disk, whose \
          blocks it may share.",

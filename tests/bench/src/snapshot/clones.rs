@@ -30,7 +30,8 @@ pub fn before(host: &Host) -> Result<u64, String> {
 }
 
 /// Thaws so many clones, each of which shows its page, and measures what they take, and what machines have beyond `before`. The snapshot has
-/// `held` bytes of memory, which thawd has already.
+/// `held` bytes of memory, which thawd has already. Each is paused after its page, its memory kept, so that the timers of those that are there
+/// do not take the processor from the next one.
 pub async fn measure(
     host: &Host,
     (snapshot, held): (&str, u64),
@@ -43,7 +44,9 @@ pub async fn measure(
     let without = available()?;
     let mut clones = Vec::with_capacity(count);
     for _ in 0..count {
-        clones.push(host.thaw(snapshot, monotonic_ns()).await?);
+        let clone = host.thaw(snapshot, monotonic_ns()).await?;
+        host.hold(&clone).await?;
+        clones.push(clone);
     }
     host.node.settle().await?;
     let vmms: BTreeSet<i64> = clones.iter().map(|clone| clone.vmm).collect();

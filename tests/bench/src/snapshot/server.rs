@@ -116,7 +116,7 @@ pub struct Server {
 }
 
 impl Host {
-    /// Starts a node, which pulls the image and makes the template of this size.
+    /// Starts a node, which pulls the image, starts a server once and makes the template of this size.
     pub async fn start(place: Place, program: Program, image: &str, size: Size) -> Result<Host, String> {
         let host = Host {
             node: Node::configured(place)?,
@@ -124,12 +124,24 @@ impl Host {
             image: image.to_owned(),
         };
         let filled_mib = 1;
-        for _ in 0..WARM_UP {
-            let server = host.cold(Size { filled_mib, ..size }).await?;
-            host.delete(server).await?;
+        let server = host.cold(Size { filled_mib, ..size }).await?;
+        host.delete(server).await?;
+        let idle = host.request(size, vec!["sleep".into(), "infinity".into()])?;
+        for _ in 1..WARM_UP {
+            let made = host.node.client.create(&idle).await.map_err(failed)?;
+            host.node.client.delete(&made.sandbox.id).await.map_err(failed)?;
         }
         host.node.settle().await?;
         Ok(host)
+    }
+
+    /// What creates a sandbox of the image with this command.
+    fn request(&self, size: Size, command: Vec<String>) -> Result<CreateSandbox, String> {
+        let request = json!({
+            "image": self.image, "cpus": 1, "memory_mib": size.memory_mib,
+            "container": {"command": command},
+        });
+        serde_json::from_value(request).map_err(|e| e.to_string())
     }
 
     /// The series of a quantity of its servers.
@@ -139,11 +151,7 @@ impl Host {
 
     /// Starts a server from the image.
     pub async fn cold(&self, size: Size) -> Result<Server, String> {
-        let request = json!({
-            "image": self.image, "cpus": 1, "memory_mib": size.memory_mib,
-            "container": {"command": (self.program.command)(size.filled_mib)},
-        });
-        let request: CreateSandbox = serde_json::from_value(request).map_err(|e| e.to_string())?;
+        let request = self.request(size, (self.program.command)(size.filled_mib))?;
         let began = monotonic_ns();
         let made = self.node.client.create(&request).await.map_err(failed)?;
         Server::of(made, began).await
@@ -162,6 +170,15 @@ impl Host {
         let stored = FreezeSandbox::default();
         let frozen = self.node.client.freeze(&server.id, &stored);
         frozen.await.map_err(failed)
+    }
+
+    /// Stops a server's processors, and keeps its memory.
+    pub async fn hold(&self, server: &Server) -> Result<(), String> {
+        let kept = PauseSandbox {
+            memory: PausedMemory::Keep,
+        };
+        let held = self.node.client.pause_as(&server.id, &kept);
+        held.await.map_err(failed)
     }
 
     /// Deletes a server.

@@ -118,7 +118,7 @@ fn added_hosts_and_name_servers_are_in_etc() {
         "--domainname",
         "corp.example",
     ];
-    let script = "grep db /etc/hosts; cat /etc/resolv.conf; grep -c localhost /etc/hosts; \
+    let script = "grep 192.0.2.7 /etc/hosts; cat /etc/resolv.conf; grep -c localhost /etc/hosts; \
                   cat /proc/sys/kernel/domainname";
     let out = shell(&flags, script).ok();
     assert_eq!(

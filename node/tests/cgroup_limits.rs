@@ -289,12 +289,13 @@ async fn a_jail_that_cannot_be_whole_is_refused_with_its_reason() {
     let Some(place) = place() else { return };
     place.fill_pools_to(0..=0, 0..=0);
     let vmm = place.path("poor-vmm");
-    fs::write(
-        &vmm,
-        "#!/bin/sh\necho \"THAW_JAIL=$THAW_JAIL\" >&2\necho 'the jail would lack Landlock' >&2\nexit 3\n",
-    )
-    .unwrap();
-    fs::set_permissions(&vmm, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    let script =
+        "#!/bin/sh\necho \"THAW_JAIL=$THAW_JAIL\" >&2\necho 'the jail would lack Landlock' >&2\nexit 3\n";
+    // By the shell's child: one that another test is just starting would have it open for writing.
+    let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
+    let mut shell = Command::new("/bin/sh");
+    let written = shell.args(["-c", write]).arg(&vmm).arg(script).status();
+    assert!(written.unwrap().success());
     let mut command = place.thawd();
     command.env("THAW_VMM", &vmm);
     let mut thawd = Thawd::begin(&place, command);

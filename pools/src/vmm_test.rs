@@ -7,11 +7,13 @@ fn log() -> OwnedFd {
     rustix::fs::memfd_create("log", rustix::fs::MemfdFlags::CLOEXEC).unwrap()
 }
 
+/// A script as the shell's child writes it: no other test's child can hold it open for writing.
 fn script(directory: &Path, text: &str) -> PathBuf {
-    use std::os::unix::fs::PermissionsExt;
     let path = directory.join("fake-vmm");
-    fs::write(&path, format!("#!/bin/sh\n{text}\n")).unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+    let write = "printf '#!/bin/sh\\n%s\\n' \"$1\" > \"$0\" && chmod 755 \"$0\"";
+    let mut shell = std::process::Command::new("/bin/sh");
+    let written = shell.args(["-c", write]).arg(&path).arg(text).status();
+    assert!(written.unwrap().success());
     path
 }
 

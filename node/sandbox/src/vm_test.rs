@@ -3,7 +3,6 @@
 use super::*;
 use rustix::net::{AddressFamily, SocketFlags, socketpair};
 use std::fs::File;
-use std::os::unix::fs::PermissionsExt;
 use thaw_protocol::control::{CONTROL_VERSION, CpuBaseline, ErrorCode};
 
 fn spec(tethered: bool) -> MachineSpec {
@@ -28,10 +27,13 @@ fn read(fd: &OwnedFd) -> String {
     String::from_utf8_lossy(&text[..n]).into_owned()
 }
 
+/// A program as the shell's child writes it: no other test's child can hold it open for writing.
 fn sleeper(directory: &Path) -> PathBuf {
     let program = directory.join("fake-vmm");
-    std::fs::write(&program, "#!/bin/sh\nexec sleep 60\n").unwrap();
-    std::fs::set_permissions(&program, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let write = "printf '#!/bin/sh\\nexec sleep 60\\n' > \"$0\" && chmod 755 \"$0\"";
+    let mut shell = std::process::Command::new("/bin/sh");
+    let written = shell.args(["-c", write]).arg(&program).status();
+    assert!(written.unwrap().success());
     program
 }
 

@@ -82,15 +82,17 @@ impl Place {
 
     /// A thaw-vmm that counts its starts ([`Place::starts`]). The first start runs the shell command `first` before it becomes a VMM.
     pub fn counted_vmm(&self, first: &str) -> PathBuf {
-        use std::os::unix::fs::PermissionsExt;
         let (program, starts) = (self.path("counted-vmm"), self.path("starts"));
         let script = format!(
             "#!/bin/sh\n[ -e {0} ] || {{ echo >> {0}; {first}; exec {1}; }}\necho >> {0}\nexec {1}\n",
             starts.display(),
             vmm().display()
         );
-        fs::write(&program, script).unwrap();
-        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+        // By the shell's child: one that another test is just starting would have it open for writing.
+        let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
+        let mut shell = Command::new("/bin/sh");
+        let written = shell.args(["-c", write]).arg(&program).arg(script).status();
+        assert!(written.unwrap().success());
         program
     }
 

@@ -171,13 +171,14 @@ mod tests {
         assert_eq!(decode("%é"), "%é");
     }
 
-    /// A shell script in a directory.
+    /// A shell script in a directory, as the shell's child writes it: no other test's child can hold it open for writing.
     fn program(directory: &std::path::Path, text: &str) -> String {
-        use std::os::unix::fs::PermissionsExt;
-        let path = directory.join("log");
-        std::fs::write(&path, text).unwrap();
-        std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
-        path.display().to_string()
+        let path = directory.join("log").display().to_string();
+        let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
+        let mut shell = std::process::Command::new("/bin/sh");
+        let written = shell.args(["-c", write, &path, text]).status();
+        assert!(written.unwrap().success());
+        path
     }
 
     fn owner() -> StreamOwner {

@@ -1,11 +1,11 @@
 //! Hooks run on the host: when they run, and the effect of their failure.
 
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 use super::*;
 
-/// A hook that appends its name and status to `notes`, and succeeds or fails.
+/// A hook that appends its name and status to `notes`, and succeeds or fails. The shell's child writes it: no other test's child can
+/// hold it open for writing.
 fn hook(rig: &Rig, name: &str, fails: bool) -> PathBuf {
     let path = rig.path(name);
     let notes = rig.path("notes").display().to_string();
@@ -13,8 +13,10 @@ fn hook(rig: &Rig, name: &str, fails: bool) -> PathBuf {
         "#!/bin/sh\nstatus=$(/bin/grep -o '\"status\":\"[a-z]*\"')\necho {name} $status >>{notes}\nexit {}\n",
         u8::from(fails)
     );
-    std::fs::write(&path, script).unwrap();
-    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let write = "printf %s \"$1\" > \"$0\" && chmod 755 \"$0\"";
+    let mut shell = std::process::Command::new("/bin/sh");
+    let written = shell.args(["-c", write]).arg(&path).arg(script).status();
+    assert!(written.unwrap().success());
     path
 }
 

@@ -72,7 +72,7 @@ impl Leftovers {
                 return;
             }
             assert!(
-                since.elapsed() < Duration::from_secs(20),
+                since.elapsed() < Duration::from_secs(60),
                 "it is not as it was: {changes:#?}"
             );
             std::thread::sleep(Duration::from_millis(100));

@@ -65,7 +65,7 @@ fn restart_keeps_layer_and_machine_and_stop_uses_the_signal() {
         logged(home, "svc", &["start 1"]);
         done(home, &["exec", "svc", "touch", "/kept/file"]).ok();
         let pid = inspected(home, "svc").unwrap()["vmm_pid"].clone();
-        assert_eq!(done(home, &["restart", "svc"]).ok(), "svc\n");
+        assert_eq!(done(home, &["restart", "-t", "60", "svc"]).ok(), "svc\n");
         logged(home, "svc", &["start 1", "usr1", "start 2"]);
         let there = ["exec", "svc", "ls", "/host/hostname", "/kept/file"];
         assert_eq!(done(home, &there).code(), 0);
@@ -74,7 +74,7 @@ fn restart_keeps_layer_and_machine_and_stop_uses_the_signal() {
         logged(home, "svc", &lines);
         let shown = inspected(home, "svc").unwrap();
         assert_eq!((&shown["vmm_pid"], &shown["state"]), (&pid, &"running".into()));
-        assert_eq!(done(home, &["stop", "svc"]).ok(), "svc\n");
+        assert_eq!(done(home, &["stop", "-t", "60", "svc"]).ok(), "svc\n");
         assert_eq!(ended(home, "svc").unwrap()["exit_code"], 5);
         let again = done(home, &["restart", "svc"]);
         assert!(

@@ -61,9 +61,14 @@ fn parked_machines_are_claimed_and_unclaimed_end_with_thawd() {
     };
     // From the second use of a shape on, machines of it are made beside the starts that would need one.
     let was_waiting = |said: &String| said.contains("a thaw-vmm was waiting in its pool");
-    let said: Vec<String> = std::iter::repeat_with(start).take(8).collect();
-    assert!(!was_waiting(&said[0]), "{}", said[0]);
-    assert!(said.iter().any(was_waiting), "{}", said[7]);
+    let mut said = start();
+    assert!(!was_waiting(&said), "{said}");
+    // How many starts that takes depends on the machine.
+    let since = std::time::Instant::now();
+    while !was_waiting(&said) {
+        assert!(since.elapsed().as_secs() < 120, "{said}");
+        said = start();
+    }
 
     // Killed, it leaves those that wait to its successor, which removes them.
     first.kill().unwrap();
@@ -87,7 +92,7 @@ fn failed(home: &Home, name: &str) -> Value {
         if let Some(found) = found {
             return found;
         }
-        assert!(since.elapsed().as_secs() < 30, "{name} is not listed as failed");
+        assert!(since.elapsed().as_secs() < 60, "{name} is not listed as failed");
         std::thread::sleep(std::time::Duration::from_millis(100));
     }
 }
@@ -292,8 +297,15 @@ fn a_guest_out_of_memory_ends_its_container_and_not_its_vmm() {
         "--format",
         "{{.Action}}",
     ];
-    let shown = run(&mut home.thaw(&shown)).ok();
-    assert!(shown.ends_with("start\noom\ndie\n"), "{shown}");
+    // It waits for kept events for a moment only: on a slow machine the last may be missing.
+    let since = std::time::Instant::now();
+    loop {
+        let shown = run(&mut home.thaw(&shown)).ok();
+        if shown.ends_with("start\noom\ndie\n") {
+            break;
+        }
+        assert!(since.elapsed().as_secs() < 60, "{shown}");
+    }
     let events = cgroup(&home, id, "memory.events");
     for event in ["oom 0", "oom_kill 0"] {
         assert!(events.lines().any(|line| line == event), "{events}");
@@ -368,7 +380,7 @@ fn clones_of_a_snapshot_thaw_in_machines_parked_with_it() {
     let mut seen = std::collections::BTreeSet::new();
     let own = "head -c 16 /dev/urandom | od -An -tx1; hostname";
     let gateway = "ping -c 1 -W 10 $(ip route | sed -n 's/^default via \\([^ ]*\\).*/\\1/p') >/dev/null && echo reached";
-    for number in 0..20 {
+    for number in 0..60 {
         let name = format!("clone-{number}");
         let asked = json!({"directory": place, "name": name});
         let (head, made) = ask(&home, "POST", "/v1/thaws", &asked.to_string());

@@ -76,7 +76,7 @@ fn failed_or_missing_hook_after_a_thaw_is_told() {
             "--after-thaw",
             "echo begun; sleep 7777 & wait",
             "--hook-timeout",
-            "2s",
+            "10s",
         ];
         sleeper(home, "slow", &hangs);
         done(home, &["freeze", "slow", "--name", "hangs", "--stop"]).ok();
@@ -87,7 +87,7 @@ fn failed_or_missing_hook_after_a_thaw_is_told() {
         let shown = done(home, &["inspect", "--format", "json", thawed]).ok();
         let shown: Value = serde_json::from_str(&shown).unwrap();
         let failure = shown["after_thaw"]["failure"].as_str().unwrap();
-        assert!(failure.contains("did not end within 2000 ms"), "{failure}");
+        assert!(failure.contains("did not end within 10000 ms"), "{failure}");
         assert_eq!(shown["after_thaw"]["output"], "begun\n");
         assert_eq!(
             shell(home, thawed, "ps -o args | grep -c '[s]leep 7777'; true"),

@@ -113,14 +113,14 @@ fn what_a_run_read_is_fetched_ahead_by_the_next() {
     prune();
     forms.proxy.reset();
     // This one reads nothing of what was recorded, and stays long enough for it to be fetched.
-    forms.probe(&[], "soci", &["reads", "/known", "1", "11", "4000"]);
+    forms.probe(&[], "soci", &["reads", "/known", "1", "11", "15000"]);
     let ahead = forms.proxy.counts().down;
     prune();
     forms.proxy.reset();
     forms.probe(
         &["--no-prefetch"],
         "soci",
-        &["reads", "/known", "1", "11", "4000"],
+        &["reads", "/known", "1", "11", "15000"],
     );
     let needed = forms.proxy.counts().down;
     assert!(

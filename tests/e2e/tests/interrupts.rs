@@ -46,7 +46,7 @@ fn interrupted(mut command: Command, shown: &str) -> String {
     terminal.say("\x03");
     let (status, rest) = terminal.wait();
     assert_eq!(status.code(), Some(130), "{rest}");
-    assert!(began.elapsed() < Duration::from_secs(10), "{:?}", began.elapsed());
+    assert!(began.elapsed() < Duration::from_secs(60), "{:?}", began.elapsed());
     assert!(!rest.contains("panicked"), "{rest}");
     rest
 }

@@ -51,7 +51,8 @@ fn limited_disk_is_as_slow_as_it_shall_and_its_neighbour_is_not() {
     let quickest = neighbours.iter().min().unwrap();
     assert!(*quickest * 2 < limited, "{neighbours:?} beside {limited:?}");
     run(&mut home.thaw(&["limit", "slow", "--disk-bps", "none"])).ok();
-    let lifted = write(&home, "slow");
+    // The quickest, as above.
+    let lifted = (0..3).map(|_| write(&home, "slow")).min().unwrap();
     assert!(
         lifted * 2 < limited,
         "{lifted:?} without a limit, {limited:?} with it"

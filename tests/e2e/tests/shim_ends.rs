@@ -140,7 +140,7 @@ fn inflict(node: &Node, container: &cri::Container, script: &str) {
     let request = cri::ExecSyncRequest {
         container_id: container.container_id.clone(),
         cmd: ["sh", "-c", script].map(str::to_owned).to_vec(),
-        timeout: 20,
+        timeout: 120,
     };
     let _: Result<cri::ExecSyncResponse, _> = node.try_call("ExecSync", request);
 }

@@ -195,13 +195,17 @@ fn first_thaw_alone_is_asked_whether_it_is_ready() {
     // It logs each request.
     let server = "cd /srv; exec python3 -m http.server 8000 2>/log";
     node.done(&[&["run"], &options[..], &[&*python, "sh", "-c", server]].concat());
-    let asked = |sandbox: &str| node.done(&["exec", sandbox, "grep", "-c", "GET / ", "/log"]);
-    assert_eq!(asked("web"), "1");
+    let asked = |sandbox: &str| -> u32 {
+        let count = node.done(&["exec", sandbox, "grep", "-c", "GET / ", "/log"]);
+        count.parse().unwrap()
+    };
     node.done(&["freeze", "web", "--name", "web-ready"]);
+    // Not always 1: an attempt that takes too long is repeated. Nothing asks it any more, so the snapshot has as many.
+    let before = asked("web");
     node.done(&["thaw", "-d", "--name", "first", "web-ready"]);
-    until("it is asked", || asked("first") == "2");
+    until("it is asked", || asked("first") > before);
     node.done(&["thaw", "-d", "--name", "second", "web-ready"]);
-    assert_eq!(asked("second"), "1");
+    assert_eq!(asked("second"), before);
     node.remove(&["web", "first", "second"]);
     node.end();
 }

@@ -180,7 +180,7 @@ impl Guest {
 
     /// Waits until the agent has no child, not even a zombie.
     pub async fn wait_for_no_process(&self) {
-        let end = Instant::now() + Duration::from_secs(5);
+        let end = Instant::now() + Duration::from_secs(30);
         while !self.children().is_empty() {
             assert!(Instant::now() < end, "left behind: {:?}", self.children());
             tokio::time::sleep(Duration::from_millis(10)).await;
@@ -212,7 +212,7 @@ impl Guest {
 
     /// Asserts that no process, mount or cgroup of a container is left.
     pub async fn assert_clean(&self) {
-        let end = Instant::now() + Duration::from_secs(5);
+        let end = Instant::now() + Duration::from_secs(30);
         loop {
             let left = (self.children(), self.mounts(), self.cgroups());
             if left.0.is_empty() && left.1.is_empty() && left.2.is_empty() {

@@ -6,12 +6,11 @@ use std::process::ExitCode;
 
 use thaw_bench::clock::progress;
 use thaw_bench::snapshot::remote::{self, Registry};
-use thaw_bench::snapshot::server::{self, Host, JAVA, PYTHON, Program, Size, series};
+use thaw_bench::snapshot::server::{self, Host, JAVA, NAME, PYTHON, Program, Size, series};
 use thaw_bench::snapshot::{clones, stop};
 use thaw_bench::{Report, by_parts, conclude};
 use thaw_tiny_node::{Linux, Place};
 
-const NAME: &str = "bench-snapshot-linux";
 /// What is thawed.
 const SIZE: Size = Size {
     memory_mib: 512,

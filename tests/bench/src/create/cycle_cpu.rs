@@ -3,10 +3,12 @@
 //!
 //! Invariant: what is counted is the time in which any processor was not idle. So the work that the kernel does after a deletion counts
 //! (ends of VMs and of network namespaces), and that of refilling the pools, and that of anything else that runs: a busy machine gives no
-//! result.
+//! result. Idle time is taken, which the kernel measures, and not user and system time, for which it looks at each tick what runs: a
+//! process that starts after one tick and ends before the next is never seen.
 
 use std::io;
 use std::process::{Command, Stdio};
+use std::time::Instant;
 
 use super::{Node, cycles};
 use crate::Report;
@@ -25,10 +27,10 @@ pub async fn run(node: &Node, rounds: usize, count: usize, report: &mut Report) 
     cycles::many(node, count).await?;
     for _ in 0..rounds {
         node.settle().await?;
-        let before = busy_ms().map_err(text)?;
+        let before = Moment::now().map_err(text)?;
         cycles::many(node, count).await?;
         node.settle().await?;
-        let used = busy_ms().map_err(text)? - before;
+        let used = before.busy_ms().map_err(text)?;
         report.sample(THAWD, "ms", used / count as f64);
         report.sample(FLOOR, "ms", bare_program(count).map_err(text)? / count as f64);
     }
@@ -51,27 +53,44 @@ fn bare_program(count: usize) -> io::Result<f64> {
 pub fn bare(count: usize) -> io::Result<()> {
     let frozen = Frozen::new(template_memory(MEMORY_MIB)?)?;
     frozen.cycle_in_child()?;
-    let before = busy_ms()?;
+    let before = Moment::now()?;
     for _ in 0..count {
         frozen.cycle_in_child()?;
     }
-    println!("{}", busy_ms()? - before);
+    println!("{}", before.busy_ms()?);
     Ok(())
 }
 
-/// For how long the processors were not idle since the host's start, ms, all of them added up. In steps of 10 ms.
-fn busy_ms() -> io::Result<f64> {
-    let stat = std::fs::read_to_string("/proc/stat")?;
-    busy_ticks(&stat)
-        .map(|ticks| ticks as f64 * 1e3 / rustix::param::clock_ticks_per_second() as f64)
-        .ok_or_else(|| io::Error::other("/proc/stat has no line of all processors"))
+/// A moment, and what the processors had idled until then.
+struct Moment {
+    at: Instant,
+    idle_ms: f64,
 }
 
-/// user, nice, system, irq and softirq of proc_stat(5); a guest's time is in the first two.
-fn busy_ticks(stat: &str) -> Option<u64> {
+impl Moment {
+    fn now() -> io::Result<Moment> {
+        let stat = std::fs::read_to_string("/proc/stat")?;
+        let ticks =
+            idle_ticks(&stat).ok_or_else(|| io::Error::other("/proc/stat has no line of all processors"))?;
+        Ok(Moment {
+            at: Instant::now(),
+            idle_ms: ticks as f64 * 1e3 / rustix::param::clock_ticks_per_second() as f64,
+        })
+    }
+
+    /// For how long processors were not idle since then, ms, all of them added up. In steps of 10 ms.
+    fn busy_ms(&self) -> io::Result<f64> {
+        let (now, processors) = (Moment::now()?, std::thread::available_parallelism()?);
+        let passed = (now.at - self.at).as_secs_f64() * 1e3 * processors.get() as f64;
+        Ok(passed - (now.idle_ms - self.idle_ms))
+    }
+}
+
+/// idle, iowait and steal of proc_stat(5).
+fn idle_ticks(stat: &str) -> Option<u64> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let ticks: Vec<u64> = line.split_whitespace().map_while(|n| n.parse().ok()).collect();
-    [0, 1, 2, 5, 6].iter().map(|field| ticks.get(*field)).sum()
+    [3, 4, 7].iter().map(|field| ticks.get(*field)).sum()
 }
 
 #[cfg(test)]
@@ -79,10 +98,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn idle_waiting_and_stolen_time_are_not_counted() {
-        let stat = "cpu  1 2 4 1000 1000 8 16 1000 1 1\ncpu0 9 9 9 9 9 9 9 9 9 9\n";
-        assert_eq!(busy_ticks(stat), Some(31));
-        assert_eq!(busy_ticks("intr 5\n"), None);
-        assert_eq!(busy_ticks("cpu 1 2\n"), None);
+    fn idle_waiting_and_stolen_time_are_idle() {
+        let stat = "cpu  1000 1000 1000 1 2 1000 1000 4 1000 1000\ncpu0 9 9 9 9 9 9 9 9 9 9\n";
+        assert_eq!(idle_ticks(stat), Some(7));
+        assert_eq!(idle_ticks("intr 5\n"), None);
+        assert_eq!(idle_ticks("cpu 1 2\n"), None);
+    }
+
+    #[test]
+    fn a_thread_that_runs_makes_a_processor_busy() {
+        let before = Moment::now().unwrap();
+        let since = Instant::now();
+        while since.elapsed().as_millis() < 100 {}
+        assert!(before.busy_ms().unwrap() > 10.0);
     }
 }

@@ -2,9 +2,9 @@
 
 use std::collections::BTreeSet;
 
-use super::server::{Host, dirtied};
+use super::server::{Host, NAME, dirtied};
 use crate::Report;
-use crate::clock::monotonic_ns;
+use crate::clock::{monotonic_ns, progress};
 use crate::report::mib;
 use crate::tenants::memory::Memory;
 use crate::thaw::cost::available;
@@ -47,6 +47,9 @@ pub async fn measure(
         let clone = host.thaw(snapshot, monotonic_ns()).await?;
         host.hold(&clone).await?;
         clones.push(clone);
+        if clones.len() % 10 == 0 {
+            progress(NAME, format!("{} clones", clones.len()));
+        }
     }
     host.node.settle().await?;
     let vmms: BTreeSet<i64> = clones.iter().map(|clone| clone.vmm).collect();

@@ -13,6 +13,7 @@ pub mod clones;
 pub mod remote;
 pub mod server;
 pub mod size;
+mod stalled;
 pub mod stop;
 
 use std::path::PathBuf;

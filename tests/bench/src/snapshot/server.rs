@@ -17,11 +17,15 @@ use thaw_protocol::api::{
 use thaw_sandbox::error::Error;
 use thaw_tiny_node::Place;
 
+use super::stalled;
 use crate::Report;
-use crate::clock::{monotonic_ns, us_since};
+use crate::clock::{monotonic_ns, progress, us_since};
 use crate::create::Node;
 use crate::report::mib;
 use crate::shim::memory::line;
+
+/// The benchmark, as it says where it is.
+pub const NAME: &str = "bench-snapshot-linux";
 
 /// From the request to the server's first page: created from the image, which is stored.
 pub const COLD: &str = "cold start from the image: first page";
@@ -42,10 +46,11 @@ pub const FILLED: &str = "memory that the server fills";
 
 /// How long a connection may wait: shorter than until a lost packet is sent again.
 const CONNECT_LIMIT: Duration = Duration::from_millis(200);
-/// Between two attempts.
+/// Between two attempts: at least this, and so small a part of what has passed. The guest answers each, on the processor that it starts on.
 const PAUSE: Duration = Duration::from_millis(2);
+const PART: u32 = 100;
 /// How long a server may take until its page is there. One that fills 1 GiB takes minutes on an emulated processor.
-const PAGE_LIMIT: Duration = Duration::from_secs(1800);
+const PAGE_LIMIT: Duration = Duration::from_secs(600);
 /// How long the node may take to record a working set.
 const RECORD_LIMIT: Duration = Duration::from_secs(300);
 /// Creations after which the templates of a size are there.
@@ -154,7 +159,7 @@ impl Host {
         let request = self.request(size, (self.program.command)(size.filled_mib))?;
         let began = monotonic_ns();
         let made = self.node.client.create(&request).await.map_err(failed)?;
-        Server::of(made, began).await
+        Server::of(&self.node.place, made, began).await
     }
 
     /// Thaws a stored snapshot. `began`: when what is timed began.
@@ -162,7 +167,7 @@ impl Host {
         let request = json!({"snapshot": snapshot});
         let request: ThawSandbox = serde_json::from_value(request).map_err(|e| e.to_string())?;
         let made = self.node.client.thaw(&request).await.map_err(failed)?;
-        Server::of(made, began).await
+        Server::of(&self.node.place, made, began).await
     }
 
     /// Has the node store a snapshot of a server.
@@ -198,6 +203,7 @@ impl Host {
             self.node.settle().await?;
             let server = self.cold(size).await?;
             report.sample(&self.series(COLD), "ms", server.ms);
+            progress(NAME, format!("{} {:.0} ms", self.series(COLD), server.ms));
             self.delete(server).await?;
         }
         Ok(())
@@ -216,6 +222,7 @@ impl Host {
             self.node.settle().await?;
             let server = self.thaw(snapshot, monotonic_ns()).await?;
             report.sample(&self.series(THAWED), "ms", server.ms);
+            progress(NAME, format!("{} {:.0} ms", self.series(THAWED), server.ms));
             self.delete(server).await?;
         }
         Ok(())
@@ -242,7 +249,7 @@ impl Host {
             let began = monotonic_ns();
             client.resume(&server.id).await.map_err(failed)?;
             let shown = client.get(&server.id).await.map_err(failed)?;
-            let server = Server::shown(shown, began).await?;
+            let server = Server::shown(&self.node.place, shown, began).await?;
             report.sample(&self.series(RESUMED), "ms", server.ms);
             self.delete(server).await?;
         }
@@ -251,21 +258,23 @@ impl Host {
 }
 
 impl Server {
-    async fn of(made: CreatedSandbox, began: u64) -> Result<Server, String> {
-        Server::shown(made.sandbox, began).await
+    async fn of(place: &Place, made: CreatedSandbox, began: u64) -> Result<Server, String> {
+        Server::shown(place, made.sandbox, began).await
     }
 
     /// Waits for its page.
-    async fn shown(sandbox: Sandbox, began: u64) -> Result<Server, String> {
+    async fn shown(place: &Place, sandbox: Sandbox, began: u64) -> Result<Server, String> {
         let address = sandbox.network.map(|network| network.address);
         let address: Option<IpAddr> = address.and_then(|address| address.parse().ok());
         let address = address.ok_or_else(|| format!("sandbox {} has no address", sandbox.id))?;
         let at = SocketAddr::new(address, warmed::PORT);
         let waiting = tokio::task::spawn_blocking(move || first_page(at, began));
+        let vmm = sandbox.vmm_pid.unwrap_or_default().into();
+        let ms = waiting.await.map_err(|e| e.to_string())?;
         Ok(Server {
-            ms: waiting.await.map_err(|e| e.to_string())??,
+            ms: ms.map_err(|e| format!("{e}; {}", stalled::describe(place, &sandbox.id, vmm)))?,
             id: sandbox.id,
-            vmm: sandbox.vmm_pid.unwrap_or_default().into(),
+            vmm,
             at,
         })
     }
@@ -296,7 +305,7 @@ fn first_page(at: SocketAddr, began: u64) -> Result<f64, String> {
         if since.elapsed() > PAGE_LIMIT {
             return Err(format!("the server at {at} shows no page"));
         }
-        std::thread::sleep(PAUSE);
+        std::thread::sleep(PAUSE.max(since.elapsed() / PART));
     }
     Ok(us_since(began) / 1e3)
 }

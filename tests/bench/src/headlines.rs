@@ -23,9 +23,9 @@ const HEADLINES: [Headline; 6] = [
         meaning: "tiny guest's first byte, process start included: Thaw / QEMU microvm restoring a snapshot",
     },
     Headline {
-        report: "create",
-        ratio: "create_p99_over_p50_at_50",
-        meaning: "creation of a sandbox, 50 at once: 99th percentile / median",
+        report: "snapshot-python",
+        ratio: "first_response_over_cold_start",
+        meaning: "a warm Python server's first page: thawed from its snapshot / started from its image",
     },
     Headline {
         report: "image",

@@ -1,13 +1,14 @@
 //! What clones of one snapshot have of their host's memory.
 
 use std::collections::BTreeSet;
+use std::io;
 
 use super::server::{Host, NAME, dirtied};
 use crate::Report;
 use crate::clock::{monotonic_ns, progress};
 use crate::report::mib;
 use crate::tenants::memory::Memory;
-use crate::thaw::cost::available;
+use crate::thaw::cost::{available, meminfo};
 
 /// The series of what so many clones take of their host: what it could give less (`MemAvailable`) than without them, and the snapshot's memory.
 pub fn taken(count: usize) -> String {
@@ -22,6 +23,15 @@ pub fn written(count: usize) -> String {
 /// Anonymous memory of their machines, and memory files of thawd.
 pub fn machines_of(count: usize) -> String {
     format!("{count} clones: memory of all machines, the snapshot's included")
+}
+
+/// Kernel memory that grows with clones, as `/proc/meminfo` has it: page tables of processes, the stacks of threads, what the kernel allocates
+/// in parts of pages and cannot give back, and what it has for each processor. A KVM's tables of a guest's pages are in none of them.
+const KERNEL: [&str; 4] = ["PageTables", "KernelStack", "SUnreclaim", "Percpu"];
+
+/// The series of one of these.
+fn of_kernel(count: usize, what: &str) -> String {
+    format!("{count} clones: the kernel's {what}")
 }
 
 /// Bytes that machines have on a node where no server runs, for [`measure`].
@@ -39,9 +49,13 @@ pub async fn measure(
     before: u64,
     report: &mut Report,
 ) -> Result<(), String> {
-    let available = || available().map_err(|e| format!("MemAvailable: {e}"));
+    let available = || available().map_err(|e| e.to_string());
+    let kernel = || {
+        let lines = KERNEL.iter().map(|what| meminfo(what));
+        lines.collect::<io::Result<Vec<f64>>>().map_err(|e| e.to_string())
+    };
     host.node.settle().await?;
-    let without = available()?;
+    let (without, kernel_without) = (available()?, kernel()?);
     let mut clones = Vec::with_capacity(count);
     for _ in 0..count {
         let clone = host.thaw(snapshot, monotonic_ns()).await?;
@@ -53,7 +67,7 @@ pub async fn measure(
     }
     host.node.settle().await?;
     let vmms: BTreeSet<i64> = clones.iter().map(|clone| clone.vmm).collect();
-    let less = without - available()?;
+    let (less, kernel_with) = (without - available()?, kernel()?);
     let of_machines = machines(host, &vmms)?.saturating_sub(before);
     let mut own = 0;
     for vmm in vmms {
@@ -65,6 +79,13 @@ pub async fn measure(
         (machines_of(count), mib(of_machines)),
     ] {
         report.sample(&host.series(&series), "MiB", mib);
+    }
+    for ((what, now), before) in KERNEL.iter().zip(kernel_with).zip(kernel_without) {
+        report.sample(
+            &host.series(&of_kernel(count, what)),
+            "MiB",
+            (now - before) / 1024.0,
+        );
     }
     for clone in clones {
         host.delete(clone).await?;

@@ -66,17 +66,18 @@ fn start_of(mapping: &str) -> Option<u64> {
 
 /// `MemAvailable`, in KiB: what the kernel could still give, its own memory counted.
 pub fn available() -> io::Result<f64> {
-    let meminfo = std::fs::read_to_string("/proc/meminfo")?;
-    meminfo
+    meminfo("MemAvailable")
+}
+
+/// A line of `/proc/meminfo`, in KiB.
+pub fn meminfo(name: &str) -> io::Result<f64> {
+    let text = std::fs::read_to_string("/proc/meminfo")?;
+    let value = text
         .lines()
-        .find_map(|line| {
-            line.strip_prefix("MemAvailable:")?
-                .trim()
-                .strip_suffix(" kB")?
-                .parse()
-                .ok()
-        })
-        .ok_or_else(|| io::Error::other("/proc/meminfo has no MemAvailable"))
+        .find_map(|line| line.strip_prefix(name)?.strip_prefix(':'));
+    value
+        .and_then(|value| value.trim().strip_suffix(" kB")?.parse().ok())
+        .ok_or_else(|| io::Error::other(format!("/proc/meminfo has no {name}")))
 }
 
 #[cfg(test)]

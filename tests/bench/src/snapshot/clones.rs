@@ -26,7 +26,7 @@ pub fn machines_of(count: usize) -> String {
 }
 
 /// Kernel memory that grows with clones, as `/proc/meminfo` has it: page tables of processes, the stacks of threads, what the kernel allocates
-/// in parts of pages and cannot give back, and what it has for each processor. A KVM's tables of a guest's pages are in none of them.
+/// in parts of pages and cannot give back, and what it has for each processor. KVM's tables of guests' pages are not among them.
 const KERNEL: [&str; 4] = ["PageTables", "KernelStack", "SUnreclaim", "Percpu"];
 
 /// The series of one of these.

@@ -331,19 +331,21 @@ impl Service for Pods {
     async fn wait(&self, _: &TtrpcContext, r: PodRequest) -> Answer<WaitPodResponse> {
         let mut closing = self.daemon.closing();
         let pod = pod(r.sandbox_id);
-        let reason = tokio::select! {
-            // First: at shutdown thawd releases machines, which then seem to have ended.
-            biased;
-            _ = closing.wait_for(|closing| *closing) => {
-                let status = ttrpc::get_status(Code::UNAVAILABLE, "this thawd ends; ask the next");
-                return Err(ttrpc::Error::RpcStatus(status));
-            }
-            ended = self.daemon.end_of(&pod) => ended.map_err(refused)?,
+        let ended = tokio::select! {
+            _ = closing.wait_for(|closing| *closing) => None,
+            ended = self.daemon.end_of(&pod) => Some(ended),
         };
-        Ok(WaitPodResponse {
-            reason,
-            ..Default::default()
-        })
+        // At shutdown thawd says so first and then releases machines, which then seem to have ended.
+        match ended {
+            Some(ended) if !*closing.borrow() => Ok(WaitPodResponse {
+                reason: ended.map_err(refused)?,
+                ..Default::default()
+            }),
+            _ => {
+                let status = ttrpc::get_status(Code::UNAVAILABLE, "this thawd ends; ask the next");
+                Err(ttrpc::Error::RpcStatus(status))
+            }
+        }
     }
 
     async fn end(&self, _: &TtrpcContext, r: PodRequest) -> Answer<Empty> {

@@ -68,10 +68,15 @@ impl Daemon {
             (machine.exit(), machine.end())
         };
         let mut closing = self.closing();
-        tokio::select! {
-            status = exit => Ok(status),
-            reason = end => Err(Error::new(ErrorKind::GuestEnded, reason).into()),
-            _ = closing.wait_for(|closing| *closing) => Err(shuts_down()),
+        let reason = tokio::select! {
+            status = exit => return Ok(status),
+            reason = end => reason,
+            _ = closing.wait_for(|closing| *closing) => return Err(shuts_down()),
+        };
+        // At shutdown thawd says so first and then releases machines, which then seem to have ended.
+        match *closing.borrow() {
+            true => Err(shuts_down()),
+            false => Err(Error::new(ErrorKind::GuestEnded, reason).into()),
         }
     }
 

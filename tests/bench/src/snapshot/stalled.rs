@@ -70,7 +70,14 @@ mod tests {
     fn threads_of_a_process_have_names_and_states() {
         let thread = std::thread::Builder::new().name("named here".into());
         let (end, ended) = std::sync::mpsc::channel::<()>();
-        let thread = thread.spawn(move || ended.recv()).unwrap();
+        let (begin, begun) = std::sync::mpsc::channel();
+        let run = move || {
+            begin.send(()).unwrap();
+            ended.recv()
+        };
+        let thread = thread.spawn(run).unwrap();
+        // A thread gives itself its name when it begins.
+        begun.recv().unwrap();
         let said = threads(std::process::id().into());
         drop(end);
         assert!(thread.join().unwrap().is_err());

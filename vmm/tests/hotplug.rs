@@ -8,7 +8,8 @@ use std::fs::File;
 use std::io::Read;
 
 use support::{Connection, Vmm, readable, spec};
-use thaw_protocol::control::{Command, ExitReason, Response};
+use thaw_protocol::control::{Command, ExitReason, Request, Response};
+use thaw_protocol::packet;
 use thaw_tiny_guest::hotplug::{BLOCK, Steps};
 
 const BOOT_MIB: u32 = 64;
@@ -16,18 +17,27 @@ const MIB: u32 = 1 << 20;
 
 /// A machine of 64 MiB that runs `steps`, and is asked to have `blocks` more.
 fn run(vmm: &Vmm, steps: Steps, blocks: u32) -> (Connection, File) {
-    let mut control = vmm.connect();
-    control.create(spec(1, BOOT_MIB)).unwrap();
-    let console = control.console();
-    control.boot(&steps.guest().kernel()).unwrap();
+    let (mut control, console) = boot(vmm, steps);
     request(&mut control, blocks);
     (control, console)
 }
 
-fn request(control: &mut Connection, blocks: u32) {
+/// The same, before it is asked.
+fn boot(vmm: &Vmm, steps: Steps) -> (Connection, File) {
+    let mut control = vmm.connect();
+    control.create(spec(1, BOOT_MIB)).unwrap();
+    let console = control.console();
+    control.boot(&steps.guest().kernel()).unwrap();
+    (control, console)
+}
+
+fn more(blocks: u32) -> Command {
     let memory_mib = BOOT_MIB + blocks * (BLOCK / MIB);
-    let resize = Command::Resize { memory_mib };
-    assert_eq!(control.request(resize, &[]), Ok(Response::Done));
+    Command::Resize { memory_mib }
+}
+
+fn request(control: &mut Connection, blocks: u32) {
+    assert_eq!(control.request(more(blocks), &[]), Ok(Response::Done));
 }
 
 fn fault(control: &mut Connection) -> String {
@@ -121,7 +131,10 @@ fn guest_that_reads_all_unplugged_memory_costs_nothing() {
 #[test]
 fn device_told_to_write_to_unplugged_memory_ends_with_a_reason() {
     let mut vmm = Vmm::spawn_logging();
-    let (_control, _console) = run(&vmm, Steps::new().wait_for(2).plug(0, 1).answered_at(1), 2);
+    let (control, _console) = boot(&vmm, Steps::new().wait_for(2).plug(0, 1).answered_at(1));
+    // Not with its answer: the guest sees what it is offered before that, and what it does ends the process.
+    let command = more(2);
+    packet::send(&control.socket, &Request { id: 0, command }, &[]).unwrap();
     assert_eq!(vmm.wait(), -1, "a signal ended it");
     let mut log = String::new();
     vmm.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();

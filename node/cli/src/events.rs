@@ -23,7 +23,7 @@ mod filter;
 
 use filter::Filter;
 
-/// How long to wait for kept events after the time of `--until`.
+/// How long an event may take to arrive.
 const LAST: Duration = Duration::from_millis(300);
 
 #[derive(Debug, Args)]
@@ -87,17 +87,20 @@ async fn follow(
     arguments: &EventsArguments,
     format: Option<&Format>,
 ) -> Result<u8, Error> {
+    // However long thawd takes to send what it kept: it says when that was all.
+    let mut is_present = arguments.since.is_none();
     loop {
         let change = match arguments.until {
-            None => changes.next().await,
-            Some(until) => match tokio::time::timeout(left(until), changes.next()).await {
+            Some(until) if is_present => match tokio::time::timeout(left(until), changes.next()).await {
                 Ok(change) => change,
                 Err(_) => return Ok(0),
             },
+            _ => changes.next().await,
         };
         let Some(change) = change.transpose()? else {
             return Ok(0);
         };
+        is_present |= matches!(change, WatchEvent::Bookmark(_));
         let Some(shown) = Shown::of(&change)? else {
             continue;
         };
@@ -114,7 +117,7 @@ async fn follow(
     }
 }
 
-/// The time until a moment, and long enough to receive what was kept until then.
+/// The time until a moment, and long enough to receive what happens until then.
 fn left(until: u64) -> Duration {
     let until = UNIX_EPOCH + Duration::from_nanos(until);
     let left = until.duration_since(SystemTime::now());

@@ -196,8 +196,18 @@ mod tests {
             directory.path(),
             &format!("#!/bin/sh\necho $$ > {}\nexec /bin/sleep 1000\n", pid.display()),
         );
-        let limit = Duration::from_secs(3);
-        let refused = start_within(limit, &uri, &owner()).await;
+        let (limit, owner) = (Duration::from_secs(600), owner());
+        let refused = start_within(limit, &uri, &owner);
+        // The limit passes once it runs.
+        let passes = async {
+            while !std::fs::read_to_string(&pid).is_ok_and(|pid| pid.ends_with('\n')) {
+                tokio::task::yield_now().await;
+            }
+            tokio::time::pause();
+            tokio::time::advance(limit).await;
+            tokio::time::resume();
+        };
+        let (refused, ()) = tokio::join!(refused, passes);
         assert!(matches!(refused, Err(Error::State(_))));
         let pid = std::fs::read_to_string(pid).unwrap();
         let process = std::path::PathBuf::from(format!("/proc/{}", pid.trim()));

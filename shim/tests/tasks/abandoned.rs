@@ -1,13 +1,35 @@
 //! Calls whose client disconnects or times out while they run.
 
+use std::fmt::Debug;
 use std::time::Duration;
 
 use ttrpc::context::with_duration;
 
+use super::silent::{heard, pass};
 use super::*;
 
-/// Longer than a call takes to reach the guest.
-const PATIENCE: Duration = Duration::from_millis(200);
+/// How long a client waits. The shim waits longer for the guest.
+const LIMIT: Duration = Duration::from_secs(20);
+
+/// Sends a request with [`LIMIT`], which passes as soon as the guest has received this call.
+async fn gives_up<T: Debug>(rig: &Rig, call: &str, asked: impl Future<Output = ttrpc::Result<T>>) {
+    let passes = async {
+        heard(rig, call).await;
+        pass(LIMIT).await;
+    };
+    let (answer, ()) = tokio::join!(asked, passes);
+    answer.unwrap_err();
+}
+
+/// The same with the deletion of container `one`.
+pub(super) async fn gives_up_deletion(rig: &Rig) {
+    let request = DeleteRequest {
+        id: "one".into(),
+        ..Default::default()
+    };
+    let deleted = rig.client.delete(with_duration(LIMIT), &request);
+    gives_up(rig, "remove one", deleted).await;
+}
 
 fn hang(rig: &Rig, id: &str) {
     rig.agent.hung.lock().unwrap().insert(id.into());
@@ -22,8 +44,8 @@ async fn start_completes_without_its_caller() {
         id: "one".into(),
         ..Default::default()
     };
-    let started = rig.client.start(with_duration(PATIENCE), &request);
-    started.await.unwrap_err();
+    let started = rig.client.start(with_duration(LIMIT), &request);
+    gives_up(&rig, "start one", started).await;
     rig.agent.release("one");
     let told = rig.events(4).await;
     assert_eq!(told[3], "start one");
@@ -40,12 +62,7 @@ async fn removal_completes_without_its_caller() {
     rig.kill("one", "", libc::SIGKILL).await.unwrap();
     rig.wait("one", "").await.unwrap();
     hang(&rig, "one");
-    let request = DeleteRequest {
-        id: "one".into(),
-        ..Default::default()
-    };
-    let deleted = rig.client.delete(with_duration(PATIENCE), &request);
-    deleted.await.unwrap_err();
+    gives_up_deletion(&rig).await;
     rig.agent.release("one");
     let told = rig.events(6).await;
     assert_eq!(told[5], "delete one");
@@ -56,8 +73,8 @@ async fn first_create_that_times_out_leaves_no_shim_or_machine() {
     let rig = Rig::new().await;
     hang(&rig, "one");
     let request = rig.request("one", &["cat"], json!({}));
-    let created = rig.client.create(with_duration(PATIENCE), &request);
-    created.await.unwrap_err();
+    let created = rig.client.create(with_duration(LIMIT), &request);
+    gives_up(&rig, "create one", created).await;
     assert_eq!(code(rig.delete("one", "").await), Code::NOT_FOUND);
     rig.shutdown(false).await;
     rig.ended().await;

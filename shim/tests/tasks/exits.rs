@@ -3,12 +3,11 @@
 
 use std::time::Duration;
 
-use ttrpc::context::with_duration;
-
+use super::abandoned::gives_up_deletion;
 use super::silent::{delete, heard, pass};
 use super::*;
 
-/// Longer than a call takes to reach the guest.
+/// Longer than a shim takes to end.
 const PATIENCE: Duration = Duration::from_millis(200);
 
 /// A pod with a container that has ended, and that the guest does not remove until it is released.
@@ -52,14 +51,7 @@ async fn concurrent_deletes_have_one_result() {
 /// A pod whose container `one` was removed after the client that deleted it gave up.
 async fn removed_without_an_answer() -> Rig {
     let rig = ended().await;
-    let request = DeleteRequest {
-        id: "one".into(),
-        ..Default::default()
-    };
-    let deleted = rig.client.delete(with_duration(PATIENCE), &request);
-    deleted.await.unwrap_err();
-    // The shim's own clock for the call began later.
-    tokio::time::sleep(PATIENCE).await;
+    gives_up_deletion(&rig).await;
     rig.agent.release("one");
     assert_eq!(rig.events(6).await[5], "delete one");
     rig

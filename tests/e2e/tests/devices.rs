@@ -60,13 +60,13 @@ impl Loop {
         format!("{:x}:{:x}", rustix::fs::major(number), rustix::fs::minor(number))
     }
 
-    /// Detaches it, which happens at once only where nobody has it open.
+    /// Detaches it, which happens only once nobody has it open. The host's udev may look at what was written to.
     fn is_free(&self) {
         let detached = Command::new("losetup").arg("--detach").arg(&self.node).status();
         assert!(detached.unwrap().success());
         let name = self.node.file_name().unwrap();
         let backing = Path::new("/sys/block").join(name).join("loop/backing_file");
-        assert!(!backing.exists(), "{} is still in use", self.path());
+        until(&format!("{} is free", self.path()), || !backing.exists());
         fs::remove_file(&self.file).unwrap();
     }
 }

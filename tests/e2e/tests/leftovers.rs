@@ -36,13 +36,9 @@ fn nothing_remains_after_any_end() {
     child.kill().unwrap();
     child.wait().unwrap();
     drop(rest);
-    // The next start cleans what the kill left.
+    // The next start cleans what the kill left. Its VMM is nobody's child: the host's init takes it away.
     run(&mut thaw(&["run", "--rm", &busybox, "true"])).ok();
-    assert_eq!(
-        Leftovers::now(),
-        before,
-        "after kill -9 of thaw and one more start"
-    );
+    Leftovers::settle(&before);
 
     let mut child = thaw(&["run", "--rm", &busybox, "sh", "-c", "echo up; exec sleep 1000"])
         .spawn()

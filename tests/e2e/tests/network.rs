@@ -176,8 +176,9 @@ fn network_limit_slows_its_sandbox_and_no_neighbour() {
     let fast = outside.web("fast", &[]);
     let (slow, fast) = (outside.address(&slow), outside.address(&fast));
     for (name, address) in [("slow", slow), ("fast", fast)] {
-        outside.exec(name, "head -c 1048576 /dev/zero >/tmp/w/big");
+        // It serves, so its directory is made.
         assert!(fetch((address, 80)).contains(name));
+        outside.exec(name, "head -c 1048576 /dev/zero >/tmp/w/big");
     }
     let (limited, neighbours) = std::thread::scope(|scope| {
         let limited = scope.spawn(|| download(slow, "big", BYTES));

@@ -155,8 +155,11 @@ fn bad_http_status_is_retried_until_good() {
         assert_eq!(waits.await.unwrap().unwrap().outcome, Outcome::READY.into());
         g.remove("c").await.unwrap();
 
-        // Nothing listens any more: the last answer is reported.
-        let client = begin(&g, "d", SERVE, &http("d", "/missing")).await;
+        // The last answer is reported.
+        let script =
+            format!("{SERVE} & while ! busybox netstat -ltn | grep -q :8080; do :; done; echo up; wait");
+        let client = begin(&g, "d", &script, &http("d", "/missing")).await;
+        g.read_until("d", "d", "up\n").await;
         let told = wait(&client, "d", 2000).await;
         assert_eq!(told.outcome, Outcome::TIMED_OUT.into());
         assert!(

@@ -153,7 +153,10 @@ impl ListParameters {
         uri: &Uri,
     ) -> Result<Response, Refusal> {
         let after = self.beginning(source.as_ref())?;
-        let watcher = Watcher::start(source, after, selector)?;
+        let mut watcher = Watcher::start(source, after, selector)?;
+        if self.since.is_some() {
+            watcher.mark_present();
+        }
         let instance = uri.path().to_owned();
         let lines = futures_util::stream::unfold(Some(watcher), move |watcher| {
             let instance = instance.clone();

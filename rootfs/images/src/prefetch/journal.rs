@@ -120,6 +120,13 @@ impl Journal {
     }
 }
 
+impl Drop for Journal {
+    fn drop(&mut self) {
+        // Closing the file is not enough: a process that is being started has a copy of the descriptor for a moment.
+        let _ = flock(&self.file, FlockOperation::Unlock);
+    }
+}
+
 /// Saves the reads in a killed recording's journal as the image's load order. A failure is logged, and the next call retries.
 pub fn recover(image: &Image) {
     let path = path(image);

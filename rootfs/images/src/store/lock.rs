@@ -16,6 +16,8 @@ use thaw_failpoint::{Failpoint, reach};
 #[derive(Debug)]
 pub struct Lock {
     file: File,
+    /// Whether duplicates of its descriptor hold it too, until the last of them is closed.
+    is_passed_on: bool,
 }
 
 impl Lock {
@@ -38,10 +40,16 @@ impl Lock {
     }
 
     /// Waits for a shared lock on a file that must exist and stay. An exclusive lock on it is held only for moments, or while
-    /// the file is being removed.
+    /// the file is being removed. Duplicates of its descriptor hold the lock too.
     pub fn shared_existing(path: &Path) -> io::Result<Option<Self>> {
         match File::open(path) {
-            Ok(file) => Self::take(file, path, FlockOperation::LockShared),
+            Ok(file) => {
+                let mut lock = Self::take(file, path, FlockOperation::LockShared)?;
+                if let Some(lock) = &mut lock {
+                    lock.is_passed_on = true;
+                }
+                Ok(lock)
+            }
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
             Err(error) => Err(error),
         }
@@ -64,7 +72,8 @@ impl Lock {
         let locked = file.metadata()?;
         match std::fs::metadata(path) {
             Ok(named) if (named.dev(), named.ino()) == (locked.dev(), locked.ino()) => {
-                Ok(Some(Self { file }))
+                let is_passed_on = false;
+                Ok(Some(Self { file, is_passed_on }))
             }
             Ok(_) => Ok(None),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -74,6 +83,15 @@ impl Lock {
 
     pub fn descriptor(&self) -> BorrowedFd<'_> {
         self.file.as_fd()
+    }
+}
+
+impl Drop for Lock {
+    fn drop(&mut self) {
+        // Closing the file is not enough: a process that is being started has a copy of the descriptor for a moment.
+        if !self.is_passed_on {
+            let _ = flock(&self.file, FlockOperation::Unlock);
+        }
     }
 }
 

@@ -206,6 +206,8 @@ fn a_refused_client_sees_its_socket_close() {
     f.accept();
     let request = f.next().unwrap();
     f.answer(&request, Op::Reset);
+    // It waits: a process that another test is starting may hold a copy of the other end for a moment.
+    client.set_nonblocking(false).unwrap();
     assert!(matches!(client.read(&mut [0; 8]), Ok(0)));
     assert!(f.muxer.connections.is_empty());
     assert!(f.all().is_empty(), "a reset is not answered");

@@ -285,6 +285,22 @@ async fn a_watcher_that_wants_nothing_of_it_is_told_how_far_it_is() {
     assert_eq!(bookmark.resource_version, from + LEAST as u64 / 4);
 }
 
+#[tokio::test]
+async fn a_watcher_of_kept_changes_is_told_that_it_has_all() {
+    let cache = cache();
+    let from = cache.put(sandbox(0, 1, false)).resource_version;
+    cache.put(sandbox(2, 1, false));
+    let all = Selector::parse(Scope::node(), "", "").unwrap();
+    let mut watcher = Watcher::start(cache.clone(), Some(from), all).unwrap();
+    watcher.mark_present();
+    assert_eq!(lines(&mut watcher).await.len(), 1);
+    let marked = lines(&mut watcher).await;
+    let WatchEvent::Bookmark(bookmark) = serde_json::from_slice(&marked[0]).unwrap() else {
+        panic!("{marked:?}")
+    };
+    assert_eq!(bookmark.resource_version, from + 1);
+}
+
 #[test]
 fn a_thousand_watchers_of_many_changes_lose_nothing() {
     const WATCHERS: usize = 1000;

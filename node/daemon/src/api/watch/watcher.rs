@@ -32,6 +32,8 @@ pub struct Watcher<C = Cache> {
     cursor: u64,
     /// The last version that it has seen.
     told: u64,
+    /// Whether it gets a bookmark when no kept change is left.
+    marks_present: bool,
 }
 
 impl<C: Source> Watcher<C> {
@@ -45,7 +47,13 @@ impl<C: Source> Watcher<C> {
             selector,
             cursor: after,
             told: after,
+            marks_present: false,
         })
+    }
+
+    /// Also sends a bookmark after the changes so far: the caller then has all that were kept.
+    pub fn mark_present(&mut self) {
+        self.marks_present = true;
     }
 
     /// The next lines, at least one; `None` when thawd shuts down.
@@ -57,6 +65,9 @@ impl<C: Source> Watcher<C> {
             }
             let changes = self.cache.changes(self.cursor, BATCH)?;
             let Some(last) = changes.last() else {
+                if std::mem::take(&mut self.marks_present) {
+                    return Ok(Some(self.bookmark()));
+                }
                 // Never fails: the cache, which this holds, has the sender.
                 match tokio::time::timeout(IDLE, self.newest.changed()).await {
                     Ok(_) => continue,

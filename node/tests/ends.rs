@@ -209,6 +209,8 @@ fn what_is_wrong_before_a_machine_exists_has_its_own_code() {
 
 #[test]
 fn errors_are_objects_with_json() {
+    // It makes cgroups too.
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let Some(place) = Place::new(HALT) else { return };
     let output = place
         .command("thaw")

@@ -60,7 +60,7 @@ impl Loop {
         format!("{:x}:{:x}", rustix::fs::major(number), rustix::fs::minor(number))
     }
 
-    /// Detaches it, which happens only once nobody has it open. The host's udev may look at what was written to.
+    /// Detaches it, which ends once nobody has it open. The host's udev opens a device after it was written.
     fn is_free(&self) {
         let detached = Command::new("losetup").arg("--detach").arg(&self.node).status();
         assert!(detached.unwrap().success());

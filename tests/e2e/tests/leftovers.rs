@@ -36,7 +36,7 @@ fn nothing_remains_after_any_end() {
     child.kill().unwrap();
     child.wait().unwrap();
     drop(rest);
-    // The next start cleans what the kill left. Its VMM is nobody's child: the host's init takes it away.
+    // The next start cleans what the kill left. Its VMM is an orphan, which the host's init reaps.
     run(&mut thaw(&["run", "--rm", &busybox, "true"])).ok();
     Leftovers::settle(&before);
 

@@ -23,7 +23,7 @@ mod filter;
 
 use filter::Filter;
 
-/// How long an event may take to arrive.
+/// How long an event may take to arrive after it happened.
 const LAST: Duration = Duration::from_millis(300);
 
 #[derive(Debug, Args)]

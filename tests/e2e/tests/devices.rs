@@ -60,7 +60,7 @@ impl Loop {
         format!("{:x}:{:x}", rustix::fs::major(number), rustix::fs::minor(number))
     }
 
-    /// Detaches it, which ends once nobody has it open. The host's udev opens a device after it was written.
+    /// Detaches it, and waits until it is free: the kernel keeps a device that udev still reads.
     fn is_free(&self) {
         let detached = Command::new("losetup").arg("--detach").arg(&self.node).status();
         assert!(detached.unwrap().success());

@@ -39,6 +39,7 @@ pub mod control_client;
 mod dns;
 pub mod error;
 pub mod failure;
+mod file_lock;
 pub mod handshake;
 pub mod human_bytes;
 pub mod id;

@@ -24,6 +24,7 @@ use thaw_records::RecordError;
 
 use crate::closest::closest;
 use crate::error::{Error, ErrorKind};
+use crate::file_lock::FileLock;
 
 mod directory;
 mod held_name;
@@ -107,8 +108,9 @@ impl RunDirectory {
         name.write(&record.id).map_err(fail)?;
         fs::DirBuilder::new().mode(0o700).create(&path).map_err(fail)?;
         reach(Failpoint::DirectoryMade);
-        let lock = File::open(&path).map_err(fail)?;
-        rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive).map_err(|e| fail(e.into()))?;
+        let opened = File::open(&path).map_err(fail)?;
+        let lock = FileLock::take(opened, FlockOperation::NonBlockingLockExclusive);
+        let lock = lock.map_err(|e| fail(e.into()))?;
         reach(Failpoint::DirectoryLocked);
         let mut directory = SandboxDirectory::locked(path.clone(), lock);
         let written = directory.write(record);
@@ -231,9 +233,8 @@ impl RunDirectory {
         let path = self.directory(id);
         let waited = match File::open(&path) {
             Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(()),
-            opened => {
-                opened.and_then(|directory| Ok(rustix::fs::flock(directory, FlockOperation::LockShared)?))
-            }
+            opened => opened
+                .and_then(|directory| Ok(FileLock::take(directory, FlockOperation::LockShared).map(drop)?)),
         };
         waited.map_err(|e| Error::system(format!("cannot wait until {} is gone", path.display()), &e))
     }
@@ -442,15 +443,13 @@ impl Found {
     }
 }
 
-fn try_lock(path: &Path) -> Option<File> {
-    let file = File::open(path).ok()?;
-    rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).ok()?;
-    Some(file)
+fn try_lock(path: &Path) -> Option<FileLock> {
+    FileLock::take(File::open(path).ok()?, FlockOperation::NonBlockingLockExclusive).ok()
 }
 
 /// The lock of a sandbox, unless its owner lives. A child that a dead owner had forked shares the lock until it executes its program, so
 /// this waits up to [`LOCK_LIMIT`].
-fn lock_once_its_owner_is_gone(path: &Path) -> Option<File> {
+fn lock_once_its_owner_is_gone(path: &Path) -> Option<FileLock> {
     let since = Instant::now();
     loop {
         let lock = try_lock(path);

@@ -22,6 +22,8 @@ const HALF: &str = ".thaw-partial-dead";
 const HALF_PAUSED: &str = "data/paused/0123456789ab";
 /// The directory of a stored snapshot that was not finished.
 const HALF_STORED: &str = "data/frozen/0123456789ab";
+/// How long the kernel may take to remove the namespace of a slot that no process has open.
+const REMOVAL: Duration = Duration::from_secs(60);
 /// The directories of names.
 const NAMES: [&str; 2] = ["run/names", "data/paused-names"];
 
@@ -252,7 +254,7 @@ impl Node {
             log(&self.place)
         );
         for sandbox in paused {
-            client.resume(&sandbox.id).await.unwrap();
+            resume(client, &sandbox.id).await;
             let resumed = client.get(&sandbox.id).await.unwrap();
             assert_eq!(
                 (resumed.state.as_str(), resumed.memory_released),
@@ -272,6 +274,17 @@ impl Node {
             assert!(verified.damaged.is_empty(), "{what}: {verified:?}");
             client.remove_snapshot(&snapshot.id, false).await.unwrap();
         }
+    }
+}
+
+/// Resumes a sandbox. If thawd was killed while it resumed this one, the sandbox's port leads to the slot of that resume until the kernel
+/// removes the slot's namespace, which is some time after its last process has ended.
+async fn resume(client: &Client, id: &str) {
+    let began = Instant::now();
+    while let Err(e) = client.resume(id).await {
+        let is_leaving = e.kind == ErrorKind::PortUnavailable && began.elapsed() < REMOVAL;
+        assert!(is_leaving, "{e}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tests of open streams over TCP, and when they end.
 
+use std::sync::OnceLock;
 use std::time::{Instant, UNIX_EPOCH};
 
 use futures_util::{SinkExt, StreamExt};
@@ -181,20 +182,23 @@ async fn token_that_is_removed_or_changed_ends_what_it_opened() {
 async fn token_that_expires_ends_what_it_opened() {
     let file = token_file(&format!("one {OPERATE} {LINE} expires=2027-01-01"));
     let config = config(false, false, Some(&file));
-    // Some seconds before that day, by a clock that advances normally.
-    let (day, left, began) = (
+    // A second before that day, by a clock that stands until everything is open.
+    let (day, left) = (
         UNIX_EPOCH + Duration::from_secs(1_798_761_600),
-        Duration::from_secs(5),
-        Instant::now(),
+        Duration::from_secs(1),
     );
-    let clock = Box::new(move || day - left + began.elapsed());
+    let began = Arc::<OnceLock<Instant>>::default();
+    let runs = began.clone();
+    let clock = Box::new(move || day - left + runs.get().map_or(Duration::ZERO, Instant::elapsed));
     let served = serve_at(Tcp {
         listener: Listener::open(config.listen.unwrap()).await.unwrap(),
         credentials: Arc::new(Credentials::read_by(&config, clock).unwrap()),
     });
     make(&served).await;
     let mut other = Open::by(&served, STAYS).await;
-    Open::by(&served, OPERATE).await.breaks_off("it expired").await;
+    let open = Open::by(&served, OPERATE).await;
+    let began = began.get_or_init(Instant::now);
+    open.breaks_off("it expired").await;
     assert!(began.elapsed() >= left);
     other.goes_on().await;
 }

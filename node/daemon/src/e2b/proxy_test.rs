@@ -3,7 +3,7 @@ use std::net::SocketAddr;
 use axum::http::Request;
 use http_body_util::BodyExt;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpSocket};
 
 use super::*;
 use crate::api::connection;
@@ -186,9 +186,10 @@ async fn guest_that_does_not_answer_is_an_error() {
             .send(ID.into(), to(at), Request::new(Body::empty()), closing.clone())
             .await
     };
-    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.unwrap();
-    let port = listener.local_addr().unwrap().port();
-    drop(listener);
+    // Bound, so that nobody else listens there.
+    let bound = TcpSocket::new_v4().unwrap();
+    bound.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let port = bound.local_addr().unwrap().port();
     assert!(matches!(
         ask((Ipv4Addr::LOCALHOST, port)).await,
         Err(Failed::NotOpen)

@@ -1,6 +1,8 @@
 //! Fake VMMs: one that answers correctly, and ones that do not.
 
+use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::{AddressFamily, SendFlags, SocketFlags, socketpair};
+use rustix::pipe::PipeFlags;
 use thaw_protocol::control::{ANSWER_LIMIT, ErrorCode, Event, FromVmm, MachineState, StartTimes};
 
 use super::reader::{EVENT_BURST, EVENTS_PER_SECOND, MAX_STRAYS};
@@ -308,6 +310,7 @@ async fn a_vmm_that_owes_too_many_answers_is_not_asked_more() {
 
 #[tokio::test]
 async fn a_flood_of_events_is_read_at_a_bounded_rate() {
+    let began = Instant::now();
     let (client, vmm) = pair();
     let mut life = client.life();
     let flood = played(vmm, |vmm| {
@@ -322,26 +325,33 @@ async fn a_flood_of_events_is_read_at_a_bounded_rate() {
     life.wait_for(|l| l.doorbell >= Some(EVENT_BURST.into()))
         .await
         .unwrap();
-    let (began, first) = (Instant::now(), life.borrow().doorbell.unwrap());
+    let first = life.borrow().doorbell;
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let (took, read) = (began.elapsed(), life.borrow().doorbell.unwrap() - first);
-    let most = f64::from(EVENTS_PER_SECOND) * took.as_secs_f64() + 2.0;
-    assert!(read > 0 && read as f64 <= most, "{read} events in {took:?}");
+    // Since the beginning: what is not read while a thread waits for a processor may be read later.
+    let (read, took) = (life.borrow().doorbell.unwrap(), began.elapsed());
+    let most = f64::from(EVENT_BURST) + f64::from(EVENTS_PER_SECOND) * took.as_secs_f64() + 2.0;
+    assert!(read as f64 <= most, "{read} events in {took:?}");
+    life.wait_for(|l| l.doorbell > first).await.unwrap();
     // Dropping does not wait for the events that are left.
     drop(client);
     flood.join().unwrap();
 }
 
-/// Whether no writing end of this pipe is left in this process.
+/// Whether no writing end of this pipe is left. Waits: a process that another test is starting may hold a copy of one for a moment.
 fn is_closed(pipe: &OwnedFd) -> bool {
-    rustix::io::ioctl_fionbio(pipe, true).unwrap();
-    matches!(rustix::io::read(pipe, &mut [0; 1]), Ok(0))
+    let mut ends = [PollFd::new(pipe, PollFlags::IN)];
+    let limit = Timespec {
+        tv_sec: 20,
+        tv_nsec: 0,
+    };
+    let ended = rustix::io::retry_on_intr(|| rustix::event::poll(&mut ends, Some(&limit)));
+    ended == Ok(1) && matches!(rustix::io::read(pipe, &mut [0; 1]), Ok(0))
 }
 
 #[tokio::test]
 async fn descriptors_nobody_asked_for_are_closed() {
     let (client, vmm) = pair();
-    let (ours, theirs) = rustix::pipe::pipe().unwrap();
+    let (ours, theirs) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).unwrap();
     let vmm = played(vmm, move |vmm| {
         let fds = [theirs.as_fd()];
         packet::send(vmm, &FromVmm::Event(Event::Doorbell { at: 1 }), &fds).unwrap();
@@ -364,7 +374,7 @@ async fn descriptors_nobody_asked_for_are_closed() {
     assert!(is_closed(&ours));
 
     // More descriptors than any message has: the kernel closes them, and the connection ends.
-    let (ours, theirs) = rustix::pipe::pipe().unwrap();
+    let (ours, theirs) = rustix::pipe::pipe_with(PipeFlags::CLOEXEC).unwrap();
     let many: Vec<_> = (0..packet::MAX_FDS).map(|_| theirs.as_fd()).collect();
     packet::send(&vmm, &FromVmm::Event(Event::Doorbell { at: 2 }), &many).unwrap();
     drop(theirs);

@@ -331,7 +331,8 @@ mod tests {
         let trace = Trace::new();
         let mut claim = Box::pin(claimed(&pools, &trace));
         std::future::poll_fn(|context| {
-            assert!(claim.as_mut().poll(context).is_pending());
+            // Its thread may have made it already, or not.
+            drop(claim.as_mut().poll(context));
             std::task::Poll::Ready(())
         })
         .await;

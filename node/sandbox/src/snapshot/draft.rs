@@ -21,6 +21,7 @@ use super::hash::Hash;
 use super::manifest::{DiskFile, Files, Manifest, Subject, check_disk_id};
 use super::partial::{make_locked, sweep};
 use super::signature::{SigningKey, TrustedKeys};
+use crate::file_lock::FileLock;
 
 /// A snapshot being made. Dropping it before [`Draft::finish`] removes it.
 #[derive(Debug)]
@@ -28,7 +29,7 @@ pub struct Draft {
     pub(super) path: PathBuf,
     target: PathBuf,
     /// Holds the lock that shows that its maker lives.
-    lock: File,
+    lock: FileLock,
     state: File,
     memory: File,
     working_set: File,

@@ -12,16 +12,18 @@ use std::path::Path;
 use rustix::fs::FlockOperation;
 use rustix::io::Errno;
 
+use crate::file_lock::FileLock;
+
 /// A directory that is not removed before this is dropped.
 #[derive(Debug)]
 pub struct Kept {
-    _lock: File,
+    _lock: FileLock,
 }
 
 /// A directory that its holder alone may remove.
 #[derive(Debug)]
 pub(crate) struct Doomed {
-    _lock: File,
+    _lock: FileLock,
 }
 
 impl Kept {
@@ -30,8 +32,7 @@ impl Kept {
     /// # Errors
     /// It was removed.
     pub fn take(directory: &Path) -> io::Result<Kept> {
-        let lock = File::open(directory)?;
-        rustix::io::retry_on_intr(|| rustix::fs::flock(&lock, FlockOperation::LockShared))?;
+        let lock = FileLock::take(File::open(directory)?, FlockOperation::LockShared)?;
         match is_named(&lock, directory)? {
             true => Ok(Kept { _lock: lock }),
             false => Err(io::ErrorKind::NotFound.into()),
@@ -45,11 +46,10 @@ impl Doomed {
     /// # Errors
     /// It was removed.
     pub(crate) fn take(directory: &Path) -> io::Result<Option<Doomed>> {
-        let lock = File::open(directory)?;
-        match rustix::fs::flock(&lock, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) if is_named(&lock, directory)? => Ok(Some(Doomed { _lock: lock })),
+        match FileLock::take(File::open(directory)?, FlockOperation::NonBlockingLockExclusive) {
+            Ok(lock) if is_named(&lock, directory)? => Ok(Some(Doomed { _lock: lock })),
             // Another may be there since, which somebody keeps.
-            Ok(()) => Err(io::ErrorKind::NotFound.into()),
+            Ok(_) => Err(io::ErrorKind::NotFound.into()),
             Err(Errno::WOULDBLOCK) => Ok(None),
             Err(e) => Err(e.into()),
         }

@@ -11,18 +11,20 @@ use std::path::{Path, PathBuf};
 use rustix::fs::FlockOperation;
 use thaw_failpoint::{Failpoint, reach};
 
+use crate::file_lock::FileLock;
+
 /// Prefix of the names of partial directories.
 const PARTIAL: &str = ".thaw-partial-";
 
 /// Makes a directory and locks it, before a sweep can mistake it for one of a dead maker.
-pub(super) fn make_locked(parent: &Path) -> io::Result<(PathBuf, File)> {
+pub(super) fn make_locked(parent: &Path) -> io::Result<(PathBuf, FileLock)> {
     loop {
         let unique: String = crate::random::<8>()?.iter().map(|b| format!("{b:02x}")).collect();
         let path = parent.join(format!("{PARTIAL}{unique}"));
         fs::DirBuilder::new().mode(0o700).create(&path)?;
         reach(Failpoint::DraftMade);
-        let Ok(lock) = File::open(&path) else { continue };
-        rustix::io::retry_on_intr(|| rustix::fs::flock(&lock, FlockOperation::LockExclusive))?;
+        let Ok(opened) = File::open(&path) else { continue };
+        let lock = FileLock::take(opened, FlockOperation::LockExclusive)?;
         let named = fs::metadata(&path).is_ok_and(|named| {
             lock.metadata()
                 .is_ok_and(|locked| (locked.dev(), locked.ino()) == (named.dev(), named.ino()))

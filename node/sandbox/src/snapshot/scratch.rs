@@ -2,7 +2,7 @@
 //!
 //! Invariant: the process that made a directory holds a lock on it while it lives. The next start removes directories without a lock.
 
-use std::fs::{self, File};
+use std::fs;
 use std::path::{Path, PathBuf};
 
 use thaw_failpoint::{Failpoint, reach};
@@ -12,6 +12,7 @@ use super::partial::{make_locked, sweep};
 use super::register::Registry;
 use super::stamp::Stamps;
 use crate::error::{Error, ErrorKind};
+use crate::file_lock::FileLock;
 
 /// Name under the data directory. On the same file system as the disks, so that they can be cloned.
 const FORKS: &str = "forks";
@@ -22,7 +23,7 @@ const SNAPSHOT: &str = "snapshot";
 pub struct Scratch {
     path: PathBuf,
     stamps: Stamps,
-    _lock: File,
+    _lock: FileLock,
 }
 
 impl Scratch {
@@ -104,7 +105,7 @@ mod tests {
             fs::write(scratch.snapshot().join("memory"), b"secret").unwrap();
         }
         // As after a kill: the lock is released, and everything else stays.
-        rustix::fs::flock(&dead._lock, rustix::fs::FlockOperation::Unlock).unwrap();
+        rustix::fs::flock(&*dead._lock, rustix::fs::FlockOperation::Unlock).unwrap();
         std::mem::forget(dead);
         assert_eq!(left(data.path()).len(), 2);
         Scratch::sweep(data.path());

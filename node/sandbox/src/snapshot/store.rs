@@ -25,6 +25,7 @@ use thaw_sys::lock::Lock;
 use super::hash::Hash;
 use super::register::Registry;
 use crate::error::{Error, ErrorKind};
+use crate::file_lock::FileLock;
 use crate::id::{is_id, new_id};
 use crate::tenant::Tenant;
 use index::{Index, SNAPSHOT, ids};
@@ -320,7 +321,7 @@ impl SnapshotStore {
     }
 
     /// Locks the whole store, and creates its directory for its owner alone if it is missing.
-    fn lock(&self) -> Result<File, Error> {
+    fn lock(&self) -> Result<FileLock, Error> {
         let root = &self.0.root;
         let fail = |e: io::Error| Error::system(format!("cannot lock {}", root.display()), &e);
         let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(root);
@@ -376,10 +377,11 @@ fn not_found(wanted: &str) -> Error {
 }
 
 /// Locks a directory, and waits for the lock.
-fn lock(directory: &Path) -> io::Result<File> {
-    let file = File::open(directory)?;
-    rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))?;
-    Ok(file)
+fn lock(directory: &Path) -> io::Result<FileLock> {
+    Ok(FileLock::take(
+        File::open(directory)?,
+        FlockOperation::LockExclusive,
+    )?)
 }
 
 #[cfg(test)]

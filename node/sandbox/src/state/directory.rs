@@ -13,13 +13,14 @@ use thaw_pools::process::ProcessRecord;
 use super::record::{RECORD, Record, read_record};
 use super::{CONTROL_SOCKET, lock_all, names, remove_if_empty, unreadable};
 use crate::error::{Error, ErrorKind};
+use crate::file_lock::FileLock;
 
 /// A sandbox's directory that this process owns: removed when dropped, unless [`SandboxDirectory::keep`] was called.
 #[derive(Debug)]
 pub struct SandboxDirectory {
     path: PathBuf,
-    /// Holds the lock.
-    _lock: File,
+    /// `None` in a [handle](SandboxDirectory::handle).
+    _lock: Option<FileLock>,
     remove_on_drop: bool,
     /// The entry of its name, if it has one.
     name: Option<PathBuf>,
@@ -28,10 +29,10 @@ pub struct SandboxDirectory {
 }
 
 impl SandboxDirectory {
-    pub(super) fn locked(path: PathBuf, lock: File) -> SandboxDirectory {
+    pub(super) fn locked(path: PathBuf, lock: FileLock) -> SandboxDirectory {
         SandboxDirectory {
             path,
-            _lock: lock,
+            _lock: Some(lock),
             remove_on_drop: true,
             name: None,
             marked: OnceLock::new(),
@@ -93,9 +94,14 @@ impl SandboxDirectory {
 
     /// Another handle for a task of the owner. It holds no lock and removes nothing when dropped.
     pub fn handle(&self) -> io::Result<SandboxDirectory> {
-        let mut handle = SandboxDirectory::locked(self.path.clone(), File::open(&self.path)?);
-        handle.remove_on_drop = false;
-        Ok(handle)
+        fs::metadata(&self.path)?;
+        Ok(SandboxDirectory {
+            path: self.path.clone(),
+            _lock: None,
+            remove_on_drop: false,
+            name: None,
+            marked: OnceLock::new(),
+        })
     }
 
     /// The record as it was last written.

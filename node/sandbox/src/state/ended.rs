@@ -11,7 +11,7 @@
 use std::fs::{self, File};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::{Deserialize, Serialize};
 use thaw_failpoint::{Failpoint, reach};
@@ -69,14 +69,20 @@ pub fn ended_at(sandbox: &Sandbox) -> u64 {
 
 /// Seconds since the Unix epoch.
 pub fn now() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH);
-    now.map_or(0, |now| now.as_secs())
+    since_epoch().as_secs()
+}
+
+fn since_epoch() -> Duration {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
 #[derive(Serialize, Deserialize)]
 struct EndedRecord {
     version: u32,
     sandbox: Sandbox,
+    /// When it was written, nanoseconds since the Unix epoch: orders those that ended in one second. 0 if an earlier release wrote it.
+    #[serde(default)]
+    noted_ns: u64,
 }
 
 impl Record {
@@ -176,6 +182,7 @@ impl RunDirectory {
             let record = EndedRecord {
                 version: VERSION,
                 sandbox: sandbox.clone(),
+                noted_ns: since_epoch().as_nanos() as u64,
             };
             let mut file = File::create(&new)?;
             file.write_all(&serde_json::to_vec_pretty(&record)?)?;
@@ -207,12 +214,12 @@ impl RunDirectory {
         let Ok(entries) = fs::read_dir(self.ended_directory().sandboxes) else {
             return Vec::new();
         };
-        let read = |path: PathBuf| -> Option<Sandbox> {
+        let read = |path: PathBuf| -> Option<EndedRecord> {
             if path.extension()? != "json" {
                 return None;
             }
             match serde_json::from_slice::<EndedRecord>(&fs::read(&path).ok()?) {
-                Ok(record) if record.version == VERSION => Some(record.sandbox),
+                Ok(record) if record.version == VERSION => Some(record),
                 Ok(other) => {
                     tracing::warn!("{} is of version {}: left alone", path.display(), other.version);
                     None
@@ -223,9 +230,9 @@ impl RunDirectory {
                 }
             }
         };
-        let mut ended: Vec<Sandbox> = entries.flatten().filter_map(|e| read(e.path())).collect();
-        ended.sort_by_key(|sandbox| (ended_at(sandbox), sandbox.resource_version));
-        ended
+        let mut ended: Vec<EndedRecord> = entries.flatten().filter_map(|e| read(e.path())).collect();
+        ended.sort_by_key(|it| (ended_at(&it.sandbox), it.sandbox.resource_version, it.noted_ns));
+        ended.into_iter().map(|record| record.sandbox).collect()
     }
 
     /// The ended sandbox with this id, name, or unambiguous prefix of an id. If several have the name, the one that ended last. Only

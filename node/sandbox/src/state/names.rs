@@ -19,6 +19,7 @@ use sha2::{Digest as _, Sha256};
 use thaw_failpoint::{Failpoint, reach};
 
 use super::Record;
+use crate::file_lock::FileLock;
 use crate::tenant::Tenant;
 
 /// Most bytes of an id in an entry.
@@ -42,7 +43,7 @@ pub(super) enum Claimed {
 #[derive(Debug)]
 pub(super) struct Claim {
     entry: PathBuf,
-    file: File,
+    file: FileLock,
     is_settled: bool,
 }
 
@@ -142,7 +143,7 @@ impl Names {
     }
 
     /// Makes the entry, if it is missing, and locks it.
-    fn make_and_lock(&self, entry: &Path) -> io::Result<File> {
+    fn make_and_lock(&self, entry: &Path) -> io::Result<FileLock> {
         let mut directory = fs::DirBuilder::new();
         directory.recursive(true).mode(0o700);
         let mut options = File::options();
@@ -163,7 +164,7 @@ impl Names {
                 Err(e) if e.kind() == io::ErrorKind::NotFound => continue,
                 opened => opened?,
             };
-            rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))?;
+            let file = FileLock::take(file, FlockOperation::LockExclusive)?;
             if is_at(&file, entry)? {
                 return Ok(file);
             }
@@ -194,8 +195,6 @@ impl Drop for Claim {
         {
             tracing::warn!("cannot remove {}: {e}", self.entry.display());
         }
-        // By name, because a child that is being forked shares the descriptor until it executes its program.
-        let _ = rustix::fs::flock(&self.file, FlockOperation::Unlock);
     }
 }
 
@@ -214,8 +213,10 @@ fn remove_if(entry: &Path, is_such: impl FnOnce(Option<&str>) -> bool) -> io::Re
         Err(e) if e.kind() == io::ErrorKind::NotFound => return Ok(false),
         opened => opened?,
     };
-    let is_locked = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive).is_ok();
-    if !is_locked || !is_at(&file, entry)? || !is_such(id_in(&file)?.as_deref()) {
+    let Ok(file) = FileLock::take(file, FlockOperation::NonBlockingLockExclusive) else {
+        return Ok(false);
+    };
+    if !is_at(&file, entry)? || !is_such(id_in(&file)?.as_deref()) {
         return Ok(false);
     }
     remove(entry).map(|()| true)

@@ -27,6 +27,7 @@ use super::{Record, TimeLimit, Timeout, try_lock};
 use crate::admission::Place;
 use crate::container::{LIFE_FILE, READINESS_FILE, REQUEST_FILE};
 use crate::error::{Error, ErrorKind};
+use crate::file_lock::FileLock;
 use crate::id::is_id;
 use crate::journal;
 use crate::snapshot::directory::base_of;
@@ -64,7 +65,7 @@ pub struct PausedSandboxes {
 #[derive(Debug)]
 pub struct Draft {
     entry: PathBuf,
-    _lock: File,
+    _lock: FileLock,
     finished: bool,
 }
 
@@ -149,7 +150,7 @@ impl PausedSandboxes {
     /// [`ErrorKind::NameInUse`]: it has one, of a paused sandbox or of one that is being paused or taken over.
     pub fn begin_absent(&self, id: &str) -> Result<Draft, Error> {
         let entry = self.root.join(id);
-        let make = || -> io::Result<File> {
+        let make = || -> io::Result<FileLock> {
             let mut directory = fs::DirBuilder::new();
             directory.mode(0o700).recursive(true).create(&self.root)?;
             directory.recursive(false).create(&entry)?;
@@ -477,10 +478,11 @@ fn empty(entry: &Path, stamps: &Stamps) -> io::Result<()> {
     Ok(())
 }
 
-fn lock(directory: &Path) -> io::Result<File> {
-    let file = File::open(directory)?;
-    rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockExclusive))?;
-    Ok(file)
+fn lock(directory: &Path) -> io::Result<FileLock> {
+    Ok(FileLock::take(
+        File::open(directory)?,
+        FlockOperation::LockExclusive,
+    )?)
 }
 
 #[cfg(test)]

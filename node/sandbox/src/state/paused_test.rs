@@ -94,7 +94,7 @@ fn unfinished_and_half_removed_ones_are_swept() {
     let dead = place.all.begin("cccccccccccc").unwrap();
     fs::create_dir(dead.snapshot()).unwrap();
     // As after a kill: the lock is released, and everything else stays.
-    rustix::fs::flock(&dead._lock, FlockOperation::Unlock).unwrap();
+    rustix::fs::flock(&*dead._lock, FlockOperation::Unlock).unwrap();
     std::mem::forget(dead);
     let kept = place.pause(record("dddddddddddd", None, false));
     fs::write(kept.directory().join(NEW), b"half").unwrap();

@@ -118,12 +118,12 @@ async fn requests_keep_a_sandbox_from_being_idle() {
     }
     assert_eq!(daemon.cache.get(&id).unwrap().state, "running");
     // Looking at it does not.
-    for _ in 0..6 {
-        tokio::time::sleep(Duration::from_millis(300)).await;
+    until(|| {
         daemon.described(&wanted).unwrap();
         let _ = daemon.usage(&wanted);
-    }
-    assert!(daemon.cache.get(&id).unwrap().memory_released);
+        daemon.cache.get(&id).unwrap().memory_released
+    })
+    .await;
 }
 
 #[tokio::test]

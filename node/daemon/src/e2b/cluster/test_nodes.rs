@@ -13,7 +13,7 @@ use thaw_protocol::api::TenantLimits;
 use thaw_sandbox::admission::Admission;
 use thaw_sandbox::config::e2b::ClusterConfig;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpListener;
+use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
 use super::copying::keep_copied;
@@ -33,6 +33,7 @@ pub struct Node {
     pub name: &'static str,
     pub config: ClusterConfig,
     pub api: Api,
+    address: SocketAddr,
     /// Connections.
     accepted: Arc<AtomicUsize>,
     serving: tokio::task::JoinHandle<()>,
@@ -46,6 +47,10 @@ impl Node {
         let _ = (&mut self.serving).await;
         self.stop.send_replace(());
         self.stop.closed().await;
+        // A process that another test is starting may hold a copy of the listener for a moment.
+        while TcpStream::connect(self.address).await.is_ok() {
+            tokio::task::yield_now().await;
+        }
         // Other nodes notice that their idle connections to it are closed.
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
@@ -114,7 +119,7 @@ pub async fn nodes(machines: &[u64]) -> Vec<Node> {
     let (key, (listeners, addresses)) = (key(), listeners(machines.len()).await);
     let started = listeners.into_iter().zip(NAMES).zip(machines).zip(0..);
     let started = started.map(|(((listener, name), machines), number)| {
-        let config = config(name, &key, &addresses);
+        let (config, address) = (config(name, &key, &addresses), listener.local_addr().unwrap());
         let members = Members::open(&config).unwrap();
         let capacity = TenantLimits {
             memory_mib: Some(machines * MACHINE),
@@ -138,6 +143,7 @@ pub async fn nodes(machines: &[u64]) -> Vec<Node> {
             name,
             config,
             api,
+            address,
             accepted,
             serving,
             stop,

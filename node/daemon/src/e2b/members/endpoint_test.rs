@@ -53,8 +53,9 @@ fn file_without_authorities_is_an_error() {
 
 #[tokio::test]
 async fn server_that_does_not_listen_is_an_error() {
-    let listener = std::net::TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap();
-    let url = format!("http://{}", listener.local_addr().unwrap());
-    drop(listener);
+    // Bound, so that nobody else listens there.
+    let bound = tokio::net::TcpSocket::new_v4().unwrap();
+    bound.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
+    let url = format!("http://{}", bound.local_addr().unwrap());
     assert!(Endpoint::parse(&url, None).unwrap().connect().await.is_err());
 }

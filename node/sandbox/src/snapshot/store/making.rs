@@ -3,7 +3,7 @@
 //! Invariant: its directory is locked from before anything is in it until it has a record. Dropped without one, it is removed.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
@@ -15,6 +15,7 @@ use super::index::{SNAPSHOT, Stored};
 use super::object::{self, Object};
 use super::{SnapshotStore, lock, new_id};
 use crate::error::{Error, ErrorKind};
+use crate::file_lock::FileLock;
 use crate::tenant::Tenant;
 
 /// What a new snapshot is.
@@ -36,7 +37,7 @@ pub struct Making {
     store: SnapshotStore,
     object: Object,
     entry: PathBuf,
-    _lock: File,
+    _lock: FileLock,
     finished: bool,
 }
 

@@ -11,11 +11,12 @@ use rustix::io::Errno;
 
 use super::{SnapshotStore, not_found, object};
 use crate::error::{Error, ErrorKind};
+use crate::file_lock::FileLock;
 
 /// A snapshot from which a sandbox is being thawed. It is not removed before this is dropped.
 #[derive(Debug)]
 pub struct Thawing {
-    _lock: File,
+    _lock: FileLock,
 }
 
 impl SnapshotStore {
@@ -26,10 +27,10 @@ impl SnapshotStore {
     pub fn begin_thaw(&self, id: &str) -> Result<Thawing, Error> {
         let entry = self.0.root.join(id);
         let file = File::open(&entry).map_err(|_| not_found(id))?;
-        let locked = rustix::io::retry_on_intr(|| rustix::fs::flock(&file, FlockOperation::LockShared));
-        locked.map_err(|e| Error::system(format!("cannot lock {}", entry.display()), &e.into()))?;
+        let lock = FileLock::take(file, FlockOperation::LockShared);
+        let lock = lock.map_err(|e| Error::system(format!("cannot lock {}", entry.display()), &e.into()))?;
         match entry.join(object::OBJECT).exists() {
-            true => Ok(Thawing { _lock: file }),
+            true => Ok(Thawing { _lock: lock }),
             false => Err(not_found(id)),
         }
     }
@@ -38,12 +39,12 @@ impl SnapshotStore {
     ///
     /// # Errors
     /// [`ErrorKind::SnapshotInUse`]: a sandbox is being thawed from it, or frozen over it.
-    pub(super) fn lock_unless_thawing(&self, id: &str) -> Result<File, Error> {
+    pub(super) fn lock_unless_thawing(&self, id: &str) -> Result<FileLock, Error> {
         let entry = self.0.root.join(id);
         let fail = |e| Error::system(format!("cannot lock {}", entry.display()), &e);
         let file = File::open(&entry).map_err(fail)?;
-        match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
-            Ok(()) => Ok(file),
+        match FileLock::take(file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(lock) => Ok(lock),
             Err(Errno::WOULDBLOCK) => {
                 let what = format!("a sandbox is being thawed from snapshot {id}, or frozen over it");
                 Err(Error::new(ErrorKind::SnapshotInUse, what))

@@ -58,12 +58,16 @@ fn run(command: &mut Command) -> (Option<i32>, String) {
     (output.status.code(), String::from_utf8(said).unwrap())
 }
 
+fn receive(told: &UnixDatagram) -> String {
+    let mut buffer = [0; 4096];
+    let length = told.recv(&mut buffer).unwrap();
+    String::from_utf8_lossy(&buffer[..length]).into_owned()
+}
+
 /// Waits for a message to the service manager with this line, and returns the message.
 fn wait_for(told: &UnixDatagram, line: &str) -> String {
     loop {
-        let mut buffer = [0; 4096];
-        let length = told.recv(&mut buffer).unwrap();
-        let text = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        let text = receive(told);
         if text.lines().any(|l| l == line) {
             return text;
         }
@@ -93,14 +97,26 @@ fn systemd_is_notified_of_readiness_watchdog_and_stop() {
     assert!(thawd.stop().success());
 }
 
+/// The line of the test's own message to the service manager.
+const MARK: &str = "MARK=1";
+
+/// How many messages of each kind the service manager got.
+#[derive(Default)]
+struct Told {
+    alive: AtomicUsize,
+    marks: AtomicUsize,
+}
+
 /// Counts the watchdog notifications. A thread reads all messages, so that the queue never fills.
-fn told_alive(told: UnixDatagram) -> Arc<AtomicUsize> {
-    let count = Arc::new(AtomicUsize::new(0));
+fn told_alive(told: UnixDatagram) -> Arc<Told> {
+    let count = Arc::new(Told::default());
     let counted = count.clone();
     std::thread::spawn(move || {
         loop {
-            wait_for(&told, "WATCHDOG=1");
-            counted.fetch_add(1, Ordering::SeqCst);
+            let text = receive(&told);
+            let has = |line: &str| usize::from(text.lines().any(|l| l == line));
+            counted.alive.fetch_add(has("WATCHDOG=1"), Ordering::SeqCst);
+            counted.marks.fetch_add(has(MARK), Ordering::SeqCst);
         }
     });
     count
@@ -121,10 +137,9 @@ async fn a_hung_thawd_is_silent_and_the_next_one_has_its_sandboxes() {
     assert!(hung.serves(&place), "{}", log(&place));
     let made = client(&place).create(&request(&place, "web")).await.unwrap();
     let vmm = thaw_pools::process::ProcessRecord::of(made.sandbox.vmm_pid.unwrap()).unwrap();
-    let before = told.load(Ordering::SeqCst);
-    eventually("it says that it is alive", || {
-        told.load(Ordering::SeqCst) > before + 1
-    });
+    let alive = || told.alive.load(Ordering::SeqCst);
+    let before = alive();
+    eventually("it says that it is alive", || alive() > before + 1);
 
     let pid = Pid::from_raw(hung.record().pid).unwrap();
     kill_process(pid, Signal::STOP).unwrap();
@@ -132,11 +147,15 @@ async fn a_hung_thawd_is_silent_and_the_next_one_has_its_sandboxes() {
         let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero())).unwrap();
         stat.rsplit_once(')').unwrap().1.trim_start().starts_with('T')
     });
-    // Skips the notifications sent before.
-    std::thread::sleep(PERIOD);
-    let before = told.load(Ordering::SeqCst);
+    // Whatever it sent before is received before this.
+    let sender = UnixDatagram::unbound().unwrap();
+    sender.send_to(MARK.as_bytes(), &notify).unwrap();
+    eventually("what it sent is received", || {
+        told.marks.load(Ordering::SeqCst) > 0
+    });
+    let before = alive();
     std::thread::sleep(PERIOD * 3);
-    assert_eq!(told.load(Ordering::SeqCst), before);
+    assert_eq!(alive(), before);
 
     kill_process(pid, Signal::ABORT).unwrap();
     kill_process(pid, Signal::CONT).unwrap();

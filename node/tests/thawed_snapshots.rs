@@ -172,13 +172,12 @@ fn machines_are_parked_with_a_snapshot_that_is_thawed_often() {
     let recorded =
         || std::fs::read_dir(node.place.path("data/working-sets")).is_ok_and(|sets| sets.count() == 1);
     eventually("what the first touched is recorded", recorded);
-    let (second, reasons) = node.begin_thaw();
-    assert!(!reasons.contains("no-working-set"), "{reasons:?}");
+    // thawd uses the file some time after it is there.
+    eventually("it is read ahead", || !node.thaw().contains("no-working-set"));
     eventually("a parked machine is thawed", || {
         !node.thaw().contains("no-parked-vm")
     });
     node.delete(&first);
-    node.delete(&second);
     node.end();
 }
 
@@ -217,8 +216,9 @@ fn parked_machines_end_with_the_held_snapshot() {
     eventually("a parked machine is thawed", || {
         !node.thaw().contains("no-parked-vm")
     });
+    // That one may have been the only one so far. The pool refills to its low mark at least.
+    eventually("others are parked", || node.place.spares() >= 2);
     let parked = node.place.spares();
-    assert!(parked > 0);
     std::fs::remove_dir_all(&node.directory).unwrap();
     let stream = asked::ask(
         &node.place,

@@ -19,6 +19,7 @@ use thaw_protocol::encoding::EncodingError;
 use thaw_protocol::packet::{self, PacketError, Receiver};
 use thaw_protocol::versions::{CONTROL, VersionError};
 
+use crate::allocator;
 use crate::events::EventSink;
 use crate::machine::{Machine, Restored};
 
@@ -217,10 +218,11 @@ impl Server<'_> {
         Timespec::try_from(left).ok()
     }
 
-    /// Wakes the vCPUs that the last thaw has not started.
+    /// Wakes the vCPUs that the last thaw has not started, and gives back what its making has left in the heap.
     fn wake_rest(&mut self) {
         if self.rest_at.take().is_some() {
             self.machine.wake_rest();
+            allocator::trim();
         }
     }
 

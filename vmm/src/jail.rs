@@ -32,6 +32,8 @@ use thaw_protocol::control::CONTROL_FD;
 use thaw_sys::jail::{self, StepError, step};
 use thaw_sys::namespaces::{self, Namespaces};
 
+use crate::allocator;
+
 pub use filter::seal;
 pub use signals::set_hotplug_region;
 
@@ -63,7 +65,7 @@ pub fn enter(whole: bool, shared: Option<RawFd>) -> Result<(), JailError> {
     // Detaches from the parent's terminal and its signals. Fails only if this process leads a session already.
     let _ = process::setsid();
     step("taking signals", signals::install())?;
-    keep_allocator_from_paths();
+    allocator::use_one_arena();
     let capabilities = step("reading our capabilities", thread::capabilities(None))?.effective;
     let privileged = capabilities.contains(CapabilitySet::SYS_ADMIN);
     let mut missing = Vec::new();
@@ -118,13 +120,6 @@ pub fn enter(whole: bool, shared: Option<RawFd>) -> Result<(), JailError> {
 /// Drops CAP_SYS_BOOT, if the process still has it.
 pub fn give_up_last_capability() -> io::Result<()> {
     Ok(thread::set_capabilities(None, no_capabilities())?)
-}
-
-/// glibc's allocator reads files: /sys to count processors before it makes more than a few arenas, and /proc/sys/vm/overcommit_memory
-/// before it shrinks an arena other than the first. With one arena it reads none. One arena is enough, because no hot path allocates.
-fn keep_allocator_from_paths() {
-    // SAFETY: mallopt has no preconditions, and no other thread runs yet.
-    unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
 }
 
 fn no_capabilities() -> CapabilitySets {

@@ -97,7 +97,7 @@ impl Node {
     pub fn is_empty_again(&self, what: &str) {
         let mut now = self.counts();
         let since = Instant::now();
-        while now != self.empty && since.elapsed().as_secs() < 20 {
+        while now != self.empty && since.elapsed() < REMOVAL {
             std::thread::sleep(Duration::from_millis(10));
             now = self.counts();
         }

@@ -7,7 +7,7 @@ use std::fs::{self, File};
 use std::io::{BufRead, Read};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
-use std::process::Child;
+use std::process::{Child, Stdio};
 use std::sync::{Mutex, MutexGuard, OnceLock};
 use std::time::{Duration, Instant};
 
@@ -112,14 +112,18 @@ fn lasting_registry_fault_is_an_error_never_wrong_bytes() {
     let forms = forms();
     for form in ["soci", "fixed"] {
         forms.home.forget_images();
-        // The start itself must succeed: what is read later is wrong.
-        let mut child = reads(&forms, form, 8, 150).spawn().unwrap();
+        // The start itself must succeed: what is read later is wrong. The guest waits for a line before it reads.
+        let reference = forms.reference(form);
+        let run = ["run", "-i", "--rm", "--network=none", "--no-prefetch", &reference];
+        let probe = ["/probe", "reads", "/known", "8", "5", "150", "wait"];
+        let mut command = forms.home.thaw(&[&run[..], &probe[..]].concat());
+        let mut child = command.stdin(Stdio::piped()).spawn().unwrap();
         let rest = after_line(&mut child, "reading");
         forms
             .proxy
             .faults(vec![Rule::always(On::ranges(), Fault::Flip(50))]);
         let start = Instant::now();
-        let outcome = finish(child, "");
+        let outcome = finish(child, "\n");
         let rest = rest.join().unwrap();
         assert!(!rest.contains("wrong bytes"), "{form}: {rest}");
         let failed = rest.contains("Input/output error") || rest.contains("I/O error");

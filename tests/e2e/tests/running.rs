@@ -89,33 +89,24 @@ fn compare(original: &mut Survivor, clones: &mut [Survivor]) -> u64 {
     for clone in clones.iter_mut() {
         clone.go_on(8);
     }
-    let last = clones.iter().map(Survivor::tick).max().unwrap();
-    original.reach(last);
-    clones.iter_mut().for_each(|c| c.reach(last));
     let begin = clones.iter().map(|c| number(&c.seen()[0], "tick")).max().unwrap();
-    let lines = |tick: u64| -> Vec<Value> {
-        let all = clones.iter().chain([&*original]);
-        all.map(|s| s.at(tick).unwrap_or_else(|| panic!("no tick {tick}")).clone())
-            .collect()
-    };
-    let differ = |tick: u64, name: &str| {
-        let mut values: Vec<String> = lines(tick).iter().map(|l| l[name].to_string()).collect();
-        values.sort();
-        values.windows(2).all(|pair| pair[0] != pair[1])
-    };
-    let first = (begin..=last)
-        .find(|tick| differ(*tick, "random"))
-        .unwrap_or_else(|| panic!("all alike: {:?}", lines(last)));
     // What was in the pipe at the freeze is told again by each, and is no more than a pause's worth.
-    assert!(
-        first - begin < 30,
-        "{} lines after the thaw were alike",
-        first - begin
-    );
+    let (first, last) = loop {
+        let last = clones.iter().map(Survivor::tick).max().unwrap();
+        original.reach(last);
+        clones.iter_mut().for_each(|c| c.reach(last));
+        let told = lines(original, clones, last);
+        if let Some(first) = (begin..last).find(|tick| differ(&lines(original, clones, *tick), "random")) {
+            assert!(first - begin < 30, "{} lines were alike", first - begin);
+            break (first, last);
+        }
+        assert!(last - begin < 40, "all alike: {told:?}");
+        clones.iter_mut().for_each(|c| c.go_on(1));
+    };
     // The tick in which it was frozen may have drawn its bytes before and read its name after: it is the last that is
     // alike, or the first that differs.
     for tick in begin..first {
-        let mut same = lines(tick);
+        let mut same = lines(original, clones, tick);
         if tick + 1 == first {
             same.iter_mut().for_each(|line| line["hostname"] = Value::Null);
         }
@@ -125,22 +116,32 @@ fn compare(original: &mut Survivor, clones: &mut [Survivor]) -> u64 {
         );
     }
     for tick in first + 1..=last {
-        assert!(differ(tick, "random"), "tick {tick}: {:?}", lines(tick));
-        assert!(differ(tick, "hostname"), "tick {tick}: {:?}", lines(tick));
+        let told = lines(original, clones, tick);
+        assert!(differ(&told, "random"), "tick {tick}: {told:?}");
+        assert!(differ(&told, "hostname"), "tick {tick}: {told:?}");
     }
     first
 }
 
-/// The guest's clock went on from the freeze: it did not feel the time it was not there.
-fn no_jump(survivor: &Survivor, frozen_for: Duration) {
-    let lost = frozen_for.as_secs() * EXPIRATIONS_A_SECOND;
-    for pair in survivor.seen().windows(2) {
-        let fired = number(&pair[1], "timer") - number(&pair[0], "timer");
-        assert!(
-            fired < lost / 2,
-            "the timer fired {fired} times between two ticks: {pair:?}"
-        );
-    }
+/// What each said at a tick.
+fn lines(original: &Survivor, clones: &[Survivor], tick: u64) -> Vec<Value> {
+    let all = clones.iter().chain([original]);
+    all.map(|s| s.at(tick).unwrap_or_else(|| panic!("no tick {tick}")).clone())
+        .collect()
+}
+
+fn differ(lines: &[Value], name: &str) -> bool {
+    let mut values: Vec<String> = lines.iter().map(|l| l[name].to_string()).collect();
+    values.sort();
+    values.windows(2).all(|pair| pair[0] != pair[1])
+}
+
+/// The guest's clock went on from the freeze: it did not feel the time it was not there. A busy host may stop a guest for any time between
+/// two ticks, so the bound is the time since the thaw began. `at_freeze`: the timer's expirations until the freeze, or some more.
+fn no_jump(clone: &Survivor, at_freeze: u64, since: Instant) {
+    let fired = number(clone.seen().last().unwrap(), "timer").saturating_sub(at_freeze);
+    let most = since.elapsed().as_millis() as u64 * EXPIRATIONS_A_SECOND / 1000 + 2;
+    assert!(fired <= most, "the timer fired {fired} times, and not {most}");
 }
 
 /// Waits until the workload of `sandbox`, which nobody attends, has gone on past `tick` under a name of its own.
@@ -213,15 +214,17 @@ fn workload_survives_freeze_in_clones_and_clones_of_clones() {
         number(&frozen, "memory_bytes") > 0 && number(&frozen, "paused_ns") > 0,
         "{frozen}"
     );
-    let since = Instant::now();
-    original.go_on(5);
+    // Longer than a thaw takes, so that a jump shows.
+    original.go_on(20);
 
+    let since = Instant::now();
     let mut clones = [thawed(&directory, "elder"), thawed(&directory, "younger")];
     let first = compare(&mut original, &mut clones);
-    let frozen_for = since.elapsed();
     assert!(first <= original.tick());
     original.go_on(1);
-    clones.iter().for_each(|c| no_jump(c, frozen_for));
+    // In this tick, the timer was certainly read after the freeze.
+    let at_freeze = number(original.at(first + 1).unwrap(), "timer");
+    clones.iter().for_each(|c| no_jump(c, at_freeze, since));
 
     // Another command in a clone: it is who it was told to be.
     let identity = run(&mut thaw(&["exec", "elder", "/probe", "identity"])).ok();

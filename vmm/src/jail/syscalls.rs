@@ -122,7 +122,7 @@ pub const CALLS: &[Call] = &[
     only(libc::SYS_mprotect, Only::NoExec(2), "memory that virtio-mem plugs; the heap and stacks"),
     call(libc::SYS_munmap, "images, the heap, stacks"),
     call(libc::SYS_mremap, "the heap"),
-    call(libc::SYS_madvise, "balloon, page sizes, populating; stacks of threads that end"),
+    call(libc::SYS_madvise, "balloon, page sizes, populating; the heap; stacks of threads that end"),
     call(libc::SYS_brk, "the heap"),
     // Signals, ends.
     only(libc::SYS_tgkill, Only::OwnThread(34, "SIGRTMIN"), "kicks of vCPUs"),

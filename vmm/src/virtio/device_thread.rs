@@ -19,6 +19,8 @@ use crate::jail::threads::{self, Thread};
 
 /// Most ready descriptors taken from the kernel at once.
 const BATCH: usize = 32;
+/// Stack of a thread, in bytes. Small, so that the stacks of several threads share a page of page tables.
+const STACK: usize = 256 * 1024;
 /// Epoll data of [`DeviceThread::wake`]. No descriptor uses it.
 pub const WAKE: u64 = u64::MAX;
 
@@ -76,13 +78,16 @@ impl DeviceThread {
             EpollEvent::new(EventSet::IN, WAKE),
         )?;
         let expected = threads::expect();
-        let thread = thread::Builder::new().name(name.into()).spawn({
-            let (wake, gate) = (wake.clone(), gate.clone());
-            move || {
-                expected.is(kind);
-                run(&epoll, &wake, &gate, &timeout, serve);
-            }
-        })?;
+        let thread = thread::Builder::new()
+            .name(name.into())
+            .stack_size(STACK)
+            .spawn({
+                let (wake, gate) = (wake.clone(), gate.clone());
+                move || {
+                    expected.is(kind);
+                    run(&epoll, &wake, &gate, &timeout, serve);
+                }
+            })?;
         Ok(DeviceThread {
             wake,
             gate,

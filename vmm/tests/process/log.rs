@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io::Read;
+use std::time::Instant;
 
 use thaw_protocol::control::*;
 
@@ -28,6 +29,7 @@ fn guest_that_never_rang_is_logged_with_its_last_position() {
 
 #[test]
 fn guest_that_misuses_its_devices_leaves_a_short_log() {
+    let began = Instant::now();
     let mut vmm = Vmm::spawn_logging();
     let mut control = vmm.connect();
     control.create(spec(1, 64)).unwrap();
@@ -39,8 +41,9 @@ fn guest_that_misuses_its_devices_leaves_a_short_log() {
     let mut log = String::new();
     vmm.child.stderr.take().unwrap().read_to_string(&mut log).unwrap();
     let told = log.matches("set up a queue outside memory").count();
-    // A burst of each device, and what the seconds that it took allow.
-    assert!((13 * 10..13 * 20).contains(&told), "{told} lines");
+    // A burst of each device, and as much again for each 10 seconds that a busy host took.
+    let bursts = 2 + began.elapsed().as_secs() as usize / 10;
+    assert!((13 * 10..13 * 10 * bursts).contains(&told), "{told} lines");
 }
 
 #[test]

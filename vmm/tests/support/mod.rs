@@ -316,6 +316,14 @@ impl Connection {
         self.status().0
     }
 
+    /// Page faults of a running machine, exactly: of a vCPU that does not get a processor in time, [`Self::status`] has an earlier count.
+    pub fn faults_when_stopped(&mut self) -> u64 {
+        self.request(Command::Pause, &[]).unwrap();
+        let (_, _, faults) = self.status();
+        self.request(Command::Resume, &[]).unwrap();
+        faults
+    }
+
     /// State, moments of the start, page faults.
     pub fn status(&mut self) -> (MachineState, StartTimes, u64) {
         match self.request(Command::Status, &[]).unwrap() {

@@ -124,7 +124,7 @@ fn recorded_working_set_spares_most_page_faults() {
     let snapshot = frozen_at(&rereading(32).kernel(), STEPS_READY);
     let (vmm, mut control, mut console) = snapshot.thawed(spec(1, 64));
     read_exactly(&mut console, 1);
-    let (_, _, without) = control.status();
+    let without = control.faults_when_stopped();
     let (set, pagemap) = (empty(), vmm.pagemap());
     let fds = [&set, &pagemap].map(std::os::fd::AsFd::as_fd);
     assert_eq!(control.request(Command::WorkingSet, &fds), Ok(Response::Done));
@@ -142,7 +142,7 @@ fn recorded_working_set_spares_most_page_faults() {
         let mut console = control.console();
         thaw(&mut control).unwrap();
         read_exactly(&mut console, 1);
-        (populated_pages, control.status().2)
+        (populated_pages, control.faults_when_stopped())
     };
     assert_eq!(restore_with(MemoryMode::Cow, None).0, 0);
     for (mode, set) in [(MemoryMode::Cow, Some(&set)), (MemoryMode::Populate, None)] {

@@ -2,8 +2,8 @@
 //!
 //! `identity` prints one line of JSON: all that no two clones may share. `survive FILE` checks itself ten times a second
 //! and prints a line each time, for ever, or `FAIL` and what broke. `cat FILE` prints a file: the image has nothing else.
-//! `tree DIR` hashes every file and its metadata, `tree --list DIR` says what was hashed. `reads FILE COUNT SEED MS` reads
-//! random pages of a file whose bytes are known.
+//! `tree DIR` hashes every file and its metadata, `tree --list DIR` says what was hashed. `reads FILE COUNT SEED MS [wait]`
+//! reads random pages of a file whose bytes are known.
 
 #![allow(clippy::unwrap_used)]
 
@@ -23,13 +23,14 @@ fn main() {
         ["cat", file] => print!("{}", std::fs::read_to_string(file).unwrap()),
         ["tree", top] => tree::print(top, false),
         ["tree", "--list", top] => tree::print(top, true),
-        ["reads", file, count, seed, ms] => {
+        ["reads", file, count, seed, ms, ref waits @ ..] if matches!(waits, [] | ["wait"]) => {
             let pause = std::time::Duration::from_millis(ms.parse().unwrap());
-            reads::random(file, count.parse().unwrap(), seed.parse().unwrap(), pause);
+            let waits = !waits.is_empty();
+            reads::random(file, count.parse().unwrap(), seed.parse().unwrap(), pause, waits);
         }
         _ => {
             eprintln!(
-                "usage: thaw-probe identity | survive FILE | cat FILE | tree [--list] DIR | reads FILE COUNT SEED MS"
+                "usage: thaw-probe identity | survive FILE | cat FILE | tree [--list] DIR | reads FILE COUNT SEED MS [wait]"
             );
             std::process::exit(2);
         }

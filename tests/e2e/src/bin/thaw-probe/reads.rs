@@ -9,13 +9,17 @@ use thaw_e2e::probe::pattern;
 /// Bytes of one read.
 const LENGTH: usize = 4096;
 
-/// Reads `count` pages in an order that `seed` decides, `pause` apart, each compared. A failed read is said and counted.
-pub fn random(path: &str, count: u64, seed: u64, pause: Duration) {
+/// Reads `count` pages in an order that `seed` decides, `pause` apart, each compared. A failed read is said and counted. If it
+/// `waits`, it begins when its standard input has a line.
+pub fn random(path: &str, count: u64, seed: u64, pause: Duration, waits: bool) {
     let file = File::open(path).unwrap();
     let pages = file.metadata().unwrap().len() / LENGTH as u64;
     let mut state = seed | 1;
     let mut failed = 0;
     println!("reading");
+    if waits {
+        std::io::stdin().read_line(&mut String::new()).unwrap();
+    }
     for number in 1..=count {
         // xorshift64*
         state ^= state >> 12;

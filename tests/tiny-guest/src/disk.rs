@@ -83,22 +83,32 @@ pub fn flooder() -> Guest {
         let buffer = BUFFERS + u32::from(request) * READ;
         data.request(request, (0, 0), (buffer, READ));
     }
-    // Each place of the ring for good: they are answered in their order.
-    for place in 0..SIZE {
-        let head = 3 * (place % u16::from(AT_ONCE));
-        data.put(AVAILABLE + 4 + 2 * u32::from(place), &head.to_le_bytes());
+    for place in 0..u16::from(AT_ONCE) {
+        data.put(AVAILABLE + 4 + 2 * u32::from(place), &(3 * place).to_le_bytes());
     }
-    let code = driver(code);
+    // xor ebp, ebp: how many answers were seen.
+    let code = driver(code).raw(&[0x31, 0xed]);
     let awake = code.0.len();
-    // mov eax, [INTERRUPT_STATUS]; mov [INTERRUPT_ACK], eax; mov ax, [used index]; add ax, AT_ONCE; mov [available index], ax
+    // mov eax, [INTERRUPT_STATUS]; mov [INTERRUPT_ACK], eax
     let code = code
         .raw(&[0xa1])
         .raw(&INTERRUPT_STATUS.to_le_bytes())
         .raw(&[0xa3])
         .raw(&INTERRUPT_ACK.to_le_bytes())
-        .raw(&[0x66, 0xa1])
+        // Requests are answered in any order, so the next place of the ring is for the one that was. 1: cmp bp, [used index]; je 2f
+        .raw(&[0x66, 0x3b, 0x2d])
         .raw(&(USED + 2).to_le_bytes())
-        .raw(&[0x66, 0x83, 0xc0, AT_ONCE, 0x66, 0xa3])
+        .raw(&[0x74, 30])
+        // movzx eax, bp; movzx ebx, al; mov ecx, [ebx * 8 + used ring]
+        .raw(&[0x0f, 0xb7, 0xc5, 0x0f, 0xb6, 0xd8, 0x8b, 0x0c, 0xdd])
+        .raw(&(USED + 4).to_le_bytes())
+        // add al, AT_ONCE; movzx eax, al; mov [eax * 2 + available ring], cx
+        .raw(&[0x04, AT_ONCE, 0x0f, 0xb6, 0xc0, 0x66, 0x89, 0x0c, 0x45])
+        .raw(&(AVAILABLE + 4).to_le_bytes())
+        // inc bp; jmp 1b
+        .raw(&[0x66, 0x45, 0xeb, (-39i8).to_le_bytes()[0]])
+        // 2: lea eax, [ebp + AT_ONCE]; mov [available index], ax
+        .raw(&[0x8d, 0x45, AT_ONCE, 0x66, 0xa3])
         .raw(&(AVAILABLE + 2).to_le_bytes())
         .store(QUEUE_NOTIFY, 0);
     Guest {

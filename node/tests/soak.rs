@@ -47,7 +47,7 @@ async fn many(client: &Client, asked: &CreateSandbox, count: usize) {
 /// The resources of an idle thawd whose pools are full.
 fn settled(place: &Place, thawd: &Thawd) -> Cost {
     let cost = || Cost::of(thawd.record().pid).unwrap();
-    // Descriptors alone may rest while a pool waits for a processor.
+    // The number of descriptors may also stay the same because a pool waits for a processor.
     let gauge = |name: &str, pool: &str| {
         let name = format!("thaw_pool_{name}{{pool=\"{pool}\"}}");
         asked::metric(place, &name).unwrap_or_else(|| panic!("no {name}"))

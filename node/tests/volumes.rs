@@ -109,8 +109,8 @@ async fn thaw_share_survives_thawd_and_ends_with_its_sandbox() {
     assert!(!log(&place).contains("thaw-share has ended"), "{}", log(&place));
 }
 
-/// The thaw-share that replaced this one, which has ended: the place's `nth` to replace another. It is recorded before its VMM has it,
-/// and one that is killed between the two never served.
+/// Waits for the `nth` replacement of a thaw-share in this place, that of `ended`, until its VMM has it. The record names it earlier, and if
+/// it is killed before its VMM has it, it never served.
 fn next(place: &Place, id: &str, ended: ProcessRecord, nth: usize) -> ProcessRecord {
     eventually("another thaw-share serves", || {
         let log = fs::read_to_string(place.path("thawd.log")).unwrap();

@@ -218,7 +218,7 @@ impl Server<'_> {
         Timespec::try_from(left).ok()
     }
 
-    /// Wakes the vCPUs that the last thaw has not started, and gives back what its making has left in the heap.
+    /// Wakes the vCPUs that the last thaw has not started, and gives the heap's free memory back to the host.
     fn wake_rest(&mut self) {
         if self.rest_at.take().is_some() {
             self.machine.wake_rest();

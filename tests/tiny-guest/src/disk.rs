@@ -95,7 +95,7 @@ pub fn flooder() -> Guest {
         .raw(&INTERRUPT_STATUS.to_le_bytes())
         .raw(&[0xa3])
         .raw(&INTERRUPT_ACK.to_le_bytes())
-        // Requests are answered in any order, so the next place of the ring is for the one that was. 1: cmp bp, [used index]; je 2f
+        // Requests are answered in any order, so the next place gets the one that was answered. 1: cmp bp, [used index]; je 2f
         .raw(&[0x66, 0x3b, 0x2d])
         .raw(&(USED + 2).to_le_bytes())
         .raw(&[0x74, 30])

@@ -186,7 +186,7 @@ async fn guest_that_does_not_answer_is_an_error() {
             .send(ID.into(), to(at), Request::new(Body::empty()), closing.clone())
             .await
     };
-    // The port stays bound and nobody listens at it, so that no other test can.
+    // The port stays bound, so that no other test listens at it.
     let bound = TcpSocket::new_v4().unwrap();
     bound.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let port = bound.local_addr().unwrap().port();

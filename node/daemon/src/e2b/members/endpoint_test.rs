@@ -53,7 +53,7 @@ fn file_without_authorities_is_an_error() {
 
 #[tokio::test]
 async fn server_that_does_not_listen_is_an_error() {
-    // The port stays bound and nobody listens at it, so that no other test can.
+    // The port stays bound, so that no other test listens at it.
     let bound = tokio::net::TcpSocket::new_v4().unwrap();
     bound.bind((Ipv4Addr::LOCALHOST, 0).into()).unwrap();
     let url = format!("http://{}", bound.local_addr().unwrap());

@@ -10,12 +10,12 @@ use flate2::bufread::MultiGzDecoder;
 
 pub use indexing::Indexing;
 
+use crate::span::ZSTD_WINDOW_LOG;
+
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// Skippable zstd frames, which seekable files may start with: 0x184D2A50 to 0x184D2A5F.
 const ZSTD_SKIPPABLE: [u8; 3] = [0x2a, 0x4d, 0x18];
-/// The largest zstd window accepted: 128 MiB, which `zstd --ultra` writes and its decoder accepts by default.
-const ZSTD_WINDOW_LOG: u32 = 27;
 
 fn is_zstd(start: &[u8]) -> bool {
     start.starts_with(&ZSTD) || (start.len() >= 4 && start[0] & 0xf0 == 0x50 && start[1..4] == ZSTD_SKIPPABLE)

@@ -201,3 +201,18 @@ proptest! {
         }
     }
 }
+
+/// RFC 8878 forbids an empty compressed block, but the streaming decoder reads past it, and so must what expands the span.
+#[test]
+fn a_frame_with_a_large_window_and_an_empty_block_expands() {
+    let header = [0x28, 0xb5, 0x2f, 0xfd, 0];
+    // 64 MiB, and the largest.
+    for window in [0x80, 0x88] {
+        let empty = [4, 0, 0];
+        let last_of_273_nines = [0x8b, 0x08, 0, 9];
+        let stored = [&header[..], &[window], &empty, &last_of_273_nines].concat();
+        let (bytes, table) = index(&stored, 100).unwrap();
+        assert_eq!(bytes, [9; 273]);
+        check(&stored, &bytes, &table.unwrap());
+    }
+}

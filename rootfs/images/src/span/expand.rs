@@ -127,10 +127,11 @@ fn expand_into(expansion: &Expansion, stored: &[u8], stream: &mut [u8]) -> Resul
     }
 }
 
-/// Largest window of a frame that is not read to its end: 32 MiB, which tools need at their highest level.
-const ZSTD_WINDOW_LOG: u32 = 25;
+/// The largest zstd window accepted: 128 MiB, which `zstd --ultra` writes and its decoder accepts by default.
+pub(crate) const ZSTD_WINDOW_LOG: u32 = 27;
 
-/// Fills `stream` from frames that yield more than that.
+/// Fills `stream` from frames that yield more than that, or that only the streaming decoder accepts: it reads past an empty compressed
+/// block. Of the window no more is touched than `stream` takes.
 fn zstd_start(stored: &[u8], stream: &mut [u8]) -> Result<(), &'static str> {
     let mut decoder =
         zstd::stream::read::Decoder::with_buffer(stored).map_err(|_| "there is no memory for it")?;

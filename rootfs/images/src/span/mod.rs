@@ -19,6 +19,7 @@ mod tests;
 use std::ops::Range;
 use std::sync::Arc;
 
+pub(crate) use expand::ZSTD_WINDOW_LOG;
 pub(crate) use window::Packer;
 pub use window::{WINDOW, Window};
 

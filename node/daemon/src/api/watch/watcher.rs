@@ -32,7 +32,7 @@ pub struct Watcher<C = Cache> {
     cursor: u64,
     /// The last version that it has seen.
     told: u64,
-    /// Whether it gets a bookmark when no kept change is left.
+    /// Whether it gets a bookmark when no kept change is left, and none before that.
     marks_present: bool,
 }
 
@@ -51,7 +51,7 @@ impl<C: Source> Watcher<C> {
         })
     }
 
-    /// Also sends a bookmark after the changes so far: the caller then has all that were kept.
+    /// Makes the first bookmark come after the changes so far: the caller then has all that were kept.
     pub fn mark_present(&mut self) {
         self.marks_present = true;
     }
@@ -84,7 +84,7 @@ impl<C: Source> Watcher<C> {
                     false => [vec![first], rest].concat().concat().into(),
                 }));
             }
-            if self.cursor - self.told >= SKIPPED {
+            if !self.marks_present && self.cursor - self.told >= SKIPPED {
                 return Ok(Some(self.bookmark()));
             }
             tokio::task::yield_now().await;
@@ -98,3 +98,7 @@ impl<C: Source> Watcher<C> {
         }))
     }
 }
+
+#[cfg(test)]
+#[path = "watcher_test.rs"]
+mod tests;

@@ -66,16 +66,23 @@ fn measure(most: usize) -> Result<Report, String> {
         Template::build(MEMORY, false, directory.path()).map_err(|e| format!("the template: {e}"))?;
     health::recovered().map_err(|e| format!("before any crowd: {e}"))?;
     let crowds: Vec<usize> = CROWDS.into_iter().filter(|count| *count <= most).collect();
+    let mut waited: Vec<health::Waiting> = Vec::new();
     for count in &crowds {
+        for smaller in waited.drain(..) {
+            smaller
+                .leaves_room()
+                .map_err(|e| format!("before {count}: {e}"))?;
+        }
         for way in Way::ALL {
             let rounds = if way == Way::Signal { ROUNDS } else { 1 };
             for round in 1..=rounds {
-                storm(&mut report, &template, *count, way)
-                    .map_err(|e| format!("{count} {}, round {round}: {e}", way.verb()))?;
+                let ended = storm(&mut report, &template, *count, way);
+                waited.push(ended.map_err(|e| format!("{count} {}, round {round}: {e}", way.verb()))?);
                 eprintln!("bench-host: {count} {}: {round} of {rounds}", way.verb());
             }
         }
-        node::storm(&mut report, *count).map_err(|e| format!("{count} killed with their thawd: {e}"))?;
+        let ended = node::storm(&mut report, *count);
+        waited.push(ended.map_err(|e| format!("{count} killed with their thawd: {e}"))?);
         eprintln!("bench-host: {count} killed with their thawd: 1 of 1");
     }
     if let Some(largest) = crowds.last() {
@@ -127,8 +134,9 @@ fn start_name(count: usize, way: Way, when: &str) -> String {
     format!("start, {when} {count} were {}", way.verb())
 }
 
-/// Times starts, has `count` parked VMMs end at once, waits until the host is well, and times starts again.
-fn storm(report: &mut Report, template: &Template, count: usize, way: Way) -> io::Result<()> {
+/// Times starts, has `count` parked VMMs end at once, waits until the host is well, and times starts again. Gives the kernel workers
+/// that waited.
+fn storm(report: &mut Report, template: &Template, count: usize, way: Way) -> io::Result<health::Waiting> {
     let mut starts = |when: &str| -> io::Result<()> {
         for _ in 0..STARTS {
             report.sample(&start_name(count, way, when), "µs", template.from_nothing()?);
@@ -151,5 +159,5 @@ fn storm(report: &mut Report, template: &Template, count: usize, way: Way) -> io
     let crowd = format!("{count} {}", way.verb());
     report.sample(&format!("{crowd}: until none is left"), "ms", recovered);
     waited.sample(report, &crowd);
-    Ok(())
+    Ok(waited)
 }

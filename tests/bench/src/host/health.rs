@@ -1,7 +1,8 @@
 //! Whether the host is well while a crowd ends, and afterwards.
 
+use std::collections::HashMap;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
@@ -13,8 +14,10 @@ use crate::report::Report;
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Between two looks.
 const LOOK: Duration = Duration::from_millis(50);
-/// Most kernel workers of a queue shared with others that may wait at once. Such a queue runs 1,024 works on each CPU; once all
-/// of them wait for one that is queued behind them, the host is lost. A crowd that comes half as far is the last.
+/// Most kernel workers of one queue of one CPU, shared with others, that may wait at once before a larger crowd is tried. Such a
+/// queue runs 1,024 works on each CPU; once all of them wait for one that is queued behind them, the host is lost. A crowd that comes
+/// half as far is the last. The largest crowd may come farther: a VMM that ends frees one seccomp program, which is the one work of
+/// it that can wait there (`bpf_prog_free_deferred`, for `pack_mutex`), and a thousand are fewer than 1,024.
 const MOST_WAITING: usize = 512;
 /// The queue that alone does not count: KVM's own, on which one work for each irqfd of a VM that ended waits for a grace period
 /// of SRCU, which does not go through this queue (`irqfd_shutdown`, virt/kvm/eventfd.c).
@@ -54,20 +57,40 @@ pub struct Watch {
 }
 
 /// Kernel workers that wait at once.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Waiting {
-    /// Of queues that all the kernel shares.
+    /// Of one queue of one CPU, the fullest of those that all the kernel shares.
     pub shared: usize,
-    /// Of KVM's queue for irqfds.
+    /// Which queue that is, and where in the kernel one of its workers waits.
+    pub fullest: String,
+    /// Of KVM's queue for irqfds, on all CPUs.
     pub irqfds: usize,
 }
 
 impl Waiting {
     /// Samples both, of what is named.
-    pub fn sample(self, report: &mut Report, of: &str) {
-        for (queue, count) in [("shared queues", self.shared), ("KVM's irqfds", self.irqfds)] {
+    pub fn sample(&self, report: &mut Report, of: &str) {
+        let queues = [
+            ("a CPU's fullest shared queue", self.shared),
+            ("KVM's irqfds", self.irqfds),
+        ];
+        for (queue, count) in queues {
             let name = format!("{of}: kernel workers of {queue} that waited at once");
             report.sample(&name, "tasks", count as f64);
+        }
+    }
+
+    /// Whether a larger crowd may be tried.
+    ///
+    /// # Errors
+    /// Names the queue that a larger crowd could fill, and where its workers waited.
+    pub fn leaves_room(&self) -> io::Result<()> {
+        match self.shared {
+            0..MOST_WAITING => Ok(()),
+            shared => Err(io::Error::other(format!(
+                "{shared} kernel workers of {} waited at once; {MOST_WAITING} are too near the 1,024 of a queue",
+                self.fullest
+            ))),
         }
     }
 }
@@ -79,9 +102,7 @@ impl Watch {
         let watching = std::thread::spawn(move || {
             let mut most = Waiting::default();
             while !stopped.load(Ordering::Acquire) {
-                let now = waiting_workers();
-                most.shared = most.shared.max(now.shared);
-                most.irqfds = most.irqfds.max(now.irqfds);
+                look(&mut most);
                 std::thread::sleep(LOOK);
             }
             most
@@ -90,40 +111,51 @@ impl Watch {
     }
 
     /// The most of each that were seen waiting at once.
-    ///
-    /// # Errors
-    /// When those of shared queues were so many that a larger crowd could block the host.
     pub fn most(self) -> io::Result<Waiting> {
         self.stop.store(true, Ordering::Release);
-        let most = self
-            .watching
+        self.watching
             .join()
-            .map_err(|_| io::Error::other("the watching thread panicked"))?;
-        match most.shared {
-            0..MOST_WAITING => Ok(most),
-            shared => Err(io::Error::other(format!(
-                "{shared} kernel workers of shared queues waited at once; {MOST_WAITING} are too near the 1,024 of a queue"
-            ))),
-        }
+            .map_err(|_| io::Error::other("the watching thread panicked"))
     }
 }
 
-fn waiting_workers() -> Waiting {
-    let mut waiting = Waiting::default();
+/// Raises `most` to what waits now.
+fn look(most: &mut Waiting) {
+    let mut irqfds = 0;
+    let mut queues: HashMap<String, (usize, PathBuf)> = HashMap::new();
     for entry in std::fs::read_dir("/proc").into_iter().flatten().flatten() {
+        let path = entry.path();
         // Gone since it was listed, or no process.
-        let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else {
+        let Ok(stat) = std::fs::read_to_string(path.join("stat")) else {
             continue;
         };
         match name_and_state(&stat) {
             Some((name, 'D')) if name.starts_with("kworker") => match name.ends_with(IRQFDS) {
-                true => waiting.irqfds += 1,
-                false => waiting.shared += 1,
+                true => irqfds += 1,
+                false => queues.entry(queue_of(name)).or_insert((0, path)).0 += 1,
             },
             _ => {}
         }
     }
-    waiting
+    most.irqfds = most.irqfds.max(irqfds);
+    if let Some((queue, (count, worker))) = queues.into_iter().max_by_key(|(_, (count, _))| *count)
+        && count > most.shared
+    {
+        most.shared = count;
+        most.fullest = format!("{queue}{}", stack(&worker));
+    }
+}
+
+/// The queue, of one CPU, whose work a kernel worker of that name does: `kworker/CPU:NUMBER+QUEUE` (`wq_worker_comm`,
+/// kernel/workqueue.c). A worker that serves all CPUs has `u` and its pool's number in CPU's place.
+fn queue_of(name: &str) -> String {
+    let parts = name
+        .strip_prefix("kworker/")
+        .and_then(|rest| rest.split_once(':'));
+    match parts.and_then(|(cpu, rest)| Some((cpu, rest.split_once(['+', '-'])?.1))) {
+        Some((cpu, queue)) => format!("{queue} on CPU {cpu}"),
+        None => name.into(),
+    }
 }
 
 /// One line for each process that should not be there, or waits where nothing can interrupt it.
@@ -164,6 +196,17 @@ fn stack(process: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_workers_queue_is_one_of_one_cpu() {
+        assert_eq!(queue_of("kworker/0:12+events"), "events on CPU 0");
+        assert_eq!(queue_of("kworker/1:3H-kblockd"), "kblockd on CPU 1");
+        assert_eq!(
+            queue_of("kworker/u8:1+ext4-rsv-conversion"),
+            "ext4-rsv-conversion on CPU u8"
+        );
+        assert_eq!(queue_of("kworker/R-netns"), "kworker/R-netns");
+    }
 
     #[test]
     fn a_name_with_parentheses_does_not_hide_the_state() {

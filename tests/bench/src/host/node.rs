@@ -23,11 +23,11 @@ const PATIENCE: Duration = Duration::from_secs(120);
 const LOOK: Duration = Duration::from_millis(200);
 
 /// Makes `count` sandboxes of a tiny guest, kills them and their thawd with SIGKILL, starts another and waits until nothing of
-/// them is left.
+/// them is left. Gives the kernel workers that waited.
 ///
 /// # Errors
 /// What is left of them after [`PATIENCE`], or that the host is not well.
-pub fn storm(report: &mut Report, count: usize) -> Result<(), String> {
+pub fn storm(report: &mut Report, count: usize) -> Result<health::Waiting, String> {
     let runtime = tokio::runtime::Runtime::new().map_err(|e| format!("no runtime: {e}"))?;
     let own = std::env::current_exe().map_err(|e| format!("where this program is: {e}"))?;
     let binaries = own.parent().unwrap_or(Path::new("."));
@@ -66,7 +66,7 @@ pub fn storm(report: &mut Report, count: usize) -> Result<(), String> {
     report.sample(&name("until the next serves"), "ms", served.as_secs_f64() * 1e3);
     report.sample(&name("until nothing is left"), "ms", gone.as_secs_f64() * 1e3);
     waited.sample(report, &format!("{count} killed with their thawd"));
-    Ok(())
+    Ok(waited)
 }
 
 async fn make(node: &Node, count: usize) -> Result<(), String> {

@@ -131,7 +131,7 @@ fn expand_into(expansion: &Expansion, stored: &[u8], stream: &mut [u8]) -> Resul
 pub(crate) const ZSTD_WINDOW_LOG: u32 = 27;
 
 /// Fills `stream` from frames that yield more than that, or that only the streaming decoder accepts: it reads past an empty compressed
-/// block. Of the window no more is touched than `stream` takes.
+/// block. No more of the window is touched than `stream` takes, and a block.
 fn zstd_start(stored: &[u8], stream: &mut [u8]) -> Result<(), &'static str> {
     let mut decoder =
         zstd::stream::read::Decoder::with_buffer(stored).map_err(|_| "there is no memory for it")?;

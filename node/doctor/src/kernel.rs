@@ -36,6 +36,7 @@ pub(super) fn checks(host: &Host) -> Vec<Check> {
         version(host),
         tick(host),
         mass_exits(host),
+        threads(host),
         pod_networks(host),
         unprivileged_bpf(host),
         entropy(host),
@@ -103,6 +104,39 @@ fn mass_exits(host: &Host) -> Check {
         _ => Check::ok(
             NAME,
             format!("a VMM has one seccomp program: {ACTIVE_WORKS} can end at once"),
+        ),
+    }
+}
+
+/// How many threads the host can have, of which a VMM takes some 15 and thaw-share a few (proc_sys_kernel(5)). The kernel's own limit of 32,768
+/// on a host with few CPUs is less than many hosts have memory for; systemd raises it to 4,194,304.
+fn threads(host: &Host) -> Check {
+    const NAME: &str = "threads";
+    const FEW: u64 = 32_768;
+    let limit = |name: &str| {
+        let text = host.read(&format!("/proc/sys/kernel/{name}"))?;
+        text.trim()
+            .parse::<u64>()
+            .ok()
+            .map(|most| (most, name.to_owned()))
+    };
+    let lowest = ["pid_max", "threads-max"].into_iter().filter_map(limit).min();
+    match lowest {
+        Some((most, name)) if most <= FEW => Check::warn(
+            NAME,
+            format!("{most} at most (kernel.{name})"),
+            format!(
+                "no sandbox starts beyond some {}: a VMM has about 15 threads",
+                most / 20
+            ),
+            format!("sysctl kernel.{name}=4194304"),
+        ),
+        Some((most, _)) => Check::ok(NAME, format!("{most} at most")),
+        None => Check::warn(
+            NAME,
+            "unknown",
+            "cannot tell how many sandboxes fit",
+            "mount -t proc none /proc",
         ),
     }
 }
@@ -237,6 +271,26 @@ mod tests {
         let with = |jit: &str| mass_exits(&host_with(&[("/proc/sys/net/core/bpf_jit_enable", jit)]).1);
         assert!(with("1\n").found.contains("1024"));
         assert!(with("0\n").found.contains("not compiled"));
+    }
+
+    #[test]
+    fn the_lowest_limit_of_threads_is_told() {
+        let with = |pids: &str, most: &str| {
+            let files = [
+                ("/proc/sys/kernel/pid_max", pids),
+                ("/proc/sys/kernel/threads-max", most),
+            ];
+            threads(&host_with(&files).1)
+        };
+        assert_eq!(with("4194304\n", "192730\n").state, State::Ok);
+        let few = with("32768\n", "192730\n");
+        assert_eq!(few.state, State::Warn);
+        assert!(
+            few.found.contains("kernel.pid_max") && few.cost.contains("1638"),
+            "{few:?}"
+        );
+        assert!(with("4194304\n", "16000\n").fix.contains("threads-max"));
+        assert_eq!(threads(&host_with(&[]).1).state, State::Warn);
     }
 
     #[test]

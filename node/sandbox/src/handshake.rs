@@ -158,7 +158,11 @@ fn failed(what: String) -> Error {
 
 /// The error for a step that the agent did not perform: it has ended, does not answer, or sent an invalid answer.
 fn unheard(what: &str, error: &PacketError) -> Error {
-    let failure = failed(format!("{what}: {error}"));
+    let failure = match error {
+        // What a socket's timeout is.
+        PacketError::Io(why) if why.kind() == io::ErrorKind::WouldBlock => failed(format!("{what} in time")),
+        _ => failed(format!("{what}: {error}")),
+    };
     match error {
         PacketError::Version(_) => {
             failure.remedy("freeze or build it again with this Thaw, or run it with the release that made it")

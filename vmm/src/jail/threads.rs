@@ -14,7 +14,7 @@ pub enum Thread {
     Control,
     /// Serves every device but disks and those of virtio-fs.
     Devices,
-    /// Serves a disk, beside others.
+    /// Serves disks, beside others.
     Disk,
     /// Runs a vCPU, and a device's registers when the guest touches them.
     Vcpu,

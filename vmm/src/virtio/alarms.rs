@@ -43,20 +43,22 @@ impl Alarms {
         }
     }
 
-    /// Removes and returns the devices whose time has come.
-    pub fn due(&self) -> impl Iterator<Item = DeviceId> + use<> {
+    /// Removes and returns a device whose time has come: the one that has waited longest. If there is another, the timer expires again at
+    /// once, so that another thread may serve that one.
+    pub fn due(&self) -> Option<DeviceId> {
         // Fails if the timer was set again since it expired; then there is nothing to read.
         let _ = rustix::io::read(&self.timer, &mut [0; 8]);
         let mut moments = self.moments();
         let now = monotonic_ns();
-        let due = moments
-            .each_mut()
-            .map(|moment| moment.take_if(|moment| *moment <= now).is_some());
-        self.arm(&moments);
-        DeviceId::ALL
+        let device = DeviceId::ALL
             .into_iter()
-            .zip(due)
-            .filter_map(|(device, due)| due.then_some(device))
+            .filter(|device| moments[*device as usize].is_some_and(|moment| moment <= now))
+            .min_by_key(|device| moments[*device as usize]);
+        if let Some(device) = device {
+            moments[device as usize] = None;
+        }
+        self.arm(&moments);
+        device
     }
 
     fn arm(&self, moments: &[Option<u64>; DEVICES]) {
@@ -96,10 +98,6 @@ mod tests {
 
     use super::*;
 
-    fn due(alarms: &Alarms) -> Vec<DeviceId> {
-        alarms.due().collect()
-    }
-
     fn rings(alarms: &Alarms, patience_ms: i64) -> bool {
         let patience = Timespec {
             tv_sec: 0,
@@ -115,13 +113,15 @@ mod tests {
         alarms.set(DeviceId::Net, Some(now + 3_600_000_000_000));
         alarms.set(DeviceId::Blk2, Some(now));
         alarms.set(DeviceId::Blk0, Some(0));
-        assert!(rings(&alarms, 900));
-        assert_eq!(due(&alarms), [DeviceId::Blk0, DeviceId::Blk2]);
+        for device in [DeviceId::Blk0, DeviceId::Blk2] {
+            assert!(rings(&alarms, 900));
+            assert_eq!(alarms.due(), Some(device));
+        }
         assert!(!rings(&alarms, 0), "set to the one that is left");
-        assert_eq!(due(&alarms), []);
+        assert_eq!(alarms.due(), None);
         alarms.set(DeviceId::Net, Some(now + 1));
         assert!(rings(&alarms, 900));
-        assert_eq!(due(&alarms), [DeviceId::Net]);
+        assert_eq!(alarms.due(), Some(DeviceId::Net));
     }
 
     #[test]
@@ -131,6 +131,6 @@ mod tests {
         alarms.set(DeviceId::Blk1, Some(u64::MAX));
         alarms.set(DeviceId::Blk0, None);
         assert!(!rings(&alarms, 20));
-        assert_eq!(due(&alarms), []);
+        assert_eq!(alarms.due(), None);
     }
 }

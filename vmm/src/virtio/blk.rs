@@ -137,7 +137,7 @@ impl Blk {
         Blk {
             config: Config::with_varying(BlkConfig::empty(), capacity),
             active: None,
-            server: Server::new(serial.to_owned(), misses),
+            server: Server::new(serial.to_owned(), misses, registrar.shared_threads()),
             frozen: None,
             to_replay: Vec::new(),
             is_awaited: false,
@@ -210,18 +210,33 @@ impl Blk {
             false => queue.serve_while(&mut self.server, Server::wants, Server::take)?,
         };
         let call = self.server.call.take();
-        if call.is_some() {
-            // This thread may be away for long. If all threads have calls, the first to end its own looks at the queue again.
-            let is_attended = self.is_awaited || self.server.flight.is_full();
-            if !is_attended && queue.enable_kicks()? {
-                self.is_awaited = true;
-                queue.kick_again();
+        let is_left = match ended {
+            _ if call.is_some() => !self.is_awaited,
+            Ended::Stopped => {
+                self.registrar.wake_at(self.server.throttle.until());
+                !self.server.throttle.waits()
             }
-        } else if ended == Ended::Stopped {
-            self.registrar.wake_at(self.server.throttle.until());
+            Ended::Empty | Ended::OutOfTurns => false,
+        };
+        if is_left {
+            self.leave_to_others()?;
         }
         self.server.misses.ask()?;
         Ok(call)
+    }
+
+    /// Has another thread take the requests that this one leaves in the queue, if there are any and a thread is free, now or later.
+    fn leave_to_others(&mut self) -> Result<(), QueueError> {
+        let Some(queue) = active_queue(&mut self.active, 0) else {
+            return Ok(());
+        };
+        if self.server.flight.is_full() {
+            self.server.flight.kick_when_free(queue.kick());
+        } else if queue.enable_kicks()? {
+            self.is_awaited = true;
+            queue.kick_again();
+        }
+        Ok(())
     }
 
     /// Waits until no call touches guest memory or the backend. They need nothing of this device to end.

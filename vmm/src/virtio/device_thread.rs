@@ -17,8 +17,8 @@ use super::gate::Gate;
 use super::queue::DeviceQueue;
 use crate::jail::threads::{self, Thread};
 
-/// Most ready descriptors taken from the kernel at once.
-const BATCH: usize = 32;
+/// Most ready descriptors taken from the kernel at once, by a thread that serves its descriptors alone.
+pub const BATCH: usize = 32;
 /// Stack of a thread, in bytes. Small, so that the stacks of several threads share a page of page tables.
 const STACK: usize = 256 * 1024;
 /// Epoll data of [`DeviceThread::wake`]. No descriptor uses it.
@@ -62,13 +62,15 @@ pub struct DeviceThread {
 
 impl DeviceThread {
     /// Starts the thread, for the given purpose. `serve` is called with the data and events of each ready descriptor of `epoll`, and when
-    /// `timeout` has passed.
+    /// `timeout` has passed. At most `batch` ready descriptors, and [`BATCH`], are taken at once: 1, if others serve the same and one may take
+    /// long.
     pub fn start(
         name: &str,
         kind: Thread,
         epoll: Arc<Epoll>,
         gate: Arc<Gate>,
         timeout: Timeout,
+        batch: usize,
         serve: impl FnMut(u64, EventSet) + Send + 'static,
     ) -> io::Result<DeviceThread> {
         let wake = Arc::new(EventFd::new(libc::EFD_NONBLOCK | libc::EFD_CLOEXEC)?);
@@ -85,7 +87,7 @@ impl DeviceThread {
                 let (wake, gate) = (wake.clone(), gate.clone());
                 move || {
                     expected.is(kind);
-                    run(&epoll, &wake, &gate, &timeout, serve);
+                    run(&epoll, &wake, (&gate, &timeout), batch, serve);
                 }
             })?;
         Ok(DeviceThread {
@@ -113,10 +115,17 @@ impl Drop for DeviceThread {
     }
 }
 
-fn run(epoll: &Epoll, wake: &EventFd, gate: &Gate, timeout: &Timeout, mut serve: impl FnMut(u64, EventSet)) {
+fn run(
+    epoll: &Epoll,
+    wake: &EventFd,
+    (gate, timeout): (&Gate, &Timeout),
+    batch: usize,
+    mut serve: impl FnMut(u64, EventSet),
+) {
     let mut events = [EpollEvent::default(); BATCH];
+    let events = &mut events[..batch.min(BATCH)];
     loop {
-        let ready = match epoll.wait(timeout.get(), &mut events) {
+        let ready = match epoll.wait(timeout.get(), events) {
             Ok(ready) => ready,
             Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
             Err(error) => {

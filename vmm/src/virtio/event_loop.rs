@@ -1,5 +1,5 @@
-//! Threads that serve devices: they wait for kicks, backends and timers, and call the device. Each disk has a loop of its own with several
-//! threads; virtio-fs devices have threads of another kind.
+//! Threads that serve devices: they wait for kicks, backends and timers, and call the device. The disks have a loop with several threads;
+//! virtio-fs devices have threads of another kind.
 //!
 //! Waits for backends are level-triggered unless a device requests otherwise: a device that takes only part of what is ready is called again,
 //! after the others. Waits for kicks are edge-triggered, so that a kick wakes one thread. A queue over its rate limit waits for a timer
@@ -9,6 +9,7 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, RawFd};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use thaw_log::LogLimit;
@@ -19,9 +20,10 @@ use vmm_sys_util::eventfd::EventFd;
 
 use super::alarms::Alarms;
 use super::device::{Call, DeviceError, VirtioDevice};
-use super::device_thread::{DeviceThread, Timeout};
+use super::device_thread::{BATCH, DeviceThread, Timeout};
 use super::gate::Gate;
 use super::interrupt::Interrupt;
+use super::shared_threads::SharedThreads;
 use crate::jail::threads::Thread;
 
 /// Most calls that a thread makes before it looks at other events.
@@ -63,6 +65,7 @@ impl Source {
 pub struct Registrar {
     epoll: Arc<Epoll>,
     alarms: Arc<Alarms>,
+    shared: Arc<SharedThreads>,
     device: DeviceId,
 }
 
@@ -87,6 +90,11 @@ impl Registrar {
         self.alarms.set(self.device, moment);
     }
 
+    /// The threads that devices of the loop share.
+    pub fn shared_threads(&self) -> Arc<SharedThreads> {
+        self.shared.clone()
+    }
+
     fn control(
         &self,
         operation: ControlOperation,
@@ -108,8 +116,43 @@ struct Served {
     id: DeviceId,
     device: Arc<Mutex<dyn VirtioDevice>>,
     interrupt: Arc<Interrupt>,
-    kicks: Vec<Arc<EventFd>>,
+    kicks: Vec<Kick>,
     log: LogLimit,
+}
+
+/// The kicks of a queue.
+struct Kick {
+    event: Arc<EventFd>,
+    /// Whether a thread has taken a kick and waits for the device's lock.
+    has_waiting: AtomicBool,
+}
+
+impl Kick {
+    fn new(event: Arc<EventFd>) -> Kick {
+        Kick {
+            event,
+            has_waiting: AtomicBool::new(false),
+        }
+    }
+
+    /// Takes a pending kick, if no other thread that has taken one will look at the queue. So a device whose lock is held for long keeps one
+    /// thread waiting, not one for each kick.
+    fn take(&self) -> Option<Waiting<'_>> {
+        // Fails if another event of the same batch, or another thread, took it.
+        self.event.read().ok()?;
+        let is_first = !self.has_waiting.swap(true, Ordering::AcqRel);
+        is_first.then(|| Waiting(self))
+    }
+}
+
+/// The thread that waits for the device's lock after a kick, until this is dropped.
+struct Waiting<'a>(&'a Kick);
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        // Reads what the threads wrote that left their kicks to this one, so their requests are seen afterwards.
+        self.0.has_waiting.swap(false, Ordering::AcqRel);
+    }
 }
 
 impl Served {
@@ -158,6 +201,7 @@ impl Served {
 pub struct EventLoop {
     epoll: Arc<Epoll>,
     alarms: Arc<Alarms>,
+    shared: Arc<SharedThreads>,
     served: Vec<Served>,
 }
 
@@ -169,6 +213,7 @@ impl EventLoop {
         Ok(EventLoop {
             epoll: Arc::new(epoll),
             alarms: Arc::new(alarms),
+            shared: Arc::default(),
             served: Vec::new(),
         })
     }
@@ -178,6 +223,7 @@ impl EventLoop {
         Registrar {
             epoll: self.epoll.clone(),
             alarms: self.alarms.clone(),
+            shared: self.shared.clone(),
             device,
         }
     }
@@ -202,7 +248,7 @@ impl EventLoop {
             id,
             device,
             interrupt,
-            kicks,
+            kicks: kicks.into_iter().map(Kick::new).collect(),
             log: LogLimit::default(),
         });
         Ok(())
@@ -210,10 +256,10 @@ impl EventLoop {
 
     /// Starts a thread. It calls devices while `gate` is open.
     pub fn start(self, name: &str, kind: Thread, gate: Arc<Gate>) -> io::Result<DeviceThread> {
-        Arc::new(self).thread(name, kind, gate)
+        Arc::new(self).thread(name, kind, gate, BATCH)
     }
 
-    /// Starts so many threads of one name. They call devices while `gate` is open.
+    /// Starts so many threads of one name. They call devices while `gate` is open. None takes an event before it has served another.
     pub fn start_several(
         self,
         threads: usize,
@@ -222,16 +268,30 @@ impl EventLoop {
         gate: &Arc<Gate>,
     ) -> io::Result<Vec<DeviceThread>> {
         let event_loop = Arc::new(self);
-        let thread = |_| event_loop.thread(name, kind, gate.clone());
+        let thread = |_| event_loop.thread(name, kind, gate.clone(), 1);
         (0..threads).map(thread).collect()
     }
 
-    fn thread(self: &Arc<Self>, name: &str, kind: Thread, gate: Arc<Gate>) -> io::Result<DeviceThread> {
+    fn thread(
+        self: &Arc<Self>,
+        name: &str,
+        kind: Thread,
+        gate: Arc<Gate>,
+        batch: usize,
+    ) -> io::Result<DeviceThread> {
         let (event_loop, epoll) = (self.clone(), self.epoll.clone());
         let never = Timeout::default();
-        DeviceThread::start(name, kind, epoll, gate.clone(), never, move |data, events| {
-            event_loop.event(data, events, &|| gate.is_open());
-        })
+        DeviceThread::start(
+            name,
+            kind,
+            epoll,
+            gate.clone(),
+            never,
+            batch,
+            move |data, events| {
+                event_loop.event(data, events, &|| gate.is_open());
+            },
+        )
     }
 
     /// Serves what is ready, once, on this thread and without waiting. For fuzzing, where a run must be repeatable.
@@ -261,17 +321,17 @@ impl EventLoop {
 
     fn kicked(&self, device: u8, queue: usize, goes_on: &dyn Fn() -> bool) {
         let Some(served) = self.find(device) else { return };
-        // Fails if another event of the same batch, or another thread, served it; then there is nothing to read.
-        if served.kicks.get(queue).is_some_and(|kick| kick.read().is_ok()) {
-            served.serve(goes_on, |device| device.queue_ready(queue));
+        if let Some(waiting) = served.kicks.get(queue).and_then(Kick::take) {
+            served.serve(goes_on, |device| {
+                drop(waiting);
+                device.queue_ready(queue)
+            });
         }
     }
 
     fn alarm(&self, goes_on: &dyn Fn() -> bool) {
-        for device in self.alarms.due() {
-            if let Some(served) = self.find(device as u8) {
-                served.serve(goes_on, |device| device.woken());
-            }
+        if let Some(served) = self.alarms.due().and_then(|device| self.find(device as u8)) {
+            served.serve(goes_on, |device| device.woken());
         }
     }
 

@@ -22,7 +22,7 @@ use thaw_sys::lock::Lock;
 use vm_memory::{GuestMemory as _, GuestMemoryRegion};
 use vmm_sys_util::eventfd::EventFd;
 
-pub use self::loops::Loops;
+pub use self::loops::{DISK_THREADS, Loops};
 use self::table::Parts;
 pub use self::table::Windows;
 use self::wiring::{assemble, eventfd};

@@ -56,6 +56,7 @@ pub mod net;
 pub mod pmem;
 pub mod queue;
 pub mod rng;
+pub mod shared_threads;
 pub mod state;
 pub mod throttle;
 pub mod token_bucket;

@@ -146,39 +146,39 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
         _ => "create",
     };
     let mut report = Report::new(name);
-    for storm in plan.storms {
-        place = storm.run(place, &mut report).await?;
-    }
-    parked_byte::run(&mut report, plan.alone, (FEW, plan.alone_few))
-        .map_err(|e| format!("parked machines without thawd: {e}"))?;
-    compare(&mut report, plan)?;
-    if plan.cycles == 0 {
-        report
-            .write(Path::new("target/bench"))
-            .map_err(|e| format!("cannot write target/bench: {e}"))?;
-        return Ok(report);
-    }
-    let node = Node::start(place, Ready::Parts, STEADY..=STEADY).await?;
-    cycle_cpu::run(&node, plan.cpu_rounds, ROUND, &mut report).await?;
-    cycles::run(&node, plan.cycles, &mut report).await?;
-    growth::run(&node, plan.beside, plan.beside_rounds, &mut report).await?;
-    drop(node.stop());
-    reads::lists(&mut report, SANDBOXES, LISTS)?;
-    reads::watches(&mut report, plan.watchers, CHANGES, plan.watch_seconds).await?;
-    let warm = storm::name(FEW, Ready::Parts, false, CREATED);
-    report.ratio_of(
-        &format!("create_p99_over_p50_at_{FEW}"),
-        (&warm, 99.0),
-        (&warm, 50.0),
-    )?;
     report.note(
         "The guest is a few instructions long and has no process; it runs when its creation is answered. The client shares the \
          processors with thawd. Rows named `parked` are of a thawd that keeps parked machines, which have loaded the template. Rows \
          named `a pool missed` are of creations for which a pool lacked a part that should have been ready; most are of a thawd \
          without pools.",
     );
-    report
-        .write(Path::new("target/bench"))
-        .map_err(|e| format!("cannot write target/bench: {e}"))?;
+    for storm in plan.storms {
+        place = storm.run(place, &mut report).await?;
+        report.keep()?;
+    }
+    parked_byte::run(&mut report, plan.alone, (FEW, plan.alone_few))
+        .map_err(|e| format!("parked machines without thawd: {e}"))?;
+    compare(&mut report, plan)?;
+    report.keep()?;
+    if plan.cycles == 0 {
+        return Ok(report);
+    }
+    let warm = storm::name(FEW, Ready::Parts, false, CREATED);
+    report.ratio_of(
+        &format!("create_p99_over_p50_at_{FEW}"),
+        (&warm, 99.0),
+        (&warm, 50.0),
+    )?;
+    let node = Node::start(place, Ready::Parts, STEADY..=STEADY).await?;
+    cycle_cpu::run(&node, plan.cpu_rounds, ROUND, &mut report).await?;
+    report.keep()?;
+    cycles::run(&node, plan.cycles, &mut report).await?;
+    report.keep()?;
+    growth::run(&node, plan.beside, plan.beside_rounds, &mut report).await?;
+    report.keep()?;
+    drop(node.stop());
+    reads::lists(&mut report, SANDBOXES, LISTS)?;
+    reads::watches(&mut report, plan.watchers, CHANGES, plan.watch_seconds).await?;
+    report.keep()?;
     Ok(report)
 }

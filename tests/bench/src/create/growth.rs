@@ -16,13 +16,28 @@ const TIMED: [&str; 4] = ["create", "create with a name", "find by name", "delet
 /// Times each beside as many sandboxes as `few` and `many` say, and compares them.
 pub async fn run(
     node: &Node,
-    (few, many): (usize, usize),
+    counts: (usize, usize),
     rounds: usize,
     report: &mut Report,
 ) -> Result<(), String> {
     let mut standing = Vec::new();
+    let measured = measure(node, counts, rounds, &mut standing, report).await;
+    // Also after a failure: nobody else ends them.
+    for id in standing {
+        node.client.delete(&id).await.map_err(|e| e.to_string())?;
+    }
+    measured
+}
+
+async fn measure(
+    node: &Node,
+    (few, many): (usize, usize),
+    rounds: usize,
+    standing: &mut Vec<String>,
+    report: &mut Report,
+) -> Result<(), String> {
     for count in [few, many] {
-        grow(node, &mut standing, count).await?;
+        grow(node, standing, count).await?;
         for round in 0..=rounds {
             // The first warms up.
             let mut discarded = Report::new("warm-up");
@@ -34,9 +49,6 @@ pub async fn run(
     for what in TIMED {
         let ratio = format!("{}_at_{many}_over_{few}", what.replace(' ', "_"));
         report.ratio(&ratio, &name(what, many), &name(what, few))?;
-    }
-    for id in standing {
-        node.client.delete(&id).await.map_err(|e| e.to_string())?;
     }
     Ok(())
 }

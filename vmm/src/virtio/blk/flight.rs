@@ -1,7 +1,8 @@
 //! The requests of a disk that are in flight: a thread makes the system call of each, without the device's lock.
 //!
-//! Invariants: a request is in flight once, and ends as one [`Completion`], which is taken once. At most [`IN_FLIGHT`] are in flight, whatever
-//! the driver does; the others stay in its queue. A call ends without the device's lock, so [`Flight::drain`] may be called with it.
+//! Invariants: a request is in flight once, and ends as one [`Completion`], which is taken once. Each in flight has a thread, the disk's own
+//! or a shared one ([`SharedThreads`]), whatever the driver does; the others stay in its queue until a call of the disk ends, or another disk
+//! gives a shared thread back. A call ends without the device's lock, so [`Flight::drain`] may be called with it.
 //!
 //! Requests in flight end in any order, because the device does not offer `F_IN_ORDER` (virtio 1.2 §2.7.9). If two of them touch the same sectors, the order of
 //! their effects is not defined. A flush is the exception: it begins when every change that was taken from the queue before it has ended.
@@ -9,9 +10,12 @@
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use thaw_sys::lock::Lock;
+use vmm_sys_util::eventfd::EventFd;
 
-/// Most requests of a disk in flight, and its number of threads: enough for a sync, a write that waits, and reads beside them.
-pub const IN_FLIGHT: usize = 4;
+use crate::virtio::shared_threads::{self, SHARED, SharedThreads};
+
+/// Most requests of a disk in flight.
+pub const IN_FLIGHT: usize = 1 + SHARED;
 
 /// A request whose call has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,6 +38,10 @@ struct Running {
 #[derive(Debug, Default)]
 struct State {
     next: u64,
+    /// Whether the disk's own thread has a request, or will have one.
+    own_is_taken: bool,
+    /// How many of the shared threads it has.
+    shared: usize,
     running: Vec<Running>,
     completions: Vec<Completion>,
     /// Threads that wait for a call to end.
@@ -46,25 +54,31 @@ pub struct Flight {
     state: Mutex<State>,
     /// Signalled when a call ends.
     ended: Condvar,
+    shared: Arc<SharedThreads>,
 }
 
 impl Flight {
-    /// A request is in flight from now on. `changes`: it changes the disk.
-    pub fn begin(self: &Arc<Self>, head: u16, changes: bool) -> InFlight {
-        let mut state = self.state();
-        let number = state.next;
-        state.next += 1;
-        state.running.push(Running {
-            number,
-            head,
-            changes,
-        });
-        drop(state);
-        InFlight {
-            flight: self.clone(),
-            number,
-            written: None,
+    /// Of a disk that shares these threads.
+    pub fn new(shared: Arc<SharedThreads>) -> Flight {
+        Flight {
+            shared,
+            ..Flight::default()
         }
+    }
+
+    /// A thread for one more request, if there is one.
+    pub fn seat(self: &Arc<Self>) -> Option<Seat> {
+        let mut state = self.state();
+        let is_shared = state.own_is_taken;
+        if is_shared && !self.shared.take() {
+            return None;
+        }
+        state.own_is_taken = true;
+        state.shared += usize::from(is_shared);
+        Some(Seat {
+            flight: self.clone(),
+            is_shared,
+        })
     }
 
     /// Whether a request with this head is in flight or not answered yet. If so, the driver made a descriptor available that is in use.
@@ -74,9 +88,20 @@ impl Flight {
             || state.completions.iter().any(|completion| completion.head == head)
     }
 
-    /// Whether no other request may begin.
+    /// Whether there is no thread for one more request.
     pub fn is_full(&self) -> bool {
-        self.state().running.len() >= IN_FLIGHT
+        self.state().own_is_taken && self.shared.are_taken()
+    }
+
+    /// Kicks this queue when there is a thread for one more request, perhaps now. A disk that has all that it can have is not kicked: when one
+    /// of its calls ends, it looks at its queue anyway.
+    pub fn kick_when_free(&self, kick: &Arc<EventFd>) {
+        let state = self.state();
+        if !state.own_is_taken {
+            shared_threads::kick_again(kick);
+        } else if state.shared < SHARED {
+            self.shared.kick_when_free(kick);
+        }
     }
 
     /// Removes and returns the completions.
@@ -117,10 +142,52 @@ impl Flight {
     }
 }
 
+/// A thread for one request, which nobody else gets before this is dropped.
+#[derive(Debug)]
+pub struct Seat {
+    flight: Arc<Flight>,
+    /// Whether it is one of those that disks share.
+    is_shared: bool,
+}
+
+impl Seat {
+    /// A request is in flight from now on. `changes`: it changes the disk.
+    pub fn begin(self, head: u16, changes: bool) -> InFlight {
+        let mut state = self.flight.state();
+        let number = state.next;
+        state.next += 1;
+        state.running.push(Running {
+            number,
+            head,
+            changes,
+        });
+        drop(state);
+        InFlight {
+            seat: self,
+            number,
+            written: None,
+        }
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        let mut state = self.flight.state();
+        match self.is_shared {
+            true => {
+                state.shared -= 1;
+                drop(state);
+                self.flight.shared.give_back();
+            }
+            false => state.own_is_taken = false,
+        }
+    }
+}
+
 /// A request in flight until this is dropped. If that happens before [`InFlight::end`], the request is not answered.
 #[derive(Debug)]
 pub struct InFlight {
-    flight: Arc<Flight>,
+    seat: Seat,
     number: u64,
     written: Option<u32>,
 }
@@ -130,7 +197,8 @@ impl InFlight {
     /// request has, because each is made by a thread of its own.
     pub fn wait_for_changes(&self) {
         let earlier = |running: &Running| running.changes && running.number < self.number;
-        self.flight.wait_while(|state| state.running.iter().any(earlier));
+        let flight = &self.seat.flight;
+        flight.wait_while(|state| state.running.iter().any(earlier));
     }
 
     /// The call has ended, and wrote this many bytes to the request's buffers.
@@ -141,7 +209,7 @@ impl InFlight {
 
 impl Drop for InFlight {
     fn drop(&mut self) {
-        self.flight.end(self.number, self.written);
+        self.seat.flight.end(self.number, self.written);
     }
 }
 

@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::*;
 use crate::jail::threads::Thread;
 use crate::virtio::event_loop::EventLoop;
+use crate::virtio::shared_threads::SHARED;
 use crate::virtio::testing::{Shared, open_gate};
 
 /// A request that was made available: its head, its status, and its data if it is a read.
@@ -274,38 +275,86 @@ proptest::proptest! {
     }
 }
 
+/// A disk that waits for a thread which another has looks at its queue when it gets one.
+#[test]
+fn disk_without_a_free_thread_is_kicked_when_another_gives_one_back() {
+    let event_loop = EventLoop::new().unwrap();
+    let [mut busy, mut other] = [DeviceId::Blk0, DeviceId::Blk1].map(|id| {
+        let mut device = Blk::new("blk", event_loop.registrar(id));
+        attach(&mut device, &disk(), false).unwrap();
+        let mut rig = Rig::new(device, 0);
+        for sector in 1..=2 * IN_FLIGHT as u64 {
+            read(&mut rig, sector);
+        }
+        rig
+    });
+    let mut calls: Vec<_> = std::iter::from_fn(|| busy.device.next_call().unwrap()).collect();
+    assert_eq!(calls.len(), IN_FLIGHT);
+    busy.kicked(0);
+    // Its first request always has a thread, and no thread is woken in vain for the next.
+    let first = call(&mut other);
+    assert!(!other.kicked(0));
+    calls.pop().unwrap().make();
+    assert!(other.kicked(0));
+    other.device.queue_ready(0).unwrap();
+    let second = call(&mut other);
+    assert!(!other.kicked(0));
+    // Now the busy disk wants one too, and both are kicked.
+    assert!(busy.device.next_call().unwrap().is_none());
+    assert!(!busy.kicked(0));
+    second.make();
+    assert!(busy.kicked(0) && other.kicked(0));
+    calls.push(first);
+    calls.into_iter().for_each(|call| call.make());
+    for rig in [&mut busy, &mut other] {
+        rig.make_calls().unwrap();
+        assert_eq!(rig.used(0).len(), 2 * IN_FLIGHT);
+    }
+}
+
 #[test]
 fn threads_answer_each_request_once_and_leave_for_a_freeze() {
     let mut event_loop = EventLoop::new().unwrap();
-    let mut device = Blk::new("blk1", event_loop.registrar(DeviceId::Blk1));
-    attach(&mut device, &disk(), false).unwrap();
-    let mut rig = Rig::new(Shared::new(device), 0);
-    let shared = rig.device.device.clone();
-    event_loop
-        .serve(DeviceId::Blk1, shared.clone(), rig.interrupt.clone(), rig.kicks())
-        .unwrap();
+    let mut rigs = [DeviceId::Blk0, DeviceId::Blk1, DeviceId::Blk2].map(|id| {
+        let mut device = Blk::new("blk", event_loop.registrar(id));
+        attach(&mut device, &disk(), false).unwrap();
+        let rig = Rig::new(Shared::new(device), 0);
+        let shared = rig.device.device.clone();
+        event_loop
+            .serve(id, shared, rig.interrupt.clone(), rig.kicks())
+            .unwrap();
+        rig
+    });
     let gate = open_gate();
     let threads = event_loop
-        .start_several(IN_FLIGHT, "disk", Thread::Disk, &gate)
+        .start_several(rigs.len() + SHARED, "disk", Thread::Disk, &gate)
         .unwrap();
-    for round in 0..50 {
-        let mut heads: Vec<_> = (0..16).map(|sector| read(&mut rig, sector).head).collect();
-        rig.notify(0);
+    for round in 0..100 {
+        let mut sent = Vec::new();
+        for rig in &mut rigs {
+            let flush = submit(rig, b::VIRTIO_BLK_T_FLUSH, 0).head;
+            let reads = (0..16).map(|sector| read(rig, sector).head);
+            sent.push(reads.chain([flush]).collect::<Vec<_>>());
+            rig.notify(0);
+        }
         if round % 2 == 0 {
             gate.close();
-            let device = shared.lock().unwrap();
-            assert!(!heads.iter().any(|head| device.server.flight.has(*head)));
-            drop(device);
+            for (rig, heads) in rigs.iter().zip(&sent) {
+                let device = rig.device.device.lock().unwrap();
+                assert!(!heads.iter().any(|head| device.server.flight.has(*head)));
+            }
             gate.open();
         }
-        let mut seen = Vec::new();
-        while seen.len() < heads.len() {
-            seen.extend(rig.wait_used(0).into_iter().map(|(head, _)| head));
+        for (rig, mut heads) in rigs.iter_mut().zip(sent) {
+            let mut seen = Vec::new();
+            while seen.len() < heads.len() {
+                seen.extend(rig.wait_used(0).into_iter().map(|(head, _)| head));
+            }
+            seen.sort_unstable();
+            heads.sort_unstable();
+            assert_eq!(seen, heads);
         }
-        seen.sort_unstable();
-        heads.sort_unstable();
-        assert_eq!(seen, heads);
     }
     drop(threads);
-    assert!(rig.used(0).is_empty());
+    assert!(rigs.iter_mut().all(|rig| rig.used(0).is_empty()));
 }

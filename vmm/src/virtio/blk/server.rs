@@ -8,7 +8,7 @@ use thaw_log::LogLimit;
 
 use super::backing::Backing;
 use super::call::DiskCall;
-use super::flight::Flight;
+use super::flight::{Flight, Seat};
 use super::request::{Kind, Request, Status};
 use crate::memory::GuestMemory;
 use crate::virtio::accesses::AccessLog;
@@ -17,19 +17,11 @@ use crate::virtio::device::{Call, DeviceError};
 use crate::virtio::guest_io;
 use crate::virtio::misses::{self, Misses, Resumed};
 use crate::virtio::queue::{Answer, QueueError};
+use crate::virtio::shared_threads::SharedThreads;
 use crate::virtio::throttle::Throttle;
 
 /// The device's only queue.
 const QUEUE: usize = 0;
-
-/// Who makes the system call of a request.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Caller {
-    /// The device, with its lock held.
-    Device,
-    /// A thread without the lock, which gets it as [`Server::call`].
-    Thread,
-}
 
 /// The backend, and the requests that wait for it.
 pub struct Server {
@@ -48,12 +40,12 @@ pub struct Server {
 }
 
 impl Server {
-    /// A server without a backend.
-    pub fn new(serial: String, misses: Misses) -> Server {
+    /// A server without a backend, of a disk that shares these threads.
+    pub fn new(serial: String, misses: Misses, shared: Arc<SharedThreads>) -> Server {
         Server {
             backend: None,
             serial: serial.into(),
-            flight: Arc::default(),
+            flight: Arc::new(Flight::new(shared)),
             call: None,
             misses,
             accesses: AccessLog::default(),
@@ -71,28 +63,30 @@ impl Server {
         }
     }
 
-    /// Whether a request may be taken from the queue.
+    /// Whether a request may be taken from the queue: it may get a thread.
     pub fn wants(&self) -> bool {
         self.call.is_none() && !self.flight.is_full()
     }
 
-    /// Answers a chain from the queue or hands out its call, unless it is over the rate limit.
+    /// Answers a chain from the queue or hands out its call, unless no thread is free for it, or it is over the rate limit.
     pub fn take(&mut self, memory: &GuestMemory, chain: Chain) -> Result<Answer, DeviceError> {
         let (queue, head) = (QUEUE, chain.head());
         if self.misses.has(queue, head) || self.flight.has(head) {
             return Err(QueueError::Chain { queue, head }.into());
         }
         let parsed = parse(memory, &chain)?;
-        match self.admits(&parsed) {
-            true => Ok(self.answer(memory, &parsed, Server::request(chain), Caller::Thread)),
-            false => Ok(Answer::Stop),
+        match self.flight.seat() {
+            Some(seat) if self.admits(&parsed) => {
+                Ok(self.answer(memory, &parsed, Server::request(chain), Some(seat)))
+            }
+            _ => Ok(Answer::Stop),
         }
     }
 
     /// Answers a request that was taken from the queue before. The rate limit is not charged again.
     pub fn execute(&mut self, memory: &GuestMemory, request: misses::Request) -> Result<Answer, DeviceError> {
         let parsed = parse(memory, &request.chain)?;
-        Ok(self.answer(memory, &parsed, request, Caller::Device))
+        Ok(self.answer(memory, &parsed, request, None))
     }
 
     /// Answers a request that has waited: its bytes are there now, or the node cannot get them.
@@ -128,13 +122,14 @@ impl Server {
         admitted
     }
 
-    /// Answers a request, hands out its call, or parks it until its bytes are there.
+    /// Answers a request, or parks it until its bytes are there. Its system call is handed out to the thread that has this seat; without one
+    /// it is made here, with the device's lock held.
     fn answer(
         &mut self,
         memory: &GuestMemory,
         parsed: &Request<'_>,
         request: misses::Request,
-        caller: Caller,
+        seat: Option<Seat>,
     ) -> Answer {
         let backing = self.backend.as_deref();
         if let (Ok(Kind::In { sector, data }), Some(Backing::Image(image))) = (&parsed.kind, backing) {
@@ -150,22 +145,23 @@ impl Server {
                 };
             }
         }
-        let (status, data) = match (&parsed.kind, &self.backend) {
-            (Err(status), _) => (*status, 0),
-            (Ok(_), None) => (Status::IoErr, 0),
-            // The serial is in memory.
-            (Ok(kind), Some(backing)) if caller == Caller::Thread && !matches!(kind, Kind::GetId { .. }) => {
+        // The serial is in memory.
+        let seat = seat.filter(|_| !matches!(parsed.kind, Ok(Kind::GetId { .. })));
+        let (status, data) = match (&parsed.kind, &self.backend, seat) {
+            (Err(status), ..) => (*status, 0),
+            (Ok(_), None, _) => (Status::IoErr, 0),
+            (Ok(kind), Some(backing), Some(seat)) => {
                 self.call = Some(Box::new(DiskCall {
                     memory: memory.clone(),
                     operation: kind.operation(),
                     backing: backing.clone(),
                     serial: self.serial.clone(),
-                    in_flight: self.flight.begin(request.chain.head(), kind.changes()),
+                    in_flight: seat.begin(request.chain.head(), kind.changes()),
                     chain: request.chain,
                 }));
                 return Answer::Deferred;
             }
-            (Ok(kind), Some(backing)) => backing.execute(kind, &self.serial),
+            (Ok(kind), Some(backing), None) => backing.execute(kind, &self.serial),
         };
         finish(parsed, status, data)
     }

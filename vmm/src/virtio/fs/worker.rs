@@ -14,7 +14,9 @@ use vmm_sys_util::epoll::Epoll;
 use super::FsBackend;
 use crate::jail::threads::Thread;
 use crate::virtio::device::{Activation, DeviceError, Saved};
-use crate::virtio::device_thread::{DeviceThread, TIMEOUT, Timeout, WAKE, forget_kicks, wait_for_kicks};
+use crate::virtio::device_thread::{
+    BATCH, DeviceThread, TIMEOUT, Timeout, WAKE, forget_kicks, wait_for_kicks,
+};
 use crate::virtio::gate::Gate;
 use crate::virtio::state::FsState;
 
@@ -57,15 +59,23 @@ impl<B: FsBackend> Worker<B> {
             active: None,
             log: LogLimit::default(),
         }));
-        let thread = DeviceThread::start(&format!("fs-{tag}"), Thread::Files, epoll, gate, timeout, {
-            let served = served.clone();
-            move |event, _| {
-                let mut served = served.locked();
-                if let Err(error) = served.serve(event) {
-                    served.fail(&error);
+        let thread = DeviceThread::start(
+            &format!("fs-{tag}"),
+            Thread::Files,
+            epoll,
+            gate,
+            timeout,
+            BATCH,
+            {
+                let served = served.clone();
+                move |event, _| {
+                    let mut served = served.locked();
+                    if let Err(error) = served.serve(event) {
+                        served.fail(&error);
+                    }
                 }
-            }
-        })?;
+            },
+        )?;
         Ok(Worker { served, thread })
     }
 

@@ -155,18 +155,30 @@ impl Error {
     }
 
     /// An error of the operating system. A full disk gets its own kind.
-    pub fn system(what: impl fmt::Display, error: &io::Error) -> Error {
-        let kind = if is_full(error) {
+    pub fn system(what: impl fmt::Display, source: &io::Error) -> Error {
+        let kind = if is_full(source) {
             ErrorKind::DiskFull
         } else {
             ErrorKind::Runtime
         };
-        let error = Error::new(kind, format!("{what}: {error}"));
+        let error = Error::new(kind, format!("{what}: {source}"));
         if kind == ErrorKind::Runtime {
-            error.remedy("see `thaw doctor`")
+            error.remedy(exhausted(source).unwrap_or("see `thaw doctor`"))
         } else {
             error
         }
+    }
+}
+
+/// What to do where this process, or the host, has no room for another descriptor or thread.
+pub fn exhausted(error: &io::Error) -> Option<&'static str> {
+    match error.raw_os_error()? {
+        libc::EMFILE => {
+            Some("raise the descriptors that thawd may have: LimitNOFILE of its service, or ulimit -n")
+        }
+        libc::ENFILE => Some("raise fs.file-max"),
+        libc::EAGAIN => Some("raise kernel.pid_max and kernel.threads-max, see `thaw doctor`"),
+        _ => None,
     }
 }
 

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 
 use thaw_bench::create::storm::{self, CREATED, Storm};
 use thaw_bench::create::{Node, Ready, cycle_cpu, cycles, growth, parked_byte, reads};
-use thaw_bench::{Report, by_quick, conclude};
+use thaw_bench::{Report, by_parts, conclude};
 use thaw_tiny_guest::bare::concise;
 use thaw_tiny_node::Place;
 
@@ -92,16 +92,29 @@ const LISTS: usize = 200;
 /// What the pools hold while creations and deletions follow one another.
 const STEADY: usize = 8;
 
+/// The parts, each with a result of its own.
+const CREATIONS: &str = "creations";
+const BESIDE_MANY: &str = "beside-many";
+
 fn main() -> ExitCode {
-    let plan = match std::env::args().nth(1).as_deref() {
+    let (plan, parts) = match std::env::args().nth(1).as_deref() {
         Some(cycle_cpu::BARE) => return bare_cycles(),
-        Some("--one") => &ONE,
-        _ => by_quick(&QUICK, &WHOLE),
+        Some("--one") => (&ONE, vec![CREATIONS]),
+        _ => by_parts(&QUICK, &WHOLE, &[CREATIONS, BESIDE_MANY]),
     };
-    let measured = tokio::runtime::Runtime::new()
-        .map_err(|e| format!("no runtime: {e}"))
-        .and_then(|runtime| runtime.block_on(measure(plan)));
-    conclude("create", measured)
+    for part in parts {
+        let measured = tokio::runtime::Runtime::new()
+            .map_err(|e| format!("no runtime: {e}"))
+            .and_then(|runtime| match part {
+                CREATIONS => runtime.block_on(measure(plan)),
+                _ => runtime.block_on(measure_beside_many(plan)),
+            });
+        let code = conclude("create", measured);
+        if code != ExitCode::SUCCESS {
+            return code;
+        }
+    }
+    ExitCode::SUCCESS
 }
 
 /// As the bare program that [`cycle_cpu`] runs.
@@ -137,10 +150,31 @@ fn compare(report: &mut Report, plan: &Plan) -> Result<(), String> {
     Ok(())
 }
 
-async fn measure(plan: &Plan) -> Result<Report, String> {
+/// What creations and the API's reads cost beside many sandboxes.
+async fn measure_beside_many(plan: &Plan) -> Result<Report, String> {
+    let mut report = Report::new("create-beside-many");
+    report.note(
+        "The guest is as above. Sandboxes are created one at a time beside those that stand by. Lists and watches are of thawd's \
+         table alone, without guests.",
+    );
+    let node = Node::start(place()?, Ready::Parts, STEADY..=STEADY).await?;
+    growth::run(&node, plan.beside, plan.beside_rounds, &mut report).await?;
+    report.keep()?;
+    drop(node.stop());
+    reads::lists(&mut report, SANDBOXES, LISTS)?;
+    reads::watches(&mut report, plan.watchers, CHANGES, plan.watch_seconds).await?;
+    report.keep()?;
+    Ok(report)
+}
+
+fn place() -> Result<Place, String> {
     let own = std::env::current_exe().map_err(|e| format!("where this program is: {e}"))?;
     let binaries = own.parent().unwrap_or(Path::new("."));
-    let mut place = Place::new(binaries, &concise()).ok_or("this host cannot run it")?;
+    Place::new(binaries, &concise()).ok_or_else(|| "this host cannot run it".into())
+}
+
+async fn measure(plan: &Plan) -> Result<Report, String> {
+    let mut place = place()?;
     let name = match plan.cycles {
         0 => "create-one",
         _ => "create",
@@ -174,11 +208,6 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
     report.keep()?;
     cycles::run(&node, plan.cycles, &mut report).await?;
     report.keep()?;
-    growth::run(&node, plan.beside, plan.beside_rounds, &mut report).await?;
-    report.keep()?;
     drop(node.stop());
-    reads::lists(&mut report, SANDBOXES, LISTS)?;
-    reads::watches(&mut report, plan.watchers, CHANGES, plan.watch_seconds).await?;
-    report.keep()?;
     Ok(report)
 }

@@ -7,7 +7,7 @@ use std::time::Instant;
 use thaw_e2e::home::Home;
 use thaw_e2e::{image, run};
 
-use super::transfer::BYTES;
+use super::transfer::{BYTES, CALL};
 
 /// The row.
 pub const STDOUT: &str = "standard output of a command: thaw";
@@ -36,9 +36,13 @@ impl Output {
 
     /// Megabits a second from the first byte of a command's output to its last.
     pub fn rate(&self) -> io::Result<f64> {
-        let bytes = BYTES.to_string();
-        let head = ["exec", NAME, "head", "-c", &bytes, "/dev/zero"];
-        let mut child = self.home.thaw(&head).stderr(Stdio::inherit()).spawn()?;
+        // As large writes as on the connection this is compared with: busybox's head would write byte after byte into a small buffer.
+        let zeros = format!(
+            "exec dd if=/dev/zero bs={CALL} count={} 2>/dev/null",
+            BYTES / CALL
+        );
+        let dd = ["exec", NAME, "sh", "-c", &zeros];
+        let mut child = self.home.thaw(&dd).stderr(Stdio::inherit()).spawn()?;
         let mut output = child.stdout.take().ok_or(io::ErrorKind::BrokenPipe)?;
         let mut buffer = vec![0; 128 << 10];
         let first = output.read(&mut buffer)?;

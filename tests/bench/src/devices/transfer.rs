@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 /// Bytes of one transfer.
 pub const BYTES: usize = 16 << 20;
 /// Bytes of one call.
-const CALL: usize = 128 << 10;
+pub const CALL: usize = 128 << 10;
 const TAKE: u8 = b't';
 const SEND: u8 = b's';
 /// Only a guest that failed listens later than that.

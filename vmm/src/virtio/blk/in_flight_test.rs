@@ -277,7 +277,7 @@ proptest::proptest! {
 
 /// A disk that waits for a thread which another has looks at its queue when it gets one.
 #[test]
-fn disk_without_a_free_thread_is_kicked_when_another_gives_one_back() {
+fn disk_without_a_free_thread_is_kicked_when_one_is_free() {
     let event_loop = EventLoop::new().unwrap();
     let [mut busy, mut other] = [DeviceId::Blk0, DeviceId::Blk1].map(|id| {
         let mut device = Blk::new("blk", event_loop.registrar(id));

@@ -170,14 +170,13 @@ impl Error {
     }
 }
 
-/// What to do where this process, or the host, has no room for another descriptor or thread.
-pub fn exhausted(error: &io::Error) -> Option<&'static str> {
+/// What to do where this process, or the host, has no room for another descriptor.
+fn exhausted(error: &io::Error) -> Option<&'static str> {
     match error.raw_os_error()? {
         libc::EMFILE => {
             Some("raise the descriptors that thawd may have: LimitNOFILE of its service, or ulimit -n")
         }
         libc::ENFILE => Some("raise fs.file-max"),
-        libc::EAGAIN => Some("raise kernel.pid_max and kernel.threads-max, see `thaw doctor`"),
         _ => None,
     }
 }

@@ -184,6 +184,8 @@ impl Served {
     ) -> Option<Box<dyn Call>> {
         let mut device = self.device.locked();
         if self.interrupt.failed() {
+            // Before the lock is free: a thread that has taken a kick is seen to wait until then.
+            drop(what);
             return None;
         }
         what(&mut *device).unwrap_or_else(|error| {

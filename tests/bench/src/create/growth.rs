@@ -22,7 +22,7 @@ pub async fn run(
 ) -> Result<(), String> {
     let mut standing = Vec::new();
     let measured = measure(node, counts, rounds, &mut standing, report).await;
-    // Also after a failure: nobody else ends them.
+    // Also if measuring failed, because nothing else ends them.
     for id in standing {
         node.client.delete(&id).await.map_err(|e| e.to_string())?;
     }

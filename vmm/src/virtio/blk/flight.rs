@@ -142,7 +142,7 @@ impl Flight {
     }
 }
 
-/// A thread for one request, which nobody else gets before this is dropped.
+/// A thread that is reserved for one request until this is dropped.
 #[derive(Debug)]
 pub struct Seat {
     flight: Arc<Flight>,

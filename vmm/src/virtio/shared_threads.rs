@@ -1,8 +1,9 @@
 //! The threads that the disks of a machine share. Each disk has one besides.
 //!
 //! Invariant: a disk's first call is made at once, however long the calls of other disks take, unless one of those disks is being reset or
-//! removed meanwhile. A disk gets a shared thread for each
-//! further call, if one is free, and else as soon as one is. So there are as many threads as disks, and the shared ones.
+//! removed meanwhile. A disk gets a shared thread for each further call, if one is free, and else as soon as one is. So there are as many
+//! threads as disks, the shared ones, and one that may wait for the lock of a disk
+//! ([`inventory::loops`](crate::virtio::inventory)).
 
 use std::sync::{Arc, Mutex, MutexGuard};
 

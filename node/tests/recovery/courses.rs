@@ -1,7 +1,7 @@
 //! The courses of events during which thawd is killed.
 
 use std::os::unix::process::ExitStatusExt;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use thaw_daemon::api::client::Client;
@@ -30,6 +30,8 @@ use crate::store;
 const FAILS: &str = "fails";
 /// The path that a sandbox is frozen to.
 const FROZEN: &str = "frozen/snapshot";
+/// How long a machine may take to be made.
+const PATIENCE: Duration = Duration::from_secs(60);
 /// Files beside an image: a recording in progress, and a finished one.
 const RECORDING: &str = "recording";
 const RECORDED: &str = "load-order-recorded.json";
@@ -205,7 +207,7 @@ impl Course {
                 Course::Deeds => deeds(&node.place, &client, &mut ended).await,
                 Course::Failure => failure(&node.place, &client).await,
                 Course::Remote => remote::course(node, &client, &mut ended).await,
-                _ => life(&node.place, &client, &mut ended).await,
+                _ => life(&node.place, &client).await,
             };
             // Its clients see its death first.
             if let Err(e) = done {
@@ -229,7 +231,7 @@ fn lose_cgroup() {
 }
 
 /// The life of sandboxes. Ends at the first failure, such as thawd's death.
-async fn life(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool) -> Result<(), Error> {
+async fn life(place: &Place, client: &Client) -> Result<(), Error> {
     let named = CreateSandbox {
         name: Some("life".into()),
         ..request(place)
@@ -248,12 +250,23 @@ async fn life(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool) 
     for made in [one?, two?] {
         client.delete(&made.sandbox.id).await?;
     }
-    eventually("a machine waits, or thawd has ended", || {
-        place.spares() > 0 || ended()
-    });
+    machine_waits(client, "parked").await?;
     let taken = client.create(&asked).await?.sandbox;
     client.delete(&taken.id).await?;
     client.delete(&first.id).await
+}
+
+/// Waits until a machine of this pool is complete. Its directory alone does not say so: that is made first.
+async fn machine_waits(client: &Client, pool: &str) -> Result<(), Error> {
+    let began = Instant::now();
+    loop {
+        let pools = client.usage().await?.pools;
+        if pools.iter().any(|p| p.pool == pool && p.ready > 0) {
+            return Ok(());
+        }
+        assert!(began.elapsed() < PATIENCE, "no {pool} machine waits: {pools:?}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
 }
 
 /// A sandbox fails, is listed and removed.
@@ -298,9 +311,7 @@ async fn deeds(place: &Place, client: &Client, ended: &mut impl FnMut() -> bool)
     for resumes in 0..4 {
         // The first ones make thawd keep machines of this shape, so that others take one.
         if resumes > 1 {
-            eventually("a machine waits, or thawd has ended", || {
-                place.spares() > 0 || ended()
-            });
+            machine_waits(client, "shell").await?;
         }
         client.pause_as(&first.id, &release).await?;
         client.resume(&first.id).await?;

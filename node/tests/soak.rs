@@ -24,7 +24,9 @@ const READY: usize = 4;
 /// The pools whose resources are descriptors.
 const POOLS: [&str; 3] = ["disk", "network", "shell"];
 
-async fn many(client: &Client, asked: &CreateSandbox, count: usize) {
+async fn many(place: &Place, asked: &CreateSandbox, count: usize) {
+    // The connections that it keeps end with it.
+    let client = Client::connect(&place.socket()).unwrap();
     let next = Arc::new(AtomicUsize::new(0));
     let mut workers = tokio::task::JoinSet::new();
     for _ in 0..OVERLAP {
@@ -84,18 +86,18 @@ async fn creations_by_the_thousand_leave_the_host_as_it_was() {
     let mut begin = || {
         let thawd = Thawd::start(&place);
         thawds.push(thawd.record());
-        (thawd, Client::connect(&place.socket()).unwrap())
+        thawd
     };
     // The first creations make what later ones reuse.
-    let (thawd, client) = begin();
-    many(&client, &asked, 2).await;
+    let thawd = begin();
+    many(&place, &asked, 2).await;
     assert!(thawd.stop().success());
     let empty = Counts::of(&place, &[]);
 
-    let (thawd, client) = begin();
-    many(&client, &asked, (count / 20).max(50)).await;
+    let thawd = begin();
+    many(&place, &asked, (count / 20).max(50)).await;
     let (before, kernel_before) = (settled(&place, &thawd), objects());
-    many(&client, &asked, count).await;
+    many(&place, &asked, count).await;
     let (after, kernel_after) = (settled(&place, &thawd), objects());
     println!("{count} creations: before {before:?}, after {after:?}");
     println!("the kernel's objects, of all processes: before {kernel_before:?}, after {kernel_after:?}");

@@ -140,6 +140,7 @@ const EXEC: u32 = libc::PROT_EXEC as u32;
 const CALLS: &[(i64, Only)] = &[
     // The relay, and the log.
     (libc::SYS_read, Only::Any), (libc::SYS_write, Only::Any), (libc::SYS_writev, Only::Any),
+    (libc::SYS_epoll_pwait, Only::Any),
     (libc::SYS_recvfrom, Only::Any), (libc::SYS_sendto, Only::Any), (libc::SYS_sendmsg, Only::Any), (libc::SYS_shutdown, Only::Any),
     // Names.
     (libc::SYS_openat, Only::Any), (libc::SYS_openat2, Only::Any), (libc::SYS_mkdirat, Only::Any),

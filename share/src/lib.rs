@@ -10,11 +10,14 @@
 //! | [`message`] | one FUSE message, in a form that avoids virtiofsd's known bugs |
 //! | [`stable_ids`] | node ids that outlive the process, over virtiofsd's, which do not |
 //! | [`ledger`] | the file that records these ids |
-//! | [`relay`] | receives messages from the VMM and sends replies, in a few threads |
+//! | [`relay`] | serves messages from the VMM and sends replies, in a few threads |
+//! | `input`, [`arrivals`] | messages from the stream, and what wakes a thread for them |
 //!
 //! The VMM at the other end is not trusted, because the guest may have taken it over. At worst it can do the same as the guest: read and
 //! write the shared files.
 
+pub mod arrivals;
+mod input;
 pub mod jail;
 pub mod ledger;
 pub mod message;

@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use rustix::net::SocketType;
 use thaw_protocol::packet;
 use thaw_protocol::share::{SETUP_FD, Serve};
+use thaw_share::arrivals::Arrivals;
 use thaw_share::relay::{self, End};
 use thaw_share::stable_ids::StableIds;
 use thaw_share::{file_system, jail, tree};
@@ -90,7 +91,9 @@ fn begin(setup: &OwnedFd) -> Result<std::sync::mpsc::Receiver<End>, String> {
         file_system("/", proc_self_fd, descriptors).map_err(|e| failed("cannot open the file system")(&e))?;
     let file_system =
         StableIds::new(file_system, ledger).map_err(|e| failed("cannot open the ledger of nodes")(&e))?;
+    let relay = UnixStream::from(relay);
+    let arrivals = Arrivals::of(&relay).map_err(|e| failed("cannot wait for the relay")(&e))?;
     jail::close(serve.devices).map_err(|e| failed("cannot close the jail")(&e))?;
     tracing::info!(shares = serve.shares.len(), "jailed");
-    relay::start(UnixStream::from(relay), file_system).map_err(|e| failed("cannot start serving")(&e))
+    relay::start(relay, arrivals, file_system).map_err(|e| failed("cannot start serving")(&e))
 }

@@ -91,6 +91,14 @@ impl MessageBuffer {
         source.read_exact_volatile(&mut whole).map_err(of_stream)
     }
 
+    /// The first `length` bytes of the message.
+    #[cfg(test)]
+    pub fn message(&self, length: u32) -> Vec<u8> {
+        let mut bytes = vec![0; length as usize];
+        self.memory.read_slice(&mut bytes, GuestAddress(IN)).unwrap();
+        bytes
+    }
+
     /// Writes `header` and the first `length` bytes of the reply, at once.
     pub fn write(&self, sink: &mut impl WriteVolatile, header: &[u8], length: u32) -> io::Result<()> {
         let from = GuestAddress(OUT - header.len() as u64);

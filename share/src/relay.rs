@@ -1,11 +1,14 @@
 //! The stream from and to the VMM, and the threads that serve it.
 //!
-//! Each thread reads one complete request, lets the next thread read, serves the request and writes the
-//! complete reply. There is no queue, and memory is limited to that of the threads. A file system that does not
-//! answer blocks one thread and not the others. Reading and serving wait for the VMM to take replies only when
-//! every thread has one to write, and the VMM always takes replies.
+//! Each thread takes one complete request, serves it and writes the complete reply. There is no queue, and memory
+//! is limited to that of the threads. A file system that does not answer blocks one thread and not the others.
+//! Taking and serving wait for the VMM to take replies only when every thread has one to write, and the VMM
+//! always takes replies.
+//!
+//! What arrives wakes one thread ([`Arrivals`]). It wakes another only if more has come than its own request,
+//! so requests that come one at a time are served by one thread, with four system calls each.
 
-use std::io::{self, Read};
+use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::sync::mpsc::{Receiver, Sender, channel};
@@ -13,11 +16,13 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use rustix::thread::UnshareFlags;
-use thaw_protocol::share::{HeaderError, ReplyHeader, RequestHeader};
+use thaw_protocol::share::{HeaderError, ReplyHeader};
 use thaw_sys::lock::Lock;
 use virtiofsd::filesystem::FileSystem;
 use virtiofsd::server::Server;
 
+use crate::arrivals::Arrivals;
+use crate::input::Input;
 use crate::message::MessageBuffer;
 
 /// Number of threads, and so of concurrent file operations.
@@ -49,22 +54,25 @@ impl From<io::Error> for End {
 /// State that the threads share.
 struct Shared<F: FileSystem + Sync> {
     server: Server<F>,
-    input: Mutex<UnixStream>,
+    arrivals: Arrivals,
+    input: Mutex<Input>,
     output: Mutex<UnixStream>,
 }
 
-/// Starts the threads. The first message received is the reason why serving ended; the other threads then end
-/// after their present request.
+/// Starts the threads, for the stream whose arrivals these are. The first message received is the reason why
+/// serving ended; the other threads then end after their present request.
 ///
 /// # Errors
 /// Threads or memory are not available.
 pub fn start<F: FileSystem + Send + Sync + 'static>(
     relay: UnixStream,
+    arrivals: Arrivals,
     file_system: F,
 ) -> io::Result<Receiver<End>> {
     let shared = Arc::new(Shared {
         server: Server::new(file_system),
-        input: Mutex::new(relay.try_clone()?),
+        arrivals,
+        input: Mutex::new(Input::new(relay.try_clone()?)),
         output: Mutex::new(relay),
     });
     let (ended, ends) = channel();
@@ -87,6 +95,7 @@ fn report_end<F: FileSystem + Sync>(
     // Only the first message is received. It is sent before the other threads see the stream closed.
     let _ = ended.send(end);
     let _ = shared.output.locked().shutdown(Shutdown::Both);
+    shared.arrivals.wake_another();
 }
 
 fn run<F: FileSystem + Sync>(shared: &Shared<F>, buffer: &mut MessageBuffer, ended: &Sender<End>) -> End {
@@ -107,20 +116,22 @@ fn serve_one<F: FileSystem + Sync>(
     buffer: &mut MessageBuffer,
     ended: &Sender<End>,
 ) -> Result<(), End> {
+    let is_closed = shared.arrivals.wait()?;
     let header = {
         let mut input = shared.input.locked();
-        let mut header = [0; RequestHeader::BYTES];
-        input.read_exact(&mut header)?;
-        let header = match RequestHeader::decode(&header) {
-            Ok(header) => header,
-            Err(e) => {
-                // Sent while the stream is locked: the next reader may see only that it is closed, which is not
-                // the reason.
-                let _ = ended.send(e.into());
-                return Err(End::Closed);
-            }
-        };
-        buffer.read(&mut *input, header.length)?;
+        if is_closed {
+            input.ends();
+        }
+        let taken = input.take(buffer).map_err(|end| {
+            // Sent while the stream is locked: the next reader may see only that it is closed, which is not
+            // the reason.
+            let _ = ended.send(end);
+            End::Closed
+        });
+        let Some(header) = taken? else { return Ok(()) };
+        if input.may_have_more() {
+            shared.arrivals.wake_another();
+        }
         header
     };
     let length = buffer.serve(&shared.server, header.length, header.room)?;
@@ -134,3 +145,7 @@ fn serve_one<F: FileSystem + Sync>(
     buffer.write(&mut *shared.output.locked(), &reply.encode(), length)?;
     Ok(())
 }
+
+#[cfg(test)]
+#[path = "relay_test.rs"]
+mod tests;

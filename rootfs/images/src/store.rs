@@ -24,6 +24,7 @@ mod collect;
 mod evict;
 mod known;
 mod layer;
+mod lease;
 mod lock;
 mod make;
 mod manage;
@@ -46,6 +47,7 @@ use crate::reference::ImageRef;
 
 pub(crate) use blob_files::{BlobFiles, BlobOrigin};
 pub use evict::Pruned;
+pub use lease::Lease;
 pub use manage::{ImageUsage, Inspection, LayerInspection, Usage, VerifyReport};
 
 pub(crate) use assemble::Parts;
@@ -61,6 +63,7 @@ pub struct Store {
     root: PathBuf,
     boot: BootId,
     known: known::Known,
+    leases: lease::Leases,
 }
 
 /// An image in the store.
@@ -76,6 +79,8 @@ pub struct Image {
     /// The ranges past the metadata, by address; layers without file data have none.
     pub blobs: Vec<ImageBlob>,
     directory: PathBuf,
+    /// Those of its store.
+    leases: lease::Leases,
 }
 
 /// One range of an image's address space and the cache file behind it.
@@ -91,43 +96,10 @@ pub struct ImageBlob {
     pub ready: PathBuf,
 }
 
-/// Keeps an image from being removed for as long as it, or a duplicate of its descriptor, is open.
-#[derive(Debug)]
-pub struct Lease {
-    lock: Lock,
-}
-
-impl Lease {
-    /// The descriptor, to pass to another process that will hold the lease too.
-    pub fn descriptor(&self) -> std::os::fd::BorrowedFd<'_> {
-        self.lock.descriptor()
-    }
-}
-
 impl Image {
     /// Its configuration as it was pulled, JSON. It may have fields that [`Image::config`] lacks. Blocks.
     pub fn config_json(&self) -> std::io::Result<Vec<u8>> {
         std::fs::read(self.directory.join(record::CONFIG))
-    }
-
-    /// Keeps the image while a sandbox uses it.
-    ///
-    /// # Errors
-    /// `NotFound` if it was removed meanwhile: pull again.
-    pub fn lease(&self) -> Result<Lease, Error> {
-        let gone = || Error::NotFound {
-            what: format!("image {}", self.digest),
-            place: "the store".into(),
-            advice: "it was removed meanwhile: pull it again".into(),
-        };
-        let path = self.directory.join(record::LEASE);
-        let lock = Lock::shared_existing(&path).map_err(|error| Error::io(&path, error))?;
-        let lock = lock.ok_or_else(gone)?;
-        // Eviction removes the least recently used image first. A failure to note the time on a full disk does no harm.
-        if let Err(error) = record::touch(&path) {
-            tracing::debug!(image = %self.digest, %error, "cannot note the lease's time");
-        }
-        Ok(Lease { lock })
     }
 
     /// The load order that the image came with.
@@ -161,6 +133,7 @@ impl Store {
             root,
             boot: BootId::current(),
             known: known::Known::default(),
+            leases: lease::Leases::default(),
         };
         store.collect_if_idle()?;
         Ok(store)
@@ -234,6 +207,7 @@ impl Store {
             metadata,
             blobs,
             directory,
+            leases: self.leases.clone(),
         }))
     }
 

@@ -38,6 +38,7 @@ impl Image {
             metadata: directory.join(record::METADATA),
             blobs: Vec::new(),
             directory: directory.into(),
+            leases: lease::Leases::default(),
         }
     }
 }

@@ -63,7 +63,7 @@ pub struct Pulled {
     /// The diff IDs of its layers, the lowest first.
     pub diff_ids: Vec<Digest>,
     /// Keeps it in the store.
-    pub lease: Option<Arc<Lease>>,
+    pub lease: Option<Lease>,
 }
 
 impl Pulled {
@@ -181,7 +181,7 @@ fn pulled(image: &thaw_images::store::Image) -> Result<Pulled, Error> {
     Ok(Pulled {
         digest: image.digest,
         diff_ids: diff_ids(image)?,
-        lease: Some(Arc::new(lease)),
+        lease: Some(lease),
     })
 }
 

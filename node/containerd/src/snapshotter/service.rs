@@ -39,7 +39,7 @@ pub struct Snapshotter {
     root: PathBuf,
     layers: Arc<dyn Layers>,
     /// The leased images of snapshots, by digest.
-    leases: Arc<Mutex<HashMap<String, Arc<Lease>>>>,
+    leases: Arc<Mutex<HashMap<String, Lease>>>,
     host_files: HostFiles,
     explain: Explain,
 }
@@ -96,7 +96,7 @@ impl Snapshotter {
         }
     }
 
-    fn keep(&self, digest: &str, lease: Option<Arc<Lease>>) {
+    fn keep(&self, digest: &str, lease: Option<Lease>) {
         let mut leases = self.leases.locked();
         if let Some(lease) = lease {
             leases.entry(digest.to_owned()).or_insert(lease);

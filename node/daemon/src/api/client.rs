@@ -1,13 +1,10 @@
-//! A client of the API: one connection for each request to thawd's unix socket.
+//! A client of the API at thawd's unix socket.
 
 use std::path::{Path, PathBuf};
 
 use http_body_util::{BodyExt, Full, Limited};
 use hyper::body::{Bytes, Incoming};
-use hyper::client::conn::http1::{SendRequest, handshake};
 use hyper::{Method, Request, Response, StatusCode};
-use hyper_util::rt::TokioIo;
-use rustix::net::SocketType;
 use serde::de::DeserializeOwned;
 use thaw_pools::vmm;
 use thaw_protocol::api::{
@@ -17,17 +14,19 @@ use thaw_protocol::api::{
     StopContainer, ThawSandbox, VerifiedSnapshot,
 };
 use thaw_sandbox::error::{Error, ErrorKind};
-use tokio::task::JoinHandle;
 
 use super::daemon::Keep;
 use super::logs::{Selection, format_moment};
 
 mod changes;
+mod connection;
 mod lines;
 mod logs;
 
 pub use changes::Changes;
 pub use logs::Logs;
+
+use connection::{Connection, Connections};
 
 /// Sandboxes in one page of a list, so that an answer has at most [`MAX_ANSWER`] bytes.
 const PIECE: usize = 16;
@@ -40,6 +39,7 @@ const MAX_ANSWER: usize = 32 * MAX_BODY;
 #[derive(Clone, Debug)]
 pub struct Client {
     socket: PathBuf,
+    connections: Connections,
 }
 
 impl Client {
@@ -47,6 +47,7 @@ impl Client {
     pub fn connect(socket: &Path) -> Option<Client> {
         vmm::is_served(socket).then(|| Client {
             socket: socket.to_owned(),
+            connections: Connections::default(),
         })
     }
 
@@ -144,13 +145,12 @@ impl Client {
 
     /// An answer that arrives in pieces.
     async fn stream(&self, path: &str) -> Result<(Incoming, Connection), Error> {
-        let (response, connection) = self.send(Method::GET, path, None).await?;
+        let (response, mut connection) = self.send(Method::GET, path, None).await?;
         let status = response.status();
         if status.is_success() {
             return Ok((response.into_body(), connection));
         }
-        let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
-        let body = body.map_err(|e| self.broken(&e))?.to_bytes();
+        let body = self.whole(response, &mut connection).await?;
         Err(self.failure(status, &body))
     }
 
@@ -297,32 +297,29 @@ impl Client {
     }
 
     async fn exchange(&self, method: Method, path: &str, body: Option<Vec<u8>>) -> Result<Bytes, Error> {
-        let (response, _connection) = self.send(method, path, body).await?;
+        let (response, mut connection) = self.send(method, path, body).await?;
         let status = response.status();
-        let body = Limited::new(response.into_body(), MAX_ANSWER).collect().await;
-        let body = body.map_err(|e| self.broken(&e))?.to_bytes();
-        if status.is_success() {
-            Ok(body)
-        } else {
-            Err(self.failure(status, &body))
+        let body = self.whole(response, &mut connection).await?;
+        self.connections.keep(connection);
+        match status.is_success() {
+            true => Ok(body),
+            false => Err(self.failure(status, &body)),
         }
     }
 
-    /// Sends a request over a connection of its own, which lasts as long as the second value.
+    async fn whole(&self, response: Response<Incoming>, connection: &mut Connection) -> Result<Bytes, Error> {
+        let body = Limited::new(response.into_body(), MAX_ANSWER).collect();
+        let body = connection.receive(body).await.map_err(|e| self.broken(&e))?;
+        Ok(body.to_bytes())
+    }
+
+    /// Sends a request. The rest of the answer comes over the connection.
     async fn send(
         &self,
         method: Method,
         path: &str,
         body: Option<Vec<u8>>,
     ) -> Result<(Response<Incoming>, Connection), Error> {
-        let stream = vmm::connect(&self.socket, SocketType::STREAM).map_err(|e| self.broken(&e))?;
-        let stream = std::os::unix::net::UnixStream::from(stream);
-        stream.set_nonblocking(true).map_err(|e| self.broken(&e))?;
-        let stream = tokio::net::UnixStream::from_std(stream).map_err(|e| self.broken(&e))?;
-        let (mut sender, connection) = handshake(TokioIo::new(stream))
-            .await
-            .map_err(|e| self.broken(&e))?;
-        let connection = tokio::spawn(async move { drop(connection.await) });
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -330,12 +327,8 @@ impl Client {
             .header("content-type", "application/json")
             .body(Full::new(Bytes::from(body.unwrap_or_default())))
             .map_err(|e| self.broken(&e))?;
-        let response = sender.send_request(request).await.map_err(|e| self.broken(&e))?;
-        let connection = Connection {
-            _sender: sender,
-            task: connection,
-        };
-        Ok((response, connection))
+        let sent = self.connections.send(&self.socket, request).await;
+        sent.map_err(|e| self.broken(&e))
     }
 
     fn failure(&self, status: StatusCode, body: &[u8]) -> Error {
@@ -358,19 +351,6 @@ impl Client {
             ErrorKind::DaemonUnreachable,
             format!("thawd at {}: {error}", self.socket.display()),
         )
-    }
-}
-
-/// A connection, which ends with this value.
-#[derive(Debug)]
-struct Connection {
-    _sender: SendRequest<Full<Bytes>>,
-    task: JoinHandle<()>,
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
@@ -402,7 +382,10 @@ mod tests {
 
     #[test]
     fn an_error_keeps_its_code_and_its_remedy() {
-        let client = Client { socket: "/s".into() };
+        let client = Client {
+            socket: "/s".into(),
+            connections: Connections::default(),
+        };
         let body =
             br#"{"type":"urn:thaw:problem:disk-full","title":"t","status":507,"detail":"no room; at all: /x",
             "instance":"/v1/sandboxes","code":"disk-full","remedy":"free space","exit":73,"context":["a"]}"#;

@@ -1,6 +1,7 @@
 //! Pulls from directories and archives, and what the store keeps and removes.
 
 use std::io::Read;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use super::*;
@@ -184,6 +185,41 @@ async fn a_leased_image_stays() {
     drop(duplicate);
     bench.store.remove(&pulled.digest).unwrap();
     assert_eq!(pulled.lease().unwrap_err().code(), "not_found");
+}
+
+#[tokio::test]
+async fn leases_of_an_image_share_one_descriptor() {
+    let bench = Bench::new();
+    let (blobs, image, _) = three_layers();
+    let pulled = bench.pull(&bench.layout(&blobs, &[image])).await.unwrap();
+    let again = bench.store.image(&pulled.digest).unwrap().unwrap();
+    let (one, two) = (pulled.lease().unwrap(), again.lease().unwrap());
+    assert_eq!(one.descriptor().as_raw_fd(), two.descriptor().as_raw_fd());
+    drop(one);
+    assert_eq!(bench.store.remove(&pulled.digest).unwrap_err().code(), "in_use");
+    drop(two);
+    let third = again.lease().unwrap();
+    assert_eq!(bench.store.remove(&pulled.digest).unwrap_err().code(), "in_use");
+    drop(third);
+    bench.store.remove(&pulled.digest).unwrap();
+}
+
+#[tokio::test]
+async fn lease_of_an_image_that_was_made_again_is_a_new_one() {
+    let bench = Bench::new();
+    let (blobs, image, _) = three_layers();
+    let reference = bench.layout(&blobs, &[image]);
+    let pulled = bench.pull(&reference).await.unwrap();
+    let old = pulled.lease().unwrap();
+    // As if the image had been found damaged, which no lease prevents.
+    std::fs::remove_dir_all(&pulled.directory).unwrap();
+    assert_eq!(pulled.lease().unwrap_err().code(), "not_found");
+    let again = bench.pull(&reference).await.unwrap();
+    let new = again.lease().unwrap();
+    drop(old);
+    assert_eq!(bench.store.remove(&again.digest).unwrap_err().code(), "in_use");
+    drop(new);
+    bench.store.remove(&again.digest).unwrap();
 }
 
 #[tokio::test]

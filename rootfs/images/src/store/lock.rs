@@ -69,14 +69,17 @@ impl Lock {
                 Err(error) => return Err(error.into()),
             }
         }
-        let locked = file.metadata()?;
+        let is_passed_on = false;
+        let lock = Self { file, is_passed_on };
+        Ok(lock.is_at(path)?.then_some(lock))
+    }
+
+    /// Whether the path leads to the locked file.
+    pub fn is_at(&self, path: &Path) -> io::Result<bool> {
+        let locked = self.file.metadata()?;
         match std::fs::metadata(path) {
-            Ok(named) if (named.dev(), named.ino()) == (locked.dev(), locked.ino()) => {
-                let is_passed_on = false;
-                Ok(Some(Self { file, is_passed_on }))
-            }
-            Ok(_) => Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Ok(named) => Ok((named.dev(), named.ino()) == (locked.dev(), locked.ino())),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
             Err(error) => Err(error),
         }
     }

@@ -2,10 +2,12 @@
 
 use std::path::Path;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use thaw_bench::create::storm::{self, CREATED, Storm};
 use thaw_bench::create::{Node, Ready, cycle_cpu, cycles, growth, parked_byte, reads};
 use thaw_bench::{Report, by_parts, conclude};
+use thaw_daemon::api::watch::ring;
 use thaw_tiny_guest::bare::concise;
 use thaw_tiny_node::Place;
 
@@ -16,6 +18,8 @@ struct Plan {
     alone: usize,
     alone_few: usize,
     cycles: usize,
+    /// How long they run before they are measured.
+    warm_up: Duration,
     /// Rounds of [`ROUND`] cycles whose CPU time is measured.
     cpu_rounds: usize,
     /// Sandboxes beside which creations are timed, few and many, and rounds of that.
@@ -41,6 +45,8 @@ const WHOLE: Plan = Plan {
     alone: 100,
     alone_few: 20,
     cycles: 10_000,
+    // thawd keeps the changes of that time for those who watch, so it grows until then.
+    warm_up: ring::FRESH,
     cpu_rounds: 10,
     beside: (10, 2_000),
     beside_rounds: 50,
@@ -59,6 +65,7 @@ const QUICK: Plan = Plan {
     alone: 20,
     alone_few: 2,
     cycles: 40,
+    warm_up: Duration::ZERO,
     cpu_rounds: 2,
     beside: (10, 100),
     beside_rounds: 5,
@@ -72,6 +79,7 @@ const ONE: Plan = Plan {
     alone: 40,
     alone_few: 0,
     cycles: 0,
+    warm_up: Duration::ZERO,
     cpu_rounds: 0,
     beside: (0, 0),
     beside_rounds: 0,
@@ -206,7 +214,7 @@ async fn measure(plan: &Plan) -> Result<Report, String> {
     let node = Node::start(place, Ready::Parts, STEADY..=STEADY).await?;
     cycle_cpu::run(&node, plan.cpu_rounds, ROUND, &mut report).await?;
     report.keep()?;
-    cycles::run(&node, plan.cycles, &mut report).await?;
+    cycles::run(&node, plan.cycles, plan.warm_up, &mut report).await?;
     report.keep()?;
     drop(node.stop());
     Ok(report)

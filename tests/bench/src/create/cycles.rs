@@ -3,7 +3,9 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
+use thaw_daemon::api::client::Client;
 use thaw_tiny_node::kernel::{Cost, objects};
 use tokio::task::JoinSet;
 
@@ -30,9 +32,15 @@ async fn moment(node: &Node) -> Result<Moment, String> {
     })
 }
 
-/// Runs `count` of them, a tenth of it beforehand to warm up, and adds what grew to the report.
-pub async fn run(node: &Node, count: usize, report: &mut Report) -> Result<(), String> {
-    many(node, (count / 10).max(1)).await?;
+/// Runs `count` of them, and adds what grew to the report. Beforehand it warms up for `warm_up` at least, with a tenth of them at a time.
+pub async fn run(node: &Node, count: usize, warm_up: Duration, report: &mut Report) -> Result<(), String> {
+    let began = Instant::now();
+    loop {
+        many(node, (count / 10).max(1)).await?;
+        if began.elapsed() >= warm_up {
+            break;
+        }
+    }
     let before = moment(node).await?;
     let parts = count.clamp(1, 20);
     for part in 0..parts {
@@ -88,10 +96,12 @@ pub async fn run(node: &Node, count: usize, report: &mut Report) -> Result<(), S
 
 /// Makes `count` and deletes each.
 pub(super) async fn many(node: &Node, count: usize) -> Result<(), String> {
+    // Of its own: the connections that it keeps end with it.
+    let client = Client::connect(&node.place.socket()).ok_or("thawd does not answer")?;
     let next = Arc::new(AtomicUsize::new(0));
     let mut workers = JoinSet::new();
     for _ in 0..OVERLAP {
-        let (client, request, next) = (node.client.clone(), node.request(), next.clone());
+        let (client, request, next) = (client.clone(), node.request(), next.clone());
         workers.spawn(async move {
             while next.fetch_add(1, Ordering::Relaxed) < count {
                 let made = client.create(&request).await.map_err(|e| e.to_string())?;

@@ -215,11 +215,17 @@ impl Share {
         for _ in 0..AT_ONCE {
             let Link::Up(relay, _) = &mut self.link else { break };
             match relay.receive(memory_of(active)) {
-                Ok(Step::Done(Some((request, length)))) => {
-                    self.remember(active, &request, length);
-                    give_back(active, &request, length)?;
+                Ok(Step::Done(reply)) => {
+                    // Nothing else can have come.
+                    let is_last = relay.is_idle();
+                    if let Some((request, length)) = reply {
+                        self.remember(active, &request, length);
+                        give_back(active, &request, length)?;
+                    }
+                    if is_last {
+                        break;
+                    }
                 }
-                Ok(Step::Done(None)) => {}
                 Ok(Step::Blocked) => break,
                 Err(why) => self.lose(active, &why)?,
             }

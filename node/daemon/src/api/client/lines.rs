@@ -12,7 +12,7 @@ pub(super) struct Lines {
     body: Incoming,
     /// Received bytes that are not passed on yet: at most one line and one frame of the body.
     received: Vec<u8>,
-    _connection: Connection,
+    connection: Connection,
 }
 
 impl Lines {
@@ -20,7 +20,7 @@ impl Lines {
         Lines {
             body,
             received: Vec::new(),
-            _connection: connection,
+            connection,
         }
     }
 
@@ -36,7 +36,7 @@ impl Lines {
             if self.received.len() > MAX_ANSWER {
                 return Some(Err(broken("it sent a line that is too long")));
             }
-            match self.body.frame().await {
+            match self.connection.receive(self.body.frame()).await {
                 Some(Ok(frame)) => {
                     if let Ok(data) = frame.into_data() {
                         self.received.extend_from_slice(&data);

@@ -45,6 +45,8 @@ pub enum Broken {
     Unasked(u32),
     #[error("thaw-share sent {length} bytes where there is room for {room}")]
     TooLong { length: u32, room: u32 },
+    #[error("thaw-share sent {0} bytes behind the last reply that was due")]
+    More(usize),
     #[error("thaw-share did not take over from the one before: error {0}")]
     Refused(i32),
 }
@@ -82,6 +84,7 @@ struct Opening {
 enum Receiving {
     Header {
         bytes: [u8; ReplyHeader::BYTES],
+        /// May be more than a header: the rest are bytes of the only reply that is due.
         got: usize,
     },
     Body {
@@ -167,6 +170,11 @@ impl Relay {
         self.sending.is_none() && self.opening.is_none() && self.waiting.len() < OUTSTANDING
     }
 
+    /// Whether no reply is due.
+    pub fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && matches!(self.receiving, Receiving::Header { got: 0, .. })
+    }
+
     /// Whether a chain with this head is unanswered. If so, the driver made a descriptor available that is in use.
     pub fn has(&self, queue: usize, head: u16) -> bool {
         let of_waiting = self.waiting.values().filter_map(|(_, request)| request.as_ref());
@@ -230,19 +238,35 @@ impl Relay {
         loop {
             let read = match &mut self.receiving {
                 Receiving::Header { bytes, got } if *got < bytes.len() => {
-                    guest_io::read_some(self.socket.as_fd(), &[], &mut bytes[*got..])
+                    // If one reply is due, its header and itself are received by one call.
+                    let due = self.waiting.values().next();
+                    let due = due.filter(|_| *got == 0 && self.waiting.len() == 1);
+                    let place = due.and_then(|(room, request)| Some((*room, request.as_ref()?, memory?)));
+                    let reply = place.and_then(|(room, request, memory)| {
+                        let reply = request.chain.writable(memory).ok()?;
+                        Some(guest_io::part(&reply, 0, room as usize))
+                    });
+                    let mut slices = vec![VolatileSlice::from(&mut bytes[*got..])];
+                    slices.extend(reply.into_iter().flatten());
+                    slices.truncate(MAX_SLICES);
+                    guest_io::read_some(self.socket.as_fd(), &slices, &mut [])
                 }
-                Receiving::Header { bytes, .. } => {
+                Receiving::Header { bytes, got } => {
                     let ReplyHeader { id, length } = ReplyHeader::decode(bytes)?;
+                    let got = *got - bytes.len();
                     let (room, request) = self.waiting.remove(&id).ok_or(Broken::Unasked(id))?;
                     self.receiving = Receiving::Body {
                         id,
                         length,
-                        got: 0,
+                        got,
                         request,
                     };
                     if length > room {
                         return Err(Broken::TooLong { length, room });
+                    }
+                    if got > length as usize {
+                        // No other reply is due.
+                        return Err(Broken::More(got - length as usize));
                     }
                     continue;
                 }

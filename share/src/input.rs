@@ -12,8 +12,8 @@ use thaw_protocol::share::RequestHeader;
 use vm_memory::bitmap::BitmapSlice;
 use vm_memory::{ReadVolatile, VolatileMemoryError, VolatileSlice};
 
+use crate::end::End;
 use crate::message::MessageBuffer;
-use crate::relay::End;
 
 /// Bytes received at once: the whole message of most requests, which write a page at most.
 const AHEAD: usize = 8 << 10;

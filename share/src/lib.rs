@@ -12,11 +12,13 @@
 //! | [`ledger`] | the file that records these ids |
 //! | [`relay`] | serves messages from the VMM and sends replies, in a few threads |
 //! | `input`, [`arrivals`] | messages from the stream, and what wakes a thread for them |
+//! | [`end`] | why serving ended |
 //!
 //! The VMM at the other end is not trusted, because the guest may have taken it over. At worst it can do the same as the guest: read and
 //! write the shared files.
 
 pub mod arrivals;
+pub mod end;
 mod input;
 pub mod jail;
 pub mod ledger;

@@ -9,9 +9,9 @@ use rustix::net::SocketType;
 use thaw_protocol::packet;
 use thaw_protocol::share::{SETUP_FD, Serve};
 use thaw_share::arrivals::Arrivals;
-use thaw_share::relay::{self, End};
+use thaw_share::end::End;
 use thaw_share::stable_ids::StableIds;
-use thaw_share::{file_system, jail, tree};
+use thaw_share::{file_system, jail, relay, tree};
 use thaw_sys::child;
 
 const ABOUT: &str = "\

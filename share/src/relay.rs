@@ -16,40 +16,18 @@ use std::sync::{Arc, Mutex};
 use std::thread;
 
 use rustix::thread::UnshareFlags;
-use thaw_protocol::share::{HeaderError, ReplyHeader};
+use thaw_protocol::share::ReplyHeader;
 use thaw_sys::lock::Lock;
 use virtiofsd::filesystem::FileSystem;
 use virtiofsd::server::Server;
 
 use crate::arrivals::Arrivals;
+use crate::end::End;
 use crate::input::Input;
 use crate::message::MessageBuffer;
 
 /// Number of threads, and so of concurrent file operations.
 pub const THREADS: usize = 4;
-
-/// Why serving ended.
-#[derive(Debug, thiserror::Error)]
-pub enum End {
-    /// The normal end.
-    #[error("the VMM has ended")]
-    Closed,
-    #[error("the VMM sent {0}")]
-    Header(#[from] HeaderError),
-    #[error("the relay: {0}")]
-    Io(io::Error),
-}
-
-impl From<io::Error> for End {
-    fn from(error: io::Error) -> End {
-        match error.kind() {
-            io::ErrorKind::UnexpectedEof | io::ErrorKind::BrokenPipe | io::ErrorKind::ConnectionReset => {
-                End::Closed
-            }
-            _ => End::Io(error),
-        }
-    }
-}
 
 /// State that the threads share.
 struct Shared<F: FileSystem + Sync> {

@@ -238,14 +238,7 @@ impl Relay {
         loop {
             let read = match &mut self.receiving {
                 Receiving::Header { bytes, got } if *got < bytes.len() => {
-                    // If one reply is due, its header and itself are received by one call.
-                    let due = self.waiting.values().next();
-                    let due = due.filter(|_| *got == 0 && self.waiting.len() == 1);
-                    let place = due.and_then(|(room, request)| Some((*room, request.as_ref()?, memory?)));
-                    let reply = place.and_then(|(room, request, memory)| {
-                        let reply = request.chain.writable(memory).ok()?;
-                        Some(guest_io::part(&reply, 0, room as usize))
-                    });
+                    let reply = place_of_only_reply(&self.waiting, memory).filter(|_| *got == 0);
                     let mut slices = vec![VolatileSlice::from(&mut bytes[*got..])];
                     slices.extend(reply.into_iter().flatten());
                     slices.truncate(MAX_SLICES);
@@ -390,6 +383,19 @@ impl Sending {
             other => other,
         }
     }
+}
+
+/// Where the driver wants the reply, if exactly one is due: its header and itself are then received by one call.
+fn place_of_only_reply<'m>(
+    waiting: &HashMap<u32, (u32, Option<Request>)>,
+    memory: Option<&'m GuestMemory>,
+) -> Option<Vec<VolatileSlice<'m>>> {
+    let mut due = waiting.values();
+    let (Some((room, Some(request))), None) = (due.next(), due.next()) else {
+        return None;
+    };
+    let place = request.chain.writable(memory?).ok()?;
+    Some(guest_io::part(&place, 0, *room as usize))
 }
 
 fn io_error(error: io::Error) -> Broken {

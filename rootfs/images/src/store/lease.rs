@@ -34,21 +34,27 @@ impl Leases {
     /// The lease of this file that is held; not that of an earlier file, whose image was removed as damaged.
     fn held(&self, path: &Path) -> io::Result<Option<Lease>> {
         let held = self.0.locked().get(path).and_then(Weak::upgrade);
-        match held {
-            Some(lock) => Ok(lock.is_at(path)?.then_some(Lease(lock))),
-            None => Ok(None),
-        }
+        still_at(path, held)
     }
 
     /// This lease, or another one of the same file that was noted meanwhile.
     fn note(&self, path: &Path, lease: Lease) -> io::Result<Lease> {
-        if let Some(earlier) = self.held(path)? {
+        let mut held = self.0.locked();
+        let earlier = held.get(path).and_then(Weak::upgrade);
+        if let Some(earlier) = still_at(path, earlier)? {
             return Ok(earlier);
         }
-        let mut held = self.0.locked();
         held.retain(|_, lease| lease.strong_count() > 0);
         held.insert(path.to_owned(), Arc::downgrade(&lease.0));
         Ok(lease)
+    }
+}
+
+/// The lease by a lock, if the path still leads to the locked file.
+fn still_at(path: &Path, lock: Option<Arc<Lock>>) -> io::Result<Option<Lease>> {
+    match lock {
+        Some(lock) => Ok(lock.is_at(path)?.then_some(Lease(lock))),
+        None => Ok(None),
     }
 }
 

@@ -31,6 +31,12 @@
 //! | to thaw-share | [`RequestHeader`]: id, length, room | `length` bytes: the message |
 //! | to the VMM | [`ReplyHeader`]: id, length | `length` bytes: its reply |
 //!
+//! **Opened files.** A reply to OPEN or CREATE may carry a descriptor, with its first byte: the file behind the handle in it. The
+//! VMM may then read and write the file itself, in place of requests with this handle, until it sends RELEASE of the handle or the
+//! relay closes. It sees no file that the guest has not opened, and may do no more with it than the guest. thaw-share sends none of
+//! a file whose calls may take long (of other than local file systems, or synced by each write) or from which a write by the
+//! VMM would take the set-user-ID bit. A VMM that ignores the descriptor loses nothing but time.
+//!
 //! Each request with room gets exactly one reply, in any order. A request without room (FORGET, BATCH_FORGET,
 //! INTERRUPT) gets none. The VMM chooses the ids, distinct among unanswered requests. Either side closes the
 //! relay when it receives an invalid header.
@@ -58,10 +64,22 @@ pub const FRESH_MS: u64 = 1000;
 pub const PATIENCE_MS: u64 = 10_000;
 /// `FUSE_LOOKUP`: looks up a name.
 pub const LOOKUP: u32 = 1;
+/// `FUSE_SETATTR`: changes attributes.
+pub const SETATTR: u32 = 4;
+/// `FUSE_OPEN`: opens a file.
+pub const OPEN: u32 = 14;
+/// `FUSE_READ`: reads from an open file.
+pub const READ: u32 = 15;
+/// `FUSE_WRITE`: writes to an open file.
+pub const WRITE: u32 = 16;
+/// `FUSE_RELEASE`: closes an open file.
+pub const RELEASE: u32 = 18;
 /// `FUSE_GETXATTR`: reads an extended attribute.
 pub const GETXATTR: u32 = 22;
 /// `FUSE_INIT`: the guest's first request, sent once per mount.
 pub const INIT: u32 = 26;
+/// `FUSE_CREATE`: makes a file and opens it.
+pub const CREATE: u32 = 35;
 
 /// Size of a FUSE message in bytes: a header (`fuse_in_header`), and at most 1 MiB of data after at most 4
 /// KiB of headers.

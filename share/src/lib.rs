@@ -10,6 +10,7 @@
 //! | [`message`] | one FUSE message, in a form that avoids virtiofsd's known bugs |
 //! | [`stable_ids`] | node ids that outlive the process, over virtiofsd's, which do not |
 //! | [`ledger`] | the file that records these ids |
+//! | [`opened`] | files that go to the VMM, which then reads and writes them itself |
 //! | [`relay`] | serves messages from the VMM and sends replies, in a few threads |
 //! | `input`, [`arrivals`] | messages from the stream, and what wakes a thread for them |
 //! | [`end`] | why serving ended |
@@ -23,6 +24,7 @@ mod input;
 pub mod jail;
 pub mod ledger;
 pub mod message;
+pub mod opened;
 pub mod relay;
 pub mod stable_ids;
 pub mod tree;

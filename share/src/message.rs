@@ -14,8 +14,13 @@
 //!
 //! If a guest finds another way to make it panic, the process ends, and with it only that guest's shared files.
 
-use std::io;
+use std::io::{self, IoSlice, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
 
+use rustix::io::retry_on_intr;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use thaw_protocol::share::{MESSAGE, REPLY};
 use vhost_user_backend::bitmap::BitmapMmapRegion;
 use virtio_bindings::bindings::virtio_ring::{VRING_DESC_F_NEXT, VRING_DESC_F_WRITE};
@@ -108,6 +113,28 @@ impl MessageBuffer {
             .get_slice(from, header.len() + length as usize)
             .map_err(other)?;
         sink.write_all_volatile(&whole).map_err(of_stream)
+    }
+
+    /// As [`Self::write`], with a descriptor.
+    pub fn write_with(
+        &self,
+        socket: &mut UnixStream,
+        header: &[u8],
+        length: u32,
+        file: BorrowedFd<'_>,
+    ) -> io::Result<()> {
+        let mut whole = header.to_vec();
+        whole.resize(header.len() + length as usize, 0);
+        self.memory
+            .read_slice(&mut whole[header.len()..], GuestAddress(OUT))
+            .map_err(other)?;
+        let files = [file];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = SendAncillaryBuffer::new(&mut space);
+        ancillary.push(SendAncillaryMessage::ScmRights(&files));
+        let bytes = [IoSlice::new(&whole)];
+        let sent = retry_on_intr(|| sendmsg(&*socket, &bytes, &mut ancillary, SendFlags::NOSIGNAL))?;
+        socket.write_all(&whole[sent..])
     }
 
     /// Serves the message of `length` bytes that was read. Returns the length of its reply, at most `room`;

@@ -28,6 +28,7 @@ use thaw_sys::lock::{Lock, Share};
 use virtiofsd::filesystem::{Context, Entry, FileSystem, ROOT_ID};
 
 use crate::ledger::{Ledger, Past, Place};
+use crate::opened;
 use nodes::Nodes;
 
 /// Bits of a handle that are virtiofsd's. The bits above are the process's generation.
@@ -102,6 +103,15 @@ impl<F: FileSystem<Inode = u64, Handle = u64>> StableIds<F> {
 
     fn tagged(&self, handle: Option<u64>) -> Option<u64> {
         handle.map(|handle| handle | self.generation << HANDLE_BITS)
+    }
+
+    /// Hands the file behind a new handle over to the VMM, if the VMM may have it.
+    fn note_opened(&self, ctx: Context, inner: u64, handle: Option<u64>, flags: u32) {
+        if let Some(handle) = handle {
+            opened::note(flags, |duplicate| {
+                self.inner.read(ctx, inner, handle, duplicate, 0, 0, None, flags)
+            });
+        }
     }
 
     /// Reads a file that was opened with a process that died, by opening it again. Reading cannot lose data,

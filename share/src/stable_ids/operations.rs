@@ -181,7 +181,9 @@ impl<F: FileSystem<Inode = u64, Handle = u64>> FileSystem for StableIds<F> {
         kill_priv: bool,
         flags: u32,
     ) -> io::Result<(Option<u64>, OpenOptions)> {
-        let (handle, options) = self.inner.open(ctx, self.node(inode)?, kill_priv, flags)?;
+        let inode = self.node(inode)?;
+        let (handle, options) = self.inner.open(ctx, inode, kill_priv, flags)?;
+        self.note_opened(ctx, inode, handle, flags);
         Ok((self.tagged(handle), options))
     }
 
@@ -200,6 +202,7 @@ impl<F: FileSystem<Inode = u64, Handle = u64>> FileSystem for StableIds<F> {
         let (entry, handle, options) = self
             .inner
             .create(ctx, inner, name, mode, kill_priv, flags, umask, extensions)?;
+        self.note_opened(ctx, entry.inode, handle, flags);
         Ok((self.entry(parent, name, entry), self.tagged(handle), options))
     }
 

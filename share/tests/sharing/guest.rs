@@ -1,12 +1,14 @@
 //! The requests of a guest's kernel to thaw-share.
 
 use std::fs::File;
-use std::io::{Read, Seek, Write};
+use std::io::{IoSliceMut, Read, Seek, Write};
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use thaw_pools::share::{Lasting, Serving, mounts, start};
 use thaw_pools::vmm::VmmProcess;
 use thaw_protocol::share::{ReplyHeader, RequestHeader, Serve, Share};
@@ -72,6 +74,8 @@ pub struct Guest {
     unique: u64,
     /// The accepted ones of [`OFFERED`].
     pub agreed: u32,
+    /// The descriptor that came with the last reply.
+    pub opened: Option<File>,
 }
 
 impl Guest {
@@ -103,6 +107,7 @@ impl Guest {
             ledger,
             unique: 0,
             agreed: 0,
+            opened: None,
         };
         guest.begin();
         guest
@@ -166,7 +171,16 @@ impl Guest {
 
     pub fn reply(&mut self) -> (u32, i32, Vec<u8>) {
         let mut header = [0; ReplyHeader::BYTES];
-        self.relay.read_exact(&mut header).unwrap();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut ancillary = RecvAncillaryBuffer::new(&mut space);
+        let mut bytes = [IoSliceMut::new(&mut header)];
+        let got = recvmsg(&self.relay, &mut bytes, &mut ancillary, RecvFlags::CMSG_CLOEXEC).unwrap();
+        let files = ancillary.drain().flat_map(|message| match message {
+            RecvAncillaryMessage::ScmRights(files) => files.collect(),
+            _ => Vec::new(),
+        });
+        self.opened = files.map(File::from).next();
+        self.relay.read_exact(&mut header[got.bytes..]).unwrap();
         let header = ReplyHeader::decode(&header).unwrap();
         let mut reply = vec![0; header.length as usize];
         self.relay.read_exact(&mut reply).unwrap();

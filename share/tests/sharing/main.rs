@@ -7,7 +7,7 @@ mod placing;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 
 use guest::*;
 use thaw_pools::share::start;
@@ -98,6 +98,40 @@ fn files_are_shared_and_thaw_share_ends_with_its_vmm() {
     let (code, said) = guest.end();
     assert_eq!(code, Some(0), "{said}");
     assert!(!said.contains("ERROR") && !said.contains("forbidden"), "{said}");
+}
+
+/// The VMM gets a file that the guest opens, as the guest opened it, and none otherwise.
+#[test]
+fn an_opened_file_comes_with_its_reply() {
+    let place = tempfile::tempdir().unwrap();
+    let [data, conf] = ["data", "conf"].map(|name| place.path().join(name));
+    for directory in [&data, &conf] {
+        fs::create_dir(directory).unwrap();
+        fs::write(directory.join("file"), b"content").unwrap();
+    }
+    let mut guest = Guest::of(&[("0", false), ("1", true)], &[data.clone(), conf]);
+    let (node, _) = guest.lookup(1, "0").unwrap();
+    assert!(guest.opened.is_none());
+    guest.create(node, "made").unwrap();
+    let made = guest.opened.take().unwrap();
+    made.write_all_at(b"by the VMM", 0).unwrap();
+    assert_eq!(fs::read(data.join("made")).unwrap(), b"by the VMM");
+
+    let (read_only, _) = guest.lookup(1, "1").unwrap();
+    let (file, _) = guest.lookup(read_only, "file").unwrap();
+    let flags = |flags: i32| [(flags as u32).to_le_bytes(), [0; 4]].concat();
+    assert_eq!(guest.call(OPEN, file, &flags(libc::O_RDWR), 100).0, -libc::EROFS);
+    assert!(guest.opened.is_none());
+    assert_eq!(guest.call(OPEN, file, &flags(libc::O_RDONLY), 100).0, 0);
+    let opened = guest.opened.take().unwrap();
+    let mut content = [0; 7];
+    opened.read_exact_at(&mut content, 0).unwrap();
+    assert_eq!(&content, b"content");
+    assert!(opened.write_all_at(b"x", 0).is_err());
+    assert_eq!(guest.call(OPENDIR, read_only, &flags(0), 100).0, 0);
+    assert!(guest.opened.is_none());
+    let (code, said) = guest.end();
+    assert!(code == Some(0) && !said.contains("forbidden"), "{said}");
 }
 
 /// How long a guest's kernel may cache something, in milliseconds. The reply has seconds at one offset and

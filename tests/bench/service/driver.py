@@ -95,7 +95,7 @@ class Served:
         self.id = self.sandbox.sandbox_id
         self.path = f"/v1/sandboxes/{self.id}"
         self.host = {"Host": f"{PORT}-{self.id}.{DOMAIN}"}
-        self.open = {}
+        self.open, self.relay = {}, None
         with open(SERVER) as server:
             self.sandbox.files.write("/server.py", server.read())
         # It outlives the request, so no stream of its output is open while something is timed.
@@ -104,6 +104,9 @@ class Served:
 
     def shown(self):
         return open_api().json(200, "GET", self.path)
+
+    def address(self):
+        return self.shown()["network"]["address"]
 
     def wait(self):
         """Waits until the server answers."""
@@ -120,8 +123,10 @@ class Served:
         """A connection on which a small request was answered."""
         if way == "gateway":
             connection = Connection(E2B, self.host)
+        elif way == "relay":
+            connection = Connection(self.relay.rsplit(":", 1), {})
         else:
-            connection = Connection((self.shown()["network"]["address"], PORT), {})
+            connection = Connection((self.address(), PORT), {})
         assert connection.ask("GET", "/small") == (200, SMALL)
         return connection
 
@@ -143,8 +148,18 @@ class Served:
         assert (done["exit_code"], done["stdout"]) == (0, ""), done
         return {"ms": ms}
 
+    def use_relay(self, address):
+        self.relay = address
+        return {}
+
     def connect_all(self):
-        self.open = {way: self.connect(way) for way in ("gateway", "direct")}
+        # The relay serves one connection at a time.
+        self.open = {way: self.connect(way) for way in ("gateway", "direct", "relay")}
+        return {}
+
+    def disconnect_all(self):
+        for connection in self.open.values():
+            connection.http.close()
         return {}
 
     def small(self, way):
@@ -163,6 +178,7 @@ class Served:
             read, last = read + got, piece[got - 1]
         ms = ms_since(began)
         assert (answer.status, read, last) == (200, count, ord("f")), (answer.status, read, last)
+        connection.http.close()
         return {"ms": ms}
 
     def pause(self):
@@ -196,9 +212,11 @@ def main():
         name = asked.pop("do")
         if name == "serve":
             served = Served()
-            of_served = ("command_sdk", "command_api", "connect_all", "small", "download", "pause", "resume", "kill")
+            of_served = (
+                "command_sdk", "command_api", "use_relay", "connect_all", "disconnect_all", "small", "download", "pause", "resume", "kill",
+            )
             operations |= {operation: getattr(served, operation) for operation in of_served}
-            answer = {"id": served.id}
+            answer = {"address": f"{served.address()}:{PORT}"}
         else:
             answer = operations[name](**asked)
         print(json.dumps(answer), flush=True)

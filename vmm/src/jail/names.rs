@@ -1,11 +1,11 @@
 //! Names of system calls of x86-64 by number (arch/x86/entry/syscalls/syscall_64.tbl). A table, because the signal handler that
-//! uses it can neither search nor allocate.
+//! uses it can neither search nor allocate. The tables are static: an unoptimised build copies a constant to the handler's small stack.
 
 /// Numbers between the two tables are not used on x86-64.
 const SECOND: i64 = 424;
 
 /// The call's name, if it has one.
-pub const fn of(number: i64) -> Option<&'static str> {
+pub fn of(number: i64) -> Option<&'static str> {
     if number >= 0 && (number as usize) < FIRST_TABLE.len() {
         return Some(FIRST_TABLE[number as usize]);
     }
@@ -16,7 +16,7 @@ pub const fn of(number: i64) -> Option<&'static str> {
 }
 
 #[rustfmt::skip]
-const FIRST_TABLE: [&str; 335] = [
+static FIRST_TABLE: [&str; 335] = [
     "read", "write", "open", "close", "stat", "fstat", "lstat", "poll", "lseek", "mmap", "mprotect", "munmap", "brk",
     "rt_sigaction", "rt_sigprocmask", "rt_sigreturn", "ioctl", "pread64", "pwrite64", "readv", "writev", "access",
     "pipe", "select", "sched_yield", "mremap", "msync", "mincore", "madvise", "shmget", "shmat", "shmctl", "dup",
@@ -60,7 +60,7 @@ const FIRST_TABLE: [&str; 335] = [
 ];
 
 #[rustfmt::skip]
-const SECOND_TABLE: [&str; 44] = [
+static SECOND_TABLE: [&str; 44] = [
     "pidfd_send_signal", "io_uring_setup", "io_uring_enter", "io_uring_register", "open_tree", "move_mount", "fsopen",
     "fsconfig", "fsmount", "fspick", "pidfd_open", "clone3", "close_range", "openat2", "pidfd_getfd", "faccessat2",
     "process_madvise", "epoll_pwait2", "mount_setattr", "quotactl_fd", "landlock_create_ruleset", "landlock_add_rule",

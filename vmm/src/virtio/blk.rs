@@ -1,7 +1,7 @@
 //! virtio-blk (virtio 1.2 §5.2): a disk on a file or block device, one over a base that others share, or an image that a guest mounts
 //! itself.
 //!
-//! The threads of the disk's event loop make the system calls of requests without the device's lock ([`flight`]), several at once, and each
+//! The threads of the disk's event loop make the system calls of requests without the device's lock ([`super::flight`]), several at once, and each
 //! answer is signalled when it is there. Nothing is between a request and its call but the driver's queue.
 //!
 //! A read of an image waits if its bytes are not there yet ([`super::misses`]), and other requests are served meanwhile. If the node cannot
@@ -15,7 +15,6 @@
 mod backing;
 mod call;
 mod disk;
-mod flight;
 pub mod image;
 mod layered;
 mod request;
@@ -34,8 +33,6 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 use self::backing::Backing;
 use self::disk::Disk;
-use self::flight::Completion;
-pub use self::flight::IN_FLIGHT;
 use self::image::ImageDisk;
 use self::layered::LayeredDisk;
 use self::server::Server;
@@ -44,6 +41,7 @@ use super::device::{
     Activation, AttachError, Call, DeviceError, DeviceSpec, Saved, VirtioDevice, active_queue, one_descriptor,
 };
 use super::event_loop::Registrar;
+use super::flight::Completion;
 use super::misses::{Misses, Waits, check_heads, packet_socket};
 use super::queue::{Ended, QueueError};
 use super::state::{BlkState, DeviceState, QueueRecord};

@@ -22,7 +22,9 @@ pub use self::images::Images;
 pub use self::share::Share;
 use self::worker::{Event, Worker};
 use super::config::{Config, ConfigSpace};
-use super::device::{Activation, AttachError, DeviceError, DeviceSpec, Saved, SharedMemory, VirtioDevice};
+use super::device::{
+    Activation, AttachError, Call, DeviceError, DeviceSpec, Saved, SharedMemory, VirtioDevice,
+};
 use super::state::{DeviceState, FsState, QueueRecord};
 use crate::memory::GuestMemory;
 
@@ -62,8 +64,13 @@ pub trait FsBackend: Send + 'static {
     /// The driver is gone with its requests. Guest memory must not be touched any more.
     fn reset(&mut self);
 
-    /// Serves an event. `active` is the driver's setup while it is up. An error stops the device.
-    fn serve(&mut self, active: &mut Option<Activation>, event: Event) -> Result<(), DeviceError>;
+    /// Serves an event. `active` is the driver's setup while it is up. The device's thread makes the call that this returns, without the lock,
+    /// and then calls it with [`Event::Called`]. An error stops the device.
+    fn serve(
+        &mut self,
+        active: &mut Option<Activation>,
+        event: Event,
+    ) -> Result<Option<Box<dyn Call>>, DeviceError>;
 
     /// Takes a backend, or a socket that the device needs. Returns whether the device has a backend now.
     fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<bool, AttachError>;

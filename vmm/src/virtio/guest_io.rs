@@ -4,7 +4,7 @@
 //! they were made. The guest may change the bytes meanwhile; this module never looks at them.
 
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
 
 use rustix::mm::{Advice, MapFlags, MprotectFlags, ProtFlags, madvise, mmap_anonymous, mprotect};
 use smallvec::SmallVec;
@@ -92,7 +92,7 @@ fn transfer(
     while done < length {
         let rest = part(slices, done, length - done);
         let iov = iovecs(&rest[..rest.len().min(MAX_SLICES)]);
-        let at = libc::off_t::try_from(offset + done as u64).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let at = file_offset(offset + done as u64)?;
         match call(&iov, at) {
             0 => return Err(io::ErrorKind::UnexpectedEof.into()),
             n if n > 0 => done += n as usize,
@@ -103,6 +103,101 @@ fn transfer(
         }
     }
     Ok(())
+}
+
+/// One `preadv2` that does not wait: the bytes of `file` from `offset` that are in the page cache. Fewer than `slices` have if no more are, or
+/// the file ends; `WouldBlock` if none is.
+pub fn read_cached_at(file: BorrowedFd<'_>, slices: &[VolatileSlice<'_>], offset: u64) -> io::Result<usize> {
+    let iov = iovecs(slices);
+    let at = file_offset(offset)?;
+    retry(|| {
+        // SAFETY: as for preadv.
+        unsafe {
+            libc::preadv2(
+                file.as_raw_fd(),
+                iov.as_ptr(),
+                iov.len() as libc::c_int,
+                at,
+                libc::RWF_NOWAIT,
+            )
+        }
+    })
+}
+
+/// Writes `slices` to `file` at `offset`, or with `appends` at its end. Returns how many bytes were written: fewer than `slices` have if an
+/// error came after them.
+pub fn write_at(
+    file: BorrowedFd<'_>,
+    slices: &[VolatileSlice<'_>],
+    offset: u64,
+    appends: bool,
+) -> io::Result<usize> {
+    let flags = if appends { libc::RWF_APPEND } else { 0 };
+    let length = total(slices);
+    let mut done = 0;
+    loop {
+        let rest = part(slices, done, length - done);
+        let iov = iovecs(&rest[..rest.len().min(MAX_SLICES)]);
+        let at = file_offset(offset.saturating_add(done as u64))?;
+        let written = retry(|| {
+            // SAFETY: as for pwritev.
+            unsafe {
+                libc::pwritev2(
+                    file.as_raw_fd(),
+                    iov.as_ptr(),
+                    iov.len() as libc::c_int,
+                    at,
+                    flags,
+                )
+            }
+        });
+        match written {
+            Ok(0) => return Ok(done),
+            Ok(written) => done += written,
+            Err(error) if done == 0 => return Err(error),
+            Err(_) => return Ok(done),
+        }
+        if done >= length {
+            return Ok(done);
+        }
+    }
+}
+
+/// One `recvmsg`: as many bytes as `socket` has now, and the descriptor that came with them.
+pub fn receive_some(
+    socket: BorrowedFd<'_>,
+    slices: &[VolatileSlice<'_>],
+) -> io::Result<(usize, Option<OwnedFd>)> {
+    /// Room for one descriptor, aligned as its header wants.
+    #[repr(C)]
+    union Control {
+        header: libc::cmsghdr,
+        bytes: [u8; 32],
+    }
+    let mut iov = iovecs(slices);
+    let mut control = Control { bytes: [0; 32] };
+    // SAFETY: an all-zero msghdr is a valid empty one.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = iov.as_mut_ptr();
+    message.msg_iovlen = iov.len() as _;
+    message.msg_control = (&raw mut control).cast();
+    // SAFETY: only computes a length.
+    message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as u32) } as _;
+    let length = retry(|| {
+        // SAFETY: as for preadv; `control` is exclusively borrowed, and has the room that `message` says.
+        unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC) }
+    })?;
+    // SAFETY: the kernel has set the length of what it wrote to `control`, and each header there.
+    let descriptor = unsafe {
+        let header = libc::CMSG_FIRSTHDR(&message);
+        let is_descriptor = !header.is_null()
+            && (*header).cmsg_level == libc::SOL_SOCKET
+            && (*header).cmsg_type == libc::SCM_RIGHTS
+            && (*header).cmsg_len as usize >= libc::CMSG_LEN(size_of::<RawFd>() as u32) as usize;
+        // SAFETY: the kernel has just made this descriptor for this process, and nothing else knows it.
+        is_descriptor.then(|| OwnedFd::from_raw_fd(libc::CMSG_DATA(header).cast::<RawFd>().read_unaligned()))
+    };
+    Ok((length, descriptor))
 }
 
 /// One `readv`: as many bytes as `file` returns now. Bytes that do not fit `slices` go to `spill`.
@@ -148,7 +243,12 @@ pub fn send_some(socket: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Re
     })
 }
 
-fn retry(call: impl Fn() -> isize) -> io::Result<usize> {
+/// EINVAL, as the kernel says, if no file can be so long.
+fn file_offset(offset: u64) -> io::Result<libc::off_t> {
+    libc::off_t::try_from(offset).map_err(|_| io::Error::from_raw_os_error(libc::EINVAL))
+}
+
+fn retry(mut call: impl FnMut() -> isize) -> io::Result<usize> {
     loop {
         match call() {
             n if n >= 0 => return Ok(n as usize),
@@ -231,6 +331,7 @@ mod tests {
 
     use super::*;
     use crate::memory::GuestMemory;
+    use crate::virtio::testing::send_with;
 
     fn memory() -> GuestMemory {
         GuestMemory::from_ranges(&[(GuestAddress(0), 0x10_0000)]).unwrap()
@@ -294,6 +395,39 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let error = read_exact_at(file.as_fd(), &slices(&memory, &[(0, 8)]), 0).unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::UnexpectedEof);
+    }
+
+    #[test]
+    fn a_cached_read_ends_with_the_file_and_a_write_appends() {
+        let memory = memory();
+        let file = tempfile::tempfile().unwrap();
+        let data = slices(&memory, &[(0, 3), (100, 4)]);
+        copy_in(&data, 0, b"abcdefg");
+        assert_eq!(write_at(file.as_fd(), &data, 2, false).unwrap(), 7);
+        assert_eq!(write_at(file.as_fd(), &data, 2, true).unwrap(), 7);
+        let place = slices(&memory, &[(200, 10), (300, 10)]);
+        assert_eq!(read_cached_at(file.as_fd(), &place, 1).unwrap(), 15);
+        let mut seen = [0; 15];
+        copy_out(&place, 0, &mut seen);
+        assert_eq!(&seen, b"\0abcdefgabcdefg");
+        let error = write_at(file.as_fd(), &data, u64::MAX, false).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
+    }
+
+    #[test]
+    fn a_descriptor_comes_with_the_bytes_it_was_sent_with() {
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let memory = memory();
+        let place = slices(&memory, &[(0, 2), (100, 2)]);
+        send_with(&theirs, b"abc", &theirs);
+        let (length, descriptor) = receive_some(ours.as_fd(), &place).unwrap();
+        assert_eq!(length, 3);
+        let is_same = rustix::fs::fstat(descriptor.unwrap()).unwrap().st_ino
+            == rustix::fs::fstat(&theirs).unwrap().st_ino;
+        assert!(is_same);
+        (&theirs).write_all(b"d").unwrap();
+        let (length, descriptor) = receive_some(ours.as_fd(), &place).unwrap();
+        assert!(length == 1 && descriptor.is_none());
     }
 
     #[test]

@@ -44,6 +44,7 @@ pub mod device;
 pub mod device_thread;
 pub mod discards;
 pub mod event_loop;
+pub mod flight;
 pub mod fs;
 pub mod gate;
 pub mod guest_io;

@@ -3,10 +3,14 @@
 mod rings;
 mod shared;
 
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use virtio_bindings::virtio_ring::{VRING_DESC_F_INDIRECT, VRING_DESC_F_NEXT, VRING_USED_F_NO_NOTIFY};
 use virtio_queue::desc::RawDescriptor;
 use virtio_queue::desc::split::Descriptor;
@@ -60,6 +64,16 @@ pub fn open_gate() -> Arc<Gate> {
 
 pub fn eventfd() -> EventFd {
     EventFd::new(libc::EFD_NONBLOCK).unwrap()
+}
+
+/// Sends bytes with a descriptor over a stream.
+pub fn send_with(stream: &UnixStream, bytes: &[u8], file: impl AsFd) {
+    let files = [file.as_fd()];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+    let mut ancillary = SendAncillaryBuffer::new(&mut space);
+    ancillary.push(SendAncillaryMessage::ScmRights(&files));
+    let bytes = [IoSlice::new(bytes)];
+    sendmsg(stream, &bytes, &mut ancillary, SendFlags::empty()).unwrap();
 }
 
 pub fn memory() -> &'static GuestMemory {

@@ -6,12 +6,13 @@
 //! | [`crowd`] | the gateway beside many connections, without a guest |
 //! | [`paused`] | thawd's memory for paused sandboxes |
 //!
-//! [`driver`] is the Python program that [`sdk`] has take its times, [`http`] what [`crowd`] speaks.
+//! [`driver`] is the Python program that [`sdk`] has take its times, [`relay`] the least that a gateway does, [`http`] what [`crowd`] speaks.
 
 pub mod crowd;
 pub mod driver;
 pub mod http;
 pub mod paused;
+pub mod relay;
 pub mod sdk;
 
 use std::fs;

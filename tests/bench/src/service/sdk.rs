@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 use thaw_tiny_node::Place;
 use thaw_tiny_node::daemon::log;
 
-use super::Addresses;
 use super::driver::{Driver, ms};
+use super::{Addresses, relay};
 use crate::Report;
 use crate::clock::progress;
 use crate::create::Node;
@@ -30,6 +30,7 @@ const SDK_RAN: &str = "E2B's SDK: commands.run(\"true\")";
 const API_RAN: &str = "thawd's API: POST …/exec of the same";
 const GATEWAY_SMALL: &str = "small request through the gateway";
 const DIRECT_SMALL: &str = "small request to the sandbox's address";
+const RELAYED_SMALL: &str = "small request through a relay";
 const RESUMED_BY_REQUEST: &str = "request to a paused sandbox";
 const RESUMED_EXPLICITLY: &str = "resume of a paused sandbox, and a request";
 
@@ -102,7 +103,14 @@ impl Service {
         for part in parts {
             if *part != "creations" && !serves {
                 said("a server in a sandbox");
-                self.driver.ask(&json!({"do": "serve"}))?;
+                let served = self.driver.ask(&json!({"do": "serve"}))?;
+                let server = served["address"]
+                    .as_str()
+                    .and_then(|address| address.parse().ok());
+                let relay = relay::start(server.ok_or("a server without an address")?);
+                let relay = relay.map_err(|e| format!("the relay: {e}"))?;
+                self.driver
+                    .ask(&json!({"do": "use_relay", "address": relay.to_string()}))?;
                 self.node.settle().await?;
                 serves = true;
             }
@@ -153,25 +161,35 @@ impl Service {
         report.ratio("sdk_command_over_exec", SDK_RAN, API_RAN)
     }
 
-    /// Small requests both ways to the server in the sandbox.
+    /// Small requests to the server in the sandbox, all ways.
     fn small(&mut self, rounds: usize, report: &mut Report) -> Result<(), String> {
         self.driver.ask(&json!({"do": "connect_all"}))?;
-        let ways = [(GATEWAY_SMALL, "gateway"), (DIRECT_SMALL, "direct")]
-            .map(|(series, way)| (series, json!({"do": "small", "way": way})));
+        let ways = [
+            (GATEWAY_SMALL, "gateway"),
+            (DIRECT_SMALL, "direct"),
+            (RELAYED_SMALL, "relay"),
+        ]
+        .map(|(series, way)| (series, json!({"do": "small", "way": way})));
         self.in_turn(rounds, &ways, |series, ms| report.sample(series, "ms", ms))?;
+        self.driver.ask(&json!({"do": "disconnect_all"}))?;
+        report.ratio("gateway_rtt_over_relay", GATEWAY_SMALL, RELAYED_SMALL)?;
+        report.ratio("relay_rtt_over_direct", RELAYED_SMALL, DIRECT_SMALL)?;
         report.ratio("gateway_rtt_over_direct", GATEWAY_SMALL, DIRECT_SMALL)
     }
 
-    /// Downloads of so many bytes both ways.
+    /// Downloads of so many bytes, all ways.
     fn downloads(&mut self, rounds: usize, bytes: u64, report: &mut Report) -> Result<(), String> {
         let mib = mib(bytes);
         let gateway = format!("download of {mib:.0} MiB through the gateway");
         let direct = format!("download of {mib:.0} MiB from the sandbox's address");
-        let ways = [(&*gateway, "gateway"), (&*direct, "direct")]
+        let relayed = format!("download of {mib:.0} MiB through a relay");
+        let ways = [(&*gateway, "gateway"), (&*direct, "direct"), (&*relayed, "relay")]
             .map(|(series, way)| (series, json!({"do": "download", "way": way, "count": bytes})));
         self.in_turn(rounds, &ways, |series, ms| {
             report.sample(series, "MiB/s", mib / (ms / 1e3));
         })?;
+        report.ratio("gateway_throughput_over_relay", &gateway, &relayed)?;
+        report.ratio("relay_throughput_over_direct", &relayed, &direct)?;
         report.ratio("gateway_throughput_over_direct", &gateway, &direct)
     }
 

@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use super::backing::Backing;
-use super::flight::InFlight;
 use super::request::{Operation, Request};
 use crate::memory::GuestMemory;
 use crate::virtio::chain::Chain;
 use crate::virtio::device::Call;
+use crate::virtio::flight::InFlight;
 
 /// The call.
 pub struct DiskCall {

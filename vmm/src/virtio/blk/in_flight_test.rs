@@ -7,6 +7,7 @@ use std::time::Duration;
 use super::*;
 use crate::jail::threads::Thread;
 use crate::virtio::event_loop::EventLoop;
+use crate::virtio::flight::IN_FLIGHT;
 use crate::virtio::shared_threads::SHARED;
 use crate::virtio::testing::{Shared, open_gate};
 

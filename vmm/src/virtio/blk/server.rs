@@ -8,12 +8,12 @@ use thaw_log::LogLimit;
 
 use super::backing::Backing;
 use super::call::DiskCall;
-use super::flight::{Flight, Seat};
 use super::request::{Kind, Request, Status};
 use crate::memory::GuestMemory;
 use crate::virtio::accesses::AccessLog;
 use crate::virtio::chain::Chain;
 use crate::virtio::device::{Call, DeviceError};
+use crate::virtio::flight::{Flight, Seat};
 use crate::virtio::guest_io;
 use crate::virtio::misses::{self, Misses, Resumed};
 use crate::virtio::queue::{Answer, QueueError};

@@ -18,7 +18,7 @@ use super::{Fs, FsBackend};
 use crate::memory::GuestMemory;
 use crate::virtio::accesses::AccessLog;
 use crate::virtio::blk::image::placed_blobs;
-use crate::virtio::device::{Activation, AttachError, DeviceError, SharedMemory, active_queue};
+use crate::virtio::device::{Activation, AttachError, Call, DeviceError, SharedMemory, active_queue};
 use crate::virtio::gate::Gate;
 use crate::virtio::misses::{Misses, Request, Resumed, Waits, check_heads, packet_socket};
 use crate::virtio::queue::{Answer, DeviceQueue, QueueError};
@@ -218,16 +218,23 @@ impl FsBackend for Images {
         self.messenger = None;
     }
 
-    fn serve(&mut self, active: &mut Option<Activation>, event: Event) -> Result<(), DeviceError> {
+    /// Makes no calls: what must wait is parked.
+    fn serve(
+        &mut self,
+        active: &mut Option<Activation>,
+        event: Event,
+    ) -> Result<Option<Box<dyn Call>>, DeviceError> {
         self.replay(active)?;
         match event {
-            Event::Kick(index) => match active_queue(active, index) {
-                Some(queue) => self.kicked(queue),
-                None => Ok(()),
-            },
-            Event::Backend => self.answers(active),
-            Event::Timeout | Event::Wake => Ok(()),
+            Event::Kick(index) => {
+                if let Some(queue) = active_queue(active, index) {
+                    self.kicked(queue)?;
+                }
+            }
+            Event::Backend => self.answers(active)?,
+            Event::Timeout | Event::Wake | Event::Called => {}
         }
+        Ok(None)
     }
 
     fn attach(&mut self, backend: Backend, fds: Vec<OwnedFd>) -> Result<bool, AttachError> {

@@ -1,10 +1,10 @@
 //! The backend of the device for writable host directories: a relay to another process, thaw-share
 //! ([`thaw_protocol::share`]).
 //!
-//! This process serves no file, because it must not have the rights that this needs. It forwards each FUSE message and writes the reply to
-//! the guest's buffers, without looking at either ([`relay`]), except that it repeats one answer ([`capabilities`]). Invariant: every request
-//! that the device took is answered once: with its reply, or with an error if thaw-share is gone or never came. No other device or vCPU
-//! waits for this one.
+//! This process opens no file, because it must not have the rights that this needs. It forwards each FUSE message and writes the reply to
+//! the guest's buffers ([`relay`]), except that it repeats one answer ([`capabilities`]), and reads and writes what thaw-share opened for the
+//! guest and handed over ([`open_files`]). Invariant: every request that the device took is answered once: with its reply, or with an error
+//! if thaw-share is gone or never came. No other device or vCPU waits for this one.
 //!
 //! When thaw-share dies, its unanswered requests get EIO, except lookups of names. Those, and all later requests, wait a bounded time for
 //! another thaw-share. One that takes over gets the guest's INIT first.
@@ -13,30 +13,33 @@
 //! frozen.
 
 mod capabilities;
+mod open_files;
 pub mod relay;
+mod request;
 
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use fuse_backend_rs::abi::fuse_abi::{InHeader, OutHeader};
+use fuse_backend_rs::abi::fuse_abi::OutHeader;
 use rustix::net::SocketType;
 use thaw_protocol::control::Backend;
 use thaw_protocol::share::{INIT, LOOKUP, MESSAGE, PATIENCE_MS, REPLY, TAG};
-use vm_memory::ByteValued;
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use self::capabilities::WithoutCapabilities;
-use self::relay::{Broken, Relay, Request, Step};
+use self::open_files::{OpenFiles, WriteCall};
+use self::relay::{Broken, Relay, Reply, Step};
+use self::request::Request;
 use super::worker::{BACKEND, Event, Worker};
 use super::{Fs, FsBackend};
 use crate::memory::GuestMemory;
 use crate::virtio::chain::Chain;
-use crate::virtio::device::{Activation, AttachError, DeviceError, active_queue, one_descriptor};
+use crate::virtio::device::{Activation, AttachError, Call, DeviceError, active_queue, one_descriptor};
 use crate::virtio::device_thread::{Timeout, epoll_error};
+use crate::virtio::flight::Flight;
 use crate::virtio::gate::Gate;
-use crate::virtio::guest_io;
 use crate::virtio::queue::QueueError;
 use crate::virtio::state::{FsState, QueueRecord};
 
@@ -44,6 +47,8 @@ use crate::virtio::state::{FsState, QueueRecord};
 pub const PATIENCE: Duration = Duration::from_millis(PATIENCE_MS);
 /// Most bytes of a message that is kept as INIT: its header, and more than its body has on any kernel.
 const MOST_INIT: u32 = 1024;
+/// The queue of requests that are not urgent (§5.11.2).
+const REQUESTS: usize = 1;
 /// Requests and replies handled in one event, so that a freeze or a reset gets its turn.
 const AT_ONCE: usize = 256;
 
@@ -67,10 +72,15 @@ pub struct Share {
     next: Option<OwnedFd>,
     /// The guest's INIT, the first message to a thaw-share that takes over.
     init: Option<Vec<u8>>,
-    /// Lookups that were unanswered when thaw-share died; they are sent to the one that takes over. If they failed, the guest would drop
-    /// what it has mounted there.
+    /// Requests to be sent before those of the queues: a write that this process could not make, and lookups that were unanswered when
+    /// thaw-share died. If these failed, the guest would drop what it has mounted there.
     held: Vec<Request>,
     without_capabilities: WithoutCapabilities,
+    open_files: OpenFiles,
+    /// The write that the device's thread makes itself, without the lock.
+    flight: Arc<Flight>,
+    /// Requests that may still be taken in this event.
+    turns: usize,
     patience: Duration,
     timeout: Timeout,
 }
@@ -86,6 +96,9 @@ impl Fs<Share> {
             init: None,
             held: Vec::new(),
             without_capabilities: WithoutCapabilities::default(),
+            open_files: OpenFiles::default(),
+            flight: Arc::default(),
+            turns: 0,
             patience,
             timeout: timeout.clone(),
         });
@@ -104,16 +117,36 @@ impl FsBackend for Share {
         if let Link::Up(relay, _) = &mut self.link {
             relay.forget();
         }
+        // The device's thread makes it without the lock that the caller has.
+        self.flight.drain();
+        self.flight.completions();
         // The driver starts anew.
         self.init = None;
         self.held.clear();
         self.without_capabilities.clear();
+        self.open_files.clear();
     }
 
-    fn serve(&mut self, active: &mut Option<Activation>, event: Event) -> Result<(), DeviceError> {
+    fn serve(
+        &mut self,
+        active: &mut Option<Activation>,
+        event: Event,
+    ) -> Result<Option<Box<dyn Call>>, DeviceError> {
+        if event != Event::Called {
+            self.turns = AT_ONCE;
+        }
         match event {
-            Event::Wake => Ok(()),
+            Event::Wake => Ok(None),
             Event::Timeout => self.pass_on(active),
+            Event::Called => {
+                for ended in self.flight.completions() {
+                    if let Some(queue) = active_queue(active, REQUESTS) {
+                        queue.add_used(ended.head, ended.written)?;
+                    }
+                }
+                self.held.extend(self.open_files.too_large());
+                self.pass_on(active)
+            }
             Event::Backend => self.relay_ready(active),
             Event::Kick(index) => {
                 if let Some(queue) = active_queue(active, index) {
@@ -211,16 +244,15 @@ impl Share {
     }
 
     /// Takes replies, then sends the requests they made room for.
-    fn relay_ready(&mut self, active: &mut Option<Activation>) -> Result<(), DeviceError> {
+    fn relay_ready(&mut self, active: &mut Option<Activation>) -> Result<Option<Box<dyn Call>>, DeviceError> {
         for _ in 0..AT_ONCE {
             let Link::Up(relay, _) = &mut self.link else { break };
             match relay.receive(memory_of(active)) {
                 Ok(Step::Done(reply)) => {
                     // Nothing else can have come.
                     let is_last = relay.is_idle();
-                    if let Some((request, length)) = reply {
-                        self.remember(active, &request, length);
-                        give_back(active, &request, length)?;
+                    if let Some(reply) = reply {
+                        self.answer(active, reply)?;
                     }
                     if is_last {
                         break;
@@ -233,21 +265,35 @@ impl Share {
         self.pass_on(active)
     }
 
+    /// Gives the guest a reply.
+    fn answer(&mut self, active: &mut Option<Activation>, reply: Reply) -> Result<(), DeviceError> {
+        let Reply {
+            request,
+            length,
+            file,
+        } = reply;
+        self.remember(active, &request, length);
+        if let (Some(file), Some(memory)) = (file, memory_of(active)) {
+            self.open_files.add(&request, length, memory, file);
+        }
+        give_back(active, &request, length)
+    }
+
     /// Remembers a reply of `length` bytes that says that a file has no capabilities.
     fn remember(&mut self, active: &Option<Activation>, request: &Request, length: u32) {
         if length as usize == size_of::<OutHeader>()
             && let Some(memory) = memory_of(active)
             && let Some(node) = capabilities::asked_for(request, memory)
-            && reply_header(request, memory).error == -libc::ENODATA
+            && request.reply_header(memory).error == -libc::ENODATA
         {
             self.without_capabilities.add(node, Instant::now());
         }
     }
 
-    /// Sends requests until the relay is full or none are left.
-    fn pass_on(&mut self, active: &mut Option<Activation>) -> Result<(), DeviceError> {
-        let mut left = AT_ONCE;
-        loop {
+    /// Serves requests until the relay is full, none are left, or one is for the device's thread to make.
+    fn pass_on(&mut self, active: &mut Option<Activation>) -> Result<Option<Box<dyn Call>>, DeviceError> {
+        let mut call = None;
+        while call.is_none() {
             if let Link::Up(relay, _) = &mut self.link {
                 match relay.send(memory_of(active)) {
                     Ok(Step::Done(Some(request))) => give_back(active, &request, 0)?,
@@ -269,31 +315,32 @@ impl Share {
                 relay.begin(request);
                 continue;
             }
-            let Some((queue, chain)) = next_chain(active)? else {
-                break;
-            };
-            self.take(active, queue, chain)?;
-            left -= 1;
-            if left == 0 {
+            if self.turns == 0 {
                 active.iter().for_each(Activation::kick_again);
                 break;
             }
+            let Some((queue, chain)) = next_chain(active)? else {
+                break;
+            };
+            self.turns -= 1;
+            call = self.take(active, queue, chain)?;
         }
         if let Some(active) = active {
             active.signal()?;
         }
-        self.wait_for_relay().map_err(epoll_error)
+        self.wait_for_relay().map_err(epoll_error)?;
+        Ok(call)
     }
 
-    /// Begins to send a request, or answers it with an error.
+    /// Serves a request, begins to send it, or answers it with an error. Returns the write that serves it.
     fn take(
         &mut self,
         active: &mut Option<Activation>,
         queue: usize,
         chain: Chain,
-    ) -> Result<(), DeviceError> {
+    ) -> Result<Option<Box<dyn Call>>, DeviceError> {
         let Some(memory) = memory_of(active) else {
-            return Ok(());
+            return Ok(None);
         };
         let (message, room) = (chain.readable_len(), chain.writable_len());
         let is_in_memory = chain.readable(memory).is_ok() && chain.writable(memory).is_ok();
@@ -306,33 +353,63 @@ impl Share {
         };
         if !is_in_memory || too_short {
             tracing::debug!(message, room, "a FUSE message that cannot be answered");
-            return give_back(active, &request, 0);
-        }
-        if request.length > *MESSAGE.end() {
-            return refuse(active, &request, libc::E2BIG);
-        }
-        match &mut self.link {
-            Link::Absent => refuse(active, &request, libc::ENOTCONN),
-            Link::Gone | Link::Down(_) => refuse(active, &request, libc::EIO),
-            Link::Up(relay, _) => {
-                let head = request.chain.head();
-                let is_held = |held: &Request| held.queue == queue && held.chain.head() == head;
-                if relay.has(queue, head) || self.held.iter().any(is_held) {
-                    return Err(QueueError::Chain { queue, head }.into());
-                }
-                let known = |node| self.without_capabilities.has(node, Instant::now());
-                if capabilities::asked_for(&request, memory).is_some_and(known) {
-                    return refuse(active, &request, libc::ENODATA);
-                }
-                if request.length <= MOST_INIT && header(&request, memory).opcode == INIT {
-                    self.init = Some(whole(&request, memory));
-                    // Its node IDs begin anew.
-                    self.without_capabilities.clear();
-                }
-                relay.begin(request);
-                Ok(())
+            give_back(active, &request, 0)?;
+        } else if request.length > *MESSAGE.end() {
+            refuse(active, &request, libc::E2BIG)?;
+        } else {
+            match &self.link {
+                Link::Absent => refuse(active, &request, libc::ENOTCONN)?,
+                Link::Gone | Link::Down(_) => refuse(active, &request, libc::EIO)?,
+                Link::Up(..) => return self.forward(active, request),
             }
         }
+        Ok(None)
+    }
+
+    /// Begins to send a request to thaw-share, or serves it here if that is possible.
+    fn forward(
+        &mut self,
+        active: &mut Option<Activation>,
+        request: Request,
+    ) -> Result<Option<Box<dyn Call>>, DeviceError> {
+        let (Link::Up(relay, _), Some(memory)) = (&mut self.link, memory_of(active)) else {
+            return Ok(None);
+        };
+        let (queue, head) = (request.queue, request.chain.head());
+        let is_held = |held: &Request| held.queue == queue && held.chain.head() == head;
+        if relay.has(queue, head) || self.held.iter().any(is_held) {
+            return Err(QueueError::Chain { queue, head }.into());
+        }
+        let known = |node| self.without_capabilities.has(node, Instant::now());
+        if capabilities::asked_for(&request, memory).is_some_and(known) {
+            refuse(active, &request, libc::ENODATA)?;
+            return Ok(None);
+        }
+        let asked = request.header(memory);
+        if let Some(length) = self.open_files.read(&asked, &request, memory) {
+            give_back(active, &request, length)?;
+            return Ok(None);
+        }
+        let write = self.open_files.write(&asked, &request, memory);
+        // Only these chains are returned after a call.
+        let seat = write.filter(|_| queue == REQUESTS).zip(self.flight.seat());
+        if let Some((write, seat)) = seat {
+            return Ok(Some(Box::new(WriteCall {
+                write,
+                memory: memory.clone(),
+                in_flight: seat.begin(head, true),
+                request,
+            })));
+        }
+        self.open_files.see(&asked, &request, memory);
+        if request.length <= MOST_INIT && asked.opcode == INIT {
+            self.init = Some(request.whole(memory));
+            // Its node IDs begin anew.
+            self.without_capabilities.clear();
+            self.open_files.clear();
+        }
+        relay.begin(request);
+        Ok(None)
     }
 
     /// Handles the end of thaw-share: its requests are answered EIO, except lookups, which wait for another thaw-share as later requests
@@ -345,13 +422,15 @@ impl Share {
         // Closing the socket would do, unless the descriptor was duplicated.
         let _ = self.watch(ControlOperation::Delete, relay.socket(), EventSet::empty());
         let unanswered = relay.close();
+        // Their handles were thaw-share's, and end with it.
+        self.open_files.clear();
         tracing::error!(
             pending = unanswered.len(),
             "{why}: what the guest waited for answers EIO, and what it asks now waits for another"
         );
         for request in unanswered {
             let memory = memory_of(active);
-            let opcode = memory.map(|memory| header(&request, memory).opcode);
+            let opcode = memory.map(|memory| request.header(memory).opcode);
             match opcode {
                 Some(LOOKUP) if request.room > 0 => self.held.push(request),
                 _ => refuse(active, &request, libc::EIO)?,
@@ -396,7 +475,7 @@ fn next_chain(active: &mut Option<Activation>) -> Result<Option<(usize, Chain)>,
 
 /// Answers a request with an error if it has room for an answer.
 fn refuse(active: &mut Option<Activation>, request: &Request, errno: i32) -> Result<(), DeviceError> {
-    let written = memory_of(active).map_or(0, |memory| write_error(request, memory, errno));
+    let written = memory_of(active).map_or(0, |memory| request.write_error(memory, errno));
     give_back(active, request, written)
 }
 
@@ -405,50 +484,6 @@ fn give_back(active: &mut Option<Activation>, request: &Request, written: u32) -
         Some(queue) => Ok(queue.add_used(request.chain.head(), written)?),
         None => Ok(()),
     }
-}
-
-/// The header of a request's message; zeros if the message is too short.
-fn header(request: &Request, memory: &GuestMemory) -> InHeader {
-    let mut header = InHeader::default();
-    if let Ok(message) = request.chain.readable(memory) {
-        guest_io::copy_out(&message, 0, header.as_mut_slice());
-    }
-    header
-}
-
-/// The header of a request's reply.
-fn reply_header(request: &Request, memory: &GuestMemory) -> OutHeader {
-    let mut header = OutHeader::default();
-    if let Ok(reply) = request.chain.writable(memory) {
-        guest_io::copy_out(&reply, 0, header.as_mut_slice());
-    }
-    header
-}
-
-/// A request's whole message.
-fn whole(request: &Request, memory: &GuestMemory) -> Vec<u8> {
-    let mut bytes = vec![0; request.length as usize];
-    if let Ok(message) = request.chain.readable(memory) {
-        guest_io::copy_out(&message, 0, &mut bytes);
-    }
-    bytes
-}
-
-/// Writes an error as the reply of a request that has room for one. Returns the bytes written.
-fn write_error(request: &Request, memory: &GuestMemory, errno: i32) -> u32 {
-    let Ok(reply) = request.chain.writable(memory) else {
-        return 0;
-    };
-    if request.room == 0 {
-        return 0;
-    }
-    let header = OutHeader {
-        len: size_of::<OutHeader>() as u32,
-        error: -errno,
-        unique: header(request, memory).unique,
-    };
-    guest_io::copy_in(&reply, 0, header.as_slice());
-    header.len
 }
 
 #[cfg(test)]

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::net::Shutdown;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -14,13 +15,14 @@ use vm_memory::ByteValued;
 use super::*;
 use crate::virtio::VirtioDevice;
 use crate::virtio::state::DeviceState;
-use crate::virtio::testing::{Buf, NOWHERE, Rig, open_gate};
+use crate::virtio::testing::{Buf, NOWHERE, Rig, open_gate, send_with};
 
+#[path = "share/open_files_test.rs"]
+mod open_files;
 #[path = "share/takeover_test.rs"]
 mod takeover;
 
 const HIPRIO: usize = 0;
-const REQUESTS: usize = 1;
 
 fn message(opcode: Opcode, unique: u64, body: &[u8]) -> Vec<u8> {
     let mut header = InHeader {
@@ -53,6 +55,22 @@ impl Far {
         };
         self.0.write_all(&header.encode()).unwrap();
         self.0.write_all(reply).unwrap();
+    }
+
+    fn reply_with(&mut self, id: u32, reply: &[u8], file: impl AsFd) {
+        let header = ReplyHeader {
+            id,
+            length: reply.len() as u32,
+        };
+        send_with(&self.0, &[&header.encode(), reply].concat(), file);
+    }
+
+    /// Whether nothing was sent here that was not taken.
+    fn has_nothing(&self) -> bool {
+        self.0.set_nonblocking(true).unwrap();
+        let peeked = rustix::net::recv(&self.0, &mut [0; 1][..], rustix::net::RecvFlags::PEEK);
+        self.0.set_nonblocking(false).unwrap();
+        peeked.is_err()
     }
 }
 

@@ -13,7 +13,7 @@ use vmm_sys_util::epoll::Epoll;
 
 use super::FsBackend;
 use crate::jail::threads::Thread;
-use crate::virtio::device::{Activation, DeviceError, Saved};
+use crate::virtio::device::{Activation, Call, DeviceError, Saved};
 use crate::virtio::device_thread::{
     BATCH, DeviceThread, TIMEOUT, Timeout, WAKE, forget_kicks, wait_for_kicks,
 };
@@ -34,6 +34,8 @@ pub enum Event {
     Timeout,
     /// The device has work without an outside event.
     Wake,
+    /// The call that the backend returned has been made.
+    Called,
 }
 
 /// The running thread and its state. Dropping this ends the thread.
@@ -69,9 +71,10 @@ impl<B: FsBackend> Worker<B> {
             {
                 let served = served.clone();
                 move |event, _| {
-                    let mut served = served.locked();
-                    if let Err(error) = served.serve(event) {
-                        served.fail(&error);
+                    let mut call = served.locked().ready(event);
+                    while let Some(made) = call {
+                        made.make();
+                        call = served.locked().serve(Event::Called);
                     }
                 }
             },
@@ -127,22 +130,32 @@ struct Served<B> {
 }
 
 impl<B: FsBackend> Served<B> {
-    fn serve(&mut self, event: u64) -> Result<(), DeviceError> {
+    /// Serves the ready descriptor with this epoll data.
+    fn ready(&mut self, event: u64) -> Option<Box<dyn Call>> {
         let event = match event {
             WAKE => Event::Wake,
             TIMEOUT => Event::Timeout,
             BACKEND => Event::Backend,
             queue => {
                 let queues = self.active.as_ref().map(|active| &active.queues);
-                let Some(queue) = queues.and_then(|queues| queues.get(queue as usize)) else {
-                    return Ok(());
-                };
+                let queue = queues.and_then(|queues| queues.get(queue as usize))?;
                 // Fails if another event of the same batch handled this kick; then there is nothing to read.
                 let _ = queue.kick().read();
                 Event::Kick(queue.index())
             }
         };
-        self.backend.serve(&mut self.active, event)
+        self.serve(event)
+    }
+
+    /// Serves an event. Returns the call to make next.
+    fn serve(&mut self, event: Event) -> Option<Box<dyn Call>> {
+        match self.backend.serve(&mut self.active, event) {
+            Ok(call) => call,
+            Err(error) => {
+                self.fail(&error);
+                None
+            }
+        }
     }
 
     fn activate(&mut self, activation: Activation) -> Result<(), DeviceError> {

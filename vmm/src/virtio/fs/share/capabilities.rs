@@ -1,8 +1,8 @@
 //! Files that were found to have no capabilities (`security.capability`).
 //!
-//! Linux asks for a file's capabilities before each write(2). It remembers that a file has none (`S_NOSEC`), but not in a mount that FUSE
-//! made itself, as each share is. So each write would take two trips to thaw-share. Here the answer "none" is kept for as long as the guest
-//! may cache other attributes.
+//! Linux asks for a file's capabilities before a write(2). It remembers that a file has none (`S_NOSEC`) until it reads the file's attributes
+//! again, and not at all in a mount that FUSE made itself, as each share is, if the guest's kernel has no patch for that. Here the answer
+//! "none" is kept for as long as the guest may cache other attributes.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ use fuse_backend_rs::abi::fuse_abi::InHeader;
 use thaw_protocol::share::{FRESH_MS, GETXATTR};
 use vm_memory::ByteValued;
 
-use super::relay::Request;
+use super::request::Request;
 use crate::memory::GuestMemory;
 use crate::virtio::guest_io;
 

@@ -12,8 +12,8 @@ use fuse_backend_rs::abi::fuse_abi::OutHeader;
 use thaw_protocol::share::{HeaderError, OUTSTANDING, ReplyHeader, RequestHeader};
 use vm_memory::{ByteValued, VolatileSlice};
 
+use super::request::Request;
 use crate::memory::GuestMemory;
-use crate::virtio::chain::Chain;
 use crate::virtio::guest_io::{self, MAX_SLICES};
 
 /// Size of the buffer for bytes that are discarded, or zeros that are sent.
@@ -21,15 +21,13 @@ const SCRATCH: usize = 4096;
 /// Room for the reply to this process's own message.
 const OPENING_ROOM: u32 = 4096;
 
-/// A request whose reply is due, or whose chain must be returned.
+/// A reply. Its bytes are in guest memory.
 #[derive(Debug)]
-pub struct Request {
-    pub queue: usize,
-    pub chain: Chain,
-    /// Bytes of the message.
+pub struct Reply {
+    pub request: Request,
     pub length: u32,
-    /// Most bytes of its reply; 0 if no reply is due.
-    pub room: u32,
+    /// What the guest opened by this request, if it is handed over.
+    pub file: Option<OwnedFd>,
 }
 
 /// Why the relay can no longer be used.
@@ -86,11 +84,13 @@ enum Receiving {
         bytes: [u8; ReplyHeader::BYTES],
         /// May be more than a header: the rest are bytes of the only reply that is due.
         got: usize,
+        file: Option<OwnedFd>,
     },
     Body {
         id: u32,
         length: u32,
         got: usize,
+        file: Option<OwnedFd>,
         /// `None` if the driver was reset, or the message is this process's own.
         request: Option<Request>,
     },
@@ -100,6 +100,7 @@ impl Receiving {
     const START: Receiving = Receiving::Header {
         bytes: [0; ReplyHeader::BYTES],
         got: 0,
+        file: None,
     };
 }
 
@@ -233,25 +234,30 @@ impl Relay {
         Ok(Step::Done(None))
     }
 
-    /// Receives one reply. Returns the request and the reply's length, or `None` if the driver was reset. The bytes are in guest memory.
-    pub fn receive(&mut self, memory: Option<&GuestMemory>) -> Result<Step<Option<(Request, u32)>>, Broken> {
+    /// Receives one reply, or `None` if the driver was reset.
+    pub fn receive(&mut self, memory: Option<&GuestMemory>) -> Result<Step<Option<Reply>>, Broken> {
         loop {
             let read = match &mut self.receiving {
-                Receiving::Header { bytes, got } if *got < bytes.len() => {
+                Receiving::Header { bytes, got, file } if *got < bytes.len() => {
                     let reply = place_of_only_reply(&self.waiting, memory).filter(|_| *got == 0);
                     let mut slices = vec![VolatileSlice::from(&mut bytes[*got..])];
                     slices.extend(reply.into_iter().flatten());
                     slices.truncate(MAX_SLICES);
-                    guest_io::read_some(self.socket.as_fd(), &slices, &mut [])
+                    // A descriptor comes with the first byte of a reply. More are closed by the kernel.
+                    guest_io::receive_some(self.socket.as_fd(), &slices).map(|(read, came)| {
+                        *file = file.take().or(came);
+                        read
+                    })
                 }
-                Receiving::Header { bytes, got } => {
+                Receiving::Header { bytes, got, file } => {
                     let ReplyHeader { id, length } = ReplyHeader::decode(bytes)?;
-                    let got = *got - bytes.len();
+                    let (got, file) = (*got - bytes.len(), file.take());
                     let (room, request) = self.waiting.remove(&id).ok_or(Broken::Unasked(id))?;
                     self.receiving = Receiving::Body {
                         id,
                         length,
                         got,
+                        file,
                         request,
                     };
                     if length > room {
@@ -269,8 +275,12 @@ impl Relay {
                         opening.check()?;
                     }
                     return match std::mem::replace(&mut self.receiving, Receiving::START) {
-                        Receiving::Body { request, .. } => {
-                            Ok(Step::Done(request.map(|request| (request, length))))
+                        Receiving::Body { request, file, .. } => {
+                            Ok(Step::Done(request.map(|request| Reply {
+                                request,
+                                length,
+                                file,
+                            })))
                         }
                         Receiving::Header { .. } => {
                             unreachable!("it was a body, and nothing else changes it")
@@ -282,6 +292,7 @@ impl Relay {
                     length,
                     got,
                     request,
+                    ..
                 } => {
                     let rest = *length as usize - *got;
                     let place = request.as_ref().zip(memory);

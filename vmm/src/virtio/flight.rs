@@ -1,4 +1,4 @@
-//! The requests of a disk that are in flight: a thread makes the system call of each, without the device's lock.
+//! The requests of a device that are in flight: a thread makes the system call of each, without the device's lock.
 //!
 //! Invariants: a request is in flight once, and ends as one [`Completion`], which is taken once. Each in flight has a thread, the disk's own
 //! or a shared one ([`SharedThreads`]), whatever the driver does; the others stay in its queue until a call of the disk ends, or another disk

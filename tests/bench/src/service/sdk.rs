@@ -31,6 +31,7 @@ const API_RAN: &str = "thawd's API: POST …/exec of the same";
 const GATEWAY_SMALL: &str = "small request through the gateway";
 const DIRECT_SMALL: &str = "small request to the sandbox's address";
 const RELAYED_SMALL: &str = "small request through a relay";
+const GATEWAY_RAN: &str = "small request through the gateway: thawd's threads run";
 const RESUMED_BY_REQUEST: &str = "request to a paused sandbox";
 const RESUMED_EXPLICITLY: &str = "resume of a paused sandbox, and a request";
 
@@ -170,7 +171,11 @@ impl Service {
             (RELAYED_SMALL, "relay"),
         ]
         .map(|(series, way)| (series, json!({"do": "small", "way": way})));
+        let before = self.node_ran()?;
         self.in_turn(rounds, &ways, |series, ms| report.sample(series, "ms", ms))?;
+        // The warm-up ran too.
+        let ran = (self.node_ran()? - before) / (rounds + 1) as f64;
+        report.sample(GATEWAY_RAN, "ms", ran);
         self.driver.ask(&json!({"do": "disconnect_all"}))?;
         report.ratio("gateway_rtt_over_relay", GATEWAY_SMALL, RELAYED_SMALL)?;
         report.ratio("relay_rtt_over_direct", RELAYED_SMALL, DIRECT_SMALL)?;
@@ -213,6 +218,21 @@ impl Service {
             RESUMED_BY_REQUEST,
             RESUMED_EXPLICITLY,
         )
+    }
+
+    /// How long thawd's threads have run in all, ms.
+    fn node_ran(&self) -> Result<f64, String> {
+        let tasks = format!("/proc/{}/task", self.node.thawd.record().pid);
+        let failed = |e: std::io::Error| format!("{tasks}: {e}");
+        let mut nanoseconds = 0;
+        for task in std::fs::read_dir(&tasks).map_err(failed)? {
+            let stat = std::fs::read_to_string(task.map_err(failed)?.path().join("schedstat"));
+            let stat = stat.map_err(failed)?;
+            // The first number (Documentation/scheduler/sched-stats.rst).
+            let ran: Option<u64> = stat.split(' ').next().and_then(|ran| ran.parse().ok());
+            nanoseconds += ran.ok_or_else(|| format!("{tasks}: {stat:?} is no schedstat"))?;
+        }
+        Ok(nanoseconds as f64 / 1e6)
     }
 
     /// Has the driver do each of these in turn, and once more at first to warm up. `taken` is called with the others' times, ms.

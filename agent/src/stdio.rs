@@ -11,6 +11,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
+use rustix::buffer::spare_capacity;
 use rustix::io::Errno;
 use rustix::pipe::{PipeFlags, fcntl_setpipe_size, pipe_with};
 use rustix::termios::{Winsize, tcsetwinsize};
@@ -222,10 +223,10 @@ impl Stdio {
                 return Err(Error::State("another connection reads this stream now".into()));
             };
             let outcome = ready.try_io(|fd| {
-                // The buffer is only as large as the available bytes, because it is cleared first: a terminal has at most 4 KiB.
+                // The buffer is only as large as the available bytes: a terminal has at most 4 KiB.
                 let waiting = rustix::io::ioctl_fionread(fd.as_fd()).map_or(MAX_READ, |n| n as usize);
-                bytes.resize(length.min(waiting.max(1)), 0);
-                rustix::io::read(fd.as_fd(), &mut bytes).map_err(Into::into)
+                bytes.reserve_exact(length.min(waiting.max(1)));
+                rustix::io::read(fd.as_fd(), spare_capacity(&mut bytes)).map_err(Into::into)
             });
             match outcome {
                 Err(_would_block) => continue,
@@ -233,8 +234,7 @@ impl Stdio {
                 Ok(Err(e)) if self.terminal && e.raw_os_error() == Some(libc::EIO) => {}
                 Ok(Err(e)) => return Err(e).with_context(|| "read output".into()),
                 Ok(Ok(0)) => {}
-                Ok(Ok(n)) => {
-                    bytes.truncate(n);
+                Ok(Ok(_)) => {
                     delivery.give(&bytes);
                     return Ok(bytes);
                 }

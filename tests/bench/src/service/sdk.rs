@@ -31,7 +31,7 @@ const API_RAN: &str = "thawd's API: POST …/exec of the same";
 const GATEWAY_SMALL: &str = "small request through the gateway";
 const DIRECT_SMALL: &str = "small request to the sandbox's address";
 const RELAYED_SMALL: &str = "small request through a relay";
-const GATEWAY_RAN: &str = "small request through the gateway: thawd's threads run";
+const GATEWAY_RAN: &str = "small request through the gateway: of it, thawd runs";
 const RESUMED_BY_REQUEST: &str = "request to a paused sandbox";
 const RESUMED_EXPLICITLY: &str = "resume of a paused sandbox, and a request";
 
@@ -220,19 +220,17 @@ impl Service {
         )
     }
 
-    /// How long thawd's threads have run in all, ms.
+    /// How long thawd has run on processors, ms.
     fn node_ran(&self) -> Result<f64, String> {
-        let tasks = format!("/proc/{}/task", self.node.thawd.record().pid);
-        let failed = |e: std::io::Error| format!("{tasks}: {e}");
-        let mut nanoseconds = 0;
-        for task in std::fs::read_dir(&tasks).map_err(failed)? {
-            let stat = std::fs::read_to_string(task.map_err(failed)?.path().join("schedstat"));
-            let stat = stat.map_err(failed)?;
-            // The first number (Documentation/scheduler/sched-stats.rst).
-            let ran: Option<u64> = stat.split(' ').next().and_then(|ran| ran.parse().ok());
-            nanoseconds += ran.ok_or_else(|| format!("{tasks}: {stat:?} is no schedstat"))?;
-        }
-        Ok(nanoseconds as f64 / 1e6)
+        let path = format!("/proc/{}/stat", self.node.thawd.record().pid);
+        let stat = std::fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
+        // Behind the name, which is in parentheses, `utime` and `stime` are the twelfth and thirteenth field (proc(5)).
+        let fields = stat
+            .rsplit_once(") ")
+            .map(|(_, fields)| fields.split(' ').skip(11));
+        let ticks = fields.map(|fields| fields.take(2).map_while(|field| field.parse::<u64>().ok()));
+        let ticks: u64 = ticks.ok_or_else(|| format!("{path}: {stat:?}"))?.sum();
+        Ok(ticks as f64 * 1e3 / rustix::param::clock_ticks_per_second() as f64)
     }
 
     /// Has the driver do each of these in turn, and once more at first to warm up. `taken` is called with the others' times, ms.

@@ -390,10 +390,11 @@ impl Share {
             give_back(active, &request, length)?;
             return Ok(None);
         }
-        let write = self.open_files.write(&asked, &request, memory);
-        // Only these chains are returned after a call.
-        let seat = write.filter(|_| queue == REQUESTS).zip(self.flight.seat());
-        if let Some((write, seat)) = seat {
+        // Only chains of this queue are returned after a call.
+        if queue == REQUESTS
+            && let Some(write) = self.open_files.write(&asked, &request, memory)
+            && let Some(seat) = self.flight.seat()
+        {
             return Ok(Some(Box::new(WriteCall {
                 write,
                 memory: memory.clone(),

@@ -115,7 +115,7 @@ impl MessageBuffer {
         sink.write_all_volatile(&whole).map_err(of_stream)
     }
 
-    /// As [`Self::write`], with a descriptor.
+    /// As [`Self::write`], with a descriptor if the kernel takes it.
     pub fn write_with(
         &self,
         socket: &mut UnixStream,
@@ -133,8 +133,9 @@ impl MessageBuffer {
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         ancillary.push(SendAncillaryMessage::ScmRights(&files));
         let bytes = [IoSlice::new(&whole)];
-        let sent = retry_on_intr(|| sendmsg(&*socket, &bytes, &mut ancillary, SendFlags::NOSIGNAL))?;
-        socket.write_all(&whole[sent..])
+        let sent = retry_on_intr(|| sendmsg(&*socket, &bytes, &mut ancillary, SendFlags::NOSIGNAL));
+        // It may refuse a descriptor that it would not refuse the bytes of, as too many are on their way.
+        socket.write_all(&whole[sent.unwrap_or(0)..])
     }
 
     /// Serves the message of `length` bytes that was read. Returns the length of its reply, at most `room`;

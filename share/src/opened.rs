@@ -3,14 +3,15 @@
 //! The VMM reads and writes such a file itself, which saves two changes of process for each message
 //! ([`thaw_protocol::share`]). It could do the same through this process, so it gains no right: the descriptor is
 //! the one behind the guest's handle. Invariant: a call for such a file ends as soon as the host's page cache and
-//! disk allow. So only regular files of local file systems are handed over, and none of which each write is synced.
+//! disk allow. So only regular files of local file systems are handed over, and none of which each write waits for the disk
+//! (unless by `chattr +S`, which only slows the guest down).
 
 use std::cell::Cell;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 
-use rustix::fs::{FileType, Mode, fstat, fstatfs};
+use rustix::fs::{FileType, fstat, fstatfs};
 use virtiofsd::filesystem::ZeroCopyWriter;
 use virtiofsd::oslib::ReadvFlags;
 
@@ -34,7 +35,7 @@ pub fn take() -> Option<File> {
 /// A file was opened with these flags (open(2)). `read` reads from it into what it is given.
 pub fn note(flags: u32, read: impl FnOnce(&mut Duplicate) -> io::Result<usize>) {
     // O_SYNC contains O_DSYNC.
-    if flags & libc::O_DSYNC as u32 != 0 {
+    if flags & (libc::O_DSYNC | libc::O_DIRECT) as u32 != 0 {
         return;
     }
     let mut duplicate = Duplicate(None);
@@ -44,13 +45,13 @@ pub fn note(flags: u32, read: impl FnOnce(&mut Duplicate) -> io::Result<usize>) 
 }
 
 fn is_for_the_vmm(file: &File) -> bool {
-    // A write by the VMM, which lacks CAP_FSETID, clears these bits.
-    let cleared_by_write = Mode::SUID | Mode::SGID;
-    let is_plain = fstat(file).is_ok_and(|stat| {
-        FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile
-            && !Mode::from_raw_mode(stat.st_mode).intersects(cleared_by_write)
-    });
-    is_plain && fstatfs(file).is_ok_and(|system| LOCAL.contains(&system.f_type))
+    let is_regular =
+        fstat(file).is_ok_and(|stat| FileType::from_raw_mode(stat.st_mode) == FileType::RegularFile);
+    is_regular
+        && fstatfs(file).is_ok_and(|system| {
+            let is_synced = system.f_flags as u64 & libc::ST_SYNCHRONOUS != 0;
+            LOCAL.contains(&system.f_type) && !is_synced
+        })
 }
 
 /// The file behind a handle, which virtiofsd shows only to the target of a read.

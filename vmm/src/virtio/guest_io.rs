@@ -124,46 +124,24 @@ pub fn read_cached_at(file: BorrowedFd<'_>, slices: &[VolatileSlice<'_>], offset
     })
 }
 
-/// Writes `slices` to `file` at `offset`, or with `appends` at its end. Returns how many bytes were written: fewer than `slices` have if an
-/// error came after them.
-pub fn write_at(
-    file: BorrowedFd<'_>,
-    slices: &[VolatileSlice<'_>],
-    offset: u64,
-    appends: bool,
-) -> io::Result<usize> {
-    let flags = if appends { libc::RWF_APPEND } else { 0 };
-    let length = total(slices);
-    let mut done = 0;
-    loop {
-        let rest = part(slices, done, length - done);
-        let iov = iovecs(&rest[..rest.len().min(MAX_SLICES)]);
-        let at = file_offset(offset.saturating_add(done as u64))?;
-        let written = retry(|| {
-            // SAFETY: as for pwritev.
-            unsafe {
-                libc::pwritev2(
-                    file.as_raw_fd(),
-                    iov.as_ptr(),
-                    iov.len() as libc::c_int,
-                    at,
-                    flags,
-                )
-            }
-        });
-        match written {
-            Ok(0) => return Ok(done),
-            Ok(written) => done += written,
-            Err(error) if done == 0 => return Err(error),
-            Err(_) => return Ok(done),
+/// One `pwritev2` that appends: as many bytes as `file` takes at its end. At most [`MAX_SLICES`].
+pub fn append_some(file: BorrowedFd<'_>, slices: &[VolatileSlice<'_>]) -> io::Result<usize> {
+    let iov = iovecs(slices);
+    retry(|| {
+        // SAFETY: as for pwritev.
+        unsafe {
+            libc::pwritev2(
+                file.as_raw_fd(),
+                iov.as_ptr(),
+                iov.len() as libc::c_int,
+                0,
+                libc::RWF_APPEND,
+            )
         }
-        if done >= length {
-            return Ok(done);
-        }
-    }
+    })
 }
 
-/// One `recvmsg`: as many bytes as `socket` has now, and the descriptor that came with them.
+/// One `recvmsg`: as many bytes as `socket` has now, and the first descriptor that came with them. The kernel closes the others.
 pub fn receive_some(
     socket: BorrowedFd<'_>,
     slices: &[VolatileSlice<'_>],
@@ -181,8 +159,9 @@ pub fn receive_some(
     message.msg_iov = iov.as_mut_ptr();
     message.msg_iovlen = iov.len() as _;
     message.msg_control = (&raw mut control).cast();
+    // Without padding, which would have room for another descriptor.
     // SAFETY: only computes a length.
-    message.msg_controllen = unsafe { libc::CMSG_SPACE(size_of::<RawFd>() as u32) } as _;
+    message.msg_controllen = unsafe { libc::CMSG_LEN(size_of::<RawFd>() as u32) } as _;
     let length = retry(|| {
         // SAFETY: as for preadv; `control` is exclusively borrowed, and has the room that `message` says.
         unsafe { libc::recvmsg(socket.as_raw_fd(), &mut message, libc::MSG_CMSG_CLOEXEC) }
@@ -403,15 +382,13 @@ mod tests {
         let file = tempfile::tempfile().unwrap();
         let data = slices(&memory, &[(0, 3), (100, 4)]);
         copy_in(&data, 0, b"abcdefg");
-        assert_eq!(write_at(file.as_fd(), &data, 2, false).unwrap(), 7);
-        assert_eq!(write_at(file.as_fd(), &data, 2, true).unwrap(), 7);
+        write_all_at(file.as_fd(), &data, 2).unwrap();
+        assert_eq!(append_some(file.as_fd(), &data).unwrap(), 7);
         let place = slices(&memory, &[(200, 10), (300, 10)]);
         assert_eq!(read_cached_at(file.as_fd(), &place, 1).unwrap(), 15);
         let mut seen = [0; 15];
         copy_out(&place, 0, &mut seen);
         assert_eq!(&seen, b"\0abcdefgabcdefg");
-        let error = write_at(file.as_fd(), &data, u64::MAX, false).unwrap_err();
-        assert_eq!(error.kind(), io::ErrorKind::InvalidInput);
     }
 
     #[test]
@@ -419,12 +396,16 @@ mod tests {
         let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
         let memory = memory();
         let place = slices(&memory, &[(0, 2), (100, 2)]);
-        send_with(&theirs, b"abc", &theirs);
+        let (other, mut far) = std::os::unix::net::UnixStream::pair().unwrap();
+        send_with(&theirs, b"abc", &[theirs.as_fd(), other.as_fd()]);
         let (length, descriptor) = receive_some(ours.as_fd(), &place).unwrap();
         assert_eq!(length, 3);
         let is_same = rustix::fs::fstat(descriptor.unwrap()).unwrap().st_ino
             == rustix::fs::fstat(&theirs).unwrap().st_ino;
         assert!(is_same);
+        drop(other);
+        far.set_nonblocking(true).unwrap();
+        assert_eq!(far.read(&mut [0]).unwrap(), 0, "the second was closed");
         (&theirs).write_all(b"d").unwrap();
         let (length, descriptor) = receive_some(ours.as_fd(), &place).unwrap();
         assert!(length == 1 && descriptor.is_none());

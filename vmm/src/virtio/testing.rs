@@ -66,12 +66,11 @@ pub fn eventfd() -> EventFd {
     EventFd::new(libc::EFD_NONBLOCK).unwrap()
 }
 
-/// Sends bytes with a descriptor over a stream.
-pub fn send_with(stream: &UnixStream, bytes: &[u8], file: impl AsFd) {
-    let files = [file.as_fd()];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+/// Sends bytes with at most two descriptors over a stream.
+pub fn send_with(stream: &UnixStream, bytes: &[u8], files: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(2))];
     let mut ancillary = SendAncillaryBuffer::new(&mut space);
-    ancillary.push(SendAncillaryMessage::ScmRights(&files));
+    ancillary.push(SendAncillaryMessage::ScmRights(files));
     let bytes = [IoSlice::new(bytes)];
     sendmsg(stream, &bytes, &mut ancillary, SendFlags::empty()).unwrap();
 }

@@ -4,7 +4,7 @@
 //! This process opens no file, because it must not have the rights that this needs. It forwards each FUSE message and writes the reply to
 //! the guest's buffers ([`relay`]), except that it repeats one answer ([`capabilities`]), and reads and writes what thaw-share opened for the
 //! guest and handed over ([`open_files`]). Invariant: every request that the device took is answered once: with its reply, or with an error
-//! if thaw-share is gone or never came. No other device or vCPU waits for this one.
+//! if thaw-share is gone or never came. No other device waits for this one, and no vCPU but one that resets it while a write is made.
 //!
 //! When thaw-share dies, its unanswered requests get EIO, except lookups of names. Those, and all later requests, wait a bounded time for
 //! another thaw-share. One that takes over gets the guest's INIT first.
@@ -144,7 +144,7 @@ impl FsBackend for Share {
                         queue.add_used(ended.head, ended.written)?;
                     }
                 }
-                self.held.extend(self.open_files.too_large());
+                self.held.extend(self.open_files.called());
                 self.pass_on(active)
             }
             Event::Backend => self.relay_ready(active),
@@ -407,7 +407,6 @@ impl Share {
             self.init = Some(request.whole(memory));
             // Its node IDs begin anew.
             self.without_capabilities.clear();
-            self.open_files.clear();
         }
         relay.begin(request);
         Ok(None)

@@ -62,7 +62,7 @@ impl Far {
             id,
             length: reply.len() as u32,
         };
-        send_with(&self.0, &[&header.encode(), reply].concat(), file);
+        send_with(&self.0, &[&header.encode(), reply].concat(), &[file.as_fd()]);
     }
 
     /// Whether nothing was sent here that was not taken.

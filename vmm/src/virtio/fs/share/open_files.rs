@@ -1,20 +1,24 @@
 //! The files that the guest has open and thaw-share has handed over. This process reads and writes them itself.
 //!
 //! Invariants: a message about such a file has the effect and the reply that it would have from thaw-share, or it goes there. A read does not
-//! wait: bytes that are not in the host's page cache are left to thaw-share. A write may wait, so it is a [`Call`], made without the device's
-//! lock.
+//! wait for its bytes: those that are not in the host's page cache are left to thaw-share. (The kernel may note the time of the access, and wait
+//! for the file system's journal to do so.) A write may wait, so it is a [`Call`], made without the device's lock. One that failed goes to
+//! thaw-share, which has other rights and limits, and so do all for [`PAUSE`] after one that took [`LONG`], because there other requests need not
+//! wait for them.
 
 use std::collections::HashMap;
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
 
 use fuse_backend_rs::abi::fuse_abi::{
-    EntryOut, InHeader, OpenOut, OutHeader, ReadIn, ReleaseIn, SetattrIn, WRITE_CACHE, WriteIn, WriteOut,
+    EntryOut, InHeader, OpenOut, OutHeader, ReadIn, ReleaseIn, WRITE_CACHE, WriteIn, WriteOut,
 };
 use rustix::fs::FileType;
-use thaw_protocol::share::{CREATE, OPEN, READ, RELEASE, SETATTR, WRITE};
+use thaw_protocol::share::{CREATE, DESTROY, INIT, OPEN, READ, RELEASE, WRITE};
 use thaw_sys::lock::Lock;
-use vm_memory::ByteValued;
+use vm_memory::{ByteValued, VolatileSlice};
 
 use super::request::Request;
 use crate::memory::GuestMemory;
@@ -26,10 +30,10 @@ use crate::virtio::guest_io::{self, MAX_SLICES};
 const FILES: usize = 256;
 const IN_HEADER: usize = size_of::<InHeader>();
 const OUT_HEADER: usize = size_of::<OutHeader>();
-/// `FATTR_MODE` of `struct fuse_setattr_in`: the mode is to change.
-const CHANGES_MODE: u32 = 1;
-/// The set-user-ID and set-group-ID bits.
-const SET_ID: u32 = libc::S_ISUID | libc::S_ISGID;
+/// A write that took this long had to wait for more than the page cache.
+const LONG: Duration = Duration::from_millis(50);
+/// How long no write is made here after such a one.
+const PAUSE: Duration = Duration::from_secs(1);
 
 /// A file that was handed over.
 struct OpenFile {
@@ -45,8 +49,19 @@ pub struct OpenFiles {
     files: HashMap<u64, OpenFile>,
     /// Writes that end behind this are thaw-share's. This process may write no larger files than its own disk (`RLIMIT_FSIZE`).
     largest: u64,
-    /// The write that turned out to be too large for this process.
-    too_large: Arc<Mutex<Option<TooLarge>>>,
+    /// Until then writes are thaw-share's.
+    paused_until: Option<Instant>,
+    outcome: Arc<Mutex<Outcome>>,
+}
+
+/// What became of the last write, besides its reply.
+#[derive(Default)]
+struct Outcome {
+    /// The request, if thaw-share is to make the write.
+    unserved: Option<Request>,
+    /// The write ends here, which is too far for this process.
+    too_far: Option<u64>,
+    took_long: bool,
 }
 
 impl Default for OpenFiles {
@@ -54,7 +69,8 @@ impl Default for OpenFiles {
         OpenFiles {
             files: HashMap::new(),
             largest: u64::MAX,
-            too_large: Arc::default(),
+            paused_until: None,
+            outcome: Arc::default(),
         }
     }
 }
@@ -91,7 +107,7 @@ impl OpenFiles {
         }
     }
 
-    /// Forgets what a message that goes to thaw-share ends: a handle, or that a write may clear bits of the mode as the VMM's does.
+    /// Forgets the files that a message which goes to thaw-share closes.
     pub fn see(&mut self, asked: &InHeader, request: &Request, memory: &GuestMemory) {
         match asked.opcode {
             RELEASE => {
@@ -99,13 +115,7 @@ impl OpenFiles {
                     self.files.remove(&release.fh);
                 }
             }
-            SETATTR => {
-                let change = request.body::<SetattrIn>(memory);
-                if change.is_some_and(|change| change.valid & CHANGES_MODE != 0 && change.mode & SET_ID != 0)
-                {
-                    self.files.retain(|_, open| open.node != asked.nodeid);
-                }
-            }
+            INIT | DESTROY => self.clear(),
             _ => {}
         }
     }
@@ -157,10 +167,11 @@ impl OpenFiles {
             .filter(|open| open.node == asked.nodeid)?;
         let has_data = request.length as usize >= DATA_AT + write.size as usize;
         let has_room = request.room as usize >= OUT_HEADER + size_of::<WriteOut>();
+        let is_paused = self.paused_until.is_some_and(|until| Instant::now() < until);
         let end = write.offset.saturating_add(write.size.into());
-        (has_data && has_room && end <= self.largest).then(|| Write {
+        (has_data && has_room && end <= self.largest && !is_paused).then(|| Write {
             file: open.file.clone(),
-            too_large: self.too_large.clone(),
+            outcome: self.outcome.clone(),
             offset: write.offset,
             size: write.size as usize,
             // As virtiofsd does: the kernel that writes pages back knows where they belong.
@@ -172,14 +183,19 @@ impl OpenFiles {
     /// Forgets all files. No write is being made.
     pub fn clear(&mut self) {
         self.files.clear();
-        self.too_large.locked().take();
+        *self.outcome.locked() = Outcome::default();
     }
 
-    /// The request of the last write, if thaw-share is to make it.
-    pub fn too_large(&mut self) -> Option<Request> {
-        let TooLarge { request, end } = self.too_large.locked().take()?;
-        self.largest = self.largest.min(end.saturating_sub(1));
-        Some(request)
+    /// A write has been made. Returns its request, if thaw-share is to make it after all.
+    pub fn called(&mut self) -> Option<Request> {
+        let outcome = std::mem::take(&mut *self.outcome.locked());
+        if let Some(end) = outcome.too_far {
+            self.largest = self.largest.min(end.saturating_sub(1));
+        }
+        if outcome.took_long {
+            self.paused_until = Some(Instant::now() + PAUSE);
+        }
+        outcome.unserved
     }
 }
 
@@ -195,7 +211,7 @@ const DATA_AT: usize = IN_HEADER + size_of::<WriteIn>();
 /// A write to a file.
 pub struct Write {
     file: Arc<OwnedFd>,
-    too_large: Arc<Mutex<Option<TooLarge>>>,
+    outcome: Arc<Mutex<Outcome>>,
     offset: u64,
     size: usize,
     /// At the file's end, wherever that is.
@@ -203,11 +219,19 @@ pub struct Write {
     unique: u64,
 }
 
-/// A request to write more than this process may.
-struct TooLarge {
-    request: Request,
-    /// Where the write would end.
-    end: u64,
+impl Write {
+    /// Writes all of `data`, or some of it to the file's end. Returns how many bytes were written.
+    fn make(&self, data: &[VolatileSlice<'_>]) -> io::Result<usize> {
+        // The kernel would clear these bits, because this process lacks CAP_FSETID.
+        if rustix::fs::fstat(&self.file)?.st_mode & (libc::S_ISUID | libc::S_ISGID) != 0 {
+            return Err(io::ErrorKind::PermissionDenied.into());
+        }
+        if self.appends {
+            return guest_io::append_some(self.file.as_fd(), &data[..data.len().min(MAX_SLICES)]);
+        }
+        guest_io::write_all_at(self.file.as_fd(), data, self.offset)?;
+        Ok(guest_io::total(data))
+    }
 }
 
 /// A write with the request that it answers.
@@ -232,31 +256,36 @@ impl Call for WriteCall {
             return;
         };
         let data = guest_io::part(&message, DATA_AT, write.size);
-        let length = match guest_io::write_at(write.file.as_fd(), &data, write.offset, write.appends) {
-            Ok(size) => {
-                let reply = OutHeader {
-                    len: (OUT_HEADER + size_of::<WriteOut>()) as u32,
-                    error: 0,
-                    unique: write.unique,
+        let begun = Instant::now();
+        let made = write.make(&data);
+        let took_long = begun.elapsed() >= LONG;
+        let size = match made {
+            Ok(size) => size,
+            Err(error) => {
+                // To be made again, and whole: the same bytes at the same place, if some were written.
+                let is_too_far = error.raw_os_error() == Some(libc::EFBIG) && !write.appends;
+                *write.outcome.locked() = Outcome {
+                    unserved: Some(request),
+                    too_far: is_too_far.then(|| write.offset.saturating_add(write.size as u64)),
+                    took_long,
                 };
-                let size = WriteOut {
-                    size: size as u32,
-                    padding: 0,
-                };
-                guest_io::copy_in(&place, 0, reply.as_slice());
-                guest_io::copy_in(&place, OUT_HEADER, size.as_slice());
-                reply.len
-            }
-            Err(error) if error.raw_os_error() == Some(libc::EFBIG) => {
-                let end = write.offset.saturating_add(write.size as u64);
-                *write.too_large.locked() = Some(TooLarge { request, end });
-                // The request is not answered yet.
                 return;
             }
-            Err(error) => request.write_error(&memory, error.raw_os_error().unwrap_or(libc::EIO)),
         };
+        write.outcome.locked().took_long = took_long;
+        let reply = OutHeader {
+            len: (OUT_HEADER + size_of::<WriteOut>()) as u32,
+            error: 0,
+            unique: write.unique,
+        };
+        let size = WriteOut {
+            size: size as u32,
+            padding: 0,
+        };
+        guest_io::copy_in(&place, 0, reply.as_slice());
+        guest_io::copy_in(&place, OUT_HEADER, size.as_slice());
         drop(write);
-        in_flight.end(length);
+        in_flight.end(reply.len);
     }
 }
 

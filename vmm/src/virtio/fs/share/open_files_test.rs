@@ -1,13 +1,13 @@
 //! Files that thaw-share hands over, which the device then reads and writes itself.
 
 use std::fs::File;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::sync::mpsc;
 use std::thread;
 
-use fuse_backend_rs::abi::fuse_abi::{
-    EntryOut, OpenOut, ReadIn, ReleaseIn, SetattrIn, WRITE_CACHE, WriteIn, WriteOut,
-};
+use fuse_backend_rs::abi::fuse_abi::{EntryOut, OpenOut, ReadIn, ReleaseIn, WRITE_CACHE, WriteIn, WriteOut};
+
+use rustix::fs::{MemfdFlags, SealFlags};
 
 use super::*;
 
@@ -148,21 +148,47 @@ fn created_files_are_used_too() {
     assert_eq!(file.metadata().unwrap().len(), 3);
 }
 
+/// thaw-share has other rights and limits, and its answer is the guest's.
 #[test]
-fn errors_of_the_file_system_are_the_guests() {
+fn writes_that_fail_here_are_thaw_shares() {
     let (mut rig, mut far) = rig();
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("file");
     std::fs::write(&path, "x").unwrap();
     open(&mut rig, &mut far, HANDLE, &File::open(&path).unwrap());
-    let (_, reply) = ask(&mut rig, &write(HANDLE, 0, 0, b"abc"), &[24]);
-    assert_eq!(rig.wait_used(REQUESTS).len(), 1);
-    let header = *OutHeader::from_slice(&rig.bytes(reply[0])[..16]).unwrap();
-    assert_eq!((header.error, header.len), (-libc::EBADF, 16));
-    let (_, reply) = ask(&mut rig, &write(HANDLE, u64::MAX - 1, 0, b"abc"), &[24]);
-    assert_eq!(rig.wait_used(REQUESTS).len(), 1);
-    let header = *OutHeader::from_slice(&rig.bytes(reply[0])[..16]).unwrap();
-    assert_eq!((header.error, header.len), (-libc::EINVAL, 16));
+    assert!(
+        goes_on(&mut rig, &mut far, &write(HANDLE, 0, 0, b"abc")),
+        "it is read-only"
+    );
+    assert!(goes_on(
+        &mut rig,
+        &mut far,
+        &write(HANDLE, u64::MAX - 1, 0, b"abc")
+    ));
+    let file = File::options().write(true).open(&path).unwrap();
+    open(&mut rig, &mut far, HANDLE, &file);
+    assert_eq!(written(&mut rig, &far, &write(HANDLE, 0, 0, b"abc")), (0, 3));
+    // A write by this process would clear the bit.
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o4755)).unwrap();
+    assert!(goes_on(&mut rig, &mut far, &write(HANDLE, 0, 0, b"def")));
+    assert_eq!(std::fs::read(&path).unwrap(), b"abc");
+    assert_eq!(file.metadata().unwrap().mode() & 0o7777, 0o4755);
+}
+
+/// A guest's kernel that writes pages back does not look at how many bytes were written.
+#[test]
+fn a_write_that_fails_half_way_is_made_again_whole() {
+    let (mut rig, mut far) = rig();
+    // May not grow: of a write over its end, the pages before it are written.
+    let sealed = rustix::fs::memfd_create("sealed", MemfdFlags::ALLOW_SEALING).unwrap();
+    rustix::fs::ftruncate(&sealed, 4096).unwrap();
+    rustix::fs::fcntl_add_seals(&sealed, SealFlags::GROW).unwrap();
+    let sealed = File::from(sealed);
+    open(&mut rig, &mut far, HANDLE, &sealed);
+    assert!(goes_on(&mut rig, &mut far, &write(HANDLE, 0, 0, &[7; 8192])));
+    let mut first = [0];
+    sealed.read_exact_at(&mut first, 0).unwrap();
+    assert_eq!(first, [7], "some was written");
 }
 
 #[test]
@@ -196,15 +222,7 @@ fn files_are_thaw_shares_again_after_their_end() {
             };
             message(Opcode::Release, 9, body.as_slice())
         },
-        // A write must not clear the bit that this sets.
-        || {
-            let body = SetattrIn {
-                valid: 1,
-                mode: libc::S_IFREG | libc::S_ISUID | 0o755,
-                ..SetattrIn::default()
-            };
-            message(Opcode::Setattr, 9, body.as_slice())
-        },
+        || message(Opcode::Destroy, 9, &[]),
         || message(Opcode::Init, 9, &[0; 16]),
     ];
     for end in ends {

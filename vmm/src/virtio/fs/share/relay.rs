@@ -249,24 +249,8 @@ impl Relay {
                         read
                     })
                 }
-                Receiving::Header { bytes, got, file } => {
-                    let ReplyHeader { id, length } = ReplyHeader::decode(bytes)?;
-                    let (got, file) = (*got - bytes.len(), file.take());
-                    let (room, request) = self.waiting.remove(&id).ok_or(Broken::Unasked(id))?;
-                    self.receiving = Receiving::Body {
-                        id,
-                        length,
-                        got,
-                        file,
-                        request,
-                    };
-                    if length > room {
-                        return Err(Broken::TooLong { length, room });
-                    }
-                    if got > length as usize {
-                        // No other reply is due.
-                        return Err(Broken::More(got - length as usize));
-                    }
+                Receiving::Header { .. } => {
+                    self.header_has_come()?;
                     continue;
                 }
                 Receiving::Body { id, length, got, .. } if *got == *length as usize => {
@@ -324,6 +308,31 @@ impl Relay {
                 (Err(error), _) => return Err(io_error(error)),
             }
         }
+    }
+
+    /// The header of a reply is complete: its bytes follow, or are there already.
+    fn header_has_come(&mut self) -> Result<(), Broken> {
+        let Receiving::Header { bytes, got, file } = &mut self.receiving else {
+            return Ok(());
+        };
+        let ReplyHeader { id, length } = ReplyHeader::decode(bytes)?;
+        let (got, file) = (*got - bytes.len(), file.take());
+        let (room, request) = self.waiting.remove(&id).ok_or(Broken::Unasked(id))?;
+        self.receiving = Receiving::Body {
+            id,
+            length,
+            got,
+            file,
+            request,
+        };
+        if length > room {
+            return Err(Broken::TooLong { length, room });
+        }
+        if got > length as usize {
+            // No other reply is due.
+            return Err(Broken::More(got - length as usize));
+        }
+        Ok(())
     }
 
     /// The driver was reset: its memory and chains are not touched any more.

@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use thaw_protocol::control::{Backend, DeviceId};
 use thaw_vmm::memory::GuestMemory;
-use thaw_vmm::virtio::blk::{Blk, IN_FLIGHT};
+use thaw_vmm::virtio::blk::Blk;
+use thaw_vmm::virtio::flight::IN_FLIGHT;
 use thaw_vmm::virtio::device::Call;
 use thaw_vmm::virtio::event_loop::EventLoop;
 use thaw_vmm::virtio::{Activation, DeviceQueue, Interrupt, VirtioDevice};

@@ -1,4 +1,5 @@
-//! What a thaw-share that was taken over sends its VMM: any bytes, while requests with room for their replies wait.
+//! What a thaw-share that was taken over sends its VMM, beside a hostile guest: any bytes, while requests with room for their replies wait, and
+//! a file for each of them, which the requests then read and write.
 
 use std::io::Write;
 use std::os::unix::net::UnixStream;
@@ -8,7 +9,9 @@ use thaw_protocol::share::{ReplyHeader, RequestHeader};
 use thaw_vmm::memory::GuestMemory;
 use thaw_vmm::virtio::Interrupt;
 use thaw_vmm::virtio::queue::DeviceQueue;
-use thaw_vmm::virtio::fs::share::relay::{Relay, Request, Step};
+use thaw_vmm::virtio::fs::share::open_files::OpenFiles;
+use thaw_vmm::virtio::fs::share::relay::{Relay, Reply, Step};
+use thaw_vmm::virtio::fs::share::request::Request;
 use virtio_queue::{Queue, QueueT};
 use vm_memory::{Bytes, GuestAddress};
 use vmm_sys_util::eventfd::EventFd;
@@ -19,6 +22,8 @@ const MESSAGE: u64 = 0x10000;
 const REPLY: u64 = 0x20000;
 /// Requests that wait; each has room for its number of kilobytes.
 const WAITING: u16 = 4;
+/// Bytes of each message: a READ or WRITE with a little data.
+const LENGTH: u32 = 96;
 
 pub fn run(input: &[u8]) {
     let memory = GuestMemory::from_ranges(&[(GuestAddress(0), 1 << 20)]).expect("memory");
@@ -31,7 +36,7 @@ pub fn run(input: &[u8]) {
         let (message, reply) = (number * 2, number * 2 + 1);
         let room = (u32::from(number) + 1) << 10;
         let descriptors = [
-            (message, MESSAGE, 40u32, 1u16, reply),
+            (message, MESSAGE + u64::from(number) * u64::from(LENGTH), LENGTH, 1u16, reply),
             (reply, REPLY + u64::from(number) * 8192, room, 2, 0),
         ];
         for (index, address, length, flags, next) in descriptors {
@@ -58,22 +63,41 @@ pub fn run(input: &[u8]) {
         relay.begin(Request {
             queue: 0,
             chain,
-            length: 40,
+            length: LENGTH,
             room,
         });
         assert!(matches!(relay.send(Some(&memory)), Ok(Step::Done(None))));
+    }
+    // Of the messages' headers only what is not in the frames is the guest's: a guest that changes both is another input.
+    for (at, byte) in input.iter().take(usize::from(WAITING) * LENGTH as usize).enumerate() {
+        memory
+            .write_obj(*byte, GuestAddress(MESSAGE + at as u64))
+            .expect("it fits");
     }
     far.set_nonblocking(true).expect("a socket");
     // As much as a socket holds, and then the end.
     let _ = far.write(input);
     drop(far);
-    let mut answered = 0;
+    let mut answered = Vec::new();
     while let Ok(Step::Done(reply)) = relay.receive(Some(&memory)) {
-        let (request, length) = reply.expect("no driver was reset");
+        let Reply { request, length, .. } = reply.expect("no driver was reset");
         assert!(length <= request.room);
-        answered += 1;
+        answered.push((request, length));
     }
-    assert_eq!(answered + relay.close().len(), usize::from(WAITING), "each once");
+    let unanswered = relay.close();
+    assert_eq!(answered.len() + unanswered.len(), usize::from(WAITING), "each once");
+    let mut files = OpenFiles::default();
+    for (request, length) in &answered {
+        let file = rustix::fs::memfd_create("opened", rustix::fs::MemfdFlags::CLOEXEC);
+        files.add(request, *length, &memory, file.expect("a file"));
+    }
+    for request in answered.iter().map(|(request, _)| request).chain(&unanswered) {
+        let asked = request.header(&memory);
+        let read = files.read(&asked, request, &memory);
+        assert!(read.is_none_or(|length| length <= request.room));
+        let _ = files.write(&asked, request, &memory);
+        files.see(&asked, request, &memory);
+    }
     if let Some(header) = input.first_chunk() {
         let _ = ReplyHeader::decode(header);
     }

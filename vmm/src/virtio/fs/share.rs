@@ -13,9 +13,9 @@
 //! frozen.
 
 mod capabilities;
-mod open_files;
+pub mod open_files;
 pub mod relay;
-mod request;
+pub mod request;
 
 use std::io;
 use std::os::fd::{OwnedFd, RawFd};

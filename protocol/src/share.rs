@@ -33,8 +33,9 @@
 //!
 //! **Opened files.** A reply to OPEN or CREATE may carry a descriptor, with its first byte: the file behind the handle in it. The
 //! VMM may then read and write the file itself, in place of requests with this handle, until it sends RELEASE of the handle or DESTROY, or
-//! the relay closes. It sees no file that the guest has not opened, and may do no more with it than the guest. thaw-share sends none of
-//! a file whose calls may take long: of other than local file systems, or synced by each write. A VMM that ignores the descriptor loses nothing but time.
+//! the relay closes. It sees no file that the guest has not opened, and may do no more with it than the guest. thaw-share sends no
+//! descriptor of a file whose calls may take long: on other than local file systems, or synced by each write. A VMM that ignores
+//! the descriptor loses nothing but time.
 //!
 //! Each request with room gets exactly one reply, in any order. A request without room (FORGET, BATCH_FORGET,
 //! INTERRUPT) gets none. The VMM chooses the ids, distinct among unanswered requests. Either side closes the
@@ -75,10 +76,10 @@ pub const RELEASE: u32 = 18;
 pub const GETXATTR: u32 = 22;
 /// `FUSE_INIT`: the guest's first request, sent once per mount.
 pub const INIT: u32 = 26;
-/// `FUSE_DESTROY`: the mount ends, and with it all open files.
-pub const DESTROY: u32 = 38;
 /// `FUSE_CREATE`: makes a file and opens it.
 pub const CREATE: u32 = 35;
+/// `FUSE_DESTROY`: the mount ends, and with it all open files.
+pub const DESTROY: u32 = 38;
 
 /// Size of a FUSE message in bytes: a header (`fuse_in_header`), and at most 1 MiB of data after at most 4
 /// KiB of headers.

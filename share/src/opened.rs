@@ -3,8 +3,8 @@
 //! The VMM reads and writes such a file itself, which saves two changes of process for each message
 //! ([`thaw_protocol::share`]). It could do the same through this process, so it gains no right: the descriptor is
 //! the one behind the guest's handle. Invariant: a call for such a file ends as soon as the host's page cache and
-//! disk allow. So only regular files of local file systems are handed over, and none of which each write waits for the disk
-//! (unless by `chattr +S`, which only slows the guest down).
+//! disk allow. So only regular files of local file systems are handed over, and none whose every write waits for the
+//! disk. (A file with `chattr +S` is, which only slows the guest down.)
 
 use std::cell::Cell;
 use std::fs::File;

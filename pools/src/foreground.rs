@@ -1,8 +1,8 @@
-//! Work that callers wait for: pools that yield to it refill a little later.
+//! Work that callers wait for: pools that yield to it make and destroy a little later.
 //!
-//! A refill makes processes, networks and files on the same processors and takes the same locks of the kernel as the claim that caused it.
-//! Invariant: when the last work ends, every pool that waited for that is woken. A pool
-//! that has almost run out does not wait.
+//! Making and destroying processes, networks and files takes the same processors and the same locks of the kernel as the creation or the
+//! deletion that caused it. Invariant: when the last work ends, every pool that waited for that is woken. A pool that has almost run out, or
+//! has much to destroy, does not wait.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};

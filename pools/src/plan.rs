@@ -86,7 +86,7 @@ pub struct Plan<W> {
     /// How many may wait to be destroyed before a caller that releases one destroys it itself.
     pub doomed: usize,
     pub backoff: Backoff,
-    /// The work that it does not refill beside at once.
+    /// The work beside which it neither makes nor destroys at once.
     pub yields_to: Option<Arc<Foreground>>,
 }
 
@@ -102,6 +102,11 @@ impl<W> Plan<W> {
             backoff: Backoff::default(),
             yields_to: None,
         }
+    }
+
+    /// Whether nothing that the pool yields to is in progress.
+    pub(crate) fn is_free(&self) -> bool {
+        self.yields_to.as_ref().is_none_or(|work| work.is_idle())
     }
 }
 

@@ -6,21 +6,20 @@
 //! - Never more than [`high`](crate::plan::Watermarks::high) are ready. A pool sized by demand destroys what was not claimed in time,
 //!   down to [`low`](crate::plan::Watermarks::low).
 //! - Every resource is handed out once or destroyed once: never both, never neither, also when the pool is closed.
-//! - A pool to be refilled yields to the work that its plan names, for a short time and unless it has almost run out.
+//! - A pool yields to the work that its plan names: it neither makes nor destroys beside it, for a short time, unless it has almost run
+//!   out or much waits to be destroyed.
 //! - After a resource could not be made, or was unfit, the pool retries after a pause that doubles each time.
 //!
 //! A pool has threads of its own: makers, which sleep until claims have taken it below its low mark, and one that destroys. Their priority
 //! is low (`priority`). An empty pool ([`Pool::empty`]) has no threads: its callers do all the work.
 
-use std::collections::VecDeque;
 use std::fmt;
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use crate::demand::Demand;
-use crate::failure_streak::FailureStreak;
 use crate::foreground::Wake;
 use crate::plan::{Plan, Sizing, Watermarks};
 use crate::priority;
@@ -29,14 +28,9 @@ use crate::statistics::{Counters, PoolStatistics, add};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_sys::lock::Lock;
 
-/// A pool that holds at most this part of its low mark has almost run out.
-const ALMOST_OUT: usize = 4;
-/// How long a pool that is to be filled yields to other work: a creation that pulls an image takes long, and costs the pool nothing.
-/// Tests must not depend on it.
-const YIELDS: Duration = match cfg!(test) {
-    true => Duration::from_secs(60),
-    false => Duration::from_millis(200),
-};
+mod state;
+
+use state::{State, wait_until};
 
 /// Resources of one kind.
 pub struct Pool<K: Kind> {
@@ -61,49 +55,6 @@ struct Shared<K: Kind> {
     /// Wakes the destroyer: a resource waits to be destroyed, or the pool closed.
     destroy: Condvar,
     counters: Counters,
-}
-
-struct State<R> {
-    /// Oldest first.
-    ready: VecDeque<R>,
-    doomed: VecDeque<R>,
-    /// How many makers are at work.
-    making: usize,
-    /// Whether the pool has fallen below the low mark and not reached the high one since.
-    filling: bool,
-    /// When it stops to yield to other work.
-    yields_until: Option<Instant>,
-    closed: bool,
-    demand: Demand,
-    /// Failures of making, and of checks.
-    failing: FailureStreak,
-    unfit: FailureStreak,
-}
-
-impl<R> State<R> {
-    /// Whether makers may work. The pool must be below its mark, and one of these must hold: no other work is in progress, the pool has almost
-    /// run out, or it has yielded long enough.
-    fn may_fill<W>(&mut self, plan: &Plan<W>, now: Instant) -> bool {
-        let idle = plan.yields_to.as_ref().is_none_or(|work| work.is_idle());
-        self.filling
-            && (idle
-                || self.ready.len() <= self.demand.target(now).refill / ALMOST_OUT
-                || self.yields_until.is_none_or(|until| until <= now))
-    }
-
-    /// Begins to fill the pool.
-    fn fill(&mut self, now: Instant) {
-        if !std::mem::replace(&mut self.filling, true) {
-            self.yields_until = now.checked_add(YIELDS);
-        }
-    }
-
-    /// The oldest ready resource, if more are ready than should be.
-    fn spare(&mut self, full: usize) -> Option<R> {
-        (self.ready.len() > full)
-            .then(|| self.ready.pop_front())
-            .flatten()
-    }
 }
 
 impl<K: Kind> Pool<K> {
@@ -256,10 +207,16 @@ impl<K: Kind> fmt::Debug for Pool<K> {
 
 impl<K: Kind> Wake for Shared<K> {
     fn wake(&self) {
-        // Under the lock: a maker that has just decided to wait cannot miss it.
-        let filling = self.lock().filling;
+        // Under the lock: a thread that has just decided to wait cannot miss it.
+        let (filling, doomed) = {
+            let state = self.lock();
+            (state.filling, !state.doomed.is_empty())
+        };
         if filling {
             self.refill.notify_all();
+        }
+        if doomed {
+            self.destroy.notify_one();
         }
     }
 }
@@ -273,17 +230,7 @@ impl<K: Kind> Shared<K> {
         Arc::new(Shared {
             kind,
             plan,
-            state: Mutex::new(State {
-                ready: VecDeque::new(),
-                doomed: VecDeque::new(),
-                making: 0,
-                filling: true,
-                yields_until: None,
-                closed: false,
-                demand,
-                failing: FailureStreak::default(),
-                unfit: FailureStreak::default(),
-            }),
+            state: Mutex::new(State::new(demand)),
             refill: Condvar::new(),
             destroy: Condvar::new(),
             counters: Counters::default(),
@@ -382,7 +329,7 @@ impl<K: Kind> Shared<K> {
             drop(state);
             return self.destroy(resource);
         }
-        state.doomed.push_back(resource);
+        state.doom(resource, Instant::now());
         drop(state);
         reach(Failpoint::ReleaseQueued);
         self.destroy.notify_one();
@@ -407,21 +354,13 @@ impl<K: Kind> Shared<K> {
                 continue;
             }
             if !state.may_fill(plan, now) || state.ready.len() + state.making >= target.full {
-                let yields_until = state.yields_until.filter(|until| state.filling && *until > now);
-                state = match target.falls.into_iter().chain(yields_until).min() {
-                    Some(until) => {
-                        let waited = self
-                            .refill
-                            .wait_timeout(state, until.saturating_duration_since(now));
-                        waited.unwrap_or_else(PoisonError::into_inner).0
-                    }
-                    None => self.refill.wait(state).unwrap_or_else(PoisonError::into_inner),
-                };
+                let fills_by = state.fills_by.filter(|by| state.filling && *by > now);
+                let until = target.falls.into_iter().chain(fills_by).min();
+                state = wait_until(&self.refill, state, until, now);
                 continue;
             }
             if !pause.is_zero() {
-                let waited = self.refill.wait_timeout(state, pause);
-                state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                state = wait_until(&self.refill, state, now.checked_add(pause), now);
                 continue;
             }
             state.making += 1;
@@ -467,18 +406,23 @@ impl<K: Kind> Shared<K> {
 
     /// Runs the destroyer until the pool is closed and nothing is left to destroy.
     fn destroy_doomed(&self) {
+        let Some(plan) = &self.plan else { return };
         let mut state = self.lock();
         loop {
-            state = match state.doomed.pop_front() {
-                Some(resource) => {
-                    drop(state);
-                    reach(Failpoint::ReleaseTaken);
-                    self.destroy(resource);
-                    reach(Failpoint::ReleaseDestroyed);
-                    self.lock()
-                }
-                None if state.closed => return,
-                None => self.destroy.wait(state).unwrap_or_else(PoisonError::into_inner),
+            let (now, by) = (Instant::now(), state.destroys_by);
+            state = match state.may_destroy(plan, now) {
+                false => wait_until(&self.destroy, state, by, now),
+                true => match state.doomed.pop_front() {
+                    Some(resource) => {
+                        drop(state);
+                        reach(Failpoint::ReleaseTaken);
+                        self.destroy(resource);
+                        reach(Failpoint::ReleaseDestroyed);
+                        self.lock()
+                    }
+                    None if state.closed => return,
+                    None => wait_until(&self.destroy, state, None, now),
+                },
             };
         }
     }

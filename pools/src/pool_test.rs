@@ -1,4 +1,5 @@
 use super::*;
+use crate::failure_streak::FailureStreak;
 use crate::foreground::Foreground;
 use crate::plan::Watermarks;
 use proptest::prelude::*;
@@ -107,6 +108,32 @@ fn pool_refills_after_the_work_it_yields_to() {
     drop(active);
     until(&pool, |seen| seen.ready == 8);
     pool.release(claim.resource);
+}
+
+#[test]
+fn pool_destroys_after_the_work_it_yields_to() {
+    let work = Arc::<Foreground>::default();
+    let plan = Plan {
+        yields_to: Some(work.clone()),
+        doomed: 8,
+        ..plan(8, 8)
+    };
+    let pool = Pool::filled(Arc::<Serials>::default(), plan).unwrap();
+    until(&pool, |seen| seen.ready == 8);
+    let active = work.begin();
+    let claims: Vec<_> = (0..3).map(|_| pool.claim(&"this").unwrap()).collect();
+    let mut used = claims.into_iter().map(|claim| claim.resource);
+    used.by_ref().take(2).for_each(|resource| pool.release(resource));
+    let seen = pool.statistics();
+    assert_eq!(
+        (seen.doomed, seen.destroyed),
+        (2, 0),
+        "it waits while the work goes on"
+    );
+    used.for_each(|resource| pool.release(resource));
+    until(&pool, |seen| seen.destroyed > 0);
+    drop(active);
+    until(&pool, |seen| seen.destroyed == 3);
 }
 
 #[test]

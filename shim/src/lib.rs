@@ -34,7 +34,6 @@ pub mod id;
 pub mod kata;
 pub mod log;
 pub mod machine;
-pub mod memory;
 pub mod options;
 pub mod pidfd;
 pub mod pod;

@@ -4,10 +4,13 @@ use std::process::ExitCode;
 
 use thaw_shim::arguments::{Action, Arguments};
 use thaw_shim::error::Result;
-use thaw_shim::{delete, info, memory, runtime_info, serve, start};
+use thaw_shim::{delete, info, runtime_info, serve, start};
+use thaw_sys::allocator;
 
 fn main() -> ExitCode {
-    memory::keep_small();
+    // There is one of it for each pod.
+    allocator::limit_heaps(1);
+    allocator::trim_above(64 << 10);
     match run() {
         Ok(()) => ExitCode::SUCCESS,
         Err(e) => {

@@ -13,6 +13,7 @@
 //! | [`namespaces`] | sets of empty namespaces, which such processes enter |
 //! | [`mount`] | mount_setattr(2) |
 //! | [`child`] | command line and inherited socket of a process that serves one guest |
+//! | [`allocator`] | glibc's allocator: its heaps, and what it keeps |
 //! | [`backoff`] | pauses between attempts |
 //! | [`lock`] | locks that ignore the poison of a panicked thread |
 //! | [`prefix`] | IPv4 networks in CIDR notation, as rules use them |
@@ -24,6 +25,7 @@
 
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
+pub mod allocator;
 pub mod backoff;
 pub mod bpf;
 pub mod child;

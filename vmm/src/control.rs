@@ -18,8 +18,8 @@ use thaw_protocol::control::{
 use thaw_protocol::encoding::EncodingError;
 use thaw_protocol::packet::{self, PacketError, Receiver};
 use thaw_protocol::versions::{CONTROL, VersionError};
+use thaw_sys::allocator;
 
-use crate::allocator;
 use crate::events::EventSink;
 use crate::machine::{Machine, Restored};
 

@@ -29,10 +29,9 @@ use rustix::process::{DumpableBehavior, Resource};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
 use rustix::{process, thread};
 use thaw_protocol::control::CONTROL_FD;
+use thaw_sys::allocator;
 use thaw_sys::jail::{self, StepError, step};
 use thaw_sys::namespaces::{self, Namespaces};
-
-use crate::allocator;
 
 pub use filter::seal;
 pub use signals::set_hotplug_region;
@@ -65,7 +64,8 @@ pub fn enter(whole: bool, shared: Option<RawFd>) -> Result<(), JailError> {
     // Detaches from the parent's terminal and its signals. Fails only if this process leads a session already.
     let _ = process::setsid();
     step("taking signals", signals::install())?;
-    allocator::use_one_arena();
+    // Another heap would open files, which it has none of here. One is enough, because no hot path allocates.
+    allocator::limit_heaps(1);
     let capabilities = step("reading our capabilities", thread::capabilities(None))?.effective;
     let privileged = capabilities.contains(CapabilitySet::SYS_ADMIN);
     let mut missing = Vec::new();

@@ -17,12 +17,10 @@
 //! | [`events`] | messages that the VMM sends without a request |
 //! | [`control`] | the server of [`thaw_protocol::control`] |
 //! | [`jail`] | takes rights away from this process before it serves a request |
-//! | [`allocator`] | glibc's allocator in this process |
 //! | [`multihit`] | whether guests may execute from huge pages |
 //! | [`clock`] | the clock that timestamps are taken from |
 #![cfg_attr(test, allow(clippy::unwrap_used))]
 
-pub mod allocator;
 pub mod arch;
 pub mod bus;
 pub mod clock;

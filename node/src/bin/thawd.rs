@@ -25,6 +25,7 @@ use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::{Paths, VARIABLES};
 use thaw_sandbox::snapshot::Hold;
 use thaw_sandbox::{Node, Tenants};
+use thaw_sys::allocator;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Serves sandboxes over HTTP on a unix socket.
@@ -101,6 +102,9 @@ fn help() -> String {
 
 fn main() -> ExitCode {
     thaw_daemon::exit::end_on_panic();
+    // By default it has eight times as many, and each keeps what it has grown to.
+    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    allocator::limit_heaps(processors.try_into().unwrap_or(i32::MAX));
     let arguments = Arguments::parse();
     logging::start(&arguments.log_level, arguments.json);
     let done = match &arguments.command {

@@ -334,6 +334,7 @@ impl Machine for Microvm {
     }
 
     async fn destroy(self: Arc<Self>) {
+        let _awaited = self.node.pools.begin_awaited();
         let sandbox = self.sandbox.clone();
         drop(self);
         sandbox.destroy().await;

@@ -277,17 +277,17 @@ impl Node {
             tracing::warn!("ports of sandboxes that are killed stay published until the next start: {e}");
         }
         let makers = config.makers.get().into();
-        let creations = &self.pools.creations;
+        let awaited = &self.pools.awaited;
         self.shells = Arc::new(ShellPools::new(RecentPlan::of_shells(
             &config.shells,
             makers,
-            creations,
+            awaited,
         )));
         if config.larger_templates {
             self.larger = Arc::new(LargerTemplates::enabled());
         }
         let parked = |wants| {
-            let plan = RecentPlan::of_parked(&config.parked, wants, makers, creations);
+            let plan = RecentPlan::of_parked(&config.parked, wants, makers, awaited);
             Arc::new(ParkedPools::new(plan))
         };
         self.parked = parked(config.parked.templates);
@@ -356,13 +356,13 @@ impl Sandbox {
         progress: Arc<dyn Progress>,
         building: crate::template::Progress,
     ) -> Result<Sandbox, Error> {
-        let _creating = node.pools.begin_creation();
+        let _awaited = node.pools.begin_awaited();
         create::create(node, spec, trace, progress, building).await
     }
 
     /// Creates a sandbox from a snapshot of a running one: its workloads go on with a new identity. Timed like a creation.
     pub async fn thaw(node: &Node, spec: ThawSpec, trace: &Trace) -> Result<Sandbox, Error> {
-        let _creating = node.pools.begin_creation();
+        let _awaited = node.pools.begin_awaited();
         snapshot::thaw(node, spec, trace).await
     }
 

@@ -27,7 +27,7 @@ use crate::trace::Trace;
 /// Size in bytes of the largest disk that is made ahead. On the host it occupies only what is written.
 const DISK_SIZE: u64 = (DEFAULT_DISK_MIB as u64) << 20;
 
-/// How long after a creation its pools may refill: its caller gets the answer first, and the next creation of a burst its machine.
+/// How long after a creation or a deletion its pools may work: its caller gets the answer first, and the next creation of a burst its machine.
 const ANSWERED: Duration = Duration::from_millis(5);
 
 /// The size to make for a disk of `size` bytes: the next smaller power of two, so that there are few templates.
@@ -41,8 +41,8 @@ pub struct Pools {
     pub disks: Pool<Disks>,
     pub networks: Pool<Networks>,
     pub cgroups: Pool<Cgroups>,
-    /// The creations in progress: pools do not refill beside them.
-    pub creations: Arc<Foreground>,
+    /// Creations and deletions in progress: pools do not work beside them.
+    pub awaited: Arc<Foreground>,
     /// Each claim and each pending claim holds a receiver.
     claimed: watch::Sender<()>,
 }
@@ -54,7 +54,7 @@ impl Pools {
             disks: Pool::empty(disks(paths)),
             networks: Pool::empty(Networks::new(network)),
             cgroups: Pool::empty(Cgroups::new(hierarchy)),
-            creations: Arc::default(),
+            awaited: Arc::default(),
             claimed: watch::Sender::default(),
         }
     }
@@ -70,27 +70,24 @@ impl Pools {
         let has_cgroups = hierarchy != Hierarchy::None;
         let cgroups = Cgroups::new(hierarchy);
         let networks = Networks::new(network);
-        let creations = Arc::default();
+        let awaited = Arc::default();
         Ok(Pools {
-            disks: Pool::filled(disks(paths), plan(DISK_SIZE, config.disks, config, &creations))
+            disks: Pool::filled(disks(paths), plan(DISK_SIZE, config.disks, config, &awaited))
                 .map_err(failed)?,
-            networks: Pool::filled(networks, plan((), config.networks, config, &creations))
-                .map_err(failed)?,
+            networks: Pool::filled(networks, plan((), config.networks, config, &awaited)).map_err(failed)?,
             cgroups: match has_cgroups {
-                true => {
-                    Pool::filled(cgroups, plan((), config.cgroups, config, &creations)).map_err(failed)?
-                }
+                true => Pool::filled(cgroups, plan((), config.cgroups, config, &awaited)).map_err(failed)?,
                 // This host cannot make any.
                 false => Pool::empty(cgroups),
             },
-            creations,
+            awaited,
             claimed: watch::Sender::default(),
         })
     }
 
-    /// Begins a creation, beside which the pools do not refill. Must be called within a tokio runtime.
-    pub(super) fn begin_creation(&self) -> Creation {
-        Creation(Some(self.creations.begin()))
+    /// Begins a creation or a deletion that a caller waits for, beside which the pools do not work. Must be called within a tokio runtime.
+    pub fn begin_awaited(&self) -> Awaited {
+        Awaited(Some(self.awaited.begin()))
     }
 
     /// The statistics of each pool.
@@ -119,10 +116,10 @@ impl Pools {
     }
 }
 
-/// A creation. It counts until a moment after this is dropped.
-pub(super) struct Creation(Option<Active>);
+/// A creation or a deletion that a caller waits for. It counts until a moment after this is dropped.
+pub struct Awaited(Option<Active>);
 
-impl Drop for Creation {
+impl Drop for Awaited {
     fn drop(&mut self) {
         // Without a runtime, this process ends.
         if let (Some(active), Ok(runtime)) = (self.0.take(), Handle::try_current()) {
@@ -140,10 +137,10 @@ fn disks(paths: &Paths) -> Disks {
     }
 }
 
-fn plan<W>(want: W, marks: Marks, config: &PoolsConfig, creations: &Arc<Foreground>) -> Plan<W> {
+fn plan<W>(want: W, marks: Marks, config: &PoolsConfig, awaited: &Arc<Foreground>) -> Plan<W> {
     Plan {
         makers: config.makers.get().into(),
-        yields_to: Some(creations.clone()),
+        yields_to: Some(awaited.clone()),
         ..Plan::new(want, marks.into())
     }
 }

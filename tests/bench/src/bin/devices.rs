@@ -56,8 +56,9 @@ fn measure(plan: &Plan) -> Result<Report, String> {
         qemu::measure(&setting, virtiofsd.as_deref(), plan.rounds, &mut report)
             .map_err(|e| format!("guest {number} under QEMU: {e}"))?;
         for _ in 0..plan.rounds {
-            let rate = output.rate().map_err(|e| format!("output {number}: {e}"))?;
-            report.sample(STDOUT, "Mbit/s", rate);
+            output
+                .measure(&mut report)
+                .map_err(|e| format!("output {number}: {e}"))?;
         }
         ratios(&mut report, virtiofsd.is_some())?;
         report.keep()?;

@@ -8,7 +8,7 @@ use thaw_tiny_node::daemon::log;
 use super::driver::{Driver, ms};
 use super::{Addresses, relay};
 use crate::Report;
-use crate::clock::progress;
+use crate::clock::{progress, ran_ms};
 use crate::create::Node;
 use crate::report::mib;
 use crate::snapshot::server::failed;
@@ -222,15 +222,7 @@ impl Service {
 
     /// How long thawd has run on processors, ms.
     fn node_ran(&self) -> Result<f64, String> {
-        let path = format!("/proc/{}/stat", self.node.thawd.record().pid);
-        let stat = std::fs::read_to_string(&path).map_err(|e| format!("{path}: {e}"))?;
-        // Behind the name, which is in parentheses, `utime` and `stime` are the twelfth and thirteenth field (proc(5)).
-        let fields = stat
-            .rsplit_once(") ")
-            .map(|(_, fields)| fields.split(' ').skip(11));
-        let ticks = fields.map(|fields| fields.take(2).map_while(|field| field.parse::<u64>().ok()));
-        let ticks: u64 = ticks.ok_or_else(|| format!("{path}: {stat:?}"))?.sum();
-        Ok(ticks as f64 * 1e3 / rustix::param::clock_ticks_per_second() as f64)
+        ran_ms(self.node.thawd.record().pid)
     }
 
     /// Has the driver do each of these in turn, and once more at first to warm up. `taken` is called with the others' times, ms.

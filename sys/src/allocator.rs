@@ -17,7 +17,7 @@ pub fn trim_above(bytes: i32) {
     unsafe { libc::mallopt(libc::M_TRIM_THRESHOLD, bytes) };
 }
 
-/// Gives free memory back to the host.
+/// Gives all free memory back to the kernel, also what lies between used parts of a heap.
 pub fn trim() {
     // SAFETY: malloc_trim has no preconditions, and takes the allocator's own locks.
     unsafe { libc::malloc_trim(0) };

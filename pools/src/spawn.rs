@@ -2,17 +2,22 @@
 //!
 //! The child shares our memory until it executes the program, and our thread waits meanwhile (`CLONE_VM`, `CLONE_VFORK`), so nothing
 //! is copied, however large this process is. Invariant: between clone and exec the child makes only system calls on what [`Prepared`]
-//! holds for it. It allocates nothing, takes no lock, does not panic, and runs none of our signal handlers.
+//! holds for it. It allocates nothing, takes no lock, does not panic, and runs none of our signal handlers. It also shares our table of
+//! descriptors (`CLONE_FILES`) until its first call, which gives it a copy of the table's beginning ([`inherited`]).
 //!
 //! A PID namespace needs CAP_SYS_ADMIN, or else a user namespace. If the host grants neither, the process starts without.
 #![allow(unsafe_code)]
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
 use std::ptr::null;
 
 use rustix::process::Pid;
+
+mod inherited;
+use inherited::Inherited;
+pub use inherited::reserve;
 
 /// Stack of the child until it executes the program, in bytes.
 const STACK: usize = 64 * 1024;
@@ -100,8 +105,7 @@ struct Prepared {
     path: *const libc::c_char,
     arguments: [*const libc::c_char; 2],
     environment: Vec<*const libc::c_char>,
-    /// Our descriptors, copied above all numbers that the child shall have.
-    descriptors: Vec<OwnedFd>,
+    descriptors: Inherited,
     largest_file: libc::rlim_t,
     birth: Birth,
     uid_map: CString,
@@ -113,12 +117,6 @@ struct Prepared {
 impl Prepared {
     /// `program`'s data must outlive it: it keeps pointers.
     fn new(program: &Program<'_>, birth: Birth) -> io::Result<Prepared> {
-        let above = program.descriptors.len() as RawFd;
-        let descriptors = program
-            .descriptors
-            .iter()
-            .map(|fd| rustix::io::fcntl_dupfd_cloexec(fd.as_fd(), above))
-            .collect::<Result<_, _>>()?;
         let map = |id: u32| CString::new(format!("{id} {id} 1")).map_err(io::Error::other);
         Ok(Prepared {
             path: program.path.as_ptr(),
@@ -129,7 +127,7 @@ impl Prepared {
                 .map(|variable| variable.as_ptr())
                 .chain([null()])
                 .collect(),
-            descriptors,
+            descriptors: Inherited::copy(program.descriptors)?,
             largest_file: program.largest_file,
             birth,
             uid_map: map(rustix::process::geteuid().as_raw())?,
@@ -143,8 +141,8 @@ impl Prepared {
         // The stack grows down and is aligned as the ABI requires.
         let top = stack.as_mut_ptr_range().end as usize & !0xf;
         let mut pidfd: RawFd = -1;
-        let flags =
-            libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_PIDFD | libc::SIGCHLD | self.birth.flags();
+        let shared = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES;
+        let flags = shared | libc::CLONE_PIDFD | libc::SIGCHLD | self.birth.flags();
         let blocked = Blocked::all();
         // SAFETY: the child runs `child` on its own stack, and we do not run until it has executed or ended, so it has exclusive use of
         // `self`; all signals are blocked, so it runs none of our handlers.
@@ -227,8 +225,13 @@ extern "C" fn child(prepared: *mut libc::c_void) -> libc::c_int {
 /// For a child that shares its parent's memory: `prepared` is complete, and nothing else uses it.
 unsafe fn become_program(prepared: &Prepared) -> Step {
     // SAFETY: plain system calls on open descriptors and on memory that `prepared` keeps; the glibc wrappers used here change nothing but
-    // errno. Every signal is reset (the kernel refuses that for those that cannot be), so none of the parent's handlers remains.
+    // errno. Every signal is reset (the kernel refuses that for those that cannot be), so none of the parent's handlers remains. Descriptors
+    // are opened, duplicated and closed in a table of the child's own.
     unsafe {
+        let end = prepared.descriptors.end() as libc::c_uint;
+        if !close_from(end, libc::CLOSE_RANGE_UNSHARE) {
+            return Step::Program;
+        }
         if prepared.birth == Birth::UserAndPid
             && (!write(c"/proc/self/setgroups", c"deny")
                 || !write(c"/proc/self/gid_map", &prepared.gid_map)
@@ -236,16 +239,14 @@ unsafe fn become_program(prepared: &Prepared) -> Step {
         {
             return Step::Namespaces;
         }
-        for (number, descriptor) in (0..).zip(&prepared.descriptors) {
-            if libc::dup2(descriptor.as_raw_fd(), number) == -1 {
+        let mut above = 0;
+        for descriptor in prepared.descriptors.numbers() {
+            if libc::dup2(descriptor, above) == -1 {
                 return Step::Program;
             }
+            above += 1;
         }
-        let above = prepared.descriptors.len() as libc::c_uint;
-        let flags = libc::CLOSE_RANGE_CLOEXEC;
-        if libc::syscall(libc::SYS_close_range, above, libc::c_uint::MAX, flags) == -1
-            || libc::chdir(c"/".as_ptr()) == -1
-        {
+        if !close_from(above as libc::c_uint, libc::CLOSE_RANGE_CLOEXEC) || libc::chdir(c"/".as_ptr()) == -1 {
             return Step::Program;
         }
         if !limit_files(prepared.largest_file) {
@@ -265,6 +266,15 @@ unsafe fn become_program(prepared: &Prepared) -> Step {
         );
         Step::Program
     }
+}
+
+/// Closes descriptors from this number on, as close_range(2) does with these flags.
+///
+/// # Safety
+/// That of [`become_program`].
+unsafe fn close_from(first: libc::c_uint, flags: libc::c_uint) -> bool {
+    // SAFETY: the caller's.
+    unsafe { libc::syscall(libc::SYS_close_range, first, libc::c_uint::MAX, flags) == 0 }
 }
 
 /// Limits the size of files the process writes, unless it is limited to less already.

@@ -161,6 +161,14 @@ pub enum Ended {
     Signal(i32),
 }
 
+/// Makes starts cheap, of this many VMMs at the same time, however many descriptors this process will have. To be called while these are few.
+///
+/// # Errors
+/// No descriptor is left.
+pub fn reserve_descriptors(starts: usize) -> io::Result<()> {
+    spawn::reserve(starts)
+}
+
 /// Starts the VMM `program` with `socket` as its descriptor 3 and `log` as its stdout and stderr.
 pub fn spawn(program: &Path, socket: &OwnedFd, log: &OwnedFd, jail: Jail) -> Result<VmmProcess, Error> {
     start(program, socket, log, jail, shared_namespaces::get())

@@ -28,6 +28,9 @@ use thaw_sandbox::{Node, Tenants};
 use thaw_sys::allocator;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
+/// Most VMMs for whose start at the same time descriptors are kept.
+const STARTS: usize = 32;
+
 /// Serves sandboxes over HTTP on a unix socket.
 ///
 /// Stopping it leaves its sandboxes running; starting it again takes them over. Where it runs, `thaw run` uses it.
@@ -103,8 +106,7 @@ fn help() -> String {
 fn main() -> ExitCode {
     thaw_daemon::exit::end_on_panic();
     // By default it has eight times as many, and each keeps what it has grown to.
-    let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
-    allocator::limit_heaps(processors.try_into().unwrap_or(i32::MAX));
+    allocator::limit_heaps(processors().try_into().unwrap_or(i32::MAX));
     let arguments = Arguments::parse();
     logging::start(&arguments.log_level, arguments.json);
     let done = match &arguments.command {
@@ -127,14 +129,21 @@ fn main() -> ExitCode {
     }
 }
 
-/// Raises the limit of open descriptors to its maximum: each sandbox and each resource in a pool needs some.
-fn raise_descriptors() {
+/// Prepares for many descriptors: each sandbox and each resource in a pool needs some. Raises their limit to its maximum.
+fn prepare_descriptors(processors: usize) {
+    if let Err(e) = thaw_pools::vmm::reserve_descriptors(processors.min(STARTS)) {
+        tracing::warn!("VMMs will start more slowly the more sandboxes there are: {e}");
+    }
     use rustix::process::{Resource, getrlimit, setrlimit};
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(e) = setrlimit(Resource::Nofile, limit) {
         tracing::warn!("cannot have more descriptors: {e}");
     }
+}
+
+fn processors() -> usize {
+    std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
 }
 
 /// Prints a line of the command's output. A closed stdout is no error.
@@ -268,7 +277,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     if let Some(place) = &arguments.failpoint {
         failpoint::arm(place).map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))?;
     }
-    raise_descriptors();
+    prepare_descriptors(processors());
     let runtime = runtime()?;
     let mut pools = None;
     let served = runtime.block_on(async {

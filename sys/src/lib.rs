@@ -14,6 +14,7 @@
 //! | [`mount`] | mount_setattr(2) |
 //! | [`child`] | command line and inherited socket of a process that serves one guest |
 //! | [`allocator`] | glibc's allocator: its heaps, and what it keeps |
+//! | [`descriptors`] | the table of descriptors |
 //! | [`backoff`] | pauses between attempts |
 //! | [`lock`] | locks that ignore the poison of a panicked thread |
 //! | [`prefix`] | IPv4 networks in CIDR notation, as rules use them |
@@ -31,6 +32,7 @@ pub mod bpf;
 pub mod child;
 pub mod connections;
 pub mod conntrack;
+pub mod descriptors;
 pub mod jail;
 pub mod link;
 pub mod lock;

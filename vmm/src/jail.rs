@@ -29,9 +29,9 @@ use rustix::process::{DumpableBehavior, Resource};
 use rustix::thread::{CapabilitySet, CapabilitySets, UnshareFlags};
 use rustix::{process, thread};
 use thaw_protocol::control::CONTROL_FD;
-use thaw_sys::allocator;
 use thaw_sys::jail::{self, StepError, step};
 use thaw_sys::namespaces::{self, Namespaces};
+use thaw_sys::{allocator, descriptors};
 
 pub use filter::seal;
 pub use signals::set_hotplug_region;
@@ -43,6 +43,8 @@ const FIRST_USER: u32 = 0x7400_0000;
 const NOBODY: u32 = 65534;
 /// Most descriptors: two for each blob of an image, and a handful for each device.
 const MAX_DESCRIPTORS: u64 = 16384;
+/// More than a machine usually has: a device that opened the one for which the table grows would wait.
+const USUAL_DESCRIPTORS: RawFd = 256;
 /// Most threads of a user that only this process has: 16 vCPUs, 16 of disks, 6 others, and the threads that KVM starts for this process.
 const MAX_THREADS: u64 = 64;
 
@@ -79,6 +81,10 @@ pub fn enter(whole: bool, shared: Option<RawFd>) -> Result<(), JailError> {
     let shared = shared.filter(|_| privileged && user.0 == User::Own);
     let left = namespaces.and_then(|()| leave_host(shared));
     close_other_descriptors()?;
+    step(
+        "making room for descriptors",
+        descriptors::make_room(USUAL_DESCRIPTORS),
+    )?;
     match left {
         Ok(()) => {}
         Err(e) if privileged => return Err(e.into()),

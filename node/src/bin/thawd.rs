@@ -25,11 +25,13 @@ use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::{Paths, VARIABLES};
 use thaw_sandbox::snapshot::Hold;
 use thaw_sandbox::{Node, Tenants};
-use thaw_sys::allocator;
+use thaw_sys::{allocator, descriptors};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 /// Most VMMs for whose start at the same time descriptors are kept.
 const STARTS: usize = 32;
+/// Descriptors for which there is room from the beginning, as 3,000 sandboxes need them.
+const DESCRIPTORS: i32 = 32 << 10;
 
 /// Serves sandboxes over HTTP on a unix socket.
 ///
@@ -139,6 +141,9 @@ fn prepare_descriptors(processors: usize) {
     limit.current = limit.maximum;
     if let Err(e) = setrlimit(Resource::Nofile, limit) {
         tracing::warn!("cannot have more descriptors: {e}");
+    }
+    if let Err(e) = descriptors::make_room(DESCRIPTORS) {
+        tracing::debug!("some creations will wait until there is room for more descriptors: {e}");
     }
 }
 

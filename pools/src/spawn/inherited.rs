@@ -8,19 +8,16 @@
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd, RawFd};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 use rustix::io::{DupFlags, dup3, fcntl_dupfd_cloexec};
+use thaw_sys::lock::Lock;
 
 /// Most descriptors that one child inherits.
 const MOST: usize = 12;
 
 /// What [`reserve`] has made, less what children are starting with.
 static RESERVED: Mutex<Vec<Vec<OwnedFd>>> = Mutex::new(Vec::new());
-
-fn reserved() -> MutexGuard<'static, Vec<Vec<OwnedFd>>> {
-    RESERVED.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 /// Places for the descriptors of one child, above the numbers that it gives them, and the null device.
 fn places() -> io::Result<Vec<OwnedFd>> {
@@ -37,7 +34,7 @@ fn places() -> io::Result<Vec<OwnedFd>> {
 pub fn reserve(children: usize) -> io::Result<()> {
     for _ in 0..children {
         let places = places()?;
-        reserved().push(places);
+        RESERVED.locked().push(places);
     }
     Ok(())
 }
@@ -58,7 +55,7 @@ impl Inherited {
         if descriptors.len() > MOST {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let reserved = reserved().pop();
+        let reserved = RESERVED.locked().pop();
         let mut copied = Inherited {
             is_reserved: reserved.is_some(),
             places: reserved.map_or_else(places, Ok)?,
@@ -95,7 +92,7 @@ impl Drop for Inherited {
             .try_for_each(|place| dup3(&*null, place, DupFlags::CLOEXEC));
         // Else all are closed.
         if emptied.is_ok() {
-            reserved().push(places);
+            RESERVED.locked().push(places);
         }
     }
 }

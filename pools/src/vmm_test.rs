@@ -64,7 +64,7 @@ fn vmms_that_start_at_once_have_each_their_own_descriptors() {
         let log = OwnedFd::from(write);
         let mut vmm = spawn(&program, &theirs.into(), &log, Jail::AsHostAllows).unwrap();
         drop(log);
-        // To the end: nobody but the child has a copy.
+        // The pipe ends only when nobody has a copy of its other end.
         let mut text = String::new();
         read.read_to_string(&mut text).unwrap();
         assert_eq!(text.trim_end(), own);

@@ -161,7 +161,8 @@ pub enum Ended {
     Signal(i32),
 }
 
-/// Makes starts cheap, of this many VMMs at the same time, however many descriptors this process will have. To be called while these are few.
+/// Keeps places for the descriptors of this many VMMs that start at the same time, so that their starts cost the same however many descriptors
+/// this process will have. To be called while it has few.
 ///
 /// # Errors
 /// No descriptor is left.

@@ -43,8 +43,8 @@ const FIRST_USER: u32 = 0x7400_0000;
 const NOBODY: u32 = 65534;
 /// Most descriptors: two for each blob of an image, and a handful for each device.
 const MAX_DESCRIPTORS: u64 = 16384;
-/// More than a machine usually has: a device that opened the one for which the table grows would wait.
-const USUAL_DESCRIPTORS: RawFd = 256;
+/// More descriptors than a machine usually has.
+const USUAL_DESCRIPTORS: u32 = 256;
 /// Most threads of a user that only this process has: 16 vCPUs, 16 of disks, 6 others, and the threads that KVM starts for this process.
 const MAX_THREADS: u64 = 64;
 

@@ -28,10 +28,10 @@ use thaw_sandbox::{Node, Tenants};
 use thaw_sys::{allocator, descriptors};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
-/// Most VMMs for whose start at the same time descriptors are kept.
+/// Most VMMs that start at the same time with places kept for their descriptors. The others start too, but more slowly.
 const STARTS: usize = 32;
-/// Descriptors for which there is room from the beginning, as 3,000 sandboxes need them.
-const DESCRIPTORS: i32 = 32 << 10;
+/// Descriptors for which there is room from the beginning: enough for 3,000 sandboxes.
+const DESCRIPTORS: u32 = 32 << 10;
 
 /// Serves sandboxes over HTTP on a unix socket.
 ///
@@ -132,18 +132,18 @@ fn main() -> ExitCode {
 }
 
 /// Prepares for many descriptors: each sandbox and each resource in a pool needs some. Raises their limit to its maximum.
-fn prepare_descriptors(processors: usize) {
-    if let Err(e) = thaw_pools::vmm::reserve_descriptors(processors.min(STARTS)) {
-        tracing::warn!("VMMs will start more slowly the more sandboxes there are: {e}");
-    }
+fn prepare_descriptors() {
     use rustix::process::{Resource, getrlimit, setrlimit};
+    if let Err(e) = thaw_pools::vmm::reserve_descriptors(processors().min(STARTS)) {
+        tracing::warn!("the more sandboxes there are, the more slowly VMMs will start: {e}");
+    }
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
     if let Err(e) = setrlimit(Resource::Nofile, limit) {
         tracing::warn!("cannot have more descriptors: {e}");
     }
     if let Err(e) = descriptors::make_room(DESCRIPTORS) {
-        tracing::debug!("some creations will wait until there is room for more descriptors: {e}");
+        tracing::debug!("no room was made for descriptors, so some creations will wait for it: {e}");
     }
 }
 
@@ -282,7 +282,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     if let Some(place) = &arguments.failpoint {
         failpoint::arm(place).map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))?;
     }
-    prepare_descriptors(processors());
+    prepare_descriptors();
     let runtime = runtime()?;
     let mut pools = None;
     let served = runtime.block_on(async {

@@ -1,7 +1,8 @@
 //! What a child inherits, at numbers low in our table of descriptors.
 //!
-//! A child shares the table with us until it takes a copy of the part below some number. All that it inherits is copied to places below that
-//! number, which are kept for this. So a start costs the same however many descriptors we have; thawd has nine for each sandbox.
+//! A child shares the table with us until it takes a copy of the table's beginning, which ends after the last descriptor that it inherits. Copies of
+//! what it inherits are put at low numbers, which are kept for this. So a start costs the same however many descriptors we have; thawd has nine
+//! for each sandbox.
 //!
 //! Invariant: a place that no child is starting with holds the null device, so it keeps nothing open.
 
@@ -26,8 +27,8 @@ fn places() -> io::Result<Vec<OwnedFd>> {
     (0..=MOST).map(place).collect()
 }
 
-/// Keeps places for this many children that start at the same time. More than these start too, at a cost that grows with the descriptors that we
-/// have. To be called while these are few.
+/// Keeps places for this many children that start at the same time. Children beyond these start too, at a cost that grows with the number of
+/// our descriptors. To be called while we have few.
 ///
 /// # Errors
 /// The null device cannot be opened, or no descriptor is left.
@@ -90,7 +91,7 @@ impl Drop for Inherited {
         let emptied = used[..self.used]
             .iter_mut()
             .try_for_each(|place| dup3(&*null, place, DupFlags::CLOEXEC));
-        // Else all are closed.
+        // If one could not be emptied, all are closed.
         if emptied.is_ok() {
             RESERVED.locked().push(places);
         }

@@ -12,6 +12,7 @@
 //! | [`jail`] | namespaces, root, limits and capabilities that a process gives up |
 //! | [`namespaces`] | sets of empty namespaces, which such processes enter |
 //! | [`mount`] | mount_setattr(2) |
+//! | [`sysctl`] | settings of network namespaces, below `/proc/sys/net` |
 //! | [`child`] | command line and inherited socket of a process that serves one guest |
 //! | [`allocator`] | glibc's allocator: its heaps, and what it keeps |
 //! | [`descriptors`] | the table of descriptors |
@@ -42,4 +43,5 @@ pub mod netlink;
 pub mod nft;
 pub mod prefix;
 pub mod survey;
+pub mod sysctl;
 pub mod tc;

@@ -33,6 +33,7 @@ use thaw_sys::nft::rule::{ESTABLISHED, Interface, RELATED, Rule, TCP, UDP};
 use thaw_sys::nft::{self, Field, Hook, Transaction};
 use thaw_sys::prefix::Prefix;
 use thaw_sys::survey;
+use thaw_sys::sysctl;
 
 /// The names of the host's ends of slots, before their numbers.
 pub(super) const LINKS: &str = "thaw-n";
@@ -227,11 +228,8 @@ impl Host {
         let range = self.setup.range;
         let (host, own) = (range.host(number), range.slot(number));
         // Connections from this host's loopback to a published port are translated on the way out by this interface.
-        fs::write(format!("/proc/sys/net/ipv4/conf/{name}/route_localnet"), "1")?;
-        match fs::write(format!("/proc/sys/net/ipv6/conf/{name}/disable_ipv6"), "1") {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            written => written?,
-        }
+        sysctl::set(format!("ipv4/conf/{name}/route_localnet"), "1")?;
+        sysctl::disable_ipv6(name)?;
         reach(Failpoint::NetworkPairSet);
         let index = rustix::net::netdevice::name_to_index(inet()?, name)?;
         link::set_up_as(route, index, HOST_MAC)?;

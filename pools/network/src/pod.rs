@@ -27,7 +27,7 @@ use describe::Surveyed;
 use filter::Identity;
 use thaw_sys::netlink::Socket;
 use thaw_sys::survey::{self, Link};
-use thaw_sys::{bpf, link, tc};
+use thaw_sys::{bpf, link, sysctl, tc};
 
 mod describe;
 mod filter;
@@ -222,10 +222,7 @@ fn attach_tap(route: &mut Socket, to: &Link, identity: &Identity) -> Result<Owne
     reach(Failpoint::PodTapMade);
     let mut join = || -> io::Result<()> {
         // The guest must not get frames of the namespace's own IPv6 stack.
-        match std::fs::write(format!("/proc/sys/net/ipv6/conf/{POD_TAP}/disable_ipv6"), "1") {
-            Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-            written => written?,
-        }
+        sysctl::disable_ipv6(POD_TAP)?;
         let index = link::index(route, POD_TAP)?;
         link::set_mtu(route, index, to.mtu)?;
         link::set_up(route, index)?;

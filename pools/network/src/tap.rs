@@ -19,6 +19,7 @@ use crate::Error;
 use crate::{GATEWAY_MAC, HOST_ADDRESS, TAP_INDEX, TAP_NAME};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_sys::netlink::Socket;
+use thaw_sys::sysctl;
 
 const NETMASK: Ipv4Addr = Ipv4Addr::new(255, 255, 255, 252);
 /// Bytes of the header before each frame: `virtio_net_hdr_v1`.
@@ -29,13 +30,6 @@ const OFFLOADS: libc::c_uint = libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F
 const TUNSETIFINDEX: libc::c_ulong = 0x4004_54da;
 /// Opens the namespace of the tap behind a descriptor: `linux/sockios.h`.
 const SIOCGSKNS: libc::c_ulong = 0x894c;
-/// Settings of a new namespace: it forwards, and has no IPv6.
-const SETTINGS: [(&str, &str); 3] = [
-    ("/proc/sys/net/ipv4/ip_forward", "1"),
-    ("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1"),
-    ("/proc/sys/net/ipv6/conf/default/disable_ipv6", "1"),
-];
-
 /// A tap in a namespace.
 #[derive(Debug)]
 pub(super) struct Tapped {
@@ -138,17 +132,13 @@ pub(super) fn move_into(namespace: BorrowedFd<'_>) -> Result<(), Failure> {
     rustix::thread::move_into_link_name_space(namespace, kind).map_err(at(Step::EnterNamespace))
 }
 
-/// Makes the namespace forward.
+/// With privilege. The namespace forwards, and has no IPv6.
 pub(super) fn in_thread() -> Result<Privileged, Failure> {
     on_a_thread(|| {
         let namespace = enter(UnshareFlags::NEWNET)?;
-        for (file, value) in SETTINGS {
-            match std::fs::write(file, value) {
-                // The kernel has no IPv6.
-                Err(e) if e.kind() == io::ErrorKind::NotFound => {}
-                written => written.map_err(|e| at(Step::Settings)(errno(&e)))?,
-            }
-        }
+        sysctl::set("ipv4/ip_forward", "1")
+            .and_then(|()| sysctl::disable_ipv6("all"))
+            .map_err(|e| at(Step::Settings)(errno(&e)))?;
         let socket = |opened: io::Result<Socket>| opened.map_err(|e| at(Step::Sockets)(errno(&e)));
         Ok(Privileged {
             tapped: Tapped {

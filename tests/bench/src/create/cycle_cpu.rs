@@ -23,18 +23,23 @@ const FLOOR: &str = "CPU of one cycle: a bare program's fork, VM and exit";
 
 /// Runs `rounds` of `count` cycles through thawd and of as many of the bare program, in turn.
 pub async fn run(node: &Node, rounds: usize, count: usize, report: &mut Report) -> Result<(), String> {
-    let text = |e: io::Error| e.to_string();
     cycles::many(node, count).await?;
     for _ in 0..rounds {
-        node.settle().await?;
-        let before = Moment::now().map_err(text)?;
-        cycles::many(node, count).await?;
-        node.settle().await?;
-        let used = before.busy_ms().map_err(text)?;
-        report.sample(THAWD, "ms", used / count as f64);
-        report.sample(FLOOR, "ms", bare_program(count).map_err(text)? / count as f64);
+        report.sample(THAWD, "ms", of_one(node, count).await?);
+        let bare = bare_program(count).map_err(|e| e.to_string())?;
+        report.sample(FLOOR, "ms", bare / count as f64);
     }
     report.ratio("cycle_cpu_over_floor", THAWD, FLOOR)
+}
+
+/// What one cycle through thawd takes, ms, of `count`.
+pub async fn of_one(node: &Node, count: usize) -> Result<f64, String> {
+    node.settle().await?;
+    let before = Moment::now().map_err(|e| e.to_string())?;
+    cycles::many(node, count).await?;
+    node.settle().await?;
+    let used = before.busy_ms().map_err(|e| e.to_string())?;
+    Ok(used / count as f64)
 }
 
 /// What `count` cycles of the bare program take, ms. It is a process of its own, since one with threads must not fork.

@@ -3,7 +3,7 @@
 use thaw_protocol::api::CreateSandbox;
 use tokio::task::JoinSet;
 
-use super::Node;
+use super::{Node, cycle_cpu};
 use crate::Report;
 use crate::clock::{monotonic_ns, us_since};
 
@@ -12,6 +12,10 @@ const OVERLAP: usize = 4;
 
 /// What is timed, as rows name it.
 const TIMED: [&str; 4] = ["create", "create with a name", "find by name", "delete"];
+/// The processors' time for a creation, its deletion and the refill of the pools.
+const CPU: &str = "cycle CPU";
+/// Cycles whose processors' time is taken together, because the kernel counts it in steps of 10 ms.
+const CYCLES: usize = 50;
 
 /// Times each beside as many sandboxes as `few` and `many` say, and compares them.
 pub async fn run(
@@ -44,10 +48,14 @@ async fn measure(
             let report = if round == 0 { &mut discarded } else { &mut *report };
             beside(node, count, round, report).await?;
         }
+        for _ in 0..rounds.div_ceil(10) {
+            let used = cycle_cpu::of_one(node, CYCLES).await?;
+            report.sample(&name(CPU, count), "ms", used);
+        }
         eprintln!("bench-create: beside {count} sandboxes");
     }
-    for what in TIMED {
-        let ratio = format!("{}_at_{many}_over_{few}", what.replace(' ', "_"));
+    for what in TIMED.into_iter().chain([CPU]) {
+        let ratio = format!("{}_at_{many}_over_{few}", what.to_lowercase().replace(' ', "_"));
         report.ratio(&ratio, &name(what, many), &name(what, few))?;
     }
     Ok(())

@@ -10,17 +10,16 @@
 
 use std::ffi::{CStr, CString};
 use std::io;
-use std::os::fd::{BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::ptr::null;
 
 use rustix::process::Pid;
+use thaw_sys::vfork::{self, Ids};
 
 mod inherited;
 use inherited::Inherited;
 pub use inherited::reserve;
 
-/// Stack of the child until it executes the program, in bytes.
-const STACK: usize = 64 * 1024;
 /// Signals are 1 to 64.
 const SIGNALS: i32 = 64;
 
@@ -108,8 +107,7 @@ struct Prepared {
     descriptors: Inherited,
     largest_file: libc::rlim_t,
     birth: Birth,
-    uid_map: CString,
-    gid_map: CString,
+    ids: Ids,
     /// The child's report of its failure, written before it exits.
     failed: Option<(Step, i32)>,
 }
@@ -117,7 +115,6 @@ struct Prepared {
 impl Prepared {
     /// `program`'s data must outlive it: it keeps pointers.
     fn new(program: &Program<'_>, birth: Birth) -> io::Result<Prepared> {
-        let map = |id: u32| CString::new(format!("{id} {id} 1")).map_err(io::Error::other);
         Ok(Prepared {
             path: program.path.as_ptr(),
             arguments: [program.path.as_ptr(), null()],
@@ -130,45 +127,20 @@ impl Prepared {
             descriptors: Inherited::copy(program.descriptors)?,
             largest_file: program.largest_file,
             birth,
-            uid_map: map(rustix::process::geteuid().as_raw())?,
-            gid_map: map(rustix::process::getegid().as_raw())?,
+            ids: Ids::own()?,
             failed: None,
         })
     }
 
     fn start(mut self) -> Result<Started, Failed> {
-        let mut stack = vec![0u8; STACK];
-        // The stack grows down and is aligned as the ABI requires.
-        let top = stack.as_mut_ptr_range().end as usize & !0xf;
-        let mut pidfd: RawFd = -1;
-        let shared = libc::CLONE_VM | libc::CLONE_VFORK | libc::CLONE_FILES;
-        let flags = shared | libc::CLONE_PIDFD | libc::SIGCHLD | self.birth.flags();
-        let blocked = Blocked::all();
-        // SAFETY: the child runs `child` on its own stack, and we do not run until it has executed or ended, so it has exclusive use of
-        // `self`; all signals are blocked, so it runs none of our handlers.
-        let pid = unsafe {
-            libc::clone(
-                child,
-                top as *mut libc::c_void,
-                flags,
-                (&raw mut self).cast(),
-                &raw mut pidfd,
-            )
-        };
-        let error = io::Error::last_os_error();
-        drop(blocked);
-        let Some(pid) = Pid::from_raw(pid.max(0)) else {
-            return Err(match error.raw_os_error() {
-                Some(libc::EPERM | libc::EINVAL | libc::ENOSPC | libc::EUSERS)
-                    if self.birth != Birth::Ours =>
-                {
-                    Failed::Namespaces(error)
-                }
-                _ => Failed::Start(error),
-            });
-        };
-        // SAFETY: the clone has just created it for us.
-        let pidfd = unsafe { OwnedFd::from_raw_fd(pidfd) };
+        // SAFETY: `child` makes only system calls on what `self` holds, which nothing else uses until it has executed a program or ended.
+        let started = unsafe { vfork::start(child, (&raw mut self).cast(), self.birth.flags()) };
+        let (pid, pidfd) = started.map_err(|error| match error.raw_os_error() {
+            Some(libc::EPERM | libc::EINVAL | libc::ENOSPC | libc::EUSERS) if self.birth != Birth::Ours => {
+                Failed::Namespaces(error)
+            }
+            _ => Failed::Start(error),
+        })?;
         // SAFETY: volatile, because the child has written it behind the compiler's back.
         match unsafe { (&raw const self.failed).read_volatile() } {
             None => Ok(Started { pid, pidfd }),
@@ -181,29 +153,6 @@ impl Prepared {
                 })
             }
         }
-    }
-}
-
-/// Blocks all signals of this thread while it lives.
-struct Blocked(libc::sigset_t);
-
-impl Blocked {
-    fn all() -> Blocked {
-        // SAFETY: both sets are valid and outlive the calls, which cannot fail with SIG_SETMASK.
-        unsafe {
-            let mut all: libc::sigset_t = std::mem::zeroed();
-            let mut before: libc::sigset_t = std::mem::zeroed();
-            libc::sigfillset(&raw mut all);
-            libc::pthread_sigmask(libc::SIG_SETMASK, &raw const all, &raw mut before);
-            Blocked(before)
-        }
-    }
-}
-
-impl Drop for Blocked {
-    fn drop(&mut self) {
-        // SAFETY: the set is one the kernel gave us.
-        unsafe { libc::pthread_sigmask(libc::SIG_SETMASK, &raw const self.0, std::ptr::null_mut()) };
     }
 }
 
@@ -232,11 +181,7 @@ unsafe fn become_program(prepared: &Prepared) -> Step {
         if !close_from(end, libc::CLOSE_RANGE_UNSHARE) {
             return Step::Program;
         }
-        if prepared.birth == Birth::UserAndPid
-            && (!write(c"/proc/self/setgroups", c"deny")
-                || !write(c"/proc/self/gid_map", &prepared.gid_map)
-                || !write(c"/proc/self/uid_map", &prepared.uid_map))
-        {
+        if prepared.birth == Birth::UserAndPid && !prepared.ids.map() {
             return Step::Namespaces;
         }
         let mut above = 0;
@@ -291,25 +236,5 @@ unsafe fn limit_files(most: libc::rlim_t) -> bool {
         limit.rlim_max = limit.rlim_max.min(most);
         limit.rlim_cur = limit.rlim_max;
         libc::setrlimit(libc::RLIMIT_FSIZE, &raw const limit) == 0
-    }
-}
-
-/// Writes a file of `/proc` in one call.
-///
-/// # Safety
-/// That of [`become_program`].
-unsafe fn write(path: &CStr, text: &CStr) -> bool {
-    let length = text.count_bytes();
-    // SAFETY: the pointers are to NUL-terminated strings, and the length is the text's.
-    unsafe {
-        let fd = libc::open(path.as_ptr(), libc::O_WRONLY | libc::O_CLOEXEC);
-        if fd == -1 {
-            return false;
-        }
-        let written = libc::write(fd, text.as_ptr().cast(), length);
-        let errno = *libc::__errno_location();
-        libc::close(fd);
-        *libc::__errno_location() = errno;
-        written == length as isize
     }
 }

@@ -11,6 +11,8 @@
 //! | [`bpf`] | bpf(2): maps, programs and an assembler for them |
 //! | [`jail`] | namespaces, root, limits and capabilities that a process gives up |
 //! | [`namespaces`] | sets of empty namespaces, which such processes enter |
+//! | [`user_namespace`] | a user namespace that owns network namespaces |
+//! | [`vfork`] | children that share our memory until they execute a program or end |
 //! | [`mount`] | mount_setattr(2) |
 //! | [`sysctl`] | settings of network namespaces, below `/proc/sys/net` |
 //! | [`child`] | command line and inherited socket of a process that serves one guest |
@@ -45,3 +47,5 @@ pub mod prefix;
 pub mod survey;
 pub mod sysctl;
 pub mod tc;
+pub mod user_namespace;
+pub mod vfork;

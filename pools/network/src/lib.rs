@@ -37,6 +37,7 @@ mod fast;
 mod host;
 mod in_force;
 pub mod names;
+mod owner;
 pub mod pod;
 pub mod policy;
 pub mod publish;

@@ -16,6 +16,7 @@ use rustix::net::{
 use rustix::thread::UnshareFlags;
 
 use crate::Error;
+use crate::owner;
 use crate::{GATEWAY_MAC, HOST_ADDRESS, TAP_INDEX, TAP_NAME};
 use thaw_failpoint::{Failpoint, reach};
 use thaw_sys::netlink::Socket;
@@ -135,7 +136,7 @@ pub(super) fn move_into(namespace: BorrowedFd<'_>) -> Result<(), Failure> {
 /// With privilege. The namespace forwards, and has no IPv6.
 pub(super) fn in_thread() -> Result<Privileged, Failure> {
     on_a_thread(|| {
-        let namespace = enter(UnshareFlags::NEWNET)?;
+        let namespace = enter_new()?;
         sysctl::set("ipv4/ip_forward", "1")
             .and_then(|()| sysctl::disable_ipv6("all"))
             .map_err(|e| at(Step::Settings)(errno(&e)))?;
@@ -267,6 +268,18 @@ fn receive_result(socket: BorrowedFd<'_>) -> Result<Tapped, Failure> {
         step,
         error: rustix::io::Errno::from_raw_os_error(errno),
     })
+}
+
+/// Makes a network namespace for a slot, moves the calling thread into it, and returns it.
+fn enter_new() -> Result<OwnedFd, Failure> {
+    let Some(owner) = owner::get() else {
+        return enter(UnshareFlags::NEWNET);
+    };
+    let namespace = owner.new_network().map_err(|e| at(Step::Unshare)(errno(&e)))?;
+    reach(Failpoint::NetworkNamespaceMade);
+    // Anyone may make a user namespace and what is in it; a thread outside may enter that only with privilege.
+    move_into(namespace.as_fd()).map_err(|failure| at(Step::Unshare)(failure.error))?;
+    Ok(namespace)
 }
 
 /// Enters new namespaces and returns the network namespace.

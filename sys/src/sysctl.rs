@@ -18,6 +18,9 @@ use crate::lock::Lock;
 /// Files that one instance opens.
 const USES: u32 = 128;
 
+/// In place of an interface's name: those that the namespace will have.
+pub const LATER: &str = "default";
+
 static CURRENT: Mutex<Option<Current>> = Mutex::new(None);
 
 /// The instance that opens the next file.
@@ -86,8 +89,9 @@ pub fn set(name: impl AsRef<Path>, value: &str) -> io::Result<()> {
     file.write_all(value.as_bytes())
 }
 
-/// Turns IPv6 off for an interface of the calling thread's network namespace; `all`: for those it has and will have. Does nothing if the
-/// kernel has no IPv6.
+/// Turns IPv6 off for an interface of the calling thread's network namespace; [`LATER`]: for those that it will have. Does nothing if the
+/// kernel has no IPv6. For an interface that exists this takes RTNL, a lock of the whole host, and while another has it the kernel tries
+/// again and again (`addrconf_disable_ipv6` in net/ipv6/addrconf.c).
 ///
 /// # Errors
 /// As [`set`].

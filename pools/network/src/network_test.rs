@@ -26,6 +26,21 @@ fn port(text: &str) -> Port {
 }
 
 #[test]
+fn slot_has_no_ipv6_that_a_guest_or_the_host_reaches() {
+    on_a_host(|world| {
+        let slot = world.slot();
+        let off = |link: &str| {
+            let file = format!("/proc/sys/net/ipv6/conf/{link}/disable_ipv6");
+            std::fs::read_to_string(file).map_or(true, |off| off.trim() == "1")
+        };
+        let address = slot.uplink.as_ref().unwrap().address();
+        let on_host = host::Host::link_name(world.setup.range.number(address).unwrap());
+        assert!(off(&on_host), "{on_host}");
+        within(&slot.namespace, || assert!(off(TAP_NAME) && off(UPLINK_NAME)));
+    });
+}
+
+#[test]
 fn guest_reaches_outside_and_nothing_forbidden() {
     on_a_host(|world| {
         let (one, two) = (world.slot(), world.slot());

@@ -133,12 +133,12 @@ pub(super) fn move_into(namespace: BorrowedFd<'_>) -> Result<(), Failure> {
     rustix::thread::move_into_link_name_space(namespace, kind).map_err(at(Step::EnterNamespace))
 }
 
-/// With privilege. The namespace forwards, and has no IPv6.
+/// With privilege. The namespace forwards, and has IPv6 on its loopback only.
 pub(super) fn in_thread() -> Result<Privileged, Failure> {
     on_a_thread(|| {
         let namespace = enter_new()?;
         sysctl::set("ipv4/ip_forward", "1")
-            .and_then(|()| sysctl::disable_ipv6("all"))
+            .and_then(|()| sysctl::disable_ipv6(sysctl::LATER))
             .map_err(|e| at(Step::Settings)(errno(&e)))?;
         let socket = |opened: io::Result<Socket>| opened.map_err(|e| at(Step::Sockets)(errno(&e)));
         Ok(Privileged {

@@ -21,8 +21,8 @@ pub type Child = extern "C" fn(*mut libc::c_void) -> libc::c_int;
 /// Those of clone(2).
 ///
 /// # Safety
-/// `child` may make system calls and use `argument`. It must not allocate, lock, panic or unwind: the thread that it interrupts may be
-/// anywhere else, and if this process is killed, the child goes on without it.
+/// `child` may make system calls and use `argument`. It must not allocate, lock, panic or unwind: other threads of this process run
+/// meanwhile and may hold any lock, and if this process is killed, the child goes on without it.
 pub unsafe fn start(
     child: Child,
     argument: *mut libc::c_void,

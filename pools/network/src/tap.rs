@@ -272,14 +272,14 @@ fn receive_result(socket: BorrowedFd<'_>) -> Result<Tapped, Failure> {
 
 /// Makes a network namespace for a slot, moves the calling thread into it, and returns it.
 fn enter_new() -> Result<OwnedFd, Failure> {
-    let Some(owner) = owner::get() else {
-        return enter(UnshareFlags::NEWNET);
-    };
-    let namespace = owner.new_network().map_err(|e| at(Step::Unshare)(errno(&e)))?;
-    reach(Failpoint::NetworkNamespaceMade);
-    // Anyone may make a user namespace and what is in it; a thread outside may enter that only with privilege.
-    move_into(namespace.as_fd()).map_err(|failure| at(Step::Unshare)(failure.error))?;
-    Ok(namespace)
+    if let Some(namespace) = owner::get().and_then(|owner| owner.new_network().ok()) {
+        reach(Failpoint::NetworkNamespaceMade);
+        // Anyone may make a user namespace and what is in it; a thread outside may enter that only with privilege.
+        if move_into(namespace.as_fd()).is_ok() {
+            return Ok(namespace);
+        }
+    }
+    enter(UnshareFlags::NEWNET)
 }
 
 /// Enters new namespaces and returns the network namespace.

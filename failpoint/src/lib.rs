@@ -310,6 +310,8 @@ failpoints! {
     PagesFaultServed = "pages.fault-served",
 
     DeleteForgotten = "delete.forgotten",
+    /// The end of a sandbox is noted in its directory, and its machine runs.
+    DeleteNoted = "delete.noted",
     DeleteKilled = "delete.killed",
     DeleteReaped = "delete.reaped",
     DeleteCgroupReleased = "delete.cgroup-released",

@@ -92,6 +92,31 @@ fn a_killed_daemon_leaves_nothing_half_made() {
     assert_eq!(place.leftovers(), Leftovers::none());
 }
 
+#[test]
+fn what_a_child_of_a_killed_daemon_still_locks_is_waited_for() {
+    let _one = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let Some(place) = Place::new(HALT) else { return };
+    Daemon::start(&place).stop();
+    // A machine made ahead, without a living owner.
+    let spare = place.path("run/spares/0123456789ab");
+    std::fs::create_dir_all(&spare).unwrap();
+    // The child shares the locks of the run directory and of all below it.
+    let locked = [place.path("run"), spare.clone()].map(|path| {
+        let directory = std::fs::File::open(path).unwrap();
+        rustix::fs::flock(&directory, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        directory
+    });
+    let child = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(300));
+        drop(locked);
+    });
+    let next = Daemon::start(&place);
+    child.join().unwrap();
+    assert!(!spare.exists(), "it is removed by the start");
+    next.stop();
+    assert_eq!(place.leftovers(), Leftovers::none());
+}
+
 /// The VMMs that the records name.
 fn vmms(records: BTreeMap<String, serde_json::Value>) -> BTreeSet<i64> {
     records

@@ -39,9 +39,11 @@ mod recorded;
 mod remote_memory;
 mod spares;
 mod terms;
+mod thawd_lock;
 mod unreadable;
 
 pub use directory::{SandboxDirectory, owner_socket, vsock_socket};
+use ended::end_is_noted;
 pub use held_name::NameHeld;
 pub use host_disk::HostDisk;
 pub use paused::{Paused, PausedSandboxes};
@@ -52,6 +54,7 @@ pub use record::Record;
 use record::read_record;
 pub use remote_memory::{RemoteMemory, RemotePlace};
 pub use terms::{Asked, Behalf, Ending, Terms, TimeLimit, Timeout};
+pub use thawd_lock::ThawdLock;
 pub use unreadable::Living;
 use unreadable::Remains;
 
@@ -59,7 +62,7 @@ pub mod ended;
 
 /// The control socket's name in a sandbox's directory.
 const CONTROL_SOCKET: &str = "control.sock";
-/// How long to wait until a child that a dead owner had forked executes its program, and the pause between two checks.
+/// How long to wait until a child that a dead owner had started executes its program, and the pause between two checks.
 const LOCK_LIMIT: Duration = Duration::from_secs(5);
 const LOCK_STEP: Duration = Duration::from_millis(5);
 /// How long a VMM whose machine seems to have ended may take to end.
@@ -240,7 +243,7 @@ impl RunDirectory {
     }
 
     /// Removes what dead owners left: VMMs that should have ended with them, cgroups, directories. Returns the number of sandboxes removed.
-    /// A living untethered VMM is left for thawd to [`adopt`](RunDirectory::adopt).
+    /// A living untethered VMM whose end was not requested is left for thawd to [`adopt`](RunDirectory::adopt).
     pub fn clean(&self, cgroups: &Hierarchy) -> usize {
         self.note_failures(cgroups);
         let swept = cgroups.sweep();
@@ -420,7 +423,11 @@ enum Found {
 impl Found {
     fn of(path: &Path) -> Found {
         match read_record(path) {
-            Ok(record) if record.outlives_owner() && record.vmm.is_some_and(|v| v.lives()) => {
+            Ok(record)
+                if record.outlives_owner()
+                    && !end_is_noted(path)
+                    && record.vmm.is_some_and(|v| v.lives()) =>
+            {
                 Found::Running(Box::new(record))
             }
             Ok(record) => Found::Left(record.into()),
@@ -447,22 +454,27 @@ fn try_lock(path: &Path) -> Option<FileLock> {
     FileLock::take(File::open(path).ok()?, FlockOperation::NonBlockingLockExclusive).ok()
 }
 
-/// The lock of a sandbox, unless its owner lives. A child that a dead owner had forked shares the lock until it executes its program, so
-/// this waits up to [`LOCK_LIMIT`].
+/// The lock of a sandbox, unless its owner lives. A child that a dead owner had started shares the lock until it executes its program.
 fn lock_once_its_owner_is_gone(path: &Path) -> Option<FileLock> {
+    let owner = || read_record(path).ok().and_then(|record| record.owner);
+    let owner_lives = || owner().is_some_and(|owner| owner.lives());
+    let lock = lock_while(path, || !owner_lives());
+    if lock.is_none() && !owner_lives() {
+        let place = path.display();
+        tracing::warn!(
+            "{place} is not adopted: it is still locked, though no living process is known to own it"
+        );
+    }
+    lock
+}
+
+/// Locks a directory. While another has the lock, waits as long as `waits` says so, for at most [`LOCK_LIMIT`].
+fn lock_while(path: &Path, waits: impl Fn() -> bool) -> Option<FileLock> {
     let since = Instant::now();
     loop {
         let lock = try_lock(path);
-        let owner = || read_record(path).ok().and_then(|record| record.owner);
-        if lock.is_some() || owner().is_some_and(|owner| owner.lives()) {
+        if lock.is_some() || since.elapsed() > LOCK_LIMIT || !waits() {
             return lock;
-        }
-        if since.elapsed() > LOCK_LIMIT {
-            let place = path.display();
-            tracing::warn!(
-                "{place} is not adopted: it is still locked, though no living process is known to own it"
-            );
-            return None;
         }
         std::thread::sleep(LOCK_STEP);
     }

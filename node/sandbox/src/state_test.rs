@@ -63,6 +63,7 @@ fn what_a_dead_owner_left_is_removed_and_what_lives_is_not() {
     fs::create_dir(root.path().join("cg")).unwrap();
 
     let (mut doomed, mut unready, mut spared) = (sleeper(), sleeper(), sleeper());
+    let mut half_deleted = sleeper();
     let owned = run.create(&record("owned", None, true)).unwrap();
     let dead = Record {
         cgroup: Some("dead".into()),
@@ -80,13 +81,16 @@ fn what_a_dead_owner_left_is_removed_and_what_lives_is_not() {
         },
     );
     abandoned(&run, &record("untethered", Some(&spared), false));
+    // Its owner was killed while it deleted it.
+    abandoned(&run, &record("half-deleted", Some(&half_deleted), false));
+    ended::note_end(&run.directory("half-deleted"));
     abandoned(&run, &record("never-started", None, true));
     fs::create_dir(run.directory("no-record")).unwrap();
     abandoned(&run, &record("unwanted", None, false));
     assert!(run.end("unwanted", &cgroups));
     assert!(!run.end("unwanted", &cgroups) && !run.end("owned", &cgroups));
 
-    assert_eq!(run.clean(&cgroups), 4);
+    assert_eq!(run.clean(&cgroups), 5);
     let mut left: Vec<_> = run.list().into_iter().map(|r| r.id).collect();
     left.sort();
     assert_eq!(left, ["owned", "untethered"]);
@@ -98,6 +102,7 @@ fn what_a_dead_owner_left_is_removed_and_what_lives_is_not() {
         unready.try_wait().unwrap().is_some(),
         "so was one its owner had not made ready"
     );
+    assert!(half_deleted.try_wait().unwrap().is_some(), "so was this");
     assert!(spared.try_wait().unwrap().is_none(), "the untethered one was not");
     assert!(cgroups.names().is_empty());
 

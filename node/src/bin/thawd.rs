@@ -12,7 +12,7 @@ use thaw_daemon::api::credentials::Credentials;
 use thaw_daemon::api::daemon::Daemon;
 use thaw_daemon::api::peer::Access;
 use thaw_daemon::api::scrape::Scrape;
-use thaw_daemon::api::server::{OtherApi, OverTcp, serve};
+use thaw_daemon::api::server::{OtherApi, OverTcp, is_unserved, serve};
 use thaw_daemon::api::tcp::Tcp;
 use thaw_daemon::e2b::listener::E2b;
 use thaw_daemon::e2b::members::Members;
@@ -24,6 +24,7 @@ use thaw_sandbox::config::{Config, default};
 use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_sandbox::paths::{Paths, VARIABLES};
 use thaw_sandbox::snapshot::Hold;
+use thaw_sandbox::state::RunDirectory;
 use thaw_sandbox::{Node, Tenants};
 use thaw_sys::{allocator, descriptors};
 use tokio::signal::unix::{Signal, SignalKind, signal};
@@ -283,11 +284,14 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
         failpoint::arm(place).map_err(|e| Error::new(ErrorKind::Runtime, e.to_string()))?;
     }
     prepare_descriptors();
+    let paths = Paths::from_env();
+    let socket = socket(arguments, &paths);
+    is_unserved(&socket)?;
+    // Held to the end.
+    let _lock = RunDirectory::open(&paths.run)?.lock_for_thawd()?;
     let runtime = runtime()?;
     let mut pools = None;
     let served = runtime.block_on(async {
-        let paths = Paths::from_env();
-        let socket = socket(arguments, &paths);
         let access = match &arguments.socket_group {
             Some(group) => Access::for_group(group)?,
             None => Access::default(),

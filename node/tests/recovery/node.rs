@@ -11,7 +11,7 @@ use thaw_sandbox::error::{Error, ErrorKind};
 use thaw_test_registry::memory::Registry;
 use thaw_tiny_guest::Guest;
 use thaw_tiny_guest::bare::lasting;
-use thaw_tiny_node::daemon::{eventually, log};
+use thaw_tiny_node::daemon::{eventually, eventually_or, log};
 use thaw_tiny_node::{Counts, Place, Thawd, counts};
 
 /// The path that the survivor is frozen to.
@@ -51,7 +51,7 @@ impl Node {
     pub fn of(guest: &Guest) -> Option<Node> {
         let binaries = Path::new(env!("CARGO_BIN_EXE_thawd")).parent().unwrap();
         let place = Place::new(binaries, guest)?;
-        for directory in ["data/forks", "data/frozen", "data/paused"] {
+        for directory in ["data/forks", "data/frozen", "data/paused", "data/working-sets"] {
             std::fs::create_dir_all(place.path(directory)).unwrap();
         }
         Some(Node {
@@ -199,12 +199,15 @@ impl Node {
         // The survivor, the first of the course, and the two that are made at once.
         assert!(living.len() <= 4, "{what}: {living:?}");
         // A killed process exists until the kernel removes it.
-        let as_many = format!(
-            "{what}: as many VMMs as sandboxes: {living:?}; {}",
-            log(&self.place)
-        );
         let (paused, running): (Vec<_>, Vec<_>) = living.iter().partition(|s| s.memory_released);
-        eventually(&as_many, || self.counts().vmms() == running.len());
+        let otherwise = || {
+            let processes = self.counts().processes;
+            format!(
+                "{what}: as many VMMs as sandboxes: {processes:?}, {living:?}; {}",
+                log(&self.place)
+            )
+        };
+        eventually_or(otherwise, || self.counts().vmms() == running.len());
         self.has_paused(&client, &paused, what).await;
         for sandbox in &living {
             assert_ne!(sandbox.state, "ended", "{what}");

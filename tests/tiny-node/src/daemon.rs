@@ -121,10 +121,17 @@ pub fn until_idle(pid: i32) {
 }
 
 /// Waits until something other processes do is so. The tests' only wait.
-pub fn eventually(what: &str, mut so: impl FnMut() -> bool) {
+pub fn eventually(what: &str, so: impl FnMut() -> bool) {
+    eventually_or(|| what.to_owned(), so);
+}
+
+/// The same. If it never becomes so, `what` says what was waited for, and may look at what is instead.
+pub fn eventually_or(what: impl FnOnce() -> String, mut so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !so() {
-        assert!(began.elapsed() < PATIENCE, "never: {what}");
+        if began.elapsed() >= PATIENCE {
+            panic!("never: {}", what());
+        }
         std::thread::sleep(Duration::from_millis(5));
     }
 }

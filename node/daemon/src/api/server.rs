@@ -81,10 +81,7 @@ pub async fn serve(
     listens: impl FnOnce(),
     end: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    if vmm::is_served(socket) {
-        let what = format!("another thawd serves {}", socket.display());
-        return Err(Error::new(ErrorKind::Runtime, what).remedy("stop it first, or set THAW_RUN"));
-    }
+    is_unserved(socket)?;
     if std::fs::remove_file(socket).is_ok() {
         reach(Failpoint::ServeOldRemoved);
     }
@@ -97,6 +94,16 @@ pub async fn serve(
     daemon.release().await;
     reach(Failpoint::ServeReleased);
     Ok(())
+}
+
+/// # Errors
+/// Another thawd serves this socket.
+pub fn is_unserved(socket: &Path) -> Result<(), Error> {
+    if !vmm::is_served(socket) {
+        return Ok(());
+    }
+    let what = format!("another thawd serves {}", socket.display());
+    Err(Error::new(ErrorKind::Runtime, what).remedy("stop it first, or set THAW_RUN"))
 }
 
 fn listen(socket: &Path, access: Access) -> Result<UnixListener, Error> {

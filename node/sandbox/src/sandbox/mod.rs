@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use oci_spec::image::ImageConfiguration;
+use thaw_failpoint::{Failpoint, reach};
 use thaw_images::prefetch::{Ahead, Prefetch};
 use thaw_images::progress::Progress;
 use thaw_images::store::Image;
@@ -456,6 +457,7 @@ impl Sandbox {
     /// Ends its machine. Every holder of this sandbox sees it end.
     pub fn kill(&self) {
         self.resources.directory.note_end();
+        reach(Failpoint::DeleteNoted);
         if let Some(vmm) = &self.resources.vmm {
             vmm.kill();
         }

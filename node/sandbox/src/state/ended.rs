@@ -128,17 +128,23 @@ impl Record {
 }
 
 impl SandboxDirectory {
-    /// Notes that the end of this sandbox was requested: its remains then do not count as a failure.
+    /// Notes that the end of this sandbox was requested: its remains then do not count as a failure, and if we are killed, the next owner ends
+    /// it instead of adopting it.
     pub fn note_end(&self) {
         note_end(self.path());
     }
 }
 
-fn note_end(directory: &Path) {
-    // Without this file, at worst an ended sandbox is listed as failed.
+pub(super) fn note_end(directory: &Path) {
+    // Without this file, at worst an ended sandbox is listed as failed, or outlives us.
     if let Err(e) = File::create(directory.join(ENDING)) {
         tracing::debug!("cannot note the end of {}: {e}", directory.display());
     }
+}
+
+/// Whether the end of the sandbox in this directory was requested.
+pub(super) fn end_is_noted(directory: &Path) -> bool {
+    directory.join(ENDING).exists()
 }
 
 impl RunDirectory {
@@ -352,7 +358,7 @@ fn is_failure(path: &Path, record: &Record) -> bool {
     let vmm_ended = record.vmm.is_some_and(|vmm| !vmm.lives());
     // No caller got an answer for a sandbox that was not ready yet.
     let was_promised = ready::noted(path) != Some(Readiness::Waiting);
-    record.outlives_owner() && vmm_ended && was_promised && !path.join(ENDING).exists()
+    record.outlives_owner() && vmm_ended && was_promised && !end_is_noted(path)
 }
 
 /// Logs that a sandbox failed, and how.

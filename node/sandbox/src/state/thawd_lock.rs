@@ -1,0 +1,66 @@
+//! The lock that a thawd has on its run directory while it lives.
+//!
+//! A process that a thawd starts shares its descriptors, and with them every lock, until it executes its program. If the thawd is killed
+//! meanwhile, the next one finds these locks taken, and would leave what the dead one left to it. So it waits for this lock first: once it
+//! has it, nothing else of the dead thawd is locked.
+
+use std::path::PathBuf;
+
+use super::{LOCK_LIMIT, RunDirectory, lock_while};
+use crate::error::{Error, ErrorKind};
+use crate::file_lock::FileLock;
+
+/// The lock of a run directory. No other thawd uses the directory while this lives.
+#[derive(Debug)]
+pub struct ThawdLock {
+    _lock: FileLock,
+}
+
+impl RunDirectory {
+    /// Locks this directory for this thawd. Waits for at most some seconds until processes that a killed thawd had started have executed their
+    /// programs.
+    ///
+    /// # Errors
+    /// [`ErrorKind::Runtime`]: another thawd has it.
+    pub fn lock_for_thawd(&self) -> Result<ThawdLock, Error> {
+        let run: PathBuf = self.sandboxes.parent().map(Into::into).unwrap_or_default();
+        let taken = lock_while(&run, || true);
+        taken.map(|lock| ThawdLock { _lock: lock }).ok_or_else(|| {
+            let what = format!(
+                "another thawd uses {}: it has been locked for {} s",
+                run.display(),
+                LOCK_LIMIT.as_secs()
+            );
+            Error::new(ErrorKind::Runtime, what).remedy("stop it first, or set THAW_RUN")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::os::fd::OwnedFd;
+    use std::time::Duration;
+
+    use super::*;
+
+    #[test]
+    fn lock_is_taken_once_the_last_process_that_shares_it_has_ended() {
+        let place = tempfile::tempdir().unwrap();
+        let run = RunDirectory::open(place.path()).unwrap();
+        // As a child of a killed thawd has it.
+        let shared: OwnedFd = File::open(place.path()).unwrap().into();
+        rustix::fs::flock(&shared, rustix::fs::FlockOperation::LockExclusive).unwrap();
+        let child = std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(100));
+            drop(shared);
+        });
+        let lock = run.lock_for_thawd().unwrap();
+        assert!(child.is_finished() || child.join().is_ok());
+        let other = run.lock_for_thawd().unwrap_err();
+        assert_eq!(other.kind, ErrorKind::Runtime);
+        assert!(other.to_string().contains("another thawd uses"), "{other}");
+        drop(lock);
+        run.lock_for_thawd().unwrap();
+    }
+}

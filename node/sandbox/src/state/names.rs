@@ -130,7 +130,8 @@ impl Names {
         forget(&self.directory.join(entry_name), id);
     }
 
-    /// Removes the entries of sandboxes for whose ids `exists` is false. Leaves those that a process is changing.
+    /// Removes the entries of sandboxes for whose ids `exists` is false, and the directory if it has none then. Leaves those that a process is
+    /// changing.
     pub fn sweep(&self, exists: impl Fn(&str) -> bool) {
         for entry in fs::read_dir(&self.directory).into_iter().flatten().flatten() {
             let is_unused = |id: Option<&str>| !id.is_some_and(&exists);
@@ -140,6 +141,8 @@ impl Names {
                 Err(e) => tracing::warn!("cannot remove {}: {e}", entry.path().display()),
             }
         }
+        // A process may have been killed after it made the directory.
+        let _ = fs::remove_dir(&self.directory);
     }
 
     /// Makes the entry, if it is missing, and locks it.

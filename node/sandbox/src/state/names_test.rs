@@ -95,6 +95,14 @@ fn damaged_entry_leaves_its_name_free() {
 }
 
 #[test]
+fn directory_that_a_killed_process_left_without_names_is_removed() {
+    let place = Place::new();
+    fs::create_dir(place.directory()).unwrap();
+    place.run.clean(&Hierarchy::None);
+    assert!(!place.directory().exists());
+}
+
+#[test]
 fn sandbox_of_an_earlier_release_keeps_its_name() {
     let place = Place::new();
     let old = place.run.create(&web("old")).unwrap();

@@ -144,7 +144,8 @@ fn kill_at_any_failpoint_leaves_nothing_after_the_next_start() {
         return thaw_test_skip::skip("without root there are no slots that lead outside");
     }
     let plan = Plan::asked();
-    let lanes = std::thread::available_parallelism().map_or(1, |n| n.get().min(4));
+    // A lane mostly waits, for example until the kernel has removed a network namespace.
+    let lanes = std::thread::available_parallelism().map_or(2, |n| (2 * n.get()).min(4));
     let looked_at = &plan;
     let kills: usize = std::thread::scope(|scope| {
         let lanes: Vec<_> = (0..lanes).map(|_| scope.spawn(move || lane(looked_at))).collect();

@@ -251,19 +251,26 @@ impl RunDirectory {
         if swept > 0 {
             tracing::info!(swept, "removed cgroups dead owners had made");
         }
-        self.spares().clean_sandboxes(cgroups, Found::of_spare);
-        let cleaned = self.clean_sandboxes(cgroups, Found::of);
+        self.spares()
+            .clean_sandboxes(cgroups, lock_once_its_owner_is_gone, Found::of_spare);
+        // Those that are still locked are waited for when thawd adopts the others.
+        let cleaned = self.clean_sandboxes(cgroups, try_lock, Found::of);
         self.sweep_names();
         cleaned
     }
 
-    fn clean_sandboxes(&self, cgroups: &Hierarchy, look: fn(&Path) -> Found) -> usize {
+    fn clean_sandboxes(
+        &self,
+        cgroups: &Hierarchy,
+        lock: fn(&Path) -> Option<FileLock>,
+        look: fn(&Path) -> Found,
+    ) -> usize {
         let Ok(all) = lock_all(&self.sandboxes) else {
             return 0;
         };
         let mut cleaned = 0;
         for path in self.directories() {
-            let Some(_lock) = try_lock(&path) else { continue };
+            let Some(_lock) = lock(&path) else { continue };
             match look(&path) {
                 Found::Running(_) => {}
                 Found::RunningUnreadable(why) => {
@@ -454,7 +461,7 @@ fn try_lock(path: &Path) -> Option<FileLock> {
     FileLock::take(File::open(path).ok()?, FlockOperation::NonBlockingLockExclusive).ok()
 }
 
-/// The lock of a sandbox, unless its owner lives. A child that a dead owner had started shares the lock until it executes its program.
+/// The lock of a sandbox or a spare, unless its owner lives. A child that a dead owner had started shares the lock until it executes its program.
 fn lock_once_its_owner_is_gone(path: &Path) -> Option<FileLock> {
     let owner = || read_record(path).ok().and_then(|record| record.owner);
     let owner_lives = || owner().is_some_and(|owner| owner.lives());
@@ -462,7 +469,7 @@ fn lock_once_its_owner_is_gone(path: &Path) -> Option<FileLock> {
     if lock.is_none() && !owner_lives() {
         let place = path.display();
         tracing::warn!(
-            "{place} is not adopted: it is still locked, though no living process is known to own it"
+            "{place} is left alone: it is still locked, though no living process is known to own it"
         );
     }
     lock

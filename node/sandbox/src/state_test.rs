@@ -258,6 +258,30 @@ fn spare_that_continues_a_paused_sandbox_gets_its_id() {
 }
 
 #[test]
+fn spare_is_removed_though_a_child_of_its_dead_owner_still_locks_it() {
+    let root = tempfile::tempdir().unwrap();
+    let run = RunDirectory::open(root.path()).unwrap();
+    let mut left = made_ahead(&run, "left");
+    let owner = Some(ProcessRecord {
+        pid: i32::MAX,
+        start_time: 1,
+    });
+    let unowned = Record {
+        owner,
+        ..unnamed("left")
+    };
+    left.write(&unowned).unwrap();
+    left.keep();
+    let child = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(100));
+        drop(left);
+    });
+    run.clean(&Hierarchy::None);
+    child.join().unwrap();
+    assert!(!run.spares().directory("left").exists());
+}
+
+#[test]
 fn a_taken_spare_is_the_sandbox_with_its_files_and_its_lock() {
     let root = tempfile::tempdir().unwrap();
     let run = RunDirectory::open(root.path()).unwrap();

@@ -1,8 +1,10 @@
 //! The lock that a thawd has on its run directory while it lives.
 //!
 //! A process that a thawd starts shares its descriptors, and with them every lock, until it executes its program. If the thawd is killed
-//! meanwhile, the next one finds these locks taken, and would leave what the dead one left to it. So it waits for this lock first: once it
-//! has it, nothing else of the dead thawd is locked.
+//! meanwhile, the next one finds these locks taken, and would leave alone what it should remove. So it waits for this lock first.
+//!
+//! The kernel closes a process's descriptors one after the other, and thawd has thousands. So a lock that was taken late is free a little
+//! later than this one. Directories of sandboxes and spares, the only locks of which there are many, are waited for one by one as well.
 
 use std::path::PathBuf;
 

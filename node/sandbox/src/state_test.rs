@@ -258,7 +258,7 @@ fn spare_that_continues_a_paused_sandbox_gets_its_id() {
 }
 
 #[test]
-fn spare_is_removed_though_a_child_of_its_dead_owner_still_locks_it() {
+fn spare_locked_by_a_child_of_its_dead_owner_is_removed() {
     let root = tempfile::tempdir().unwrap();
     let run = RunDirectory::open(root.path()).unwrap();
     let mut left = made_ahead(&run, "left");

@@ -95,7 +95,7 @@ fn damaged_entry_leaves_its_name_free() {
 }
 
 #[test]
-fn directory_that_a_killed_process_left_without_names_is_removed() {
+fn empty_directory_of_names_is_removed_at_the_next_start() {
     let place = Place::new();
     fs::create_dir(place.directory()).unwrap();
     place.run.clean(&Hierarchy::None);

@@ -12,7 +12,7 @@ use thaw_daemon::api::credentials::Credentials;
 use thaw_daemon::api::daemon::Daemon;
 use thaw_daemon::api::peer::Access;
 use thaw_daemon::api::scrape::Scrape;
-use thaw_daemon::api::server::{OtherApi, OverTcp, is_unserved, serve};
+use thaw_daemon::api::server::{OtherApi, OverTcp, check_unserved, serve};
 use thaw_daemon::api::tcp::Tcp;
 use thaw_daemon::e2b::listener::E2b;
 use thaw_daemon::e2b::members::Members;
@@ -286,7 +286,7 @@ fn run(arguments: &Arguments) -> Result<(), Error> {
     prepare_descriptors();
     let paths = Paths::from_env();
     let socket = socket(arguments, &paths);
-    is_unserved(&socket)?;
+    check_unserved(&socket)?;
     // Held to the end.
     let _lock = RunDirectory::open(&paths.run)?.lock_for_thawd()?;
     let runtime = runtime()?;

@@ -125,7 +125,7 @@ pub fn eventually(what: &str, so: impl FnMut() -> bool) {
     eventually_or(|| what.to_owned(), so);
 }
 
-/// The same. If it never becomes so, `what` says what was waited for, and may look at what is instead.
+/// The same. `what` is called only if it never becomes so: it says what was waited for, and can show what is there instead.
 pub fn eventually_or(what: impl FnOnce() -> String, mut so: impl FnMut() -> bool) {
     let began = Instant::now();
     while !so() {

@@ -81,7 +81,7 @@ pub async fn serve(
     listens: impl FnOnce(),
     end: impl Future<Output = ()>,
 ) -> Result<(), Error> {
-    is_unserved(socket)?;
+    check_unserved(socket)?;
     if std::fs::remove_file(socket).is_ok() {
         reach(Failpoint::ServeOldRemoved);
     }
@@ -96,9 +96,11 @@ pub async fn serve(
     Ok(())
 }
 
+/// Checks that no living thawd serves this socket.
+///
 /// # Errors
-/// Another thawd serves this socket.
-pub fn is_unserved(socket: &Path) -> Result<(), Error> {
+/// One does.
+pub fn check_unserved(socket: &Path) -> Result<(), Error> {
     if !vmm::is_served(socket) {
         return Ok(());
     }

@@ -6,8 +6,6 @@
 //! The kernel closes a process's descriptors one after the other, and thawd has thousands. So a lock that was taken late is free a little
 //! later than this one. Directories of sandboxes and spares, the only locks of which there are many, are waited for one by one as well.
 
-use std::path::PathBuf;
-
 use super::{LOCK_LIMIT, RunDirectory, lock_while};
 use crate::error::{Error, ErrorKind};
 use crate::file_lock::FileLock;
@@ -25,8 +23,8 @@ impl RunDirectory {
     /// # Errors
     /// [`ErrorKind::Runtime`]: another thawd has it.
     pub fn lock_for_thawd(&self) -> Result<ThawdLock, Error> {
-        let run: PathBuf = self.sandboxes.parent().map(Into::into).unwrap_or_default();
-        let taken = lock_while(&run, || true);
+        let run = self.sandboxes.parent().unwrap_or(&self.sandboxes);
+        let taken = lock_while(run, || true);
         taken.map(|lock| ThawdLock { _lock: lock }).ok_or_else(|| {
             let what = format!(
                 "another thawd uses {}: it has been locked for {} s",
@@ -42,6 +40,8 @@ impl RunDirectory {
 mod tests {
     use std::fs::File;
     use std::os::fd::OwnedFd;
+    use std::sync::Arc;
+    use std::sync::atomic::{AtomicBool, Ordering};
     use std::time::Duration;
 
     use super::*;
@@ -53,12 +53,18 @@ mod tests {
         // As a child of a killed thawd has it.
         let shared: OwnedFd = File::open(place.path()).unwrap().into();
         rustix::fs::flock(&shared, rustix::fs::FlockOperation::LockExclusive).unwrap();
-        let child = std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(100));
-            drop(shared);
+        let ended = Arc::new(AtomicBool::new(false));
+        let child = std::thread::spawn({
+            let ended = ended.clone();
+            move || {
+                std::thread::sleep(Duration::from_millis(100));
+                ended.store(true, Ordering::SeqCst);
+                drop(shared);
+            }
         });
         let lock = run.lock_for_thawd().unwrap();
-        assert!(child.is_finished() || child.join().is_ok());
+        assert!(ended.load(Ordering::SeqCst), "it was waited for");
+        child.join().unwrap();
         let other = run.lock_for_thawd().unwrap_err();
         assert_eq!(other.kind, ErrorKind::Runtime);
         assert!(other.to_string().contains("another thawd uses"), "{other}");
